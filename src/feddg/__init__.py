@@ -1,0 +1,1 @@
+"""feddg: federated domain generalization."""

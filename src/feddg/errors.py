@@ -1,0 +1,29 @@
+"""Errors a user can act on.
+
+Everything a user's input can cause ends in one of these: the command line prints the
+message alone, without a traceback.
+"""
+
+
+class FeddgError(Exception):
+    """A mistake or fault with one clear remedy; its message names the thing and what to do."""
+
+
+class DataError(FeddgError):
+    """Images, folders, splits or partitions that cannot be used as asked."""
+
+
+class ExperimentError(FeddgError):
+    """An experiment, or a method's settings, that contradict themselves or are out of range."""
+
+
+class WeightsError(FeddgError):
+    """A weights file that is missing, unreadable or of the wrong shape."""
+
+
+class RunError(FeddgError):
+    """A run folder that cannot be written, read or continued."""
+
+
+class ClientError(FeddgError):
+    """One client cannot take part in this round; the round goes on without it if it may."""

@@ -1,0 +1,1 @@
+"""Evaluation: accuracy per domain, and which round is reported."""

@@ -1,0 +1,1 @@
+"""The federation: server, clients, the messages between them, and what carries those."""

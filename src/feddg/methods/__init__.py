@@ -1,0 +1,1 @@
+"""Methods: one federated algorithm per file."""

@@ -1,0 +1,1 @@
+"""Models: backbones by name, the featurizer + classifier network, normalisation."""

@@ -1,0 +1,1 @@
+"""Runs: experiments carried out, kept in folders, resumed, read back and reported."""

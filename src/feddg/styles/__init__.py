@@ -1,0 +1,1 @@
+"""Styles: measured by an encoder, clustered, interpolated, and drawn back into images."""
