@@ -1,0 +1,200 @@
+"""The list of images an experiment works on: path, label and domain of each; nothing decoded."""
+
+import difflib
+import logging
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from feddg.errors import DataError
+
+IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp"})
+LAYOUT = "<root>/<domain>/<class>/<image>, for example images/sketch/dog/0001.jpg"
+
+logger = logging.getLogger("feddg")
+
+
+@dataclass(frozen=True, eq=False)
+class ImageTable:
+    """Images with their labels and domains, one row each.
+
+    Attributes:
+        paths: one per row, relative to ``root`` and with ``/``; for rendered images a made-up name
+            such as ``ink/3/0001``.
+        labels: ``(n,)`` int64, positions in ``class_names``.
+        domains: ``(n,)`` int64, positions in ``domain_names``.
+        class_names: what the labels mean.
+        domain_names: what the domains are called.
+        root: the folder the paths start from; ``None`` when ``images`` is given.
+        images: ``(n, height, width, 3)`` uint8 for rendered sources, otherwise ``None``.
+        split: ``(n,)`` strings from a benchmark's own file (``train``, ``val``, ``test``,
+            ``id_val`` or ``id_test``), otherwise ``None``.
+    """
+
+    paths: tuple[str, ...]
+    labels: np.ndarray
+    domains: np.ndarray
+    class_names: tuple[str, ...]
+    domain_names: tuple[str, ...]
+    root: Path | None = None
+    images: np.ndarray | None = None
+    split: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("labels", "domains", "images", "split"):
+            column = getattr(self, name)
+            if column is not None and len(column) != len(self.paths):
+                raise ValueError(f"{name} has {len(column)} rows, paths has {len(self.paths)}")
+        if (self.root is None) == (self.images is None):
+            raise ValueError("an ImageTable has either a root folder or rendered images")
+        _check_positions("labels", self.labels, len(self.class_names))
+        _check_positions("domains", self.domains, len(self.domain_names))
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def take(self, rows: Sequence[int] | np.ndarray) -> "ImageTable":
+        """Returns the table of these rows, in this order; class and domain names stay whole."""
+        rows = np.asarray(rows, dtype=np.int64)
+        return replace(
+            self,
+            paths=tuple(self.paths[row] for row in rows.tolist()),
+            labels=self.labels[rows],
+            domains=self.domains[rows],
+            images=None if self.images is None else self.images[rows],
+            split=None if self.split is None else self.split[rows],
+        )
+
+    def domain_id(self, name: str) -> int:
+        """Returns the position of a domain in ``domain_names``.
+
+        Case, blanks, ``_`` and ``-`` do not matter, and one letter stands for the only domain that
+        begins with it (P, A, C and S in PACS).
+
+        Raises:
+            DataError: no domain, or more than one, answers to this name.
+        """
+        wanted = plain_name(name)
+        plain = [plain_name(known) for known in self.domain_names]
+        if name in self.domain_names:
+            return self.domain_names.index(name)
+        matches = [
+            position
+            for position, known in enumerate(plain)
+            if known == wanted or (len(wanted) == 1 and known.startswith(wanted))
+        ]
+        if len(matches) == 1:
+            return matches[0]
+        nearest = difflib.get_close_matches(wanted, plain, n=1, cutoff=0.5)
+        hint = f" Did you mean '{self.domain_names[plain.index(nearest[0])]}'?" if nearest else ""
+        raise DataError(
+            f"There is no domain '{name}'.{hint} Known domains: {', '.join(self.domain_names)}."
+        )
+
+    def counts(self) -> np.ndarray:
+        """Returns how many images each domain has of each class: ``(domains, classes)`` int64."""
+        shape = (len(self.domain_names), len(self.class_names))
+        cells = np.ravel_multi_index((self.domains, self.labels), shape)
+        return np.bincount(cells, minlength=shape[0] * shape[1]).reshape(shape)
+
+
+def from_folder(root: Path | str) -> ImageTable:
+    """Lists the images under ``root/domain/class/``, sorted by domain, class and file name.
+
+    Hidden files and folders are ignored. Domains and classes without a single image are left out
+    with a warning in the log; a class may be absent from some domains.
+
+    Args:
+        root: the folder that holds one folder per domain.
+
+    Raises:
+        DataError: the folder is missing, is not a folder, or holds no images in this layout.
+    """
+    root = Path(root).expanduser()
+    _check_folder(root)
+    found = [
+        (domain, label, file)
+        for domain in _folders(root)
+        for label in _folders(root / domain)
+        for file in _image_files(root / domain / label)
+    ]
+    if not found:
+        raise DataError(
+            f"No images were found in {root} as {LAYOUT}. {_what_is_there(root)} "
+            f"Image files end in {', '.join(sorted(IMAGE_SUFFIXES))}."
+        )
+    domains, labels, files = zip(*found)
+    domain_names, domain_ids = np.unique(domains, return_inverse=True)
+    class_names, label_ids = np.unique(labels, return_inverse=True)
+    _report_empty(root, set(domain_names.tolist()), set(class_names.tolist()))
+    return ImageTable(
+        paths=tuple("/".join(parts) for parts in zip(domains, labels, files)),
+        labels=label_ids.astype(np.int64),
+        domains=domain_ids.astype(np.int64),
+        class_names=tuple(class_names.tolist()),
+        domain_names=tuple(domain_names.tolist()),
+        root=root,
+    )
+
+
+def plain_name(name: str) -> str:
+    """Returns a name as it is compared: lower case, without blanks, ``_`` and ``-``."""
+    return re.sub(r"[\s_-]", "", name).lower()
+
+
+def _check_positions(what: str, positions: np.ndarray, size: int) -> None:
+    if len(positions) and not (positions.min() >= 0 and positions.max() < size):
+        raise ValueError(f"{what} must lie in 0..{size - 1}")
+
+
+def _check_folder(root: Path) -> None:
+    if not root.exists():
+        raise DataError(f"The image folder {root} does not exist. Expected {LAYOUT}.")
+    if not root.is_dir():
+        raise DataError(f"{root} is a file, not a folder of images. Expected {LAYOUT}.")
+    if not os.access(root, os.R_OK | os.X_OK):
+        raise DataError(f"The image folder {root} may not be read. Change its permissions.")
+
+
+def _folders(folder: Path) -> list[str]:
+    with os.scandir(folder) as entries:
+        return sorted(e.name for e in entries if e.is_dir() and not e.name.startswith("."))
+
+
+def _image_files(folder: Path) -> list[str]:
+    with os.scandir(folder) as entries:
+        return sorted(e.name for e in entries if _is_image(e.name) and e.is_file())
+
+
+def _is_image(name: str) -> bool:
+    return not name.startswith(".") and os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES
+
+
+def _what_is_there(root: Path) -> str:
+    """Describes a folder of another layout, so that its owner sees what to change."""
+    for folder, _, files in os.walk(root):
+        image = next((name for name in sorted(files) if _is_image(name)), None)
+        if image is not None:
+            return f"There is an image at {Path(folder) / image}: name the folder two levels above."
+    names = _folders(root)
+    if not names:
+        return "It holds no folders."
+    return f"It holds the folders {', '.join(names[:10])}, without images."
+
+
+def _report_empty(root: Path, domain_names: set[str], class_names: set[str]) -> None:
+    for domain in _folders(root):
+        if domain not in domain_names:
+            logger.warning("%s has no class folder with images and is left out.", root / domain)
+            continue
+        for label in _folders(root / domain):
+            if label not in class_names:
+                logger.warning(
+                    "Class '%s' has no images in any domain and is left out (%s).",
+                    label,
+                    root / domain / label,
+                )
