@@ -1,0 +1,413 @@
+"""Every image decoded once, kept as bytes, gathered by row.
+
+A table's images are decoded to uint8 at training resolution into one memory-mapped file that all
+clients, runs and seeds share. Its name is a hash of what it was made from, so a changed file or
+another resolution never meets a stale cache. Tables too large for that are decoded on demand behind
+the same interface.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import time
+import uuid
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+import numpy as np
+import PIL
+import torch
+from PIL import Image
+from torch import Tensor
+
+from feddg.data.decoding import Resize, UnusableImageError, decode_image, make_square
+from feddg.data.images import ImageTable
+from feddg.errors import DataError
+
+logger = logging.getLogger("feddg")
+
+BUDGET_BYTES = 16 * 2**30
+"""Default limit of one cache file: PACS at 224 pixels needs 1.5 GB."""
+
+Rows = Tensor | np.ndarray | Sequence[int]
+Progress = Callable[[int, int], None]
+
+_LAYOUT = 1
+"""Raise when the cache's layout or the way images are decoded changes."""
+_PIXELS, _FACTS = "pixels.npy", "facts.json"
+_WAVE = 256
+"""Images decoded ahead of the one being written."""
+
+
+@dataclass(frozen=True)
+class BadImage:
+    """A file that was left out, and why."""
+
+    path: str
+    reason: str
+
+
+class PixelStore(ABC):
+    """The pixels of a table, gathered by row number of that table."""
+
+    size: int
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """The number of rows."""
+
+    @abstractmethod
+    def gather(self, rows: Rows) -> Tensor:
+        """Copies the pixels of some rows.
+
+        Args:
+            rows: row numbers in any order, repeats allowed.
+
+        Returns:
+            ``(len(rows), 3, size, size)`` uint8 on the CPU, in channels-last memory order.
+
+        Raises:
+            IndexError: for a row beyond the table.
+        """
+
+    def close(self) -> None:  # noqa: B027 - nothing to free is the common case
+        """Frees what the store holds; it cannot be gathered from afterwards."""
+
+
+class ArrayPixels(PixelStore):
+    """Pixels in memory or memory-mapped from the cache."""
+
+    def __init__(self, pixels: np.ndarray, positions: np.ndarray | None = None) -> None:
+        """Wraps an array.
+
+        Args:
+            pixels: ``(count, size, size, 3)`` uint8.
+            positions: where each row's image lies in ``pixels``; None when row i is image i.
+        """
+        self.size = pixels.shape[1]
+        self._pixels = pixels
+        self._positions = np.arange(len(pixels)) if positions is None else positions
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    def gather(self, rows: Rows) -> Tensor:
+        """Copies the pixels of some rows, see :class:`PixelStore`."""
+        positions = self._positions[np.asarray(rows, dtype=np.int64)]
+        return _channels_last(np.take(self._pixels, positions, axis=0))
+
+    def close(self) -> None:
+        """Lets go of the array or map."""
+        self._pixels = np.empty((0, self.size, self.size, 3), np.uint8)
+        self._positions = self._positions[:0]
+
+
+class StreamingPixels(PixelStore):
+    """Pixels decoded anew whenever they are gathered, by a pool of threads."""
+
+    def __init__(self, root: Path, paths: Sequence[str], size: int, resize: Resize) -> None:
+        """Remembers where the images are.
+
+        Args:
+            root: the folder the paths are relative to.
+            paths: one path per row, all known to be readable.
+            size: the side of a gathered image in pixels.
+            resize: how an image becomes square.
+        """
+        self.size = size
+        self._root, self._paths, self._resize = root, tuple(paths), resize
+        self._pool = ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="decode")
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def gather(self, rows: Rows) -> Tensor:
+        """Decodes the images of some rows, see :class:`PixelStore`.
+
+        Raises:
+            DataError: for a file that was readable when the store was opened and is not now.
+        """
+        paths = [self._paths[row] for row in np.asarray(rows, dtype=np.int64)]
+        batch = np.empty((len(paths), self.size, self.size, 3), np.uint8)
+        with _quiet_pillow():
+            for place, pixels in enumerate(self._pool.map(self._decode, paths)):
+                batch[place] = pixels
+        return _channels_last(batch)
+
+    def close(self) -> None:
+        """Ends the threads."""
+        self._pool.shutdown(cancel_futures=True)
+
+    def _decode(self, path: str) -> np.ndarray:
+        try:
+            return decode_image(self._root / path, self.size, self._resize)
+        except UnusableImageError as error:
+            raise DataError(
+                f"{self._root / path} was readable before and is not any more: {error}"
+            ) from error
+
+
+def open_pixels(
+    table: ImageTable,
+    size: int,
+    *,
+    cache: Path | None,
+    resize: Resize = "squash",
+    budget_bytes: int = BUDGET_BYTES,
+    on_bad_image: Literal["skip", "fail"] = "skip",
+    progress: Progress | None = None,
+) -> tuple[ImageTable, PixelStore, list[BadImage]]:
+    """Makes a table's pixels ready, decoding each file at most once per resolution.
+
+    Args:
+        table: the images; rendered tables keep their pixels in memory.
+        size: the side of every image in pixels.
+        cache: the folder of the shared cache files; None decodes on demand.
+        resize: how an image becomes square.
+        budget_bytes: tables that would need more than this are decoded on demand.
+        on_bad_image: leave unusable files out with a warning, or fail.
+        progress: called with (done, total) while files are decoded.
+
+    Returns:
+        The table without its bad rows, a store whose row i is that table's row i, and the files
+        left out, ordered by path.
+
+    Raises:
+        DataError: for settings out of range, bad images under ``fail``, no usable image at all, or
+            a cache folder that cannot be written.
+    """
+    _check_settings(size, resize, on_bad_image)
+    if table.images is not None:
+        return table, ArrayPixels(_fit_rendered(table.images, size, resize)), []
+    files = _Files.of(table, size, resize)
+    pixels = None
+    with _quiet_pillow():
+        if cache is None or files.cache_bytes > budget_bytes:
+            bad = _checked(files, cache, progress)
+        else:
+            pixels, bad = _cached(files, cache, progress)
+    _complain(bad, len(files.paths), on_bad_image)
+    broken = {image.path for image in bad}
+    good = np.array([path not in broken for path in table.paths]).nonzero()[0]
+    kept = table.take(good) if bad else table
+    if pixels is None:
+        return kept, StreamingPixels(files.root, kept.paths, size, resize), bad
+    place = {path: index for index, path in enumerate(files.paths)}
+    return kept, ArrayPixels(pixels, np.array([place[path] for path in kept.paths])), bad
+
+
+@dataclass(frozen=True)
+class _Files:
+    """What a cache is made from: distinct files in path order, and how they are decoded."""
+
+    root: Path
+    paths: tuple[str, ...]
+    size: int
+    resize: Resize
+
+    @classmethod
+    def of(cls, table: ImageTable, size: int, resize: Resize) -> "_Files":
+        if table.root is None or len(table) == 0:
+            raise DataError("There are no images to open: the table is empty.")
+        return cls(table.root.resolve(), tuple(sorted(set(table.paths))), size, resize)
+
+    @property
+    def cache_bytes(self) -> int:
+        return len(self.paths) * self.size * self.size * 3
+
+    def key(self) -> str:
+        """A hash that changes whenever the decoded pixels could."""
+        made_from = [_LAYOUT, PIL.__version__, str(self.root), self.size, self.resize]
+        stamps = [[path, *_stamp(self.root / path)] for path in self.paths]
+        return hashlib.blake2b(json.dumps([made_from, stamps]).encode(), digest_size=16).hexdigest()
+
+    def decode_all(
+        self, keep: Callable[[np.ndarray], object], progress: Progress | None
+    ) -> list[BadImage]:
+        """Hands every file's pixels to ``keep`` in path order, black ones for a bad file."""
+        total, bad = len(self.paths), []
+        black = np.zeros((self.size, self.size, 3), np.uint8)
+        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            for done, result in enumerate(self._decode_ahead(pool), start=1):
+                if isinstance(result, BadImage):
+                    bad.append(result)
+                keep(black if isinstance(result, BadImage) else result)
+                if progress is not None:
+                    progress(done, total)
+        return bad
+
+    def _decode_ahead(self, pool: ThreadPoolExecutor) -> Iterator[np.ndarray | BadImage]:
+        for start in range(0, len(self.paths), _WAVE):
+            yield from pool.map(self._decode, self.paths[start : start + _WAVE])
+
+    def _decode(self, path: str) -> np.ndarray | BadImage:
+        try:
+            return decode_image(self.root / path, self.size, self.resize)
+        except UnusableImageError as error:
+            return BadImage(path, str(error))
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    try:
+        status = path.stat()
+    except OSError:
+        return -1, -1
+    return status.st_size, status.st_mtime_ns
+
+
+def _cached(
+    files: _Files, cache: Path, progress: Progress | None
+) -> tuple[np.ndarray, list[BadImage]]:
+    """Opens the cache entry of some files, making it first if it is not there."""
+    entry = cache / f"pixels-{files.key()}"
+    found = _open_entry(entry, files)
+    if found is None:
+        with _writing_to(cache):
+            _make_entry(entry, files, progress)
+        found = _open_entry(entry, files)
+    if found is None:
+        raise DataError(f"The pixel cache {entry} is damaged. Delete that folder and try again.")
+    return found
+
+
+def _open_entry(entry: Path, files: _Files) -> tuple[np.ndarray, list[BadImage]] | None:
+    try:
+        pixels = np.load(entry / _PIXELS, mmap_mode="r")
+        bad = _read_bad(entry / _FACTS)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    whole = pixels.shape == (len(files.paths), files.size, files.size, 3)
+    return (pixels, bad) if whole else None
+
+
+def _make_entry(entry: Path, files: _Files, progress: Progress | None) -> None:
+    """Writes an entry aside and renames it: it is there whole or not at all.
+
+    Two processes may do so at once; the first rename wins and the other's work is thrown away.
+    """
+    _sweep(entry.parent)
+    aside = _new_folder(entry.parent)
+    try:
+        _write_entry(aside, files, progress)
+        try:
+            aside.rename(entry)
+        except OSError:
+            if _open_entry(entry, files) is None:  # damaged, or a plain failure to rename
+                shutil.rmtree(entry, ignore_errors=True)
+                aside.rename(entry)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _write_entry(folder: Path, files: _Files, progress: Progress | None) -> None:
+    # Plain writes, not a memory map: on a full disk a map kills the process, a write raises.
+    header = {
+        "descr": "|u1",
+        "fortran_order": False,
+        "shape": (len(files.paths), files.size, files.size, 3),
+    }
+    with (folder / _PIXELS).open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, header)
+        bad = files.decode_all(lambda pixels: file.write(pixels.tobytes()), progress)
+        file.flush()
+        os.fsync(file.fileno())
+    _write_bad(folder / _FACTS, bad)
+
+
+def _checked(files: _Files, cache: Path | None, progress: Progress | None) -> list[BadImage]:
+    """Finds the bad files by decoding everything once; a cache folder remembers the answer."""
+    answer = None if cache is None else cache / f"checked-{files.key()}.json"
+    if answer is not None and answer.is_file():
+        return _read_bad(answer)
+    bad = files.decode_all(lambda pixels: None, progress)
+    if answer is not None:
+        with _writing_to(answer.parent):
+            aside = _new_folder(answer.parent)
+            _write_bad(aside / _FACTS, bad)
+            (aside / _FACTS).replace(answer)
+            aside.rmdir()
+    return bad
+
+
+def _read_bad(path: Path) -> list[BadImage]:
+    return [BadImage(**image) for image in json.loads(path.read_text())["bad"]]
+
+
+def _write_bad(path: Path, bad: list[BadImage]) -> None:
+    path.write_text(json.dumps({"bad": [asdict(image) for image in bad]}, indent=1))
+
+
+@contextmanager
+def _writing_to(cache: Path) -> Iterator[None]:
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise DataError(
+            f"Cannot write the pixel cache in {cache}: {error.strerror or error}. "
+            "Free some space there, or name another cache folder."
+        ) from error
+
+
+def _new_folder(cache: Path) -> Path:
+    folder = cache / f"partial-{uuid.uuid4().hex}"
+    folder.mkdir()
+    return folder
+
+
+def _sweep(cache: Path) -> None:
+    """Removes what processes that were killed more than a day ago left behind."""
+    for left in cache.glob("partial-*"):
+        if time.time() - _stamp(left)[1] / 1e9 > 86_400:
+            shutil.rmtree(left, ignore_errors=True)
+
+
+@contextmanager
+def _quiet_pillow() -> Iterator[None]:
+    """Silences Pillow's remarks on odd files; only an oversized image is an error."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=r"PIL\.")
+        warnings.filterwarnings("error", category=Image.DecompressionBombWarning)
+        yield
+
+
+def _channels_last(batch: np.ndarray) -> Tensor:
+    return torch.from_numpy(batch).permute(0, 3, 1, 2)
+
+
+def _fit_rendered(images: np.ndarray, size: int, resize: Resize) -> np.ndarray:
+    if images.shape[1:3] == (size, size):
+        return images
+    return np.stack([make_square(Image.fromarray(image), size, resize) for image in images])
+
+
+def _check_settings(size: int, resize: str, on_bad_image: str) -> None:
+    if size < 1:
+        raise DataError(f"The image size must be at least 1 pixel, not {size}.")
+    if resize not in get_args(Resize):
+        raise DataError(f"resize must be one of {', '.join(get_args(Resize))}, not {resize!r}.")
+    if on_bad_image not in ("skip", "fail"):
+        raise DataError(f"on_bad_image must be skip or fail, not {on_bad_image!r}.")
+
+
+def _complain(bad: list[BadImage], total: int, on_bad_image: str) -> None:
+    if not bad:
+        return
+    named = "; ".join(f"{image.path} ({image.reason})" for image in bad[:5])
+    more = f"; and {len(bad) - 5} more" if len(bad) > 5 else ""
+    if len(bad) == total:
+        raise DataError(f"None of the {total} images can be used: {named}{more}.")
+    if on_bad_image == "fail":
+        raise DataError(
+            f"{len(bad)} of {total} images cannot be used: {named}{more}. "
+            "Repair or remove them, or set on_bad_image: skip."
+        )
+    logger.warning("%d of %d images left out: %s%s", len(bad), total, named, more)
