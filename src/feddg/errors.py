@@ -4,6 +4,9 @@ Everything a user's input can cause ends in one of these: the command line print
 message alone, without a traceback.
 """
 
+import difflib
+from collections.abc import Iterable
+
 
 class FeddgError(Exception):
     """A mistake or fault with one clear remedy; its message names the thing and what to do."""
@@ -27,3 +30,9 @@ class RunError(FeddgError):
 
 class ClientError(FeddgError):
     """One client cannot take part in this round; the round goes on without it if it may."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Returns ``" (did you mean 'x'?)"`` for the closest known word, or an empty text."""
+    matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f" (did you mean {matches[0]!r}?)" if matches else ""

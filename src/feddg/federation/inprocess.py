@@ -1,0 +1,136 @@
+"""The in-process transport: all clients take turns on one worker. Also the transport's interface."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol, TypeVar
+
+from feddg.errors import ClientError
+from feddg.federation.training import answer, describe, require_examples, train
+from feddg.messages import Broadcast, Message, Refusal, Update, Weights
+from feddg.methods.base import Method
+from feddg.methods.client import Client, Examples, Worker
+
+T = TypeVar("T")
+Reply = tuple[int, Message | Refusal]
+
+
+class Transport(Protocol):
+    """What carries messages between the server and its clients.
+
+    Replies come in the order of ``clients``, whatever the order in which they arrive, so that
+    results do not depend on the network's mood. A client that fails answers with a Refusal.
+    """
+
+    @property
+    def clients(self) -> Sequence[int]:
+        """Ids of all clients of the federation, ascending."""
+        ...
+
+    def describe(self, clients: Sequence[int], broadcast: Broadcast) -> Iterator[Reply]:
+        """Asks clients to describe themselves before round 1."""
+        ...
+
+    def agree(self, agreed: Message | None) -> None:
+        """Keeps what was agreed, so that every client has it whenever it trains."""
+        ...
+
+    def train(self, clients: Sequence[int], broadcast: Broadcast) -> Iterator[Update | Refusal]:
+        """Has clients train; an update's tensors are valid until the next is drawn."""
+        ...
+
+    def ask(
+        self, clients: Sequence[int], broadcast: Broadcast, name: str, question: Message
+    ) -> Iterator[Reply]:
+        """Asks clients a question under the broadcast's weights."""
+        ...
+
+
+class InProcess:
+    """Clients that take turns on one worker; idle ones cost nothing but their rows.
+
+    Args:
+        method: the method all run.
+        worker: the shared network and settings.
+        count: number of clients.
+        examples: returns the images of a client.
+        memories: what clients remember, by id, from a checkpoint.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        worker: Worker,
+        count: int,
+        examples: Callable[[int], Examples],
+        memories: dict[int, Weights] | None = None,
+    ) -> None:
+        self._method, self._worker, self._examples = method, worker, examples
+        self._count = count
+        self._agreed: Message | None = None
+        self.memories: dict[int, Weights] = memories or {}
+        self.remembered: set[int] = set()
+        """Clients whose memory changed since the set was last emptied."""
+
+    @property
+    def clients(self) -> Sequence[int]:
+        """Ids 0 .. N-1."""
+        return range(self._count)
+
+    def agree(self, agreed: Message | None) -> None:
+        """Keeps what was agreed for every client."""
+        self._agreed = agreed
+
+    def client(self, id: int, broadcast: Broadcast) -> Client:
+        """Returns client ``id`` as it stands in a round."""
+        return Client(
+            id,
+            self._examples(id),
+            self._worker,
+            round=broadcast.round,
+            memory=self.memories.get(id),
+            agreed=self._agreed,
+            received=broadcast.weights,
+            extras=broadcast.extras,
+        )
+
+    def describe(self, clients: Sequence[int], broadcast: Broadcast) -> Iterator[Reply]:
+        """See :class:`Transport`."""
+        return self._replies(clients, broadcast, self._describe)
+
+    def ask(
+        self, clients: Sequence[int], broadcast: Broadcast, name: str, question: Message
+    ) -> Iterator[Reply]:
+        """See :class:`Transport`."""
+        return self._replies(
+            clients, broadcast, lambda client: answer(client, self._method, name, question)
+        )
+
+    def train(self, clients: Sequence[int], broadcast: Broadcast) -> Iterator[Update | Refusal]:
+        """See :class:`Transport`."""
+        return self._turns(clients, broadcast, lambda client: train(client, self._method))
+
+    def _describe(self, client: Client) -> Message:
+        return describe(client, self._method, client.received)
+
+    def _replies(
+        self, clients: Sequence[int], broadcast: Broadcast, work: Callable[[Client], Message]
+    ) -> Iterator[Reply]:
+        return zip(clients, self._turns(clients, broadcast, work))
+
+    def _turns(
+        self, clients: Sequence[int], broadcast: Broadcast, work: Callable[[Client], T]
+    ) -> Iterator[T | Refusal]:
+        for id in clients:
+            client = self.client(id, broadcast)
+            try:
+                require_examples(client)
+                result: T | Refusal = work(client)
+            except ClientError as error:
+                result = Refusal(id, str(error))
+            else:
+                self._remember(client)
+            yield result
+
+    def _remember(self, client: Client) -> None:
+        if client.memory:
+            self.memories[client.id] = client.memory
+            self.remembered.add(client.id)

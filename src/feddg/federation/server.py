@@ -1,0 +1,242 @@
+"""The server: the one round loop, under whatever carries the messages."""
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from feddg.errors import RunError
+from feddg.federation.inprocess import Reply, Transport
+from feddg.federation.ledger import Ledger
+from feddg.messages import (
+    Broadcast,
+    Message,
+    Refusal,
+    Update,
+    Weights,
+    first_not_finite,
+    update_fault,
+)
+from feddg.methods.base import Method, State
+from feddg.randomness import stream
+from feddg.settings import ServerSettings
+
+log = logging.getLogger("feddg")
+
+
+@dataclass
+class RoundRecord:
+    """What happened in one round.
+
+    Attributes:
+        clients: sampled client ids, ascending.
+        refused: clients whose update was not used.
+        terms: mean of each loss term over the used updates, weighted by examples.
+        examples: training images behind the used updates.
+        images: images that went through clients' networks.
+        seconds: ``train`` (spent in clients), ``aggregate`` (the rest of the round).
+        bytes: sent ``up`` and ``down`` in this round.
+    """
+
+    round: int
+    clients: list[int] = field(default_factory=list)
+    refused: list[Refusal] = field(default_factory=list)
+    terms: dict[str, float] = field(default_factory=dict)
+    examples: int = 0
+    images: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+    bytes: dict[str, int] = field(default_factory=dict)
+
+    def add(self, update: Update) -> None:
+        """Adds one used update to the means and counts."""
+        self.examples += update.examples
+        self.images += update.images
+        self.seconds["train"] = self.seconds.get("train", 0.0) + update.seconds
+        share = update.examples / self.examples
+        for name, value in update.terms.items():
+            before = self.terms.get(name, value)
+            self.terms[name] = before + (value - before) * share
+
+
+class NotEnoughUpdates(RunError):
+    """Fewer good updates than the round may be fused from."""
+
+
+class Server:
+    """Runs the setup phase and rounds of a method over a transport.
+
+    Args:
+        method: what is run.
+        transport: what carries the messages.
+        state: where to start: round 0, or a checkpoint's.
+        per_round: clients sampled per round, K; None for all.
+        settings: minimum of good updates, attempts.
+        seed: the experiment's seed.
+        ledger: where every message is entered.
+        on_client: called after each client of a round with the round and its update or refusal.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        transport: Transport,
+        state: State,
+        *,
+        per_round: int | None,
+        settings: ServerSettings,
+        seed: int,
+        ledger: Ledger,
+        on_client: Callable[[int, Update | Refusal], None] | None = None,
+    ) -> None:
+        self.method, self.transport, self.state = method, transport, state
+        self.per_round, self.settings, self.seed = per_round, settings, seed
+        self.ledger = ledger
+        self._on_client = on_client or (lambda round, reply: None)
+        # Shapes and dtypes never change, and cost no memory on the meta device.
+        self._expected = {name: t.to("meta") for name, t in state.weights.items()}
+        self.transport.agree(state.agreed)
+
+    def setup(self) -> None:
+        """Has every client describe itself and sends all of them what the method agrees on.
+
+        A client that cannot describe itself is left out of the agreement with a warning.
+
+        Raises:
+            RunError: no client could.
+        """
+        if not self.method.has_setup or self.state.agreed is not None:
+            return
+        ids = self.transport.clients
+        broadcast = Broadcast(0)
+        replies = self.transport.describe(ids, broadcast)
+        descriptions = list(self._messages(replies, 0, "describe"))
+        if not descriptions:
+            raise RunError("setup: no client could describe itself; see the warnings above")
+        self.state.agreed = self.method.agree(descriptions, self.seed) or Message()
+        for id in ids:
+            self.ledger.message(0, "down", id, "agree", self.state.agreed)
+        self.transport.agree(self.state.agreed)
+
+    def round(self) -> RoundRecord:
+        """Runs one round; on return ``state`` is that of the completed round.
+
+        Raises:
+            NotEnoughUpdates: too few good updates in every attempt; the state is unchanged.
+        """
+        for attempt in range(self.settings.attempts):
+            record = RoundRecord(self.state.round + 1)
+            try:
+                return self._attempt(record, attempt)
+            except NotEnoughUpdates as error:
+                failure = error
+                log.warning("%s", error)
+        raise failure
+
+    def _attempt(self, record: RoundRecord, attempt: int) -> RoundRecord:
+        started = time.perf_counter()
+        before = dict(self.ledger.bytes)
+        record.clients = self.sample(record.round, attempt)
+        broadcast = self.method.broadcast(self.state)
+        updates = self._updates(record, broadcast)
+        # Nothing is replaced before enough updates are in: a failed attempt leaves the state alone.
+        state = State(
+            self.state.weights, dict(self.state.extras), self.state.agreed, self.state.round
+        )
+        state = self.method.aggregate(state, updates)
+        state = self.method.after_round(state, self._asker(record, state))
+        state.round = record.round
+        self.state = state
+        training = record.seconds.setdefault("train", 0.0)
+        record.seconds["aggregate"] = time.perf_counter() - started - training
+        record.bytes = {way: total - before[way] for way, total in self.ledger.bytes.items()}
+        return record
+
+    def sample(self, round: int, attempt: int = 0) -> list[int]:
+        """Returns the ids of a round's clients, ascending; drawn without replacement."""
+        ids = list(self.transport.clients)
+        if self.per_round is None or self.per_round >= len(ids):
+            return ids
+        names = ("sample", round, attempt) if attempt else ("sample", round)
+        drawn = torch.randperm(len(ids), generator=stream(self.seed, *names))[: self.per_round]
+        return sorted(ids[i] for i in drawn.tolist())
+
+    def _updates(self, record: RoundRecord, broadcast: Broadcast) -> Iterator[Update]:
+        """Yields the good updates; refuses bad ones by name; raises if too few were good."""
+        for id in record.clients:
+            self.ledger.broadcast(id, "train", broadcast)
+        good = 0
+        for reply in self.transport.train(record.clients, broadcast):
+            reply = self._checked(record.round, reply)
+            self._on_client(record.round, reply)
+            if isinstance(reply, Refusal):
+                record.refused.append(reply)
+                self._refuse(record.round, reply)
+                continue
+            good += 1
+            record.add(reply)
+            yield reply
+        if good < self.settings.min_updates:
+            raise NotEnoughUpdates(self._shortage(record, good))
+
+    def _checked(self, round: int, reply: Update | Refusal) -> Update | Refusal:
+        if isinstance(reply, Refusal):
+            return reply
+        self.ledger.update(round, reply)
+        fault = update_fault(reply, self._expected)
+        return reply if fault is None else Refusal(reply.client, f"update refused: {fault}")
+
+    def _refuse(self, round: int, refusal: Refusal) -> None:
+        self.ledger.refusal(round, refusal.client, refusal.reason)
+        log.warning("round %d, client %d: %s", round, refusal.client, refusal.reason)
+
+    def _shortage(self, record: RoundRecord, good: int) -> str:
+        reason = (
+            f"; client {record.refused[0].client}: {record.refused[0].reason}"
+            if record.refused
+            else ""
+        )
+        return (
+            f"round {record.round}: {good} good updates of {len(record.clients)}, but "
+            f"server.min_updates is {self.settings.min_updates}{reason}"
+        )
+
+    def _asker(
+        self, record: RoundRecord, state: State
+    ) -> Callable[[str, Message], Iterator[tuple[int, Message]]]:
+        def ask(name: str, question: Message) -> Iterator[tuple[int, Message]]:
+            refused = {refusal.client for refusal in record.refused}
+            ids = [id for id in record.clients if id not in refused]
+            broadcast = Broadcast(record.round, state.weights, question)
+            for id in ids:
+                self.ledger.broadcast(id, f"ask:{name}", broadcast)
+            replies = self.transport.ask(ids, broadcast, name, question)
+            return self._messages(replies, record.round, f"answer:{name}")
+
+        return ask
+
+    def _messages(
+        self, replies: Iterator[Reply], round: int, purpose: str
+    ) -> Iterator[tuple[int, Message]]:
+        for id, reply in replies:
+            if isinstance(reply, Message):
+                self.ledger.message(round, "up", id, purpose, reply)
+                bad = first_not_finite(reply.tensors.items())
+                if bad is None:
+                    yield id, reply
+                    continue
+                reply = Refusal(id, f"{purpose}: {bad!r} is not finite (NaN or infinite)")
+            self._refuse(round, reply)
+
+
+def initial_state(method: Method, network: torch.nn.Module, clients: int) -> State:
+    """Returns the state before round 1 for a freshly built network."""
+    weights: Weights = {name: clone(t) for name, t in network.state_dict().items()}
+    return State(weights, method.initial_extras(network, clients))  # type: ignore[arg-type]
+
+
+def clone(tensor: Tensor) -> Tensor:
+    """Returns an independent copy."""
+    return tensor.detach().clone()

@@ -1,0 +1,67 @@
+"""What a client does, whatever carries the messages: describe itself, train, answer."""
+
+import time
+
+import torch
+from torch import nn
+
+from feddg.errors import ClientError
+from feddg.messages import Message, Update, Weights
+from feddg.methods.base import Method, local_names
+from feddg.methods.client import Client
+
+
+def load_weights(network: nn.Module, weights: Weights) -> None:
+    """Copies ``weights`` into the network's state in place; entries not named stay as they are."""
+    state = network.state_dict()
+    with torch.no_grad():
+        for name, tensor in weights.items():
+            state[name].copy_(tensor)
+
+
+def describe(client: Client, method: Method, weights: Weights) -> Message:
+    """Runs the method's setup at one client."""
+    load_weights(client.network, weights)
+    with torch.no_grad(), client.worker.autocast():
+        return method.describe(client) or Message()
+
+
+def train(client: Client, method: Method) -> Update:
+    """Trains one client for a round, from the weights it received and what it remembers.
+
+    The update's weights are the network's live tensors (see :class:`feddg.messages.Update`).
+
+    Raises:
+        ClientError: the client cannot train, or its loss is not finite.
+    """
+    started = time.perf_counter()
+    local = local_names(method, client.network)
+    load_weights(client.network, client.received)
+    load_weights(client.network, {n: t for n, t in client.memory.items() if n in local})
+    client.set_training()
+    method.begin(client)
+    client.optimizer = method.optimizer(client)
+    images = 0
+    with client.worker.autocast():
+        for batch in client.batches():
+            method.step(client, batch)
+            images += len(batch)
+        extras = method.report(client)
+    terms = client.mean_terms()
+    state = client.network.state_dict()
+    client.memory.update({name: state[name].detach().clone() for name in local})
+    seconds = time.perf_counter() - started
+    return Update(client.id, len(client.examples), state, extras, terms, seconds, images)
+
+
+def answer(client: Client, method: Method, name: str, question: Message) -> Message:
+    """Answers a question of the server's under the weights that came with it."""
+    load_weights(client.network, client.received)
+    with torch.no_grad(), client.worker.autocast():
+        return method.answer(client, name, question)
+
+
+def require_examples(client: Client) -> None:
+    """Raises ClientError for a client without images."""
+    if not len(client.examples):
+        raise ClientError("it holds no images; give it some or lower clients.number")

@@ -1,0 +1,221 @@
+"""The base of every method. It behaves as FedAvg (McMahan et al. 2017).
+
+A method is one class: what a client computes, what leaves it, how the server fuses it, how the
+result predicts. Override what differs and call ``super()``: methods compose by cooperative
+inheritance (``ccst+jigen``). Hooks are called in this order::
+
+    network                                   once, wherever a network is built
+    describe (clients) -> agree (server)      once, before round 1
+    broadcast (server)                        every round ...
+    begin, loss | step, report (client)
+    aggregate, after_round (server)
+    predictor                                 whenever the result predicts
+
+A method object keeps no state between calls: what a client must remember goes into
+``client.memory``, what lasts for the client's current round into ``client.scratch``, what the
+server must remember into ``state.extras``. All of these survive a restart, except the scratch.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from pydantic import BaseModel, ConfigDict
+from torch import Tensor, nn
+
+from feddg.messages import Broadcast, Message, Update, Weights
+from feddg.methods.client import Batch, Client
+from feddg.models.network import Network
+from feddg.settings import TrainSettings
+
+Ask = Callable[[str, Message], Iterator[tuple[int, Message]]]
+"""``ask(name, question)`` sends the current weights and a question to this round's clients."""
+
+
+class MethodSettings(BaseModel):
+    """A method's hyper-parameters: paper's values as defaults, their source in the description."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+@dataclass
+class State:
+    """What the server knows between rounds; a checkpoint holds exactly this.
+
+    Attributes:
+        weights: the global network's state.
+        extras: further tensors the method keeps at the server.
+        agreed: what the setup phase agreed on and every client was sent, or None.
+        round: rounds completed.
+    """
+
+    weights: Weights
+    extras: Weights = field(default_factory=dict)
+    agreed: Message | None = None
+    round: int = 0
+
+
+class Method:
+    """Federated averaging, and the hooks that every other method overrides.
+
+    Attributes:
+        name: registry name; a composition's name joins its parts with ``+``.
+        aliases: other names the registry accepts.
+        summary: one line for ``feddg methods``.
+        Settings: the pydantic model of the hyper-parameters.
+        presets: experiment values by preset name (a data set), ``"*"`` for all; what the user
+            writes wins over them. The key ``method`` holds hyper-parameters.
+    """
+
+    name: ClassVar[str] = "fedavg"
+    aliases: ClassVar[tuple[str, ...]] = ()
+    summary: ClassVar[str] = "weighted mean of the clients' weights (McMahan et al. 2017)"
+    Settings: ClassVar[type[MethodSettings]] = MethodSettings
+    presets: ClassVar[dict[str, dict[str, Any]]] = {}
+    excludes: ClassVar[dict[str, str]] = {}
+    """Methods this one cannot be combined with, and why."""
+
+    def __init__(self, settings: MethodSettings | None = None) -> None:
+        self.settings: Any = settings if settings is not None else self.Settings()
+
+    # What is trained
+
+    def network(self, network: Network) -> Network:
+        """Returns the network this method trains; may add heads or swap layers in place."""
+        return network
+
+    def check(self, experiment: Any) -> None:
+        """Raises ExperimentError, before round 1, if the method cannot run this experiment."""
+
+    # Once, before round 1
+
+    def describe(self, client: Client) -> Message | None:
+        """At a client: what it tells the server before training."""
+        return None
+
+    def agree(self, descriptions: Iterable[tuple[int, Message]], seed: int) -> Message | None:
+        """At the server: the answer every client is sent, from all descriptions in client order."""
+        return None
+
+    @property
+    def has_setup(self) -> bool:
+        """Whether clients describe themselves before round 1."""
+        return type(self).describe is not Method.describe
+
+    # At a client, every round
+
+    def begin(self, client: Client) -> None:
+        """Prepares the client's round: ``client.network`` holds the weights it starts from."""
+
+    def loss(self, client: Client, batch: Batch) -> dict[str, Tensor]:
+        """Returns named, already weighted loss terms; their sum is minimised."""
+        logits = client.network(batch.images)
+        return {"cross_entropy": nn.functional.cross_entropy(logits, batch.labels)}
+
+    def optimizer(self, client: Client) -> torch.optim.Optimizer:
+        """Returns the client's optimizer, new each round, over the network's trained parameters."""
+        return new_optimizer(client.network.parameters(), client.worker.train)
+
+    def step(self, client: Client, batch: Batch) -> None:
+        """Takes one optimizer step on a batch; override for methods with several."""
+        client.descend(self.loss(client, batch))
+
+    def report(self, client: Client) -> Message:
+        """Returns what goes back to the server beside the weights."""
+        return Message()
+
+    # At the server, every round
+
+    def initial_extras(self, network: Network, clients: int) -> Weights:
+        """Returns the server's further tensors before round 1."""
+        return {}
+
+    def broadcast(self, state: State) -> Broadcast:
+        """Returns what this round's clients are sent."""
+        return Broadcast(state.round + 1, state.weights)
+
+    def aggregate(self, state: State, updates: Iterable[Update]) -> State:
+        """Fuses the round's updates, which arrive in client order and are consumed as a stream."""
+        state.weights = weighted_mean((update.weights, update.examples) for update in updates)
+        return state
+
+    def after_round(self, state: State, ask: Ask) -> State:
+        """Runs after aggregation; may ask this round's clients a question."""
+        return state
+
+    def answer(self, client: Client, name: str, question: Message) -> Message:
+        """At a client: answers the server's question ``name``."""
+        raise NotImplementedError(f"{self.name} asks nothing, so it cannot answer {name!r}")
+
+    # What stays home, and how the result predicts
+
+    def is_local(self, name: str, module: nn.Module) -> bool:
+        """Whether an entry of ``module``'s state is the client's own, kept between its rounds.
+
+        Args:
+            name: the entry's last name (``weight``, ``running_mean``, ...).
+            module: the layer that holds it.
+        """
+        return False
+
+    def predictor(self, network: Network) -> nn.Module:
+        """Returns the module that maps RGB images in [0, 1] to logits (or log-probabilities)."""
+        return network
+
+    def preview(self, images: Tensor, agreed: Message | None) -> Tensor | None:
+        """Returns what the method makes of images, uint8 ``(N, 3, H, W)``; for the report."""
+        return None
+
+
+FedAvg = Method
+
+
+def local_names(method: Method, network: nn.Module) -> set[str]:
+    """Returns the state-dict names that stay with each client under ``method``."""
+    return {
+        f"{prefix}.{name}" if prefix else name
+        for prefix, module in network.named_modules()
+        for name in (*module._parameters, *module._buffers)
+        if name not in module._non_persistent_buffers_set and method.is_local(name, module)
+    }
+
+
+def weighted_mean(items: Iterable[tuple[Weights, float]]) -> Weights:
+    """Returns the weighted mean of named tensors, as a stream: memory is one running mean.
+
+    Float entries are averaged in float32 or their own wider type; others are copied from the first
+    item. Each new item moves the mean by its share of the total so far, so equal items give their
+    own value exactly, and the mean never leaves the items' range.
+
+    Args:
+        items: pairs of named tensors and a positive weight, in a fixed order.
+
+    Raises:
+        ValueError: there is no item.
+    """
+    mean: Weights = {}
+    total = 0.0
+    for tensors, weight in items:
+        total += weight
+        if not mean:
+            mean = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+            continue
+        for name, tensor in tensors.items():
+            if tensor.is_floating_point():
+                mean[name].lerp_(tensor.detach().to(mean[name]), weight / total)
+    if not mean:
+        raise ValueError("the mean of no updates is not defined")
+    return mean
+
+
+def new_optimizer(
+    parameters: Iterable[nn.Parameter], train: TrainSettings
+) -> torch.optim.Optimizer:
+    """Returns the optimizer that ``train`` names, over the parameters that need a gradient."""
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    if train.optimizer == "sgd":
+        return torch.optim.SGD(
+            trained, train.lr, train.momentum, weight_decay=train.weight_decay, fused=True
+        )
+    return torch.optim.Adam(trained, train.lr, weight_decay=train.weight_decay, fused=True)

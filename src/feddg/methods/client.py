@@ -1,0 +1,256 @@
+"""A client as a method sees it: its images, the network it trains, and what it may remember."""
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy
+import torch
+from torch import Tensor
+
+from feddg.data.augment import AugmentSettings, apply, draw
+from feddg.errors import ClientError
+from feddg.messages import Message, Weights
+from feddg.models.network import Network
+from feddg.models.norm import freeze_statistics, spare_single_example
+from feddg.randomness import stream
+from feddg.settings import TrainSettings
+
+
+class Pixels(Protocol):
+    """Images by row: uint8 ``(B, 3, H, W)``."""
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """Returns the images of ``rows``."""
+        ...
+
+
+@dataclass
+class Batch:
+    """A mini-batch on the device.
+
+    Attributes:
+        images: float RGB in [0, 1], ``(B, 3, H, W)``, augmented.
+        labels: ``(B,)`` class ids.
+        positions: ``(B,)`` positions among the client's images.
+        views: other versions of the same images under the same augmentation draw, by name.
+    """
+
+    images: Tensor
+    labels: Tensor
+    positions: Tensor
+    views: dict[str, Tensor] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@dataclass
+class Examples:
+    """The images one client holds.
+
+    Attributes:
+        pixels: the store they are read from.
+        rows: ``(n,)`` int64 rows of the store.
+        labels: ``(n,)`` int64 class ids.
+        domains: ``(n,)`` int64 domain ids; known to the simulation, never used in training.
+        classes: number of classes in the federation.
+        cache_key: identifies these very images, for caches on disk.
+    """
+
+    pixels: Pixels
+    rows: Tensor
+    labels: Tensor
+    domains: Tensor
+    classes: int
+    cache_key: str = ""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def images(self, positions: Tensor | None = None) -> Tensor:
+        """Returns uint8 images ``(B, 3, H, W)`` without augmentation; all of them by default."""
+        return self.pixels.gather(self.rows if positions is None else self.rows[positions])
+
+
+@dataclass
+class Worker:
+    """The machinery that clients take turns to use: one network, one optimizer, one device.
+
+    Attributes:
+        network: loaded with the client's starting weights before each turn.
+        augmentation: how training images are varied.
+        autocast: opens the mixed-precision context, or a null context in float32.
+        freeze: whether batch-normalisation statistics stay as they are.
+        cache: folder for what is expensive to compute twice, or None.
+    """
+
+    network: Network
+    train: TrainSettings
+    augmentation: AugmentSettings
+    device: torch.device
+    seed: int
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
+    freeze: bool = False
+    cache: Path | None = None
+
+
+class Client:
+    """One client in one round.
+
+    Attributes:
+        id: number in the federation, from 0.
+        name: stable name, for messages to people.
+        examples: its images.
+        worker: the machinery it trains with.
+        round: the round it is in, from 1; 0 during setup.
+        memory: tensors it keeps between its rounds; nothing unless the method writes here.
+        agreed: what the setup phase agreed on, or None.
+        extras: what this round's broadcast holds beside the weights.
+        received: the weights this round's broadcast held.
+        scratch: anything the method needs until the round ends.
+        views: further uint8 versions of all its images, augmented together with the originals.
+    """
+
+    def __init__(
+        self,
+        id: int,
+        examples: Examples,
+        worker: Worker,
+        *,
+        name: str = "",
+        round: int = 0,
+        memory: Weights | None = None,
+        agreed: Message | None = None,
+        received: Weights | None = None,
+        extras: Message | None = None,
+    ) -> None:
+        self.id, self.name, self.round = id, name or f"client {id}", round
+        self.examples, self.worker = examples, worker
+        self.memory = {} if memory is None else memory
+        self.agreed = agreed
+        self.received = received or {}
+        self.extras = extras or Message()
+        self.scratch: dict[str, Any] = {}
+        self.views: dict[str, Tensor] = {}
+        self.optimizer: torch.optim.Optimizer | None = None
+        self.steps = 0
+        self._terms: dict[str, Tensor] = {}
+
+    @property
+    def network(self) -> Network:
+        """The network, holding this client's weights."""
+        return self.worker.network
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return self.worker.device
+
+    def stream(self, *names: str | int) -> torch.Generator:
+        """Returns the client's own random stream of this round for a purpose."""
+        return stream(self.worker.seed, "client", self.id, self.round, *names)
+
+    def set_training(self) -> None:
+        """Puts the network in training mode under the experiment's normalisation policy."""
+        self.network.train()
+        if self.worker.freeze:
+            freeze_statistics(self.network)
+        if len(self.examples) == 1 or self.worker.train.batch_size == 1:
+            spare_single_example(self.network)
+
+    def batches(self) -> Iterator[Batch]:
+        """Yields this round's mini-batches in the client's own random order, augmented.
+
+        A last batch of one joins the batch before it: statistics over one example are undefined.
+        """
+        order, chance = self.stream("order"), self.stream("augment")
+        for positions in self._positions(order):
+            yield self.batch(positions, chance)
+
+    def batch(self, positions: Tensor, chance: torch.Generator) -> Batch:
+        """Returns the images at ``positions``, augmented by draws from ``chance``, on the device."""
+        raw = self.examples.images(positions).to(self.device)
+        drawn = draw(self.worker.augmentation, len(positions), raw.shape[-1], chance)
+        views = {
+            name: apply(view[positions].to(self.device), drawn) for name, view in self.views.items()
+        }
+        labels = self.examples.labels[positions].to(self.device)
+        return Batch(apply(raw, drawn), labels, positions, views)
+
+    def _positions(self, order: torch.Generator) -> Iterator[Tensor]:
+        train = self.worker.train
+        epochs = itertools.count() if train.local_steps else range(train.local_epochs)
+        batches = (
+            positions
+            for _ in epochs
+            for positions in split_batches(
+                torch.randperm(len(self.examples), generator=order), train.batch_size
+            )
+        )
+        return itertools.islice(batches, train.local_steps)
+
+    def descend(self, terms: dict[str, Tensor]) -> None:
+        """Takes one step of the client's optimizer down the sum of ``terms``, and logs them."""
+        assert self.optimizer is not None, "descend is for training; questions have no optimizer"
+        total = torch.stack([term.float() for term in terms.values()]).sum()
+        self.optimizer.zero_grad(set_to_none=True)
+        total.backward()
+        self.optimizer.step()
+        self.log(terms)
+
+    def log(self, terms: dict[str, Tensor]) -> None:
+        """Adds one step's loss terms to the round's means."""
+        self.steps += 1
+        for name, term in terms.items():
+            value = term.detach().float()
+            self._terms[name] = self._terms[name] + value if name in self._terms else value
+
+    def mean_terms(self) -> dict[str, float]:
+        """Returns the mean of each loss term over the steps taken.
+
+        Raises:
+            ClientError: a term is not finite.
+        """
+        means = {name: float(total) / max(self.steps, 1) for name, total in self._terms.items()}
+        for name, mean in means.items():
+            if not math.isfinite(mean):
+                raise ClientError(
+                    f"loss term {name!r} became {mean} in round {self.round}; "
+                    f"lower train.lr (now {self.worker.train.lr:g}) or look at the client's images"
+                )
+        return means
+
+    def cached(self, key: str, compute: Callable[[], Tensor]) -> Tensor:
+        """Returns ``compute()``, kept on disk under ``key`` and the identity of the client's images.
+
+        The tensor must be a function of the client's images and ``key`` alone.
+        """
+        folder = self.worker.cache
+        if folder is None:
+            return compute()
+        file = folder / f"{self.examples.cache_key}-{key}.npy"
+        if not file.is_file():
+            _write_array(file, compute().cpu().numpy())
+        # Copy-on-write: read by page like a read-only map, yet torch may wrap it without a warning.
+        return torch.from_numpy(numpy.load(file, mmap_mode="c"))
+
+
+def split_batches(order: Tensor, batch_size: int) -> list[Tensor]:
+    """Cuts ``order`` into batches; a last batch of one joins the one before it."""
+    batches = list(order.split(batch_size))
+    if len(batches) > 1 and len(batches[-1]) == 1 and batch_size > 1:
+        batches[-2:] = [torch.cat(batches[-2:])]
+    return batches
+
+
+def _write_array(file: Path, array: numpy.ndarray) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    temporary = file.with_name(f".{file.name}.{id(array):x}")
+    with temporary.open("wb") as stream:
+        numpy.save(stream, array, allow_pickle=False)
+    temporary.replace(file)

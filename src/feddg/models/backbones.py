@@ -1,0 +1,242 @@
+"""Backbones: torchvision's by name, and a small CNN; weights from torchvision or a file."""
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from urllib.error import URLError
+
+import torch
+import torchvision
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from feddg.errors import ExperimentError, WeightsError, nearest
+from feddg.models.network import Embedding, Network
+from feddg.randomness import derive_seed
+
+HEAD_NAMES = ("fc", "classifier", "heads", "head")
+_OWN: dict[str, Callable[[], nn.Module]] = {}
+
+
+def register_backbone(name: str) -> Callable[[Callable[[], nn.Module]], Callable[[], nn.Module]]:
+    """Registers a function that builds a featurizer with ``out_features`` (and ``stages``)."""
+
+    def add(build: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+        _OWN[name] = build
+        return build
+
+    return add
+
+
+class SmallCNN(nn.Module):
+    """Three blocks of convolution, BatchNorm, ReLU and pooling, for 32-pixel images; 93 k weights."""
+
+    def __init__(self, widths: tuple[int, int, int] = (32, 64, 128)) -> None:
+        super().__init__()
+        self.out_features = widths[-1]
+        before = (3, *widths[:-1])
+        self.blocks = nn.Sequential(*(_block(a, b) for a, b in zip(before, widths)))
+        self.pool = nn.AdaptiveAvgPool2d(1)
+
+    @property
+    def stages(self) -> list[nn.Module]:
+        """The three blocks."""
+        return list(self.blocks)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Maps ``(B, 3, H, W)`` to ``(B, 128)``."""
+        return self.pool(self.blocks(images)).flatten(1)
+
+
+def _block(inputs: int, outputs: int) -> nn.Sequential:
+    convolution = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
+    return nn.Sequential(convolution, nn.BatchNorm2d(outputs), nn.ReLU(), nn.MaxPool2d(2))
+
+
+register_backbone("cnn")(SmallCNN)
+
+
+class Trunk(nn.Module):
+    """A torchvision classifier whose last linear layer was taken off."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.head, self.out_features = _behead(model)
+        self.model = model
+
+    @property
+    def stages(self) -> list[nn.Module]:
+        """Residual stages (ResNet family), or dense blocks, or the children of ``features``."""
+        names = [f"layer{i}" for i in range(1, 5)]
+        if all(hasattr(self.model, name) for name in names):
+            return [getattr(self.model, name) for name in names]
+        children = dict(getattr(self.model, "features", nn.Module()).named_children())
+        dense = [layer for name, layer in children.items() if name.startswith("denseblock")]
+        return dense or list(children.values())
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Maps ``(B, 3, H, W)`` to ``(B, out_features)``."""
+        return self.model(images).flatten(1)
+
+
+def _behead(model: nn.Module) -> tuple[str, int]:
+    for name in HEAD_NAMES:
+        head = getattr(model, name, None)
+        if isinstance(head, nn.Linear):
+            setattr(model, name, nn.Identity())
+            return name, head.in_features
+        if isinstance(head, nn.Sequential):
+            last, linear = list(head.named_children())[-1]
+            if isinstance(linear, nn.Linear):
+                setattr(head, last, nn.Identity())
+                return f"{name}.{last}", linear.in_features
+    raise ExperimentError(
+        f"backbone {type(model).__name__} has no linear head that feddg knows how to take off; "
+        "register your own with feddg.models.backbones.register_backbone"
+    )
+
+
+def backbone_names() -> list[str]:
+    """Returns the names that :func:`build_network` accepts."""
+    return sorted({*_OWN, *torchvision.models.list_models(module=torchvision.models)})
+
+
+def build_network(
+    backbone: str,
+    classes: int,
+    *,
+    weights: str | None,
+    embedding: Embedding = "none",
+    seed: int = 0,
+) -> Network:
+    """Builds the network, initialised from named streams, with pretrained weights if asked.
+
+    Args:
+        backbone: ``cnn``, or any torchvision classification model by name (``resnet18``, ...).
+        classes: number of classes.
+        weights: None, ``imagenet`` (torchvision's, downloaded) or a ``.safetensors``/``.pth`` file.
+        embedding: see :class:`Network`.
+        seed: the experiment's seed; initial weights come from its stream ``("init")``.
+
+    Raises:
+        ExperimentError: unknown backbone.
+        WeightsError: the weights cannot be had or do not fit.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive_seed(seed, "init"))
+        featurizer = _featurizer(backbone)
+        if weights is not None:
+            load_pretrained(featurizer, backbone, weights)
+        return Network(featurizer, classes, embedding)
+
+
+def _featurizer(backbone: str) -> nn.Module:
+    if backbone in _OWN:
+        return _OWN[backbone]()
+    if backbone not in backbone_names():
+        hint = nearest(backbone, backbone_names())
+        raise ExperimentError(
+            f"unknown backbone {backbone!r}{hint}; use 'cnn' or a torchvision model name such as 'resnet18'"
+        )
+    options = {"init_weights": True} if backbone in ("googlenet", "inception_v3") else {}
+    return Trunk(torchvision.models.get_model(backbone, weights=None, **options))
+
+
+def load_pretrained(featurizer: nn.Module, backbone: str, weights: str) -> None:
+    """Loads pretrained weights into a featurizer; the file's classification head is left out.
+
+    Raises:
+        WeightsError: naming the file, what does not fit and the remedy.
+    """
+    state = _imagenet(backbone) if weights == "imagenet" else read_weights(Path(weights))
+    target = featurizer.model if isinstance(featurizer, Trunk) else featurizer
+    head = featurizer.head if isinstance(featurizer, Trunk) else "classifier"
+    state = {name: tensor for name, tensor in state.items() if not name.startswith(f"{head}.")}
+    expected = target.state_dict()
+    counters = {name for name in expected if name.endswith("num_batches_tracked")}
+    missing = sorted(expected.keys() - state.keys() - counters)
+    unknown = sorted(state.keys() - expected.keys())
+    wrong = [
+        name for name in state if name in expected and state[name].shape != expected[name].shape
+    ]
+    if missing or unknown or wrong:
+        raise WeightsError(_misfit(weights, backbone, missing, unknown, wrong, state, expected))
+    target.load_state_dict(state, strict=False)
+
+
+def _misfit(
+    weights: str,
+    backbone: str,
+    missing: list[str],
+    unknown: list[str],
+    wrong: list[str],
+    state: dict[str, Tensor],
+    expected: dict[str, Tensor],
+) -> str:
+    faults = []
+    if wrong:
+        name = wrong[0]
+        faults.append(
+            f"{name} has shape {tuple(state[name].shape)} instead of {tuple(expected[name].shape)}"
+        )
+    faults += [f"{missing[0]} is missing ({len(missing)} in all)"] if missing else []
+    faults += [f"{unknown[0]} is not part of it ({len(unknown)} in all)"] if unknown else []
+    return (
+        f"weights file {weights} does not fit backbone {backbone!r}: {'; '.join(faults)}. "
+        "Choose the backbone that the file was made for, or another file"
+    )
+
+
+def _imagenet(backbone: str) -> dict[str, Tensor]:
+    try:
+        choices = torchvision.models.get_model_weights(backbone)
+    except ValueError:
+        raise WeightsError(
+            f"torchvision has no ImageNet weights for backbone {backbone!r}"
+        ) from None
+    version = next(iter(choices))
+    try:
+        return dict(version.get_state_dict(progress=False, check_hash=True))
+    except (URLError, OSError, RuntimeError) as error:
+        raise WeightsError(
+            f"cannot download ImageNet weights for {backbone!r} ({error}). Without a network, give a weights "
+            "file (--weights FILE.safetensors) or train from scratch (--weights none)"
+        ) from None
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """Reads a ``.safetensors`` file or a torch state dict; float entries become float32.
+
+    Raises:
+        WeightsError: the file is missing or is not a state dict. Nothing is ever unpickled.
+    """
+    if not path.is_file():
+        raise WeightsError(f"weights file {path} does not exist; check --weights")
+    try:
+        state = (
+            load_file(path)
+            if path.suffix == ".safetensors"
+            else torch.load(path, map_location="cpu", weights_only=True)
+        )
+    except (SafetensorError, RuntimeError, ValueError, EOFError, OSError, KeyError) as error:
+        raise WeightsError(f"weights file {path} cannot be read: {error}") from None
+    except Exception as error:  # torch raises its unpickler's own error types
+        raise WeightsError(f"weights file {path} is not a plain state dict: {error}") from None
+    state = state.get("state_dict", state) if isinstance(state, dict) else state
+    if not isinstance(state, dict) or not all(
+        isinstance(tensor, Tensor) for tensor in state.values()
+    ):
+        raise WeightsError(f"weights file {path} does not hold a state dict of tensors")
+    return {
+        name.removeprefix("module."): tensor.float() if tensor.is_floating_point() else tensor
+        for name, tensor in state.items()
+    }
+
+
+def weights_digest(weights: str | None) -> str | None:
+    """Returns a short hash of a weights file, or the name for ``imagenet`` and None."""
+    if weights is None or weights == "imagenet":
+        return weights
+    with Path(weights).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]

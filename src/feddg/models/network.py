@@ -1,0 +1,67 @@
+"""The network every method trains: featurizer, optional embedding, classifier."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+Embedding = Literal["none", "linear", "bottleneck"]
+
+
+class Network(nn.Module):
+    """A featurizer ``f`` with embedding ``z = f(x)`` and a linear classifier ``g``.
+
+    Images come in as RGB in [0, 1]; they are normalised with ImageNet's mean and standard deviation
+    inside, so that everything before the network (augmentation, style transfer, frequency mixing)
+    works on plain images.
+
+    Args:
+        featurizer: maps normalised images ``(B, 3, H, W)`` to ``(B, d)``; has ``out_features``.
+        classes: number of classes.
+        embedding: ``none``; ``linear``, PARDON's Linear(d -> d) in front of the classifier; or
+            ``bottleneck``, CSAC's and FedIG's Linear(d -> 256), BatchNorm1d, ReLU.
+
+    Attributes:
+        heads: extra heads that a method adds, by name.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, featurizer: nn.Module, classes: int, embedding: Embedding = "none") -> None:
+        super().__init__()
+        self.classes = classes
+        self.featurizer = featurizer
+        features = int(featurizer.out_features)  # type: ignore[arg-type]
+        self.embedding, self.features_dimension = _embedding(embedding, features)
+        self.classifier: nn.Module = nn.Linear(self.features_dimension, classes)
+        self.heads = nn.ModuleDict()
+        self.register_buffer("mean", torch.tensor(IMAGENET_MEAN).view(3, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(IMAGENET_STD).view(3, 1, 1), persistent=False)
+
+    def normalize(self, images: Tensor) -> Tensor:
+        """Normalises RGB images in [0, 1] with ImageNet's moments."""
+        return (images - self.mean) / self.std
+
+    def features(self, images: Tensor) -> Tensor:
+        """Returns embeddings ``z`` of shape ``(B, d)`` for RGB images in [0, 1]."""
+        return self.embedding(self.featurizer(self.normalize(images)))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Returns logits of shape ``(B, classes)`` for RGB images in [0, 1]."""
+        return self.classifier(self.features(images))
+
+    @property
+    def stages(self) -> list[nn.Module]:
+        """The featurizer's blocks from shallow to deep, for methods that work on feature maps."""
+        return list(getattr(self.featurizer, "stages", []))
+
+
+def _embedding(kind: Embedding, features: int) -> tuple[nn.Module, int]:
+    if kind == "linear":
+        return nn.Linear(features, features), features
+    if kind == "bottleneck":
+        return nn.Sequential(nn.Linear(features, 256), nn.BatchNorm1d(256), nn.ReLU()), 256
+    return nn.Identity(), features

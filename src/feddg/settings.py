@@ -1,0 +1,153 @@
+"""The parts of an experiment: plain, validated settings that know nothing of the rooms they steer."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
+
+
+def _finite(value: float) -> float:
+    if value != value or value in (float("inf"), float("-inf")):
+        raise ValueError("must be a finite number")
+    return value
+
+
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[float, Field(gt=0), AfterValidator(_finite)]
+
+
+class Settings(BaseModel):
+    """Base of all settings: immutable, and an unknown field is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class DataSettings(Settings):
+    """Which images, at which size."""
+
+    source: str = Field(
+        "folder", description="digits, pacs, folder (root/domain/class/*), or a registered source"
+    )
+    root: Path | None = Field(None, description="the images' folder; none for embedded sources")
+    image_size: int = Field(
+        128, ge=8, le=1024, description="side of the square training images, pixels"
+    )
+    resize: Literal["squash", "crop", "pad"] = Field(
+        "squash", description="how other shapes become square"
+    )
+    on_bad_image: Literal["skip", "fail"] = "skip"
+    split_file: Path | None = Field(
+        None, description="a benchmark's split CSV; replaces hold_out's random split"
+    )
+    id_val: Fraction = Field(
+        0.05, description="share of each seen (domain, class) kept for in-domain validation"
+    )
+    id_test: Fraction = Field(
+        0.05, description="share of each seen (domain, class) kept for in-domain test"
+    )
+    pixel_budget_gb: Positive = Field(
+        20.0, description="largest decoded-pixel cache; beyond it images stream"
+    )
+
+
+class HoldOut(Settings):
+    """Domains nobody trains on. The test domains never select anything."""
+
+    test: tuple[str, ...] = ()
+    val: tuple[str, ...] = ()
+
+    @field_validator("test", "val", mode="before")
+    @classmethod
+    def _listed(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value or ()
+
+
+class ClientSettings(Settings):
+    """Who holds what, and how many take part in a round."""
+
+    number: int = Field(10, ge=1, description="clients, N")
+    per_round: int | None = Field(
+        None, ge=1, description="clients sampled per round, K; none for all"
+    )
+    partition: Literal["heterogeneous", "domain"] = Field(
+        "heterogeneous", description="by heterogeneity lambda, or clients that hold one domain each"
+    )
+    heterogeneity: Fraction = Field(
+        0.1, description="lambda: 1 = every client has the global domain mix, 0 = one"
+    )
+    alpha: Positive | None = Field(
+        None, description="Dirichlet concentration over labels; none for no label skew"
+    )
+    rounding: Literal["strict", "official"] = Field(
+        "strict", description="who gets a domain's leftover images"
+    )
+
+
+class ModelSettings(Settings):
+    """The network all clients share."""
+
+    backbone: str = Field("resnet18", description="cnn, or any torchvision classification model")
+    weights: str | None = Field(None, description="none, imagenet, or a .safetensors/.pth file")
+    embedding: Literal["none", "linear", "bottleneck"] = Field(
+        "none",
+        description="layer between backbone and classifier (PARDON: linear; CSAC, FedIG: bottleneck)",
+    )
+    normalization: Literal["auto", "train", "frozen"] = Field(
+        "auto",
+        description="batch statistics: train, frozen (PARDON's official setting); auto = frozen if pretrained",
+    )
+
+
+class TrainSettings(Settings):
+    """What a client does in one round."""
+
+    rounds: int = Field(20, ge=1)
+    local_epochs: int = Field(1, ge=1, description="passes over a client's images per round")
+    local_steps: int | None = Field(
+        None, ge=1, description="optimizer steps per round instead of epochs"
+    )
+    batch_size: int = Field(32, ge=1)
+    optimizer: Literal["adam", "sgd"] = "adam"
+    lr: Positive = Field(1e-3, description="client learning rate")
+    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="SGD only")
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    augmentation: str = Field("none", description="none, digits, pacs, office_home")
+
+
+class ServerSettings(Settings):
+    """How the server fuses, and what it accepts."""
+
+    min_updates: int = Field(1, ge=1, description="fewest good updates a round may be fused from")
+    attempts: int = Field(
+        2,
+        ge=1,
+        description="tries per round, each with newly sampled clients, before the run fails",
+    )
+
+
+class EvaluateSettings(Settings):
+    """When and how the global model is measured."""
+
+    every: int = Field(
+        1, ge=1, description="rounds between evaluations; the last round is always evaluated"
+    )
+    batch_size: int = Field(256, ge=1)
+
+
+class MethodChoice(Settings):
+    """A method by name, with its hyper-parameters."""
+
+    name: str = "fedavg"
+    settings: dict[str, Any] = Field(default_factory=dict)
+
+
+def merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns ``base`` with ``over`` laid on top, key by key, mappings merged at every depth."""
+    merged = dict(base)
+    for key, value in over.items():
+        below = merged.get(key)
+        merged[key] = (
+            merge(below, value) if isinstance(below, dict) and isinstance(value, Mapping) else value
+        )
+    return merged
