@@ -15,7 +15,6 @@ from pathlib import Path
 
 import numpy as np
 
-from feddg.data.digits import render_digits
 from feddg.data.images import LAYOUT, ImageTable, from_folder, plain_name
 from feddg.errors import DataError
 
@@ -153,6 +152,8 @@ def digits(root: Path | None = None) -> ImageTable:
     """
     if root is not None:
         raise DataError("The data source 'digits' is built in and reads no folder: leave out root.")
+    from feddg.data.digits import render_digits  # scikit-learn's data sets are slow to import
+
     return render_digits()
 
 
