@@ -1,1 +1,50 @@
-"""feddg: federated domain generalization."""
+"""feddg: federated domain generalization.
+
+Several sites train one image classifier together without showing each other their images, and the
+model must work at a site whose kind of image nobody trained on.
+
+    >>> import feddg
+    >>> run = feddg.run(feddg.Experiment(data="digits", method="pardon", hold_out="sketch"))
+    >>> run.report
+"""
+
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from feddg.experiment import Experiment as Experiment
+    from feddg.experiment import load_experiment as load_experiment
+    from feddg.methods.base import Method as Method
+    from feddg.methods.base import MethodSettings as MethodSettings
+    from feddg.methods.registry import register as register
+    from feddg.runs.execute import Run as Run
+    from feddg.runs.execute import resume as resume
+    from feddg.runs.execute import run as run
+    from feddg.runs.model import load_model as load_model
+
+try:
+    __version__ = version("feddg")
+except PackageNotFoundError:
+    # Running from a source tree that was never installed.
+    __version__ = "0"
+
+_HOME = {
+    "Experiment": "feddg.experiment",
+    "Method": "feddg.methods.base",
+    "MethodSettings": "feddg.methods.base",
+    "Run": "feddg.runs.execute",
+    "load_experiment": "feddg.experiment",
+    "load_model": "feddg.runs.model",
+    "register": "feddg.methods.registry",
+    "resume": "feddg.runs.execute",
+    "run": "feddg.runs.execute",
+}
+__all__ = [*sorted(_HOME), "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    # Importing torch takes seconds: `feddg --help` must not wait for it.
+    if name in _HOME:
+        return getattr(import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'feddg' has no attribute {name!r}")

@@ -112,7 +112,9 @@ class TrainSettings(Settings):
     lr: Positive = Field(1e-3, description="client learning rate")
     momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="SGD only")
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    augmentation: str = Field("none", description="none, digits, pacs, office_home")
+    augmentation: Literal["none", "digits", "pacs", "office_home"] = Field(
+        "none", description="how training images are varied"
+    )
 
 
 class ServerSettings(Settings):

@@ -77,6 +77,7 @@ class Server:
         seed: the experiment's seed.
         ledger: where every message is entered.
         on_client: called after each client of a round with the round and its update or refusal.
+        on_setup: called with (done, total) while clients describe themselves.
     """
 
     def __init__(
@@ -90,28 +91,32 @@ class Server:
         seed: int,
         ledger: Ledger,
         on_client: Callable[[int, Update | Refusal], None] | None = None,
+        on_setup: Callable[[int, int], None] | None = None,
     ) -> None:
         self.method, self.transport, self.state = method, transport, state
         self.per_round, self.settings, self.seed = per_round, settings, seed
         self.ledger = ledger
         self._on_client = on_client or (lambda round, reply: None)
+        self._on_setup = on_setup or (lambda done, total: None)
         # Shapes and dtypes never change, and cost no memory on the meta device.
         self._expected = {name: t.to("meta") for name, t in state.weights.items()}
         self.transport.agree(state.agreed)
 
-    def setup(self) -> None:
+    def setup(self) -> Weights:
         """Has every client describe itself and sends all of them what the method agrees on.
 
         A client that cannot describe itself is left out of the agreement with a warning.
+
+        Returns:
+            The descriptions, stacked by name over the clients that gave one; for the records.
 
         Raises:
             RunError: no client could.
         """
         if not self.method.has_setup or self.state.agreed is not None:
-            return
+            return {}
         ids = self.transport.clients
-        broadcast = Broadcast(0)
-        replies = self.transport.describe(ids, broadcast)
+        replies = self._counted(self.transport.describe(ids, Broadcast(0)), len(ids))
         descriptions = list(self._messages(replies, 0, "describe"))
         if not descriptions:
             raise RunError("setup: no client could describe itself; see the warnings above")
@@ -119,6 +124,12 @@ class Server:
         for id in ids:
             self.ledger.message(0, "down", id, "agree", self.state.agreed)
         self.transport.agree(self.state.agreed)
+        return _stacked([message for _, message in descriptions])
+
+    def _counted(self, replies: Iterator[Reply], total: int) -> Iterator[Reply]:
+        for done, reply in enumerate(replies, start=1):
+            self._on_setup(done, total)
+            yield reply
 
     def round(self) -> RoundRecord:
         """Runs one round; on return ``state`` is that of the completed round.
@@ -229,6 +240,20 @@ class Server:
                     continue
                 reply = Refusal(id, f"{purpose}: {bad!r} is not finite (NaN or infinite)")
             self._refuse(round, reply)
+
+
+def _stacked(messages: list[Message]) -> Weights:
+    """Stacks tensors that every message holds in the same shape."""
+    first = messages[0].tensors
+    alike = [
+        name
+        for name, tensor in first.items()
+        if all(m.tensors.get(name, _NOTHING).shape == tensor.shape for m in messages)
+    ]
+    return {name: torch.stack([m.tensors[name].cpu() for m in messages]) for name in alike}
+
+
+_NOTHING = torch.empty(0, 0, 0, 0, 0)
 
 
 def initial_state(method: Method, network: torch.nn.Module, clients: int) -> State:

@@ -113,7 +113,8 @@ class Client:
         extras: what this round's broadcast holds beside the weights.
         received: the weights this round's broadcast held.
         scratch: anything the method needs until the round ends.
-        views: further uint8 versions of all its images, augmented together with the originals.
+        views: further versions of all its images, uint8 ``(n, H, W, 3)``, augmented together with
+            the originals.
     """
 
     def __init__(
@@ -176,8 +177,10 @@ class Client:
         """Returns the images at ``positions``, augmented by draws from ``chance``, on the device."""
         raw = self.examples.images(positions).to(self.device)
         drawn = draw(self.worker.augmentation, len(positions), raw.shape[-1], chance)
+        drawn = drawn.to(self.device)
         views = {
-            name: apply(view[positions].to(self.device), drawn) for name, view in self.views.items()
+            name: apply(rows_of(view, positions).to(self.device), drawn)
+            for name, view in self.views.items()
         }
         labels = self.examples.labels[positions].to(self.device)
         return Batch(apply(raw, drawn), labels, positions, views)
@@ -238,6 +241,11 @@ class Client:
             _write_array(file, compute().cpu().numpy())
         # Copy-on-write: read by page like a read-only map, yet torch may wrap it without a warning.
         return torch.from_numpy(numpy.load(file, mmap_mode="c"))
+
+
+def rows_of(view: Tensor, positions: Tensor) -> Tensor:
+    """Returns rows of a view ``(n, H, W, 3)`` as images ``(B, 3, H, W)``, channels last."""
+    return view.index_select(0, positions).permute(0, 3, 1, 2)
 
 
 def split_batches(order: Tensor, batch_size: int) -> list[Tensor]:

@@ -1,0 +1,423 @@
+"""The command line: thin, no logic of its own. Heavy imports wait until a command needs them."""
+
+import json
+import logging
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+import yaml
+
+from feddg.errors import ExperimentError, FeddgError
+
+if TYPE_CHECKING:
+    from feddg.experiment import Experiment
+    from feddg.runs.observer import Observer
+
+app = typer.Typer(
+    name="feddg",
+    help="Federated domain generalization: train together, recognise a domain nobody trained on.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+data_app = typer.Typer(help="Look at images before training.", no_args_is_help=True)
+style_app = typer.Typer(
+    help="Train a style codec, or re-draw images with one.", no_args_is_help=True
+)
+app.add_typer(data_app, name="data")
+app.add_typer(style_app, name="style")
+
+OutOption = Annotated[Path, typer.Option("--out", help="The run folder's parent.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars.")]
+
+
+class Normalization(StrEnum):
+    """Batch statistics during training."""
+
+    auto = "auto"
+    train = "train"
+    frozen = "frozen"
+
+
+def _data(kind: Any, flag: str, help: str) -> Any:
+    return Annotated[kind, typer.Option(flag, help=help, rich_help_panel="Data")]
+
+
+def _clients(kind: Any, flag: str, help: str) -> Any:
+    return Annotated[kind, typer.Option(flag, help=help, rich_help_panel="Clients")]
+
+
+def _training(kind: Any, flag: str, help: str) -> Any:
+    return Annotated[kind, typer.Option(flag, help=help, rich_help_panel="Model and training")]
+
+
+@app.command()
+def run(
+    experiment: Annotated[Path | None, typer.Argument(help="Experiment file (YAML).")] = None,
+    method: Annotated[
+        str | None, typer.Option("--method", "-m", help="Method; see `feddg methods`.")
+    ] = None,
+    data: _data(str | None, "--data", "digits, pacs, folder, or a registered source.") = None,
+    root: _data(Path | None, "--root", "The images' folder: root/domain/class/*.jpg.") = None,
+    hold_out: _data(
+        str | None, "--hold-out", "Unseen domain(s): sketch, or val=art_painting,test=photo."
+    ) = None,
+    split_file: _data(Path | None, "--split-file", "A benchmark's split CSV.") = None,
+    image_size: _data(int | None, "--image-size", "Side of the training images, pixels.") = None,
+    clients: _clients(int | None, "--clients", "Number of clients, N.") = None,
+    clients_per_round: _clients(int | None, "--clients-per-round", "Sampled per round, K.") = None,
+    heterogeneity: _clients(
+        float | None, "--heterogeneity", "Lambda: 1 = all clients alike, 0 = one domain each."
+    ) = None,
+    alpha: _clients(float | None, "--alpha", "Dirichlet concentration over labels.") = None,
+    partition: _clients(str | None, "--partition", "heterogeneous, or domain (one each).") = None,
+    rounds: _training(int | None, "--rounds", "Rounds, R.") = None,
+    local_epochs: _training(int | None, "--local-epochs", "Local epochs per round.") = None,
+    local_steps: _training(
+        int | None, "--local-steps", "Optimizer steps instead of epochs."
+    ) = None,
+    batch_size: _training(int | None, "--batch-size", "Images per batch.") = None,
+    optimizer: _training(str | None, "--optimizer", "adam or sgd.") = None,
+    lr: _training(float | None, "--lr", "Client learning rate.") = None,
+    backbone: _training(str | None, "--backbone", "cnn, or a torchvision model.") = None,
+    weights: _training(str | None, "--weights", "none, imagenet, or a weights file.") = None,
+    embedding: _training(str | None, "--embedding", "none, linear or bottleneck.") = None,
+    normalization: _training(
+        Normalization | None, "--normalization", "Batch statistics: auto, train, frozen."
+    ) = None,
+    augmentation: _training(
+        str | None, "--augmentation", "none, digits, pacs, office_home."
+    ) = None,
+    eval_every: Annotated[int | None, typer.Option(help="Rounds between evaluations.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The experiment's seed.")] = None,
+    precision: Annotated[str | None, typer.Option(help="auto, float32 or bfloat16.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, ...")] = None,
+    name: Annotated[str | None, typer.Option(help="Readable start of the folder's name.")] = None,
+    preset: Annotated[str | None, typer.Option(help="Values of a data set's protocol.")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Any field: --set method.gamma1=0.5 --set train.momentum=0.9"),
+    ] = None,
+    out: OutOption = Path("runs"),
+    quiet: QuietOption = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="One line per evaluated round.")
+    ] = False,
+) -> None:
+    """Run an experiment: from a file, from flags, or flags over a file.
+
+    The run's folder holds everything about it. The same experiment is never run twice: a finished
+    one is shown, an interrupted one continues.
+    """
+    said = {
+        "name": name,
+        "preset": preset,
+        "method": {"name": method},
+        "data": {
+            "source": data, "root": root, "image_size": image_size, "split_file": split_file
+        },
+        "hold_out": _parse_hold_out(hold_out),
+        "clients": {
+            "number": clients,
+            "per_round": clients_per_round,
+            "heterogeneity": heterogeneity,
+            "alpha": alpha,
+            "partition": partition,
+        },
+        "model": {
+            "backbone": backbone,
+            "weights": weights,
+            "embedding": embedding,
+            "normalization": normalization and normalization.value,
+        },
+        "train": {
+            "rounds": rounds,
+            "local_epochs": local_epochs,
+            "local_steps": local_steps,
+            "batch_size": batch_size,
+            "optimizer": optimizer,
+            "lr": lr,
+            "augmentation": augmentation,
+        },
+        "evaluate": {"every": eval_every},
+        "seed": seed,
+        "precision": precision,
+        "device": device,
+    }  # fmt: skip
+    from feddg.experiment import load_experiment
+    from feddg.settings import merge
+
+    overrides = merge(_without_none(said), _parse_settings(settings or []))
+    _run(load_experiment(experiment, overrides), out, quiet, verbose)
+
+
+@app.command()
+def resume(
+    folder: Annotated[Path, typer.Argument(help="The run folder.")], quiet: QuietOption = False
+) -> None:
+    """Continue an interrupted run from its last completed round."""
+    from feddg.runs.execute import resume as resume_run
+
+    with _resumable(folder):
+        done = resume_run(folder, observer=_observer(quiet, False))
+    _show([done.folder], done.report)
+
+
+@app.command()
+def demo(
+    out: OutOption = Path("runs"),
+    hold_out: Annotated[str, typer.Option(help="Which digits nobody trains on.")] = "sketch",
+    rounds: Annotated[int | None, typer.Option(help="Rounds of each method.")] = None,
+    seed: Annotated[int, typer.Option(help="The experiments' seed.")] = 0,
+    quiet: QuietOption = False,
+) -> None:
+    """FedAvg against PARDON on scanned digits drawn in four ways. Offline, about a minute."""
+    from feddg.experiment import Experiment
+    from feddg.runs.execute import run as run_experiment
+    from feddg.runs.report import write_report
+
+    folders = []
+    train = {} if rounds is None else {"train": {"rounds": rounds}}
+    for method in ("fedavg", "pardon"):
+        chosen = Experiment(data="digits", method=method, hold_out=hold_out, seed=seed, **train)
+        with _resumable(out / chosen.label):
+            folders.append(run_experiment(chosen, out, observer=_observer(quiet, False)).folder)
+    _show(folders, write_report(folders, out / f"demo-{hold_out}-s{seed}.html"))
+
+
+@app.command()
+def methods(
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
+) -> None:
+    """List the methods: names, aliases, one line each."""
+    from feddg.methods.registry import methods as all_methods
+
+    known = all_methods()
+    if as_json:
+        rows = [
+            {
+                "name": name,
+                "aliases": list(method.aliases),
+                "summary": method.summary,
+                "settings": method.Settings.model_json_schema().get("properties", {}),
+            }
+            for name, method in known.items()
+        ]
+        _print_json(rows)
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("method", "aliases", "in one line", box=None, pad_edge=False)
+    for name, method in known.items():
+        table.add_row(f"[bold]{name}[/]", ", ".join(method.aliases), method.summary)
+    Console().print(table)
+
+
+@app.command()
+def report(
+    folders: Annotated[list[Path], typer.Argument(help="One run folder, or several to compare.")],
+    out: Annotated[Path | None, typer.Option(help="The page to write.")] = None,
+) -> None:
+    """Write the HTML page of one run, or of several side by side."""
+    from feddg.runs.report import write_report
+
+    page = out or (folders[0] / "report.html" if len(folders) == 1 else Path("report.html"))
+    typer.echo(write_report(folders, page))
+
+
+@data_app.command("inspect")
+def inspect_data(
+    data: Annotated[str, typer.Option("--data", help="digits, pacs, folder, ...")] = "folder",
+    root: Annotated[Path | None, typer.Option(help="The images' folder.")] = None,
+    hold_out: Annotated[str | None, typer.Option(help="To see who would train on what.")] = None,
+    clients: Annotated[int | None, typer.Option(help="Number of clients.")] = None,
+    heterogeneity: Annotated[float | None, typer.Option(help="Lambda.")] = None,
+    alpha: Annotated[float | None, typer.Option(help="Dirichlet concentration.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the partition.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
+) -> None:
+    """Count images per domain and class, find bad files, show how clients would look."""
+    from feddg.experiment import Experiment
+    from feddg.runs.inspection import inspect_experiment, print_inspection
+
+    chosen = {"number": clients, "heterogeneity": heterogeneity, "alpha": alpha}
+    experiment = Experiment(
+        data=_without_none({"source": data, "root": root}),
+        hold_out=_parse_hold_out(hold_out) or {},
+        clients=_without_none(chosen),
+        model={"weights": None},
+        seed=seed,
+    )
+    found = inspect_experiment(experiment)
+    if as_json:
+        _print_json(found)
+    else:
+        print_inspection(found)
+
+
+@style_app.command("train")
+def style_train(
+    content: Annotated[list[Path], typer.Option(help="Folder(s) of photographs.")],
+    style: Annotated[list[Path], typer.Option(help="Folder(s) of pictures in other styles.")],
+    out: Annotated[Path, typer.Option(help="Folder for the weights and the loss curve.")],
+    steps: Annotated[int, typer.Option(help="Training steps.")] = 4000,
+    size: Annotated[int, typer.Option(help="Side of the training crops, pixels.")] = 64,
+    seed: Annotated[int, typer.Option(help="Seed.")] = 0,
+) -> None:
+    """Train the compact codec's decoder on folders of content and style images."""
+    from rich.progress import Progress
+
+    from feddg.styles.training import train_decoder
+
+    with Progress(transient=True, disable=not sys.stderr.isatty()) as progress:
+        task = progress.add_task("training the decoder", total=steps)
+        result = train_decoder(
+            content=content,
+            style=style,
+            out=out,
+            steps=steps,
+            seed=seed,
+            size=size,
+            progress=lambda state: progress.update(task, completed=state.step),
+        )
+    typer.echo(result)
+
+
+@style_app.command("transfer")
+def style_transfer(
+    images: Annotated[Path, typer.Argument(help="An image or a folder of images to re-draw.")],
+    style: Annotated[Path, typer.Option(help="An image, or a folder whose pooled style to take.")],
+    out: Annotated[Path, typer.Option(help="Folder for the re-drawn images.")],
+    strength: Annotated[float, typer.Option(min=0, max=1, help="AdaIN blend.")] = 1.0,
+    size: Annotated[int, typer.Option(help="Side of the square results, pixels.")] = 128,
+    codec: Annotated[str, typer.Option(help="compact or vgg19.")] = "compact",
+    encoder: Annotated[Path | None, typer.Option(help="Encoder weights.")] = None,
+    decoder: Annotated[Path | None, typer.Option(help="Decoder weights.")] = None,
+) -> None:
+    """Re-draw images in the style of another image, or of a folder of images."""
+    from feddg.runs.redraw import redraw_files
+
+    written = redraw_files(
+        images, style, out, strength, size, codec=codec, encoder=encoder, decoder=decoder
+    )
+    typer.echo(f"{len(written)} images written to {out}")
+
+
+def _run(experiment: "Experiment", out: Path, quiet: bool, verbose: bool) -> None:
+    from feddg.runs.execute import is_complete
+    from feddg.runs.execute import run as run_experiment
+
+    folder = out / experiment.label
+    if is_complete(folder):
+        typer.echo(f"{folder} is complete; nothing is run again", err=True)
+    with _resumable(folder):
+        done = run_experiment(experiment, out, observer=_observer(quiet, verbose))
+    _show([done.folder], done.report)
+
+
+class _resumable:
+    """Says how to go on when Ctrl-C ends a run."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if kind is KeyboardInterrupt:
+            remedy = f"`feddg resume {self._folder}` goes on from the last completed round"
+            typer.echo(f"interrupted; {remedy}", err=True)
+            raise typer.Exit(130)
+
+
+def _observer(quiet: bool, verbose: bool) -> "Observer":
+    from rich.console import Console
+
+    from feddg.console import Bars, Lines
+    from feddg.runs.observer import Silence
+
+    console = Console(stderr=True)
+    if verbose:
+        return Lines(console)
+    return Silence() if quiet else Bars(console)
+
+
+def _show(folders: list[Path], report: Path) -> None:
+    from rich.console import Console
+
+    from feddg.console import results_table
+
+    Console().print(results_table(folders))
+    for folder in folders:
+        typer.echo(f"run folder: {folder}")
+    typer.echo(f"report: {report.resolve()}")
+
+
+def _parse_hold_out(text: str | None) -> dict[str, list[str]] | None:
+    """Reads ``sketch``, ``art,sketch`` or ``val=art_painting,test=photo``."""
+    if not text:
+        return None
+    held: dict[str, list[str]] = {"test": [], "val": []}
+    role = "test"
+    for part in text.split(","):
+        before, equals, after = part.strip().partition("=")
+        if equals and before not in held:
+            raise ExperimentError(f"--hold-out {text}: {before!r} is neither val nor test")
+        role = before if equals else role
+        held[role].append(after if equals else before)
+    return held
+
+
+def _parse_settings(pairs: list[str]) -> dict[str, Any]:
+    """Reads ``a.b=value`` pairs into nested fields; values are YAML."""
+    from feddg.settings import merge
+
+    fields: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise ExperimentError(f"--set {pair}: write FIELD=VALUE, for example train.lr=0.001")
+        nested: Any = _number(value)
+        for part in reversed(key.split(".")):
+            nested = {part: nested}
+        fields = merge(fields, nested)
+    return fields
+
+
+def _number(text: str) -> Any:
+    try:
+        return float(text) if "e" in text.lower() else yaml.safe_load(text)
+    except ValueError:
+        return yaml.safe_load(text)
+
+
+def _without_none(fields: dict[str, Any]) -> dict[str, Any]:
+    kept = {k: _without_none(v) if isinstance(v, dict) else v for k, v in fields.items()}
+    return {k: v for k, v in kept.items() if v is not None and v != {}}
+
+
+def _print_json(content: Any) -> None:
+    typer.echo(json.dumps(content, indent=1, ensure_ascii=False))
+
+
+class _Plain(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return f"{record.levelname.lower()}: {record.getMessage()}"
+
+
+def main() -> None:
+    """Runs the command line; a user's mistake ends in one line, not in a traceback."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Plain())
+    logging.getLogger("feddg").addHandler(handler)
+    try:
+        app()
+    except FeddgError as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(1)

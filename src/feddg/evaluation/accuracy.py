@@ -1,0 +1,113 @@
+"""Accuracy of a predictor on every split and domain."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor, nn
+
+from feddg.methods.client import Pixels
+
+
+@dataclass(frozen=True)
+class Score:
+    """How a predictor did on one domain of one split.
+
+    Attributes:
+        split: ``test``, ``val`` (held-out), ``id_test`` or ``id_val`` (in-domain).
+        domain: domain name.
+        correct: images classified correctly.
+        examples: images.
+        loss: mean cross-entropy.
+        confusion: ``(classes, classes)`` counts, true class by predicted class.
+    """
+
+    split: str
+    domain: str
+    correct: int
+    examples: int
+    loss: float
+    confusion: numpy.ndarray
+
+    @property
+    def accuracy(self) -> float:
+        """Share of images classified correctly, in [0, 1]."""
+        return self.correct / self.examples
+
+    def record(self, round: int, with_confusion: bool = False) -> dict[str, Any]:
+        """Returns the row of the run folder's metrics file."""
+        row: dict[str, Any] = {"kind": "evaluation", "round": round, "split": self.split}
+        row |= {"domain": self.domain, "accuracy": self.accuracy, "loss": self.loss}
+        row |= {"examples": self.examples}
+        return row | ({"confusion": self.confusion.tolist()} if with_confusion else {})
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What is evaluated: rows of a pixel store by split, with their labels and domains.
+
+    Attributes:
+        pixels: the store.
+        splits: rows by split name; empty splits are left out of the result.
+        labels: ``(n,)`` class ids of all rows of the store.
+        domains: ``(n,)`` domain ids of all rows.
+        domain_names: by domain id.
+        classes: number of classes.
+        batch_size: images per forward pass.
+        device: where the predictor lives.
+        autocast: opens the precision context.
+    """
+
+    pixels: Pixels
+    splits: Mapping[str, numpy.ndarray]
+    labels: numpy.ndarray
+    domains: numpy.ndarray
+    domain_names: tuple[str, ...]
+    classes: int
+    batch_size: int
+    device: torch.device
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
+
+    def scores(self, predictor: nn.Module) -> list[Score]:
+        """Returns the scores of ``predictor``, which is put in eval mode."""
+        predictor.eval()
+        return [self._score(predictor, *part) for part in self._parts()]
+
+    def _parts(self) -> Iterator[tuple[str, int, numpy.ndarray]]:
+        for split, rows in self.splits.items():
+            for domain in numpy.unique(self.domains[rows]):
+                yield split, int(domain), rows[self.domains[rows] == domain]
+
+    def _score(self, predictor: nn.Module, split: str, domain: int, rows: numpy.ndarray) -> Score:
+        labels = torch.from_numpy(self.labels[rows])
+        logits = self.predict(predictor, rows)
+        predicted = logits.argmax(1)
+        pairs = labels * self.classes + predicted
+        confusion = torch.bincount(pairs, minlength=self.classes**2).view(self.classes, -1)
+        loss = nn.functional.cross_entropy(logits, labels)
+        return Score(
+            split,
+            self.domain_names[domain],
+            int((predicted == labels).sum()),
+            len(rows),
+            float(loss),
+            confusion.numpy(),
+        )
+
+    def predict(self, predictor: nn.Module, rows: numpy.ndarray) -> Tensor:
+        """Returns the logits ``(len(rows), classes)`` on the CPU in float32."""
+        with torch.inference_mode(), self.autocast():
+            parts = [
+                predictor(as_input(self.pixels.gather(part), self.device)).float().cpu()
+                for part in torch.from_numpy(rows).split(self.batch_size)
+            ]
+        return torch.cat(parts)
+
+
+def as_input(images: Tensor, device: torch.device) -> Tensor:
+    """Returns uint8 images as RGB in [0, 1] on the device, channels last."""
+    images = images.to(device)
+    return (images.float() / 255).contiguous(memory_format=torch.channels_last)

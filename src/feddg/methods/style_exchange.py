@@ -1,0 +1,82 @@
+"""What the methods that re-draw images in another style share: settings, codec, cached twins."""
+
+import hashlib
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+from torch import Tensor
+
+from feddg.methods.base import MethodSettings
+from feddg.methods.client import Batch, Client
+from feddg.settings import Fraction
+from feddg.styles.codec import Codec, adain, load_codec, transfer
+from feddg.styles.statistics import Moments, measure
+
+
+class StyleSettings(MethodSettings):
+    """Which codec, and how strongly it re-draws."""
+
+    codec: Literal["compact", "vgg19"] = Field(
+        "compact", description="compact, or the papers' vgg19"
+    )
+    encoder: Path | None = Field(
+        None, description="encoder weights of the codec (vgg19 needs them)"
+    )
+    decoder: Path | None = Field(
+        None, description="decoder weights of the codec (vgg19 needs them)"
+    )
+    style_layer: Literal["output", "conv4_1_pre"] = Field(
+        "output",
+        description="map that styles are measured on; conv4_1_pre is PARDON's released code",
+    )
+    strength: Fraction = Field(
+        0.5, description="AdaIN blend: 0.5 in PARDON's released code, 1 in the papers' equations"
+    )
+    twins: Literal["cached", "on_the_fly"] = Field(
+        "cached", description="re-draw all images once, or each augmented batch anew"
+    )
+
+
+class StyleExchange:
+    """Codec and twins for a method whose settings extend :class:`StyleSettings`."""
+
+    settings: Any
+
+    def codec(self) -> Codec:
+        """Returns the codec that the settings name; loaded once per process."""
+        chosen = self.settings
+        return load_codec(
+            chosen.codec,
+            encoder=chosen.encoder,
+            decoder=chosen.decoder,
+            style_layer=chosen.style_layer,
+        )
+
+    def moments(self, client: Client) -> Moments:
+        """Returns the per-image feature moments of a client's images, without augmentation."""
+        return measure(self.codec(), client.examples.images())
+
+    def draw_twins(self, client: Client, name: str, style: Tensor) -> None:
+        """Makes ``client.views[name]``: all its images re-drawn in ``style``, kept on disk.
+
+        Args:
+            client: whose images.
+            name: the view's name.
+            style: ``(2, C)`` for all, or ``(n, 2, C)``, one for each image.
+        """
+        key = hashlib.blake2b(style.cpu().contiguous().numpy().tobytes(), digest_size=8)
+        key.update(f"{self.codec().fingerprint()} {self.settings.strength}".encode())
+
+        def redrawn() -> Tensor:
+            twins = transfer(self.codec(), client.examples.images(), style, self.settings.strength)
+            return twins.permute(0, 2, 3, 1).contiguous()
+
+        client.views[name] = client.cached(f"twin-{key.hexdigest()}", redrawn)
+
+    def redraw(self, batch: Batch, style: Tensor) -> Tensor:
+        """Returns a batch's augmented images re-drawn in ``style``, without gradient."""
+        codec = self.codec().to(batch.images.device)
+        features = codec.encode(batch.images)
+        size = (batch.images.shape[-2], batch.images.shape[-1])
+        return codec.decode(adain(features, style, self.settings.strength), size).detach()

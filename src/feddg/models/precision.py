@@ -1,0 +1,50 @@
+"""Device and precision: what ``auto`` means on this machine."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+
+from feddg.errors import ExperimentError
+
+
+def choose_device(name: str) -> torch.device:
+    """Returns the device called ``name``; ``auto`` is CUDA where there is one, else the CPU.
+
+    Raises:
+        ExperimentError: there is no such device.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ExperimentError(
+            f"device {name!r} cannot be used ({str(error).splitlines()[0]}); try --device cpu"
+        ) from None
+    return device
+
+
+def has_fast_bfloat16(device: torch.device) -> bool:
+    """Whether the hardware itself multiplies bfloat16: recent GPUs, CPUs with AMX or AVX512-BF16."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    probes = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
+    return device.type == "cpu" and any(getattr(torch.cpu, probe, bool)() for probe in probes)
+
+
+def choose_precision(name: str, device: torch.device) -> str:
+    """Returns ``float32`` or ``bfloat16``; ``auto`` is bfloat16 where the hardware has it."""
+    if name == "auto":
+        return "bfloat16" if has_fast_bfloat16(device) else "float32"
+    return name
+
+
+def autocast(precision: str, device: torch.device) -> Callable[[], AbstractContextManager[Any]]:
+    """Returns what opens the precision's context; weights and optimizer stay float32."""
+    if precision == "float32":
+        return nullcontext
+    return partial(torch.autocast, device.type, torch.bfloat16)

@@ -1,0 +1,352 @@
+"""Carries out an experiment: setup, rounds, evaluation, records, checkpoints, report."""
+
+import os
+import platform
+import resource
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+import torchvision
+from torch import nn
+
+from feddg.errors import RunError
+from feddg.evaluation.accuracy import Evaluation, Score
+from feddg.experiment import Experiment, load_experiment
+from feddg.federation.inprocess import InProcess
+from feddg.federation.ledger import Ledger
+from feddg.federation.server import RoundRecord, Server, initial_state
+from feddg.federation.training import load_weights
+from feddg.methods.base import Method, State
+from feddg.methods.client import Worker
+from feddg.models.backbones import weights_digest
+from feddg.models.network import Network
+from feddg.runs.figures import draw_figures
+from feddg.runs.folder import EXPERIMENT, LEDGER, METRICS, SUMMARY, RunFolder
+from feddg.runs.observer import Observer, Silence, Together
+from feddg.runs.prepare import (
+    Images,
+    build,
+    build_evaluation,
+    build_worker,
+    cache_folder,
+    load_images,
+)
+from feddg.runs.records import RunRecord, read_run
+from feddg.runs.summary import summarize
+
+
+@dataclass(frozen=True)
+class Run:
+    """An experiment carried out.
+
+    Attributes:
+        folder: everything about it on disk.
+        experiment: the complete experiment.
+    """
+
+    folder: Path
+    experiment: Experiment
+
+    @property
+    def record(self) -> RunRecord:
+        """The run's records, read back from its folder."""
+        return read_run(self.folder)
+
+    @property
+    def report(self) -> Path:
+        """The HTML page."""
+        return self.folder / "report.html"
+
+
+def run(
+    experiment: Experiment,
+    out: Path | str = "runs",
+    *,
+    observer: Observer | None = None,
+    cache: Path | None = None,
+    report: bool = True,
+) -> Run:
+    """Carries out an experiment, or goes on with it, or finds it done.
+
+    The run's folder is ``out / experiment.label``. A completed experiment is not run again; an
+    interrupted one continues from its last completed round, with the same numbers as if it had
+    never stopped.
+
+    Args:
+        experiment: what to run.
+        out: the run folder's parent.
+        observer: is told what happens.
+        cache: folder for decoded pixels and twins; the user's cache by default.
+        report: whether to write ``report.html`` at the end.
+
+    Raises:
+        FeddgError: the experiment cannot be carried out; what was computed is kept.
+    """
+    folder = Path(out) / experiment.label
+    return _carry_out(folder, experiment, observer, cache, report)
+
+
+def resume(
+    folder: Path | str, *, observer: Observer | None = None, cache: Path | None = None
+) -> Run:
+    """Continues the run in ``folder`` from its last completed round.
+
+    Raises:
+        RunError: the folder holds no run.
+    """
+    path = Path(folder)
+    if not (path / EXPERIMENT).is_file():
+        raise RunError(f"{path} holds no run: there is no {EXPERIMENT} in it")
+    return _carry_out(path, load_experiment(path / EXPERIMENT), observer, cache, report=True)
+
+
+def _carry_out(
+    path: Path,
+    experiment: Experiment,
+    observer: Observer | None,
+    cache: Path | None,
+    report: bool,
+) -> Run:
+    with RunFolder(path) as folder:
+        folder.keep_experiment(experiment)
+        if not is_complete(path):
+            _Execution(
+                experiment, folder, observer or Silence(), cache or cache_folder()
+            ).carry_out()
+    done = Run(path, experiment)
+    if report and not done.report.is_file():
+        from feddg.runs.report import write_report
+
+        write_report([path], done.report)
+    return done
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether the run in ``folder`` ended with its last round."""
+    summary = folder / SUMMARY
+    return summary.is_file() and read_run(folder).status == "completed"
+
+
+@dataclass
+class _Execution:
+    """One process's work on a run."""
+
+    experiment: Experiment
+    folder: RunFolder
+    observer: Observer
+    cache: Path
+    seconds: dict[str, float] = field(default_factory=dict)
+    network: Network = field(init=False)
+
+    def carry_out(self) -> None:
+        """Runs to the end, or records why not."""
+        try:
+            with self.timed("total"):
+                self._run()
+        except KeyboardInterrupt:
+            self._end("interrupted", None)
+            raise
+        except BaseException as error:
+            self._end("failed", f"{type(error).__name__}: {error}")
+            raise
+        self._end("completed", None)
+
+    def _run(self) -> None:
+        experiment, folder = self.experiment, self.folder
+        with self.timed("prepare"):
+            images = load_images(experiment, self.cache, self.observer.work)
+            method, network = build(experiment, len(images.table.class_names))
+            worker = build_worker(experiment, network, self.cache)
+            self.network = network
+        checkpoint = folder.load_checkpoint()
+        layouts = folder.cut_records(checkpoint.state.round if checkpoint else -1)
+        state = (
+            checkpoint.state
+            if checkpoint
+            else initial_state(method, network, len(images.partition))
+        )
+        state = on_device(state, worker.device)
+        transport = InProcess(
+            method,
+            worker,
+            len(images.partition),
+            images.examples,
+            checkpoint.memories if checkpoint else None,
+        )
+        ledger_rows: list[dict[str, Any]] = []
+        server = Server(
+            method,
+            transport,
+            state,
+            per_round=experiment.clients.per_round,
+            settings=experiment.server,
+            seed=experiment.seed,
+            ledger=Ledger(ledger_rows.append, layouts),
+            on_client=self.observer.client,
+            on_setup=lambda done, total: self.observer.work("setup", done, total),
+        )
+        writer = Records(folder, ledger_rows, transport)
+        evaluation = build_evaluation(experiment, images, worker)
+        self._listen(state.round)
+        if checkpoint is None:
+            self._describe(images, worker)
+            self._setup(server, writer, evaluation, images)
+        self._rounds(server, writer, evaluation)
+
+    def _listen(self, round: int) -> None:
+        from feddg.runs.tracking import TensorBoard
+
+        self.observer = Together([self.observer, TensorBoard(self.folder.path)])
+        self.observer.start(self.experiment, round + 1)
+
+    def _describe(self, images: Images, worker: Worker) -> None:
+        self.folder.write_json("environment.json", environment(self.experiment, worker))
+        self.folder.write_json("clients.json", clients_table(images))
+
+    def _setup(
+        self, server: Server, writer: "Records", evaluation: Evaluation, images: Images
+    ) -> None:
+        with self.timed("setup"):
+            descriptions = server.setup()
+        if descriptions:
+            self.folder.write_tensors("setup.safetensors", descriptions)
+        row = {"kind": "setup", "round": 0, "seconds": self.seconds["setup"]}
+        scores = self._evaluate(server, evaluation, 0)
+        writer.keep(server.state, [row, *(score.record(0) for score in scores)])
+        figures = self.folder.path / "figures"
+        draw_figures(figures, images, server.method, server.state, self.experiment.seed)
+
+    def _rounds(self, server: Server, writer: "Records", evaluation: Evaluation) -> None:
+        rounds, every = self.experiment.train.rounds, self.experiment.evaluate.every
+        while server.state.round < rounds:
+            record = server.round()
+            self.observer.round(record)
+            last = record.round == rounds
+            scores: Sequence[Score] = []
+            started = time.perf_counter()
+            if last or record.round % every == 0:
+                scores = self._evaluate(server, evaluation, record.round)
+            record.seconds["evaluate"] = time.perf_counter() - started
+            rows = [score.record(record.round, with_confusion=last) for score in scores]
+            writer.keep(server.state, [round_row(record), *rows])
+
+    def _evaluate(self, server: Server, evaluation: Evaluation, round: int) -> Sequence[Score]:
+        scores = evaluation.scores(predictor(server.method, self.network, server.state))
+        self.observer.scores(round, scores)
+        return scores
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Adds the time its block takes to the run's seconds under ``name``."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
+
+    def _end(self, status: str, error: str | None) -> None:
+        self.observer.end(status)
+        record = read_run(self.folder.path)
+        summary = summarize(record)
+        summary |= {"status": status, "error": error}
+        summary["seconds"] |= self.seconds
+        summary["peak_memory_bytes"] = peak_memory()
+        self.folder.write_json(SUMMARY, summary)
+
+
+class Records:
+    """Writes a completed round: its rows first, then the checkpoint that makes it count."""
+
+    def __init__(
+        self, folder: RunFolder, ledger_rows: list[dict[str, Any]], transport: InProcess
+    ) -> None:
+        self._folder, self._ledger_rows, self._transport = folder, ledger_rows, transport
+
+    def keep(self, state: State, rows: Sequence[dict[str, Any]]) -> None:
+        """Writes metrics, ledger and checkpoint of the round in ``state``."""
+        self._folder.append(METRICS, rows)
+        self._folder.append(LEDGER, self._ledger_rows)
+        self._ledger_rows.clear()
+        self._folder.save_checkpoint(state, self._transport.memories, self._transport.remembered)
+        self._transport.remembered.clear()
+
+
+def predictor(method: Method, network: Network, state: State) -> nn.Module:
+    """Returns the global model as a predictor, on the network that clients also use."""
+    load_weights(network, state.weights)
+    return method.predictor(network)
+
+
+def on_device(state: State, device: torch.device) -> State:
+    """Returns the state with its tensors on ``device``."""
+    state.weights = {name: tensor.to(device) for name, tensor in state.weights.items()}
+    state.extras = {name: tensor.to(device) for name, tensor in state.extras.items()}
+    return state
+
+
+def round_row(record: RoundRecord) -> dict[str, Any]:
+    """Returns the row of a round in the metrics file."""
+    training = record.seconds.get("train", 0.0)
+    return {
+        "kind": "round",
+        "round": record.round,
+        "clients": record.clients,
+        "refused": [{"client": r.client, "reason": r.reason} for r in record.refused],
+        "terms": record.terms,
+        "examples": record.examples,
+        "images": record.images,
+        "seconds": record.seconds,
+        "images_per_second": record.images / training if training else 0.0,
+        "bytes_up": record.bytes.get("up", 0),
+        "bytes_down": record.bytes.get("down", 0),
+    }
+
+
+def environment(experiment: Experiment, worker: Worker) -> dict[str, Any]:
+    """Returns what the run's numbers may depend on beside the experiment."""
+    autocast = worker.autocast()
+    return {
+        "feddg": version("feddg"),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "torchvision": torchvision.__version__,
+        "platform": platform.platform(),
+        "processor": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "device": str(worker.device),
+        "precision": "bfloat16" if isinstance(autocast, torch.autocast) else "float32",
+        "weights": {
+            "name": experiment.model.weights,
+            "sha256": weights_digest(experiment.model.weights),
+        },
+    }
+
+
+def clients_table(images: Images) -> dict[str, Any]:
+    """Returns who holds what: counts per client, domain and class."""
+    table, rows = images.table, images.splits.train
+    classes, domains = len(table.class_names), len(table.domain_names)
+    clients = []
+    for id, positions in enumerate(images.partition.rows):
+        own = rows[positions]
+        by_domain = torch.bincount(torch.from_numpy(table.domains[own]), minlength=domains)
+        by_class = torch.bincount(torch.from_numpy(table.labels[own]), minlength=classes)
+        entry = {"id": id, "name": f"client {id}", "domains": by_domain.tolist()}
+        clients.append(entry | {"classes": by_class.tolist()})
+    bad = [{"path": image.path, "reason": image.reason} for image in images.bad]
+    names = {"domains": list(table.domain_names), "classes": list(table.class_names)}
+    return {**names, "clients": clients, "bad_images": bad}
+
+
+def peak_memory() -> int:
+    """Returns the largest resident memory of this process so far, in bytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

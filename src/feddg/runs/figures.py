@@ -1,0 +1,58 @@
+"""Pictures for the report that need the images: what the method makes of them."""
+
+import json
+from pathlib import Path
+
+import numpy
+import torch
+from PIL import Image
+
+from feddg.methods.base import Method, State
+from feddg.randomness import stream
+from feddg.runs.prepare import Images
+
+PER_DOMAIN, GAP, SCALE_TO = 4, 2, 96
+
+
+def draw_figures(folder: Path, images: Images, method: Method, state: State, seed: int) -> None:
+    """Writes ``styles.png``: some training images above what the method re-draws them as.
+
+    Methods that re-draw nothing leave no figure.
+    """
+    rows = _some_rows(images, seed)
+    originals = images.pixels.gather(rows)
+    redrawn = method.preview(originals, state.agreed)
+    if redrawn is None:
+        return
+    folder.mkdir(exist_ok=True)
+    table = images.table
+    names = [table.domain_names[d] for d in numpy.unique(table.domains[images.splits.train])]
+    grid(originals, redrawn).save(folder / "styles.png")
+    caption = (
+        f"Training images ({', '.join(names)}; {PER_DOMAIN} each, left to right) above the same images "
+        "re-drawn in the style that all clients train against."
+    )
+    (folder / "captions.json").write_text(json.dumps({"styles.png": caption}), encoding="utf-8")
+
+
+def _some_rows(images: Images, seed: int) -> torch.Tensor:
+    train, domains = images.splits.train, images.table.domains
+    rows = []
+    for domain in numpy.unique(domains[train]):
+        own = torch.from_numpy(train[domains[train] == domain])
+        chance = stream(seed, "figure", int(domain))
+        rows.append(own[torch.randperm(len(own), generator=chance)[:PER_DOMAIN]])
+    return torch.cat(rows)
+
+
+def grid(above: torch.Tensor, below: torch.Tensor) -> Image.Image:
+    """Returns two rows of uint8 images ``(N, 3, H, W)``, small ones enlarged without smoothing."""
+    count, _, height, width = above.shape
+    canvas = numpy.full((2 * height + GAP, count * (width + GAP) - GAP, 3), 255, numpy.uint8)
+    for top, row in ((0, above), (height + GAP, below)):
+        for i, image in enumerate(row.permute(0, 2, 3, 1).numpy()):
+            left = i * (width + GAP)
+            canvas[top : top + height, left : left + width] = image
+    factor = max(1, SCALE_TO // height)
+    size = (canvas.shape[1] * factor, canvas.shape[0] * factor)
+    return Image.fromarray(canvas).resize(size, Image.Resampling.NEAREST)

@@ -1,0 +1,271 @@
+"""The run folder: everything about one run on disk, written so that nothing computed is lost.
+
+Every file is either replaced whole (written aside, then renamed) or appended to and cut back, on
+resume, to what the checkpoint knows. A process killed at any moment leaves a folder that can be
+continued.
+"""
+
+import errno
+import json
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from filelock import FileLock, Timeout
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+
+from feddg.errors import RunError
+from feddg.experiment import Experiment, load_experiment
+from feddg.messages import Message, Weights
+from feddg.methods.base import State
+
+EXPERIMENT, SUMMARY = "experiment.yaml", "summary.json"
+METRICS, LEDGER = "metrics.jsonl", "ledger.jsonl"
+Row = dict[str, Any]
+
+
+@dataclass
+class Checkpoint:
+    """A run after some round: the server's state and what clients remember."""
+
+    state: State
+    memories: dict[int, Weights]
+
+
+class RunFolder:
+    """One run's folder, open for writing; one process at a time.
+
+    Args:
+        path: the folder; made if absent.
+
+    Raises:
+        RunError: it cannot be written, or another process is writing to it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            (path / "checkpoint").mkdir(parents=True, exist_ok=True)
+            self._lock = FileLock(path / ".lock", timeout=0)
+            self._lock.acquire()
+        except Timeout:
+            raise RunError(
+                f"{path} is being written by another process; wait for it to end"
+            ) from None
+        except OSError as error:
+            raise self._unwritable(path, error) from None
+        self._memory_files: dict[int, str] = {}
+
+    def close(self) -> None:
+        """Lets other processes write to the folder."""
+        self._lock.release()
+
+    def __enter__(self) -> "RunFolder":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # The experiment
+
+    def keep_experiment(self, experiment: Experiment) -> None:
+        """Writes the experiment, or checks that the folder's is the same one.
+
+        Raises:
+            RunError: the folder holds a different experiment.
+        """
+        file = self.path / EXPERIMENT
+        if file.is_file():
+            found = load_experiment(file)
+            if found.id != experiment.id:
+                raise RunError(
+                    f"{self.path} already holds a different experiment ({found.id}, not {experiment.id}); "
+                    "choose another --out or --name, or delete the folder"
+                )
+            return
+        self.replace(EXPERIMENT, experiment.to_yaml())
+
+    # Whole files
+
+    def replace(self, name: str, content: str | bytes) -> None:
+        """Replaces a file whole: after a crash it holds the old content or the new."""
+        data = content.encode() if isinstance(content, str) else content
+        try:
+            replace_file(self.path / name, lambda aside: _write(aside, data))
+        except OSError as error:
+            raise self._unwritable(self.path / name, error) from None
+
+    def write_json(self, name: str, content: Any) -> None:
+        """Replaces a JSON file."""
+        self.replace(name, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+
+    def write_tensors(
+        self, name: str, tensors: Weights, metadata: dict[str, str] | None = None
+    ) -> None:
+        """Replaces a safetensors file."""
+        own = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
+        try:
+            replace_file(self.path / name, lambda aside: save_file(own, aside, metadata))
+        except (OSError, SafetensorError) as error:
+            raise self._unwritable(self.path / name, error) from None
+
+    # Records
+
+    def append(self, name: str, rows: Iterable[Row]) -> None:
+        """Appends rows to a JSON-lines file and waits until they are on disk."""
+        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        if not text:
+            return
+        try:
+            with (self.path / name).open("a", encoding="utf-8") as file:
+                file.write(text)
+                _sync(file)
+        except OSError as error:
+            raise self._unwritable(self.path / name, error) from None
+
+    def cut_records(self, last_round: int) -> set[str]:
+        """Drops rows of rounds after ``last_round`` (all for -1); returns the ledger's layouts."""
+        layouts: set[str] = set()
+        for name in (METRICS, LEDGER):
+            rows = read_rows(self.path / name) if last_round >= 0 else []
+            kept = [row for row in rows if row.get("round", 0) <= last_round]
+            layouts |= {row["id"] for row in kept if row["kind"] == "layout"}
+            self.replace(name, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept))
+        return layouts
+
+    # Checkpoints
+
+    def save_checkpoint(
+        self, state: State, memories: dict[int, Weights], changed: set[int]
+    ) -> None:
+        """Writes the state after a round; the previous checkpoint stays until this one is whole.
+
+        Args:
+            state: the server's state.
+            memories: what clients remember.
+            changed: clients whose memory differs from the previous checkpoint.
+        """
+        files = dict(self._memory_files)
+        for id in sorted(changed):
+            files[id] = f"memory-{id}-{state.round}.safetensors"
+            self.write_tensors(f"checkpoint/{files[id]}", memories[id])
+        name = f"state-{state.round}.safetensors"
+        agreed = state.agreed
+        tensors = {f"weights/{key}": tensor for key, tensor in state.weights.items()}
+        tensors |= {f"extras/{key}": tensor for key, tensor in state.extras.items()}
+        tensors |= {
+            f"agreed/{key}": tensor for key, tensor in (agreed or Message()).tensors.items()
+        }
+        self.write_tensors(f"checkpoint/{name}", tensors)
+        scalars = None if agreed is None else agreed.scalars
+        content = {"round": state.round, "state": name, "agreed": scalars, "memories": files}
+        self.write_json("checkpoint/checkpoint.json", content)
+        self._memory_files = files
+        self._sweep({name, *files.values()})
+
+    def load_checkpoint(self) -> Checkpoint | None:
+        """Returns the last whole checkpoint, or None if there is none yet.
+
+        Raises:
+            RunError: a file of the checkpoint is missing or damaged.
+        """
+        index = self.path / "checkpoint" / "checkpoint.json"
+        if not index.is_file():
+            return None
+        try:
+            content = json.loads(index.read_text(encoding="utf-8"))
+            tensors = load_file(index.parent / content["state"])
+            self._memory_files = {int(id): name for id, name in content["memories"].items()}
+            memories = {
+                id: load_file(index.parent / name) for id, name in self._memory_files.items()
+            }
+        except (OSError, SafetensorError, ValueError, KeyError) as error:
+            raise RunError(
+                f"the checkpoint in {self.path} is damaged ({error}); delete the folder"
+            ) from None
+        agreed = None
+        if content["agreed"] is not None:
+            agreed = Message(_under("agreed/", tensors), content["agreed"])
+        state = State(
+            _under("weights/", tensors), _under("extras/", tensors), agreed, content["round"]
+        )
+        return Checkpoint(state, memories)
+
+    def _sweep(self, keep: set[str]) -> None:
+        for file in (self.path / "checkpoint").iterdir():
+            if file.name not in keep and file.name != "checkpoint.json":
+                with suppress(OSError):
+                    file.unlink()
+
+    def _unwritable(self, path: Path, error: Exception) -> RunError:
+        full = isinstance(error, OSError) and error.errno == errno.ENOSPC
+        full = full or "No space left" in str(error)
+        remedy = "free some space" if full else "check the path and its permissions"
+        what = "the disk is full" if full else str(error)
+        return RunError(
+            f"cannot write {path}: {what}; {remedy}, then `feddg resume {self.path}` goes on "
+            "from the last completed round"
+        )
+
+
+def _under(prefix: str, tensors: Weights) -> Weights:
+    return {
+        name.removeprefix(prefix): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(prefix)
+    }
+
+
+def replace_file(path: Path, write: Any) -> None:
+    """Has ``write`` write a file aside, then puts it in place of ``path``; leaves no debris."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        write(aside)
+        with aside.open("rb") as file:
+            _sync(file)
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def _write(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+
+
+def _sync(file: IO[Any]) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Reads a JSON-lines file; a last line cut off by a crash is left out."""
+    rows: list[Row] = []
+    if not path.is_file():
+        return rows
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            break
+    return rows
+
+
+def checkpoint_weights(folder: Path) -> Weights:
+    """Returns the global network's weights in a run folder's checkpoint, without opening it to write.
+
+    Raises:
+        RunError: there is no whole checkpoint.
+    """
+    index = folder / "checkpoint" / "checkpoint.json"
+    try:
+        name = json.loads(index.read_text(encoding="utf-8"))["state"]
+        with safe_open(index.parent / name, framework="pt") as file:
+            names = [key for key in file.keys() if key.startswith("weights/")]  # noqa: SIM118
+            return {key.removeprefix("weights/"): file.get_tensor(key) for key in names}
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise RunError(f"{folder} holds no whole checkpoint ({error})") from None

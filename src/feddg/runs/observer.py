@@ -1,0 +1,72 @@
+"""What a run tells whoever watches it; the command line's progress bars and TensorBoard listen."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from feddg.evaluation.accuracy import Score
+from feddg.experiment import Experiment
+from feddg.federation.server import RoundRecord
+from feddg.messages import Refusal, Update
+
+
+class Observer(Protocol):
+    """Listens to a run; every method may be left as it is here, silent."""
+
+    def start(self, experiment: Experiment, first_round: int) -> None:
+        """The run begins; ``first_round`` is above 1 when it continues."""
+
+    def work(self, what: str, done: int, total: int) -> None:
+        """Preparation goes on: decoding images, describing clients."""
+
+    def client(self, round: int, reply: Update | Refusal) -> None:
+        """A client finished its part of a round."""
+
+    def round(self, record: RoundRecord) -> None:
+        """A round was fused."""
+
+    def scores(self, round: int, scores: Sequence[Score]) -> None:
+        """The global model was evaluated."""
+
+    def end(self, status: str) -> None:
+        """The run ended: ``completed``, ``interrupted`` or ``failed``."""
+
+
+class Silence(Observer):
+    """Listens and says nothing."""
+
+
+class Together(Observer):
+    """Passes everything on to several observers."""
+
+    def __init__(self, observers: Sequence[Observer]) -> None:
+        self.observers = observers
+
+    def start(self, experiment: Experiment, first_round: int) -> None:
+        """See :class:`Observer`."""
+        for observer in self.observers:
+            observer.start(experiment, first_round)
+
+    def work(self, what: str, done: int, total: int) -> None:
+        """See :class:`Observer`."""
+        for observer in self.observers:
+            observer.work(what, done, total)
+
+    def client(self, round: int, reply: Update | Refusal) -> None:
+        """See :class:`Observer`."""
+        for observer in self.observers:
+            observer.client(round, reply)
+
+    def round(self, record: RoundRecord) -> None:
+        """See :class:`Observer`."""
+        for observer in self.observers:
+            observer.round(record)
+
+    def scores(self, round: int, scores: Sequence[Score]) -> None:
+        """See :class:`Observer`."""
+        for observer in self.observers:
+            observer.scores(round, scores)
+
+    def end(self, status: str) -> None:
+        """See :class:`Observer`."""
+        for observer in self.observers:
+            observer.end(status)

@@ -1,0 +1,178 @@
+"""From an experiment to everything its run needs: images, splits, clients, network, method."""
+
+import hashlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy
+import torch
+
+from feddg.data.augment import PRESETS as AUGMENTATIONS
+from feddg.data.images import ImageTable
+from feddg.data.partition import Partition, partition
+from feddg.data.pixels import BadImage, PixelStore, open_pixels
+from feddg.data.sources import load_source
+from feddg.data.splits import Splits, from_csv, hold_out
+from feddg.errors import ExperimentError
+from feddg.evaluation.accuracy import Evaluation
+from feddg.experiment import Experiment
+from feddg.methods.base import Method
+from feddg.methods.client import Examples, Worker
+from feddg.methods.registry import build_method
+from feddg.models.backbones import build_network
+from feddg.models.network import Network
+from feddg.models.precision import autocast, choose_device, choose_precision
+
+Progress = Callable[[str, int, int], None]
+
+
+def cache_folder() -> Path:
+    """Returns where decoded pixels and twins are kept: ``$FEDDG_CACHE`` or the user's cache."""
+    home = os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache"))
+    return Path(os.environ.get("FEDDG_CACHE", str(Path(home) / "feddg")))
+
+
+@dataclass(frozen=True)
+class Images:
+    """The experiment's images and who holds them.
+
+    Attributes:
+        table: usable images.
+        pixels: their decoded pixels, row by row.
+        bad: files that could not be used.
+        splits: rows by role.
+        partition: training rows by client.
+    """
+
+    table: ImageTable
+    pixels: PixelStore
+    bad: list[BadImage]
+    splits: Splits
+    partition: Partition
+
+    def examples(self, client: int) -> Examples:
+        """Returns the images of a client."""
+        rows = self.splits.train[self.partition.rows[client]]
+        return Examples(
+            self.pixels,
+            torch.from_numpy(rows),
+            torch.from_numpy(self.table.labels[rows]),
+            torch.from_numpy(self.table.domains[rows]),
+            len(self.table.class_names),
+            self._key(rows),
+        )
+
+    def _key(self, rows: numpy.ndarray) -> str:
+        """Identifies the images behind ``rows``: the store's content and which of its rows."""
+        digest = hashlib.blake2b(self.pixels.fingerprint.encode(), digest_size=12)
+        digest.update(rows.tobytes())
+        return digest.hexdigest()
+
+
+def load_images(experiment: Experiment, cache: Path | None, progress: Progress) -> Images:
+    """Loads, splits and partitions the experiment's images.
+
+    Raises:
+        DataError: the images cannot be used as asked.
+    """
+    data, clients, seed = experiment.data, experiment.clients, experiment.seed
+    table, pixels, bad = open_pixels(
+        load_source(data.source, data.root),
+        data.image_size,
+        cache=cache,
+        resize=data.resize,
+        budget_bytes=int(data.pixel_budget_gb * 2**30),
+        on_bad_image=data.on_bad_image,
+        progress=lambda done, total: progress("decoding images", done, total),
+    )
+    splits = _splits(experiment, table)
+    share = partition(
+        table.domains[splits.train],
+        table.labels[splits.train],
+        clients.number,
+        scheme=clients.partition,
+        heterogeneity=clients.heterogeneity,
+        alpha=clients.alpha,
+        rounding=clients.rounding,
+        seed=seed,
+    )
+    return Images(table, pixels, bad, splits, share)
+
+
+def _splits(experiment: Experiment, table: ImageTable) -> Splits:
+    data, held = experiment.data, experiment.hold_out
+    if data.split_file is not None:
+        return from_csv(table, data.split_file)
+    if not held.test and not held.val:
+        known = ", ".join(table.domain_names)
+        raise ExperimentError(
+            f"name the domain nobody trains on: --hold-out DOMAIN, one of {known}"
+        )
+    return hold_out(
+        table,
+        list(held.test),
+        list(held.val),
+        id_val=data.id_val,
+        id_test=data.id_test,
+        seed=experiment.seed,
+    )
+
+
+def build(experiment: Experiment, classes: int) -> tuple[Method, Network]:
+    """Builds the method and the network it trains.
+
+    Raises:
+        ExperimentError, WeightsError: they cannot be built as asked.
+    """
+    method = build_method(experiment.method.name, experiment.method.settings)
+    method.check(experiment)
+    model = experiment.model
+    network = build_network(
+        model.backbone,
+        classes,
+        weights=model.weights,
+        embedding=model.embedding,
+        seed=experiment.seed,
+    )
+    return method, method.network(network)
+
+
+def build_worker(experiment: Experiment, network: Network, cache: Path | None) -> Worker:
+    """Puts the network on its device, ready for clients to take turns."""
+    device = choose_device(experiment.device)
+    precision = choose_precision(experiment.precision, device)
+    network.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return Worker(
+        network,
+        experiment.train,
+        AUGMENTATIONS[experiment.train.augmentation],
+        device,
+        experiment.seed,
+        autocast(precision, device),
+        experiment.model.normalization == "frozen",
+        cache,
+    )
+
+
+def build_evaluation(experiment: Experiment, images: Images, worker: Worker) -> Evaluation:
+    """Returns what the global model is measured on after a round."""
+    splits = images.splits
+    rows = {
+        "test": splits.test,
+        "val": splits.val,
+        "id_test": splits.id_test,
+        "id_val": splits.id_val,
+    }
+    return Evaluation(
+        images.pixels,
+        {name: part for name, part in rows.items() if len(part)},
+        images.table.labels,
+        images.table.domains,
+        images.table.domain_names,
+        len(images.table.class_names),
+        experiment.evaluate.batch_size,
+        worker.device,
+        worker.autocast,
+    )

@@ -1,0 +1,120 @@
+"""Small federations on generated images, for tests of methods, server and transports."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy
+import torch
+
+from feddg.data.augment import NONE, AugmentSettings
+from feddg.data.pixels import ArrayPixels
+from feddg.federation.inprocess import InProcess
+from feddg.federation.ledger import Ledger
+from feddg.federation.server import Server, initial_state
+from feddg.methods.base import Method
+from feddg.methods.client import Client, Examples, Worker
+from feddg.methods.registry import build_method
+from feddg.models.backbones import build_network
+from feddg.randomness import numpy_stream
+from feddg.settings import ServerSettings, TrainSettings
+
+CLASSES, SIZE = 3, 16
+
+
+def colored_images(count: int, seed: int = 0) -> tuple[numpy.ndarray, numpy.ndarray]:
+    """Noise whose brightest channel is its class: ``(n, 16, 16, 3)`` uint8 and labels."""
+    chance = numpy_stream(seed, "test images")
+    labels = numpy.arange(count) % CLASSES
+    images = chance.integers(0, 120, (count, SIZE, SIZE, 3))
+    images[numpy.arange(count), :, :, labels] += 100
+    return images.astype(numpy.uint8), labels.astype(numpy.int64)
+
+
+@dataclass
+class SmallFederation:
+    """A server and clients over the in-process transport.
+
+    Attributes:
+        sizes: images per client.
+        ledger: rows entered so far.
+    """
+
+    method: Method
+    sizes: tuple[int, ...] = (7, 5, 6)
+    train: TrainSettings = field(default_factory=lambda: TrainSettings(rounds=2, batch_size=4))
+    per_round: int | None = None
+    seed: int = 0
+    backbone: str = "cnn"
+    embedding: Any = "none"
+    augmentation: AugmentSettings = NONE
+    server_settings: ServerSettings = field(default_factory=ServerSettings)
+    ledger: list[dict[str, Any]] = field(default_factory=list)
+    replies: list[Any] = field(default_factory=list)
+    freeze: bool = False
+    cache: Any = None
+
+    def __post_init__(self) -> None:
+        images, labels = colored_images(sum(self.sizes))
+        self.pixels = ArrayPixels(images)
+        self.labels = torch.from_numpy(labels)
+        self.starts = numpy.cumsum([0, *self.sizes])
+        network = build_network(
+            self.backbone, CLASSES, weights=None, embedding=self.embedding, seed=self.seed
+        )
+        self.network = self.method.network(network).to(memory_format=torch.channels_last)
+        self.worker = Worker(
+            self.network,
+            self.train,
+            self.augmentation,
+            torch.device("cpu"),
+            self.seed,
+            freeze=self.freeze,
+            cache=self.cache,
+        )
+        self.transport = InProcess(self.method, self.worker, len(self.sizes), self.examples)
+        self.server = Server(
+            self.method,
+            self.transport,
+            initial_state(self.method, self.network, len(self.sizes)),
+            per_round=self.per_round,
+            settings=self.server_settings,
+            seed=self.seed,
+            ledger=Ledger(self.ledger.append),
+            on_client=lambda round, reply: self.replies.append(reply),
+        )
+
+    def examples(self, client: int) -> Examples:
+        """The images of a client; its domain is its id."""
+        rows = torch.arange(self.starts[client], self.starts[client + 1])
+        domains = torch.full_like(rows, client)
+        return Examples(self.pixels, rows, self.labels[rows], domains, CLASSES, f"test-{client}")
+
+    def client(self, id: int = 0, **state: Any) -> Client:
+        """A client outside any round, in training mode, with an optimizer."""
+        client = Client(id, self.examples(id), self.worker, round=1, **state)
+        client.set_training()
+        client.optimizer = self.method.optimizer(client)
+        return client
+
+    def run(self, rounds: int | None = None) -> dict[str, torch.Tensor]:
+        """Sets up, runs the rounds, and returns the global weights."""
+        self.server.setup()
+        for _ in range(rounds or self.train.rounds):
+            self.server.round()
+        return self.server.state.weights
+
+
+def federation(method: str | Method = "fedavg", /, **options: Any) -> SmallFederation:
+    """Returns a small federation; ``settings`` are the method's."""
+    settings = options.pop("settings", {})
+    built = build_method(method, settings) if isinstance(method, str) else method
+    return SmallFederation(built, **options)
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    """Whether two sets of weights are bit-identical."""
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+Make = Callable[..., SmallFederation]
