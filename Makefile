@@ -1,0 +1,34 @@
+# Everything runs in .venv, which these targets make themselves; Python, pip and make are enough.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test lint slow clean
+
+demo: .venv/.core  ## FedAvg against PARDON on digits; prints a table and the path of a report
+	$(BIN)/feddg demo
+
+test: .venv/.dev  ## the default test suite
+	$(BIN)/python -m pytest
+
+slow: .venv/.dev  ## experiments and deployments that take minutes
+	$(BIN)/python -m pytest -m slow
+
+lint: .venv/.dev  ## style, format and types
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+$(BIN)/uv:
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet uv
+
+.venv/.core: pyproject.toml | $(BIN)/uv
+	$(BIN)/uv pip install --quiet --python $(BIN)/python -e .
+	touch $@
+
+.venv/.dev: pyproject.toml | $(BIN)/uv
+	$(BIN)/uv pip install --quiet --python $(BIN)/python -e ".[dev,flower]"
+	touch $@ .venv/.core
+
+clean:
+	rm -rf .venv
