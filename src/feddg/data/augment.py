@@ -1,0 +1,281 @@
+"""Random augmentation of a batch where the batch already is, each sample with its own draw.
+
+A draw is made once and applied to as many views of the same images as need it, so an image and its
+style-transferred twin are cropped, flipped and coloured alike. All of it is one bilinear resampling
+and one affine map of the colours:
+
+- crop as torchvision's ``RandomResizedCrop`` (whole-pixel boxes, ten tries, edges not mixed with
+  what lies outside the box), flip, and shift, folded into one resampling of columns and rows;
+- brightness, contrast, saturation, hue and grayscale, folded into one 3 x 3 matrix and one offset
+  per sample. Two things differ from torchvision's ``ColorJitter``: the order is always the one
+  just named and values are clamped to [0, 1] once at the end, where torchvision shuffles the order
+  and clamps after every step; and hue is a rotation at constant luma (YIQ) instead of a shift in
+  HSV, which is not a linear map.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Annotated
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from torch import Generator, Tensor
+from torch.nn import functional
+
+Probability = Annotated[float, Field(ge=0, le=1)]
+Strength = Annotated[float, Field(ge=0)]
+HueStrength = Annotated[float, Field(ge=0, le=0.5)]
+
+_CROP_TRIES = 10
+_LUMA = (0.299, 0.587, 0.114)
+_RGB_TO_YIQ = torch.tensor([_LUMA, (0.5959, -0.2746, -0.3213), (0.2115, -0.5227, 0.3112)])
+_TO_GRAY = torch.tensor([_LUMA] * 3)
+_TO_CHROMA = torch.eye(3) - _TO_GRAY
+_QUARTER_TURN = (
+    torch.linalg.inv(_RGB_TO_YIQ)
+    @ torch.tensor([[0.0, 0.0, 0.0], [0.0, 0.0, 1.0], [0.0, -1.0, 0.0]])
+    @ _RGB_TO_YIQ
+)  # of the chroma, from red towards yellow as in HSV
+
+
+class AugmentSettings(BaseModel):
+    """What may happen to a training image; the defaults leave it as it is."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    crop_scale: tuple[float, float] | None = Field(
+        default=None, description="smallest and largest share of the area a random crop keeps"
+    )
+    crop_ratio: tuple[float, float] = Field(
+        default=(3 / 4, 4 / 3), description="smallest and largest width / height of a crop"
+    )
+    shift: int = Field(default=0, ge=0, description="most pixels to move by; the edge is repeated")
+    flip: Probability = Field(default=0.0, description="probability of a left-right mirror image")
+    color_jitter: tuple[Strength, Strength, Strength, HueStrength] = Field(
+        default=(0.0, 0.0, 0.0, 0.0),
+        description="brightness, contrast, saturation (factor 1 +- x), hue (+- x turns)",
+    )
+    grayscale: Probability = Field(default=0.0, description="probability of losing all colour")
+
+    @model_validator(mode="after")
+    def _check_ranges(self) -> "AugmentSettings":
+        low, high = self.crop_scale or (1.0, 1.0)
+        if not 0 < low <= high <= 1:
+            raise ValueError("crop_scale must be two shares with 0 < smallest <= largest <= 1")
+        if not 0 < self.crop_ratio[0] <= self.crop_ratio[1]:
+            raise ValueError("crop_ratio must be two positive numbers, the smaller first")
+        if self.crop_scale is not None and self.shift:
+            raise ValueError("crop_scale and shift both move the image: choose one")
+        return self
+
+    @property
+    def moves(self) -> bool:
+        """Whether any pixel may change its place."""
+        return self.crop_scale is not None or self.shift > 0 or self.flip > 0
+
+    @property
+    def recolors(self) -> bool:
+        """Whether any colour may change."""
+        return any(self.color_jitter) or self.grayscale > 0
+
+
+NONE = AugmentSettings()
+PACS = AugmentSettings(
+    crop_scale=(0.7, 1.0), flip=0.5, color_jitter=(0.3, 0.3, 0.3, 0.3), grayscale=0.1
+)
+"""PARDON's training transform for PACS and IWildCam (official code)."""
+OFFICE_HOME = PACS.model_copy(update={"color_jitter": (0.4, 0.4, 0.4, 0.4)})
+"""PARDON's training transform for Office-Home (official code)."""
+DIGITS = AugmentSettings(shift=2)
+"""Digits keep their orientation and colours: a small shift only."""
+
+PRESETS: Mapping[str, AugmentSettings] = MappingProxyType(
+    {"none": NONE, "pacs": PACS, "office_home": OFFICE_HOME, "digits": DIGITS}
+)
+
+
+@dataclass(frozen=True)
+class Draw:
+    """The random choices for a batch of B images, to be applied to every view of them.
+
+    Attributes:
+        places: ``(2, B, size)``: at which column, and at which row, of the image each column and
+            row of the result looks; fractions lie between two pixels. None when nothing moves.
+        colors: ``(B, 3, 3)`` matrices for RGB columns. None when no colour changes.
+        contrast: ``(B,)`` how much of an image's own mean gray is added to its colours.
+    """
+
+    places: Tensor | None
+    colors: Tensor | None
+    contrast: Tensor
+
+    def to(self, device: torch.device | str) -> "Draw":
+        """Returns the same choices on another device."""
+        return Draw(
+            None if self.places is None else self.places.to(device),
+            None if self.colors is None else self.colors.to(device),
+            self.contrast.to(device),
+        )
+
+
+def draw(settings: AugmentSettings, count: int, size: int, generator: Generator) -> Draw:
+    """Makes the random choices for a batch.
+
+    Args:
+        settings: what may happen.
+        count: the number of images B.
+        size: their side in pixels.
+        generator: a CPU generator; equal states give equal draws on every device.
+
+    Returns:
+        The choices, on the CPU.
+    """
+    places, colors, contrast = None, None, torch.zeros(count)
+    if settings.moves:
+        places = _draw_places(settings, count, size, generator)
+    if settings.recolors:
+        colors, contrast = _draw_colors(settings, count, generator)
+    return Draw(places, colors, contrast)
+
+
+def apply(images: Tensor, draw: Draw) -> Tensor:
+    """Augments a batch.
+
+    Args:
+        images: ``(B, 3, size, size)`` uint8, any memory order, on any device.
+        draw: the choices for these B images.
+
+    Returns:
+        ``(B, 3, size, size)`` float32 in [0, 1], in channels-last memory order.
+    """
+    draw = draw.to(images.device)
+    if draw.places is None and draw.colors is None:
+        return images.to(torch.float32, memory_format=torch.channels_last).div_(255)
+    if draw.places is None:
+        moved = images.to(torch.float32, memory_format=torch.contiguous_format)
+    else:
+        moved = _resample(images, *draw.places)
+    if draw.colors is None:
+        return moved.contiguous(memory_format=torch.channels_last).div_(255)
+    return _recolor(moved, draw.colors, draw.contrast)
+
+
+def _draw_places(settings: AugmentSettings, count: int, size: int, generator: Generator) -> Tensor:
+    corners, sides = _draw_boxes(settings, count, size, generator)
+    places = _centers(corners.T[..., None], sides.T[..., None], size)
+    mirrored = torch.rand(count, generator=generator) < settings.flip
+    places[0, mirrored] = places[0, mirrored].flip(1)
+    return places
+
+
+def _draw_boxes(
+    settings: AugmentSettings, count: int, size: int, generator: Generator
+) -> tuple[Tensor, Tensor]:
+    """Draws the part of each image that fills its result: (left, top) and (width, height)."""
+    if settings.crop_scale is not None:
+        return _draw_crops(settings.crop_scale, settings.crop_ratio, count, size, generator)
+    shape = (count, 2)
+    shifts = torch.randint(-settings.shift, settings.shift + 1, shape, generator=generator)
+    return shifts.float(), torch.full(shape, float(size))
+
+
+def _draw_crops(
+    scale: tuple[float, float],
+    ratio: tuple[float, float],
+    count: int,
+    size: int,
+    generator: Generator,
+) -> tuple[Tensor, Tensor]:
+    """Draws boxes as torchvision's ``RandomResizedCrop``: the first of ten tries that fits."""
+    share, tilt = torch.rand((2, count, _CROP_TRIES), generator=generator)
+    area = size * size * (scale[0] + (scale[1] - scale[0]) * share)
+    low, high = math.log(ratio[0]), math.log(ratio[1])
+    root = torch.exp((low + (high - low) * tilt) / 2)
+    sides = torch.stack([area.sqrt() * root, area.sqrt() / root], dim=-1).round()
+    fits = ((sides >= 1) & (sides <= size)).all(dim=-1)
+    chosen = sides[torch.arange(count), fits.int().argmax(dim=1)]
+    chosen[~fits.any(dim=1)] = size
+    corners = torch.rand((count, 2), generator=generator) * (size + 1 - chosen)
+    return corners.floor(), chosen
+
+
+def _centers(start: Tensor, length: Tensor, size: int) -> Tensor:
+    """Where in the image the ``size`` pixels of the result have their centres.
+
+    They are spread evenly over the box, and kept inside it and inside the image.
+    """
+    steps = torch.arange(size) + 0.5
+    centers = start + steps * (length / size) - 0.5
+    first, last = start.clamp(min=0), (start + length - 1).clamp(max=size - 1)
+    return centers.clamp(min=first, max=last)
+
+
+def _draw_colors(
+    settings: AugmentSettings, count: int, generator: Generator
+) -> tuple[Tensor, Tensor]:
+    """Draws the colour changes and folds them into a matrix and a share of the mean gray.
+
+    With P the projection on gray, I - P the chroma and C its quarter turn, every step lies in the
+    span of the three, P absorbs itself and annihilates the others; so the product of brightness b,
+    contrast c, saturation s and hue angle t is  b c (P + s (cos t (I - P) + sin t C)),  with s = 0
+    for grayscale. Contrast also adds (1 - c) b times the image's mean gray.
+    """
+    signs = torch.rand((4, count), generator=generator) * 2 - 1
+    changes = signs * torch.tensor(settings.color_jitter)[:, None]
+    brightness, contrast, saturation = (1 + changes[:3]).clamp_(min=0)
+    saturation = saturation * (torch.rand(count, generator=generator) >= settings.grayscale)
+    angle = 2 * math.pi * changes[3]
+    chroma = (saturation * angle.cos())[:, None, None] * _TO_CHROMA + (saturation * angle.sin())[
+        :, None, None
+    ] * _QUARTER_TURN
+    colors = (brightness * contrast)[:, None, None] * (_TO_GRAY + chroma)
+    return colors, (1 - contrast) * brightness
+
+
+def _resample(images: Tensor, across: Tensor, down: Tensor) -> Tensor:
+    """Interpolates bilinearly, columns first, then rows.
+
+    Returns:
+        ``(B, 3, size, size)`` float32 in 0..255, in the default memory order.
+    """
+    columns = images.transpose(2, 3).to(torch.float32, memory_format=torch.contiguous_format)
+    rows = _pick(columns, across).transpose(2, 3).contiguous()
+    return _pick(rows, down)
+
+
+def _pick(lines: Tensor, centers: Tensor) -> Tensor:
+    """Takes lines of pixels at fractional positions: of two neighbours the weighted sum.
+
+    An embedding bag is exactly this sparse product. On a CPU it takes half the time of
+    ``grid_sample`` or of a dense product, and it copies whole-pixel positions unchanged.
+
+    Args:
+        lines: ``(B, 3, size, length)`` float32, contiguous.
+        centers: ``(B, size)`` positions in [0, size - 1] along the third axis.
+
+    Returns:
+        The same shape as ``lines``, contiguous.
+    """
+    count, channels, size, length = lines.shape
+    before = centers.floor()
+    share = centers - before
+    weights = torch.stack([1 - share, share], dim=-1)
+    pair = torch.stack([before, (before + 1).clamp_(max=size - 1)], dim=-1).long()
+    planes = torch.arange(count * channels, device=lines.device).view(count, channels, 1, 1)
+    taken = functional.embedding_bag(
+        (pair[:, None] + planes * size).view(-1, 2),
+        lines.view(-1, length),
+        mode="sum",
+        per_sample_weights=weights[:, None].expand(-1, channels, -1, -1).reshape(-1, 2),
+    )
+    return taken.view(lines.shape)
+
+
+def _recolor(images: Tensor, colors: Tensor, contrast: Tensor) -> Tensor:
+    """Maps the colours of ``(B, 3, size, size)`` images in 0..255 to channels-last [0, 1]."""
+    mean_gray = images.mean(dim=(2, 3)) @ _TO_GRAY[0].to(images.device)
+    offset = (contrast * mean_gray / 255)[:, None, None]
+    colored = torch.bmm(colors / 255, images.flatten(2)).add_(offset).clamp_(0, 1)
+    return colored.view_as(images).contiguous(memory_format=torch.channels_last)
