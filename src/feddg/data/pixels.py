@@ -56,9 +56,16 @@ class BadImage:
 
 
 class PixelStore(ABC):
-    """The pixels of a table, gathered by row number of that table."""
+    """The pixels of a table, gathered by row number of that table.
+
+    Attributes:
+        size: side of every image in pixels.
+        fingerprint: a hash of the images behind the rows, for caches of what is made from them;
+            empty for a store that nobody named.
+    """
 
     size: int
+    fingerprint: str = ""
 
     @abstractmethod
     def __len__(self) -> int:
@@ -186,8 +193,11 @@ def open_pixels(
     """
     _check_settings(size, resize, on_bad_image)
     if table.images is not None:
-        return table, ArrayPixels(_fit_rendered(table.images, size, resize)), []
+        rendered = ArrayPixels(_fit_rendered(table.images, size, resize))
+        rendered.fingerprint = hashlib.blake2b(table.images.tobytes(), digest_size=16).hexdigest()
+        return table, rendered, []
     files = _Files.of(table, size, resize)
+    key = files.key()
     pixels = None
     with _quiet_pillow():
         if cache is None or files.cache_bytes > budget_bytes:
@@ -198,10 +208,14 @@ def open_pixels(
     broken = {image.path for image in bad}
     good = np.array([path not in broken for path in table.paths]).nonzero()[0]
     kept = table.take(good) if bad else table
+    store: PixelStore
     if pixels is None:
-        return kept, StreamingPixels(files.root, kept.paths, size, resize), bad
-    place = {path: index for index, path in enumerate(files.paths)}
-    return kept, ArrayPixels(pixels, np.array([place[path] for path in kept.paths])), bad
+        store = StreamingPixels(files.root, kept.paths, size, resize)
+    else:
+        place = {path: index for index, path in enumerate(files.paths)}
+        store = ArrayPixels(pixels, np.array([place[path] for path in kept.paths]))
+    store.fingerprint = key
+    return kept, store, bad
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,69 @@
+"""Re-draws image files in the style of another image, or of a folder of images."""
+
+from pathlib import Path
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from feddg.data.decoding import UnusableImageError, decode_image
+from feddg.data.images import IMAGE_SUFFIXES
+from feddg.errors import DataError
+from feddg.styles.codec import load_codec, transfer
+from feddg.styles.interpolate import client_style
+from feddg.styles.statistics import measure
+
+
+def redraw_files(
+    images: Path,
+    style: Path,
+    out: Path,
+    strength: float,
+    size: int,
+    *,
+    codec: str = "compact",
+    encoder: Path | None = None,
+    decoder: Path | None = None,
+) -> list[Path]:
+    """Re-draws images and writes them as PNG files of the same names.
+
+    Args:
+        images: an image file, or a folder of images.
+        style: an image file, or a folder whose pooled style is taken.
+        out: folder for the results; made if absent.
+        strength: AdaIN blend in [0, 1].
+        size: side of the square results, pixels.
+        codec: see :func:`feddg.styles.codec.load_codec`, as are ``encoder`` and ``decoder``.
+
+    Returns:
+        The files written.
+
+    Raises:
+        DataError: there is no usable image.
+    """
+    chosen = load_codec(codec, encoder=encoder, decoder=decoder)
+    files, contents = _decoded(images, size)
+    _, examples = _decoded(style, size)
+    together = torch.zeros(len(examples), dtype=torch.int64)
+    target = client_style(measure(chosen, examples), together)
+    redrawn = transfer(chosen, contents, target.float(), strength)
+    out.mkdir(parents=True, exist_ok=True)
+    written = [out / f"{file.stem}.png" for file in files]
+    for path, image in zip(written, redrawn):
+        Image.fromarray(image.permute(1, 2, 0).numpy()).save(path)
+    return written
+
+
+def _decoded(path: Path, size: int) -> tuple[list[Path], Tensor]:
+    """Returns the image files at ``path`` and their pixels, uint8 ``(N, 3, size, size)``."""
+    if not path.exists():
+        raise DataError(f"{path} does not exist; name an image or a folder of images")
+    inside = sorted(path.iterdir()) if path.is_dir() else [path]
+    files = [file for file in inside if file.suffix.lower() in IMAGE_SUFFIXES]
+    if not files:
+        raise DataError(f"there is no image in {path}; known endings: {', '.join(IMAGE_SUFFIXES)}")
+    try:
+        pixels = [torch.from_numpy(decode_image(file, size, "squash")) for file in files]
+    except UnusableImageError as error:
+        raise DataError(f"an image in {path} cannot be used: {error}") from None
+    return files, torch.stack(pixels).permute(0, 3, 1, 2).contiguous()

@@ -1,0 +1,110 @@
+"""Backbones, network, normalisation."""
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from feddg.errors import ExperimentError, WeightsError
+from feddg.models.backbones import build_network
+from feddg.models.norm import affine_names, freeze_statistics, statistics_names
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "stages"),
+    [("cnn", 32, 3), ("resnet18", 32, 4), ("densenet121", 32, 4), ("mobilenet_v2", 32, 19)],
+)
+def test_backbones_by_name(name, size, stages):
+    network = build_network(name, 5, weights=None).eval()
+    images = torch.rand(2, 3, size, size)
+    assert network(images).shape == (2, 5)
+    assert network.features(images).shape == (2, network.features_dimension)
+    assert len(network.stages) == stages
+
+
+def test_resnet18_parameter_count_with_bottleneck_is_the_papers():
+    network = build_network("resnet18", 7, weights=None, embedding="bottleneck")
+    assert sum(p.numel() for p in network.parameters()) == 11_310_151
+
+
+def test_initial_weights_come_from_the_seed_alone():
+    torch.manual_seed(1)
+    one = build_network("cnn", 3, weights=None, seed=5).state_dict()
+    torch.manual_seed(2)
+    other = build_network("cnn", 3, weights=None, seed=5).state_dict()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    third = build_network("cnn", 3, weights=None, seed=6).state_dict()
+    assert not torch.equal(one["classifier.weight"], third["classifier.weight"])
+
+
+def test_images_are_normalised_inside():
+    network = build_network("cnn", 3, weights=None)
+    images = torch.rand(2, 3, 8, 8)
+    mean, std = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+    by_hand = torch.stack([(images[:, c] - mean[c]) / std[c] for c in range(3)], 1)
+    torch.testing.assert_close(network.normalize(images), by_hand)
+
+
+def test_all_hundred_normalisation_entries_of_a_resnet18_are_found():
+    network = build_network("resnet18", 7, weights=None)
+    statistics, affine = statistics_names(network), affine_names(network)
+    assert len(statistics) == 20 * 3
+    assert len(affine) == 20 * 2
+    assert statistics | affine <= network.state_dict().keys()
+    assert any("downsample.1" in name for name in statistics)
+
+
+def test_frozen_statistics_stay_while_affine_parameters_train():
+    network = build_network("cnn", 3, weights=None)
+    network.train()
+    freeze_statistics(network)
+    before = {n: t.clone() for n, t in network.state_dict().items() if n in statistics_names(network)}
+    network(torch.rand(4, 3, 16, 16)).sum().backward()
+    after = network.state_dict()
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+    assert network.featurizer.blocks[0][1].weight.grad.abs().sum() > 0
+
+
+def test_pretrained_weights_from_a_file_without_its_head(tmp_path):
+    import torchvision
+
+    donor = torchvision.models.resnet18(num_classes=11)
+    file = tmp_path / "w.safetensors"
+    save_file({name: t.half() if t.is_floating_point() else t for name, t in donor.state_dict().items()}, file)
+    network = build_network("resnet18", 7, weights=str(file))
+    trunk = network.featurizer.model
+    assert trunk.conv1.weight.dtype == torch.float32
+    assert torch.equal(trunk.conv1.weight, donor.conv1.weight.half().float())
+    torch.save(donor.state_dict(), tmp_path / "w.pth")
+    again = build_network("resnet18", 7, weights=str(tmp_path / "w.pth"))
+    assert torch.equal(again.featurizer.model.conv1.weight, donor.conv1.weight)
+
+
+def test_weights_that_do_not_fit_are_refused_by_name(tmp_path):
+    import torchvision
+
+    file = tmp_path / "w.safetensors"
+    state = torchvision.models.resnet18().state_dict()
+    state["conv1.weight"] = torch.zeros(64, 3, 5, 5)
+    save_file(state, file)
+    with pytest.raises(WeightsError, match=r"w\.safetensors.*conv1\.weight has shape \(64, 3, 5, 5\)"):
+        build_network("resnet18", 7, weights=str(file))
+    with pytest.raises(WeightsError, match="does not fit backbone 'cnn'"):
+        build_network("cnn", 7, weights=str(file))
+    with pytest.raises(WeightsError, match="does not exist"):
+        build_network("cnn", 7, weights=str(tmp_path / "absent.pth"))
+    for name, content in (("t.pth", b"hello"), ("t.safetensors", b"hello"), ("e.pth", b"")):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(WeightsError, match=name):
+            build_network("cnn", 7, weights=str(tmp_path / name))
+
+
+def test_a_pickled_object_is_never_loaded(tmp_path):
+    torch.save(nn.Linear(2, 2), tmp_path / "module.pth")
+    with pytest.raises(WeightsError, match="state dict"):
+        build_network("cnn", 7, weights=str(tmp_path / "module.pth"))
+
+
+def test_unknown_backbone_suggests_the_nearest():
+    with pytest.raises(ExperimentError, match="did you mean 'resnet18'"):
+        build_network("resnet_18", 7, weights=None)

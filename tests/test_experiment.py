@@ -1,0 +1,107 @@
+"""Experiments: three spellings, presets, identity, errors."""
+
+import pytest
+import yaml
+
+from feddg.errors import ExperimentError
+from feddg.experiment import Experiment, load_experiment
+
+
+def test_shorthand_yaml_and_full_spelling_are_one_experiment(tmp_path):
+    short = Experiment(data="digits", method="pardon", hold_out="sketch", seed=3)
+    file = tmp_path / "e.yaml"
+    file.write_text(
+        "data: {source: digits}\nmethod: {name: fisc}\nhold_out: {test: [sketch]}\nseed: 3\n"
+    )
+    assert load_experiment(file).id == short.id
+    assert Experiment(**yaml.safe_load(short.to_yaml())).id == short.id
+
+
+def test_every_setting_counts_and_name_and_device_do_not():
+    base = Experiment(data="digits", hold_out="sketch")
+    same = Experiment(data="digits", hold_out="sketch", name="x", device="cpu")
+    assert same.id == base.id
+    for change in ({"seed": 1}, {"train": {"lr": 0.5}}, {"method": {"name": "pardon"}}):
+        assert Experiment(**{"data": "digits", "hold_out": "sketch", **change}).id != base.id
+
+
+def test_the_papers_protocol_is_the_preset_of_pacs():
+    paper = Experiment(data="pacs", method="pardon", hold_out={"val": "photo", "test": "sketch"})
+    assert (paper.clients.number, paper.clients.per_round, paper.clients.heterogeneity) == (
+        100,
+        20,
+        0.1,
+    )
+    assert (paper.model.backbone, paper.model.embedding, paper.model.normalization) == (
+        "resnet50",
+        "linear",
+        "frozen",
+    )
+    assert (paper.train.rounds, paper.train.local_epochs, paper.train.batch_size) == (50, 1, 32)
+    assert (paper.train.optimizer, paper.train.lr, paper.data.image_size) == ("adam", 3e-5, 224)
+    settings = paper.method.settings
+    assert (settings["gamma1"], settings["gamma2"], settings["margin"]) == (0.75, 0.2, 0.3)
+    home = Experiment(data={"source": "folder"}, preset="office_home", method="pardon")
+    assert home.method.settings["gamma2"] == 0.1
+    wild = Experiment(data={"source": "folder"}, preset="iwildcam", method="pardon")
+    assert (wild.method.settings["margin"], wild.clients.number, wild.clients.per_round) == (
+        1.0,
+        243,
+        24,
+    )
+
+
+def test_what_the_user_says_wins_over_presets_and_flags_over_the_file(tmp_path):
+    file = tmp_path / "e.yaml"
+    file.write_text("data: pacs\nmethod: {name: pardon, gamma1: 0.5}\ntrain: {lr: 0.1}\n")
+    read = load_experiment(file, {"train": {"lr": 0.2}, "method": {"margin": 1.0}})
+    assert read.train.lr == 0.2
+    assert read.method.settings["gamma1"] == 0.5
+    assert read.method.settings["margin"] == 1.0
+    assert read.train.rounds == 50
+
+
+def test_statistics_are_frozen_only_for_pretrained_weights():
+    assert Experiment(data="digits").model.normalization == "train"
+    assert Experiment(data="pacs").model.normalization == "frozen"
+    assert Experiment(data="pacs", model={"weights": "none"}).model.normalization == "train"
+    assert Experiment(data="pacs", model={"weights": "none"}).model.weights is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"method": "pardn"}, "did you mean 'pardon'"),
+        ({"method": {"name": "pardon", "gama1": 1}}, "did you mean 'gamma1'"),
+        ({"method": {"name": "pardon", "margin": -1}}, "setting 'margin'"),
+        ({"method": {"name": "fedavg", "mu": 1}}, "it has: none at all"),
+        ({"trian": {}}, "did you mean 'train'"),
+        ({"train": {"round": 3}}, "did you mean 'rounds'"),
+        ({"train": {"lr": 0}}, "train.lr"),
+        ({"train": {"lr": float("nan")}}, "train.lr"),
+        ({"clients": {"heterogeneity": 1.5}}, "clients.heterogeneity"),
+        ({"preset": "pax"}, "unknown preset"),
+        ({"seed": "x"}, "seed"),
+    ],
+)
+def test_mistakes_name_the_field_and_the_nearest_known_one(fields, words):
+    with pytest.raises(ExperimentError) as caught:
+        Experiment(**{"data": "digits", **fields})
+    assert words in str(caught.value)
+
+
+def test_files_that_are_no_experiment(tmp_path):
+    for content in ("a: [", "just words"):
+        file = tmp_path / "bad.yaml"
+        file.write_text(content)
+        with pytest.raises(ExperimentError, match=r"bad\.yaml"):
+            load_experiment(file)
+    with pytest.raises(ExperimentError, match="does not exist"):
+        load_experiment(tmp_path / "none.yaml")
+
+
+def test_labels_are_file_names():
+    label = Experiment(data="digits", hold_out="sketch", name="a/b c:d").label
+    assert "/" not in label
+    assert " " not in label
+    assert label.endswith(Experiment(data="digits", hold_out="sketch").id)
