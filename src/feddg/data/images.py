@@ -1,6 +1,5 @@
 """The list of images an experiment works on: path, label and domain of each; nothing decoded."""
 
-import difflib
 import logging
 import os
 import re
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from feddg.errors import DataError
+from feddg.errors import DataError, nearest
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp"})
 LAYOUT = "<root>/<domain>/<class>/<image>, for example images/sketch/dog/0001.jpg"
@@ -78,21 +77,18 @@ class ImageTable:
         Raises:
             DataError: no domain, or more than one, answers to this name.
         """
-        wanted = plain_name(name)
-        plain = [plain_name(known) for known in self.domain_names]
         if name in self.domain_names:
             return self.domain_names.index(name)
-        matches = [
-            position
-            for position, known in enumerate(plain)
-            if known == wanted or (len(wanted) == 1 and known.startswith(wanted))
-        ]
+        wanted = plain_name(name)
+        known = [plain_name(domain) for domain in self.domain_names]
+        matches = [i for i, domain in enumerate(known) if domain == wanted]
+        if len(wanted) == 1 and not matches:
+            matches = [i for i, domain in enumerate(known) if domain.startswith(wanted)]
         if len(matches) == 1:
             return matches[0]
-        nearest = difflib.get_close_matches(wanted, plain, n=1, cutoff=0.5)
-        hint = f" Did you mean '{self.domain_names[plain.index(nearest[0])]}'?" if nearest else ""
         raise DataError(
-            f"There is no domain '{name}'.{hint} Known domains: {', '.join(self.domain_names)}."
+            f"There is no domain {name!r}{nearest(name, self.domain_names)}; "
+            f"there are: {', '.join(self.domain_names)}."
         )
 
     def counts(self) -> np.ndarray:

@@ -5,7 +5,6 @@ A source is a function ``(root, **options) -> ImageTable``. Another package adds
 ``feddg.sources``.
 """
 
-import difflib
 import inspect
 import logging
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from feddg.data.images import LAYOUT, ImageTable, from_folder, plain_name
-from feddg.errors import DataError
+from feddg.errors import DataError, nearest
 
 ENTRY_POINTS = "feddg.sources"
 PACS_COUNTS = {"photo": 1670, "art_painting": 2048, "cartoon": 2344, "sketch": 3929}
@@ -75,10 +74,9 @@ def _find(name: str) -> Source:
     installed = _installed_sources()
     if name not in installed:
         known = source_names()
-        nearest = difflib.get_close_matches(name, known, n=1)
-        hint = f" Did you mean '{nearest[0]}'?" if nearest else ""
         raise DataError(
-            f"There is no data source '{name}'.{hint} Known sources: {', '.join(known)}."
+            f"There is no data source {name!r}{nearest(name, known)}; "
+            f"there are: {', '.join(known)}."
         )
     try:
         loaded: Source = installed[name].load()

@@ -1,0 +1,227 @@
+"""Which rows train, validate and test: held-out domains, and shares of the training domains."""
+
+import csv
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from itertools import permutations
+from pathlib import Path
+
+import numpy as np
+
+from feddg.data.images import ImageTable, plain_name
+from feddg.errors import DataError
+from feddg.randomness import numpy_stream
+
+COLUMNS = ("", "split", "domain_remapped", "domain", "category", "y", "path")
+"""The columns of the FedDG benchmark's split files; the first one numbers the rows."""
+
+Scenario = dict[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True, eq=False)
+class Splits:
+    """Rows of a table by role, each an ascending int64 array; no row has two roles.
+
+    Attributes:
+        train: what clients train on.
+        id_val: in-domain validation, from the training domains.
+        id_test: in-domain test, from the training domains.
+        val: the held-out validation domains, whole.
+        test: the held-out test domains, whole.
+    """
+
+    train: np.ndarray
+    id_val: np.ndarray
+    id_test: np.ndarray
+    val: np.ndarray
+    test: np.ndarray
+
+
+ROLES = tuple(field.name for field in fields(Splits))
+
+
+def hold_out(
+    table: ImageTable,
+    test: Sequence[str],
+    val: Sequence[str] = (),
+    *,
+    id_val: float = 0.05,
+    id_test: float = 0.05,
+    seed: int,
+) -> Splits:
+    """Holds whole domains out, and a stratified share of the others.
+
+    Within each training domain the in-domain parts have ``id_val`` and ``id_test`` of its images
+    in total, spread over its classes by largest remainders; the last image of a class in a domain
+    always trains. An image has the same role in the in-domain split whichever domains are held out.
+
+    Args:
+        table: all images.
+        test: names of the domains to test on.
+        val: names of the domains to validate on.
+        id_val: share of each training domain kept for in-domain validation.
+        id_test: share of each training domain kept for in-domain test.
+        seed: the experiment's seed.
+
+    Raises:
+        DataError: a name is unknown or in both lists, a held-out domain has no images, or nothing
+            is left to train on.
+    """
+    if min(id_val, id_test) < 0 or id_val + id_test >= 1:
+        raise DataError(
+            f"id_val ({id_val}) and id_test ({id_test}) must not be negative and must add up to "
+            "less than 1, or no image is left to train on."
+        )
+    roles = _in_domain_roles(table, id_val, id_test, seed)
+    for role, names in (("test", test), ("val", val)):
+        for name in names:
+            held = table.domains == table.domain_id(name)
+            if not held.any():
+                raise DataError(f"Domain '{name}' is to be held out but has no images.")
+            if role == "val" and (roles[held] == "test").all():
+                raise DataError(f"Domain '{name}' is held out for both validation and test.")
+            roles[held] = role
+    return from_roles(roles)
+
+
+def from_roles(roles: np.ndarray) -> Splits:
+    """Returns the splits of a column of roles, one of ``ROLES`` for each row.
+
+    Raises:
+        DataError: a role is unknown, or nothing is left to train on.
+    """
+    unknown = set(np.unique(roles).tolist()) - set(ROLES)
+    if unknown:
+        raise DataError(f"Unknown split '{min(unknown)}'; there are: {', '.join(ROLES)}.")
+    rows = {role: np.flatnonzero(roles == role) for role in ROLES}
+    if not len(rows["train"]):
+        raise DataError(
+            "No images are left to train on: hold out fewer domains or smaller in-domain shares."
+        )
+    return Splits(**rows)
+
+
+def from_csv(table: ImageTable, csv_path: Path | str, skipped: Iterable[str] = ()) -> Splits:
+    """Reads a benchmark's split file, matching its rows to the table's by their paths.
+
+    Args:
+        table: all usable images.
+        csv_path: a file with at least the columns ``split`` and ``path``.
+        skipped: paths of images that are known to be unusable and may be missing in the table.
+
+    Raises:
+        DataError: the file cannot be read, lacks a column, has an unknown split, or its rows and
+            the table's do not match one to one.
+    """
+    csv_path = Path(csv_path).expanduser()
+    role_of = _read(csv_path)
+    paths, left_out = list(table.paths), set(skipped)
+    if not role_of.keys() >= set(paths):
+        # Copies spell folders differently (Real World, real_world): compare plain names.
+        role_of = _unique(csv_path, ((_plain_path(path), role) for path, role in role_of.items()))
+        paths, left_out = [_plain_path(p) for p in paths], {_plain_path(p) for p in left_out}
+    _check_match(csv_path, set(role_of), set(paths), left_out)
+    return from_roles(np.array([role_of[path] for path in paths]))
+
+
+def write_csv(table: ImageTable, splits: Splits, path: Path | str) -> None:
+    """Writes splits as a benchmark's file, which ``from_csv`` reads back."""
+    roles = np.full(len(table), "", dtype="<U7")
+    for role in ROLES:
+        roles[getattr(splits, role)] = role
+    with Path(path).open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        for row in np.flatnonzero(roles != "").tolist():
+            domain, label = int(table.domains[row]), int(table.labels[row])
+            names = (domain, table.domain_names[domain], table.class_names[label])
+            writer.writerow((row, roles[row], *names, label, table.paths[row]))
+
+
+def leave_one_out(domain_names: Sequence[str]) -> list[Scenario]:
+    """Returns all scenarios that test on one domain and train on the others."""
+    return [{"test": (name,), "val": ()} for name in domain_names]
+
+
+def leave_two_out(domain_names: Sequence[str]) -> list[Scenario]:
+    """Returns all scenarios with one domain for validation, one for test, the others to train."""
+    return [{"test": (test,), "val": (val,)} for val, test in permutations(domain_names, 2)]
+
+
+def _in_domain_roles(table: ImageTable, id_val: float, id_test: float, seed: int) -> np.ndarray:
+    """Returns train, id_val or id_test for every row, as if no domain were held out."""
+    random = numpy_stream(seed, "split")
+    counts = table.counts()
+    val = _spread(counts * id_val, np.maximum(counts - 1, 0), random)
+    test = _spread(counts * id_test, np.maximum(counts - 1 - val, 0), random)
+    cells = np.ravel_multi_index((table.domains, table.labels), counts.shape)
+    shuffled = np.lexsort((random.random(len(table)), cells))
+    cells = cells[shuffled]
+    before = np.cumsum(counts) - counts.ravel()
+    place = np.arange(len(table)) - before[cells]
+    last_val = val.ravel()[cells]
+    last_test = last_val + test.ravel()[cells]
+    roles = np.full(len(table), "train", dtype="<U7")
+    roles[shuffled[place < last_test]] = "id_test"
+    roles[shuffled[place < last_val]] = "id_val"
+    return roles
+
+
+def _spread(quotas: np.ndarray, room: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    """Rounds each domain's quotas per class to integers, by largest remainders.
+
+    Args:
+        quotas: ``(domains, classes)`` wanted numbers; each row's sum is kept, rounded.
+        room: ``(domains, classes)`` largest numbers allowed.
+        random: breaks ties, lest the first classes get all the left-overs.
+    """
+    whole: np.ndarray = np.minimum(np.floor(quotas).astype(np.int64), room)
+    for quota, given, most in zip(quotas, whole, room):
+        left = max(round(float(quota.sum())) - int(given.sum()), 0)
+        order = np.lexsort((random.random(len(quota)), -np.round(quota - given, 9)))
+        given[order[given[order] < most[order]][:left]] += 1
+    return whole
+
+
+def _read(csv_path: Path) -> dict[str, str]:
+    """Returns the split of each path a benchmark's file lists."""
+    try:
+        with csv_path.open(newline="", encoding="utf-8-sig") as file:
+            lines = csv.DictReader(file)
+            missing = {"split", "path"} - set(lines.fieldnames or ())
+            if missing:
+                raise DataError(
+                    f"Split file {csv_path} has no column {' and no '.join(sorted(missing))}; "
+                    f"expected {', '.join(COLUMNS[1:])}."
+                )
+            found = [(line["path"] or "", line["split"] or "") for line in lines]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"Split file {csv_path} cannot be read: {error}.") from None
+    return _unique(csv_path, found)
+
+
+def _unique(csv_path: Path, found: Iterable[tuple[str, str]]) -> dict[str, str]:
+    role_of: dict[str, str] = {}
+    for path, role in found:
+        if path in role_of:
+            raise DataError(f"Split file {csv_path} lists {path} twice.")
+        role_of[path] = role
+    return role_of
+
+
+def _plain_path(path: str) -> str:
+    *folders, name = path.split("/")
+    return "/".join((*map(plain_name, folders), name))
+
+
+def _check_match(csv_path: Path, listed: set[str], present: set[str], skipped: set[str]) -> None:
+    absent, unlisted = sorted(listed - present - skipped), sorted(present - listed)
+    for paths, what in (
+        (absent, "lists {} images that are not in the data"),
+        (unlisted, "does not list {} images of the data"),
+    ):
+        if paths:
+            raise DataError(
+                f"Split file {csv_path} {what.format(len(paths))}: {', '.join(paths[:3])}"
+                f"{', ...' if len(paths) > 3 else ''}. Paths must read domain/class/file."
+            )
