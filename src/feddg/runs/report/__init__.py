@@ -1,0 +1,5 @@
+"""Reports: one self-contained HTML page about one run or several."""
+
+from feddg.runs.report.page import write_report
+
+__all__ = ["write_report"]
