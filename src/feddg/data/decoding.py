@@ -78,15 +78,15 @@ def make_square(image: Image.Image, size: int, resize: Resize = "squash") -> np.
     """
     square = (size, size)
     if resize == "squash":
-        return np.asarray(image.resize(square, Image.Resampling.BILINEAR))
+        return np.array(image.resize(square, Image.Resampling.BILINEAR))
     if resize == "crop":
-        return np.asarray(ImageOps.fit(image, square, Image.Resampling.BILINEAR))
+        return np.array(ImageOps.fit(image, square, Image.Resampling.BILINEAR))
     scale = size / max(image.size)
     width, height = (max(1, round(side * scale)) for side in image.size)
     canvas = Image.new("RGB", square)
     resized = image.resize((width, height), Image.Resampling.BILINEAR)
     canvas.paste(resized, ((size - width) // 2, (size - height) // 2))
-    return np.asarray(canvas)
+    return np.array(canvas)
 
 
 def _refuse_oversized(image: Image.Image) -> None:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -60,12 +61,13 @@ class PixelStore(ABC):
 
     Attributes:
         size: side of every image in pixels.
-        fingerprint: a hash of the images behind the rows, for caches of what is made from them;
-            empty for a store that nobody named.
+        fingerprint: a hash of the images behind the rows, in their order, for caches of what is
+            made from them; empty for a store that nobody named.
     """
 
-    size: int
-    fingerprint: str = ""
+    def __init__(self, size: int, fingerprint: str) -> None:
+        self.size = size
+        self.fingerprint = fingerprint
 
     @abstractmethod
     def __len__(self) -> int:
@@ -92,14 +94,18 @@ class PixelStore(ABC):
 class ArrayPixels(PixelStore):
     """Pixels in memory or memory-mapped from the cache."""
 
-    def __init__(self, pixels: np.ndarray, positions: np.ndarray | None = None) -> None:
+    def __init__(
+        self, pixels: np.ndarray, positions: np.ndarray | None = None, fingerprint: str = ""
+    ) -> None:
         """Wraps an array.
 
         Args:
             pixels: ``(count, size, size, 3)`` uint8.
-            positions: where each row's image lies in ``pixels``; None when row i is image i.
+            positions: ``(rows,)`` int64, where each row's image lies in ``pixels``; None when row
+                i is image i.
+            fingerprint: see :class:`PixelStore`.
         """
-        self.size = pixels.shape[1]
+        super().__init__(pixels.shape[1], fingerprint)
         self._pixels = pixels
         self._positions = np.arange(len(pixels)) if positions is None else positions
 
@@ -120,7 +126,9 @@ class ArrayPixels(PixelStore):
 class StreamingPixels(PixelStore):
     """Pixels decoded anew whenever they are gathered, by a pool of threads."""
 
-    def __init__(self, root: Path, paths: Sequence[str], size: int, resize: Resize) -> None:
+    def __init__(
+        self, root: Path, paths: Sequence[str], size: int, resize: Resize, fingerprint: str
+    ) -> None:
         """Remembers where the images are.
 
         Args:
@@ -128,8 +136,9 @@ class StreamingPixels(PixelStore):
             paths: one path per row, all known to be readable.
             size: the side of a gathered image in pixels.
             resize: how an image becomes square.
+            fingerprint: see :class:`PixelStore`.
         """
-        self.size = size
+        super().__init__(size, fingerprint)
         self._root, self._paths, self._resize = root, tuple(paths), resize
         self._pool = ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="decode")
 
@@ -193,11 +202,8 @@ def open_pixels(
     """
     _check_settings(size, resize, on_bad_image)
     if table.images is not None:
-        rendered = ArrayPixels(_fit_rendered(table.images, size, resize))
-        rendered.fingerprint = hashlib.blake2b(table.images.tobytes(), digest_size=16).hexdigest()
-        return table, rendered, []
+        return table, _rendered(table.images, size, resize), []
     files = _Files.of(table, size, resize)
-    key = files.key()
     pixels = None
     with _quiet_pillow():
         if cache is None or files.cache_bytes > budget_bytes:
@@ -206,16 +212,28 @@ def open_pixels(
             pixels, bad = _cached(files, cache, progress)
     _complain(bad, len(files.paths), on_bad_image)
     broken = {image.path for image in bad}
-    good = np.array([path not in broken for path in table.paths]).nonzero()[0]
-    kept = table.take(good) if bad else table
-    store: PixelStore
+    kept = table.take([row for row, path in enumerate(table.paths) if path not in broken])
+    return kept, _store(files, kept, pixels), bad
+
+
+def _rendered(images: np.ndarray, size: int, resize: Resize) -> PixelStore:
+    if images.shape[1:3] != (size, size):
+        images = np.stack([make_square(Image.fromarray(image), size, resize) for image in images])
+    fingerprint = _hash(images.shape, images.tobytes())
+    return ArrayPixels(images, fingerprint=fingerprint)
+
+
+def _store(files: "_Files", table: ImageTable, pixels: np.ndarray | None) -> PixelStore:
+    fingerprint = _hash([files.key, table.paths])
     if pixels is None:
-        store = StreamingPixels(files.root, kept.paths, size, resize)
-    else:
-        place = {path: index for index, path in enumerate(files.paths)}
-        store = ArrayPixels(pixels, np.array([place[path] for path in kept.paths]))
-    store.fingerprint = key
-    return kept, store, bad
+        return StreamingPixels(files.root, table.paths, files.size, files.resize, fingerprint)
+    place = {path: index for index, path in enumerate(files.paths)}
+    positions = np.array([place[path] for path in table.paths])
+    return ArrayPixels(pixels, positions, fingerprint)
+
+
+def _hash(facts: object, content: bytes = b"") -> str:
+    return hashlib.blake2b(json.dumps(facts).encode() + content, digest_size=16).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -237,11 +255,12 @@ class _Files:
     def cache_bytes(self) -> int:
         return len(self.paths) * self.size * self.size * 3
 
+    @cached_property
     def key(self) -> str:
         """A hash that changes whenever the decoded pixels could."""
         made_from = [_LAYOUT, PIL.__version__, str(self.root), self.size, self.resize]
         stamps = [[path, *_stamp(self.root / path)] for path in self.paths]
-        return hashlib.blake2b(json.dumps([made_from, stamps]).encode(), digest_size=16).hexdigest()
+        return _hash([made_from, stamps])
 
     def decode_all(
         self, keep: Callable[[np.ndarray], object], progress: Progress | None
@@ -281,7 +300,7 @@ def _cached(
     files: _Files, cache: Path, progress: Progress | None
 ) -> tuple[np.ndarray, list[BadImage]]:
     """Opens the cache entry of some files, making it first if it is not there."""
-    entry = cache / f"pixels-{files.key()}"
+    entry = cache / f"pixels-{files.key}"
     found = _open_entry(entry, files)
     if found is None:
         with _writing_to(cache):
@@ -338,7 +357,7 @@ def _write_entry(folder: Path, files: _Files, progress: Progress | None) -> None
 
 def _checked(files: _Files, cache: Path | None, progress: Progress | None) -> list[BadImage]:
     """Finds the bad files by decoding everything once; a cache folder remembers the answer."""
-    answer = None if cache is None else cache / f"checked-{files.key()}.json"
+    answer = None if cache is None else cache / f"checked-{files.key}.json"
     if answer is not None and answer.is_file():
         return _read_bad(answer)
     bad = files.decode_all(lambda pixels: None, progress)
@@ -395,12 +414,6 @@ def _quiet_pillow() -> Iterator[None]:
 
 def _channels_last(batch: np.ndarray) -> Tensor:
     return torch.from_numpy(batch).permute(0, 3, 1, 2)
-
-
-def _fit_rendered(images: np.ndarray, size: int, resize: Resize) -> np.ndarray:
-    if images.shape[1:3] == (size, size):
-        return images
-    return np.stack([make_square(Image.fromarray(image), size, resize) for image in images])
 
 
 def _check_settings(size: int, resize: str, on_bad_image: str) -> None:

@@ -106,10 +106,9 @@ def _linked(neighbors: np.ndarray) -> np.ndarray:
     count = len(neighbors)
     links = csr_array((np.ones(count), (np.arange(count), neighbors)), shape=(count, count))
     _, labels = connected_components(links, directed=False)
-    return labels.astype(np.int64)
+    return np.asarray(labels, np.int64)
 
 
 def _in_order_of_appearance(labels: np.ndarray) -> np.ndarray:
     _, first, compact = np.unique(labels, return_index=True, return_inverse=True)
-    rank: np.ndarray = first.argsort().argsort()
-    return rank[compact]
+    return np.argsort(np.argsort(first))[compact]

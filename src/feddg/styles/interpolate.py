@@ -69,7 +69,7 @@ def interpolation_style(
     partitions = finch(styles.flatten(1).cpu().numpy())
     chosen = partitions.finest if partition == "finest" else partitions.coarsest
     groups = torch.from_numpy(chosen)
-    means = torch.stack([styles[groups == group].mean(0) for group in groups.unique()])
+    means = torch.stack([styles[groups == group].mean(0) for group in range(chosen.max() + 1)])
     if median == "lower":
         return means.median(dim=0).values, groups
     return means.quantile(0.5, dim=0, interpolation="midpoint"), groups
