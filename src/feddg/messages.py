@@ -59,6 +59,22 @@ class Message:
         )
 
 
+def joined(*messages: Message | None) -> Message:
+    """Returns one message with the contents of several.
+
+    Raises:
+        ValueError: two of them use the same name.
+    """
+    whole = Message()
+    for message in filter(None, messages):
+        for mine, other in ((whole.tensors, message.tensors), (whole.scalars, message.scalars)):
+            taken = mine.keys() & other.keys()
+            if taken:
+                raise ValueError(f"two messages to be joined both hold {sorted(taken)[0]!r}")
+            mine.update(other)  # type: ignore[arg-type]
+    return whole
+
+
 def scalar_bytes(scalar: Scalar) -> int:
     """Returns what ``scalar`` counts for in the ledger, in bytes."""
     return len(scalar.encode()) if isinstance(scalar, str) else SCALAR_BYTES

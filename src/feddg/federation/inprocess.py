@@ -86,7 +86,7 @@ class InProcess:
             self._examples(id),
             self._worker,
             round=broadcast.round,
-            memory=self.memories.get(id),
+            memory=dict(self.memories.get(id, {})),  # a turn that fails leaves no trace
             agreed=self._agreed,
             received=broadcast.weights,
             extras=broadcast.extras,
@@ -131,6 +131,6 @@ class InProcess:
             yield result
 
     def _remember(self, client: Client) -> None:
-        if client.memory:
+        if client.memory or client.id in self.memories:
             self.memories[client.id] = client.memory
             self.remembered.add(client.id)

@@ -7,7 +7,7 @@ inheritance (``ccst+jigen``). Hooks are called in this order::
     network                                   once, wherever a network is built
     describe (clients) -> agree (server)      once, before round 1
     broadcast (server)                        every round ...
-    begin, loss | step, report (client)
+    begin, step -> loss -> head_loss, report (client)
     aggregate, after_round (server)
     predictor                                 whenever the result predicts
 
@@ -48,12 +48,14 @@ class State:
         extras: further tensors the method keeps at the server.
         agreed: what the setup phase agreed on and every client was sent, or None.
         round: rounds completed.
+        rounds: rounds that the run has in all, for schedules; 0 if nobody said.
     """
 
     weights: Weights
     extras: Weights = field(default_factory=dict)
     agreed: Message | None = None
     round: int = 0
+    rounds: int = 0
 
 
 class Method:
@@ -66,6 +68,9 @@ class Method:
         Settings: the pydantic model of the hyper-parameters.
         presets: experiment values by preset name (a data set), ``"*"`` for all; what the user
             writes wins over them. The key ``method`` holds hyper-parameters.
+        sends: what leaves a client under the default settings, as ``purpose/name`` of the ledger
+            (``*`` stands for any name) with what it is. Its page and its test both read this.
+        excludes: methods this one cannot be combined with, and why.
     """
 
     name: ClassVar[str] = "fedavg"
@@ -73,8 +78,11 @@ class Method:
     summary: ClassVar[str] = "weighted mean of the clients' weights (McMahan et al. 2017)"
     Settings: ClassVar[type[MethodSettings]] = MethodSettings
     presets: ClassVar[dict[str, dict[str, Any]]] = {}
+    sends: ClassVar[dict[str, str]] = {
+        "update/weights/*": "the network after local training",
+        "update/examples": "how many images it trained on",
+    }
     excludes: ClassVar[dict[str, str]] = {}
-    """Methods this one cannot be combined with, and why."""
 
     def __init__(self, settings: MethodSettings | None = None) -> None:
         self.settings: Any = settings if settings is not None else self.Settings()
@@ -109,8 +117,16 @@ class Method:
         """Prepares the client's round: ``client.network`` holds the weights it starts from."""
 
     def loss(self, client: Client, batch: Batch) -> dict[str, Tensor]:
-        """Returns named, already weighted loss terms; their sum is minimised."""
-        logits = client.network(batch.images)
+        """Returns named, already weighted loss terms; their sum is minimised.
+
+        A method that changes or adds images overrides this; one that works on embeddings overrides
+        :meth:`head_loss`. So the two kinds compose, and share one forward pass.
+        """
+        return self.head_loss(client, batch, client.network.features(batch.images))
+
+    def head_loss(self, client: Client, batch: Batch, embeddings: Tensor) -> dict[str, Tensor]:
+        """Returns the loss terms of a batch whose embeddings ``(B, d)`` are known."""
+        logits = client.network.classifier(embeddings)
         return {"cross_entropy": nn.functional.cross_entropy(logits, batch.labels)}
 
     def optimizer(self, client: Client) -> torch.optim.Optimizer:
@@ -135,9 +151,19 @@ class Method:
         """Returns what this round's clients are sent."""
         return Broadcast(state.round + 1, state.weights)
 
+    def share(self, state: State, update: Update) -> float:
+        """How much an update counts in the mean, above 0: its number of examples."""
+        return update.examples
+
     def aggregate(self, state: State, updates: Iterable[Update]) -> State:
-        """Fuses the round's updates, which arrive in client order and are consumed as a stream."""
-        state.weights = weighted_mean((update.weights, update.examples) for update in updates)
+        """Fuses the round's updates, which arrive in client order and are consumed as a stream.
+
+        Puts new tensors into ``state`` and leaves the old ones as they are: a round that fails
+        half-way must not have changed them. To learn more from the updates than their mean, hand
+        ``super()`` a generator that looks at each one before it yields it.
+        """
+        items = ((update.weights, self.share(state, update)) for update in updates)
+        state.weights = weighted_mean(items)
         return state
 
     def after_round(self, state: State, ask: Ask) -> State:
@@ -178,6 +204,16 @@ def local_names(method: Method, network: nn.Module) -> set[str]:
         for prefix, module in network.named_modules()
         for name in (*module._parameters, *module._buffers)
         if name not in module._non_persistent_buffers_set and method.is_local(name, module)
+    }
+
+
+def shared_parameters(method: Method, network: nn.Module) -> dict[str, nn.Parameter]:
+    """Returns the trained parameters that all clients share, by name: no buffer, nothing local."""
+    local = local_names(method, network)
+    return {
+        name: parameter
+        for name, parameter in network.named_parameters()
+        if parameter.requires_grad and name not in local
     }
 
 

@@ -17,7 +17,7 @@ from feddg.errors import ClientError
 from feddg.messages import Message, Weights
 from feddg.models.network import Network
 from feddg.models.norm import freeze_statistics, spare_single_example
-from feddg.randomness import stream
+from feddg.randomness import numpy_stream, stream
 from feddg.settings import TrainSettings
 
 
@@ -38,12 +38,14 @@ class Batch:
         labels: ``(B,)`` class ids.
         positions: ``(B,)`` positions among the client's images.
         views: other versions of the same images under the same augmentation draw, by name.
+        targets: further labels of the same images, ``(B,)`` each, by name.
     """
 
     images: Tensor
     labels: Tensor
     positions: Tensor
     views: dict[str, Tensor] = field(default_factory=dict)
+    targets: dict[str, Tensor] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -115,6 +117,7 @@ class Client:
         scratch: anything the method needs until the round ends.
         views: further versions of all its images, uint8 ``(n, H, W, 3)``, augmented together with
             the originals.
+        augmentation: how its images are varied; the worker's unless the method changes it.
     """
 
     def __init__(
@@ -136,6 +139,7 @@ class Client:
         self.agreed = agreed
         self.received = received or {}
         self.extras = extras or Message()
+        self.augmentation = worker.augmentation
         self.scratch: dict[str, Any] = {}
         self.views: dict[str, Tensor] = {}
         self.optimizer: torch.optim.Optimizer | None = None
@@ -156,6 +160,14 @@ class Client:
         """Returns the client's own random stream of this round for a purpose."""
         return stream(self.worker.seed, "client", self.id, self.round, *names)
 
+    def numpy_stream(self, *names: str | int) -> numpy.random.Generator:
+        """Returns the same for numpy, which has more distributions."""
+        return numpy_stream(self.worker.seed, "client", self.id, self.round, *names)
+
+    def lasting_stream(self, *names: str | int) -> torch.Generator:
+        """Returns the client's own random stream for a purpose, the same in every round."""
+        return stream(self.worker.seed, "client", self.id, *names)
+
     def set_training(self) -> None:
         """Puts the network in training mode under the experiment's normalisation policy."""
         self.network.train()
@@ -174,9 +186,9 @@ class Client:
             yield self.batch(positions, chance)
 
     def batch(self, positions: Tensor, chance: torch.Generator) -> Batch:
-        """Returns the images at ``positions``, augmented by draws from ``chance``, on the device."""
+        """Returns the images at ``positions`` on the device, augmented by draws from ``chance``."""
         raw = self.examples.images(positions).to(self.device)
-        drawn = draw(self.worker.augmentation, len(positions), raw.shape[-1], chance)
+        drawn = draw(self.augmentation, len(positions), raw.shape[-1], chance)
         drawn = drawn.to(self.device)
         views = {
             name: apply(rows_of(view, positions).to(self.device), drawn)
@@ -184,6 +196,13 @@ class Client:
         }
         labels = self.examples.labels[positions].to(self.device)
         return Batch(apply(raw, drawn), labels, positions, views)
+
+    def plain_batches(self, batch_size: int = 64) -> Iterator[Batch]:
+        """Yields all its images once, in order and without augmentation, on the device."""
+        for positions in torch.arange(len(self.examples)).split(batch_size):
+            raw = self.examples.images(positions).to(self.device)
+            images = (raw.float() / 255).contiguous(memory_format=torch.channels_last)
+            yield Batch(images, self.examples.labels[positions].to(self.device), positions)
 
     def _positions(self, order: torch.Generator) -> Iterator[Tensor]:
         train = self.worker.train
@@ -229,7 +248,7 @@ class Client:
         return means
 
     def cached(self, key: str, compute: Callable[[], Tensor]) -> Tensor:
-        """Returns ``compute()``, kept on disk under ``key`` and the identity of the client's images.
+        """Returns ``compute()``, kept on disk under ``key`` and the identity of its images.
 
         The tensor must be a function of the client's images and ``key`` alone.
         """

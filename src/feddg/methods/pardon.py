@@ -15,7 +15,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from feddg.messages import Message
+from feddg.messages import Message, joined
 from feddg.methods.base import Method
 from feddg.methods.client import Batch, Client
 from feddg.methods.registry import register
@@ -95,12 +95,21 @@ class Pardon(StyleExchange, Method):
     }
 
     @property
-    def has_setup(self) -> bool:
-        """Styles are exchanged unless nothing is re-drawn (ablation v4)."""
+    def redraws(self) -> bool:
+        """Whether there are twins, and so styles to exchange (ablation v4: no)."""
         return bool(self.settings.contrastive == "transferred" or self.settings.twin_cross_entropy)
+
+    @property
+    def has_setup(self) -> bool:
+        """Styles are exchanged unless nothing is re-drawn; a method behind this one may differ."""
+        behind: Any = super().describe
+        return self.redraws or behind.__func__ is not Method.describe
 
     def describe(self, client: Client) -> Message:
         """The client's style (Eq. 1-2): mean over the FINCH clusters of its images."""
+        others = super().describe(client)
+        if not self.redraws:
+            return joined(others)
         moments = self.moments(client)
         style = client_style(
             moments, self._clusters(client, moments), combine=self.settings.combine
@@ -108,7 +117,7 @@ class Pardon(StyleExchange, Method):
         if self.settings.noise_scale or self.settings.noise_coefficient:
             scale, coefficient = self.settings.noise_scale, self.settings.noise_coefficient
             style = perturb(style, scale, coefficient, client.stream("noise"))
-        return Message({"style": style.float()})
+        return joined(others, Message({"style": style.float()}))
 
     def _clusters(self, client: Client, moments: Any) -> Tensor:
         count = len(client.examples)
@@ -118,13 +127,19 @@ class Pardon(StyleExchange, Method):
             vectors = moments.styles().flatten(1)
         else:
             images = client.examples.images()
-            maps = [self.codec().style_features(part / 255) for part in images.split(64)]
-            vectors = torch.cat(maps).flatten(1)
+            device = next(self.codec().parameters()).device
+            parts = torch.split(images.to(device), 64)
+            maps = [self.codec().style_features(part / 255) for part in parts]
+            vectors = torch.cat(maps).flatten(1).cpu()
         partitions = finch(vectors.numpy())
         return torch.from_numpy(getattr(partitions, self.settings.local_partition))
 
     def agree(self, descriptions: Iterable[tuple[int, Message]], seed: int) -> Message:
         """The interpolation style (Eq. 3-5)."""
+        descriptions = list(descriptions)
+        others = super().agree(descriptions, seed)
+        if not self.redraws:
+            return joined(others)
         styles = torch.stack([message.tensors["style"] for _, message in descriptions])
         style, _ = interpolation_style(
             styles,
@@ -132,12 +147,12 @@ class Pardon(StyleExchange, Method):
             partition=self.settings.server_partition,
             median=self.settings.median,
         )
-        return Message({"style": style.float()})
+        return joined(others, Message({"style": style.float()}))
 
     def begin(self, client: Client) -> None:
         """Draws the client's twins, or finds them on disk."""
         super().begin(client)
-        if self.has_setup and self.settings.twins == "cached":
+        if self.redraws and self.settings.twins == "cached":
             self.draw_twins(client, "twin", self._style(client.agreed))
 
     def _style(self, agreed: Message | None) -> Tensor:
@@ -153,13 +168,11 @@ class Pardon(StyleExchange, Method):
         """Cross-entropy, triplet and regulariser (Eq. 7-9) from two forward passes."""
         network, chosen = client.network, self.settings
         embeddings = network.features(batch.images)
-        logits = network.classifier(embeddings)
-        terms = {"cross_entropy": nn.functional.cross_entropy(logits, batch.labels)}
-        twins = network.features(self._twins(client, batch)) if self.has_setup else None
+        terms = self.head_loss(client, batch, embeddings)
+        twins = network.features(self._twins(client, batch)) if self.redraws else None
         if twins is not None and chosen.twin_cross_entropy:
-            terms["twin_cross_entropy"] = nn.functional.cross_entropy(
-                network.classifier(twins), batch.labels
-            )
+            on_twins = self.head_loss(client, batch, twins)
+            terms |= {f"twin_{name}": term for name, term in on_twins.items()}
         chance = client.stream("negatives", client.steps)
         if chosen.contrastive == "transferred" and twins is not None:
             terms["triplet"] = chosen.gamma1 * triplet(

@@ -2,8 +2,11 @@
 
 import functools
 import importlib
+import inspect
+import itertools
 import logging
 import pkgutil
+from collections.abc import Iterable
 from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
@@ -11,10 +14,19 @@ from pydantic import ValidationError, create_model
 
 import feddg.methods
 from feddg.errors import ExperimentError, nearest
-from feddg.methods.base import Method, MethodSettings
+from feddg.methods.base import Method
 from feddg.settings import merge
 
 ENTRY_POINTS = "feddg.methods"
+HOOKS = [
+    name
+    for name, member in vars(Method).items()
+    if not name.startswith("_")
+    and name != "preview"  # only a picture in the report; the first part's is shown
+    and (inspect.isfunction(member) or isinstance(member, property))
+]
+"""What a method may override, and a composition must chain."""
+
 log = logging.getLogger("feddg")
 M = TypeVar("M", bound=type[Method])
 _registered: dict[str, type[Method]] = {}
@@ -56,7 +68,7 @@ def method_class(name: str) -> type[Method]:
     """Returns the class of a method, or of a composition ``first+second``.
 
     Raises:
-        ExperimentError: unknown name (with the nearest known one), or parts that exclude each other.
+        ExperimentError: unknown name (with the nearest known one), or parts that do not combine.
     """
     _load_all()
     parts = [_single(part.strip().lower()) for part in name.split("+")]
@@ -75,44 +87,76 @@ def _single(name: str) -> type[Method]:
 def compose(parts: tuple[type[Method], ...]) -> type[Method]:
     """Returns one class with all ``parts`` as cooperative bases.
 
+    The first part is the outermost: its hooks run first and reach the next part's through
+    ``super()``. So a part whose hook does not call ``super()`` replaces that hook, and silences the
+    same hook of every part behind it; such a composition is refused.
+
     Raises:
-        ExperimentError: the parts cannot be combined; says why.
+        ExperimentError: the parts cannot be combined; says why, and in which order they can.
     """
     name = "+".join(part.name for part in parts)
     _refuse_impossible(name, parts)
-    fields: dict[str, Any] = {}
-    for part in parts:
-        fields |= {key: (f.annotation, f) for key, f in part.Settings.model_fields.items()}
-    settings = create_model(f"{name} settings", __base__=MethodSettings, **fields)
-    presets = [part.presets for part in reversed(parts)]
     members = {
         "name": name,
         "aliases": (),
         "summary": " + ".join(part.summary for part in parts),
-        "Settings": settings,
-        "presets": _merged_presets(presets),
+        "Settings": create_model(
+            f"{name} settings", __base__=tuple(part.Settings for part in parts)
+        ),
+        "presets": _merged(part.presets for part in reversed(parts)),
+        "excludes": _merged(part.excludes for part in parts),
+        "sends": _merged(part.sends for part in parts),
         "__doc__": f"The composition {name}.",
     }
     return type(name, parts, members)
 
 
-def _merged_presets(presets: list[dict[str, dict[str, Any]]]) -> dict[str, dict[str, Any]]:
-    return functools.reduce(merge, presets, {})
+def _merged(mappings: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    whole: dict[str, Any] = {}
+    for mapping in mappings:
+        whole = merge(whole, mapping)
+    return whole
 
 
 def _refuse_impossible(name: str, parts: tuple[type[Method], ...]) -> None:
+    if Method in parts:
+        raise ExperimentError(f"{name}: every method contains fedavg; leave it out")
     if len(set(parts)) < len(parts):
         raise ExperimentError(f"{name}: a method cannot be combined with itself")
-    for one in parts:
-        for other in parts:
-            if other.name in one.excludes:
-                raise ExperimentError(f"{name}: {one.excludes[other.name]}")
-            if one is not other and issubclass(one, other) and other is not Method:
-                raise ExperimentError(f"{name}: {one.name} already contains {other.name}")
-    names = [field for part in parts for field in part.Settings.model_fields]
-    shared = sorted(field for field in set(names) if names.count(field) > 1)
-    if shared:
-        raise ExperimentError(f"{name}: both parts have a setting called {shared[0]!r}")
+    for one, other in itertools.permutations(parts, 2):
+        if other.name in one.excludes:
+            raise ExperimentError(f"{name}: {one.excludes[other.name]}")
+        if issubclass(one, other):
+            raise ExperimentError(f"{name}: {one.name} already contains {other.name}")
+        shared = sorted(one.Settings.model_fields.keys() & other.Settings.model_fields.keys())
+        if shared:
+            raise ExperimentError(
+                f"{name}: {one.name} and {other.name} both have a setting called {shared[0]!r}"
+            )
+    fault = _silenced(parts)
+    if fault is not None:
+        orders = itertools.permutations(parts)
+        works = next((order for order in orders if _silenced(order) is None), None)
+        remedy = "+".join(part.name for part in works) + " works" if works else "no order works"
+        raise ExperimentError(f"{name}: {fault}; {remedy}")
+
+
+def _silenced(parts: tuple[type[Method], ...]) -> str | None:
+    """Says which part's hook would never run because one before it replaces it, or None."""
+    for hook in HOOKS:
+        owners = [part for part in parts if getattr(part, hook) is not getattr(Method, hook)]
+        for first, second in itertools.pairwise(owners):
+            chained = getattr(first, hook) is getattr(second, hook) or _calls_super(first, hook)
+            if not chained:
+                return f"{first.name} replaces {hook!r} and so silences {second.name}'s"
+    return None
+
+
+def _calls_super(part: type[Method], hook: str) -> bool:
+    found: Any = getattr(part, hook)
+    code = inspect.unwrap(getattr(found, "fget", found)).__code__
+    # A call inside a nested function shows as the cell that super() needs.
+    return "super" in code.co_names or "__class__" in code.co_freevars
 
 
 def build_method(name: str, settings: dict[str, Any]) -> Method:
@@ -137,4 +181,6 @@ def _explain(cls: type[Method], error: ValidationError) -> str:
         return (
             f"method {cls.name} has no setting {field!r}{nearest(field, known)}; it has: {listing}"
         )
+    if not field:  # a rule about several settings, which names them itself
+        return f"method {cls.name}: {fault['msg'].removeprefix('Value error, ')}"
     return f"method {cls.name}, setting {field!r}: {fault['msg']} (got {fault['input']!r})"

@@ -128,7 +128,7 @@ def build_network(
         featurizer = _featurizer(backbone)
         if weights is not None:
             load_pretrained(featurizer, backbone, weights)
-        return Network(featurizer, classes, embedding)
+        return Network(featurizer, classes, embedding, seed)
 
 
 def _featurizer(backbone: str) -> nn.Module:

@@ -1,13 +1,17 @@
 """The network every method trains: featurizer, optional embedding, classifier."""
 
-from typing import Literal
+from collections.abc import Callable
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from feddg.randomness import derive_seed
+
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 Embedding = Literal["none", "linear", "bottleneck"]
+Layer = TypeVar("Layer", bound=nn.Module)
 
 
 class Network(nn.Module):
@@ -22,6 +26,7 @@ class Network(nn.Module):
         classes: number of classes.
         embedding: ``none``; ``linear``, PARDON's Linear(d -> d) in front of the classifier; or
             ``bottleneck``, CSAC's and FedIG's Linear(d -> 256), BatchNorm1d, ReLU.
+        seed: the experiment's seed, for the layers that a method adds.
 
     Attributes:
         heads: extra heads that a method adds, by name.
@@ -30,9 +35,12 @@ class Network(nn.Module):
     mean: Tensor
     std: Tensor
 
-    def __init__(self, featurizer: nn.Module, classes: int, embedding: Embedding = "none") -> None:
+    def __init__(
+        self, featurizer: nn.Module, classes: int, embedding: Embedding = "none", seed: int = 0
+    ) -> None:
         super().__init__()
         self.classes = classes
+        self.seed = seed
         self.featurizer = featurizer
         features = int(featurizer.out_features)  # type: ignore[arg-type]
         self.embedding, self.features_dimension = _embedding(embedding, features)
@@ -52,6 +60,15 @@ class Network(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Returns logits of shape ``(B, classes)`` for RGB images in [0, 1]."""
         return self.classifier(self.features(images))
+
+    def initialised(self, name: str, build: Callable[[], Layer]) -> Layer:
+        """Returns the layer that ``build`` makes, initialised from a stream of its own.
+
+        Methods make their heads this way: ``heads["x"] = network.initialised("x", lambda: ...)``.
+        """
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive_seed(self.seed, "init", name))
+            return build()
 
     @property
     def stages(self) -> list[nn.Module]:
