@@ -37,7 +37,8 @@ def final_table(run: RunRecord, every_domain: bool = False) -> Table:
     chosen = [rule.choose(evaluations) for rule in SELECTION_RULES]
     columns = [Column("Split", numeric=False), Column("Domain", numeric=False), Column("Images")]
     columns += [
-        Column(rule.name, _round_note(round_)) for rule, round_ in zip(SELECTION_RULES, chosen)
+        Column(rule.name, _round_note(rule, round_))
+        for rule, round_ in zip(SELECTION_RULES, chosen)
     ]
     rows: list[list[Cell]] = []
     for split in SPLITS:
@@ -51,8 +52,10 @@ def final_table(run: RunRecord, every_domain: bool = False) -> Table:
     return Table(columns, rows, caption, grouped=True)
 
 
-def _round_note(round_: int | None) -> str:
-    return "not evaluated" if round_ is None else f"round {round_}"
+def _round_note(rule: SelectionRule, round_: int | None) -> str:
+    if round_ is None:
+        return "no validation domain" if rule.split == VAL else "not evaluated"
+    return f"round {round_}"
 
 
 def _split_rows(
@@ -120,10 +123,16 @@ def has_long_splits(evaluations: Evaluations) -> bool:
 
 def results_of_runs(runs: Sequence[RunRecord], labels: Sequence[str]) -> Table:
     """Held-out test accuracy of each run under each selection rule, and its in-domain test."""
-    columns = [Column("Run", numeric=False), Column("Held-out test domain", numeric=False)]
+    tested_on = [", ".join(map(readable, run.held_out(TEST))) or MISSING for run in runs]
+    same = len(set(tested_on)) == 1
+    columns = [Column("Run", numeric=False)]
+    columns += [] if same else [Column("Held-out test domain", numeric=False)]
     columns += [Column(rule.name, "held-out test") for rule in SELECTION_RULES]
     columns += [Column("In-domain test", "final round"), Column("Rounds")]
-    rows = [_result_row(run, label) for run, label in zip(runs, labels)]
+    rows = [
+        [Cell(label, strong=True), *([] if same else [Cell(domains)]), *_result_cells(run)]
+        for run, label, domains in zip(runs, labels, tested_on)
+    ]
     caption = (
         "Accuracy in percent, mean over domains where there are several. The three columns of "
         "held-out test accuracy differ in how the round was chosen; the test split never chooses."
@@ -131,12 +140,10 @@ def results_of_runs(runs: Sequence[RunRecord], labels: Sequence[str]) -> Table:
     return Table(columns, rows, caption)
 
 
-def _result_row(run: RunRecord, label: str) -> list[Cell]:
+def _result_cells(run: RunRecord) -> list[Cell]:
     accuracies = [held_out_accuracy(run, rule) for rule in SELECTION_RULES]
     last = SELECTION_RULES[0].choose(run.evaluations)
     return [
-        Cell(label, strong=True),
-        Cell(", ".join(readable(name) for name in run.held_out(TEST)) or MISSING),
         *(Cell(percent(value), strong=not index) for index, value in enumerate(accuracies)),
         Cell(percent(run.evaluations.accuracy(last, ID_TEST))),
         Cell(rounds_text(run)),

@@ -8,6 +8,15 @@ from feddg.runs.records import RunRecord
 from feddg.runs.report.blocks import Cell, Column, Shares, Table
 from feddg.runs.report.wording import duration, number, readable, size
 
+ACTIVITIES = {
+    "prepare": "preparing the images",
+    "setup": "the exchange before training",
+    "train": "training",
+    "aggregate": "aggregation",
+    "evaluate": "evaluation",
+    "other": "everything else",
+}
+VISIBLE_SHARE = 0.002
 COSTS = (
     ("To a client, per round", "down_per_client_round"),
     ("From a client, per round", "up_per_client_round"),
@@ -36,8 +45,10 @@ def cost_of(run: RunRecord) -> Cost:
     rest = total - sum(seconds.values())
     if rest > 0.005 * total:
         seconds["other"] = rest
+    order = list(ACTIVITIES)
+    known = sorted(seconds, key=lambda name: order.index(name) if name in order else len(order))
     return Cost(
-        seconds,
+        {name: seconds[name] for name in known},
         total,
         summary.get("images_per_second") or _mean_speed(run),
         summary.get("peak_memory_bytes"),
@@ -96,14 +107,7 @@ def _cost_row(text: str, values: Sequence[str], strong: bool = False) -> list[Ce
 
 def activity_text(name: str) -> str:
     """What an activity's seconds were spent on, in words."""
-    words = {
-        "setup": "the exchange before training",
-        "train": "training",
-        "evaluate": "evaluation",
-        "aggregate": "aggregation",
-        "other": "everything else",
-    }
-    return words.get(name, readable(name))
+    return ACTIVITIES.get(name, readable(name))
 
 
 def time_shares(cost: Cost) -> Shares:
@@ -111,6 +115,6 @@ def time_shares(cost: Cost) -> Shares:
     parts = [
         (activity_text(name), value / cost.total_seconds, duration(value))
         for name, value in cost.seconds.items()
-        if value > 0
+        if value > VISIBLE_SHARE * cost.total_seconds
     ]
     return Shares(parts, f"Where the time went: {duration(cost.total_seconds)} in all.")

@@ -132,7 +132,7 @@ def ledger_sentences(ledger: LedgerRecord) -> str:
     ]
     return (
         f"Each site sent {listed(parts)}. Over the whole run that came to at most "
-        f"{size(max(sent.values()))} from one site, and to {size(sum(sent.values()))} from all "
+        f"{size(max(sent.values()))} from one site, and to {size(sum(sent.values()))} from "
         f"{counted(len(sent), 'site')} together. The table lists everything that crossed a site's "
         "border, tensor by tensor."
     )

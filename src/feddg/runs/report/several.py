@@ -20,6 +20,7 @@ from feddg.runs.report.single import (
 from feddg.runs.report.wording import counted, listed, percent, percent_sign, spelled
 
 MOST_NAMED = 4
+FEW_SETTINGS = 10
 
 
 def comparison_page(runs: Sequence[RunRecord]) -> Page:
@@ -88,7 +89,7 @@ def _cautions(runs: Sequence[RunRecord], labels: Sequence[str]) -> list[Prose]:
         text = "These runs hold out different domains, so their accuracies do not compare directly."
         cautions.append(Prose(text, notice=True))
     open_runs = [
-        f"{label} ({status_text(run)})"
+        f"{label} ({status_text(run)}{f': {run.error}' if run.error else ''})"
         for run, label in zip(runs, labels)
         if run.status != "completed"
     ]
@@ -123,7 +124,11 @@ def _results_section(runs: Sequence[RunRecord], labels: Sequence[str]) -> Sectio
 
 def _settings_section(runs: Sequence[RunRecord], labels: Sequence[str]) -> Section:
     table = differing_settings(runs, labels)
-    return Section("What differs", [table or Prose("The runs were made with the same settings.")])
+    if table is None:
+        return Section("What differs", [Prose("The runs were made with the same settings.")])
+    few = len(table.rows) <= FEW_SETTINGS
+    title = f"{len(table.rows)} settings"
+    return Section("What differs", [table if few else Fold(title, [table])])
 
 
 def _runs_section(runs: Sequence[RunRecord], labels: Sequence[str]) -> Section:

@@ -51,6 +51,8 @@ def duration(seconds: float | None) -> str:
     """Seconds as ``0.42 s``, ``12 s``, ``3 min 12 s`` or ``5 h 20 min``."""
     if seconds is None or not math.isfinite(seconds):
         return MISSING
+    if 0 < seconds < 0.001:
+        return f"under{SPACE}1{SPACE}ms"
     if seconds < 9.95:
         return f"{seconds:.2g}{SPACE}s"
     whole = round(seconds)
