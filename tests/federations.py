@@ -76,7 +76,13 @@ class SmallFederation:
         self.server = Server(
             self.method,
             self.transport,
-            initial_state(self.method, self.network, len(self.sizes)),
+            initial_state(
+                self.method,
+                self.network,
+                len(self.sizes),
+                rounds=self.train.rounds,
+                settings=self.server_settings,
+            ),
             per_round=self.per_round,
             settings=self.server_settings,
             seed=self.seed,

@@ -126,6 +126,23 @@ class ServerSettings(Settings):
         ge=1,
         description="tries per round, each with newly sampled clients, before the run fails",
     )
+    optimizer: Literal["none", "fedavgm", "fedadam", "fedyogi", "fedadagrad"] = Field(
+        "none", description="what is done with the mean of the updates; none takes it as it is"
+    )
+    lr: Positive | None = Field(
+        None,
+        description="server learning rate of the optimizer; none for 1 with fedavgm (Hsu et al. "
+        "2019) and 0.01 otherwise (Reddi et al. 2021 tune it; try 0.001 to 0.1)",
+    )
+    beta1: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.9, description="momentum (both papers; Reddi et al. run fedadagrad with 0)"
+    )
+    beta2: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.99, description="memory of the squared changes, fedadam and fedyogi (Reddi et al. 2021)"
+    )
+    tau: Positive = Field(
+        1e-3, description="adaptivity: added to the root of the squares (Reddi et al. 2021)"
+    )
 
 
 class EvaluateSettings(Settings):

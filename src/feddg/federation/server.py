@@ -3,12 +3,13 @@
 import logging
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from feddg.errors import RunError
+from feddg.federation import server_optimizer
 from feddg.federation.inprocess import Reply, Transport
 from feddg.federation.ledger import Ledger
 from feddg.messages import (
@@ -21,6 +22,7 @@ from feddg.messages import (
     update_fault,
 )
 from feddg.methods.base import Method, State
+from feddg.models.network import Network
 from feddg.randomness import stream
 from feddg.settings import ServerSettings
 
@@ -73,7 +75,7 @@ class Server:
         transport: what carries the messages.
         state: where to start: round 0, or a checkpoint's.
         per_round: clients sampled per round, K; None for all.
-        settings: minimum of good updates, attempts.
+        settings: minimum of good updates, attempts, server optimizer.
         seed: the experiment's seed.
         ledger: where every message is entered.
         on_client: called after each client of a round with the round and its update or refusal.
@@ -153,10 +155,9 @@ class Server:
         broadcast = self.method.broadcast(self.state)
         updates = self._updates(record, broadcast)
         # Nothing is replaced before enough updates are in: a failed attempt leaves the state alone.
-        state = State(
-            self.state.weights, dict(self.state.extras), self.state.agreed, self.state.round
-        )
+        state = replace(self.state, extras=dict(self.state.extras))
         state = self.method.aggregate(state, updates)
+        state = server_optimizer.step(self.settings, self.state.weights, state)
         state = self.method.after_round(state, self._asker(record, state))
         state.round = record.round
         self.state = state
@@ -256,10 +257,22 @@ def _stacked(messages: list[Message]) -> Weights:
 _NOTHING = torch.empty(0, 0, 0, 0, 0)
 
 
-def initial_state(method: Method, network: torch.nn.Module, clients: int) -> State:
-    """Returns the state before round 1 for a freshly built network."""
+def initial_state(
+    method: Method, network: Network, clients: int, *, rounds: int, settings: ServerSettings
+) -> State:
+    """Returns the state before round 1 for a freshly built network.
+
+    Args:
+        method: what will be run.
+        network: what it trains.
+        clients: how many there are in all.
+        rounds: how many there will be, for schedules.
+        settings: the server's; its optimizer may keep tensors in the state.
+    """
     weights: Weights = {name: clone(t) for name, t in network.state_dict().items()}
-    return State(weights, method.initial_extras(network, clients))  # type: ignore[arg-type]
+    extras = method.initial_extras(network, clients)
+    extras |= server_optimizer.initial_extras(settings, method, network)
+    return State(weights, extras, rounds=rounds)
 
 
 def clone(tensor: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from feddg.errors import ClientError
-from feddg.messages import Message, Update, Weights
+from feddg.messages import Message, Update, Weights, first_not_finite
 from feddg.methods.base import Method, local_names
 from feddg.methods.client import Client
 
@@ -20,8 +20,9 @@ def load_weights(network: nn.Module, weights: Weights) -> None:
 
 
 def describe(client: Client, method: Method, weights: Weights) -> Message:
-    """Runs the method's setup at one client."""
+    """Runs the method's setup at one client; the network is in eval mode."""
     load_weights(client.network, weights)
+    client.network.eval()
     with torch.no_grad(), client.worker.autocast():
         return method.describe(client) or Message()
 
@@ -32,12 +33,10 @@ def train(client: Client, method: Method) -> Update:
     The update's weights are the network's live tensors (see :class:`feddg.messages.Update`).
 
     Raises:
-        ClientError: the client cannot train, or its loss is not finite.
+        ClientError: the client cannot train, or its loss or what it remembers is not finite.
     """
     started = time.perf_counter()
-    local = local_names(method, client.network)
-    load_weights(client.network, client.received)
-    load_weights(client.network, {n: t for n, t in client.memory.items() if n in local})
+    local = _start(client, method)
     client.set_training()
     method.begin(client)
     client.optimizer = method.optimizer(client)
@@ -46,19 +45,39 @@ def train(client: Client, method: Method) -> Update:
         for batch in client.batches():
             method.step(client, batch)
             images += len(batch)
+        terms = client.mean_terms()
         extras = method.report(client)
-    terms = client.mean_terms()
     state = client.network.state_dict()
     client.memory.update({name: state[name].detach().clone() for name in local})
+    _require_finite_memory(client)
     seconds = time.perf_counter() - started
     return Update(client.id, len(client.examples), state, extras, terms, seconds, images)
 
 
 def answer(client: Client, method: Method, name: str, question: Message) -> Message:
-    """Answers a question of the server's under the weights that came with it."""
-    load_weights(client.network, client.received)
+    """Answers a question of the server's under the weights that came with it, in eval mode."""
+    _start(client, method)
+    client.network.eval()
     with torch.no_grad(), client.worker.autocast():
         return method.answer(client, name, question)
+
+
+def _start(client: Client, method: Method) -> set[str]:
+    """Loads what the client received, then what it remembers; returns the names that are local."""
+    local = local_names(method, client.network)
+    load_weights(client.network, client.received)
+    load_weights(client.network, {n: t for n, t in client.memory.items() if n in local})
+    return local
+
+
+def _require_finite_memory(client: Client) -> None:
+    """Raises ClientError before a diverged client remembers what would spoil its next rounds."""
+    name = first_not_finite(client.memory.items())
+    if name is not None:
+        raise ClientError(
+            f"{name!r} became infinite or NaN in round {client.round}; "
+            f"lower train.lr (now {client.worker.train.lr:g})"
+        )
 
 
 def require_examples(client: Client) -> None:

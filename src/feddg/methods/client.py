@@ -199,7 +199,7 @@ class Client:
 
     def plain_batches(self, batch_size: int = 64) -> Iterator[Batch]:
         """Yields all its images once, in order and without augmentation, on the device."""
-        for positions in torch.arange(len(self.examples)).split(batch_size):
+        for positions in torch.split(torch.arange(len(self.examples)), batch_size):
             raw = self.examples.images(positions).to(self.device)
             images = (raw.float() / 255).contiguous(memory_format=torch.channels_last)
             yield Batch(images, self.examples.labels[positions].to(self.device), positions)

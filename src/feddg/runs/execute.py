@@ -170,7 +170,13 @@ class _Execution:
         state = (
             checkpoint.state
             if checkpoint
-            else initial_state(method, network, len(images.partition))
+            else initial_state(
+                method,
+                network,
+                len(images.partition),
+                rounds=experiment.train.rounds,
+                settings=experiment.server,
+            )
         )
         state = on_device(state, worker.device)
         transport = InProcess(

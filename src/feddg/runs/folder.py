@@ -162,7 +162,8 @@ class RunFolder:
         }
         self.write_tensors(f"checkpoint/{name}", tensors)
         scalars = None if agreed is None else agreed.scalars
-        content = {"round": state.round, "state": name, "agreed": scalars, "memories": files}
+        content = {"round": state.round, "rounds": state.rounds, "state": name}
+        content |= {"agreed": scalars, "memories": files}
         self.write_json("checkpoint/checkpoint.json", content)
         self._memory_files = files
         self._sweep({name, *files.values()})
@@ -191,7 +192,11 @@ class RunFolder:
         if content["agreed"] is not None:
             agreed = Message(_under("agreed/", tensors), content["agreed"])
         state = State(
-            _under("weights/", tensors), _under("extras/", tensors), agreed, content["round"]
+            _under("weights/", tensors),
+            _under("extras/", tensors),
+            agreed,
+            content["round"],
+            content.get("rounds", 0),
         )
         return Checkpoint(state, memories)
 
