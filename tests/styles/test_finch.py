@@ -1,6 +1,7 @@
 """FINCH against a slow version written from the paper, cases by hand, and its promises."""
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -164,7 +165,7 @@ def test_promises_hold_with_ties_and_copies(points: list[list[int]], random) -> 
         assert together(labels)[same].all()
         first = [labels.tolist().index(label) for label in range(labels.max() + 1)]
         assert first == sorted(first)
-    for fine, coarse in zip(partitions, partitions[1:]):
+    for fine, coarse in pairwise(partitions):
         assert together(coarse)[together(fine)].all()
         assert 2 <= coarse.max() + 1 <= (fine.max() + 1) / 2
 
