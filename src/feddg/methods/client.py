@@ -50,6 +50,13 @@ class Batch:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def rows(self, chosen: Tensor) -> "Batch":
+        """Returns some of the images, by a mask or by their places in the batch."""
+        parts = (self.views, self.targets)
+        views, targets = ({n: t[chosen] for n, t in part.items()} for part in parts)
+        positions = self.positions[chosen.to(self.positions.device)]
+        return Batch(self.images[chosen], self.labels[chosen], positions, views, targets)
+
 
 @dataclass
 class Examples:
