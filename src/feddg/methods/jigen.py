@@ -1,0 +1,146 @@
+"""JiGen: the network also solves jigsaw puzzles of its images.
+
+Some images are cut into 3 x 3 tiles and shuffled by one of 30 known permutations; a second head
+tells which one. Solving this needs shapes and where they belong, which the domains share, and keeps
+the features from leaning on local texture. Each client plays alone.
+
+Carlucci et al., "Domain Generalization by Solving Jigsaw Puzzles" (CVPR 2019), Eq. 1.
+
+Equations:
+    L = CE(g(f(x')), y) + weight CE(j(f(x')), p)
+
+    x' is the image shuffled by permutation p, or the whole image with p = 0; g is the classifier, j
+    the jigsaw head over 30 + 1 classes. Permutations are chosen greedily from all 9!, each as far
+    as possible in Hamming distance from those chosen before (Noroozi and Favaro 2016).
+
+Leaves the client:
+    The network, as in FedAvg, with the jigsaw head.
+
+Published code:
+    As the authors' ResNet-18 code for PACS: weight 0.7, share of whole images 0.9, classification
+    loss on shuffled images too. Two things are left out: single tiles never turn gray, and the
+    permutations are made here, not read from the authors' file.
+
+Decisions:
+    A greedy step takes the largest minimum distance, then the largest sum, then the first in
+    lexicographic order; the search starts from the identity, so that shuffled images are far from
+    whole ones too. Images whose side is no multiple of 3 are cropped around the centre, the whole
+    ones as well, since a batch has one size; at test they keep theirs.
+"""
+
+import functools
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import numpy
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from feddg.errors import ExperimentError
+from feddg.methods.base import Method, MethodSettings
+from feddg.methods.client import Batch, Client
+from feddg.methods.registry import register
+from feddg.models.network import Network
+from feddg.settings import Fraction
+
+GRID = 3
+
+
+class JigenSettings(MethodSettings):
+    """Hyper-parameters of JiGen."""
+
+    jigsaw_weight: float = Field(
+        0.7, ge=0, description="weight of the puzzle's loss (code, ResNet-18)"
+    )
+    whole_share: Fraction = Field(0.9, description="share of images left whole (code, ResNet-18)")
+    permutations: int = Field(30, ge=1, le=1000, description="puzzles beside the whole image")
+    classify_shuffled: bool = Field(
+        True, description="whether shuffled images are classified too (code: yes)"
+    )
+
+
+@functools.cache
+def distant_permutations(count: int) -> Tensor:
+    """Returns ``(count + 1, 9)`` orders of the tiles, far apart from each other; 0 is identity."""
+    pool = numpy.array(list(itertools.permutations(range(GRID**2))), dtype=numpy.int8)
+    nearest = numpy.full(len(pool), GRID**2)
+    total = numpy.zeros(len(pool), dtype=numpy.int64)
+    chosen = [0]
+    for _ in range(count):
+        distance = (pool != pool[chosen[-1]]).sum(1)
+        nearest, total = numpy.minimum(nearest, distance), total + distance
+        chosen.append(int((nearest * GRID**2 * (count + 1) + total).argmax()))
+    return torch.from_numpy(pool[chosen].astype(numpy.int64))
+
+
+def shuffled(images: Tensor, orders: Tensor) -> Tensor:
+    """Cuts images into 3 x 3 tiles and lays them out anew.
+
+    Args:
+        images: ``(B, C, H, W)``; what exceeds a multiple of 3 is cropped around the centre.
+        orders: ``(B, 9)``, which tile comes to each place, row by row.
+    """
+    count, channels = images.shape[:2]
+    height, width = (side // GRID for side in images.shape[-2:])
+    top, left = ((side % GRID) // 2 for side in images.shape[-2:])
+    images = images[..., top : top + GRID * height, left : left + GRID * width]
+    tiles = images.reshape(count, channels, GRID, height, GRID, width)
+    tiles = tiles.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)
+    tiles = tiles[torch.arange(count, device=images.device)[:, None], orders.to(images.device)]
+    tiles = tiles.view(count, GRID, GRID, channels, height, width).permute(0, 3, 1, 4, 2, 5)
+    whole: Tensor = tiles.reshape(images.shape)
+    return whole.contiguous(memory_format=torch.channels_last)
+
+
+@register
+class Jigen(Method):
+    """A second head recognises how an image's tiles were shuffled."""
+
+    name = "jigen"
+    summary = "jigsaw puzzles as a second task (Carlucci et al. 2019)"
+    Settings = JigenSettings
+
+    def check(self, experiment: Any) -> None:
+        """Refuses vision transformers whose fixed image size the tiles do not divide."""
+        super().check(experiment)
+        size = experiment.data.image_size
+        if experiment.model.backbone.startswith("vit") and size % GRID:
+            raise ExperimentError(
+                f"jigen crops images to a multiple of {GRID}, but {experiment.model.backbone} "
+                f"takes {size} pixels only; choose a convolutional backbone"
+            )
+
+    def network(self, network: Network) -> Network:
+        """Adds the jigsaw head."""
+        network = super().network(network)
+        size = network.features_dimension, self.settings.permutations + 1
+        network.heads["jigsaw"] = network.initialised("jigsaw", lambda: nn.Linear(*size))
+        return network
+
+    def loss(self, client: Client, batch: Batch) -> dict[str, Tensor]:
+        """Shuffles some of the images, and their views alike."""
+        chosen = self.settings
+        chance = client.stream("jigsaw", client.steps)
+        whole = torch.rand(len(batch), generator=chance) < chosen.whole_share
+        puzzles = torch.randint(1, chosen.permutations + 1, (len(batch),), generator=chance)
+        puzzles = puzzles.masked_fill(whole, 0)
+        orders = distant_permutations(chosen.permutations)[puzzles]
+        puzzled = replace(
+            batch,
+            images=shuffled(batch.images, orders),
+            views={name: shuffled(view, orders) for name, view in batch.views.items()},
+            targets=batch.targets | {"jigsaw": puzzles.to(batch.labels.device)},
+        )
+        return super().loss(client, puzzled)
+
+    def head_loss(self, client: Client, batch: Batch, embeddings: Tensor) -> dict[str, Tensor]:
+        """The classification terms and the puzzle's cross-entropy."""
+        puzzles = batch.targets["jigsaw"]
+        guesses = client.network.heads["jigsaw"](embeddings)
+        puzzle = self.settings.jigsaw_weight * nn.functional.cross_entropy(guesses, puzzles)
+        if not self.settings.classify_shuffled:
+            batch, embeddings = batch.rows(puzzles == 0), embeddings[puzzles == 0]
+        terms = super().head_loss(client, batch, embeddings) if len(batch) else {}
+        return terms | {"jigsaw": puzzle}
