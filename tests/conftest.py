@@ -3,7 +3,11 @@
 import os
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+hypothesis.settings.register_profile("feddg", deadline=None)  # no timed assertions
+hypothesis.settings.load_profile("feddg")
 
 
 @pytest.fixture(scope="session")

@@ -364,4 +364,5 @@ def _choose(
         upto.ravel(), client + random.random(len(places)), side="right"
     )
     classes = tastes.shape[1]
-    return np.clip(found - client * classes, 0, classes - 1).astype(np.int64)
+    chosen: np.ndarray = np.clip(found - client * classes, 0, classes - 1)
+    return chosen

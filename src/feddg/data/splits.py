@@ -51,9 +51,9 @@ def hold_out(
 ) -> Splits:
     """Holds whole domains out, and a stratified share of the others.
 
-    Within each training domain the in-domain parts have ``id_val`` and ``id_test`` of its images
-    in total, spread over its classes by largest remainders; the last image of a class in a domain
-    always trains. An image has the same role in the in-domain split whichever domains are held out.
+    ``id_val`` and ``id_test`` of each training domain's images are set aside, spread over its
+    classes in proportion (largest remainders); the last image of a class in a domain always
+    trains. Which images these are does not depend on the domains held out.
 
     Args:
         table: all images.
@@ -171,12 +171,14 @@ def _spread(quotas: np.ndarray, room: np.ndarray, random: np.random.Generator) -
     """Rounds each domain's quotas per class to integers, by largest remainders.
 
     Args:
-        quotas: ``(domains, classes)`` wanted numbers; each row's sum is kept, rounded.
+        quotas: ``(domains, classes)`` wanted numbers, each rounded down or up; the sum of each
+            row is kept, rounded, as far as there is room.
         room: ``(domains, classes)`` largest numbers allowed.
         random: breaks ties, lest the first classes get all the left-overs.
     """
     whole: np.ndarray = np.minimum(np.floor(quotas).astype(np.int64), room)
-    for quota, given, most in zip(quotas, whole, room):
+    upper = np.minimum(np.ceil(quotas - 1e-9), room)
+    for quota, given, most in zip(quotas, whole, upper):
         left = max(round(float(quota.sum())) - int(given.sum()), 0)
         order = np.lexsort((random.random(len(quota)), -np.round(quota - given, 9)))
         given[order[given[order] < most[order]][:left]] += 1

@@ -1,0 +1,304 @@
+from fractions import Fraction
+from math import floor
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feddg.data.partition import (
+    Partition,
+    dirichlet,
+    heterogeneous,
+    one_domain_per_client,
+    partition,
+)
+from feddg.errors import DataError
+
+
+def column(*sizes: int) -> np.ndarray:
+    return np.repeat(np.arange(len(sizes)), sizes)
+
+
+def deal(sizes: tuple[int, ...] | list[int], clients: int, lam: float, **options) -> Partition:
+    domains = column(*sizes)
+    return partition(
+        domains, np.zeros_like(domains), clients, **{"heterogeneity": lam, "seed": 0} | options
+    )
+
+
+def slow_homes(sizes: list[int], clients: int) -> list[list[int]]:
+    """Which clients are at home in each domain, as the benchmark describes it."""
+    if len(sizes) > clients:
+        loads = [0] * clients
+        homes: list[list[int]] = [[] for _ in sizes]
+        for domain in sorted(range(len(sizes)), key=lambda d: -sizes[d]):
+            client = loads.index(min(loads))
+            homes[domain] = [client]
+            loads[client] += sizes[domain]
+        return homes
+    number = [1] * len(sizes)
+    while sum(number) < clients:
+        crowding = [Fraction(size, homes) for size, homes in zip(sizes, number)]
+        number[crowding.index(max(crowding))] += 1
+    ids = iter(range(clients))
+    return [[next(ids) for _ in range(homes)] for homes in number]
+
+
+def slow_counts(sizes: list[int], clients: int, lam: Fraction, rounding: str) -> list[list[int]]:
+    """Images per client and domain, in exact arithmetic and one client at a time."""
+    counts = [[0] * len(sizes) for _ in range(clients)]
+    owed = [Fraction(0)] * clients
+    for domain, home in enumerate(slow_homes(sizes, clients)):
+        target = [lam * sizes[domain] / clients] * clients
+        for client in home:
+            target[client] += (1 - lam) * sizes[domain] / len(home)
+        given = [floor(t) for t in target]
+        short = [owed[c] + target[c] - given[c] for c in range(clients)]
+        queue = list(range(clients))
+        if rounding == "strict":
+            queue.sort(key=lambda c: (c not in home, -short[c]))
+        for client in queue[: sizes[domain] - sum(given)]:
+            given[client] += 1
+        for client in range(clients):
+            counts[client][domain] = given[client]
+            owed[client] += target[client] - given[client]
+    return counts
+
+
+shapes = st.lists(st.integers(1, 60), min_size=1, max_size=12).flatmap(
+    lambda sizes: st.tuples(st.just(sizes), st.integers(1, min(sum(sizes), 40)))
+)
+tenths = st.integers(0, 10).map(lambda tenth: Fraction(tenth, 10))
+
+
+@given(shapes, tenths)
+def test_strict_counts_equal_the_slow_version(shape: tuple[list[int], int], lam: Fraction) -> None:
+    sizes, clients = shape
+    found = deal(sizes, clients, float(lam)).counts
+    assert found.tolist() == slow_counts(sizes, clients, lam, "strict")
+
+
+@given(shapes, tenths)
+def test_official_counts_equal_the_slow_version(
+    shape: tuple[list[int], int], lam: Fraction
+) -> None:
+    sizes, clients = shape
+    expected = slow_counts(sizes, clients, lam, "official")
+    if all(map(sum, expected)):
+        found = deal(sizes, clients, float(lam), rounding="official").counts
+        assert found.tolist() == expected
+    else:
+        with pytest.raises(DataError, match="would hold no images"):
+            deal(sizes, clients, float(lam), rounding="official")
+
+
+@given(
+    shapes,
+    st.floats(0, 1),
+    st.one_of(st.none(), st.floats(1e-3, 1e3)),
+    st.integers(1, 8),
+    st.integers(0, 2**32),
+)
+def test_every_image_has_one_owner_and_every_client_an_image(
+    shape: tuple[list[int], int], lam: float, alpha: float | None, classes: int, seed: int
+) -> None:
+    sizes, clients = shape
+    domains = np.random.default_rng(seed).permutation(column(*sizes) * 3 - 5)
+    labels = np.random.default_rng(seed + 1).integers(0, classes, len(domains)) * 7
+    found = partition(domains, labels, clients, heterogeneity=lam, alpha=alpha, seed=seed)
+    assert len(found) == len(found.rows) == clients
+    assert sorted(np.concatenate(found.rows).tolist()) == list(range(len(domains)))
+    assert all(len(rows) for rows in found.rows)
+    assert all((np.diff(rows) > 0).all() for rows in found.rows)
+    by_hand = [[int((domains[rows] == d).sum()) for d in found.domain_ids] for rows in found.rows]
+    assert found.counts.tolist() == by_hand
+    assert found.sizes.tolist() == [len(rows) for rows in found.rows]
+
+
+@given(shapes)
+def test_lambda_one_gives_everyone_the_same_mix(shape: tuple[list[int], int]) -> None:
+    sizes, clients = shape
+    counts = deal(sizes, clients, 1.0).counts
+    assert (np.ptp(counts, axis=0) <= 1).all()
+
+
+@given(shapes)
+def test_lambda_zero_is_strict(shape: tuple[list[int], int]) -> None:
+    sizes, clients = shape
+    counts = deal(sizes, clients, 0.0).counts
+    if len(sizes) <= clients:
+        assert ((counts > 0).sum(axis=1) == 1).all(), "one domain per client"
+        for domain in range(len(sizes)):
+            held = counts[counts[:, domain] > 0, domain]
+            assert np.ptp(held) <= 1, "a domain's homes share it equally"
+    else:
+        assert ((counts > 0).sum(axis=0) == 1).all(), "a domain is never divided"
+
+
+@given(shapes, st.floats(0, 1), st.floats(1e-2, 1e2))
+def test_label_skew_leaves_the_domain_mix_alone(
+    shape: tuple[list[int], int], lam: float, alpha: float
+) -> None:
+    sizes, clients = shape
+    domains = column(*sizes)
+    labels = np.arange(len(domains)) % 5
+    skewed = partition(domains, labels, clients, heterogeneity=lam, alpha=alpha, seed=3)
+    plain = partition(domains, labels, clients, heterogeneity=lam, seed=3)
+    assert skewed.counts.tolist() == plain.counts.tolist()
+
+
+# Published PACS training sizes (art, cartoon, photo, sketch) and what the benchmark's code makes
+# of them with 100 clients.
+ART, CARTOON, PHOTO, SKETCH = 1852, 2126, 1519, 3557
+
+
+@pytest.mark.parametrize(
+    ("sizes", "homes", "smallest", "largest"),
+    [
+        ((ART, CARTOON), [47, 53], 39, 41),
+        ((CARTOON, SKETCH), [38, 62], 55, 57),
+        ((PHOTO, SKETCH), [30, 70], 50, 52),
+        ((PHOTO, ART), [45, 55], 33, 35),
+    ],
+)
+def test_pacs_with_a_hundred_clients_and_official_rounding(
+    sizes: tuple[int, ...], homes: list[int], smallest: int, largest: int
+) -> None:
+    for lam in (0.0, 0.1):
+        found = deal(sizes, 100, lam, rounding="official")
+        assert np.bincount(found.counts.argmax(axis=1)).tolist() == homes
+        assert found.sizes.min() == smallest
+        assert found.sizes.max() <= largest
+
+
+def test_pacs_examples_client_by_client() -> None:
+    assert deal((ART, CARTOON), 100, 0.1, rounding="official").counts[0].tolist() == [38, 3]
+    assert deal((CARTOON, SKETCH), 100, 0.0, rounding="official").counts[0].tolist() == [56, 1]
+    assert deal((CARTOON, SKETCH), 100, 0.0).counts[0].tolist() == [56, 0]
+    few = deal((CARTOON, SKETCH), 5, 0.0)
+    assert np.bincount(few.counts.argmax(axis=1)).tolist() == [2, 3]
+    many = deal((CARTOON, SKETCH), 200, 0.0)
+    assert (many.sizes.min(), many.sizes.max()) == (28, 29)
+
+
+def test_pacs_with_one_domain_held_out() -> None:
+    found = deal((PHOTO, ART, CARTOON), 100, 0.0)
+    assert np.bincount(found.counts.argmax(axis=1)).tolist() == [28, 34, 38]
+    assert found.sizes.min() >= 54
+    assert found.sizes.max() <= 56
+
+
+def test_more_domains_than_clients_are_packed_whole() -> None:
+    # By hand, largest first onto the emptiest: 9 | 7 | 5 -> client 2 takes 4 too, and so on.
+    found = deal((4, 9, 5, 7, 3), 3, 0.0)
+    assert found.counts.tolist() == [[0, 9, 0, 0, 0], [0, 0, 0, 7, 3], [4, 0, 5, 0, 0]]
+
+
+def test_domain_ids_need_not_be_contiguous() -> None:
+    domains = np.array([302, -4, 302, 17, 17, -4])
+    found = partition(domains, np.zeros(6), 3, heterogeneity=0.0, seed=1)
+    assert found.domain_ids.tolist() == [-4, 17, 302]
+    assert found.counts.tolist() == [[2, 0, 0], [0, 2, 0], [0, 0, 2]]
+    assert found.rows[2].tolist() == [0, 2]
+
+
+def test_same_seed_same_clients_and_another_seed_others() -> None:
+    domains, labels = column(50, 50), np.arange(100) % 4
+    first, again, other = (
+        partition(domains, labels, 7, heterogeneity=0.3, alpha=0.5, seed=seed).owners
+        for seed in (1, 1, 2)
+    )
+    assert (first == again).all()
+    assert (first != other).any()
+
+
+def test_which_images_a_client_gets_is_random() -> None:
+    rows = heterogeneous(column(1000), 2, 1.0, seed=0)[0]
+    # Half of 0..999 at random: the mean of 500 draws without replacement is 499.5 +- 9.
+    assert abs(rows.mean() - 499.5) < 45
+    assert (np.diff(rows) > 1).any()
+
+
+def test_heterogeneous_is_partition_without_labels() -> None:
+    domains = column(30, 50, 20)
+    found = heterogeneous(domains, 10, 0.2, seed=5, rounding="official")
+    same = partition(domains, np.zeros(100), 10, heterogeneity=0.2, rounding="official", seed=5)
+    assert [rows.tolist() for rows in found] == [rows.tolist() for rows in same.rows]
+
+
+def test_dirichlet_sizes_are_equal_and_large_alpha_means_the_same_mix_everywhere() -> None:
+    labels = np.repeat([0, 1], [3000, 1000])
+    rows = dirichlet(labels, 10, alpha=1e6, seed=0)
+    assert [len(r) for r in rows] == [400] * 10
+    shares = np.array([labels[r].mean() for r in rows])
+    assert (np.abs(shares - 0.25) < 0.1).all()
+
+
+def test_dirichlet_small_alpha_means_few_classes_each() -> None:
+    labels = np.arange(4000) % 10
+    few = dirichlet(labels, 20, alpha=0.02, seed=0)
+    main = [np.bincount(labels[r], minlength=10).max() / len(r) for r in few]
+    assert np.mean(main) > 0.6
+    even = dirichlet(labels, 20, alpha=100, seed=0)
+    assert np.mean([np.bincount(labels[r]).max() / len(r) for r in even]) < 0.2
+
+
+def test_dirichlet_spread_of_the_shares_follows_alpha() -> None:
+    # Two equal classes: the share of one is Beta(alpha, alpha) with variance 1/(4 (2 alpha + 1)).
+    # Over 400 clients the tastes average 1/2 closely, so that scarcity bends them little.
+    labels = np.arange(400 * 200) % 2
+    for alpha in (0.5, 5.0):
+        shares = [labels[r].mean() for r in dirichlet(labels, 400, alpha=alpha, seed=2)]
+        assert np.var(shares) == pytest.approx(1 / (4 * (2 * alpha + 1)), rel=0.25)
+
+
+def test_a_taste_is_the_clients_in_every_domain() -> None:
+    # Two domains, two classes, everyone holds both domains: a client fond of class 0 in one domain
+    # is fond of it in the other.
+    domains, labels = np.repeat([0, 1], 4000), np.arange(8000) % 2
+    found = partition(domains, labels, 40, heterogeneity=1.0, alpha=0.3, seed=0)
+    shares = np.array([[labels[r][domains[r] == d].mean() for d in (0, 1)] for r in found.rows])
+    assert np.corrcoef(shares.T)[0, 1] > 0.9
+
+
+@pytest.mark.parametrize("clients_per_domain", [1, 3])
+def test_one_domain_per_client(clients_per_domain: int) -> None:
+    domains = column(5, 30, 12)
+    rows = one_domain_per_client(domains, seed=0, clients_per_domain=clients_per_domain)
+    held = [set(domains[r].tolist()) for r in rows]
+    assert held == [{d} for d in (0, 1, 2) for _ in range(clients_per_domain)]
+    assert sorted(np.concatenate(rows).tolist()) == list(range(47))
+
+
+def test_domain_scheme_gives_left_over_clients_to_the_largest_domains() -> None:
+    found = deal((5, 30, 12), 5, 0.7, scheme="domain")
+    assert found.counts.tolist() == [[5, 0, 0], [0, 15, 0], [0, 15, 0], [0, 0, 6], [0, 0, 6]]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "clients", "options", "message"),
+    [
+        ((2, 3), 6, {}, "6 clients cannot share 5 training images"),
+        ((2, 3), 0, {}, "at least one client"),
+        ((2, 3), 2, {"heterogeneity": 1.5}, "between 0 and 1, not 1.5"),
+        ((2, 3), 2, {"alpha": 0.0}, "alpha must be a positive number, not 0.0"),
+        ((2, 3), 1, {"scheme": "domain"}, "needs at least 2 clients"),
+        ((1, 30), 6, {"scheme": "domain"}, "3 clients cannot share a domain of 1"),
+        ((1, 1, 8), 9, {"rounding": "official", "heterogeneity": 1.0}, "rounding 'strict'"),
+    ],
+)
+def test_impossible_wishes_are_refused_with_a_reason(
+    sizes: tuple[int, ...], clients: int, options: dict, message: str
+) -> None:
+    with pytest.raises(DataError, match=message):
+        deal(sizes, clients, 0.5, **options)
+
+
+def test_many_clients_and_images_stay_small() -> None:
+    random = np.random.default_rng(0)
+    domains, labels = random.integers(0, 6, 600_000), random.integers(0, 10, 600_000)
+    found = partition(domains, labels, 10_000, heterogeneity=0.1, alpha=0.5, seed=0)
+    assert found.owners.nbytes == 8 * 600_000
+    assert np.ptp(found.sizes) <= 6
+    assert len(found.rows) == 10_000
