@@ -1,5 +1,8 @@
 """One image file becomes a square RGB array, whatever odd kind of image it is."""
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -38,8 +41,7 @@ def decode_image(path: Path, size: int, resize: Resize = "squash") -> np.ndarray
     Grey, palette, CMYK and 16-bit images become 8-bit RGB, transparent ones are laid over white,
     the camera's orientation tag is obeyed, and of an animation the first frame is taken.
 
-    Pillow may warn about odd files; calling code that decodes many files silences those warnings
-    once, around its thread pool, because filters cannot be changed safely inside a thread.
+    Pillow may warn about odd files that it can read all the same, see :func:`quiet_pillow`.
 
     Args:
         path: the file.
@@ -63,6 +65,19 @@ def decode_image(path: Path, size: int, resize: Resize = "squash") -> np.ndarray
         raise
     except Exception as error:  # Pillow's decoders raise many kinds on a broken file
         raise UnusableImageError(_reason(path, error)) from error
+
+
+@contextmanager
+def quiet_pillow() -> Iterator[None]:
+    """Silences Pillow's remarks on odd files; an oversized one raises.
+
+    Enter it around a whole pool of decoding threads, never inside one: warning filters belong to
+    the process.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=r"PIL\.")
+        warnings.filterwarnings("error", category=Image.DecompressionBombWarning)
+        yield
 
 
 def make_square(image: Image.Image, size: int, resize: Resize = "squash") -> np.ndarray:

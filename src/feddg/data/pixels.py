@@ -13,7 +13,6 @@ import os
 import shutil
 import time
 import uuid
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +28,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from feddg.data.decoding import Resize, UnusableImageError, decode_image, make_square
+from feddg.data.decoding import Resize, UnusableImageError, decode_image, make_square, quiet_pillow
 from feddg.data.images import ImageTable
 from feddg.errors import DataError
 
@@ -153,7 +152,7 @@ class StreamingPixels(PixelStore):
         """
         paths = [self._paths[row] for row in np.asarray(rows, dtype=np.int64)]
         batch = np.empty((len(paths), self.size, self.size, 3), np.uint8)
-        with _quiet_pillow():
+        with quiet_pillow():
             for place, pixels in enumerate(self._pool.map(self._decode, paths)):
                 batch[place] = pixels
         return _channels_last(batch)
@@ -205,7 +204,7 @@ def open_pixels(
         return table, _rendered(table.images, size, resize), []
     files = _Files.of(table, size, resize)
     pixels = None
-    with _quiet_pillow():
+    with quiet_pillow():
         if cache is None or files.cache_bytes > budget_bytes:
             bad = _checked(files, cache, progress)
         else:
@@ -312,13 +311,13 @@ def _cached(
 
 
 def _open_entry(entry: Path, files: _Files) -> tuple[np.ndarray, list[BadImage]] | None:
+    bad = _read_bad(entry / _FACTS)
     try:
         pixels = np.load(entry / _PIXELS, mmap_mode="r")
-        bad = _read_bad(entry / _FACTS)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError):
         return None
     whole = pixels.shape == (len(files.paths), files.size, files.size, 3)
-    return (pixels, bad) if whole else None
+    return (pixels, bad) if whole and bad is not None else None
 
 
 def _make_entry(entry: Path, files: _Files, progress: Progress | None) -> None:
@@ -357,21 +356,26 @@ def _write_entry(folder: Path, files: _Files, progress: Progress | None) -> None
 
 def _checked(files: _Files, cache: Path | None, progress: Progress | None) -> list[BadImage]:
     """Finds the bad files by decoding everything once; a cache folder remembers the answer."""
-    answer = None if cache is None else cache / f"checked-{files.key}.json"
-    if answer is not None and answer.is_file():
-        return _read_bad(answer)
-    bad = files.decode_all(lambda pixels: None, progress)
-    if answer is not None:
-        with _writing_to(answer.parent):
-            aside = _new_folder(answer.parent)
+    if cache is None:
+        return files.decode_all(lambda pixels: None, progress)
+    answer = cache / f"checked-{files.key}.json"
+    bad = _read_bad(answer)
+    if bad is None:
+        bad = files.decode_all(lambda pixels: None, progress)
+        with _writing_to(cache):
+            aside = _new_folder(cache)
             _write_bad(aside / _FACTS, bad)
             (aside / _FACTS).replace(answer)
             aside.rmdir()
     return bad
 
 
-def _read_bad(path: Path) -> list[BadImage]:
-    return [BadImage(**image) for image in json.loads(path.read_text())["bad"]]
+def _read_bad(path: Path) -> list[BadImage] | None:
+    """Reads a list of bad images; None if it is not there or damaged."""
+    try:
+        return [BadImage(**image) for image in json.loads(path.read_text())["bad"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _write_bad(path: Path, bad: list[BadImage]) -> None:
@@ -401,15 +405,6 @@ def _sweep(cache: Path) -> None:
     for left in cache.glob("partial-*"):
         if time.time() - _stamp(left)[1] / 1e9 > 86_400:
             shutil.rmtree(left, ignore_errors=True)
-
-
-@contextmanager
-def _quiet_pillow() -> Iterator[None]:
-    """Silences Pillow's remarks on odd files; only an oversized image is an error."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module=r"PIL\.")
-        warnings.filterwarnings("error", category=Image.DecompressionBombWarning)
-        yield
 
 
 def _channels_last(batch: np.ndarray) -> Tensor:
