@@ -20,11 +20,12 @@ from types import MappingProxyType
 from typing import Annotated
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from torch import Generator, Tensor
 from torch.nn import functional
 
-Probability = Annotated[float, Field(ge=0, le=1)]
+from feddg.settings import Fraction, Settings
+
 Strength = Annotated[float, Field(ge=0)]
 HueStrength = Annotated[float, Field(ge=0, le=0.5)]
 
@@ -33,17 +34,15 @@ _LUMA = (0.299, 0.587, 0.114)
 _RGB_TO_YIQ = torch.tensor([_LUMA, (0.5959, -0.2746, -0.3213), (0.2115, -0.5227, 0.3112)])
 _TO_GRAY = torch.tensor([_LUMA] * 3)
 _TO_CHROMA = torch.eye(3) - _TO_GRAY
-_QUARTER_TURN = (
+_QUARTER_TURN = (  # of the chroma, at constant luma
     torch.linalg.inv(_RGB_TO_YIQ)
     @ torch.tensor([[0.0, 0.0, 0.0], [0.0, 0.0, 1.0], [0.0, -1.0, 0.0]])
     @ _RGB_TO_YIQ
-)  # of the chroma, from red towards yellow as in HSV
+)
 
 
-class AugmentSettings(BaseModel):
+class AugmentSettings(Settings):
     """What may happen to a training image; the defaults leave it as it is."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     crop_scale: tuple[float, float] | None = Field(
         default=None, description="smallest and largest share of the area a random crop keeps"
@@ -52,12 +51,12 @@ class AugmentSettings(BaseModel):
         default=(3 / 4, 4 / 3), description="smallest and largest width / height of a crop"
     )
     shift: int = Field(default=0, ge=0, description="most pixels to move by; the edge is repeated")
-    flip: Probability = Field(default=0.0, description="probability of a left-right mirror image")
+    flip: Fraction = Field(default=0.0, description="probability of a left-right mirror image")
     color_jitter: tuple[Strength, Strength, Strength, HueStrength] = Field(
         default=(0.0, 0.0, 0.0, 0.0),
         description="brightness, contrast, saturation (factor 1 +- x), hue (+- x turns)",
     )
-    grayscale: Probability = Field(default=0.0, description="probability of losing all colour")
+    grayscale: Fraction = Field(default=0.0, description="probability of losing all colour")
 
     @model_validator(mode="after")
     def _check_ranges(self) -> "AugmentSettings":
