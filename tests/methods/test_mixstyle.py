@@ -5,12 +5,12 @@ import copy
 import numpy
 import pytest
 import torch
-from federations import federation, same
 
 from feddg.errors import ExperimentError
 from feddg.methods.mixstyle import StyleMixer, mixed, mixers
 from feddg.methods.registry import build_method
 from feddg.models.backbones import build_network
+from federations import federation, same
 
 
 def maps(count=5, channels=3, side=4):

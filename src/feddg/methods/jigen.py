@@ -51,14 +51,10 @@ GRID = 3
 class JigenSettings(MethodSettings):
     """Hyper-parameters of JiGen."""
 
-    jigsaw_weight: float = Field(
-        0.7, ge=0, description="weight of the puzzle's loss (code, ResNet-18)"
-    )
+    jigsaw_weight: float = Field(0.7, ge=0, description="weight of the puzzle (code, ResNet-18)")
     whole_share: Fraction = Field(0.9, description="share of images left whole (code, ResNet-18)")
     permutations: int = Field(30, ge=1, le=1000, description="puzzles beside the whole image")
-    classify_shuffled: bool = Field(
-        True, description="whether shuffled images are classified too (code: yes)"
-    )
+    classify_shuffled: bool = Field(True, description="classify shuffled images too (code)")
 
 
 @functools.cache

@@ -54,13 +54,9 @@ VARIANCE_FLOOR = 1e-6
 class MixStyleSettings(MethodSettings):
     """Hyper-parameters of MixStyle."""
 
-    mix_probability: Fraction = Field(
-        0.5, description="p: chance that a forward pass mixes at a stage (paper, section 3.2)"
-    )
-    mix_alpha: Positive = Field(0.1, description="alpha of Beta(alpha, alpha) (paper: 0.1)")
-    mix_stages: int = Field(
-        2, ge=1, description="how many stages mix, from the shallowest (code: PACS 3, others 2)"
-    )
+    mix_probability: Fraction = Field(0.5, description="p, per forward pass and stage (paper)")
+    mix_alpha: Positive = Field(0.1, description="alpha of Beta(alpha, alpha) (paper)")
+    mix_stages: int = Field(2, ge=1, description="stages that mix, first ones (code: PACS 3)")
 
 
 class StyleMixer(nn.Module):
