@@ -12,20 +12,19 @@ Two codecs share one shape, VGG convolutions and their mirror image:
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Literal, cast
 
-import safetensors
-import safetensors.torch
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from feddg.errors import WeightsError
+from feddg.models.backbones import read_weights
 from feddg.randomness import stream
 
 VARIANCE_FLOOR = 1e-5
@@ -36,32 +35,43 @@ VGG19_FILES = (
     "PyTorch implementations of AdaIN; the codec 'compact' needs no files."
 )
 
-Plan = Sequence[int | Literal["pool"]]
+Plan = Sequence[int | Literal["pool", "up"]]
 StyleLayer = Literal["output", "conv4_1_pre"]
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """The shape of a codec: ``plan`` lists the encoder's output channels and its 2x2 poolings."""
+    """The shape of a codec, as the output channels of its 3 x 3 convolutions in order.
 
-    plan: Plan
-    colour_layer: bool
+    Between them, ``"pool"`` halves the map (maximum of 2 x 2, rounding up) and ``"up"`` doubles it
+    (nearest neighbour). The decoder's last convolution, to RGB, has no activation.
+    """
+
+    encoder: Plan
+    decoder: Plan
+    colour_layer: bool = False
+    """Whether the encoder starts with a 1 x 1 convolution that normalises the colours."""
 
     @property
     def stride(self) -> int:
         """Input pixels per step of the feature map."""
-        return int(2 ** self.plan.count("pool"))
+        return int(2 ** self.encoder.count("pool"))
 
     @property
     def channels(self) -> int:
         """Channels of the feature map."""
-        return max(width for width in self.plan if width != "pool")
+        return int(self.encoder[-1])
 
 
 ARCHITECTURES = {
-    "compact": Architecture((32, 32, "pool", 64, 64, "pool", 128), colour_layer=False),
+    "compact": Architecture(
+        encoder=(32, 32, "pool", 64, 64, "pool", 128),
+        decoder=(64, "up", 64, 32, "up", 32, 3),
+    ),
     "vgg19": Architecture(
-        (64, 64, "pool", 128, 128, "pool", 256, 256, 256, 256, "pool", 512), colour_layer=True
+        encoder=(64, 64, "pool", 128, 128, "pool", 256, 256, 256, 256, "pool", 512),
+        decoder=(256, "up", 256, 256, 256, 128, "up", 128, 64, "up", 64, 3),
+        colour_layer=True,
     ),
 }
 
@@ -126,12 +136,10 @@ class Codec(nn.Module):
         Returns:
             ``(B, 3, *size)``, RGB clamped to [0, 1].
         """
-        images = self.decoder(features)
+        images: Tensor = self.decoder(features)
         if tuple(features.shape[-2:]) == tuple(self._steps(length) for length in size):
-            images = images[..., : size[0], : size[1]]
-        else:
-            images = functional.interpolate(images, size, mode="bilinear", antialias=True)
-        return images.clamp(0, 1)
+            return images[..., : size[0], : size[1]].clamp(0, 1)
+        return functional.interpolate(images, size, mode="bilinear", antialias=True).clamp(0, 1)
 
     def fingerprint(self) -> str:
         """Returns a stable hash of the weights and of the layer styles are measured on."""
@@ -249,10 +257,6 @@ def vgg19_modules(seed: int = 0) -> tuple[nn.Sequential, nn.Sequential]:
 def codec_modules(name: str) -> tuple[nn.Sequential, nn.Sequential]:
     """Returns encoder and decoder without weights (on the meta device).
 
-    Every convolution is 3 x 3 after reflection padding by 1. The decoder is the encoder read
-    backwards: a pooling becomes an enlargement by nearest neighbour, and the last layer has no
-    activation.
-
     Raises:
         WeightsError: there is no codec of this name.
     """
@@ -260,18 +264,10 @@ def codec_modules(name: str) -> tuple[nn.Sequential, nn.Sequential]:
         raise WeightsError(f"there is no codec {name!r}; choose one of {', '.join(ARCHITECTURES)}")
     architecture = ARCHITECTURES[name]
     with torch.device("meta"):
-        encoder: list[nn.Module] = [nn.Conv2d(3, 3, 1)] if architecture.colour_layer else []
-        decoder: list[nn.Module] = []
-        width = 3
-        for entry in architecture.plan:
-            if entry == "pool":
-                encoder.append(nn.MaxPool2d(2, ceil_mode=True))
-                decoder = [nn.Upsample(scale_factor=2, mode="nearest"), *decoder]
-            else:
-                encoder += _convolution(width, entry)
-                decoder = [*_convolution(entry, width), *decoder]
-                width = entry
-    return nn.Sequential(*encoder), nn.Sequential(*decoder[:-1])
+        colour = [nn.Conv2d(3, 3, 1)] if architecture.colour_layer else []
+        encoder = nn.Sequential(*colour, *_layers(3, architecture.encoder))
+        decoder = _layers(architecture.channels, architecture.decoder)
+    return encoder, nn.Sequential(*decoder[:-1])
 
 
 def initialised(module: nn.Sequential, seed: int) -> nn.Sequential:
@@ -291,17 +287,19 @@ def load_weights(module: nn.Sequential, path: Path) -> None:
     Raises:
         WeightsError: the file is missing, unreadable or does not fit.
     """
-    weights = _read_weights(path)
+    if not path.is_file():
+        raise WeightsError(f"{path}: no such weights file. {VGG19_FILES}")
+    weights = read_weights(path)
     needed = {}
     for key, parameter in module.state_dict().items():
         found = weights.get(key)
         if found is None or found.shape != parameter.shape:
-            shape = "is missing" if found is None else f"has shape {tuple(found.shape)}"
+            fault = "is missing" if found is None else f"has shape {tuple(found.shape)}"
             raise WeightsError(
-                f"{path}: {key} {shape}, expected {tuple(parameter.shape)}; "
+                f"{path}: {key} {fault}, expected {tuple(parameter.shape)}; "
                 "is this the file for this part of this codec?"
             )
-        needed[key] = found.float()
+        needed[key] = found
     module.load_state_dict(needed, assign=True)
 
 
@@ -310,17 +308,14 @@ def packaged(part: str) -> Path:
     return Path(str(resources.files("feddg.styles") / "assets" / f"compact_{part}.safetensors"))
 
 
-def _convolution(channels_in: int, channels_out: int) -> list[nn.Module]:
-    return [nn.ReflectionPad2d(1), nn.Conv2d(channels_in, channels_out, 3), nn.ReLU()]
-
-
-def _read_weights(path: Path) -> Mapping[str, Tensor]:
-    """Reads named tensors without unpickling anything but tensors."""
-    if not path.is_file():
-        raise WeightsError(f"{path}: no such weights file. {VGG19_FILES}")
-    try:
-        if path.suffix == ".safetensors":
-            return safetensors.torch.load_file(path)
-        return dict(torch.load(path, map_location="cpu", weights_only=True))
-    except Exception as error:
-        raise WeightsError(f"{path}: not a readable weights file ({error})") from error
+def _layers(channels: int, plan: Plan) -> list[nn.Module]:
+    layers: list[nn.Module] = []
+    for entry in plan:
+        if entry == "pool":
+            layers.append(nn.MaxPool2d(2, ceil_mode=True))
+        elif entry == "up":
+            layers.append(nn.Upsample(scale_factor=2, mode="nearest"))
+        else:
+            layers += [nn.ReflectionPad2d(1), nn.Conv2d(channels, entry, 3), nn.ReLU()]
+            channels = entry
+    return layers

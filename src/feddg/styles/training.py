@@ -3,29 +3,32 @@
 The encoder is frozen. The decoder learns the AdaIN paper's objective (Huang and Belongie, ICCV
 2017, equations 11 to 13): the re-drawn image, encoded again, must give back the feature map it was
 drawn from (content), and its channel moments at the first layer of every scale must be those of
-the style. Three additions serve federated domain generalization:
+the style. Four additions serve federated domain generalization:
 
 - blended targets: each image has its own strength in [0, 1]; moments blend linearly with it;
 - strength 0 is plain reconstruction, where the pixels count too;
+- colours outside [0, 1] are clamped before they are judged, and their overshoot costs;
 - some styles are pooled over a batch, as a client's or a cluster's style is.
 """
 
 import csv
 import hashlib
 import json
+import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import safetensors
 import safetensors.torch
 import torch
-from PIL import Image, ImageOps
 from torch import Tensor, nn
 from torch.nn import functional
-from torchvision.transforms.functional import pil_to_tensor
 
+from feddg.data.decoding import UnusableImageError, decode_image
+from feddg.data.images import IMAGE_SUFFIXES
 from feddg.errors import DataError, WeightsError
 from feddg.randomness import stream
 from feddg.styles.codec import (
@@ -40,8 +43,9 @@ from feddg.styles.codec import (
 )
 from feddg.styles.variants import VARIANTS
 
-SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif"}
-TERMS = ("content", "style", "reconstruction")
+logger = logging.getLogger("feddg")
+
+TERMS = ("content", "style", "reconstruction", "overshoot")
 CURVE_STEP = 25
 """Steps averaged into one row of the loss curve."""
 
@@ -59,7 +63,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything that decides the outcome of a training; ``encoder`` and ``images`` are hashes."""
+    """Everything that decides the outcome of a training; the last three are hashes."""
 
     codec: str
     steps: int
@@ -70,6 +74,7 @@ class Settings:
     style_weight: float
     reconstruction_weight: float
     encoder: str
+    start: str
     images: str
 
 
@@ -92,11 +97,12 @@ def train_decoder(
     seed: int = 0,
     size: int = 64,
     batch_size: int = 8,
-    learning_rate: float = 1e-3,
-    style_weight: float = 10.0,
-    reconstruction_weight: float = 2.0,
+    learning_rate: float = 2e-3,
+    style_weight: float = 40.0,
+    reconstruction_weight: float = 5.0,
     name: str = "compact",
     encoder: Path | None = None,
+    start: Path | None = None,
     progress: Callable[[Progress], None] | None = None,
     save_every: int = 250,
 ) -> Path:
@@ -113,11 +119,14 @@ def train_decoder(
         size: side of the square training crops in pixels.
         batch_size: images per step.
         learning_rate: Adam's, at the start.
-        style_weight: of the style term against the content term (the paper's is 10).
+        style_weight: of the style term against the content term. The paper's is 10, with which this
+            small decoder stops half-way to most styles.
         reconstruction_weight: of the mean absolute pixel error at strength 0.
         name: ``"compact"`` or ``"vgg19"``.
         encoder: the encoder's weights file; ``compact`` has one inside the package.
-        progress: called every :data:`CURVE_STEP` steps.
+        start: a decoder's weights to begin with, for example to adapt the packaged one to other
+            images; random ones if not given.
+        progress: called every :data:`CURVE_STEP` steps and at the end.
         save_every: steps between saved states.
 
     Returns:
@@ -128,19 +137,22 @@ def train_decoder(
             with other settings.
         WeightsError: the encoder's file is missing or does not fit.
     """
+    if not content or not style:
+        raise DataError(f"{'style' if content else 'content'}: no folder of images was given")
     contents = load_images(content, round(2.5 * size))
     styles = load_images(style, round(2.5 * size))
-    codec = _untrained(name, encoder, seed)
+    codec = _untrained(name, encoder, start, seed)
     settings = Settings(
         name, steps, seed, size, batch_size, learning_rate, style_weight, reconstruction_weight,
         encoder=_hash(codec.encoder.state_dict().values()),
+        start=_hash(codec.decoder.state_dict().values()),
         images=_hash((contents, styles)),
     )  # fmt: skip
     state = _start_or_continue(out, settings, codec.decoder)
     while state.step < steps:
         batch = _draw_batch(contents, styles, settings, state.step)
         state.curve.append(_train_step(codec, state, batch, settings))
-        if state.step % CURVE_STEP == 0 and progress:
+        if progress and (state.step % CURVE_STEP == 0 or state.step == steps):
             progress(Progress(state.step, steps, _recent(state.curve)))
         if state.step % save_every == 0 or state.step == steps:
             _save(out, settings, state)
@@ -168,25 +180,27 @@ def _images_of(folder: Path, side: int) -> list[Tensor]:
         raise DataError(f"{folder}: no such folder; give a folder of images")
     images = []
     for path in sorted(folder.rglob("*")):
-        if path.suffix.lower() in SUFFIXES:
+        if path.suffix.lower() in IMAGE_SUFFIXES:
             try:
-                with Image.open(path) as image:
-                    square = ImageOps.fit(image.convert("RGB"), (side, side))
-            except (OSError, ValueError, Image.DecompressionBombError):
-                continue
-            images.append(pil_to_tensor(square))
+                images.append(torch.from_numpy(decode_image(path, side, "crop")).permute(2, 0, 1))
+            except UnusableImageError as error:
+                logger.warning("%s is left out: %s", path, error)
     if not images:
-        raise DataError(f"{folder}: no readable image ({', '.join(sorted(SUFFIXES))})")
+        raise DataError(f"{folder}: no readable image ({', '.join(sorted(IMAGE_SUFFIXES))})")
     return images
 
 
-def _untrained(name: str, encoder_path: Path | None, seed: int) -> Codec:
+def _untrained(name: str, encoder_path: Path | None, start: Path | None, seed: int) -> Codec:
     """The frozen encoder with a decoder to be trained."""
     encoder, decoder = codec_modules(name)
     if name != "compact" and encoder_path is None:
         raise WeightsError(f"training a decoder for {name!r} needs its encoder. {VGG19_FILES}")
     load_weights(encoder, encoder_path or packaged("encoder"))
-    codec = Codec(name, encoder, initialised(decoder, seed)).frozen()
+    if start is None:
+        initialised(decoder, seed)
+    else:
+        load_weights(decoder, start)
+    codec = Codec(name, encoder, decoder).frozen()
     codec.decoder.requires_grad_(True)
     return codec
 
@@ -204,22 +218,33 @@ class _Batch:
 def _draw_batch(contents: Tensor, styles: Tensor, settings: Settings, step: int) -> _Batch:
     """The batch of one step, a function of the seed and the step alone."""
     generator = stream(settings.seed, "batch", step)
-    count = settings.batch_size
-    pooled = bool(torch.rand((), generator=generator) < 0.3)
-    sources = styles if torch.rand((), generator=generator) < 0.6 else contents
-    drawn = _crops(sources, count, settings.size, generator)
-    varied = _varied(drawn, 1 if pooled else 4, generator)
-    strength = (torch.rand(count, 1, 1, generator=generator) * 2 - 0.4).clamp(0, 1)
-    return _Batch(_crops(contents, count, settings.size, generator), varied, strength, pooled)
+    pooled = _chance(0.3, generator)
+    redrawn = _images(contents, styles, 0.3, 4, settings, generator)
+    copied = _images(contents, styles, 0.6, 1 if pooled else 4, settings, generator)
+    strength = 1.7 * torch.rand(settings.batch_size, 1, 1, generator=generator) - 0.4
+    return _Batch(redrawn, copied, strength.clamp(0, 1), pooled)
 
 
-def _varied(images: Tensor, groups: int, generator: torch.Generator) -> Tensor:
-    """Draws a variant for each group of the batch; every other one stays as it is."""
+def _images(
+    contents: Tensor,
+    styles: Tensor,
+    style_share: float,
+    groups: int,
+    settings: Settings,
+    generator: torch.Generator,
+) -> Tensor:
+    """Crops from one of the two collections; about half of the groups as some variant."""
+    images = styles if _chance(style_share, generator) else contents
+    crops = _crops(images, settings.batch_size, settings.size, generator)
     changed = []
-    for group in images.chunk(groups):
+    for group in crops.chunk(groups):
         choice = int(torch.randint(-len(VARIANTS), len(VARIANTS), (), generator=generator))
         changed.append(VARIANTS[max(choice, 0)](group, generator))
     return torch.cat(changed)
+
+
+def _chance(share: float, generator: torch.Generator) -> bool:
+    return bool(torch.rand((), generator=generator) < share)
 
 
 def _crops(images: Tensor, count: int, size: int, generator: torch.Generator) -> Tensor:
@@ -232,9 +257,7 @@ def _crops(images: Tensor, count: int, size: int, generator: torch.Generator) ->
         [images[row, :, y : y + crop, x : x + crop] for row, (y, x) in zip(rows, corners)]
     )
     resized = functional.interpolate(squares / 255, (size, size), mode="bilinear", antialias=True)
-    if torch.rand((), generator=generator) < 0.5:
-        resized = resized.flip(-1)
-    return resized.clamp(0, 1)
+    return (resized.flip(-1) if _chance(0.5, generator) else resized).clamp(0, 1)
 
 
 def _train_step(codec: Codec, state: State, batch: _Batch, settings: Settings) -> list[float]:
@@ -242,10 +265,10 @@ def _train_step(codec: Codec, state: State, batch: _Batch, settings: Settings) -
     for group in state.optimizer.param_groups:
         group["lr"] = settings.learning_rate * _schedule(state.step / settings.steps)
     terms = _loss_terms(codec, batch)
-    weights = (1.0, settings.style_weight, settings.reconstruction_weight)
+    weights = (1.0, settings.style_weight, settings.reconstruction_weight, 1.0)
     loss = torch.stack([weight * term for weight, term in zip(weights, terms)]).sum()
     state.optimizer.zero_grad()
-    loss.backward()
+    loss.backward()  # type: ignore[no-untyped-call]
     state.optimizer.step()
     state.step += 1
     return [term.item() for term in terms]
@@ -256,8 +279,8 @@ def _schedule(done: float) -> float:
     return min(1.0, 50 * done + 0.02) * (1 + math.cos(math.pi * done)) / 2
 
 
-def _loss_terms(codec: Codec, batch: _Batch) -> tuple[Tensor, Tensor, Tensor]:
-    """The means over the batch of the content, style and reconstruction terms."""
+def _loss_terms(codec: Codec, batch: _Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The means over the batch of the terms that :data:`TERMS` names."""
     with torch.no_grad():
         content_maps = _scales(codec, batch.contents)
         style = [_moments(features) for features in _scales(codec, batch.styles)]
@@ -267,13 +290,15 @@ def _loss_terms(codec: Codec, batch: _Batch) -> tuple[Tensor, Tensor, Tensor]:
         wanted = [torch.lerp(c, s, batch.strength) for c, s in zip(content, style)]
         target = adain(content_maps[-1], wanted[-1])
     drawn = codec.decoder(target.contiguous(memory_format=torch.channels_last))
-    drawn_maps = _scales(codec, drawn)
+    visible = drawn.clamp(0, 1)
+    drawn_maps = _scales(codec, visible)
     reached = [_moments(features) for features in drawn_maps]
     identity = (batch.strength == 0).float()[..., None]
     return (
         functional.mse_loss(drawn_maps[-1], target),
         torch.stack([functional.mse_loss(*pair) for pair in zip(reached, wanted)]).sum(),
         ((drawn - batch.contents).abs() * identity).mean() / identity.mean().clamp(min=1e-6),
+        (drawn - visible).abs().mean(),
     )
 
 
@@ -312,8 +337,7 @@ def _start_or_continue(out: Path, settings: Settings, decoder: nn.Sequential) ->
     path = out / "state.safetensors"
     if not path.exists():
         return state
-    with safetensors.safe_open(path, "pt") as file:
-        found = json.loads(file.metadata()["settings"])
+    found, tensors = _read(path)
     if found != asdict(settings):
         different = ", ".join(
             key for key, value in asdict(settings).items() if found.get(key) != value
@@ -322,8 +346,18 @@ def _start_or_continue(out: Path, settings: Settings, decoder: nn.Sequential) ->
             f"{out} holds a training with other settings ({different}); "
             "choose another folder or delete it"
         )
-    _restore(state, safetensors.torch.load_file(path))
+    _restore(state, tensors)
     return state
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The settings and the tensors of a saved state."""
+    try:
+        with safetensors.safe_open(path, "pt") as file:
+            settings = json.loads(file.metadata()["settings"])
+            return settings, {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    except (safetensors.SafetensorError, OSError, TypeError, KeyError, ValueError) as error:
+        raise DataError(f"{path}: not the state of a training ({error}); delete it") from error
 
 
 def _restore(state: State, tensors: dict[str, Tensor]) -> None:
@@ -362,7 +396,7 @@ def _write(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> 
     """Writes beside the file and renames, so that an interruption leaves the old one."""
     partial = path.with_name(path.name + ".partial")
     whole = {key: tensor.detach().contiguous() for key, tensor in tensors.items()}
-    safetensors.torch.save_file(whole, partial, metadata=metadata)
+    partial.write_bytes(safetensors.torch.save(whole, metadata=metadata))
     partial.replace(path)
 
 

@@ -23,7 +23,7 @@ def recoloured(images: Tensor, generator: torch.Generator) -> Tensor:
     """Mixes the colour channels by a random matrix and bends the tones."""
     mix = torch.eye(3) + 0.6 * torch.randn(3, 3, generator=generator)
     mixed = torch.einsum("oc,bchw->bohw", mix, images - 0.5) + 0.5
-    return mixed.clamp(0, 1) ** _between(0.5, 2.0, generator)
+    return mixed.clamp(0, 1).pow(_between(0.5, 2.0, generator))
 
 
 def inverted(images: Tensor, generator: torch.Generator) -> Tensor:

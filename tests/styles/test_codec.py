@@ -1,0 +1,278 @@
+"""AdaIN, the two codecs, and loading their weights."""
+
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from feddg.errors import WeightsError
+from feddg.randomness import stream
+from feddg.styles.codec import (
+    ARCHITECTURES,
+    Codec,
+    adain,
+    codec_modules,
+    initialised,
+    load_codec,
+    transfer,
+    vgg19_modules,
+)
+
+
+def random_features(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=stream(seed, "features")) * 3 + 1
+
+
+def random_images(*shape: int, seed: int = 0) -> Tensor:
+    generator = stream(seed, "images")
+    return torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
+
+
+def random_style(channels: int, seed: int = 0) -> Tensor:
+    return torch.rand(2, channels, generator=stream(seed, "style")) + 0.1
+
+
+def random_codec(seed: int = 0) -> Codec:
+    encoder, decoder = codec_modules("compact")
+    return Codec("compact", initialised(encoder, seed), initialised(decoder, seed + 1)).frozen()
+
+
+def test_adain_by_hand() -> None:
+    features = torch.tensor([[[[1.0, 3.0], [5.0, 7.0]]]])  # mean 4, variance 20 / 4
+    style = torch.tensor([[10.0], [2.0]])
+    unit = np.array([-3.0, -1.0, 1.0, 3.0]) / np.sqrt(5.0 + 1e-5)
+    expected = torch.tensor(10 + 2 * unit, dtype=torch.float32).reshape(1, 1, 2, 2)
+    torch.testing.assert_close(adain(features, style), expected)
+    halfway = (expected + features) / 2
+    torch.testing.assert_close(adain(features, style, 0.5), halfway)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    images=st.integers(1, 3),
+    channels=st.integers(1, 5),
+    side=st.integers(2, 9),
+    seed=st.integers(0, 1000),
+)
+def test_adain_gives_the_moments_of_the_style(
+    images: int, channels: int, side: int, seed: int
+) -> None:
+    style = random_style(channels, seed)
+    restyled = adain(random_features(images, channels, side, side + 1, seed=seed), style)
+    for image in restyled.double().numpy():
+        np.testing.assert_allclose(image.mean((1, 2)), style[0], atol=1e-4)
+        np.testing.assert_allclose(image.std((1, 2)), style[1], rtol=1e-2)
+
+
+def test_adain_at_strength_zero_is_the_identity() -> None:
+    features = random_features(2, 4, 5, 6)
+    assert torch.equal(adain(features, random_style(4), 0.0), features)
+
+
+def test_adain_takes_one_style_per_image() -> None:
+    features = random_features(2, 3, 4, 4)
+    styles = torch.stack([random_style(3, 1), random_style(3, 2)])
+    each = [adain(features[i : i + 1], styles[i]) for i in range(2)]
+    torch.testing.assert_close(adain(features, styles), torch.cat(each))
+
+
+def test_adain_of_a_constant_map_is_the_style_mean() -> None:
+    style = random_style(3)
+    restyled = adain(torch.full((1, 3, 4, 4), 7.0), style)
+    torch.testing.assert_close(restyled, style[0][None, :, None, None].expand(1, 3, 4, 4))
+
+
+@pytest.mark.parametrize("size", [(1, 1), (3, 8), (5, 4), (33, 47), (64, 64)])
+def test_sizes(size: tuple[int, int]) -> None:
+    codec = load_codec()
+    images = random_images(2, 3, *size) / 255
+    features = codec.encode(images)
+    rounded_up = tuple(max(2, -(-length // 4)) for length in size)
+    assert features.shape == (2, codec.channels, *rounded_up)
+    decoded = codec.decode(features, size)
+    assert decoded.shape == (2, 3, *size)
+    assert decoded.min() >= 0
+    assert decoded.max() <= 1
+
+
+def test_decode_resizes_to_a_size_that_the_features_are_not_of() -> None:
+    codec = load_codec()
+    features = codec.encode(random_images(1, 3, 32, 32) / 255)
+    assert codec.decode(features, (50, 20)).shape == (1, 3, 50, 20)
+
+
+def test_decode_clamps() -> None:
+    codec = random_codec()
+    wild = codec.decoder(random_features(1, 128, 8, 8) * 100)
+    assert wild.min() < 0
+    assert wild.max() > 1
+    decoded = codec.decode(random_features(1, 128, 8, 8) * 100, (32, 32))
+    assert decoded.min() == 0
+    assert decoded.max() == 1
+
+
+def test_reconstruction_keeps_the_picture() -> None:
+    """A dark disc on a bright ground stays one (without a style, codec is near the identity)."""
+    y, x = torch.meshgrid(torch.arange(64), torch.arange(64), indexing="ij")
+    disc = ((x - 32) ** 2 + (y - 32) ** 2 < 20**2).float()
+    picture = (230 - 180 * disc).to(torch.uint8).expand(1, 3, 64, 64)
+    codec = load_codec()
+    redrawn = transfer(codec, picture, torch.ones(2, codec.channels), 0.0)
+    difference = (redrawn.float() - picture.float()).abs().mean()
+    assert difference < 30
+
+
+def test_transfer_is_deterministic_and_goes_by_chunks() -> None:
+    codec, images, style = load_codec(), random_images(5, 3, 16, 20), random_style(128)
+    before = images.clone()
+    redrawn = transfer(codec, images, style, 0.7)
+    assert redrawn.dtype == torch.uint8
+    assert redrawn.shape == images.shape
+    assert torch.equal(redrawn, transfer(codec, images, style, 0.7))
+    chunked = transfer(codec, images, style, 0.7, batch_size=2)
+    assert (chunked.int() - redrawn.int()).abs().max() <= 1  # a convolution may round differently
+    assert torch.equal(images, before)
+    assert not redrawn.is_inference()
+
+
+def test_transfer_takes_one_style_per_image_and_no_images() -> None:
+    codec, images = load_codec(), random_images(3, 3, 16, 16)
+    styles = torch.stack([random_style(128, seed) for seed in range(3)])
+    together = transfer(codec, images, styles, batch_size=2)
+    each = [transfer(codec, images[i : i + 1], styles[i]) for i in range(3)]
+    assert (together.int() - torch.cat(each).int()).abs().max() <= 1
+    assert transfer(codec, images[:0], styles[0]).shape == (0, 3, 16, 16)
+
+
+def test_transfer_moves_colours_towards_the_style() -> None:
+    """In the style of a red picture, a blue picture of the same texture turns red."""
+    codec = load_codec()
+    noise = random_images(1, 1, 64, 64) / 255
+    colours = [torch.tensor(rgb).reshape(1, 3, 1, 1) for rgb in ((0.9, 0.1, 0.1), (0.1, 0.1, 0.9))]
+    red, blue = (((0.3 * noise + 0.7 * colour) * 255).to(torch.uint8) for colour in colours)
+    features = codec.encode(red / 255)
+    style = torch.stack([features.mean((0, 2, 3)), features.std((0, 2, 3))])
+    channels = transfer(codec, blue, style)[0].float().mean((1, 2))
+    assert channels[0] > channels[2]
+    kept = transfer(codec, blue, style, 0.0)[0].float().mean((1, 2))
+    assert kept[2] > kept[0]
+
+
+def test_fingerprint_follows_weights_and_layer() -> None:
+    codec = random_codec()
+    same, other = random_codec(), random_codec(seed=5)
+    assert codec.fingerprint() == same.fingerprint() != other.fingerprint()
+    with torch.no_grad():
+        next(same.decoder.parameters())[0, 0, 0, 0] += 1e-3
+    assert codec.fingerprint() != same.fingerprint()
+    elsewhere = Codec("compact", codec.encoder, codec.decoder, style_layer="conv4_1_pre")
+    assert elsewhere.fingerprint() != codec.fingerprint()
+
+
+def test_compact_is_small_frozen_and_cached() -> None:
+    assets = Path(str(resources.files("feddg.styles") / "assets"))
+    assert sum(path.stat().st_size for path in assets.glob("*.safetensors")) <= 4 * 2**20
+    codec = load_codec("compact")
+    assert codec is load_codec("compact")
+    assert not codec.training
+    assert not any(parameter.requires_grad for parameter in codec.parameters())
+    assert codec.channels == 128
+
+
+def write_vgg19(folder: Path) -> dict[str, Path]:
+    """Random weights under the names and with the keys of the common files."""
+    encoder, decoder = vgg19_modules()
+    deeper = {"31.weight": torch.zeros(1), "51.weight": torch.zeros(512, 512, 3, 3)}
+    paths = {"encoder": folder / "vgg_normalised.pth", "decoder": folder / "decoder.pth"}
+    torch.save(encoder.state_dict() | deeper, paths["encoder"])
+    torch.save(decoder.state_dict(), paths["decoder"])
+    return paths
+
+
+def convolutions(module: nn.Sequential) -> dict[int, tuple[int, int]]:
+    found = {i: layer for i, layer in enumerate(module) if isinstance(layer, nn.Conv2d)}
+    return {i: (layer.in_channels, layer.out_channels) for i, layer in found.items()}
+
+
+def test_vgg19_has_the_layer_indices_of_the_common_files() -> None:
+    encoder, decoder = vgg19_modules()
+    assert len(encoder) == 31
+    assert convolutions(encoder) == {
+        0: (3, 3), 2: (3, 64), 5: (64, 64), 9: (64, 128), 12: (128, 128), 16: (128, 256),
+        19: (256, 256), 22: (256, 256), 25: (256, 256), 29: (256, 512),
+    }  # fmt: skip
+    assert convolutions(decoder) == {
+        1: (512, 256), 5: (256, 256), 8: (256, 256), 11: (256, 256), 14: (256, 128),
+        18: (128, 128), 21: (128, 64), 25: (64, 64), 28: (64, 3),
+    }  # fmt: skip
+
+
+def test_vgg19_loads_state_dicts_and_safetensors(tmp_path: Path) -> None:
+    paths = write_vgg19(tmp_path)
+    codec = load_codec("vgg19", **paths)
+    assert codec.channels == 512
+    images = random_images(1, 3, 17, 20) / 255
+    features = codec.encode(images)
+    assert features.shape == (1, 512, 3, 3)
+    torch.testing.assert_close(features, vgg19_modules()[0](images), rtol=1e-3, atol=1e-4)
+    assert codec.decode(features, (17, 20)).shape == (1, 3, 17, 20)
+    converted = tmp_path / "decoder.safetensors"
+    weights = {key: weight.contiguous() for key, weight in codec.decoder.state_dict().items()}
+    save_file(weights, converted)
+    again = load_codec("vgg19", encoder=paths["encoder"], decoder=converted)
+    assert again.fingerprint() == codec.fingerprint()
+
+
+def test_styles_can_be_measured_before_the_last_relu(tmp_path: Path) -> None:
+    codec = load_codec("vgg19", **write_vgg19(tmp_path), style_layer="conv4_1_pre")
+    images = random_images(2, 3, 16, 16) / 255
+    before = codec.style_features(images)
+    assert before.min() < 0
+    torch.testing.assert_close(before.relu(), codec.encode(images))
+
+
+def test_wrong_weights_are_refused(tmp_path: Path) -> None:
+    paths = write_vgg19(tmp_path)
+    with pytest.raises(WeightsError, match=r"decoder\.pth: 0\.weight is missing"):
+        load_codec("vgg19", encoder=paths["decoder"], decoder=paths["decoder"])
+    narrow = dict(vgg19_modules()[0].state_dict()) | {"5.weight": torch.zeros(32, 64, 3, 3)}
+    torch.save(narrow, tmp_path / "narrow.pth")
+    with pytest.raises(WeightsError, match=r"narrow\.pth: 5\.weight has shape \(32, 64, 3, 3\)"):
+        load_codec("vgg19", encoder=tmp_path / "narrow.pth", decoder=paths["decoder"])
+
+
+def test_missing_and_unreadable_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(WeightsError, match=r"needs an encoder and a decoder.*'compact' needs no"):
+        load_codec("vgg19")
+    absent = tmp_path / "absent.pth"
+    with pytest.raises(WeightsError, match=r"absent\.pth: no such.*vgg_normalised\.pth.*compact"):
+        load_codec("vgg19", encoder=absent, decoder=absent)
+    for name in ("text.pth", "text.safetensors"):
+        broken = tmp_path / name
+        broken.write_text("not weights")
+        with pytest.raises(WeightsError, match=rf"{name} cannot be read|{name} is not a plain"):
+            load_codec("compact", decoder=broken)
+    torch.save([1, 2], tmp_path / "list.pth")
+    with pytest.raises(WeightsError, match=r"list\.pth"):
+        load_codec("compact", decoder=tmp_path / "list.pth")
+    with pytest.raises(WeightsError, match="no codec 'vgg16'"):
+        load_codec("vgg16")
+
+
+def test_no_file_of_objects_is_unpickled(tmp_path: Path) -> None:
+    torch.save(nn.Linear(2, 2), tmp_path / "module.pth")
+    with pytest.raises(WeightsError, match=r"module\.pth is not a plain state dict"):
+        load_codec("compact", encoder=tmp_path / "module.pth")
+
+
+def test_decoders_end_in_rgb_at_the_encoders_scale() -> None:
+    for name, architecture in ARCHITECTURES.items():
+        ups = sum(isinstance(layer, nn.Upsample) for layer in codec_modules(name)[1])
+        assert 2**ups == architecture.stride
+        assert architecture.decoder[-1] == 3
