@@ -104,7 +104,6 @@ def compose(parts: tuple[type[Method], ...]) -> type[Method]:
             f"{name} settings", __base__=tuple(part.Settings for part in parts)
         ),
         "presets": _merged(part.presets for part in reversed(parts)),
-        "sends": _merged(part.sends for part in parts),
         "excludes": _merged(part.excludes for part in parts),
         "sends": _merged(part.sends for part in parts),
         "__doc__": f"The composition {name}.",

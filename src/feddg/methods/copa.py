@@ -1,0 +1,242 @@
+"""COPA: one shared extractor, and an ensemble of the domains' classifiers (Wu and Gong, ICCV 2021).
+
+Averaging classifiers blurs what each domain has learnt, so COPA averages the extractor only and
+assembles the classifiers. Every client trains its extractor to satisfy the other domains'
+classifiers too, which stay frozen meanwhile. An image of an unseen domain is predicted by all
+classifiers together.
+
+Equations:
+    At a client of domain g, over the heads h_j that have trained so far:
+    L = CE(h_g(f(x)), y) + sum_{j != g} w_j CE(h_j(f(x)), y),  w_j = 1 / (number of them),
+    with h_j frozen.  Server: f <- sum_k (n_k/n) f_k;  h_g <- the same mean over g's clients.
+    Prediction: log of the mean over heads of softmax(h_j(f(x))).
+    Batch-instance normalisation in f: y = gamma (rho x_BN + (1 - rho) x_IN) + beta, rho learnt.
+
+Leaves the client:
+    Its weights, its number of images, and the number of its domain (or its own). Every client is
+    sent all classifiers; it sends the unused ones back unchanged as part of the network's weights.
+
+Published code:
+    None.
+
+Decisions:
+    All of this is inference from the abstract and from what later papers report: the weight of the
+    second term, the form of the hybrid normalisation (ours: Nam and Kim's gate per channel,
+    beginning at 1, ten times the learning rate under SGD, no weight decay) and the optimizer (ours:
+    the experiment's) could not be checked. One head per domain, and a client trains that of its
+    main domain: with one domain per client that is the paper's setting, and with a hundred clients
+    a head is not left to forty images. This takes clients to know their domain;
+    `heads_by: client` makes every client its own. In a head's first round it starts from the mean
+    of all classifiers, and heads that nobody has trained yet take no part, so round 1 is plain
+    cross-entropy. Heads without a client in a round stay as they are. The prediction-agreement
+    step of the paper's domain adaptation variant is left out.
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from feddg.errors import ClientError, ExperimentError
+from feddg.messages import Message, Update, Weights, joined
+from feddg.methods.base import Method, MethodSettings, State, weighted_mean
+from feddg.methods.client import Batch, Client
+from feddg.methods.registry import register
+from feddg.models.batch_instance import (
+    BatchInstanceNorm2d,
+    clamp_gates,
+    mix_instance_statistics,
+)
+from feddg.models.network import Network
+from feddg.settings import Fraction, Positive
+
+HEAD = "copa/head"
+PREFIX = "heads.copa."
+
+
+class COPASettings(MethodSettings):
+    """Hyper-parameters of COPA."""
+
+    heads: int = Field(
+        6, ge=1, description="room for classifiers: at least the number of domains (or clients)"
+    )
+    heads_by: Literal["domain", "client"] = Field(
+        "domain", description="who shares a classifier: clients of one main domain, or nobody"
+    )
+    others: float = Field(
+        1.0, ge=0, allow_inf_nan=False, description="weight of the other heads' mean loss (ours)"
+    )
+    gate: Fraction | None = Field(
+        1.0,
+        description="rho to begin with (Nam and Kim 2018: 1); none keeps plain batch normalisation",
+    )
+    gate_lr: Positive = Field(
+        10.0, description="learning rate of rho under SGD, times the others' (Nam and Kim 2018)"
+    )
+
+
+class Heads(nn.Module):
+    """The domains' classifiers, frozen.
+
+    Attributes:
+        weight: ``(heads, classes, d)``.
+        bias: ``(heads, classes)``.
+        trained: ``(heads,)`` bool, those that a client has trained.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    trained: Tensor
+
+    def __init__(self, heads: int, classes: int, dimension: int) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.zeros(heads, classes, dimension))
+        self.register_buffer("bias", torch.zeros(heads, classes))
+        self.register_buffer("trained", torch.zeros(heads, dtype=torch.bool))
+
+    def forward(self, embeddings: Tensor, which: Tensor) -> Tensor:
+        """Returns the logits ``(heads, B, classes)`` of the heads in ``which``, ``(heads,)``."""
+        logits: Tensor = torch.einsum("bd,hcd->hbc", embeddings, self.weight[which])
+        return logits + self.bias[which][:, None]
+
+
+class Ensemble(nn.Module):
+    """Predicts by the mean of the heads' softmax; gives its logarithm."""
+
+    def __init__(self, network: Network) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Returns log-probabilities ``(B, classes)``."""
+        heads = heads_of(self.network)
+        embeddings = self.network.features(images)
+        if not heads.trained.any():
+            logits: Tensor = self.network.classifier(embeddings)
+            return logits.float().log_softmax(-1)
+        logits = heads(embeddings, heads.trained).float().log_softmax(-1)
+        return logits.logsumexp(0) - math.log(len(logits))
+
+
+def heads_of(network: Network) -> Heads:
+    """Returns the classifiers of all domains."""
+    heads = network.heads["copa"]
+    assert isinstance(heads, Heads)
+    return heads
+
+
+@register
+class COPA(Method):
+    """Classifiers are assembled instead of averaged; the extractor learns to suit them all."""
+
+    name = "copa"
+    summary = "a shared extractor under an ensemble of domain classifiers (Wu and Gong 2021)"
+    Settings = COPASettings
+    sends: ClassVar[dict[str, str]] = Method.sends | {
+        f"update/{HEAD}": "the number of its main domain, or its own number"
+    }
+
+    def check(self, experiment: Any) -> None:
+        """Refuses more clients than there is room for, if each has a head."""
+        super().check(experiment)
+        number = experiment.clients.number
+        if self.settings.heads_by == "client" and number > self.settings.heads:
+            raise ExperimentError(
+                f"copa with a classifier for each of {number} clients has room for "
+                f"{self.settings.heads} only: set method.heads to {number}"
+            )
+
+    def network(self, network: Network) -> Network:
+        """Adds the classifiers, and gates to the batch normalisation."""
+        network = super().network(network)
+        if self.settings.gate is not None:
+            mix_instance_statistics(network.featurizer, self.settings.gate)
+        network.heads["copa"] = Heads(
+            self.settings.heads, network.classes, network.features_dimension
+        )
+        return network
+
+    def head(self, client: Client) -> int:
+        """Returns which classifier the client trains.
+
+        Raises:
+            ClientError: there is no room for it.
+        """
+        domain = int(torch.bincount(client.examples.domains).argmax())
+        head = client.id if self.settings.heads_by == "client" else domain
+        if head >= self.settings.heads:
+            raise ClientError(
+                f"trains classifier {head} (counted from 0), but copa has room for "
+                f"{self.settings.heads} only: set method.heads to at least {head + 1}"
+            )
+        return head
+
+    def begin(self, client: Client) -> None:
+        """Puts the classifier of the client's domain into the network."""
+        super().begin(client)
+        head, heads = self.head(client), heads_of(client.network)
+        if heads.trained[head]:
+            own = {"weight": heads.weight[head], "bias": heads.bias[head]}
+            client.network.classifier.load_state_dict(own)
+        others = heads.trained.clone()
+        others[head] = False
+        client.scratch[HEAD] = others
+
+    def optimizer(self, client: Client) -> torch.optim.Optimizer:
+        """Gives the gates a learning rate of their own, and keeps them in [0, 1]."""
+        optimizer = super().optimizer(client)
+        modules = client.network.modules()
+        layers = [layer for layer in modules if isinstance(layer, BatchInstanceNorm2d)]
+        train, gates = client.worker.train, {id(layer.gate): layer.gate for layer in layers}
+        if gates:
+            group = optimizer.param_groups[0]
+            group["params"] = [p for p in group["params"] if id(p) not in gates]
+            factor = self.settings.gate_lr if train.optimizer == "sgd" else 1.0
+            own = {"params": list(gates.values()), "lr": factor * train.lr, "weight_decay": 0.0}
+            optimizer.add_param_group(own)
+            optimizer.register_step_post_hook(lambda *_: clamp_gates(layers))
+        return optimizer
+
+    def head_loss(self, client: Client, batch: Batch, embeddings: Tensor) -> dict[str, Tensor]:
+        """Adds the other domains' classifiers' mean cross-entropy; they do not move."""
+        terms = super().head_loss(client, batch, embeddings)
+        others = client.scratch[HEAD]
+        if not others.any():
+            return terms
+        logits = heads_of(client.network)(embeddings, others)
+        labels = batch.labels.expand(len(logits), -1)
+        loss = cross_entropy(logits.flatten(0, 1), labels.flatten())
+        return terms | {"other_classifiers": self.settings.others * loss}
+
+    def report(self, client: Client) -> Message:
+        """Adds which classifier the client trained."""
+        return joined(super().report(client), Message(scalars={HEAD: self.head(client)}))
+
+    def aggregate(self, state: State, updates: Iterable[Update]) -> State:
+        """Averages everything, and the classifiers within each domain."""
+        before = state.weights
+        own: dict[int, list[tuple[Weights, float]]] = {}
+
+        def grouped() -> Iterator[Update]:
+            for update in updates:
+                head = int(update.extras.scalars[HEAD])
+                tensors = {n: update.weights[f"classifier.{n}"].clone() for n in ("weight", "bias")}
+                own.setdefault(head, []).append((tensors, self.share(state, update)))
+                yield update
+
+        state = super().aggregate(state, grouped())
+        heads = {n: before[PREFIX + n].clone() for n in ("weight", "bias", "trained")}
+        for head, items in own.items():
+            mean = weighted_mean(items)
+            heads["weight"][head], heads["bias"][head] = mean["weight"], mean["bias"]
+            heads["trained"][head] = True
+        state.weights |= {PREFIX + name: tensor for name, tensor in heads.items()}
+        return state
+
+    def predictor(self, network: Network) -> nn.Module:
+        """Predicts with all classifiers together."""
+        return Ensemble(network)

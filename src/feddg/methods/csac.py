@@ -1,0 +1,212 @@
+"""CSAC: layers are fused by how much they differ, then calibrated (Yuan et al., TKDE 2023).
+
+Layers that differ between clients hold what their domains have in particular, so the server weighs
+each client's layer by its distance to the mean instead of averaging. Fusing layers one by one
+breaks their interplay; each client repairs it on its own images by aligning the fused model's
+features with those of its own last model, layer across layer, weighted by attention. A client keeps
+one model's worth of memory.
+
+Equations:
+    Server, for each layer l:  m = mean_k w_k^l,  d_k = ||w_k^l - m||_2,
+        w^l = sum_k (d_k / sum_j d_j) w_k^l;  if all d_k are 0, w^l = m.
+    Client, from the fused model, with its own last model frozen (features G_j, logits q):
+        L = CE + 0.6 * ( mean_i sum_j a_ij MMD(F_i, G_j) + MMD(logits, q) ),
+        a_i = softmax_j of the cosine between the batch's similarity matrices under F_i and G_j,
+        MMD with five Gaussian kernels, of 1/4 to 4 times the mean squared distance.
+    A client's first round has no last model: cross-entropy only.
+
+Leaves the client:
+    Its weights and its number of images, as in FedAvg.
+
+Published code:
+    Inside the loop over clients a coefficient of 0 replaces the sum so far by that client's layer;
+    we keep the mean only if all are 0. The code trains each client for 30 times 60 iterations
+    before the first fusion, then 40 rounds of 10 times 20 iterations, with SGD 0.01, momentum 0.5,
+    batch 64, and a bottleneck of 256 (model.embedding: bottleneck).
+
+Decisions:
+    Inference: which parts are aligned and how. We take the backbone's stages, pool them over space,
+    and bring a pair of different widths to the smaller one by averaging neighbouring channels; the
+    attention has no parameters and no gradient; the private model is the client's last trained one,
+    in eval mode. A client's first round stands for the published pre-training. A layer is an entry
+    of the network's state, statistics included, as in the published code; all clients count alike
+    in m. The server must see all updates at once: memory for K models.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.functional import adaptive_avg_pool1d, cosine_similarity, normalize
+
+from feddg.errors import ExperimentError
+from feddg.messages import Message, Update, Weights
+from feddg.methods.base import Method, MethodSettings, State
+from feddg.methods.client import Batch, Client
+from feddg.methods.registry import register
+from feddg.models.network import Network
+
+PRIVATE = "csac/"
+BANDWIDTHS = (0.25, 0.5, 1.0, 2.0, 4.0)
+"""Kernel widths as factors of the mean squared distance (Long et al. 2015)."""
+
+
+class CSACSettings(MethodSettings):
+    """Hyper-parameters of CSAC."""
+
+    calibration: float = Field(
+        0.6, ge=0, allow_inf_nan=False, description="weight of both alignments (authors' code)"
+    )
+
+
+@register
+class CSAC(Method):
+    """Layer-wise fusion by distance, and calibration against the client's own model."""
+
+    name = "csac"
+    summary = "layer-wise semantic fusion and calibration (Yuan et al. 2023)"
+    Settings = CSACSettings
+    excludes: ClassVar[dict[str, str]] = {
+        "fedgma": "csac replaces the mean that fedgma masks; choose one"
+    }
+
+    def network(self, network: Network) -> Network:
+        """Refuses a backbone whose stages are not known."""
+        if not network.stages:
+            raise ExperimentError(
+                "csac aligns the backbone's stages, but this one names none; choose cnn, a ResNet "
+                "or a DenseNet, or give your backbone an attribute `stages`"
+            )
+        return super().network(network)
+
+    def begin(self, client: Client) -> None:
+        """Brings the client's own last model beside the fused one."""
+        super().begin(client)
+        # Into tensors like the network's own, so that a restart finds the same memory layout.
+        client.scratch[PRIVATE] = {
+            name: torch.empty_like(tensor).copy_(client.memory[PRIVATE + name])
+            for name, tensor in client.network.state_dict().items()
+            if PRIVATE + name in client.memory
+        }
+
+    def loss(self, client: Client, batch: Batch) -> dict[str, Tensor]:
+        """Adds both alignments with the client's own last model."""
+        if not client.scratch[PRIVATE]:
+            return super().loss(client, batch)
+        private = self._private_features(client, batch.images)
+        with captured(client.network) as public:
+            terms = super().loss(client, batch)
+        *features, logits = public[: len(private)]
+        *frozen, frozen_logits = private
+        weight = self.settings.calibration
+        terms["layer_alignment"] = weight * cross_layer_distance(features, frozen)
+        return terms | {"logit_alignment": weight * mmd(logits, frozen_logits)}
+
+    def _private_features(self, client: Client, images: Tensor) -> list[Tensor]:
+        client.network.eval()
+        with torch.no_grad(), captured(client.network) as features:
+            functional_call(client.network, client.scratch[PRIVATE], (images,))
+        client.set_training()
+        return features
+
+    def report(self, client: Client) -> Message:
+        """Keeps the trained model for the client's next round."""
+        state = client.network.state_dict()
+        client.memory |= {PRIVATE + name: t.detach().clone() for name, t in state.items()}
+        return super().report(client)
+
+    def share(self, state: State, update: Update) -> float:
+        """All clients count alike in the mean that distances are taken to."""
+        return 1.0
+
+    def aggregate(self, state: State, updates: Iterable[Update]) -> State:
+        """Fuses every layer by the clients' distances to the mean."""
+        kept: list[Weights] = []
+
+        def keeping() -> Iterator[Update]:
+            for update in updates:
+                kept.append(update.keep().weights)
+                yield update
+
+        state = super().aggregate(state, keeping())
+        state.weights = {
+            name: fused([weights[name] for weights in kept], mean)
+            for name, mean in state.weights.items()
+        }
+        return state
+
+
+def fused(layers: list[Tensor], mean: Tensor) -> Tensor:
+    """Returns the clients' layers weighted by their distance to ``mean``; ``mean`` if all are 0."""
+    if not mean.is_floating_point():
+        return mean
+    distances = torch.stack([(layer - mean).flatten().float().norm() for layer in layers])
+    total = distances.sum()
+    if not total > 0:
+        return mean
+    return sum((layer * share for layer, share in zip(layers, distances / total)), 0 * mean)
+
+
+@contextmanager
+def captured(network: Network) -> Iterator[list[Tensor]]:
+    """Collects what the stages, pooled over space, and the classifier give: ``(B, c)`` each."""
+    outputs: list[Tensor] = []
+
+    def keep(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        outputs.append((output.mean((2, 3)) if output.ndim == 4 else output).float())
+
+    layers = [*network.stages, network.classifier]
+    handles = [layer.register_forward_hook(keep) for layer in layers]
+    try:
+        yield outputs
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def cross_layer_distance(features: list[Tensor], frozen: list[Tensor]) -> Tensor:
+    """Returns mean_i sum_j a_ij MMD(F_i, G_j).
+
+    Args:
+        features: F_i, ``(B, c_i)`` each.
+        frozen: G_j, ``(B, c_j)`` each.
+    """
+    weights = attention(features, frozen)
+    distances = [torch.stack([mmd(*_same_width(f, g)) for g in frozen]) for f in features]
+    return (weights * torch.stack(distances)).sum(1).mean()
+
+
+def attention(features: list[Tensor], frozen: list[Tensor]) -> Tensor:
+    """Returns a_ij, ``(len(features), len(frozen))``, rows summing to 1, without gradient."""
+    ours, theirs = ([_similarities(f.detach()) for f in each] for each in (features, frozen))
+    cosines = [[cosine_similarity(one, other, dim=0) for other in theirs] for one in ours]
+    return torch.stack([torch.stack(row) for row in cosines]).softmax(1)
+
+
+def _similarities(features: Tensor) -> Tensor:
+    unit = normalize(features)
+    return (unit @ unit.T).flatten()
+
+
+def _same_width(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+    width = min(one.shape[1], other.shape[1])
+    return adaptive_avg_pool1d(one, width), adaptive_avg_pool1d(other, width)
+
+
+def mmd(one: Tensor, other: Tensor) -> Tensor:
+    """Returns the squared maximum mean discrepancy of two samples, ``(n, d)`` and ``(m, d)``.
+
+    Biased (V-statistic), so never negative; the mean of Gaussian kernels whose widths are
+    :data:`BANDWIDTHS` times the mean squared distance of all pairs. 0 if all points coincide.
+    """
+    points = torch.cat([one, other])
+    squares = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist").square()
+    base = squares.detach().mean().clamp_min(torch.finfo(squares.dtype).tiny)
+    kernel = torch.stack([torch.exp(-squares / (base * width)) for width in BANDWIDTHS]).mean(0)
+    count = len(one)
+    within = kernel[:count, :count].mean() + kernel[count:, count:].mean()
+    return within - 2 * kernel[:count, count:].mean()

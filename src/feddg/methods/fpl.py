@@ -1,0 +1,172 @@
+"""FPL: prototypes clustered over clients guide every client's embeddings (Huang et al., CVPR 2023).
+
+Every client sends the mean embedding of each class it holds. The server clusters a class's
+prototypes with FINCH, so that a domain with many clients does not outvote the others, and sends the
+cluster means to all. Clients draw their embeddings to the cluster prototypes of the own class and
+away from those of all others, and towards the mean of the own class's.
+
+Equations:
+    p_k^c = mean embedding of class c at client k;  P^c = cluster means of FINCH over {p_k^c}_k;
+    U^c = mean of P^c.   L = CE + CPCL + UPCR,
+    CPCL = -log( sum_{p in P^y} e^{cos(z,p)/tau} / sum_{p in all P} e^{cos(z,p)/tau} ),
+    UPCR = mean over dimensions of (z - U^y)^2.   Round 1, before there are prototypes: CE only.
+
+Leaves the client:
+    Its weights, its number of images, and the mean embedding of each class it holds (with the
+    class ids), over the embeddings of its last local epoch.
+
+Published code:
+    The code that PARDON compared with drops the contrastive term of the class stored first and
+    takes one prototype only of every other class as negative. We take all prototypes, by logsumexp.
+    The authors' code uses the mean over dimensions in UPCR (the paper: the sum) and replaces the
+    whole set of prototypes every round; so do we by default.
+
+Decisions:
+    FINCH's last (coarsest) partition by cosine, as the authors' code; a single prototype is its own
+    cluster. Images of a class without prototypes are left out of both terms. With sampling, classes
+    may be absent from a round: `absent_classes: keep` keeps their last prototypes. An image's
+    embedding is the last one that training saw, which is that of the last local epoch.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn.functional import mse_loss, normalize
+
+from feddg.messages import Broadcast, Message, Update, joined
+from feddg.methods.base import Method, MethodSettings, State
+from feddg.methods.client import Batch, Client
+from feddg.methods.registry import register
+from feddg.settings import Positive
+from feddg.styles.finch import finch
+
+PROTOTYPES, CLASSES = "fpl/prototypes", "fpl/classes"
+EMBEDDINGS = "fpl/embeddings"
+
+
+class FPLSettings(MethodSettings):
+    """Hyper-parameters of FPL."""
+
+    temperature: Positive = Field(0.02, description="tau of the contrast (authors' code)")
+    absent_classes: Literal["drop", "keep"] = Field(
+        "drop",
+        description="prototypes of classes that no client of the round holds: dropped with the old "
+        "set (authors' code), or kept",
+    )
+
+
+@register
+class FPL(Method):
+    """Embeddings follow prototypes that are clustered over the clients."""
+
+    name = "fpl"
+    summary = "clustered class prototypes guide the embeddings (Huang et al. 2023)"
+    Settings = FPLSettings
+    sends: ClassVar[dict[str, str]] = Method.sends | {
+        f"update/{PROTOTYPES}": "the mean embedding of each class it holds",
+        f"update/{CLASSES}": "which classes these are",
+    }
+
+    def broadcast(self, state: State) -> Broadcast:
+        """Adds the cluster prototypes."""
+        broadcast = super().broadcast(state)
+        own = {name: state.extras[name] for name in (PROTOTYPES, CLASSES) if name in state.extras}
+        broadcast.extras = joined(broadcast.extras, Message(own))
+        return broadcast
+
+    def begin(self, client: Client) -> None:
+        """Makes room for one embedding of every image."""
+        super().begin(client)
+        shape = (len(client.examples), client.network.features_dimension)
+        client.scratch[EMBEDDINGS] = torch.full(shape, torch.nan, device=client.device)
+
+    def head_loss(self, client: Client, batch: Batch, embeddings: Tensor) -> dict[str, Tensor]:
+        """Adds the contrast with all prototypes and the distance to the own class's mean."""
+        terms = super().head_loss(client, batch, embeddings)
+        positions = batch.positions.to(client.device)
+        client.scratch[EMBEDDINGS][positions] = embeddings.detach().float()
+        received = client.extras.tensors
+        if PROTOTYPES not in received:
+            return terms
+        return terms | prototype_terms(
+            embeddings.float(),
+            batch.labels,
+            received[PROTOTYPES],
+            received[CLASSES],
+            self.settings.temperature,
+        )
+
+    def report(self, client: Client) -> Message:
+        """Adds the client's prototypes."""
+        embeddings, labels = client.scratch[EMBEDDINGS], client.examples.labels
+        seen = ~embeddings[:, 0].isnan().cpu()
+        classes = torch.unique(labels[seen])
+        means = [embeddings[(seen & (labels == c)).to(embeddings.device)].mean(0) for c in classes]
+        own = {PROTOTYPES: torch.stack(means), CLASSES: classes}
+        return joined(super().report(client), Message(own))
+
+    def aggregate(self, state: State, updates: Iterable[Update]) -> State:
+        """Averages the weights and clusters the prototypes that came with them."""
+        prototypes: list[Tensor] = []
+        classes: list[Tensor] = []
+
+        def collected() -> Iterator[Update]:
+            for update in updates:
+                prototypes.append(update.extras.tensors[PROTOTYPES].clone())
+                classes.append(update.extras.tensors[CLASSES].to(prototypes[-1].device))
+                yield update
+
+        state = super().aggregate(state, collected())
+        vectors, labels = clustered(torch.cat(prototypes), torch.cat(classes))
+        if self.settings.absent_classes == "keep" and PROTOTYPES in state.extras:
+            absent = ~torch.isin(state.extras[CLASSES], labels)
+            vectors = torch.cat([vectors, state.extras[PROTOTYPES][absent]])
+            labels = torch.cat([labels, state.extras[CLASSES][absent]])
+        state.extras |= {PROTOTYPES: vectors, CLASSES: labels}
+        return state
+
+
+def clustered(prototypes: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the means of FINCH's coarsest clusters, class by class, and their classes.
+
+    Args:
+        prototypes: ``(n, d)``, n at least 1.
+        classes: ``(n,)`` class ids.
+    """
+    means: list[Tensor] = []
+    labels: list[int] = []
+    for c in torch.unique(classes).tolist():
+        own = prototypes[classes == c]
+        groups = torch.from_numpy(finch(own.cpu().numpy()).coarsest).to(own.device)
+        means += [own[groups == group].mean(0) for group in range(int(groups.max()) + 1)]
+        labels += [c] * (len(means) - len(labels))
+    return torch.stack(means), torch.tensor(labels, device=classes.device)
+
+
+def prototype_terms(
+    embeddings: Tensor, labels: Tensor, prototypes: Tensor, classes: Tensor, temperature: float
+) -> dict[str, Tensor]:
+    """Returns CPCL and UPCR; nothing if no image's class has a prototype.
+
+    Args:
+        embeddings: ``(B, d)``.
+        labels: ``(B,)`` class ids.
+        prototypes: ``(P, d)`` cluster prototypes of all classes.
+        classes: ``(P,)`` their class ids.
+        temperature: tau.
+    """
+    own = labels[:, None] == classes[None, :]
+    known = own.any(1)
+    if not known.any():
+        return {}
+    own, embeddings = own[known], embeddings[known]
+    similarity = normalize(embeddings) @ normalize(prototypes).T / temperature
+    positive = similarity.masked_fill(~own, -torch.inf).logsumexp(1)
+    shares = own.float() / own.sum(1, keepdim=True)
+    return {
+        "prototype_contrast": (similarity.logsumexp(1) - positive).mean(),
+        "prototype_distance": mse_loss(embeddings, shares @ prototypes),
+    }

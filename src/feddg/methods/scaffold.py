@@ -1,0 +1,152 @@
+"""SCAFFOLD: control variates correct each client's drift (Karimireddy et al., ICML 2020).
+
+Every client remembers c_k, an estimate of the gradient of its own loss; the server keeps their mean
+c. Each local step adds c - c_k to the gradient, so that clients move along the direction of all
+instead of their own. Twice the traffic of FedAvg, and every client remembers one model's worth.
+
+Equations:
+    Local, K_k steps:  y <- y - lr (g(y) - c_k + c), from y = x.
+    Afterwards, option II:  c_k+ = c_k - c + (x - y) / (K_k lr).
+    Server, over the sampled S of N clients:  x <- x + mean_S (y_k - x);
+        c <- c + (1/N) sum_S (c_k+ - c_k).
+    From zero, c is the mean of all N c_k at all times.
+
+Leaves the client:
+    Its weights, its number of images, and the change of its control variate: one tensor for each
+    shared parameter.
+
+Published code:
+    Several public implementations run controls over the whole state, with "gradients" of running
+    means and counters, or divide the server's sum by |S|, or take the learning rate after a
+    scheduler changed it. We control shared parameters only, divide by N, and count the steps taken.
+
+Decisions:
+    Only plain SGD: with momentum or Adam (x - y) / (K lr) is no gradient, so other optimizers are
+    refused. The preset sets SGD with learning rate 0.01. Updates count equally, as in the paper:
+    the controls c - c_k average to zero over clients only when all count the same;
+    `weighting: examples` gives FedAvg's mean. Buffers are averaged. A server learning rate other
+    than 1 is `server.optimizer: fedavgm` with `beta1: 0`. If a round fails and is tried again, its
+    clients keep the controls of the failed attempt, and c is their mean only approximately.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from feddg.errors import ExperimentError
+from feddg.messages import Broadcast, Message, Update, Weights, joined
+from feddg.methods.base import Method, MethodSettings, State, shared_parameters
+from feddg.methods.client import Client
+from feddg.methods.registry import register
+from feddg.models.network import Network
+
+CONTROL = "scaffold/"
+CLIENTS = "scaffold_clients"
+
+
+class ScaffoldSettings(MethodSettings):
+    """Hyper-parameters of SCAFFOLD."""
+
+    weighting: Literal["uniform", "examples"] = Field(
+        "uniform", description="how updates count in the mean: alike (paper), or by images (FedAvg)"
+    )
+
+
+@register
+class Scaffold(Method):
+    """Control variates turn every client's steps towards the direction of all."""
+
+    name = "scaffold"
+    summary = "control variates against client drift, plain SGD (Karimireddy et al. 2020)"
+    Settings = ScaffoldSettings
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "*": {"train": {"optimizer": "sgd", "momentum": 0.0, "lr": 0.01}}
+    }
+    sends: ClassVar[dict[str, str]] = Method.sends | {
+        "update/scaffold/*": "the change of its control variate, for every shared parameter"
+    }
+
+    def check(self, experiment: Any) -> None:
+        """Refuses every optimizer but plain SGD."""
+        super().check(experiment)
+        train = experiment.train
+        if train.optimizer != "sgd" or train.momentum:
+            raise ExperimentError(
+                f"scaffold needs plain SGD, not {train.optimizer} with momentum "
+                f"{train.momentum:g}: set train.optimizer to sgd and train.momentum to 0"
+            )
+
+    def initial_extras(self, network: Network, clients: int) -> Weights:
+        """The server's control c = 0, and N."""
+        shared = shared_parameters(self, network)
+        controls = {CONTROL + name: torch.zeros_like(p.detach()) for name, p in shared.items()}
+        number = {CLIENTS: torch.tensor(clients)}
+        return super().initial_extras(network, clients) | controls | number
+
+    def broadcast(self, state: State) -> Broadcast:
+        """Adds the server's control."""
+        broadcast = super().broadcast(state)
+        broadcast.extras = joined(broadcast.extras, Message(_controls(state.extras)))
+        return broadcast
+
+    def optimizer(self, client: Client) -> torch.optim.Optimizer:
+        """SGD that adds c - c_k to every gradient."""
+        optimizer = super().optimizer(client)
+        corrections = [
+            (parameter, c if own is None else c - own)
+            for _, parameter, c, own in self._client_controls(client)
+        ]
+        optimizer.register_step_pre_hook(lambda *_: _correct(corrections))
+        return optimizer
+
+    def report(self, client: Client) -> Message:
+        """Renews c_k (option II) and reports its change."""
+        message = super().report(client)
+        length = client.steps * client.worker.train.lr
+        for name, parameter, c, own in self._client_controls(client):
+            change = (client.received[name] - parameter.detach()) / length - c
+            message.tensors[CONTROL + name] = change
+            client.memory[CONTROL + name] = change if own is None else own + change
+        return message
+
+    def _client_controls(
+        self, client: Client
+    ) -> Iterator[tuple[str, torch.nn.Parameter, Tensor, Tensor | None]]:
+        """Yields name, parameter, c and c_k (None before the client's first round)."""
+        for name, parameter in shared_parameters(self, client.network).items():
+            key = CONTROL + name
+            own = client.memory.get(key)
+            own = None if own is None else own.to(parameter.device)
+            yield name, parameter, client.extras.tensors[key], own
+
+    def share(self, state: State, update: Update) -> float:
+        """The same for every update, unless asked for FedAvg's."""
+        return 1.0 if self.settings.weighting == "uniform" else super().share(state, update)
+
+    def aggregate(self, state: State, updates: Iterable[Update]) -> State:
+        """FedAvg's mean of the weights, and c moves by the sum of the changes over N."""
+        totals: Weights = {}
+
+        def summed() -> Iterator[Update]:
+            for update in updates:
+                for name, change in _controls(update.extras.tensors).items():
+                    totals[name] = totals[name] + change if name in totals else change.clone()
+                yield update
+
+        state = super().aggregate(state, summed())
+        clients = int(state.extras[CLIENTS])
+        state.extras |= {name: state.extras[name] + t / clients for name, t in totals.items()}
+        return state
+
+
+def _controls(tensors: Weights) -> Weights:
+    return {name: tensor for name, tensor in tensors.items() if name.startswith(CONTROL)}
+
+
+def _correct(corrections: list[tuple[torch.nn.Parameter, Tensor]]) -> None:
+    for parameter, correction in corrections:
+        if parameter.grad is not None:
+            parameter.grad += correction

@@ -1,0 +1,73 @@
+"""Batch-instance normalisation: each channel mixes both statistics by a gate that it learns.
+
+Nam and Kim, "Batch-Instance Normalization for Adaptively Style-Invariant Neural Networks" (NeurIPS
+2018):  y = gamma (rho x_BN + (1 - rho) x_IN) + beta,  one rho in [0, 1] per channel.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class BatchInstanceNorm2d(nn.BatchNorm2d):
+    """A ``BatchNorm2d`` whose output is mixed with that of instance normalisation.
+
+    Args:
+        channels: C of its ``(B, C, H, W)`` input.
+        gate: rho to begin with; 1 is batch normalisation alone, the paper's start.
+        **options: those of ``BatchNorm2d``.
+    """
+
+    def __init__(self, channels: int, gate: float = 1.0, **options: Any) -> None:
+        super().__init__(channels, **options)
+        self.gate = nn.Parameter(torch.full((channels,), gate))
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalises ``(B, C, H, W)``; instance statistics are always the images' own."""
+        training = self.training or self.running_mean is None
+        if self.training and self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+        batch = nn.functional.batch_norm(
+            input,
+            self.running_mean,
+            self.running_var,
+            training=training,
+            momentum=self.momentum or 0.0,
+            eps=self.eps,
+        )
+        variance, mean = torch.var_mean(input, dim=(2, 3), correction=0, keepdim=True)
+        instance = (input - mean) * (variance + self.eps).rsqrt()
+        gate = self.gate.clamp(0, 1)
+        scale, shift = (p[:, None, None] for p in (self.weight, self.bias))
+        return torch.lerp(instance, batch, gate[:, None, None]) * scale + shift
+
+
+@torch.no_grad()
+def clamp_gates(layers: Iterable[BatchInstanceNorm2d]) -> None:
+    """Puts every rho back into [0, 1], as the paper does after each optimizer step."""
+    for layer in layers:
+        layer.gate.clamp_(0, 1)
+
+
+def mix_instance_statistics(module: nn.Module, gate: float) -> list[BatchInstanceNorm2d]:
+    """Replaces every ``BatchNorm2d`` inside ``module``, in place; its entries keep their values.
+
+    Returns:
+        The new layers.
+    """
+    new: list[BatchInstanceNorm2d] = []
+    for parent in list(module.modules()):
+        for name, layer in list(parent.named_children()):
+            if type(layer) is nn.BatchNorm2d and layer.affine and layer.track_running_stats:
+                new.append(_like(layer, gate))
+                setattr(parent, name, new[-1])
+    return new
+
+
+def _like(layer: nn.BatchNorm2d, gate: float) -> BatchInstanceNorm2d:
+    options = {"eps": layer.eps, "momentum": layer.momentum}
+    mixed = BatchInstanceNorm2d(layer.num_features, gate, **options).to(layer.weight)
+    mixed.load_state_dict(layer.state_dict(), strict=False)
+    return mixed
