@@ -2,6 +2,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
+# Compiled modules are kept: without them every start costs many seconds.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test lint slow clean
 
 demo: .venv/.core  ## FedAvg against PARDON on digits; prints a table and the path of a report

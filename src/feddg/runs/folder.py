@@ -252,11 +252,11 @@ def read_rows(path: Path) -> list[Row]:
     rows: list[Row] = []
     if not path.is_file():
         return rows
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in path.read_text(encoding="utf-8").split("\n"):
         try:
             rows.append(json.loads(line))
         except ValueError:
-            break
+            break  # the empty text after the last line, or a line cut off
     return rows
 
 

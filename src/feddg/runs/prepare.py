@@ -77,8 +77,19 @@ def load_images(experiment: Experiment, cache: Path | None, progress: Progress) 
     Raises:
         DataError: the images cannot be used as asked.
     """
-    data, clients, seed = experiment.data, experiment.clients, experiment.seed
-    table, pixels, bad = open_pixels(
+    return deal(experiment, *load_table(experiment, cache, progress))
+
+
+def load_table(
+    experiment: Experiment, cache: Path | None, progress: Progress
+) -> tuple[ImageTable, PixelStore, list[BadImage]]:
+    """Loads the experiment's images: usable rows, their pixels, and the files left out.
+
+    Raises:
+        DataError: the images cannot be used as asked.
+    """
+    data = experiment.data
+    return open_pixels(
         load_source(data.source, data.root),
         data.image_size,
         cache=cache,
@@ -87,7 +98,18 @@ def load_images(experiment: Experiment, cache: Path | None, progress: Progress) 
         on_bad_image=data.on_bad_image,
         progress=lambda done, total: progress("decoding images", done, total),
     )
-    splits = _splits(experiment, table)
+
+
+def deal(
+    experiment: Experiment, table: ImageTable, pixels: PixelStore, bad: list[BadImage]
+) -> Images:
+    """Splits the images and deals the training rows out to the clients.
+
+    Raises:
+        DataError: the images cannot be split or dealt out as asked.
+    """
+    clients = experiment.clients
+    splits = _splits(experiment, table, bad)
     share = partition(
         table.domains[splits.train],
         table.labels[splits.train],
@@ -96,15 +118,19 @@ def load_images(experiment: Experiment, cache: Path | None, progress: Progress) 
         heterogeneity=clients.heterogeneity,
         alpha=clients.alpha,
         rounding=clients.rounding,
-        seed=seed,
+        seed=experiment.seed,
     )
     return Images(table, pixels, bad, splits, share)
 
 
-def _splits(experiment: Experiment, table: ImageTable) -> Splits:
+def _splits(experiment: Experiment, table: ImageTable, bad: list[BadImage]) -> Splits:
     data, held = experiment.data, experiment.hold_out
+    if data.split_file is not None and (held.test or held.val):
+        raise ExperimentError(
+            f"the split file {data.split_file} already says what is held out; leave hold_out away"
+        )
     if data.split_file is not None:
-        return from_csv(table, data.split_file)
+        return from_csv(table, data.split_file, [image.path for image in bad])
     if not held.test and not held.val:
         known = ", ".join(table.domain_names)
         raise ExperimentError(

@@ -2,11 +2,12 @@
 
 from pathlib import Path
 
+import numpy
 import torch
 from PIL import Image
 from torch import Tensor
 
-from feddg.data.decoding import UnusableImageError, decode_image
+from feddg.data.decoding import UnusableImageError, decode_image, quiet_pillow
 from feddg.data.images import IMAGE_SUFFIXES
 from feddg.errors import DataError
 from feddg.styles.codec import load_codec, transfer
@@ -61,9 +62,14 @@ def _decoded(path: Path, size: int) -> tuple[list[Path], Tensor]:
     inside = sorted(path.iterdir()) if path.is_dir() else [path]
     files = [file for file in inside if file.suffix.lower() in IMAGE_SUFFIXES]
     if not files:
-        raise DataError(f"there is no image in {path}; known endings: {', '.join(IMAGE_SUFFIXES)}")
-    try:
-        pixels = [torch.from_numpy(decode_image(file, size, "squash")) for file in files]
-    except UnusableImageError as error:
-        raise DataError(f"an image in {path} cannot be used: {error}") from None
+        raise DataError(f"there is no image in {path}; known endings: {', '.join(sorted(IMAGE_SUFFIXES))}")
+    with quiet_pillow():
+        pixels = [torch.from_numpy(_decode(file, size)) for file in files]
     return files, torch.stack(pixels).permute(0, 3, 1, 2).contiguous()
+
+
+def _decode(file: Path, size: int) -> numpy.ndarray:
+    try:
+        return decode_image(file, size, "squash")
+    except UnusableImageError as error:
+        raise DataError(f"{file} cannot be used: {error}") from None

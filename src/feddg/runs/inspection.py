@@ -1,0 +1,73 @@
+"""What `feddg data inspect` finds: images per domain and class, bad files, how clients would look."""
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from feddg.data.inspect import inspect
+from feddg.experiment import Experiment
+from feddg.runs.observer import Silence
+from feddg.runs.prepare import cache_folder, deal, load_table
+
+SHOWN_CLIENTS, SHOWN_FILES = 20, 20
+
+
+def inspect_experiment(experiment: Experiment) -> dict[str, Any]:
+    """Decodes the experiment's images and returns what was found, ready for JSON.
+
+    Returns:
+        What :func:`feddg.data.inspect.inspect` returns, ``bad_images`` and, when a domain is held
+        out, ``splits`` (images per role) and ``clients`` (images per client and domain).
+
+    Raises:
+        DataError: there is nothing to inspect.
+    """
+    table, pixels, bad = load_table(experiment, cache_folder(), Silence().work)
+    found = inspect(table)
+    found["bad_images"] = [{"path": image.path, "reason": image.reason} for image in bad]
+    if experiment.hold_out.test or experiment.hold_out.val:
+        images = deal(experiment, table, pixels, bad)
+        splits, share = images.splits, images.partition
+        roles = ("train", "id_val", "id_test", "val", "test")
+        found["splits"] = {role: len(getattr(splits, role)) for role in roles}
+        names = [table.domain_names[id] for id in share.domain_ids]
+        found["clients"] = [dict(zip(names, row.tolist())) for row in share.counts]
+    return found
+
+
+def print_inspection(found: dict[str, Any]) -> None:
+    """Prints what :func:`inspect_experiment` found."""
+    console = Console()
+    table = Table("class", *found["domains"], title=f"{found['images']} images")
+    for name in found["classes"]:
+        counts = [found["counts"][domain][name] for domain in found["domains"]]
+        table.add_row(name, *(str(count) if count else "[red]0[/]" for count in counts))
+    table.add_section()
+    table.add_row("all", *(str(found["totals"][domain]) for domain in found["domains"]))
+    console.print(table)
+    for names in found["similar_classes"]:
+        console.print(f"[yellow]perhaps one class:[/] {', '.join(names)}")
+    _print_bad(console, found["bad_images"])
+    if "clients" in found:
+        _print_clients(console, found)
+
+
+def _print_bad(console: Console, bad: list[dict[str, str]]) -> None:
+    if bad:
+        console.print(f"[yellow]{len(bad)} files cannot be used and would be left out:[/]")
+    for image in bad[:SHOWN_FILES]:
+        console.print(f"  {image['path']}: {image['reason']}", markup=False)
+    if len(bad) > SHOWN_FILES:
+        console.print(f"  ... and {len(bad) - SHOWN_FILES} more")
+
+
+def _print_clients(console: Console, found: dict[str, Any]) -> None:
+    console.print("  ".join(f"{role} {count}" for role, count in found["splits"].items()))
+    clients = found["clients"]
+    table = Table("client", *clients[0], title=f"{len(clients)} clients, images per domain")
+    for id, row in enumerate(clients[:SHOWN_CLIENTS]):
+        table.add_row(str(id), *(str(count) if count else "-" for count in row.values()))
+    console.print(table)
+    if len(clients) > SHOWN_CLIENTS:
+        console.print(f"... and {len(clients) - SHOWN_CLIENTS} more")
