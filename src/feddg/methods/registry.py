@@ -14,7 +14,7 @@ from pydantic import ValidationError, create_model
 
 import feddg.methods
 from feddg.errors import ExperimentError, nearest
-from feddg.methods.base import Method
+from feddg.methods.base import Method, MethodSettings
 from feddg.settings import merge
 
 ENTRY_POINTS = "feddg.methods"
@@ -100,15 +100,18 @@ def compose(parts: tuple[type[Method], ...]) -> type[Method]:
         "name": name,
         "aliases": (),
         "summary": " + ".join(part.summary for part in parts),
-        "Settings": create_model(
-            f"{name} settings", __base__=tuple(part.Settings for part in parts)
-        ),
+        "Settings": create_model(f"{name} settings", __base__=_settings(parts)),
         "presets": _merged(part.presets for part in reversed(parts)),
         "excludes": _merged(part.excludes for part in parts),
         "sends": _merged(part.sends for part in parts),
         "__doc__": f"The composition {name}.",
     }
     return type(name, parts, members)
+
+
+def _settings(parts: tuple[type[Method], ...]) -> tuple[type[MethodSettings], ...]:
+    own = [part.Settings for part in parts if part.Settings is not MethodSettings]
+    return (*own, MethodSettings)
 
 
 def _merged(mappings: Iterable[dict[str, Any]]) -> dict[str, Any]:
