@@ -1,0 +1,282 @@
+"""L2D: an augmentation network learns to make images of a client look unlike themselves.
+
+A small network of random convolutions with learnable scales and shifts re-draws each batch. The
+classifier trains on both versions and pulls their embeddings together; the augmentation network in
+turn is trained to carry as little of the original as it can while each class stays recognisable.
+Every client has its own augmentation network, which never leaves it.
+
+Wang et al., "Learning to Diversify for Single Domain Generalization" (ICCV 2021).
+
+Equations:
+    x' = 0.6 s(sum_i w_i tanh(T_i(x))) + 0.4 x,   T_i(x) = up_i(scale_i * IN(down_i(x)) + shift_i)
+    z = m(h) + 0.2 exp(v(h) / 2) e,    h = f(x),    e ~ N(0, 1)
+    task:      CE(g(z), y) and CE(g(z'), y), half each + alpha1 SupCon(z, z')
+               - alpha2 log q(z | m', v')
+    augmenter: MMD(z, z' | y) + beta CLUB(z; z'),
+               CLUB = [log q(z_i | m'_i, v'_i) - log q(z_j | m'_i, v'_i)] / 2, j a random other
+
+    s is the sigmoid, down_i and up_i are random convolutions of 5, 9, 13 and 17 pixels (i = 0 is a
+    1 x 1 convolution of the colours), IN instance normalisation; f the network's embedding, m and v
+    linear layers behind it (v the log-variance, not negative); at test z = m(h). q is a Gaussian.
+
+Leaves the client:
+    The network, as in FedAvg, with the layers m and v. The augmentation network stays.
+
+Published code:
+    As the authors' PACS script: alpha1 = alpha2 = 1, beta 0.1, blend 0.6, noise 0.2, augmenter
+    trained by plain SGD with learning rate 0.005. That code picks its checkpoint by test accuracy;
+    nothing here sees the test domain. Convolutions are drawn anew for the task's step and are fixed
+    for the augmenter's, as there.
+
+Decisions:
+    From memory of the code (inference): contrastive temperature 0.07, five Gaussian kernels in the
+    MMD, the mixture's form. Ours: mixing weights are positive and sum to 1, convolutions have no
+    bias, the colour branch no dropout; MMD is averaged over the classes in the batch; convolutions
+    larger than the image are left out. The augmenter is kept between a client's rounds by default.
+"""
+
+import math
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Generator, Tensor, nn
+from torch.nn import functional
+
+from feddg.messages import Message
+from feddg.methods.base import Method, MethodSettings
+from feddg.methods.client import Batch, Client
+from feddg.methods.registry import register
+from feddg.models.network import Network
+from feddg.settings import Fraction, Positive
+
+KERNELS = (5, 9, 13, 17)
+
+
+class L2dSettings(MethodSettings):
+    """Hyper-parameters of L2D."""
+
+    contrastive_weight: float = Field(1.0, ge=0, description="alpha1 (code, PACS script)")
+    likelihood_weight: float = Field(1.0, ge=0, description="alpha2 (code, PACS script)")
+    information_weight: float = Field(0.1, ge=0, description="beta (code, PACS script)")
+    augmenter_lr: float = Field(0.005, ge=0, description="the augmenter's SGD (code, PACS script)")
+    augmented_share: Fraction = Field(0.6, description="blend of the augmented image (code)")
+    embedding_noise: float = Field(0.2, ge=0, description="scale of the noise in z (code)")
+    temperature: Positive = Field(0.07, description="of the contrastive loss (from memory)")
+    augmenter: Literal["kept", "fresh"] = Field("kept", description="between a client's rounds")
+
+
+class Augmenter(nn.Module):
+    """Re-draws normalised images by random convolutions; its scales and shifts are learned.
+
+    Args:
+        size: side of the images in pixels.
+        chance: draws the first scales and shifts.
+    """
+
+    def __init__(self, size: int, chance: Generator) -> None:
+        super().__init__()
+        self.noise = nn.Parameter(torch.zeros(1))
+        self.scales, self.shifts = nn.ParameterDict(), nn.ParameterDict()
+        for kernel in (kernel for kernel in KERNELS if kernel < size):
+            shape = (3, size - kernel + 1, size - kernel + 1)
+            self.scales[str(kernel)] = 1 + 0.1 * torch.randn(shape, generator=chance)
+            self.shifts[str(kernel)] = 0.1 * torch.randn(shape, generator=chance)
+
+    def forward(self, images: Tensor, chance: Generator, *, random_mixture: bool) -> Tensor:
+        """Returns logits of re-drawn images ``(B, 3, H, W)``; their sigmoid is RGB in [0, 1].
+
+        Args:
+            images: normalised; may be smaller than ``size``.
+            chance: draws the noise, the convolutions and the mixture.
+            random_mixture: whether the branches count differently.
+        """
+        images = images + 0.01 * self.noise * _randn(images.shape, chance, images)
+        branches = [torch.tanh(functional.conv2d(images, _kernel(1, chance, images)))]
+        for size in (int(name) for name in self.scales):
+            if size < images.shape[-1]:
+                branches.append(torch.tanh(self._branch(images, size, chance)))
+        weights = torch.ones(len(branches))
+        if random_mixture:
+            weights = torch.randn(len(branches), generator=chance).abs()
+        weights = (weights / weights.sum()).to(images)
+        return torch.einsum("k,kbchw->bchw", weights, torch.stack(branches))
+
+    def _branch(self, images: Tensor, size: int, chance: Generator) -> Tensor:
+        down = functional.conv2d(images, _kernel(size, chance, images))
+        height, width = down.shape[-2:]
+        scale, shift = (part[str(size)][:, :height, :width] for part in (self.scales, self.shifts))
+        styled = scale * functional.instance_norm(down) + shift
+        return functional.conv_transpose2d(styled, _kernel(size, chance, images))
+
+
+class GaussianEmbedding(nn.Module):
+    """An embedding with a mean and a log-variance; by itself it gives the mean.
+
+    Args:
+        inner: the embedding in front of it.
+        size: features in and out.
+    """
+
+    def __init__(self, inner: nn.Module, size: int) -> None:
+        super().__init__()
+        self.inner, self.mean, self.spread = inner, nn.Linear(size, size), nn.Linear(size, size)
+
+    def moments(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns mean and log-variance, ``(B, size)`` each."""
+        hidden = self.inner(features)
+        return functional.leaky_relu(self.mean(hidden)), functional.relu(self.spread(hidden))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Returns the mean."""
+        return self.moments(features)[0]
+
+
+@register
+class L2d(Method):
+    """An augmentation network and the classifier learn against each other."""
+
+    name = "l2d"
+    summary = "learned augmentation, contrast and likelihood (Wang et al. 2021)"
+    Settings = L2dSettings
+
+    def network(self, network: Network) -> Network:
+        """Puts mean and variance behind the embedding."""
+        network = super().network(network)
+        inner, size = network.embedding, network.features_dimension
+        network.embedding = network.initialised("l2d", lambda: GaussianEmbedding(inner, size))
+        return network
+
+    def begin(self, client: Client) -> None:
+        """Takes the client's augmenter up where it was left, or makes it."""
+        super().begin(client)
+        size = client.examples.images(torch.tensor([0])).shape[-1]
+        chance = client.lasting_stream("l2d", "augmenter")
+        if self.settings.augmenter == "fresh":
+            chance = client.stream("l2d", "augmenter")
+        augmenter = Augmenter(size, chance)
+        kept = {n.removeprefix(_KEPT): t for n, t in client.memory.items() if n.startswith(_KEPT)}
+        if kept:
+            augmenter.load_state_dict(kept)
+        client.scratch["l2d"] = augmenter.to(client.device)
+
+    def report(self, client: Client) -> Message:
+        """Keeps the augmenter at the client; sends nothing of it."""
+        if self.settings.augmenter == "kept":
+            state = client.scratch["l2d"].state_dict()
+            client.memory.update({_KEPT + n: t.detach().cpu().clone() for n, t in state.items()})
+        return super().report(client)
+
+    def loss(self, client: Client, batch: Batch) -> dict[str, Tensor]:
+        """The task's loss on the images and on what the augmenter makes of them."""
+        chosen, chance = self.settings, client.stream("l2d", client.steps)
+        with torch.no_grad():
+            varied = self._varied(client, batch.images, chance, random_mixture=True)
+        (z, twins), moments = self._embedded(client.network, batch.images, varied, chance)
+        terms = {n: term / 2 for n, term in self.head_loss(client, batch, z).items()}
+        on_twins = self.head_loss(client, batch, twins)
+        contrast = supervised_contrast(z, twins, batch.labels, chosen.temperature)
+        return (
+            terms
+            | {f"augmented_{n}": term / 2 for n, term in on_twins.items()}
+            | {"contrast": chosen.contrastive_weight * contrast}
+            | {"likelihood": -chosen.likelihood_weight * log_density(z, *moments).mean()}
+        )
+
+    def step(self, client: Client, batch: Batch) -> None:
+        """One step of the task, then one of the augmenter."""
+        super().step(client, batch)
+        chance = client.stream("l2d", "augmenter", client.steps)
+        fixed = client.lasting_stream("l2d", "convolutions")
+        varied = self._varied(client, batch.images, fixed, random_mixture=False)
+        (z, twins), moments = self._embedded(client.network, batch.images, varied, chance)
+        others = torch.randperm(len(batch), generator=chance)
+        information = log_density(z, *moments) - log_density(z[others], *moments)
+        objective = class_discrepancy(z, twins, batch.labels)
+        objective = objective + self.settings.information_weight * information.sum(1).mean() / 2
+        parameters = list(client.scratch["l2d"].parameters())
+        gradients = torch.autograd.grad(objective, parameters, allow_unused=True)
+        with torch.no_grad():
+            for parameter, gradient in zip(parameters, gradients):
+                if gradient is not None:
+                    parameter -= self.settings.augmenter_lr * gradient
+
+    def _varied(
+        self, client: Client, images: Tensor, chance: Generator, *, random_mixture: bool
+    ) -> Tensor:
+        share, normal = self.settings.augmented_share, client.network.normalize(images)
+        drawn = client.scratch["l2d"](normal, chance, random_mixture=random_mixture).sigmoid()
+        blend: Tensor = share * drawn + (1 - share) * images
+        return blend
+
+    def _embedded(
+        self, network: Network, images: Tensor, varied: Tensor, chance: Generator
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, Tensor]]:
+        """Embeds both versions in one batch; returns them and the moments of the varied one."""
+        features = network.featurizer(network.normalize(torch.cat([images, varied])))
+        assert isinstance(network.embedding, GaussianEmbedding)
+        mean, spread = network.embedding.moments(features)
+        noise = self.settings.embedding_noise * _randn(mean.shape, chance, mean)
+        embeddings = mean + (spread / 2).exp() * noise
+        return embeddings.chunk(2), (mean.chunk(2)[1], spread.chunk(2)[1])
+
+
+_KEPT = "l2d/"
+
+
+def _randn(shape: torch.Size, chance: Generator, like: Tensor) -> Tensor:
+    return torch.randn(shape, generator=chance).to(like)
+
+
+def _kernel(size: int, chance: Generator, like: Tensor) -> Tensor:
+    """Draws a convolution as torch initialises one: uniform up to 1 / sqrt(fan in)."""
+    uniform = 2 * torch.rand(3, 3, size, size, generator=chance) - 1
+    return (uniform / math.sqrt(3 * size**2)).to(like)
+
+
+def log_density(values: Tensor, mean: Tensor, log_variance: Tensor) -> Tensor:
+    """Returns twice the log-density of a Gaussian without its constant, element by element."""
+    return -(mean - values).square() / log_variance.exp() - log_variance
+
+
+def supervised_contrast(z: Tensor, twins: Tensor, labels: Tensor, temperature: float) -> Tensor:
+    """Returns the supervised contrastive loss (Khosla et al. 2020) of two views of a batch.
+
+    Args:
+        z: ``(B, d)``.
+        twins: ``(B, d)``.
+        labels: ``(B,)``.
+        temperature: above 0.
+    """
+    unit = functional.normalize(torch.cat([z, twins]).float(), dim=1)
+    itself = torch.eye(len(unit), dtype=torch.bool, device=unit.device)
+    logs = (unit @ unit.T / temperature).masked_fill(itself, -math.inf).log_softmax(1)
+    both = labels.repeat(2)
+    positive = (both[:, None] == both[None, :]) & ~itself
+    closeness = logs.masked_fill(~positive, 0).sum(1) / positive.sum(1)
+    return -closeness.mean()
+
+
+def class_discrepancy(z: Tensor, twins: Tensor, labels: Tensor) -> Tensor:
+    """Returns the squared MMD between two views, class by class, averaged over the classes."""
+    distances = [discrepancy(z[labels == c], twins[labels == c]) for c in torch.unique(labels)]
+    return torch.stack(distances).mean()
+
+
+def discrepancy(one: Tensor, other: Tensor) -> Tensor:
+    """Returns the squared maximum mean discrepancy under the sum of five Gaussian kernels.
+
+    Their bandwidths are 1/4, 1/2, 1, 2 and 4 times the mean squared distance of all pairs.
+
+    Args:
+        one: ``(m, d)``.
+        other: ``(n, d)``.
+    """
+    points = torch.cat([one, other]).float()
+    squares = (points[:, None] - points[None, :]).square().sum(-1)
+    pairs = len(points) * (len(points) - 1)
+    width = (squares.detach().sum() / pairs).clamp(min=1e-12)
+    kernel = torch.stack([(-squares / (width * 2.0**k)).exp() for k in range(-2, 3)]).sum(0)
+    split = len(one)
+    cross = kernel[:split, split:].mean()
+    return kernel[:split, :split].mean() + kernel[split:, split:].mean() - 2 * cross

@@ -1,0 +1,85 @@
+"""RandAugment: two random operations of a fixed strength on every image.
+
+Colour, contrast, sharpness, posterising, rotation, shear, ...: each image gets operations drawn at
+random from a list of 14, all at one strength. No policy is searched for. Each client varies its own
+images.
+
+Cubuk et al., "RandAugment: Practical automated data augmentation with a reduced search space"
+(CVPR workshops 2020).
+
+Equations:
+    x' = o_2(o_1(x)),    o_i ~ U(operations), each at magnitude m of 31, signs at random
+
+Leaves the client:
+    The network, as in FedAvg.
+
+Published code:
+    torchvision's RandAugment with its defaults, two operations at magnitude 9 of 31. Benchmarks
+    that report "RandAug" do not say which they used.
+
+Decisions:
+    It comes after the experiment's crop and flip, and takes the place of its colour jitter and
+    grayscale. All views of an image (a style-transferred twin) get the operations of the original.
+"""
+
+from dataclasses import replace
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torchvision.transforms.v2 import RandAugment
+
+from feddg.methods.base import Method, MethodSettings
+from feddg.methods.client import Batch, Client
+from feddg.methods.registry import register
+
+
+class RandAugSettings(MethodSettings):
+    """Hyper-parameters of RandAugment."""
+
+    operations: int = Field(2, ge=0, description="operations on each image (torchvision)")
+    magnitude: int = Field(9, ge=0, le=30, description="their strength, of 30 (torchvision)")
+
+
+@register
+class RandAug(Method):
+    """Random operations of one strength on every image."""
+
+    name = "randaug"
+    summary = "RandAugment in place of colour jitter (Cubuk et al. 2020)"
+    Settings = RandAugSettings
+
+    def begin(self, client: Client) -> None:
+        """Switches the experiment's changes of colour off."""
+        plain = {"color_jitter": (0.0, 0.0, 0.0, 0.0), "grayscale": 0.0}
+        client.augmentation = client.augmentation.model_copy(update=plain)
+        super().begin(client)
+
+    def loss(self, client: Client, batch: Batch) -> dict[str, Tensor]:
+        """The loss of the varied images."""
+        chance = client.stream("randaug", client.steps)
+        seed = int(torch.randint(2**62, (), generator=chance))
+        transform = RandAugment(self.settings.operations, self.settings.magnitude)
+        varied = replace(
+            batch,
+            images=each(transform, batch.images, seed),
+            views={name: each(transform, view, seed) for name, view in batch.views.items()},
+        )
+        return super().loss(client, varied)
+
+
+def each(transform: RandAugment, images: Tensor, seed: int) -> Tensor:
+    """Transforms images one by one, each with its own draws; equal seeds make equal draws.
+
+    Args:
+        transform: torchvision's, which reads the global generator: it is set to ``seed`` and put
+            back afterwards.
+        images: ``(B, 3, H, W)`` float RGB in [0, 1].
+        seed: of all draws.
+    """
+    # The operations on colour are defined for bytes.
+    raw = (images * 255).round().to(torch.uint8)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        varied = torch.stack([transform(image) for image in raw])
+    return (varied.to(images.dtype) / 255).contiguous(memory_format=torch.channels_last)

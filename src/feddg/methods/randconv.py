@@ -1,0 +1,114 @@
+"""RandConv: images pass through random convolutions that change texture and keep shape.
+
+At every step a convolution with new random weights is laid over the images, mixed with the
+originals. The network has to give three such versions of an image the same answer, so it cannot
+lean on local texture. Each client does so on its own.
+
+Xu et al., "Robust and Generalizable Visual Representation Learning via Random Convolutions" (ICLR
+2021), Algorithm 1.
+
+Equations:
+    x_j = (1 - a) x + a (x * w),    w ~ N(0, 1 / (3 k^2)),    k in {1, 3, 5, 7},    a ~ U(0, 1)
+    L = CE(g(f(x_1)), y) + weight * mean_j KL(p_j || mean p),    j = 1, 2, 3
+
+    p_j are the class probabilities of version j; kernel size, weights and a are drawn anew for
+    every version and step, and shared by the batch.
+
+Leaves the client:
+    The network, as in FedAvg.
+
+Published code:
+    ``mix`` is RC_mix with weight 10 and is the default; ``image`` is RC_img, which leaves a version
+    as it is with probability 0.5 (weight 5 on digits). As in the code, images are convolved after
+    normalisation, without bias and not clamped, and no gradient is stopped in the consistency term.
+
+Decisions:
+    The paper writes a for the share of the original; here it is the share of the convolution, which
+    has the same distribution, so that 0 returns the image. The cross-entropy of the first version
+    alone, and the mean (not the sum) over the three divergences, are from memory of the paper
+    (inference).
+"""
+
+import math
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Generator, Tensor, nn
+
+from feddg.methods.base import Method, MethodSettings
+from feddg.methods.client import Batch, Client
+from feddg.methods.registry import register
+from feddg.models.network import Network
+from feddg.settings import Fraction
+
+KERNELS = (1, 3, 5, 7)
+
+
+class RandConvSettings(MethodSettings):
+    """Hyper-parameters of RandConv."""
+
+    convolution: Literal["mix", "image"] = Field("mix", description="RC_mix, or RC_img (code)")
+    identity_probability: Fraction = Field(0.5, description="of an unchanged version, RC_img")
+    consistency_weight: float = Field(10.0, ge=0, description="code: RC_mix 10, RC_img 5")
+    versions: int = Field(3, ge=1, description="versions of each image per step (paper)")
+
+
+@register
+class RandConv(Method):
+    """Random convolutions of an image must be classified alike."""
+
+    name = "randconv"
+    summary = "random convolutions and consistency (Xu et al. 2021)"
+    Settings = RandConvSettings
+
+    def loss(self, client: Client, batch: Batch) -> dict[str, Tensor]:
+        """The loss of the first version, and the divergence of all from their mean."""
+        network, weight = client.network, self.settings.consistency_weight
+        chance = client.stream("randconv", client.steps)
+        versions = self.settings.versions if weight else 1
+        embeddings = [
+            network.features(self._version(network, batch.images, chance)) for _ in range(versions)
+        ]
+        terms = self.head_loss(client, batch, embeddings[0])
+        if versions == 1:
+            return terms
+        logits = torch.stack([network.classifier(z) for z in embeddings])
+        return terms | {"consistency": weight * divergence_from_mean(logits)}
+
+    def _version(self, network: Network, images: Tensor, chance: Generator) -> Tensor:
+        share, size, still = torch.rand(3, generator=chance).tolist()
+        kernel = random_kernel(KERNELS[int(size * len(KERNELS))], chance)
+        if self.settings.convolution == "image":
+            share = float(still >= self.settings.identity_probability)
+        return convolved(network, images, kernel, share)
+
+
+def random_kernel(size: int, chance: Generator) -> Tensor:
+    """Draws the weights ``(3, 3, size, size)`` of a convolution that keeps an image's variance."""
+    return torch.randn(3, 3, size, size, generator=chance) / math.sqrt(3 * size**2)
+
+
+def convolved(network: Network, images: Tensor, kernel: Tensor, share: float) -> Tensor:
+    """Returns images mixed with their convolution, which is taken of the normalised image.
+
+    Args:
+        network: whose normalisation of ``(B, 3, H, W)`` images in [0, 1] is meant.
+        images: RGB in [0, 1].
+        kernel: ``(3, 3, k, k)``, k odd.
+        share: 0 returns the images, 1 the convolution alone. Not clamped to [0, 1].
+    """
+    kernel = kernel.to(images)
+    filtered = nn.functional.conv2d(network.normalize(images), kernel, padding="same")
+    return (1 - share) * images + share * (network.mean + network.std * filtered)
+
+
+def divergence_from_mean(logits: Tensor) -> Tensor:
+    """Returns the mean over versions and images of KL(p || mean of the versions' p).
+
+    Args:
+        logits: ``(versions, B, classes)``.
+    """
+    logs = logits.float().log_softmax(-1)
+    mean = torch.logsumexp(logs, 0, keepdim=True) - torch.tensor(float(len(logs))).log()
+    return (logs.exp() * (logs - mean)).sum(-1).mean()
