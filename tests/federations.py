@@ -12,7 +12,8 @@ from feddg.data.pixels import ArrayPixels
 from feddg.federation.inprocess import InProcess
 from feddg.federation.ledger import Ledger
 from feddg.federation.server import Server, initial_state
-from feddg.methods.base import Method
+from feddg.federation.training import load_weights
+from feddg.methods.base import Method, State
 from feddg.methods.client import Client, Examples, Worker
 from feddg.methods.registry import build_method
 from feddg.models.backbones import build_network
@@ -109,6 +110,30 @@ class SmallFederation:
         for _ in range(rounds or self.train.rounds):
             self.server.round()
         return self.server.state.weights
+
+    def resume(self, state: State, memories: dict[int, dict[str, torch.Tensor]]) -> None:
+        """Goes on from a checkpoint."""
+        self.server.state, self.transport.memories = state, memories
+        self.transport.agree(state.agreed)
+
+    def accuracy(self) -> float:
+        """Share of all clients' images that the global model's predictor classifies correctly."""
+        load_weights(self.network, self.server.state.weights)
+        images = self.pixels.gather(torch.arange(len(self.labels))).float() / 255
+        with torch.no_grad():
+            predicted = self.method.predictor(self.network).eval()(images).argmax(1)
+        return float((predicted == self.labels).float().mean())
+
+
+def trained_alone(
+    id: int, weights: dict[str, torch.Tensor], round: int = 1, **options: Any
+) -> dict[str, torch.Tensor]:
+    """Returns client ``id``'s weights after training from ``weights`` in a round, as in FedAvg."""
+    lone = federation(**options)
+    lone.server.state = State({name: t.clone() for name, t in weights.items()}, round=round - 1)
+    lone.server.sample = lambda round, attempt=0: [id]
+    lone.server.round()
+    return lone.server.state.weights
 
 
 def federation(method: str | Method = "fedavg", /, **options: Any) -> SmallFederation:
