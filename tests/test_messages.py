@@ -27,8 +27,8 @@ def test_a_message_survives_its_bytes_with_every_dtype():
 
 def test_bytes_by_hand():
     message = Message({"a": torch.zeros(2, 3), "b": torch.zeros(5, dtype=torch.int64)}, {"n": 1})
-    assert message.bytes == 2 * 3 * 4 + 5 * 8 + 8
-    assert Message({}, {"name": "é"}).bytes == 2
+    assert message.size == 2 * 3 * 4 + 5 * 8 + 8
+    assert Message({}, {"name": "é"}).size == 2
 
 
 EXPECTED = {"w": torch.zeros(2, 2), "n": torch.tensor(0)}

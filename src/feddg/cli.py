@@ -43,16 +43,20 @@ class Normalization(StrEnum):
     frozen = "frozen"
 
 
-def _data(kind: Any, flag: str, help: str) -> Any:
-    return Annotated[kind, typer.Option(flag, help=help, rich_help_panel="Data")]
+def _option(flag: str, help: str, panel: str) -> Any:
+    return typer.Option(flag, help=help, rich_help_panel=panel)
 
 
-def _clients(kind: Any, flag: str, help: str) -> Any:
-    return Annotated[kind, typer.Option(flag, help=help, rich_help_panel="Clients")]
+def _data(flag: str, help: str) -> Any:
+    return _option(flag, help, "Data")
 
 
-def _training(kind: Any, flag: str, help: str) -> Any:
-    return Annotated[kind, typer.Option(flag, help=help, rich_help_panel="Model and training")]
+def _clients(flag: str, help: str) -> Any:
+    return _option(flag, help, "Clients")
+
+
+def _training(flag: str, help: str) -> Any:
+    return _option(flag, help, "Model and training")
 
 
 @app.command()
@@ -61,37 +65,56 @@ def run(
     method: Annotated[
         str | None, typer.Option("--method", "-m", help="Method; see `feddg methods`.")
     ] = None,
-    data: _data(str | None, "--data", "digits, pacs, folder, or a registered source.") = None,
-    root: _data(Path | None, "--root", "The images' folder: root/domain/class/*.jpg.") = None,
-    hold_out: _data(
-        str | None, "--hold-out", "Unseen domain(s): sketch, or val=art_painting,test=photo."
-    ) = None,
-    split_file: _data(Path | None, "--split-file", "A benchmark's split CSV.") = None,
-    image_size: _data(int | None, "--image-size", "Side of the training images, pixels.") = None,
-    clients: _clients(int | None, "--clients", "Number of clients, N.") = None,
-    clients_per_round: _clients(int | None, "--clients-per-round", "Sampled per round, K.") = None,
-    heterogeneity: _clients(
-        float | None, "--heterogeneity", "Lambda: 1 = all clients alike, 0 = one domain each."
-    ) = None,
-    alpha: _clients(float | None, "--alpha", "Dirichlet concentration over labels.") = None,
-    partition: _clients(str | None, "--partition", "heterogeneous, or domain (one each).") = None,
-    rounds: _training(int | None, "--rounds", "Rounds, R.") = None,
-    local_epochs: _training(int | None, "--local-epochs", "Local epochs per round.") = None,
-    local_steps: _training(
-        int | None, "--local-steps", "Optimizer steps instead of epochs."
-    ) = None,
-    batch_size: _training(int | None, "--batch-size", "Images per batch.") = None,
-    optimizer: _training(str | None, "--optimizer", "adam or sgd.") = None,
-    lr: _training(float | None, "--lr", "Client learning rate.") = None,
-    backbone: _training(str | None, "--backbone", "cnn, or a torchvision model.") = None,
-    weights: _training(str | None, "--weights", "none, imagenet, or a weights file.") = None,
-    embedding: _training(str | None, "--embedding", "none, linear or bottleneck.") = None,
-    normalization: _training(
-        Normalization | None, "--normalization", "Batch statistics: auto, train, frozen."
-    ) = None,
-    augmentation: _training(
-        str | None, "--augmentation", "none, digits, pacs, office_home."
-    ) = None,
+    data: Annotated[
+        str | None, _data("--data", "digits, pacs, folder, or a registered source.")
+    ] = None,
+    root: Annotated[
+        Path | None, _data("--root", "The images' folder: root/domain/class/*.jpg.")
+    ] = None,
+    hold_out: Annotated[
+        str | None, _data("--hold-out", "Unseen domain(s): sketch, or val=art_painting,test=photo.")
+    ] = None,
+    split_file: Annotated[Path | None, _data("--split-file", "A benchmark's split CSV.")] = None,
+    image_size: Annotated[
+        int | None, _data("--image-size", "Side of the training images, pixels.")
+    ] = None,
+    clients: Annotated[int | None, _clients("--clients", "Number of clients, N.")] = None,
+    clients_per_round: Annotated[
+        int | None, _clients("--clients-per-round", "Sampled per round, K.")
+    ] = None,
+    heterogeneity: Annotated[
+        float | None,
+        _clients("--heterogeneity", "Lambda: 1 = all clients alike, 0 = one domain each."),
+    ] = None,
+    alpha: Annotated[
+        float | None, _clients("--alpha", "Dirichlet concentration over labels.")
+    ] = None,
+    partition: Annotated[
+        str | None, _clients("--partition", "heterogeneous, or domain (one each).")
+    ] = None,
+    rounds: Annotated[int | None, _training("--rounds", "Rounds, R.")] = None,
+    local_epochs: Annotated[
+        int | None, _training("--local-epochs", "Local epochs per round.")
+    ] = None,
+    local_steps: Annotated[
+        int | None, _training("--local-steps", "Optimizer steps instead of epochs.")
+    ] = None,
+    batch_size: Annotated[int | None, _training("--batch-size", "Images per batch.")] = None,
+    optimizer: Annotated[str | None, _training("--optimizer", "adam or sgd.")] = None,
+    lr: Annotated[float | None, _training("--lr", "Client learning rate.")] = None,
+    backbone: Annotated[str | None, _training("--backbone", "cnn, or a torchvision model.")] = None,
+    weights: Annotated[
+        str | None, _training("--weights", "none, imagenet, or a weights file.")
+    ] = None,
+    embedding: Annotated[
+        str | None, _training("--embedding", "none, linear or bottleneck.")
+    ] = None,
+    normalization: Annotated[
+        Normalization | None, _training("--normalization", "Batch statistics: auto, train, frozen.")
+    ] = None,
+    augmentation: Annotated[
+        str | None, _training("--augmentation", "none, digits, pacs, office_home.")
+    ] = None,
     eval_every: Annotated[int | None, typer.Option(help="Rounds between evaluations.")] = None,
     seed: Annotated[int | None, typer.Option(help="The experiment's seed.")] = None,
     precision: Annotated[str | None, typer.Option(help="auto, float32 or bfloat16.")] = None,
@@ -340,12 +363,12 @@ def _observer(quiet: bool, verbose: bool) -> "Observer":
     from rich.console import Console
 
     from feddg.console import Bars, Lines
-    from feddg.runs.observer import Silence
+    from feddg.runs.observer import Observer
 
     console = Console(stderr=True)
     if verbose:
         return Lines(console)
-    return Silence() if quiet else Bars(console)
+    return Observer() if quiet else Bars(console)
 
 
 def _show(folders: list[Path], report: Path) -> None:

@@ -53,7 +53,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         _PAPER, {"clients": {"number": 243, "per_round": 24}, "train": {"rounds": 100}}
     ),
 }
-"""Experiment values by data set: PARDON's protocol for the benchmarks (METHOD papers, section V)."""
+"""Experiment values by data set; the benchmarks' are PARDON's protocol (its section V)."""
 
 _NOT_IDENTITY = {"name", "device"}
 

@@ -32,8 +32,8 @@ class Message:
         return bool(self.tensors or self.scalars)
 
     @property
-    def bytes(self) -> int:
-        """Size of the content: tensor bytes, 8 per number or flag, UTF-8 length per text."""
+    def size(self) -> int:
+        """Bytes of the content: tensor bytes, 8 per number or flag, UTF-8 length per text."""
         tensors = sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
         return tensors + sum(scalar_bytes(scalar) for scalar in self.scalars.values())
 

@@ -1,4 +1,4 @@
-"""The parts of an experiment: plain, validated settings that know nothing of the rooms they steer."""
+"""The parts of an experiment: plain, validated settings, free of what they steer."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -91,11 +91,12 @@ class ModelSettings(Settings):
     weights: str | None = Field(None, description="none, imagenet, or a .safetensors/.pth file")
     embedding: Literal["none", "linear", "bottleneck"] = Field(
         "none",
-        description="layer between backbone and classifier (PARDON: linear; CSAC, FedIG: bottleneck)",
+        description="layer before the classifier (PARDON: linear; CSAC, FedIG: bottleneck)",
     )
     normalization: Literal["auto", "train", "frozen"] = Field(
         "auto",
-        description="batch statistics: train, frozen (PARDON's official setting); auto = frozen if pretrained",
+        description="batch statistics: train, frozen (PARDON's official setting), or auto: frozen "
+        "where the backbone is pretrained",
     )
 
 

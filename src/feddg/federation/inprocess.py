@@ -1,4 +1,4 @@
-"""The in-process transport: all clients take turns on one worker. Also the transport's interface."""
+"""Transports: their interface, and the in-process one, where clients share one worker."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, TypeVar

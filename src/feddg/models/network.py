@@ -55,11 +55,13 @@ class Network(nn.Module):
 
     def features(self, images: Tensor) -> Tensor:
         """Returns embeddings ``z`` of shape ``(B, d)`` for RGB images in [0, 1]."""
-        return self.embedding(self.featurizer(self.normalize(images)))
+        embeddings: Tensor = self.embedding(self.featurizer(self.normalize(images)))
+        return embeddings
 
     def forward(self, images: Tensor) -> Tensor:
         """Returns logits of shape ``(B, classes)`` for RGB images in [0, 1]."""
-        return self.classifier(self.features(images))
+        logits: Tensor = self.classifier(self.features(images))
+        return logits
 
     def initialised(self, name: str, build: Callable[[], Layer]) -> Layer:
         """Returns the layer that ``build`` makes, initialised from a stream of its own.

@@ -29,9 +29,9 @@ def choose_device(name: str) -> torch.device:
 
 
 def has_fast_bfloat16(device: torch.device) -> bool:
-    """Whether the hardware itself multiplies bfloat16: recent GPUs, CPUs with AMX or AVX512-BF16."""
+    """Whether the hardware multiplies bfloat16: recent GPUs, CPUs with AMX or AVX512-BF16."""
     if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     probes = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
     return device.type == "cpu" and any(getattr(torch.cpu, probe, bool)() for probe in probes)
 

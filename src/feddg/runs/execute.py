@@ -29,7 +29,7 @@ from feddg.models.backbones import weights_digest
 from feddg.models.network import Network
 from feddg.runs.figures import draw_figures
 from feddg.runs.folder import EXPERIMENT, LEDGER, METRICS, SUMMARY, RunFolder
-from feddg.runs.observer import Observer, Silence, Together
+from feddg.runs.observer import Observer, Together
 from feddg.runs.prepare import (
     Images,
     build,
@@ -118,7 +118,7 @@ def _carry_out(
         folder.keep_experiment(experiment)
         if not is_complete(path):
             _Execution(
-                experiment, folder, observer or Silence(), cache or cache_folder()
+                experiment, folder, observer or Observer(), cache or cache_folder()
             ).carry_out()
     done = Run(path, experiment)
     if report and not done.report.is_file():
@@ -167,17 +167,8 @@ class _Execution:
             self.network = network
         checkpoint = folder.load_checkpoint()
         layouts = folder.cut_records(checkpoint.state.round if checkpoint else -1)
-        state = (
-            checkpoint.state
-            if checkpoint
-            else initial_state(
-                method,
-                network,
-                len(images.partition),
-                rounds=experiment.train.rounds,
-                settings=experiment.server,
-            )
-        )
+        state = checkpoint.state if checkpoint else self._first_state(method, len(images.partition))
+        state.rounds = experiment.train.rounds
         state = on_device(state, worker.device)
         transport = InProcess(
             method,
@@ -205,6 +196,10 @@ class _Execution:
             self._describe(images, worker)
             self._setup(server, writer, evaluation, images)
         self._rounds(server, writer, evaluation)
+
+    def _first_state(self, method: Method, clients: int) -> State:
+        rounds, settings = self.experiment.train.rounds, self.experiment.server
+        return initial_state(method, self.network, clients, rounds=rounds, settings=settings)
 
     def _listen(self, round: int) -> None:
         from feddg.runs.tracking import TensorBoard

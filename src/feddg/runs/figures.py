@@ -29,8 +29,8 @@ def draw_figures(folder: Path, images: Images, method: Method, state: State, see
     names = [table.domain_names[d] for d in numpy.unique(table.domains[images.splits.train])]
     grid(originals, redrawn).save(folder / "styles.png")
     caption = (
-        f"Training images ({', '.join(names)}; {PER_DOMAIN} each, left to right) above the same images "
-        "re-drawn in the style that all clients train against."
+        f"Training images ({', '.join(names)}; {PER_DOMAIN} each, left to right) above the same "
+        "images re-drawn in the style that all clients train against."
     )
     (folder / "captions.json").write_text(json.dumps({"styles.png": caption}), encoding="utf-8")
 

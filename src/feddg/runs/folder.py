@@ -83,8 +83,8 @@ class RunFolder:
             found = load_experiment(file)
             if found.id != experiment.id:
                 raise RunError(
-                    f"{self.path} already holds a different experiment ({found.id}, not {experiment.id}); "
-                    "choose another --out or --name, or delete the folder"
+                    f"{self.path} already holds a different experiment "
+                    f"({found.id}, not {experiment.id}); choose another --out or --name, or delete the folder"
                 )
             return
         self.replace(EXPERIMENT, experiment.to_yaml())
@@ -261,7 +261,7 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def checkpoint_weights(folder: Path) -> Weights:
-    """Returns the global network's weights in a run folder's checkpoint, without opening it to write.
+    """Returns the global network's weights in a run folder's checkpoint; only reads.
 
     Raises:
         RunError: there is no whole checkpoint.

@@ -1,4 +1,4 @@
-"""What `feddg data inspect` finds: images per domain and class, bad files, how clients would look."""
+"""What `feddg data inspect` finds: counts, bad files, how clients would look."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from rich.table import Table
 
 from feddg.data.inspect import inspect
 from feddg.experiment import Experiment
-from feddg.runs.observer import Silence
+from feddg.runs.observer import Observer
 from feddg.runs.prepare import cache_folder, deal, load_table
 
 SHOWN_CLIENTS, SHOWN_FILES = 20, 20
@@ -23,7 +23,7 @@ def inspect_experiment(experiment: Experiment) -> dict[str, Any]:
     Raises:
         DataError: there is nothing to inspect.
     """
-    table, pixels, bad = load_table(experiment, cache_folder(), Silence().work)
+    table, pixels, bad = load_table(experiment, cache_folder(), Observer().work)
     found = inspect(table)
     found["bad_images"] = [{"path": image.path, "reason": image.reason} for image in bad]
     if experiment.hold_out.test or experiment.hold_out.val:

@@ -1,7 +1,6 @@
 """What a run tells whoever watches it; the command line's progress bars and TensorBoard listen."""
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from feddg.evaluation.accuracy import Score
 from feddg.experiment import Experiment
@@ -9,7 +8,7 @@ from feddg.federation.server import RoundRecord
 from feddg.messages import Refusal, Update
 
 
-class Observer(Protocol):
+class Observer:
     """Listens to a run; every method may be left as it is here, silent."""
 
     def start(self, experiment: Experiment, first_round: int) -> None:
@@ -29,10 +28,6 @@ class Observer(Protocol):
 
     def end(self, status: str) -> None:
         """The run ended: ``completed``, ``interrupted`` or ``failed``."""
-
-
-class Silence(Observer):
-    """Listens and says nothing."""
 
 
 class Together(Observer):

@@ -34,7 +34,9 @@ def redraw_files(
         out: folder for the results; made if absent.
         strength: AdaIN blend in [0, 1].
         size: side of the square results, pixels.
-        codec: see :func:`feddg.styles.codec.load_codec`, as are ``encoder`` and ``decoder``.
+        codec: see :func:`feddg.styles.codec.load_codec`.
+        encoder: the codec's encoder weights, or None for its own.
+        decoder: the codec's decoder weights, or None for its own.
 
     Returns:
         The files written.
@@ -62,7 +64,9 @@ def _decoded(path: Path, size: int) -> tuple[list[Path], Tensor]:
     inside = sorted(path.iterdir()) if path.is_dir() else [path]
     files = [file for file in inside if file.suffix.lower() in IMAGE_SUFFIXES]
     if not files:
-        raise DataError(f"there is no image in {path}; known endings: {', '.join(sorted(IMAGE_SUFFIXES))}")
+        raise DataError(
+            f"there is no image in {path}; known endings: {', '.join(sorted(IMAGE_SUFFIXES))}"
+        )
     with quiet_pillow():
         pixels = [torch.from_numpy(_decode(file, size)) for file in files]
     return files, torch.stack(pixels).permute(0, 3, 1, 2).contiguous()
