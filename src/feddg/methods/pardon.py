@@ -53,13 +53,17 @@ class PardonSettings(StyleSettings):
         "style",
         description="what FINCH clusters: style vectors, or whole feature maps (released code)",
     )
-    local_partition: Literal["coarsest", "finest"] = "coarsest"
+    local_partition: Literal["coarsest", "finest"] = Field(
+        "coarsest", description="FINCH's partition inside a client (released code)"
+    )
     combine: Literal["mean", "mixture"] = Field(
         "mean",
         description="mean of cluster styles (Eq. 2), or moments of their mixture (released code)",
     )
     server_clustering: bool = Field(True, description="FINCH over client styles, Eq. 3-5 (v2: off)")
-    server_partition: Literal["coarsest", "finest"] = "finest"
+    server_partition: Literal["coarsest", "finest"] = Field(
+        "finest", description="FINCH's partition of the client styles (released code)"
+    )
     median: Literal["average", "lower"] = Field(
         "average",
         description="of an even count: mean of the middle two, or the lower (released code)",
@@ -92,6 +96,9 @@ class Pardon(StyleExchange, Method):
         "office_home": {"method": {"gamma2": 0.1}},
         # gamma2 of IWildCam is not published; 0.1 is our guess.
         "iwildcam": {"method": {"gamma2": 0.1, "margin": 1.0}},
+    }
+    sends: ClassVar[dict[str, str]] = Method.sends | {
+        "describe/style": "one style vector, the mean over the clusters of its images"
     }
 
     @property

@@ -1,0 +1,152 @@
+"""What every method must do: finish, repeat itself, restart, and send what it declares."""
+
+import copy
+import functools
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import pytest
+import torch
+
+from feddg.methods.base import Method, State
+from feddg.methods.registry import method_class, methods
+from feddg.runs.folder import RunFolder
+from feddg.settings import TrainSettings
+from federations import SmallFederation, federation, same
+
+NAMES = tuple(methods())
+
+
+def build(name: str) -> SmallFederation:
+    """A small federation of which two of four clients take part in a round."""
+    wanted = method_class(name).presets.get("*", {}).get("train", {})
+    train = TrainSettings(**{"rounds": 2, "batch_size": 4} | wanted)
+    return federation(name, sizes=(6, 5, 4, 6), per_round=2, train=train)
+
+
+@functools.cache
+def finished(name: str) -> tuple[SmallFederation, State, dict[int, dict[str, torch.Tensor]]]:
+    """Two rounds of a method, and copies of the state and memories after the first."""
+    small = build(name)
+    small.run(1)
+    after_one = copy.deepcopy((small.server.state, small.transport.memories))
+    small.server.round()
+    return small, *after_one
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_two_rounds_finish_finite_and_predict(name):
+    small, first, _ = finished(name)
+    state = small.server.state
+    assert state.round == 2
+    assert all(hasattr(reply, "terms") for reply in small.replies), small.replies
+    for tensor in (*state.weights.values(), *state.extras.values()):
+        assert torch.isfinite(tensor).all()
+    assert not same(state.weights, first.weights)
+    predict = small.method.predictor(small.network).eval()
+    with torch.no_grad():
+        logits = predict(torch.rand(5, 3, 16, 16))
+    assert logits.shape == (5, 3)
+    assert torch.isfinite(logits).all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_same_seed_gives_the_same_weights(name):
+    small, _, _ = finished(name)
+    again = build(name)
+    again.run(2)
+    assert same(again.server.state.weights, small.server.state.weights)
+    assert same(again.server.state.extras, small.server.state.extras)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_restart_after_round_one_gives_the_same_weights(name, tmp_path):
+    small, first, memories = finished(name)
+    resumed = restarted(name, first, memories, tmp_path)
+    resumed.server.round()
+    assert same(resumed.server.state.weights, small.server.state.weights)
+    assert same(resumed.server.state.extras, small.server.state.extras)
+    assert resumed.transport.memories.keys() == small.transport.memories.keys()
+    for id, memory in resumed.transport.memories.items():
+        assert same(memory, small.transport.memories[id])
+
+
+def restarted(name: str, state: State, memories: dict, folder: Path) -> SmallFederation:
+    """A federation built anew from a checkpoint on disk."""
+    with RunFolder(folder / "run") as run:
+        run.save_checkpoint(state, memories, set(memories))
+    with RunFolder(folder / "run") as run:
+        checkpoint = run.load_checkpoint()
+    small = build(name)
+    small.resume(checkpoint.state, checkpoint.memories)
+    return small
+
+
+def sent(small: SmallFederation) -> set[str]:
+    """Everything the ledger says left a client, as ``purpose/name``."""
+    layouts = {row["id"]: row for row in small.ledger if row["kind"] == "layout"}
+    up = [row for row in small.ledger if row.get("direction") == "up"]
+    return {
+        f"{row['purpose']}/{entry}"
+        for row in up
+        for entry in (
+            *(tensor["name"] for tensor in layouts[row["layout"]]["tensors"]),
+            *layouts[row["layout"]]["scalars"],
+        )
+    }
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_ledger_lists_exactly_what_the_class_says_leaves_the_client(name):
+    small, _, _ = finished(name)
+    entries, declared = sent(small), small.method.sends
+    undeclared = [e for e in entries if not any(fnmatchcase(e, d) for d in declared)]
+    never_sent = [d for d in declared if not any(fnmatchcase(e, d) for e in entries)]
+    assert not undeclared
+    assert not never_sent
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_method_keeps_nothing_on_itself(name):
+    small, _, _ = finished(name)
+    assert vars(small.method).keys() == {"settings"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_setting_and_everything_sent_is_described(name):
+    method = method_class(name)
+    assert "\n" not in method.summary
+    assert all(field.description for field in method.Settings.model_fields.values())
+    assert all(method.sends.values())
+    assert method is Method or method.__doc__ != Method.__doc__
+
+
+AWKWARD = {
+    "one image each": {"sizes": (1, 1)},
+    "batches of one": {"sizes": (3, 2), "train": {"batch_size": 1}},
+    "a last batch of one": {"sizes": (5, 5), "train": {"batch_size": 4}},
+    "one client": {"sizes": (6,)},
+    "a client without images": {"sizes": (3, 0, 4)},
+}
+
+
+@pytest.mark.parametrize("case", AWKWARD)
+@pytest.mark.parametrize("name", NAMES)
+def test_awkward_federations_end_finite_or_refuse_by_name(name, case):
+    options = dict(AWKWARD[case])
+    wanted = method_class(name).presets.get("*", {}).get("train", {})
+    train = {"rounds": 2, "batch_size": 4} | wanted | options.pop("train", {})
+    small = federation(name, train=TrainSettings(**train), **options)
+    small.run(2)
+    assert all(torch.isfinite(t).all() for t in small.server.state.weights.values())
+    empty = [id for id, size in enumerate(small.sizes) if not size]
+    refused = {reply.client for reply in small.replies if hasattr(reply, "reason")}
+    assert refused == set(empty)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_one_class_only_ends_finite(name):
+    small = build(name)
+    small.labels.zero_()
+    small.run(2)
+    assert all(torch.isfinite(t).all() for t in small.server.state.weights.values())
