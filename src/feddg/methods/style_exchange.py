@@ -4,6 +4,7 @@ import hashlib
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from pydantic import Field
 from torch import Tensor
 
@@ -57,19 +58,26 @@ class StyleExchange:
         """Returns the per-image feature moments of a client's images, without augmentation."""
         return measure(self.codec(), client.examples.images())
 
-    def draw_twins(self, client: Client, name: str, style: Tensor) -> None:
+    def draw_twins(
+        self, client: Client, name: str, style: Tensor, keep: Tensor | None = None
+    ) -> None:
         """Makes ``client.views[name]``: all its images re-drawn in ``style``, kept on disk.
 
         Args:
             client: whose images.
             name: the view's name.
             style: ``(2, C)`` for all, or ``(n, 2, C)``, one for each image.
+            keep: ``(n,)`` bool, images that stay as they are; none by default.
         """
         key = hashlib.blake2b(style.cpu().contiguous().numpy().tobytes(), digest_size=8)
         key.update(f"{self.codec().fingerprint()} {self.settings.strength}".encode())
+        key.update(b"" if keep is None else keep.cpu().numpy().tobytes())
 
         def redrawn() -> Tensor:
-            twins = transfer(self.codec(), client.examples.images(), style, self.settings.strength)
+            twins = client.examples.images()
+            chosen = torch.ones(len(twins), dtype=torch.bool) if keep is None else ~keep.cpu()
+            styles = style if style.ndim == 2 else style[chosen.to(style.device)]
+            twins[chosen] = transfer(self.codec(), twins[chosen], styles, self.settings.strength)
             return twins.permute(0, 2, 3, 1).contiguous()
 
         client.views[name] = client.cached(f"twin-{key.hexdigest()}", redrawn)

@@ -1,0 +1,220 @@
+"""CCST: clients share their styles, and re-draw their images in each other's.
+
+Every client sends the style of its images, the moments of their feature maps; the server puts them
+in a bank for all. Before round 1 each client builds an augmented set: its images in the styles of
+K clients drawn for each image. Local training then sees every client's style, and any other method
+can train on the augmented set (``ccst+jigen``).
+
+Chen et al., "Federated Domain Generalization for Image Recognition via Cross-Client Style Transfer"
+(WACV 2023), Algorithm 1.
+
+Equations:
+    S = (mean, sqrt(variance + 1e-5)) of feature maps, over all places of
+        all images of the client (``overall``), or of one image (``single``, ceil(n / 32) of them)
+    For each image I of client c draw K distinct clients s of all N:
+        s = c: I itself;    s other: D(sigma(S_s) (E(I) - mu(E(I))) / sigma(E(I)) + mu(S_s))
+    variant ``pardon``: one other client's overall style for all images, drawn once;
+        L = CE(g(f(x)), y) + CE(g(f(x~)), y)
+
+    E and D are the codec. The augmented set of a client with d images holds d K; with K = N each
+    original is in it exactly once, otherwise with probability K / N.
+
+Leaves the client:
+    Before round 1 its style(s), ``2 x C`` numbers each: one, or one for every 32 images. Then the
+    network, as in FedAvg.
+
+Published code:
+    As the authors': AdaIN at full strength on RGB in [0, 1], K = 3. ``pardon`` is what PARDON was
+    compared with: strength 0.5; it is the preset for its benchmarks. The authors' single mode uses
+    one random style per 32 images; here each image draws its own. They split validation images off
+    after augmentation, so that copies of an image stand on both sides; here before.
+
+Decisions:
+    One local epoch runs over all d K images, so it takes K times FedAvg's steps (as the paper's
+    epochs); ``epoch: original`` gives every image one of its K versions per round, at FedAvg's
+    cost. Weights in the average count originals. K is at most the number of clients that sent a
+    style. A client that is alone has no other style: ``pardon`` is FedAvg then.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from feddg.messages import Message, joined
+from feddg.methods.base import Method
+from feddg.methods.client import Batch, Client
+from feddg.methods.registry import register
+from feddg.methods.style_exchange import StyleExchange, StyleSettings
+from feddg.settings import Fraction
+from feddg.styles.codec import transfer
+
+IMAGES_PER_STYLE = 32
+_PARDON = {"method": {"variant": "pardon"}}
+
+
+class CcstSettings(StyleSettings):
+    """Hyper-parameters of CCST."""
+
+    variant: Literal["paper", "pardon"] = Field("paper", description="Algorithm 1, or PARDON's")
+    share: Literal["overall", "single"] = Field(
+        "overall", description="style of all images, or one"
+    )
+    styles_per_image: int = Field(3, ge=1, description="K (paper: 3 gave the best mean on PACS)")
+    epoch: Literal["augmented", "original"] = Field(
+        "augmented", description="images per epoch: all d K (paper), or d, one version of each"
+    )
+    strength: Fraction = Field(1.0, description="AdaIN blend: 1 (code), variant pardon 0.5")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _pardons_strength(cls, values: Any) -> Any:
+        pardon = isinstance(values, dict) and values.get("variant") == "pardon"
+        return {"strength": 0.5, **values} if pardon else values
+
+    @model_validator(mode="after")
+    def _offline(self) -> "CcstSettings":
+        if self.variant == "paper" and self.twins == "on_the_fly":
+            raise ValueError(
+                "twins: on_the_fly goes with variant: pardon; the paper's set is built once"
+            )
+        return self
+
+
+@dataclass
+class Versions:
+    """Images in several versions: row ``v n + i`` is version v of image i.
+
+    Attributes:
+        views: K times uint8 ``(n, H, W, 3)``.
+    """
+
+    views: list[Tensor]
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """Returns the images of ``rows``, ``(B, 3, H, W)``."""
+        count = len(self.views[0])
+        images = [self.views[row // count][row % count] for row in rows.tolist()]
+        return torch.stack(images).permute(0, 3, 1, 2)
+
+
+@register
+class Ccst(StyleExchange, Method):
+    """Clients share styles and train on their images re-drawn in each other's."""
+
+    name = "ccst"
+    summary = "images re-drawn in other clients' styles (Chen et al. 2023)"
+    Settings = CcstSettings
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        name: _PARDON for name in ("pacs", "office_home", "iwildcam")
+    }
+    sends: ClassVar[dict[str, str]] = Method.sends | {
+        "describe/styles": "once, the moments of its images' feature maps, 2 x C numbers per style"
+    }
+    excludes: ClassVar[dict[str, str]] = {
+        "pardon": "ccst and pardon each exchange styles and re-draw images; choose one"
+    }
+
+    def describe(self, client: Client) -> Message:
+        """The client's styles: one of all its images, or those of a few single ones."""
+        moments = self.moments(client)
+        styles = moments.pooled().styles()
+        if self.settings.share == "single":
+            number = -(-len(moments) // IMAGES_PER_STYLE)
+            order = torch.randperm(len(moments), generator=client.stream("ccst"))
+            styles = moments.styles()[order[:number]]
+        return joined(super().describe(client), Message({"styles": styles.float()}))
+
+    def agree(self, descriptions: Iterable[tuple[int, Message]], seed: int) -> Message:
+        """The bank: all styles, and whose they are."""
+        descriptions = list(descriptions)
+        styles = [message.tensors["styles"] for _, message in descriptions]
+        owners = [torch.full((len(s),), id) for (id, _), s in zip(descriptions, styles)]
+        bank = Message({"styles": torch.cat(styles), "owners": torch.cat(owners)})
+        return joined(super().agree(descriptions, seed), bank)
+
+    def begin(self, client: Client) -> None:
+        """Builds the augmented set, or finds it on disk, and trains on it until the round ends."""
+        super().begin(client)
+        assert client.agreed is not None, "the server broadcasts the bank before round 1"
+        styles, owners = (client.agreed.tensors[name].cpu() for name in ("styles", "owners"))
+        if self.settings.variant == "pardon":
+            self._draw_one_style(client, styles, owners)
+        else:
+            self._build_set(client, styles, owners)
+
+    def _build_set(self, client: Client, styles: Tensor, owners: Tensor) -> None:
+        examples, views = client.examples, []
+        chance = client.lasting_stream("ccst")
+        for rows in draw_styles(owners, len(examples), self.settings.styles_per_image, chance):
+            self.draw_twins(client, "ccst", styles[rows], keep=owners[rows] == client.id)
+            views.append(client.views.pop("ccst"))
+        rows = torch.arange(len(views) * len(examples))
+        if self.settings.epoch == "original":
+            drawn = torch.randint(len(views), (len(examples),), generator=client.stream("versions"))
+            rows = rows[: len(examples)] + drawn * len(examples)
+        source = rows % len(examples)
+        client.scratch["originals"] = examples
+        client.examples = replace(
+            examples,
+            pixels=Versions(views),
+            rows=rows,
+            labels=examples.labels[source],
+            domains=examples.domains[source],
+            cache_key=f"{examples.cache_key}-ccst",
+        )
+
+    def _draw_one_style(self, client: Client, styles: Tensor, owners: Tensor) -> None:
+        foreign = (owners != client.id).nonzero().squeeze(1)
+        if not len(foreign):
+            return
+        drawn = torch.randint(len(foreign), (), generator=client.lasting_stream("ccst"))
+        client.scratch["style"] = style = styles[foreign[drawn]]
+        if self.settings.twins == "cached":
+            self.draw_twins(client, "ccst", style)
+
+    def loss(self, client: Client, batch: Batch) -> dict[str, Tensor]:
+        """The loss of the batch; in variant ``pardon``, and that of its re-drawn twins."""
+        terms = super().loss(client, batch)
+        if "style" not in client.scratch:
+            return terms
+        twins = batch.views.get("ccst")
+        if twins is None:
+            twins = self.redraw(batch, client.scratch["style"])
+        on_twins = super().loss(client, replace(batch, images=twins))
+        return terms | {f"transferred_{name}": term for name, term in on_twins.items()}
+
+    def report(self, client: Client) -> Message:
+        """Puts the originals back: they are what the client holds."""
+        client.examples = client.scratch.get("originals", client.examples)
+        return super().report(client)
+
+    def preview(self, images: Tensor, agreed: Message | None) -> Tensor | None:
+        """Images re-drawn in the bank's styles by turns, for the report."""
+        if not agreed:
+            return None
+        styles = agreed.tensors["styles"]
+        turns = torch.arange(len(images)) % len(styles)
+        return transfer(self.codec(), images, styles[turns], self.settings.strength)
+
+
+def draw_styles(owners: Tensor, images: int, number: int, chance: torch.Generator) -> Tensor:
+    """Draws ``number`` distinct clients for each image and a style of each (Algorithm 1).
+
+    Args:
+        owners: ``(M,)`` ascending, whose each style of the bank is.
+        images: n.
+        number: K; no more than there are clients.
+        chance: CPU generator.
+
+    Returns:
+        ``(K, n)`` rows of the bank.
+    """
+    _, counts = torch.unique(owners, return_counts=True)
+    sources = torch.rand(images, len(counts), generator=chance).argsort(1)[:, :number].T
+    within = (torch.rand(sources.shape, generator=chance) * counts[sources]).long()
+    rows: Tensor = (counts.cumsum(0) - counts)[sources] + within
+    return rows

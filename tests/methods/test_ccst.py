@@ -1,0 +1,220 @@
+"""CCST: styles, the draw of Algorithm 1, the augmented set, PARDON's variant, and the limits."""
+
+from collections import Counter
+
+import numpy
+import pytest
+import torch
+
+from feddg.errors import ExperimentError
+from feddg.methods.ccst import Versions, draw_styles
+from feddg.methods.registry import build_method
+from feddg.styles.codec import load_codec, transfer
+from federations import federation, same
+
+
+def set_up(settings=None, **options):
+    small = federation("ccst", settings=settings or {}, **options)
+    small.server.setup()
+    return small, small.server.state.agreed.tensors
+
+
+def begun(small, id=0, **state):
+    client = small.client(id, agreed=small.server.state.agreed, **state)
+    small.method.begin(client)
+    return client
+
+
+def originals(client_examples):
+    return client_examples.images().permute(0, 2, 3, 1)
+
+
+def test_the_overall_style_is_the_moments_of_all_places_of_all_images():
+    small, bank = set_up()
+    images = small.examples(1).images().float() / 255
+    with torch.no_grad():
+        maps = load_codec("compact").encode(images).double().numpy()
+    places = numpy.concatenate([m.reshape(len(m), -1) for m in maps], axis=1)
+    expected = numpy.stack([places.mean(1), numpy.sqrt(places.var(1) + 1e-5)])
+    assert bank["owners"].tolist() == [0, 1, 2]
+    numpy.testing.assert_allclose(bank["styles"][1], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_single_styles_are_those_of_one_image_in_thirty_two():
+    small, bank = set_up({"share": "single"}, sizes=(33, 5, 32))
+    assert bank["owners"].tolist() == [0, 0, 1, 2]
+    codec = load_codec("compact")
+    with torch.no_grad():
+        maps = codec.encode(small.examples(1).images().float() / 255).double()
+    styles = torch.stack([maps.mean((2, 3)), (maps.var((2, 3), correction=0) + 1e-5).sqrt()], 1)
+    distance = (styles - bank["styles"][2]).abs().amax((1, 2))
+    assert int((distance < 1e-4).sum()) == 1
+
+
+def test_each_image_draws_distinct_clients_all_equally_often():
+    owners = torch.arange(5)
+    drawn = draw_styles(owners, 4000, 2, torch.Generator().manual_seed(0))
+    assert drawn.shape == (2, 4000)
+    assert (drawn[0] != drawn[1]).all()
+    counts = torch.bincount(drawn.flatten(), minlength=5)
+    assert ((counts - 1600).abs() < 150).all()  # 1600 +- 4.8 standard deviations
+
+
+def test_with_as_many_draws_as_clients_each_occurs_exactly_once():
+    for number in (5, 9):
+        drawn = draw_styles(torch.tensor([3, 4, 6, 8, 9]), 50, number, torch.Generator())
+        assert torch.equal(drawn.sort(0).values, torch.arange(5)[:, None].expand(5, 50))
+
+
+def test_single_mode_draws_clients_first_and_then_one_of_their_styles():
+    owners = torch.tensor([0, 0, 0, 0, 0, 0, 0, 0, 1, 2])
+    drawn = draw_styles(owners, 3000, 1, torch.Generator().manual_seed(0))[0]
+    counts = Counter(owners[drawn].tolist())
+    assert all(850 < counts[id] < 1150 for id in range(3))  # not 8 : 1 : 1
+    assert len(set(drawn.tolist())) == 10
+
+
+def test_the_augmented_set_holds_every_original_once_when_k_is_n():
+    small, bank = set_up()
+    client = begun(small)
+    examples, own = client.examples, small.examples(0)
+    assert len(examples) == 3 * 7
+    images = originals(examples)
+    assert torch.equal(examples.labels, own.labels.repeat(3))
+    copies = [sum(torch.equal(image, x) for x in images) for image in originals(own)]
+    assert copies == [1] * 7
+    redrawn = {
+        id: transfer(load_codec("compact"), own.images(), bank["styles"][id], 1.0) for id in (1, 2)
+    }
+    for i in range(7):
+        versions = [images[v * 7 + i] for v in range(3)]
+        for foreign in redrawn.values():
+            expected = foreign[i].permute(1, 2, 0)
+            closest = min(int((v.int() - expected.int()).abs().max()) for v in versions)
+            assert closest <= 1  # batches of other sizes may round differently
+
+
+def test_with_fewer_draws_originals_stay_with_their_probability():
+    small, _ = set_up({"styles_per_image": 1}, sizes=(60, 4, 4))
+    examples = begun(small).examples
+    assert len(examples) == 60
+    kept = sum(torch.equal(a, b) for a, b in zip(originals(examples), originals(small.examples(0))))
+    assert 8 < kept < 33  # 20 +- 3.4 standard deviations
+
+
+def test_the_draw_lasts_and_an_epoch_may_be_one_version_of_each():
+    small, _ = set_up({"epoch": "original"})
+    first, again = begun(small), begun(small)
+    later = small.client(agreed=small.server.state.agreed)
+    later.round = 2
+    small.method.begin(later)
+    assert same({"": first.examples.images()}, {"": again.examples.images()})
+    assert len(later.examples) == 7
+    assert torch.equal(later.examples.rows % 7, torch.arange(7))
+    assert not torch.equal(later.examples.rows, first.examples.rows)
+    whole, _ = set_up()
+    pool = originals(begun(whole).examples)
+    for row, image in zip(later.examples.rows.tolist(), originals(later.examples)):
+        assert torch.equal(pool[row], image)
+
+
+def test_an_update_counts_originals_and_an_epoch_all_versions():
+    small = federation("ccst")
+    small.server.setup()
+    record = small.server.round()
+    assert record.examples == 18
+    assert record.images == 3 * 18
+    cheap = federation("ccst", settings={"epoch": "original"})
+    cheap.server.setup()
+    assert cheap.server.round().images == 18
+
+
+def test_versions_gather_rows_of_any_version():
+    views = [torch.randint(256, (4, 2, 2, 3), dtype=torch.uint8) for _ in range(3)]
+    gathered = Versions(views).gather(torch.tensor([0, 5, 11]))
+    expected = torch.stack([views[0][0], views[1][1], views[2][3]]).permute(0, 3, 1, 2)
+    assert torch.equal(gathered, expected)
+
+
+@pytest.mark.parametrize("settings", [{}, {"styles_per_image": 1}, {"variant": "pardon"}])
+def test_a_client_that_is_alone_trains_as_fedavg(settings):
+    alone = federation("ccst", settings=settings, sizes=(9,)).run(1)
+    assert same(alone, federation(sizes=(9,)).run(1))
+
+
+def test_pardons_variant_pairs_images_with_twins_in_one_lasting_foreign_style():
+    small, bank = set_up({"variant": "pardon"})
+    for id in range(3):
+        client, again = begun(small, id), begun(small, id)
+        style = client.scratch["style"]
+        assert torch.equal(style, again.scratch["style"])
+        assert int((bank["styles"] == style).all(2).all(1).nonzero()) != id
+        twins = transfer(load_codec("compact"), small.examples(id).images(), style, 0.5)
+        assert torch.equal(client.views["ccst"], twins.permute(0, 2, 3, 1))
+    client = begun(small)
+    client.worker.freeze = True
+    client.set_training()
+    batch = client.batch(torch.arange(7), client.stream("augment"))
+    terms = small.method.loss(client, batch)
+    for name, images in (("", batch.images), ("transferred_", batch.views["ccst"])):
+        expected = torch.nn.functional.cross_entropy(small.network(images), batch.labels)
+        torch.testing.assert_close(terms[f"{name}cross_entropy"], expected)
+
+
+def test_cached_and_on_the_fly_twins_agree_without_augmentation():
+    losses = []
+    for twins in ("cached", "on_the_fly"):
+        small, _ = set_up({"variant": "pardon", "twins": twins}, freeze=True)
+        client = begun(small)
+        batch = client.batch(torch.arange(7), client.stream("augment"))
+        assert ("ccst" in batch.views) == (twins == "cached")
+        losses.append(small.method.loss(client, batch)["transferred_cross_entropy"].item())
+    assert losses[0] == pytest.approx(losses[1], rel=1e-2)  # cached twins are rounded to bytes
+
+
+def test_the_augmented_set_is_kept_on_disk_and_found_again(tmp_path):
+    weights = federation("ccst").run()
+    assert same(federation("ccst", cache=tmp_path).run(), weights)
+    files = sorted(path.name for path in tmp_path.iterdir())
+    assert len(files) == 3 * 3  # clients by versions
+    assert same(federation("ccst", cache=tmp_path).run(), weights)
+    assert sorted(path.name for path in tmp_path.iterdir()) == files
+
+
+def test_only_styles_and_weights_leave_the_client():
+    small = federation("ccst")
+    small.run(1)
+    layouts = {row["id"]: row["tensors"] for row in small.ledger if row["kind"] == "layout"}
+    up = [row for row in small.ledger if row.get("direction") == "up"]
+    described = [layouts[row["layout"]] for row in up if row["purpose"] == "describe"]
+    assert [[(t["name"], t["shape"]) for t in d] for d in described] == [
+        [("styles", [1, 2, 128])]
+    ] * 3
+    names = {t["name"] for row in up if row["purpose"] == "update" for t in layouts[row["layout"]]}
+    assert names == {f"weights/{name}" for name in small.network.state_dict()}
+
+
+def test_settings_that_contradict_each_other_and_pardons_strength():
+    with pytest.raises(ExperimentError, match="method ccst: twins: on_the_fly goes with variant"):
+        build_method("ccst", {"twins": "on_the_fly"})
+    assert build_method("ccst", {}).settings.strength == 1
+    assert build_method("ccst", {"variant": "pardon"}).settings.strength == 0.5
+    assert build_method("ccst", {"variant": "pardon", "strength": 1}).settings.strength == 1
+    with pytest.raises(ExperimentError, match="styles_per_image"):
+        build_method("ccst", {"styles_per_image": 0})
+
+
+def test_two_rounds_repeat_bit_for_bit_and_small_clients_stay_finite():
+    assert same(federation("ccst").run(), federation("ccst").run())
+    for settings in ({}, {"variant": "pardon"}, {"share": "single"}):
+        weights = federation("ccst", settings=settings, sizes=(1, 2)).run()
+        assert all(t.isfinite().all() for t in weights.values())
+
+
+def test_a_preview_shows_the_banks_styles_by_turns():
+    small, bank = set_up()
+    images = small.pixels.gather(torch.arange(4))
+    shown = small.method.preview(images, small.server.state.agreed)
+    expected = transfer(load_codec("compact"), images[3:], bank["styles"][0])
+    assert int((shown[3].int() - expected[0].int()).abs().max()) <= 1
+    assert small.method.preview(images, None) is None
