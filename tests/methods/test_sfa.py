@@ -74,7 +74,7 @@ def test_a_class_with_one_embedding_gets_the_simple_shift():
 
 
 def test_covariances_see_the_last_batches_only():
-    settings = {"noise": "adaptive", "window": 2}
+    settings = {"noise": "adaptive", "recent_batches": 2}
     small = federation("sfa", sizes=(8,), settings=settings)
     client = small.client()
     batch = client.batch(torch.arange(8), client.stream("augment"))

@@ -62,7 +62,7 @@ class L2dSettings(MethodSettings):
     augmenter_lr: float = Field(0.005, ge=0, description="the augmenter's SGD (code, PACS script)")
     augmented_share: Fraction = Field(0.6, description="blend of the augmented image (code)")
     embedding_noise: float = Field(0.2, ge=0, description="scale of the noise in z (code)")
-    temperature: Positive = Field(0.07, description="of the contrastive loss (from memory)")
+    contrast_temperature: Positive = Field(0.07, description="of SupCon (from memory)")
     augmenter: Literal["kept", "fresh"] = Field("kept", description="between a client's rounds")
 
 
@@ -175,7 +175,7 @@ class L2d(Method):
         (z, twins), moments = self._embedded(client.network, batch.images, varied, chance)
         terms = {n: term / 2 for n, term in self.head_loss(client, batch, z).items()}
         on_twins = self.head_loss(client, batch, twins)
-        contrast = supervised_contrast(z, twins, batch.labels, chosen.temperature)
+        contrast = supervised_contrast(z, twins, batch.labels, chosen.contrast_temperature)
         return (
             terms
             | {f"augmented_{n}": term / 2 for n, term in on_twins.items()}

@@ -88,14 +88,15 @@ def compose(parts: tuple[type[Method], ...]) -> type[Method]:
     """Returns one class with all ``parts`` as cooperative bases.
 
     The first part is the outermost: its hooks run first and reach the next part's through
-    ``super()``. So a part whose hook does not call ``super()`` replaces that hook, and silences the
-    same hook of every part behind it; such a composition is refused.
+    ``super()``. A part whose hook does not call ``super()`` replaces that hook, and would silence
+    the same hook of every part behind it; so it goes behind them. The composition's name shows the
+    order. Two parts that replace the same hook cannot be combined.
 
     Raises:
-        ExperimentError: the parts cannot be combined; says why, and in which order they can.
+        ExperimentError: the parts cannot be combined; says why.
     """
-    name = "+".join(part.name for part in parts)
-    _refuse_impossible(name, parts)
+    parts = _arranged(parts)
+    name = _joined_name(parts)
     members = {
         "name": name,
         "aliases": (),
@@ -121,14 +122,32 @@ def _merged(mappings: Iterable[dict[str, Any]]) -> dict[str, Any]:
     return whole
 
 
-def _refuse_impossible(name: str, parts: tuple[type[Method], ...]) -> None:
+def _joined_name(parts: Iterable[type[Method]]) -> str:
+    return "+".join(part.name for part in parts)
+
+
+def _arranged(parts: tuple[type[Method], ...]) -> tuple[type[Method], ...]:
+    """Returns the parts in the given order, or in the first one that silences nothing."""
+    _refuse_impossible(parts)
+    for order in itertools.permutations(parts):
+        if _silenced(order) is None:
+            return order
+    pairs = itertools.combinations(parts, 2)
+    faults = [(_silenced(pair), _silenced(pair[::-1])) for pair in pairs]
+    fault = next((one for one, other in faults if one and other), _silenced(parts))
+    raise ExperimentError(f"{_joined_name(parts)}: {fault}, nor the other way round")
+
+
+def _refuse_impossible(parts: tuple[type[Method], ...]) -> None:
+    name = _joined_name(parts)
     if Method in parts:
         raise ExperimentError(f"{name}: every method contains fedavg; leave it out")
     if len(set(parts)) < len(parts):
         raise ExperimentError(f"{name}: a method cannot be combined with itself")
     for one, other in itertools.permutations(parts, 2):
-        if other.name in one.excludes:
-            raise ExperimentError(f"{name}: {one.excludes[other.name]}")
+        reason = one.excludes.get(other.name) or other.excludes.get(one.name)
+        if reason is not None:
+            raise ExperimentError(f"{name}: {reason}")
         if issubclass(one, other):
             raise ExperimentError(f"{name}: {one.name} already contains {other.name}")
         shared = sorted(one.Settings.model_fields.keys() & other.Settings.model_fields.keys())
@@ -136,12 +155,6 @@ def _refuse_impossible(name: str, parts: tuple[type[Method], ...]) -> None:
             raise ExperimentError(
                 f"{name}: {one.name} and {other.name} both have a setting called {shared[0]!r}"
             )
-    fault = _silenced(parts)
-    if fault is not None:
-        orders = itertools.permutations(parts)
-        works = next((order for order in orders if _silenced(order) is None), None)
-        remedy = "+".join(part.name for part in works) + " works" if works else "no order works"
-        raise ExperimentError(f"{name}: {fault}; {remedy}")
 
 
 def _silenced(parts: tuple[type[Method], ...]) -> str | None:
@@ -151,7 +164,7 @@ def _silenced(parts: tuple[type[Method], ...]) -> str | None:
         for first, second in itertools.pairwise(owners):
             chained = getattr(first, hook) is getattr(second, hook) or _calls_super(first, hook)
             if not chained:
-                return f"{first.name} replaces {hook!r} and so silences {second.name}'s"
+                return f"{first.name} replaces {hook!r}, so {second.name}'s would never run"
     return None
 
 

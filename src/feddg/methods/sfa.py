@@ -48,7 +48,7 @@ class SfaSettings(MethodSettings):
     noise: Literal["simple", "adaptive"] = Field("simple", description="SFA-S, or SFA-A")
     scale_noise: float = Field(0.5, ge=0, description="s_a (our choice; not published)")
     shift_noise: float = Field(0.5, ge=0, description="s_b (our choice; not published)")
-    window: int = Field(8, ge=1, description="batches behind a covariance, SFA-A (second-hand)")
+    recent_batches: int = Field(8, ge=1, description="behind a covariance, SFA-A (second-hand)")
     shrinkage: Fraction = Field(0.1, description="e, SFA-A (our choice)")
 
 
@@ -73,7 +73,7 @@ class Sfa(Method):
         a, b = torch.randn(2, *embeddings.shape, generator=chance).to(embeddings)
         shift = chosen.shift_noise * b
         if chosen.noise == "adaptive":
-            window = client.scratch.setdefault("sfa", deque(maxlen=chosen.window))
+            window = client.scratch.setdefault("sfa", deque(maxlen=chosen.recent_batches))
             window.append((embeddings.detach().float(), batch.labels))
             seen, classes = (torch.cat(part) for part in zip(*window))
             along, known = class_noise(batch.labels, seen, classes, chosen.shrinkage, chance)

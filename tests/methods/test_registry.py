@@ -1,0 +1,229 @@
+"""Methods by name, and which of them compose."""
+
+import functools
+import math
+
+import pytest
+import torch
+from pydantic import Field, model_validator
+
+from feddg.errors import ExperimentError
+from feddg.methods.base import Method, MethodSettings
+from feddg.methods.registry import HOOKS, build_method, compose, method_class, methods, register
+from feddg.settings import TrainSettings
+from federations import federation, same
+
+TWO_ROUNDS = TrainSettings(rounds=2, batch_size=4)
+
+
+@functools.cache
+def weights(name, **settings):
+    return federation(name, settings=settings, sizes=(7, 6), train=TWO_ROUNDS).run()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ccst+jigen",
+        "ccst+rsc",
+        "ccst+mixstyle",
+        "ccst+elcfs",
+        "pardon+mixstyle",
+        "pardon+rsc",
+        "jigen+pardon",
+        "jigen+l2d",
+        "randaug+pardon",
+        "randaug+elcfs",
+        "selfreg+sfa",
+        "fedbn+ccst",
+        "fedprox+jigen",
+        "mixstyle+jigen+rsc",
+    ],
+)
+def test_compositions_run_and_differ_from_each_of_their_parts(name):
+    result = weights(name)
+    assert all(t.isfinite().all() for t in result.values())
+    for part in name.split("+"):
+        assert not same(result, weights(part))
+
+
+@pytest.mark.parametrize(
+    ("name", "idle", "alone"),
+    [
+        ("ccst+mixstyle", {"mix_probability": 0.0}, "ccst"),
+        ("mixstyle+ccst", {"mix_probability": 0.0}, "ccst"),
+        ("ccst+rsc", {"muted_images": 0.0}, "ccst"),
+        ("pardon+mixstyle", {"mix_probability": 0.0}, "pardon"),
+        ("pardon+sfa", {"scale_noise": 0.0, "shift_noise": 0.0}, "pardon"),
+        ("randaug+elcfs", {"operations": 0}, "elcfs"),
+    ],
+)
+def test_a_part_that_does_nothing_leaves_the_other_as_it_is(name, idle, alone):
+    composed, plain = weights(name, **idle), weights(alone)
+    for entry, tensor in plain.items():
+        torch.testing.assert_close(composed[entry], tensor, rtol=0, atol=1e-5)
+
+
+def test_parts_that_exchange_something_before_training_both_do():
+    small = federation("ccst+elcfs")
+    small.server.setup()
+    agreed = small.server.state.agreed.tensors
+    assert agreed.keys() == {"styles", "owners", "amplitudes", "amplitude_owners"}
+    alone = federation("ccst")
+    alone.server.setup()
+    assert torch.equal(agreed["styles"], alone.server.state.agreed.tensors["styles"])
+
+
+def test_a_part_that_needs_a_setup_gets_it_beside_one_that_does_not():
+    assert not build_method("pardon+sfa", {"contrastive": "ordinary"}).has_setup
+    small = federation("pardon+elcfs", settings={"contrastive": "ordinary"})
+    small.server.setup()
+    assert small.server.state.agreed.tensors.keys() == {"amplitudes", "amplitude_owners"}
+
+
+def test_a_composition_has_all_names_settings_presets_and_promises():
+    composed = method_class("CCST + Feddg")
+    assert composed.name == "ccst+elcfs"
+    assert {"styles_per_image", "window"} <= composed.Settings.model_fields.keys()
+    assert composed.presets["digits"]["method"] == {"window": 0.05}
+    assert composed.presets["pacs"]["method"] == {"variant": "pardon"}
+    assert {"describe/styles", "describe/amplitudes"} <= composed.sends.keys()
+    assert "Chen" in composed.summary
+    assert "Liu" in composed.summary
+
+
+def test_rules_between_the_settings_of_a_part_hold_in_a_composition():
+    with pytest.raises(ExperimentError, match=r"ccst\+jigen: twins: on_the_fly goes with"):
+        build_method("ccst+jigen", {"twins": "on_the_fly"})
+    assert build_method("ccst+jigen", {"variant": "pardon"}).settings.strength == 0.5
+    with pytest.raises(ExperimentError, match="did you mean 'jigsaw_weight'"):
+        build_method("ccst+jigen", {"jigsaw_weigth": 1})
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("ccst+pardon", "each exchange styles and re-draw images; choose one"),
+        ("pardon+ccst", "each exchange styles and re-draw images; choose one"),
+        ("pardon+fisc", "a method cannot be combined with itself"),
+        ("fedavg+jigen", "every method contains fedavg; leave it out"),
+        ("randconv+pardon", "randconv replaces 'loss', so pardon's would never run, nor"),
+        ("ccst+jigsaw", "unknown method 'jigsaw'"),
+        ("ccst+", "unknown method ''"),
+        ("cst", "did you mean 'ccst'"),
+    ],
+)
+def test_impossible_names_are_refused_with_the_reason(name, reason):
+    with pytest.raises(ExperimentError, match=reason):
+        method_class(name)
+
+
+class PlusSettings(MethodSettings):
+    amount: float = Field(1.0, ge=0)
+
+    @model_validator(mode="after")
+    def _not_thirteen(self):
+        if self.amount == 13:
+            raise ValueError("amount: 13 brings bad luck")
+        return self
+
+
+class Plus(Method):
+    """Chains: adds a term."""
+
+    name = "plus"
+    Settings = PlusSettings
+
+    def loss(self, client, batch):
+        return super().loss(client, batch) | {"plus": torch.tensor(self.settings.amount)}
+
+
+class Nested(Method):
+    """Chains, from inside a nested function."""
+
+    name = "nested"
+
+    def loss(self, client, batch):
+        def inner():
+            return super(Nested, self).loss(client, batch)
+
+        return inner()
+
+
+class Alone(Method):
+    """Replaces."""
+
+    name = "alone"
+
+    def loss(self, client, batch):
+        return {"alone": torch.tensor(1.0)}
+
+
+def other_loss(self, client, batch):
+    return {}
+
+
+class Elsewhere(Method):
+    """Replaces another hook."""
+
+    name = "elsewhere"
+
+    def aggregate(self, state, updates):
+        return state
+
+
+def test_a_part_whose_hook_does_not_call_super_goes_behind_the_others():
+    for last in (Alone, Elsewhere):
+        composed = compose((Plus, Nested, last))
+        assert composed.__mro__[1:4] == (Plus, Nested, last)
+    terms = compose((Plus, Nested, Alone))().loss(None, None)
+    assert {name: float(term) for name, term in terms.items()} == {"alone": 1.0, "plus": 1.0}
+    assert compose((Alone, Plus)).name == "plus+alone"
+    assert compose((Alone, Nested, Plus)).name == "nested+plus+alone"
+    assert compose((Plus, Nested)).name == "plus+nested"
+    with pytest.raises(ExperimentError, match="alone replaces 'loss', so alone too's would never"):
+        compose((Alone, Plus, type("Too", (Method,), {"name": "alone too", "loss": other_loss})))
+    assert issubclass(compose((Alone, Elsewhere)), Elsewhere)
+
+
+def test_two_parts_may_share_a_replacement():
+    class One(Alone):
+        name = "one"
+
+    class Two(Alone):
+        name = "two"
+
+    assert compose((One, Two))().loss(None, None) == {"alone": torch.tensor(1.0)}
+    with pytest.raises(ExperimentError, match="one already contains alone"):
+        compose((One, Alone))
+
+
+def test_parts_with_a_setting_of_the_same_name_are_refused():
+    class Other(Method):
+        name = "other"
+        Settings = PlusSettings
+
+    with pytest.raises(ExperimentError, match="plus and other both have a setting called 'amount'"):
+        compose((Plus, Other))
+
+
+def test_a_rule_about_several_settings_speaks_for_itself():
+    register(Plus)
+    with pytest.raises(ExperimentError, match="method plus: amount: 13 brings bad luck"):
+        build_method("plus", {"amount": 13})
+    with pytest.raises(ExperimentError, match="method plus, setting 'amount'"):
+        build_method("plus", {"amount": -math.inf})
+
+
+def test_every_hook_of_the_base_is_known_and_every_method_chains_what_it_can():
+    assert {"network", "describe", "agree", "loss", "head_loss", "step", "aggregate"} <= set(HOOKS)
+    for name, method in methods().items():
+        for hook in ("network", "check", "begin", "report", "broadcast", "initial_extras"):
+            if name != "plus" and getattr(method, hook) is not getattr(Method, hook):
+                code = getattr(method, hook).__code__
+                assert "super" in code.co_names, f"{name}.{hook} silences the methods behind it"
+
+
+def test_a_second_method_of_the_same_name_is_refused():
+    with pytest.raises(ExperimentError, match="two methods are called 'ccst'"):
+        register(type("Ccst2", (Method,), {"name": "ccst"}))
