@@ -115,6 +115,6 @@ def test_it_works_behind_other_methods():
 
 def test_settings_out_of_range_are_refused_by_name():
     with pytest.raises(ExperimentError, match=r"server\.beta1"):
-        Experiment(data="digits", hold_out="plain", server={"optimizer": "fedadam", "beta1": 1})
+        Experiment(data="digits", hold_out="sketch", server={"optimizer": "fedadam", "beta1": 1})
     with pytest.raises(ExperimentError, match=r"server\.optimizer"):
-        Experiment(data="digits", hold_out="plain", server={"optimizer": "adam"})
+        Experiment(data="digits", hold_out="sketch", server={"optimizer": "adam"})

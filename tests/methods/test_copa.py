@@ -133,6 +133,6 @@ def test_more_domains_than_heads_are_refused_by_name():
 
 def test_more_clients_than_heads_are_refused_before_training():
     settings = {"name": "copa", "heads_by": "client"}
-    experiment = Experiment(data="digits", hold_out="plain", clients=9, method=settings)
+    experiment = Experiment(data="digits", hold_out="sketch", clients=9, method=settings)
     with pytest.raises(ExperimentError, match=r"set method\.heads to 9"):
         build_method("copa", experiment.method.settings).check(experiment)

@@ -114,7 +114,7 @@ def test_statistics_are_trained_even_where_pretrained_experiments_freeze_them(na
 
 def test_silobn_with_frozen_statistics_is_refused():
     frozen = Experiment(
-        data="digits", hold_out="plain", method="silobn", model={"normalization": "frozen"}
+        data="digits", hold_out="sketch", method="silobn", model={"normalization": "frozen"}
     )
     with pytest.raises(ExperimentError, match=r"is fedavg; set model\.normalization to train"):
         build_method("silobn", {}).check(frozen)

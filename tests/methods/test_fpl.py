@@ -68,6 +68,13 @@ def test_gradients_are_finite_at_the_smallest_temperature_and_at_zero():
     assert torch.isfinite(embeddings.grad).all()
 
 
+def test_mixed_precision_leaves_the_contrast_in_float32():
+    exact = prototype_terms(SIX, LABELS, PROTOTYPE_ROWS, PROTOTYPE_CLASSES, 0.02)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mixed = prototype_terms(SIX, LABELS, PROTOTYPE_ROWS, PROTOTYPE_CLASSES, 0.02)
+    assert mixed == exact
+
+
 def test_prototypes_are_clustered_class_by_class():
     east, north, west = [1.0, 0.1], [0.1, 1.0], [-1.0, 0.1]
     # Class 0 has two directions with two prototypes each, class 2 one, class 5 a single prototype.

@@ -98,9 +98,9 @@ def test_updates_count_alike():
 
 @pytest.mark.parametrize("train", [{"optimizer": "adam"}, {"momentum": 0.9}])
 def test_other_optimizers_are_refused_with_the_remedy(train):
-    preset = Experiment(data="digits", hold_out="plain", method="scaffold")
+    preset = Experiment(data="digits", hold_out="sketch", method="scaffold")
     build_method("scaffold", {}).check(preset)
-    wrong = Experiment(data="digits", hold_out="plain", method="scaffold", train=train)
+    wrong = Experiment(data="digits", hold_out="sketch", method="scaffold", train=train)
     with pytest.raises(ExperimentError, match=r"train\.optimizer to sgd"):
         build_method("scaffold", {}).check(wrong)
 

@@ -66,7 +66,8 @@ class Examples:
         pixels: the store they are read from.
         rows: ``(n,)`` int64 rows of the store.
         labels: ``(n,)`` int64 class ids.
-        domains: ``(n,)`` int64 domain ids; known to the simulation, never used in training.
+        domains: ``(n,)`` int64 domain ids; for reports, and for methods whose page says that a
+            client knows its domain.
         classes: number of classes in the federation.
         cache_key: identifies these very images, for caches on disk.
     """

@@ -32,7 +32,6 @@ Decisions:
     step of the paper's domain adaptation variant is left out.
 """
 
-import math
 from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar, Literal
 
@@ -51,6 +50,7 @@ from feddg.models.batch_instance import (
     clamp_gates,
     mix_instance_statistics,
 )
+from feddg.models.ensemble import Ensemble, Heads
 from feddg.models.network import Network
 from feddg.settings import Fraction, Positive
 
@@ -77,49 +77,6 @@ class COPASettings(MethodSettings):
     gate_lr: Positive = Field(
         10.0, description="learning rate of rho under SGD, times the others' (Nam and Kim 2018)"
     )
-
-
-class Heads(nn.Module):
-    """The domains' classifiers, frozen.
-
-    Attributes:
-        weight: ``(heads, classes, d)``.
-        bias: ``(heads, classes)``.
-        trained: ``(heads,)`` bool, those that a client has trained.
-    """
-
-    weight: Tensor
-    bias: Tensor
-    trained: Tensor
-
-    def __init__(self, heads: int, classes: int, dimension: int) -> None:
-        super().__init__()
-        self.register_buffer("weight", torch.zeros(heads, classes, dimension))
-        self.register_buffer("bias", torch.zeros(heads, classes))
-        self.register_buffer("trained", torch.zeros(heads, dtype=torch.bool))
-
-    def forward(self, embeddings: Tensor, which: Tensor) -> Tensor:
-        """Returns the logits ``(heads, B, classes)`` of the heads in ``which``, ``(heads,)``."""
-        logits: Tensor = torch.einsum("bd,hcd->hbc", embeddings, self.weight[which])
-        return logits + self.bias[which][:, None]
-
-
-class Ensemble(nn.Module):
-    """Predicts by the mean of the heads' softmax; gives its logarithm."""
-
-    def __init__(self, network: Network) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Returns log-probabilities ``(B, classes)``."""
-        heads = heads_of(self.network)
-        embeddings = self.network.features(images)
-        if not heads.trained.any():
-            logits: Tensor = self.network.classifier(embeddings)
-            return logits.float().log_softmax(-1)
-        logits = heads(embeddings, heads.trained).float().log_softmax(-1)
-        return logits.logsumexp(0) - math.log(len(logits))
 
 
 def heads_of(network: Network) -> Heads:
@@ -239,4 +196,4 @@ class COPA(Method):
 
     def predictor(self, network: Network) -> nn.Module:
         """Predicts with all classifiers together."""
-        return Ensemble(network)
+        return Ensemble(network, heads_of(network))

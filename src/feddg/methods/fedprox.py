@@ -53,7 +53,7 @@ class FedProx(Method):
         """Pairs every shared parameter with its received value."""
         super().begin(client)
         shared = shared_parameters(self, client.network)
-        client.scratch["fedprox"] = [(p, client.received[name]) for name, p in shared.items()]
+        client.scratch["fedprox"] = [(p, client.received[n].to(p)) for n, p in shared.items()]
 
     def loss(self, client: Client, batch: Batch) -> dict[str, Tensor]:
         """Adds mu/2 times the squared distance to the received weights."""

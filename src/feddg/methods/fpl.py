@@ -94,8 +94,8 @@ class FPL(Method):
         return terms | prototype_terms(
             embeddings.float(),
             batch.labels,
-            received[PROTOTYPES],
-            received[CLASSES],
+            received[PROTOTYPES].to(client.device),
+            received[CLASSES].to(client.device),
             self.settings.temperature,
         )
 
@@ -163,10 +163,13 @@ def prototype_terms(
     if not known.any():
         return {}
     own, embeddings = own[known], embeddings[known]
-    similarity = normalize(embeddings) @ normalize(prototypes).T / temperature
-    positive = similarity.masked_fill(~own, -torch.inf).logsumexp(1)
     shares = own.float() / own.sum(1, keepdim=True)
+    # At a temperature of 0.02 half precision would be too coarse.
+    with torch.autocast(embeddings.device.type, enabled=False):
+        similarity = normalize(embeddings) @ normalize(prototypes).T / temperature
+        means = shares @ prototypes
+    positive = similarity.masked_fill(~own, -torch.inf).logsumexp(1)
     return {
         "prototype_contrast": (similarity.logsumexp(1) - positive).mean(),
-        "prototype_distance": mse_loss(embeddings, shares @ prototypes),
+        "prototype_distance": mse_loss(embeddings, means),
     }

@@ -107,7 +107,8 @@ class Scaffold(Method):
         message = super().report(client)
         length = client.steps * client.worker.train.lr
         for name, parameter, c, own in self._client_controls(client):
-            change = (client.received[name] - parameter.detach()) / length - c
+            received = client.received[name].to(parameter)
+            change = (received - parameter.detach()) / length - c
             message.tensors[CONTROL + name] = change
             client.memory[CONTROL + name] = change if own is None else own + change
         return message
@@ -117,10 +118,9 @@ class Scaffold(Method):
     ) -> Iterator[tuple[str, torch.nn.Parameter, Tensor, Tensor | None]]:
         """Yields name, parameter, c and c_k (None before the client's first round)."""
         for name, parameter in shared_parameters(self, client.network).items():
-            key = CONTROL + name
-            own = client.memory.get(key)
-            own = None if own is None else own.to(parameter.device)
-            yield name, parameter, client.extras.tensors[key], own
+            own = client.memory.get(CONTROL + name)
+            own = None if own is None else own.to(parameter)
+            yield name, parameter, client.extras.tensors[CONTROL + name].to(parameter), own
 
     def share(self, state: State, update: Update) -> float:
         """The same for every update, unless asked for FedAvg's."""

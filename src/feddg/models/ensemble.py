@@ -1,0 +1,53 @@
+"""An ensemble of linear classifiers on one embedding."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from feddg.models.network import Network
+
+
+class Heads(nn.Module):
+    """Frozen classifiers, one for each domain or client.
+
+    Attributes:
+        weight: ``(heads, classes, d)``.
+        bias: ``(heads, classes)``.
+        trained: ``(heads,)`` bool, those that a client has trained.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    trained: Tensor
+
+    def __init__(self, heads: int, classes: int, dimension: int) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.zeros(heads, classes, dimension))
+        self.register_buffer("bias", torch.zeros(heads, classes))
+        self.register_buffer("trained", torch.zeros(heads, dtype=torch.bool))
+
+    def forward(self, embeddings: Tensor, which: Tensor) -> Tensor:
+        """Returns the logits ``(heads, B, classes)`` of the heads in ``which``, ``(heads,)``."""
+        logits: Tensor = torch.einsum("bd,hcd->hbc", embeddings, self.weight[which])
+        return logits + self.bias[which][:, None]
+
+
+class Ensemble(nn.Module):
+    """Predicts by the mean of the trained heads' softmax; gives its logarithm.
+
+    Before any is trained it predicts by the network's own classifier.
+    """
+
+    def __init__(self, network: Network, heads: Heads) -> None:
+        super().__init__()
+        self.network, self.heads = network, heads
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Returns log-probabilities ``(B, classes)``."""
+        heads, embeddings = self.heads, self.network.features(images)
+        if not heads.trained.any():
+            logits: Tensor = self.network.classifier(embeddings)
+            return logits.float().log_softmax(-1)
+        logits = heads(embeddings, heads.trained).float().log_softmax(-1)
+        return logits.logsumexp(0) - math.log(len(logits))
