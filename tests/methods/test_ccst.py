@@ -77,7 +77,7 @@ def test_single_mode_draws_clients_first_and_then_one_of_their_styles():
 def test_the_augmented_set_holds_every_original_once_when_k_is_n():
     small, bank = set_up()
     client = begun(small)
-    examples, own = client.examples, small.examples(0)
+    examples, own = client.training, small.examples(0)
     assert len(examples) == 3 * 7
     images = originals(examples)
     assert torch.equal(examples.labels, own.labels.repeat(3))
@@ -96,7 +96,7 @@ def test_the_augmented_set_holds_every_original_once_when_k_is_n():
 
 def test_with_fewer_draws_originals_stay_with_their_probability():
     small, _ = set_up({"styles_per_image": 1}, sizes=(60, 4, 4))
-    examples = begun(small).examples
+    examples = begun(small).training
     assert len(examples) == 60
     kept = sum(torch.equal(a, b) for a, b in zip(originals(examples), originals(small.examples(0))))
     assert 8 < kept < 33  # 20 +- 3.4 standard deviations
@@ -108,13 +108,13 @@ def test_the_draw_lasts_and_an_epoch_may_be_one_version_of_each():
     later = small.client(agreed=small.server.state.agreed)
     later.round = 2
     small.method.begin(later)
-    assert same({"": first.examples.images()}, {"": again.examples.images()})
-    assert len(later.examples) == 7
-    assert torch.equal(later.examples.rows % 7, torch.arange(7))
-    assert not torch.equal(later.examples.rows, first.examples.rows)
+    assert same({"": first.training.images()}, {"": again.training.images()})
+    assert len(later.training) == 7
+    assert torch.equal(later.training.rows % 7, torch.arange(7))
+    assert not torch.equal(later.training.rows, first.training.rows)
     whole, _ = set_up()
-    pool = originals(begun(whole).examples)
-    for row, image in zip(later.examples.rows.tolist(), originals(later.examples)):
+    pool = originals(begun(whole).training)
+    for row, image in zip(later.training.rows.tolist(), originals(later.training)):
         assert torch.equal(pool[row], image)
 
 

@@ -137,14 +137,14 @@ class Ccst(StyleExchange, Method):
         return joined(super().agree(descriptions, seed), bank)
 
     def begin(self, client: Client) -> None:
-        """Builds the augmented set, or finds it on disk, and trains on it until the round ends."""
-        super().begin(client)
+        """Builds the augmented set, or finds it on disk, for the methods behind to train on."""
         assert client.agreed is not None, "the server broadcasts the bank before round 1"
         styles, owners = (client.agreed.tensors[name].cpu() for name in ("styles", "owners"))
         if self.settings.variant == "pardon":
             self._draw_one_style(client, styles, owners)
         else:
             self._build_set(client, styles, owners)
+        super().begin(client)
 
     def _build_set(self, client: Client, styles: Tensor, owners: Tensor) -> None:
         examples, views = client.examples, []
@@ -157,8 +157,7 @@ class Ccst(StyleExchange, Method):
             drawn = torch.randint(len(views), (len(examples),), generator=client.stream("versions"))
             rows = rows[: len(examples)] + drawn * len(examples)
         source = rows % len(examples)
-        client.scratch["originals"] = examples
-        client.examples = replace(
+        client.training = replace(
             examples,
             pixels=Versions(views),
             rows=rows,
@@ -186,11 +185,6 @@ class Ccst(StyleExchange, Method):
             twins = self.redraw(batch, client.scratch["style"])
         on_twins = super().loss(client, replace(batch, images=twins))
         return terms | {f"transferred_{name}": term for name, term in on_twins.items()}
-
-    def report(self, client: Client) -> Message:
-        """Puts the originals back: they are what the client holds."""
-        client.examples = client.scratch.get("originals", client.examples)
-        return super().report(client)
 
     def preview(self, images: Tensor, agreed: Message | None) -> Tensor | None:
         """Images re-drawn in the bank's styles by turns, for the report."""

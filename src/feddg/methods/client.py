@@ -116,6 +116,7 @@ class Client:
         id: number in the federation, from 0.
         name: stable name, for messages to people.
         examples: its images.
+        training: what it trains on this round: its images, unless the method made it more.
         worker: the machinery it trains with.
         round: the round it is in, from 1; 0 during setup.
         memory: tensors it keeps between its rounds; nothing unless the method writes here.
@@ -123,7 +124,7 @@ class Client:
         extras: what this round's broadcast holds beside the weights.
         received: the weights this round's broadcast held.
         scratch: anything the method needs until the round ends.
-        views: further versions of all its images, uint8 ``(n, H, W, 3)``, augmented together with
+        views: further versions of all it trains on, uint8 ``(n, H, W, 3)``, augmented together with
             the originals.
         augmentation: how its images are varied; the worker's unless the method changes it.
     """
@@ -142,7 +143,7 @@ class Client:
         extras: Message | None = None,
     ) -> None:
         self.id, self.name, self.round = id, name or f"client {id}", round
-        self.examples, self.worker = examples, worker
+        self.examples, self.training, self.worker = examples, examples, worker
         self.memory = {} if memory is None else memory
         self.agreed = agreed
         self.received = received or {}
@@ -195,14 +196,14 @@ class Client:
 
     def batch(self, positions: Tensor, chance: torch.Generator) -> Batch:
         """Returns the images at ``positions`` on the device, augmented by draws from ``chance``."""
-        raw = self.examples.images(positions).to(self.device)
+        raw = self.training.images(positions).to(self.device)
         drawn = draw(self.augmentation, len(positions), raw.shape[-1], chance)
         drawn = drawn.to(self.device)
         views = {
             name: apply(rows_of(view, positions).to(self.device), drawn)
             for name, view in self.views.items()
         }
-        labels = self.examples.labels[positions].to(self.device)
+        labels = self.training.labels[positions].to(self.device)
         return Batch(apply(raw, drawn), labels, positions, views)
 
     def plain_batches(self, batch_size: int = 64) -> Iterator[Batch]:
@@ -219,7 +220,7 @@ class Client:
             positions
             for _ in epochs
             for positions in split_batches(
-                torch.randperm(len(self.examples), generator=order), train.batch_size
+                torch.randperm(len(self.training), generator=order), train.batch_size
             )
         )
         return itertools.islice(batches, train.local_steps)

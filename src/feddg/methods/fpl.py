@@ -80,7 +80,7 @@ class FPL(Method):
     def begin(self, client: Client) -> None:
         """Makes room for one embedding of every image."""
         super().begin(client)
-        shape = (len(client.examples), client.network.features_dimension)
+        shape = (len(client.training), client.network.features_dimension)
         client.scratch[EMBEDDINGS] = torch.full(shape, torch.nan, device=client.device)
 
     def head_loss(self, client: Client, batch: Batch, embeddings: Tensor) -> dict[str, Tensor]:
@@ -101,7 +101,7 @@ class FPL(Method):
 
     def report(self, client: Client) -> Message:
         """Adds the client's prototypes."""
-        embeddings, labels = client.scratch[EMBEDDINGS], client.examples.labels
+        embeddings, labels = client.scratch[EMBEDDINGS], client.training.labels
         seen = ~embeddings[:, 0].isnan().cpu()
         classes = torch.unique(labels[seen])
         means = [embeddings[(seen & (labels == c)).to(embeddings.device)].mean(0) for c in classes]

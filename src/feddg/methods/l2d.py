@@ -36,7 +36,7 @@ Decisions:
 """
 
 import math
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -139,6 +139,10 @@ class L2d(Method):
     name = "l2d"
     summary = "learned augmentation, contrast and likelihood (Wang et al. 2021)"
     Settings = L2dSettings
+    excludes: ClassVar[dict[str, str]] = {
+        "csac": "csac aligns a batch with itself, but l2d passes two versions; choose one",
+        "fedsr": "l2d and fedsr each make the embedding a Gaussian; choose one",
+    }
 
     def network(self, network: Network) -> Network:
         """Puts mean and variance behind the embedding."""

@@ -1,11 +1,38 @@
 """PARDON, also published as FISC: one interpolation style for all clients, and a contrastive loss.
 
-Every client sends one style vector; the server clusters them and takes the median into one
-interpolation style; every client trains against its own images re-drawn in that style.
+Every client sends one style vector, the mean over the clusters of its images' styles. The server
+clusters these vectors in turn and takes the median of the groups into one interpolation style,
+which no single client owns. Every client re-draws its images in it and trains so that an image and
+its twin share an embedding and other classes' twins do not.
 
-Sources: Nguyen et al., "PARDON: Privacy-Aware and Robust Federated Domain Generalization"
-(ICDCS 2025), equations 1 to 9, and its longer version "FISC" with the appendix. Where the released
-code differs from the text, the setting's description says which is the default.
+Nguyen et al., "PARDON: Privacy-Aware and Robust Federated Domain Generalization" (ICDCS 2025), Eq.
+1 to 9; its longer version with the appendix is called FISC.
+
+Equations:
+    C_1, ..., C_n = FINCH(styles of the client's images; cosine)                             (1)
+    S_k = (1/n) sum_j (mu(C_j), sigma(C_j)), moments over all places of the cluster's maps   (2)
+    G_1, ..., G_M = FINCH(S_1, ..., S_N);   S_g = median_m mean_(k in G_m) S_k             (3-5)
+    x~ = D(a [sigma(S_g) (E(x) - mu(E(x))) / sigma(E(x)) + mu(S_g)] + (1 - a) E(x))          (6)
+    L_T = mean_i max(0, |z_i - z~_i| - |z_i - z~_n(i)| + margin), z of unit length, y_n(i) != y_i
+    L = CE(g(z), y) + gamma1 L_T + gamma2 mean(z^2 + z~^2)                                 (7-9)
+
+Leaves the client:
+    Before round 1 one style, ``2 x C`` numbers. Then the network, as in FedAvg.
+
+Published code:
+    As the released code, where the text says nothing or less: blend a = 0.5, the coarsest partition
+    at clients and the finest at the server, one random negative per anchor, the regulariser as a
+    mean over batch and dimensions of both views (Eq. 8 sums z alone: ``regularizer: sum``). As the
+    text, where the code differs: mean of cluster deviations (``combine``), average of the middle
+    two (``median``), clustering of style vectors (``local_features``). The code measures styles in
+    front of the last ReLU (``style_layer``) on augmented images normalised for the classifier;
+    here they are RGB in [0, 1] without augmentation, and decoded images are clamped.
+
+Decisions:
+    Twins of the un-augmented images are drawn once and augmented together with the originals; the
+    code re-draws every augmented batch (``twins: on_the_fly``). gamma2 for IWildCam is not
+    published; 0.1 is a guess. Anchors without an image of another class in the batch are left out,
+    and a batch of one class has no triplet term.
 """
 
 from collections.abc import Iterable

@@ -30,7 +30,7 @@ Decisions:
 """
 
 import math
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -61,6 +61,9 @@ class RandConv(Method):
     name = "randconv"
     summary = "random convolutions and consistency (Xu et al. 2021)"
     Settings = RandConvSettings
+    excludes: ClassVar[dict[str, str]] = {
+        "csac": "csac aligns the one pass of a batch, but randconv makes several; choose one"
+    }
 
     def loss(self, client: Client, batch: Batch) -> dict[str, Tensor]:
         """The loss of the first version, and the divergence of all from their mean."""

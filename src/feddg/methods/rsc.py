@@ -35,7 +35,7 @@ Decisions:
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -75,6 +75,9 @@ class Rsc(Method):
     name = "rsc"
     summary = "mutes the features that matter most (Huang et al. 2020)"
     Settings = RscSettings
+    excludes: ClassVar[dict[str, str]] = {
+        "csac": "csac aligns the one pass of a batch, but rsc probes with several; choose one"
+    }
 
     def network(self, network: Network) -> Network:
         """Refuses the spatial form for backbones without feature maps."""

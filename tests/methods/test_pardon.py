@@ -1,0 +1,365 @@
+"""PARDON: every step of Eq. 1 to 9 against an independent calculation, ablations and limits."""
+
+import functools
+
+import numpy
+import pytest
+import torch
+
+from feddg.data.augment import DIGITS
+from feddg.errors import ExperimentError
+from feddg.messages import Broadcast, Message
+from feddg.methods.pardon import ABLATIONS, nearest_of_class, regularizer, triplet
+from feddg.methods.registry import build_method, method_class
+from feddg.settings import TrainSettings
+from feddg.styles.codec import load_codec, transfer
+from federations import federation, same
+
+
+def drawn(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def with_looks(*args, gains, **options):
+    """A small federation whose images are darkened, one by one in turn."""
+    small = federation(*args, **options)
+    pixels = small.pixels._pixels
+    small.pixels._pixels = (pixels * numpy.resize(gains, len(pixels))[:, None, None, None]).astype(
+        numpy.uint8
+    )
+    return small
+
+
+def unit(vector):
+    return vector / numpy.linalg.norm(vector)
+
+
+def test_the_triplet_loss_is_an_explicit_loop():
+    """Two candidates of the other class are equal, so that only the draw's choice is free."""
+    z, positives, twins = drawn(3, 4), drawn(3, 4, seed=1) * 3, drawn(3, 4, seed=2)
+    twins[1] = twins[0]
+    labels = [1, 1, 0]
+    negative_of = [2, 2, 0]
+    losses = []
+    for i in range(3):
+        anchor, positive, negative = (
+            unit(row.double().numpy()) for row in (z[i], positives[i], twins[negative_of[i]])
+        )
+        near, far = numpy.linalg.norm(anchor - positive), numpy.linalg.norm(anchor - negative)
+        losses.append(max(0, near - far + 0.3))
+    assert min(losses) == 0 < max(losses)  # both sides of the hinge
+    chance = torch.Generator().manual_seed(0)
+    result = triplet(z, positives, twins, torch.tensor(labels), 0.3, chance).item()
+    assert result == pytest.approx(numpy.mean(losses), rel=1e-5)
+
+
+def test_negatives_are_drawn_evenly_from_the_other_classes_only():
+    angles = torch.tensor([0.0, 0.5, 1.0, 1.5])
+    points = torch.stack([angles.cos(), angles.sin()], 1)
+    labels = torch.tensor([0, 0, 1, 2])
+    chance = torch.Generator().manual_seed(0)
+    anchored = torch.tensor([True, False, False, False])
+    seen = [
+        triplet(points, points, points, labels, 2.0, chance, anchored).item() for _ in range(400)
+    ]
+    chords = [2.0 - 2 * numpy.sin(angle / 2) for angle in (1.0, 1.5)]
+    counts = [sum(value == pytest.approx(chord, abs=1e-4) for value in seen) for chord in chords]
+    assert sum(counts) == 400
+    assert 150 < counts[0] < 250
+
+
+def test_anchors_without_a_negative_are_left_out_and_one_class_gives_zero():
+    z = drawn(4, 3).requires_grad_()
+    for labels, anchored in ((torch.zeros(4), None), (torch.arange(4), torch.zeros(4).bool())):
+        loss = triplet(z, z * 2, z, labels, 0.3, torch.Generator(), anchored)
+        assert loss.item() == 0
+        assert torch.autograd.grad(loss, z)[0].eq(0).all()
+
+
+def test_equal_embeddings_have_a_finite_gradient():
+    z = torch.ones(4, 3).requires_grad_()
+    triplet(z, z, z, torch.arange(4), 0.3, torch.Generator()).backward()
+    assert z.grad.isfinite().all()
+
+
+def test_both_forms_of_the_regularizer():
+    z, twins = drawn(5, 3), drawn(5, 3, seed=1)
+    a, b = z.double().numpy(), twins.double().numpy()
+    mean = regularizer(z, twins, "mean").item()
+    assert mean == pytest.approx(numpy.mean(a**2 + b**2), rel=1e-6)
+    assert regularizer(z, None, "mean").item() == pytest.approx(numpy.mean(a**2), rel=1e-6)
+    for other in (twins, None):
+        total = regularizer(z, other, "sum").item()
+        assert total == pytest.approx(numpy.mean(numpy.sum(a**2, axis=1)), rel=1e-6)
+
+
+def test_the_nearest_of_a_class_by_hand():
+    degrees = torch.tensor([0.0, 10.0, 30.0, 12.0, 200.0])
+    radians = torch.deg2rad(degrees)
+    lengths = torch.tensor([1.0, 9.0, 0.1, 2.0, 1.0])[:, None]
+    z = lengths * torch.stack([radians.cos(), radians.sin()], 1)
+    labels = torch.tensor([0, 0, 0, 1, 2])  # 12 degrees is nearest to 10, but of another class
+    positives, has = nearest_of_class(z, labels)
+    assert has.tolist() == [True, True, True, False, False]
+    assert torch.equal(positives, z[[1, 0, 1, 3, 4]])
+
+
+def naive_finch(vectors):
+    """FINCH by dictionaries and loops: a list of partitions, each a list of sets of rows."""
+    clusters = [{i} for i in range(len(vectors))]
+    partitions = []
+    while True:
+        means = [unit(numpy.mean([vectors[i] for i in c], axis=0)) for c in clusters]
+        links = {
+            i: max((j for j in range(len(means)) if j != i), key=lambda j: means[i] @ means[j])
+            for i in range(len(means))
+        }
+        groups = [{i} for i in links]
+        for i, j in links.items():
+            one, other = (next(g for g in groups if k in g) for k in (i, j))
+            if one is not other:
+                groups = [g for g in groups if g not in (one, other)] + [one | other]
+        merged = [set().union(*(clusters[i] for i in group)) for group in groups]
+        if partitions and len(merged) == 1:
+            return partitions
+        partitions.append(merged)
+        clusters = merged
+        if len(merged) == 1:
+            return partitions
+
+
+def places(images):
+    """Each image's feature map as ``(C, h w)`` in double precision."""
+    with torch.no_grad():
+        maps = load_codec("compact").encode(images.float() / 255).double().numpy()
+    return [m.reshape(len(m), -1) for m in maps]
+
+
+def style_of(maps):
+    values = numpy.concatenate(maps, axis=1)
+    return numpy.stack([values.mean(1), numpy.sqrt(values.var(1) + 1e-5)])
+
+
+@pytest.mark.parametrize("partition", ["coarsest", "finest"])
+@pytest.mark.parametrize("combine", ["mean", "mixture"])
+def test_a_clients_style_is_the_mean_over_the_clusters_of_its_images(partition, combine):
+    settings = {"local_partition": partition, "combine": combine}
+    gains = [0.05, 0.1, 0.15, 0.2, 0.4, 0.6, 0.8, 1.0]
+    small = with_looks("pardon", settings=settings, sizes=(24, 4), gains=gains)
+    maps = places(small.examples(0).images())
+    levels = naive_finch([style_of([m]).ravel() for m in maps])
+    assert len(levels) > 1
+    clusters = [[maps[i] for i in c] for c in levels[0 if partition == "finest" else -1]]
+    assert len(clusters) > 1
+    expected = numpy.mean([style_of(cluster) for cluster in clusters], axis=0)
+    if combine == "mixture":
+        raw = [numpy.concatenate(cluster, axis=1) for cluster in clusters]
+        mean, square = (numpy.mean([(r**p).mean(1) for r in raw], axis=0) for p in (1, 2))
+        expected = numpy.stack([mean, numpy.sqrt(square - mean**2 + 1e-5)])
+    style = small.method.describe(small.client(0)).tensors["style"]
+    numpy.testing.assert_allclose(style, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_without_local_clustering_it_is_the_pooled_style():
+    small = federation("pardon", settings=ABLATIONS["v1"], sizes=(14, 4))
+    style = small.method.describe(small.client(0)).tensors["style"]
+    expected = style_of(places(small.examples(0).images()))
+    numpy.testing.assert_allclose(style, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_whole_maps_can_be_clustered_instead_of_styles():
+    small = federation("pardon", settings={"local_features": "flatten"}, sizes=(14, 4))
+    maps = places(small.examples(0).images())
+    clusters = naive_finch([m.ravel() for m in maps])[-1]
+    expected = numpy.mean([style_of([maps[i] for i in c]) for c in clusters], axis=0)
+    style = small.method.describe(small.client(0)).tensors["style"]
+    numpy.testing.assert_allclose(style, expected, rtol=1e-4, atol=1e-5)
+
+
+def nine_styles():
+    """Four directions, two near each of two axes; styles of every length."""
+    angles = numpy.array([0.02, 0.03, 0.2, 0.22, 1.5, 1.53, 1.51, 1.2, 1.25])
+    lengths = numpy.array([1.0, 3, 2, 5, 1, 4, 2, 3, 7])
+    base = lengths[:, None] * numpy.stack([numpy.cos(angles), numpy.sin(angles)], 1)
+    return numpy.stack([base, base[:, ::-1]], 1)
+
+
+def agreed(styles, **settings):
+    method = build_method("pardon", settings)
+    messages = [(id, Message({"style": torch.tensor(s).float()})) for id, s in enumerate(styles)]
+    return method.agree(iter(messages), seed=0).tensors["style"]
+
+
+@pytest.mark.parametrize("partition", ["finest", "coarsest"])
+@pytest.mark.parametrize("median", ["average", "lower"])
+def test_the_interpolation_style_is_the_median_of_the_group_means(partition, median):
+    styles = nine_styles()
+    levels = naive_finch([s.ravel() for s in styles])
+    assert [len(level) for level in levels] == [4, 2]
+    groups = levels[0 if partition == "finest" else -1]
+    means = numpy.sort([numpy.mean([styles[i] for i in g], axis=0) for g in groups], axis=0)
+    expected = numpy.median(means, axis=0)
+    if median == "lower":
+        expected = means[(len(means) - 1) // 2]
+    style = agreed(styles, server_partition=partition, median=median)
+    numpy.testing.assert_allclose(style, expected, rtol=1e-5)
+
+
+def test_without_server_clustering_it_is_the_plain_mean():
+    styles = nine_styles()
+    numpy.testing.assert_allclose(
+        agreed(styles, **ABLATIONS["v2"]), numpy.mean(styles, axis=0), rtol=1e-5
+    )
+
+
+def test_a_perturbed_style_is_shrunk_and_noisy():
+    settings = {"noise_scale": 0.5, "noise_coefficient": 0.25}
+    plain = federation("pardon")
+    noisy = federation("pardon", settings=settings)
+    styles = [small.method.describe(small.client()).tensors["style"] for small in (plain, noisy)]
+    noise = styles[1][0] - 0.75 * styles[0][0]  # the means; deviations are kept positive
+    assert noise.std().item() == pytest.approx(0.5, rel=0.3)
+    assert (styles[1][1] > 0).all()
+
+
+def begun(settings=None, id=0, **options):
+    small = federation("pardon", settings=settings or {}, freeze=True, **options)
+    small.server.setup()
+    client = small.client(id, agreed=small.server.state.agreed)
+    small.method.begin(client)
+    count = len(client.examples)
+    return small, client, client.batch(torch.arange(count), client.stream("augment"))
+
+
+def test_the_loss_is_equation_nine_from_two_forward_passes():
+    small, client, batch = begun()
+    passes = []
+    hook = small.network.featurizer.register_forward_hook(lambda _, x, y: passes.append(len(y)))
+    terms = small.method.loss(client, batch)
+    hook.remove()
+    assert passes == [7, 7]
+    style = small.server.state.agreed.tensors["style"]
+    twins = transfer(load_codec("compact"), client.examples.images(), style, 0.5)
+    z, z_twins = (small.network.features(x) for x in (batch.images, twins.float() / 255))
+    chance = client.stream("negatives", 0)
+    expected = {
+        "cross_entropy": torch.nn.functional.cross_entropy(
+            small.network.classifier(z), batch.labels
+        ),
+        "triplet": 0.75 * triplet(z, z_twins, z_twins, batch.labels, 0.3, chance),
+        "regularizer": 0.2 * (z.square() + z_twins.square()).mean(),
+    }
+    assert terms.keys() == expected.keys()
+    for name, term in expected.items():
+        torch.testing.assert_close(terms[name], term)
+
+
+def test_cached_and_on_the_fly_twins_agree_without_augmentation():
+    cached, flying = (begun({"twins": kind}) for kind in ("cached", "on_the_fly"))
+    assert "twin" in cached[2].views
+    assert not flying[2].views
+    pairs = [small.method._twins(client, batch) for small, client, batch in (cached, flying)]
+    torch.testing.assert_close(*pairs, rtol=0, atol=0.51 / 255)  # cached ones are bytes
+    terms = [small.method.loss(client, batch) for small, client, batch in (cached, flying)]
+    for name, term in terms[0].items():
+        torch.testing.assert_close(term, terms[1][name], rtol=1e-2, atol=1e-3)
+
+
+def test_twins_are_augmented_as_their_originals():
+    _, client, batch = begun({"strength": 0.0}, augmentation=DIGITS)
+    still = client.batch(torch.arange(7), client.stream("augment"))
+    assert torch.equal(batch.views["twin"], still.views["twin"])
+    small, other, _ = begun({"strength": 0.0})
+    unmoved = client.views["twin"].permute(0, 3, 1, 2).float() / 255
+    moved = (batch.views["twin"] - unmoved).abs().amax((1, 2, 3)) > 1e-6
+    original = small.examples(0).images().float() / 255
+    assert torch.equal(moved, (batch.images - original).abs().amax((1, 2, 3)) > 1e-6)
+    assert other.views.keys() == {"twin"}
+
+
+TWO_ROUNDS = TrainSettings(rounds=2, batch_size=4)
+
+
+@functools.cache
+def ablated(version):
+    sizes, gains = (7, 5, 6, 8, 5, 7), [0.1] * 12 + [0.3] * 14 + [0.6, 1.0] * 6
+    small = with_looks(
+        "pardon", settings=ABLATIONS[version], train=TWO_ROUNDS, sizes=sizes, gains=gains
+    )
+    return small, small.run()
+
+
+def test_the_ablations_run_and_differ():
+    results = {version: ablated(version)[1] for version in ABLATIONS}
+    assert list(results) == ["v1", "v2", "v3", "v4", "v5"]
+    for version, weights in results.items():
+        assert all(t.isfinite().all() for t in weights.values()), version
+        assert not any(
+            same(weights, other) for name, other in results.items() if name != version
+        ), version
+
+
+def test_the_ablations_have_the_terms_that_they_name():
+    for version, names in {
+        "v3": {"cross_entropy", "twin_cross_entropy", "regularizer"},
+        "v4": {"cross_entropy", "triplet", "regularizer"},
+        "v5": {"cross_entropy", "triplet", "regularizer"},
+    }.items():
+        small, _ = ablated(version)
+        assert set(small.replies[0].terms) == names
+        purposes = {row["purpose"] for row in small.ledger if row["kind"] == "message"}
+        assert ("describe" in purposes) == (version != "v4")
+
+
+def test_one_style_and_the_weights_leave_each_client():
+    small, _ = ablated("v5")
+    layouts = {row["id"]: row["tensors"] for row in small.ledger if row["kind"] == "layout"}
+    up = [row for row in small.ledger if row.get("direction") == "up" and row["round"] < 2]
+    sent = {(row["purpose"], t["name"]) for row in up for t in layouts[row["layout"]]}
+    updates = {("update", f"weights/{name}") for name in small.network.state_dict()}
+    assert sent == {("describe", "style")} | updates
+    assert [row["bytes"] for row in up if row["purpose"] == "describe"] == [2 * 128 * 4] * 6
+
+
+def test_without_its_terms_it_is_fedavg_bit_for_bit():
+    off = {"gamma2": 0.0, "contrastive": "none"}
+    assert same(federation("pardon", settings=off).run(1), federation().run(1))
+
+
+def test_its_other_name():
+    assert method_class("fisc") is method_class("pardon")
+    assert federation("fisc").method.name == "pardon"
+
+
+def test_twins_are_kept_on_disk_and_found_again(tmp_path):
+    weights = federation("pardon", cache=tmp_path, train=TWO_ROUNDS).run()
+    assert same(weights, federation("pardon", train=TWO_ROUNDS).run())
+    files = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    assert len(files) == 3
+    assert same(federation("pardon", cache=tmp_path, train=TWO_ROUNDS).run(), weights)
+    assert {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == files
+
+
+@pytest.mark.parametrize("version", ["v3", "v4", "v5"])
+def test_one_class_and_single_images_stay_finite(version):
+    small = federation("pardon", settings=ABLATIONS[version], sizes=(4, 1, 2))
+    small.labels[:] = 1
+    weights = small.run()
+    assert all(t.isfinite().all() for t in weights.values())
+    assert not any(reply.__class__.__name__ == "Refusal" for reply in small.replies)
+    assert small.replies[0].terms.get("triplet", 0.0) == 0
+
+
+def test_a_federation_of_one_client_uses_its_own_style():
+    small = federation("pardon", sizes=(6,))
+    small.server.setup()
+    described = small.method.describe(small.transport.client(0, Broadcast(0))).tensors["style"]
+    torch.testing.assert_close(small.server.state.agreed.tensors["style"], described)
+    assert all(t.isfinite().all() for t in small.run(1).values())
+
+
+def test_bad_settings_are_refused_by_name():
+    with pytest.raises(ExperimentError, match="gamma1"):
+        build_method("pardon", {"gamma1": -1})
+    with pytest.raises(ExperimentError, match="did you mean 'margin'"):
+        build_method("pardon", {"margn": 1})
