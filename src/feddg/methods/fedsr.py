@@ -105,7 +105,8 @@ class FedSR(Method):
     Settings = FedSRSettings
     excludes: ClassVar[dict[str, str]] = {
         "copa": "copa predicts by several classifiers on one embedding, fedsr by one classifier on "
-        "several samples of it; choose one"
+        "several samples of it; choose one",
+        "l2d": "fedsr and l2d both replace the embedding by one with noise; choose one",
     }
 
     def network(self, network: Network) -> Network:
