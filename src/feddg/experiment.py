@@ -39,9 +39,15 @@ _PAPER = {
 PRESETS: dict[str, dict[str, Any]] = {
     "digits": {
         "data": {"image_size": 32},
-        "clients": {"number": 12, "per_round": 6, "heterogeneity": 0.1},
+        "clients": {"number": 6, "heterogeneity": 0.1},
         "model": {"backbone": "cnn", "weights": None},
-        "train": {"rounds": 20, "local_epochs": 2, "lr": 1e-3, "augmentation": "digits"},
+        "train": {
+            "rounds": 15,
+            "local_epochs": 2,
+            "batch_size": 16,
+            "lr": 1e-3,
+            "augmentation": "digits",
+        },
     },
     "folder": {
         "model": {"backbone": "resnet18", "weights": "imagenet", "embedding": "linear"},

@@ -144,7 +144,7 @@ def _featurizer(backbone: str) -> nn.Module:
     if backbone not in backbone_names():
         hint = nearest(backbone, backbone_names())
         raise ExperimentError(
-            f"unknown backbone {backbone!r}{hint}; there are 'cnn' and torchvision's ('resnet18', ...)"
+            f"unknown backbone {backbone!r}{hint}; known are 'cnn' and torchvision's models"
         )
     options = {"init_weights": True} if backbone in ("googlenet", "inception_v3") else {}
     return Trunk(torchvision.models.get_model(backbone, weights=None, **options))

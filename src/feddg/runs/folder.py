@@ -84,7 +84,8 @@ class RunFolder:
             if found.id != experiment.id:
                 raise RunError(
                     f"{self.path} already holds a different experiment "
-                    f"({found.id}, not {experiment.id}); choose another --out or --name, or delete the folder"
+                    f"({found.id}, not {experiment.id}); choose another --out or --name, "
+                    "or delete the folder"
                 )
             return
         self.replace(EXPERIMENT, experiment.to_yaml())
@@ -261,7 +262,7 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def checkpoint_weights(folder: Path) -> Weights:
-    """Returns the global network's weights in a run folder's checkpoint; only reads.
+    """Returns the global weights in a run folder's checkpoint; only reads.
 
     Raises:
         RunError: there is no whole checkpoint.
