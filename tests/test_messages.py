@@ -71,7 +71,7 @@ def test_the_ledger_writes_a_layout_once_and_counts_bytes():
     for client in (0, 1):
         ledger.broadcast(client, "train", broadcast)
     assert [row["kind"] for row in rows] == ["layout", "message", "message"]
-    assert [t["name"] for t in rows[0]["tensors"]] == ["weights/w", "p"]
+    assert [t["name"] for t in rows[0]["tensors"]] == ["p", "weights/w"]
     assert rows[1]["bytes"] == 16 + 12 + 8
     assert ledger.bytes == {"up": 0, "down": 2 * 36}
     again = []

@@ -7,6 +7,7 @@ that fifty rounds of a large network stay a small file.
 import hashlib
 import json
 from collections.abc import Callable, Mapping
+from operator import itemgetter
 from typing import Any, Literal
 
 from torch import Tensor
@@ -76,7 +77,9 @@ def _layout(
 ) -> Row:
     rows = [_describe(f"weights/{name}", tensor) for name, tensor in weights.items()]
     rows += [_describe(name, tensor) for name, tensor in tensors.items()]
-    content = {"tensors": rows, "scalars": list(scalars)}
+    # Sorted: a resumed run reads its tensors back in another order, and its ledger is the same.
+    rows.sort(key=itemgetter("name"))
+    content = {"tensors": rows, "scalars": sorted(scalars)}
     identity = hashlib.blake2b(json.dumps(content).encode(), digest_size=6).hexdigest()
     return {"kind": "layout", "id": identity, **content}
 
