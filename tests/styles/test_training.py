@@ -163,7 +163,7 @@ def test_loss_terms_by_hand() -> None:
     assert content.item() == pytest.approx(((reached - target) ** 2).mean().item(), rel=1e-4)
     assert reconstruction.item() == pytest.approx((answer[0] - images[0]).abs().mean().item())
     expected = 0.0
-    for depth in (3, 10, 17):  # modules up to the ReLU after the first convolution of each scale
+    for depth in (3, 10, 13):  # up to the ReLU of conv1_1, of conv2_1, and of the last one
         maps = [codec.encoder[:depth](image) for image in wanted]
         targets = torch.stack([_style(features) for features in maps])
         moments = codec.encoder[:depth](answer)

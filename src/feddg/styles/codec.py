@@ -65,8 +65,8 @@ class Architecture:
 
 ARCHITECTURES = {
     "compact": Architecture(
-        encoder=(32, 32, "pool", 64, 64, "pool", 128),
-        decoder=(128, 64, "up", 64, 32, "up", 32, 3),
+        encoder=(32, 32, "pool", 64, 64),
+        decoder=(64, 32, "up", 32, 3),
     ),
     "vgg19": Architecture(
         encoder=(64, 64, "pool", 128, 128, "pool", 256, 256, 256, 256, "pool", 512),

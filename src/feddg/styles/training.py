@@ -303,13 +303,13 @@ def _loss_terms(codec: Codec, batch: _Batch) -> tuple[Tensor, Tensor, Tensor, Te
 
 
 def _scales(codec: Codec, images: Tensor) -> list[Tensor]:
-    """The encoder's maps after the first convolution of each scale; the last is its output."""
+    """The encoder's maps after the first convolution of each scale, and its output at last."""
     maps = []
     features = images.contiguous(memory_format=torch.channels_last)
     first = True
     for layer in codec.encoder:
         features = layer(features)
-        if isinstance(layer, nn.ReLU) and first:
+        if isinstance(layer, nn.ReLU) and (first or layer is codec.encoder[-1]):
             maps.append(features)
             first = False
         first = first or isinstance(layer, nn.MaxPool2d)

@@ -1,0 +1,78 @@
+"""Draws docs/images/codec.png: before and after, with pictures that anyone may show.
+
+Contents: two photographs from scikit-learn (CC BY 2.0) and one from matplotlib (public domain).
+Styles: those photographs and variants of them (line drawing, flat colours, ...).
+
+    python benchmarks/codec/picture.py docs/images/codec.png
+"""
+
+import sys
+
+import matplotlib
+import numpy as np
+import torch
+from matplotlib import cbook, pyplot
+from PIL import Image
+from sklearn.datasets import load_sample_image
+from torch import Tensor
+
+from feddg.data.decoding import make_square
+from feddg.randomness import stream
+from feddg.styles.codec import Codec, load_codec, transfer
+from feddg.styles.statistics import measure
+from feddg.styles.variants import Variant, flat_colours, inverted, line_drawing, recoloured
+
+SIZES = (64, 128)
+STRENGTHS = (0.5, 1.0)
+
+
+def main() -> None:
+    """Writes the picture to the path given."""
+    matplotlib.use("Agg")
+    codec = load_codec()
+    photographs = _photographs()
+    figure, grid = pyplot.subplots(6, 10, figsize=(13, 8.2))
+    for row, (size, image) in enumerate((s, i) for s in SIZES for i in photographs):
+        views = _views(codec, _square(image, size), [_square(p, size) for p in photographs])
+        for axes, (title, view) in zip(grid[row], views.items()):
+            axes.imshow(view[0].permute(1, 2, 0).numpy())
+            axes.set(xticks=[], yticks=[])
+            if row == 0:
+                axes.set_title(title, fontsize=9)
+        grid[row][0].set_ylabel(f"{size} px", fontsize=9)
+    figure.tight_layout(pad=0.3)
+    figure.savefig(sys.argv[1], dpi=64, pil_kwargs={"optimize": True})
+    image = Image.open(sys.argv[1]).convert("RGB").quantize(192)
+    image.save(sys.argv[1], optimize=True)
+
+
+def _photographs() -> list[Image.Image]:
+    samples = [Image.fromarray(load_sample_image(name)) for name in ("china.jpg", "flower.jpg")]
+    with cbook.get_sample_data("grace_hopper.jpg") as file:
+        return [*samples, Image.open(file).convert("RGB").crop((60, 0, 460, 400))]
+
+
+def _views(codec: Codec, image: Tensor, photographs: list[Tensor]) -> dict[str, Tensor]:
+    """Original, decoded, and the image in each style at each strength."""
+    views = {"original": image, "decoded": transfer(codec, image, torch.ones(2, codec.channels), 0)}
+    variants: list[Variant] = [line_drawing, flat_colours, inverted, recoloured]
+    for variant in variants:
+        style = _pooled(codec, torch.cat(photographs), variant)
+        for strength in STRENGTHS:
+            name = variant.__name__.replace("_", " ")
+            views[f"{name}\n{strength}"] = transfer(codec, image, style, strength)
+    return views
+
+
+def _pooled(codec: Codec, images: Tensor, variant: Variant) -> Tensor:
+    varied = variant(images / 255, stream(1, "picture"))
+    return measure(codec, (varied * 255).to(torch.uint8)).pooled().styles()[0]
+
+
+def _square(image: Image.Image, size: int) -> Tensor:
+    pixels: np.ndarray = make_square(image, size, "crop")
+    return torch.from_numpy(pixels).permute(2, 0, 1)[None]
+
+
+if __name__ == "__main__":
+    main()
