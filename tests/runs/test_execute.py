@@ -229,7 +229,7 @@ def test_a_loss_that_explodes_fails_with_the_client_and_the_remedy(tmp_path, cac
     [
         ({"hold_out": {"test": "skech"}}, "sketch"),
         ({"hold_out": {}}, "--hold-out"),
-        ({"hold_out": {"test": ["ink", "chalk", "photo", "sketch"]}}, ""),
+        ({"hold_out": {"test": ["ink", "chalk", "photo", "sketch"]}}, "train"),
         ({"clients": {"number": 100_000}}, "100000|100,000"),
         ({"data": {"source": "folder"}}, "root"),
         ({"data": {"source": "digit"}}, "digits"),
