@@ -318,7 +318,9 @@ def test_one_style_and_the_weights_leave_each_client():
     sent = {(row["purpose"], t["name"]) for row in up for t in layouts[row["layout"]]}
     updates = {("update", f"weights/{name}") for name in small.network.state_dict()}
     assert sent == {("describe", "style")} | updates
-    assert [row["bytes"] for row in up if row["purpose"] == "describe"] == [2 * 128 * 4] * 6
+    assert [row["bytes"] for row in up if row["purpose"] == "describe"] == [
+        2 * load_codec("compact").channels * 4
+    ] * 6
 
 
 def test_without_its_terms_it_is_fedavg_bit_for_bit():
