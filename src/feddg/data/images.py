@@ -137,6 +137,36 @@ def from_folder(root: Path | str) -> ImageTable:
     )
 
 
+def from_class_folders(root: Path | str, domain: str) -> ImageTable:
+    """Lists the images of one domain under ``root/class/``, sorted by class and file name.
+
+    Args:
+        root: the folder that holds one folder per class.
+        domain: what the domain is called.
+
+    Raises:
+        DataError: the folder is missing, is not a folder, or holds no images in this layout.
+    """
+    root = Path(root).expanduser()
+    _check_folder(root)
+    found = [(label, file) for label in _folders(root) for file in _image_files(root / label)]
+    if not found:
+        raise DataError(
+            f"No images were found in {root} as <root>/<class>/<image>. {_what_is_there(root)} "
+            f"Image files end in {', '.join(sorted(IMAGE_SUFFIXES))}."
+        )
+    labels, files = zip(*found)
+    class_names, label_ids = np.unique(labels, return_inverse=True)
+    return ImageTable(
+        paths=tuple(f"{label}/{file}" for label, file in zip(labels, files)),
+        labels=label_ids.astype(np.int64),
+        domains=np.zeros(len(files), dtype=np.int64),
+        class_names=tuple(class_names.tolist()),
+        domain_names=(domain,),
+        root=root,
+    )
+
+
 def plain_name(name: str) -> str:
     """Returns a name as it is compared: lower case, without blanks, ``_`` and ``-``."""
     return re.sub(r"[\s_-]", "", name).lower()

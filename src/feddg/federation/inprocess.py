@@ -18,7 +18,14 @@ class Transport(Protocol):
 
     Replies come in the order of ``clients``, whatever the order in which they arrive, so that
     results do not depend on the network's mood. A client that fails answers with a Refusal.
+
+    Attributes:
+        memories: what clients remember, by id, for the checkpoint; empty where they keep it.
+        remembered: clients whose memory changed since the set was last emptied.
     """
+
+    memories: dict[int, Weights]
+    remembered: set[int]
 
     @property
     def clients(self) -> Sequence[int]:

@@ -5,7 +5,7 @@ import platform
 import resource
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -19,10 +19,11 @@ from torch import nn
 from feddg.errors import RunError
 from feddg.evaluation.accuracy import Evaluation, Score
 from feddg.experiment import Experiment, load_experiment
-from feddg.federation.inprocess import InProcess
+from feddg.federation.inprocess import InProcess, Transport
 from feddg.federation.ledger import Ledger
 from feddg.federation.server import RoundRecord, Server, initial_state
 from feddg.federation.training import load_weights
+from feddg.messages import Message, Weights
 from feddg.methods.base import Method, State
 from feddg.methods.client import Worker
 from feddg.models.backbones import weights_digest
@@ -32,6 +33,7 @@ from feddg.runs.folder import EXPERIMENT, LEDGER, METRICS, SUMMARY, RunFolder
 from feddg.runs.observer import Observer, Together
 from feddg.runs.prepare import (
     Images,
+    Progress,
     build,
     build_evaluation,
     build_worker,
@@ -40,6 +42,50 @@ from feddg.runs.prepare import (
 )
 from feddg.runs.records import RunRecord, read_run
 from feddg.runs.summary import summarize
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """All that a run works with; where the clients live is the transport's affair.
+
+    Attributes:
+        method: what is run.
+        worker: the network, on its device.
+        transport: what carries the messages.
+        evaluation: what the global model is measured on here, if anything.
+        clients: who holds what, for ``clients.json``.
+        introductions: what clients said about themselves beforehand, for the ledger.
+        draw: writes the report's figures once the method has agreed on something.
+    """
+
+    method: Method
+    worker: Worker
+    transport: Transport
+    evaluation: Evaluation | None
+    clients: dict[str, Any]
+    introductions: Sequence[tuple[int, Message]] = ()
+    draw: Callable[[Path, State], None] = lambda folder, state: None
+
+
+Prepare = Callable[[Experiment, Path, Progress, dict[int, Weights]], Prepared]
+"""Prepares a run from the experiment, the cache folder and the memories of a checkpoint."""
+
+
+def in_process(
+    experiment: Experiment, cache: Path, progress: Progress, memories: dict[int, Weights]
+) -> Prepared:
+    """Prepares a run whose clients take turns in this process."""
+    images = load_images(experiment, cache, progress)
+    method, network = build(experiment, len(images.table.class_names))
+    worker = build_worker(experiment, network, cache)
+    return Prepared(
+        method,
+        worker,
+        InProcess(method, worker, len(images.partition), images.examples, memories),
+        build_evaluation(experiment, images, worker),
+        clients_table(images),
+        draw=lambda folder, state: draw_figures(folder, images, method, state, experiment.seed),
+    )
 
 
 @dataclass(frozen=True)
@@ -90,7 +136,7 @@ def run(
         FeddgError: the experiment cannot be carried out; what was computed is kept.
     """
     folder = Path(out) / experiment.label
-    return _carry_out(folder, experiment, observer, cache, report)
+    return carry_out(folder, experiment, observer=observer, cache=cache, report=report)
 
 
 def resume(
@@ -104,21 +150,27 @@ def resume(
     path = Path(folder)
     if not (path / EXPERIMENT).is_file():
         raise RunError(f"{path} holds no run: there is no {EXPERIMENT} in it")
-    return _carry_out(path, load_experiment(path / EXPERIMENT), observer, cache, report=True)
+    return carry_out(path, load_experiment(path / EXPERIMENT), observer=observer, cache=cache)
 
 
-def _carry_out(
+def carry_out(
     path: Path,
     experiment: Experiment,
-    observer: Observer | None,
-    cache: Path | None,
-    report: bool,
+    *,
+    observer: Observer | None = None,
+    cache: Path | None = None,
+    report: bool = True,
+    prepare: Prepare = in_process,
 ) -> Run:
+    """Carries out an experiment in the folder ``path``, with clients wherever ``prepare`` says.
+
+    See :func:`run` for the arguments and errors.
+    """
     with RunFolder(path) as folder:
         folder.keep_experiment(experiment)
         if not is_complete(path):
             _Execution(
-                experiment, folder, observer or Observer(), cache or cache_folder()
+                experiment, folder, observer or Observer(), cache or cache_folder(), prepare
             ).carry_out()
     done = Run(path, experiment)
     if report and not done.report.is_file():
@@ -142,6 +194,7 @@ class _Execution:
     folder: RunFolder
     observer: Observer
     cache: Path
+    prepare: Prepare
     seconds: dict[str, float] = field(default_factory=dict)
     network: Network = field(init=False)
 
@@ -160,42 +213,35 @@ class _Execution:
 
     def _run(self) -> None:
         experiment, folder = self.experiment, self.folder
-        with self.timed("prepare"):
-            images = load_images(experiment, self.cache, self.observer.work)
-            method, network = build(experiment, len(images.table.class_names))
-            worker = build_worker(experiment, network, self.cache)
-            self.network = network
         checkpoint = folder.load_checkpoint()
+        with self.timed("prepare"):
+            memories = checkpoint.memories if checkpoint else {}
+            found = self.prepare(experiment, self.cache, self.observer.work, memories)
+            self.network = found.worker.network
+        transport, clients = found.transport, len(found.transport.clients)
         layouts = folder.cut_records(checkpoint.state.round if checkpoint else -1)
-        state = checkpoint.state if checkpoint else self._first_state(method, len(images.partition))
+        state = checkpoint.state if checkpoint else self._first_state(found.method, clients)
         state.rounds = experiment.train.rounds
-        state = on_device(state, worker.device)
-        transport = InProcess(
-            method,
-            worker,
-            len(images.partition),
-            images.examples,
-            checkpoint.memories if checkpoint else None,
-        )
+        state = on_device(state, found.worker.device)
         ledger_rows: list[dict[str, Any]] = []
+        ledger = Ledger(ledger_rows.append, layouts)
         server = Server(
-            method,
+            found.method,
             transport,
             state,
             per_round=experiment.clients.per_round,
             settings=experiment.server,
             seed=experiment.seed,
-            ledger=Ledger(ledger_rows.append, layouts),
+            ledger=ledger,
             on_client=self.observer.client,
             on_setup=lambda done, total: self.observer.work("setup", done, total),
         )
         writer = Records(folder, ledger_rows, transport)
-        evaluation = build_evaluation(experiment, images, worker)
         self._listen(state.round)
         if checkpoint is None:
-            self._describe(images, worker)
-            self._setup(server, writer, evaluation, images)
-        self._rounds(server, writer, evaluation)
+            self._describe(found, ledger)
+            self._setup(server, writer, found)
+        self._rounds(server, writer, found.evaluation)
 
     def _first_state(self, method: Method, clients: int) -> State:
         rounds, settings = self.experiment.train.rounds, self.experiment.server
@@ -207,24 +253,23 @@ class _Execution:
         self.observer = Together([self.observer, TensorBoard(self.folder.path)])
         self.observer.start(self.experiment, round + 1)
 
-    def _describe(self, images: Images, worker: Worker) -> None:
-        self.folder.write_json("environment.json", environment(self.experiment, worker))
-        self.folder.write_json("clients.json", clients_table(images))
+    def _describe(self, found: Prepared, ledger: Ledger) -> None:
+        self.folder.write_json("environment.json", environment(self.experiment, found.worker))
+        self.folder.write_json("clients.json", found.clients)
+        for client, introduction in found.introductions:
+            ledger.message(0, "up", client, "introduce", introduction)
 
-    def _setup(
-        self, server: Server, writer: "Records", evaluation: Evaluation, images: Images
-    ) -> None:
+    def _setup(self, server: Server, writer: "Records", found: Prepared) -> None:
         with self.timed("setup"):
             descriptions = server.setup()
         if descriptions:
             self.folder.write_tensors("setup.safetensors", descriptions)
         row = {"kind": "setup", "round": 0, "seconds": self.seconds["setup"]}
-        scores = self._evaluate(server, evaluation, 0)
+        scores = self._evaluate(server, found.evaluation, 0)
         writer.keep(server.state, [row, *(score.record(0) for score in scores)])
-        figures = self.folder.path / "figures"
-        draw_figures(figures, images, server.method, server.state, self.experiment.seed)
+        found.draw(self.folder.path / "figures", server.state)
 
-    def _rounds(self, server: Server, writer: "Records", evaluation: Evaluation) -> None:
+    def _rounds(self, server: Server, writer: "Records", evaluation: Evaluation | None) -> None:
         rounds, every = self.experiment.train.rounds, self.experiment.evaluate.every
         while server.state.round < rounds:
             record = server.round()
@@ -238,7 +283,11 @@ class _Execution:
             rows = [score.record(record.round, with_confusion=last) for score in scores]
             writer.keep(server.state, [round_row(record), *rows])
 
-    def _evaluate(self, server: Server, evaluation: Evaluation, round: int) -> Sequence[Score]:
+    def _evaluate(
+        self, server: Server, evaluation: Evaluation | None, round: int
+    ) -> Sequence[Score]:
+        if evaluation is None:
+            return []
         scores = evaluation.scores(predictor(server.method, self.network, server.state))
         self.observer.scores(round, scores)
         return scores
@@ -266,7 +315,7 @@ class Records:
     """Writes a completed round: its rows first, then the checkpoint that makes it count."""
 
     def __init__(
-        self, folder: RunFolder, ledger_rows: list[dict[str, Any]], transport: InProcess
+        self, folder: RunFolder, ledger_rows: list[dict[str, Any]], transport: Transport
     ) -> None:
         self._folder, self._ledger_rows, self._transport = folder, ledger_rows, transport
 

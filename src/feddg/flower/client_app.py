@@ -1,0 +1,76 @@
+"""The ClientApp: what a site does when a message arrives. Each may meet a fresh process."""
+
+from collections.abc import Callable
+
+from flwr.app import Context
+from flwr.app import Message as Envelope
+from flwr.clientapp import ClientApp
+
+from feddg.errors import FeddgError
+from feddg.federation.training import answer, describe, require_examples, train
+from feddg.flower.records import Parcel, update_parcel
+from feddg.flower.site import MissingAgreement, Site
+
+Work = Callable[[Site, Parcel], Parcel]
+
+app = ClientApp()
+
+
+def _reply(envelope: Envelope, context: Context, work: Work) -> Envelope:
+    """Answers with the work's result, or with the one sentence that says why there is none."""
+    try:
+        site = Site(context.node_config, context.run_config)
+        result = work(site, Parcel.from_records(envelope.content))
+    except MissingAgreement:
+        result = Parcel({"missing": "agreed"})
+    except FeddgError as error:
+        result = Parcel({"refusal": str(error)})
+    return Envelope(result.to_records(), reply_to=envelope)
+
+
+@app.query("introduce")
+def introduce_site(envelope: Envelope, context: Context) -> Envelope:
+    """Says who the site is, after decoding its images."""
+    return _reply(envelope, context, lambda site, parcel: site.introduce())
+
+
+@app.query("describe")
+def describe_site(envelope: Envelope, context: Context) -> Envelope:
+    """Describes the site for the method's setup phase."""
+    return _reply(envelope, context, _describe)
+
+
+@app.train()
+def train_site(envelope: Envelope, context: Context) -> Envelope:
+    """Trains one round."""
+    return _reply(envelope, context, _train)
+
+
+@app.query("ask")
+def ask_site(envelope: Envelope, context: Context) -> Envelope:
+    """Answers a method's question about the weights that came with it."""
+    return _reply(envelope, context, _ask)
+
+
+def _describe(site: Site, parcel: Parcel) -> Parcel:
+    turn = site.turn(parcel)
+    require_examples(turn.client)
+    description = describe(turn.client, turn.method, turn.client.received)
+    turn.keep()
+    return Parcel(parts={"reply": description})
+
+
+def _train(site: Site, parcel: Parcel) -> Parcel:
+    turn = site.turn(parcel)
+    require_examples(turn.client)
+    update = train(turn.client, turn.method)
+    turn.keep()
+    return update_parcel(update)
+
+
+def _ask(site: Site, parcel: Parcel) -> Parcel:
+    turn = site.turn(parcel, after_training=True)
+    name = str(parcel.fields["question"])
+    reply = answer(turn.client, turn.method, name, turn.client.extras)
+    turn.keep()
+    return Parcel(parts={"reply": reply})

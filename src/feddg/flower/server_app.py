@@ -1,0 +1,215 @@
+"""The ServerApp: the coordinator's side, which keeps the run folder."""
+
+import json
+import logging
+import secrets
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+from pydantic import Field, ValidationError
+
+from feddg.errors import ExperimentError
+from feddg.evaluation.accuracy import Evaluation, Score
+from feddg.experiment import Experiment
+from feddg.federation.server import RoundRecord
+from feddg.flower.site import load_pixels, read_experiment
+from feddg.flower.transport import FlowerTransport, Policy
+from feddg.messages import Message, Weights
+from feddg.methods.client import Worker
+from feddg.models.precision import choose_device
+from feddg.runs.execute import Prepared, Run, carry_out
+from feddg.runs.folder import replace_file
+from feddg.runs.observer import Observer
+from feddg.runs.prepare import Progress, build, build_worker, cache_folder
+from feddg.settings import Positive, Settings
+
+log = logging.getLogger("feddg")
+DEPLOYMENT = "deployment.json"
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Carries out the experiment of the run config, or goes on with it."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        coordinate(grid, context.run_config)
+    finally:
+        log.removeHandler(handler)
+
+
+class Deployment(Settings):
+    """The run config beside the experiment; ``feddg deploy init`` writes it."""
+
+    sites: str = Field(description="names of all sites, comma-separated; the order is part of it")
+    out: Path = Field(Path("runs"), description="the run folder's parent, at the coordinator")
+    test: str = Field("", description="the coordinator's test folder, or digits:DOMAIN; may be ''")
+    test_domain: str = Field("", description="what the images of a test folder class/* are called")
+    cache: str = Field("", description="the coordinator's cache folder; '' for the user's")
+    min_sites: int = Field(0, ge=0, description="sites that must be connected; 0 for all")
+    wait_seconds: Positive = Field(300.0, description="how long to wait for them")
+    round_deadline: Positive = Field(3600.0, description="seconds a site has for one message")
+    poll_seconds: Positive = Field(0.5, description="between two looks at the mailbox")
+
+    @classmethod
+    def read(cls, run_config: Mapping[str, Any]) -> "Deployment":
+        """Reads the run config, whose keys may be spelt with ``-``.
+
+        Raises:
+            ExperimentError: a key is unknown or wrong.
+        """
+        known = {k.replace("-", "_"): v for k, v in run_config.items() if k != "experiment"}
+        try:
+            return cls(**known)
+        except ValidationError as error:
+            fault = error.errors()[0]
+            key = ".".join(str(part) for part in fault["loc"])
+            raise ExperimentError(f"the app's config, key {key!r}: {fault['msg']}") from None
+
+    @property
+    def site_names(self) -> list[str]:
+        """Names of all sites; a site's position is its client id."""
+        return [name.strip() for name in self.sites.split(",") if name.strip()]
+
+    @property
+    def minimum(self) -> int:
+        """How many sites must be connected."""
+        return self.min_sites or len(self.site_names)
+
+    @property
+    def policy(self) -> Policy:
+        """The transport's patience."""
+        return Policy(self.minimum, self.wait_seconds, self.round_deadline, self.poll_seconds)
+
+
+def coordinate(grid: Grid, run_config: Mapping[str, Any]) -> Run:
+    """Carries out a deployment's experiment over a grid, or goes on with it.
+
+    Raises:
+        FeddgError: the run cannot start or go on; what was computed is kept.
+    """
+    experiment = read_experiment(run_config)
+    deployment = Deployment.read(run_config)
+    names = deployment.site_names
+    if len(set(names)) < len(names) or len(names) != experiment.clients.number:
+        raise ExperimentError(
+            f"sites names {len(names)} sites ({', '.join(names)}), each once; "
+            f"clients.number is {experiment.clients.number}"
+        )
+    path = deployment.out.expanduser() / experiment.label
+
+    def prepare(
+        experiment: Experiment, cache: Path, progress: Progress, memories: dict[int, Weights]
+    ) -> Prepared:
+        return _prepared(grid, deployment, experiment, cache, path / DEPLOYMENT)
+
+    cache = Path(deployment.cache).expanduser() if deployment.cache else cache_folder()
+    return carry_out(path, experiment, observer=LogLines(), cache=cache, prepare=prepare)
+
+
+def _prepared(
+    grid: Grid, deployment: Deployment, experiment: Experiment, cache: Path, file: Path
+) -> Prepared:
+    names = deployment.site_names
+    device = choose_device(experiment.device)
+    known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+    run = known["run"] if known else f"{experiment.id}-{secrets.token_hex(6)}"
+    transport = FlowerTransport(grid, names, run, deployment.policy, device)
+    found = transport.gather(deployment.minimum)
+    known = known or {"run": run, "sites": names, **_vocabulary(found)}
+    content = json.dumps(known, indent=1)
+    replace_file(file, lambda aside: aside.write_text(content, encoding="utf-8"))
+    transport.fields = {key: json.dumps(known[key]) for key in ("classes", "domains")}
+    method, network = build(experiment, len(known["classes"]))
+    worker = build_worker(experiment, network, cache)
+    return Prepared(
+        method,
+        worker,
+        transport,
+        _evaluation(deployment, experiment, known["classes"], worker, cache),
+        _clients_table(names, found, known["classes"], known["domains"]),
+        list(found.items()),
+    )
+
+
+def _counts(introduction: Message, what: str) -> dict[str, int]:
+    counts: dict[str, int] = json.loads(str(introduction.scalars[what]))
+    return counts
+
+
+def _vocabulary(found: Mapping[int, Message]) -> dict[str, list[str]]:
+    """Returns the federation's classes, sorted, and its domains, in the order of the sites."""
+    classes = {name for message in found.values() for name in _counts(message, "classes")}
+    domains = [name for message in found.values() for name in _counts(message, "domains")]
+    return {"classes": sorted(classes), "domains": list(dict.fromkeys(domains))}
+
+
+def _clients_table(
+    names: Sequence[str],
+    found: Mapping[int, Message],
+    classes: Sequence[str],
+    domains: Sequence[str],
+) -> dict[str, Any]:
+    rows = []
+    for id, name in enumerate(names):
+        if id in found:
+            by_domain, by_class = (_counts(found[id], what) for what in ("domains", "classes"))
+        else:
+            by_domain, by_class = {}, {}
+        row = {"id": id, "name": name, "domains": [by_domain.get(d, 0) for d in domains]}
+        rows.append(row | {"classes": [by_class.get(c, 0) for c in classes]})
+    table = {"domains": list(domains), "classes": list(classes)}
+    return {**table, "clients": rows, "bad_images": []}
+
+
+def _evaluation(
+    deployment: Deployment, experiment: Experiment, classes: list[str], worker: Worker, cache: Path
+) -> Evaluation | None:
+    """Returns what the coordinator measures the global model on, if it owns a test folder."""
+    if not deployment.test:
+        return None
+    table, pixels = load_pixels(deployment.test, deployment.test_domain or None, experiment, cache)
+    unknown = sorted(set(table.class_names) - set(classes))
+    if unknown:
+        raise ExperimentError(
+            f"class {unknown[0]!r} of the test folder {deployment.test} is at no site; "
+            f"sites have: {', '.join(classes)}"
+        )
+    label_of = torch.tensor([classes.index(name) for name in table.class_names]).numpy()
+    return Evaluation(
+        pixels,
+        {"test": torch.arange(len(table)).numpy()},
+        label_of[table.labels],
+        table.domains,
+        table.domain_names,
+        len(classes),
+        experiment.evaluate.batch_size,
+        worker.device,
+        worker.autocast,
+    )
+
+
+class LogLines(Observer):
+    """Writes a line per round to the log, where `flwr log` shows it."""
+
+    def round(self, record: RoundRecord) -> None:
+        """See :class:`Observer`."""
+        good = len(record.clients) - len(record.refused)
+        log.info("round %d: %d of %d sites", record.round, good, len(record.clients))
+
+    def scores(self, round: int, scores: Sequence[Score]) -> None:
+        """See :class:`Observer`."""
+        for score in scores:
+            log.info("round %d: %s %s %.4f", round, score.split, score.domain, score.accuracy)
+
+    def end(self, status: str) -> None:
+        """See :class:`Observer`."""
+        log.info("the run ended: %s", status)

@@ -1,0 +1,305 @@
+"""A transport over Flower's grid, under the same server loop as in-process.
+
+Flower's node ids are random and change; ours are the positions of the sites' names in the
+deployment's list, so sampling, order of aggregation and random streams are those of the in-process
+run. Sites that are not connected, fail, or miss the deadline answer with a Refusal.
+"""
+
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from flwr.app import ConfigRecord, RecordDict
+from flwr.app import Message as Envelope
+from flwr.serverapp import Grid
+
+from feddg.errors import RunError
+from feddg.federation.inprocess import Reply
+from feddg.flower.records import FIELDS, Parcel, arrays, parcel_update
+from feddg.flower.site import on_device
+from feddg.messages import Broadcast, Message, Refusal, Scalar, Update, Weights
+
+log = logging.getLogger("feddg")
+
+DESCRIBE, TRAIN, ASK, INTRODUCE = "query.describe", "train", "query.ask", "query.introduce"
+AGREED = "agreed"
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How patient the server is.
+
+    Attributes:
+        minimum: connected sites it waits for before anything is sent.
+        wait: seconds it waits for them.
+        deadline: seconds a site has for one message; later replies are dropped.
+        poll: seconds between two looks at the mailbox.
+    """
+
+    minimum: int = 1
+    wait: float = 300.0
+    deadline: float = 3600.0
+    poll: float = 0.5
+
+
+@dataclass
+class _Exchange:
+    """Messages on their way to sites, and what came back."""
+
+    kind: str
+    waiting: dict[str, int] = field(default_factory=dict)
+    replies: dict[int, Parcel | Refusal] = field(default_factory=dict)
+
+
+class FlowerTransport:
+    """Carries messages to sites by name; see :class:`feddg.federation.inprocess.Transport`.
+
+    Args:
+        grid: Flower's connection to the nodes.
+        sites: names of all sites; a site's position is its client id.
+        run: key under which sites keep their memory of this run.
+        policy: patience.
+        device: where the server computes.
+
+    Attributes:
+        fields: sent with every message.
+        introductions: what connected sites said about themselves.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        sites: Sequence[str],
+        run: str,
+        policy: Policy,
+        device: torch.device | None = None,
+    ) -> None:
+        self._grid, self.sites, self._run, self._policy = grid, tuple(sites), run, policy
+        self.device = device or torch.device("cpu")
+        self.fields: dict[str, Scalar] = {}
+        self.memories: dict[int, Weights] = {}
+        self.remembered: set[int] = set()
+        self.introductions: dict[int, Message] = {}
+        self._agreed: Message | None = None
+        self._digest = ""
+        self._told: set[int] = set()
+        self._node_of: dict[int, int] = {}
+        self._known: set[int] = set()
+
+    # Who is there
+
+    @property
+    def clients(self) -> Sequence[int]:
+        """Ids of all sites, connected or not."""
+        return range(len(self.sites))
+
+    def gather(self, minimum: int) -> dict[int, Message]:
+        """Waits until all sites have introduced themselves, or time is up and ``minimum`` have.
+
+        Raises:
+            RunError: too few sites; names the missing ones.
+        """
+        until = time.monotonic() + self._policy.wait
+        while len(online := self._online()) < len(self.sites) and time.monotonic() < until:
+            time.sleep(self._policy.poll)
+        missing = ", ".join(name for id, name in enumerate(self.sites) if id not in online)
+        if len(online) < minimum:
+            raise RunError(
+                f"{len(online)} of {len(self.sites)} sites connected within "
+                f"{self._policy.wait:g} s, but at least {minimum} are needed; missing: {missing}"
+            )
+        if missing:
+            log.warning("starting without the sites that are not connected: %s", missing)
+        return {id: self.introductions[id] for id in sorted(online)}
+
+    def _online(self) -> set[int]:
+        """Returns the ids of the connected sites; asks new nodes which site they are."""
+        nodes = set(self._grid.get_node_ids())
+        self._known &= nodes
+        new = sorted(nodes - self._known)
+        if new:
+            self._introduce(new)
+        return {id for id, node in self._node_of.items() if node in nodes}
+
+    def _introduce(self, nodes: list[int]) -> None:
+        names = {info.node_id: info.name for info in self._grid.get_nodes()}
+        exchange = _Exchange(INTRODUCE)
+        for node in nodes:
+            self._send(exchange, node, node, Parcel().to_records())
+        for node, parcel in self._collect(exchange, nodes):
+            self._known.add(node)
+            if isinstance(parcel, Refusal):
+                log.warning("a node cannot take part: %s", parcel.reason)
+                continue
+            self._admit(node, parcel, names.get(node, ""))
+
+    def _admit(self, node: int, parcel: Parcel, registered: str) -> None:
+        """Gives a node its site's place, unless the name is not its own."""
+        name = str(parcel.fields.get("site", ""))
+        if name not in self.sites:
+            log.warning("a node calls itself %r, which is no site of this deployment", name)
+        elif registered and registered != name:
+            log.warning("the node registered as %r calls itself %r: left out", registered, name)
+        else:
+            id = self.sites.index(name)
+            log.info("site %s is connected", name)
+            self._node_of[id] = node
+            self._told.discard(id)
+            self.introductions[id] = parcel.part("introduction")
+
+    # Transport
+
+    def agree(self, agreed: Message | None) -> None:
+        """Keeps what was agreed; a site is sent it with its next message, once."""
+        self._agreed = agreed
+        content = b"" if agreed is None else agreed.to_bytes()
+        self._digest = hashlib.blake2b(content, digest_size=8).hexdigest() if content else ""
+        self._told = set()
+
+    def describe(self, clients: Sequence[int], broadcast: Broadcast) -> Iterator[Reply]:
+        """See :class:`feddg.federation.inprocess.Transport`."""
+        return self._messages(self._exchanged(clients, DESCRIBE, broadcast, {}))
+
+    def ask(
+        self, clients: Sequence[int], broadcast: Broadcast, name: str, question: Message
+    ) -> Iterator[Reply]:
+        """See :class:`feddg.federation.inprocess.Transport`."""
+        fields: dict[str, Scalar] = {"question": name}
+        return self._messages(self._exchanged(clients, ASK, broadcast, fields))
+
+    def train(self, clients: Sequence[int], broadcast: Broadcast) -> Iterator[Update | Refusal]:
+        """See :class:`feddg.federation.inprocess.Transport`."""
+        for id, reply in self._exchanged(clients, TRAIN, broadcast, {}):
+            yield reply if isinstance(reply, Refusal) else self._update(id, reply)
+
+    def _update(self, id: int, parcel: Parcel) -> Update | Refusal:
+        try:
+            update = parcel_update(id, parcel)
+        except ValueError as error:
+            return Refusal(id, f"{self.sites[id]}: {error}")
+        update.weights = on_device(update.weights, self.device)
+        update.extras.tensors = on_device(update.extras.tensors, self.device)
+        return update
+
+    def _messages(self, replies: Iterator[tuple[int, Parcel | Refusal]]) -> Iterator[Reply]:
+        for id, reply in replies:
+            yield id, reply if isinstance(reply, Refusal) else reply.part("reply")
+
+    # Sending and receiving
+
+    def _exchanged(
+        self, clients: Sequence[int], kind: str, broadcast: Broadcast, fields: dict[str, Scalar]
+    ) -> Iterator[tuple[int, Parcel | Refusal]]:
+        """Sends a broadcast to sites and yields their replies in the order of ``clients``."""
+        online = self._patiently_online(clients)
+        parts = {"weights": Message(broadcast.weights), "extras": broadcast.extras}
+        shared = {name: message for name, message in parts.items() if message}
+        fields = {**self.fields, **fields, "run": self._run, "round": broadcast.round}
+        records = Parcel({**fields, AGREED: self._digest}, shared).to_records()
+        exchange = _Exchange(kind)
+        for id in clients:
+            if id in online:
+                told = id in self._told or self._agreed is None
+                self._send(exchange, id, self._node_of[id], self._addressed(records, id, told))
+            else:
+                exchange.replies[id] = Refusal(id, f"{self.sites[id]}: is not connected")
+
+        def tell(id: int) -> None:
+            self._told.discard(id)
+            self._send(exchange, id, self._node_of[id], self._addressed(records, id, False))
+
+        return self._collect(exchange, clients, tell)
+
+    def _patiently_online(self, clients: Sequence[int]) -> set[int]:
+        """Returns the connected sites, after waiting for as many as the policy wants."""
+        until = time.monotonic() + self._policy.wait
+        wanted = min(self._policy.minimum, len(clients))
+        while len(found := self._online() & set(clients)) < wanted and time.monotonic() < until:
+            time.sleep(self._policy.poll)
+        return found
+
+    def _addressed(self, records: RecordDict, id: int, told: bool) -> RecordDict:
+        """Returns a site's own copy of records; adds what was agreed if it was not told yet."""
+        fields = dict(records.config_records[FIELDS]) | {"client": id}
+        own = RecordDict(dict(records))
+        if not told and self._agreed is not None:
+            fields["parts"] = ",".join(filter(None, (str(fields["parts"]), AGREED)))
+            fields |= {f"{AGREED}/{name}": s for name, s in self._agreed.scalars.items()}
+            if self._agreed.tensors:
+                own[AGREED] = arrays(self._agreed.tensors)
+        own[FIELDS] = ConfigRecord(fields)
+        return own
+
+    def _send(self, exchange: _Exchange, key: int, node: int, records: RecordDict) -> None:
+        deadline = self._policy.deadline
+        envelope = Envelope(records, node, exchange.kind, ttl=deadline)
+        sent = next(iter(self._grid.push_messages([envelope])), None)
+        if not sent:
+            exchange.replies[key] = Refusal(key, "the message could not be sent")
+        else:
+            exchange.waiting[sent] = key
+
+    def _collect(
+        self,
+        exchange: _Exchange,
+        keys: Sequence[int],
+        tell: Callable[[int], None] = lambda id: None,
+    ) -> Iterator[tuple[int, Parcel | Refusal]]:
+        until = time.monotonic() + self._policy.deadline
+        for key in keys:
+            while key not in exchange.replies:
+                if not self._pull(exchange, tell):
+                    if time.monotonic() >= until:
+                        self._give_up(exchange)
+                        break
+                    self._drop_lost(exchange)
+                    time.sleep(self._policy.poll)
+            yield key, exchange.replies.pop(key)
+
+    def _pull(self, exchange: _Exchange, tell: Callable[[int], None]) -> bool:
+        """Fetches replies; returns whether there were any."""
+        envelopes = list(self._grid.pull_messages(list(exchange.waiting)))
+        for envelope in envelopes:
+            key = exchange.waiting.pop(envelope.metadata.reply_to_message_id, None)
+            if key is None:
+                continue
+            parcel = self._opened(exchange, key, envelope)
+            if isinstance(parcel, Parcel) and parcel.fields.get("missing") == AGREED:
+                tell(key)
+                continue
+            exchange.replies[key] = parcel
+            if isinstance(parcel, Parcel) and exchange.kind != INTRODUCE:
+                self._told.add(key)
+        return bool(envelopes)
+
+    def _opened(self, exchange: _Exchange, key: int, envelope: Envelope) -> Parcel | Refusal:
+        who = f"node {key}" if exchange.kind == INTRODUCE else self.sites[key]
+        if envelope.has_error():
+            lines = (envelope.error.reason or "unknown error").strip().splitlines()
+            return Refusal(key, f"{who}: {lines[-1]}")
+        try:
+            parcel = Parcel.from_records(envelope.content)
+        except (KeyError, ValueError, TypeError) as error:
+            return Refusal(key, f"{who}: its reply cannot be read ({error})")
+        refusal = parcel.fields.get("refusal")
+        return parcel if refusal is None else Refusal(key, f"{who}: {refusal}")
+
+    def _drop_lost(self, exchange: _Exchange) -> None:
+        """Gives up on sites that disconnected since their message was sent."""
+        nodes = set(self._grid.get_node_ids())
+        for sent, key in list(exchange.waiting.items()):
+            introducing = exchange.kind == INTRODUCE
+            if (key if introducing else self._node_of[key]) not in nodes:
+                who = f"node {key}" if introducing else self.sites[key]
+                del exchange.waiting[sent]
+                exchange.replies[key] = Refusal(key, f"{who}: disconnected before it replied")
+
+    def _give_up(self, exchange: _Exchange) -> None:
+        for key in exchange.waiting.values():
+            who = f"node {key}" if exchange.kind == INTRODUCE else self.sites[key]
+            seconds = f"{self._policy.deadline:g} s"
+            exchange.replies[key] = Refusal(key, f"{who}: no reply within {seconds}")
+        exchange.waiting.clear()

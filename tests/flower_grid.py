@@ -1,0 +1,93 @@
+"""Flower without processes, ports or Ray: a grid that hands messages to the ClientApp itself."""
+
+from collections.abc import Callable, Iterable
+from itertools import count
+from typing import Any
+
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
+
+Fault = Callable[[str, Message], bool]
+
+
+class LocalGrid(Grid):
+    """Nodes that live in this process, each with its own context.
+
+    Attributes:
+        offline: names of sites that are not connected.
+        fail: decides by site and message whether the node's process dies on it.
+        received: (site, message type) of every message delivered.
+    """
+
+    def __init__(self, app: ClientApp, sites: dict[str, dict[str, Any]], run_config: Any) -> None:
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+        self._app, self._run_config = app, run_config
+        self._ids = count(100)
+        self.nodes: dict[int, str] = {}
+        self.contexts: dict[int, Context] = {}
+        self._replies: dict[str, Message] = {}
+        self.offline: set[str] = set()
+        self.fail: Fault = lambda site, message: False
+        self.received: list[tuple[str, str]] = []
+        self.sent: list[Message] = []
+        self.registered: dict[str, str] = {}
+        for name, config in reversed(list(sites.items())):  # ids in another order than names
+            self.connect(name, config)
+
+    def connect(self, name: str, config: dict[str, Any]) -> None:
+        node = next(self._ids)
+        self.nodes[node] = name
+        node_config = {"site": name, **config}
+        self.contexts[node] = Context(1, node, node_config, RecordDict(), self._run_config)
+
+    def set_run(self, run: Any) -> None:
+        """Not needed."""
+
+    @property
+    def run(self) -> Any:
+        raise NotImplementedError
+
+    def create_message(self, *args: Any, **kwargs: Any) -> Message:
+        raise NotImplementedError
+
+    def get_node_ids(self) -> Iterable[int]:
+        return [node for node, name in self.nodes.items() if name not in self.offline]
+
+    def get_nodes(self) -> Iterable[NodeInfo]:
+        names = self.registered
+        return [
+            NodeInfo(node_id=node, name=names.get(self.nodes[node], ""))
+            for node in self.get_node_ids()
+        ]
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        ids = []
+        for message in messages:
+            message.metadata.__dict__["_message_id"] = f"message-{len(self.sent)}"
+            self.sent.append(message)
+            ids.append(message.metadata.message_id)
+            self._deliver(message)
+        return ids
+
+    def _deliver(self, message: Message) -> None:
+        node = message.metadata.dst_node_id
+        site = self.nodes[node]
+        self.received.append((site, message.metadata.message_type))
+        try:
+            if self.fail(site, message):
+                raise RuntimeError("the process died")
+            reply = self._app(message, self.contexts[node])
+        except Exception as error:
+            reply = Message(Error(0, f"Traceback ...\n{error}"), reply_to=message)
+        self._replies[message.metadata.message_id] = reply
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        # The last one first: replies must not be believed to arrive in order.
+        found = [id for id in reversed(list(message_ids)) if id in self._replies]
+        return [self._replies.pop(id) for id in found[:1]]
+
+    def send_and_receive(self, messages: Any, *, timeout: float | None = None) -> Any:
+        raise NotImplementedError
