@@ -42,7 +42,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "clients": {"number": 6, "heterogeneity": 0.1},
         "model": {"backbone": "cnn", "weights": None},
         "train": {
-            "rounds": 15,
+            "rounds": 12,
             "local_epochs": 2,
             "batch_size": 16,
             "lr": 1e-3,

@@ -12,7 +12,7 @@ from feddg.settings import TrainSettings
 from federations import federation, same, trained_alone
 
 SGD = TrainSettings(rounds=2, batch_size=4, optimizer="sgd", lr=0.05)
-GATE = "featurizer.blocks.0.1.gate"
+GATE = "featurizer.blocks.0.2.gate"
 
 
 def with_heads(**settings):

@@ -149,10 +149,10 @@ def test_the_private_models_statistics_do_not_move():
     )
     small.method.begin(client)
     private = {name: t.clone() for name, t in client.scratch["csac/"].items()}
-    counter = int(small.network.state_dict()["featurizer.blocks.0.1.num_batches_tracked"])
+    counter = int(small.network.state_dict()["featurizer.blocks.0.2.num_batches_tracked"])
     small.method.step(client, next(client.batches()))
     assert same(client.scratch["csac/"], private)
-    after = int(small.network.state_dict()["featurizer.blocks.0.1.num_batches_tracked"])
+    after = int(small.network.state_dict()["featurizer.blocks.0.2.num_batches_tracked"])
     assert after == counter + 1
 
 

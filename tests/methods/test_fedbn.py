@@ -52,7 +52,7 @@ def test_local_entries_are_remembered_and_the_rest_averaged(name):
         assert memory.keys() == local
         for key, tensor in memory.items():
             torch.testing.assert_close(tensor, own[id][key], rtol=1e-4, atol=1e-6)
-    differing = "featurizer.blocks.0.1.running_mean"
+    differing = "featurizer.blocks.0.2.running_mean"
     assert not torch.allclose(own[0][differing], own[1][differing])
 
 

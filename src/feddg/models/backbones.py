@@ -30,7 +30,7 @@ def register_backbone(name: str) -> Callable[[Callable[[], nn.Module]], Callable
 
 
 class SmallCNN(nn.Module):
-    """Three blocks of convolution, BatchNorm, ReLU and pooling, then a linear layer; for 32 pixels.
+    """Three blocks of convolution, pooling, BatchNorm and ReLU, then a linear layer; for 32 pixels.
 
     The 4 x 4 map is flattened, not averaged: where a stroke is tells digits apart. Other image
     sizes are pooled to the same map. 356 k weights.
@@ -51,13 +51,17 @@ class SmallCNN(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Maps ``(B, 3, H, W)`` to ``(B, 128)``."""
-        features: Tensor = self.linear(self.pool(self.blocks(images)).flatten(1)).relu()
+        maps: Tensor = self.blocks(images)
+        if maps.shape[-2:] != (4, 4):
+            maps = self.pool(maps)
+        features: Tensor = self.linear(maps.flatten(1)).relu()
         return features
 
 
 def _block(inputs: int, outputs: int) -> nn.Sequential:
+    # Pooling comes right after the convolution: what follows then touches a quarter of the map.
     convolution = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
-    return nn.Sequential(convolution, nn.BatchNorm2d(outputs), nn.ReLU(), nn.MaxPool2d(2))
+    return nn.Sequential(convolution, nn.MaxPool2d(2), nn.BatchNorm2d(outputs), nn.ReLU())
 
 
 register_backbone("cnn")(SmallCNN)
