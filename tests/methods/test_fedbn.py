@@ -15,7 +15,7 @@ from feddg.settings import TrainSettings
 from federations import federation, trained_alone
 
 SIZES = (7, 5, 6)
-SGD = TrainSettings(rounds=2, batch_size=4, optimizer="sgd", lr=0.05)
+SGD = TrainSettings(rounds=2, batch_size=4, optimizer="sgd", lr=0.005)
 
 
 def mean(weights):
