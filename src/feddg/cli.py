@@ -30,6 +30,8 @@ style_app = typer.Typer(
 )
 app.add_typer(data_app, name="data")
 app.add_typer(style_app, name="style")
+deploy_app = typer.Typer(help="The same federation across a network.", no_args_is_help=True)
+app.add_typer(deploy_app, name="deploy")
 
 OutOption = Annotated[Path, typer.Option("--out", help="The run folder's parent.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars.")]
@@ -329,6 +331,27 @@ def style_transfer(
         images, style, out, strength, size, codec=codec, encoder=encoder, decoder=decoder
     )
     typer.echo(f"{len(written)} images written to {out}")
+
+
+@deploy_app.command("init")
+def deploy_init(
+    folder: Annotated[Path, typer.Argument(help="Folder for the Flower app; must not hold one.")],
+    experiment: Annotated[Path, typer.Option(help="Experiment file (YAML).")],
+    site: Annotated[list[str], typer.Option(help="A site's name; once per site, in order.")],
+    address: Annotated[str, typer.Option(help="HOST:PORT of the coordinator.")] = "127.0.0.1:8000",
+    test: Annotated[
+        str, typer.Option(help="The coordinator's test folder, or digits:DOMAIN.")
+    ] = "",
+    min_sites: Annotated[int, typer.Option(min=0, help="Sites needed; 0 for all.")] = 0,
+    out: OutOption = Path("runs"),
+) -> None:
+    """Write the Flower app of a federation, a script for its certificates, and start lines."""
+    from feddg.experiment import load_experiment
+    from feddg.flower.scaffold import deployment_fields, write_app
+
+    chosen = load_experiment(experiment, deployment_fields(site))
+    write_app(folder, chosen, site, address=address, out=out, test=test, min_sites=min_sites)
+    typer.echo(f"written to {folder}; how to start it: {folder / 'START.md'}")
 
 
 def _run(experiment: "Experiment", out: Path, quiet: bool, verbose: bool) -> None:
