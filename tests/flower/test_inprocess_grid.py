@@ -22,7 +22,7 @@ from flower_grid import LocalGrid
 
 SITES = ("ink", "chalk", "photo")
 SMALL = {
-    "data": {"source": "digits", "id_val": 0.0, "id_test": 0.0},
+    "data": {"source": "digits", "image_size": 16, "id_val": 0.0, "id_test": 0.0},
     "hold_out": "sketch",
     "clients": {"number": 3, "partition": "domain"},
     "train": {"rounds": 2, "local_epochs": 1, "batch_size": 64},
