@@ -18,6 +18,7 @@ class LocalGrid(Grid):
 
     Attributes:
         offline: names of sites that are not connected.
+        silent: names of sites that never reply to a training message.
         fail: decides by site and message whether the node's process dies on it.
         received: (site, message type) of every message delivered.
     """
@@ -30,6 +31,7 @@ class LocalGrid(Grid):
         self.contexts: dict[int, Context] = {}
         self._replies: dict[str, Message] = {}
         self.offline: set[str] = set()
+        self.silent: set[str] = set()
         self.fail: Fault = lambda site, message: False
         self.received: list[tuple[str, str]] = []
         self.sent: list[Message] = []
@@ -76,6 +78,8 @@ class LocalGrid(Grid):
         node = message.metadata.dst_node_id
         site = self.nodes[node]
         self.received.append((site, message.metadata.message_type))
+        if site in self.silent and message.metadata.message_type == "train":
+            return
         try:
             if self.fail(site, message):
                 raise RuntimeError("the process died")

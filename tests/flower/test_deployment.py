@@ -10,12 +10,12 @@ pytest.importorskip("flwr", reason="Flower is an optional extra")
 sys.path.insert(0, str(Path(__file__).parent))
 
 from loopback import Loopback
+from test_inprocess_grid import SITES, SMALL, weights
 
 from feddg.experiment import Experiment
 from feddg.runs.execute import run
 from feddg.runs.records import read_run
 from federations import same
-from test_inprocess_grid import SITES, SMALL, weights
 
 pytestmark = pytest.mark.slow
 

@@ -9,11 +9,10 @@ pytest.importorskip("flwr", reason="Flower is an optional extra")
 
 from flwr.app import Context, RecordDict
 
-from feddg.errors import FeddgError, RunError
+from feddg.errors import ExperimentError, RunError
 from feddg.experiment import Experiment
 from feddg.federation.server import NotEnoughUpdates
 from feddg.flower import client_app, server_app
-from feddg.flower.server_app import coordinate
 from feddg.runs.execute import run
 from feddg.runs.folder import read_rows
 from feddg.runs.records import read_run
@@ -89,3 +88,132 @@ def test_flower_gives_the_bits_of_the_in_process_transport(method, tmp_path):
     sent = [[row for row in part if row["kind"] == "message"] for part in rows]
     assert [row for row in sent[0] if row["purpose"] != "introduce"] == sent[1]
     assert sum(row["purpose"] == "introduce" for row in sent[0]) == 3
+
+
+QUICK = {**SMALL["train"], "local_steps": 2, "batch_size": 16}
+
+
+@pytest.fixture
+def deploy(tmp_path):
+    """Makes a quick deployment."""
+
+    def make(method="fedavg", server=None, **config):
+        chosen = experiment(method=method, train=QUICK, server=server or {})
+        return Deployment(tmp_path, chosen, **config)
+
+    return make
+
+
+def refusals(deployment):
+    rows = read_rows(deployment.path / "ledger.jsonl")
+    found = [row for row in rows if row["kind"] == "refusal"]
+    return [(row["round"], row["client"], row["reason"]) for row in found]
+
+
+def test_a_site_that_dies_is_refused_by_name_and_the_round_goes_on(deploy):
+    deployment = deploy()
+    deployment.grid.fail = lambda site, message: (
+        site == "chalk" and message.metadata.message_type == "train"
+    )
+    deployment.start()
+    assert refusals(deployment) == [
+        (1, 1, "chalk: the process died"),
+        (2, 1, "chalk: the process died"),
+    ]
+
+
+def test_a_straggler_is_dropped_at_the_deadline(deploy):
+    deployment = deploy(**{"round-deadline": 5.0})
+    deployment.grid.silent = {"photo"}
+    deployment.start()
+    assert [reason for _, _, reason in refusals(deployment)] == ["photo: no reply within 5 s"] * 2
+
+
+def test_too_few_sites_at_the_start_fail_the_run_naming_the_missing(deploy):
+    deployment = deploy()
+    deployment.grid.offline = {"ink", "photo"}
+    with pytest.raises(RunError, match=r"1 of 3 sites .* missing: ink, photo"):
+        deployment.start()
+    assert read_run(deployment.path).status == "failed"
+
+
+def test_a_late_joiner_is_sent_what_was_agreed(deploy, monkeypatch):
+    deployment = deploy("pardon", **{"min-sites": 2})
+    grid = deployment.grid
+    grid.offline = {"photo"}
+    original = server_app.LogLines.round
+
+    def connect_after_round_1(self, record):
+        grid.offline = set()
+        original(self, record)
+
+    monkeypatch.setattr(server_app.LogLines, "round", connect_after_round_1)
+    deployment.start()
+    assert {row[:2] for row in refusals(deployment)} == {(1, 2), (0, 2)}
+    trained = [entry for entry in grid.received if entry == ("photo", "train")]
+    assert len(trained) == 1
+    last = next(m for m in reversed(grid.sent) if grid.nodes[m.metadata.dst_node_id] == "photo")
+    assert "agreed" in last.content.array_records
+
+
+def test_what_was_agreed_travels_once_and_again_to_a_site_that_lost_it(deploy, monkeypatch):
+    deployment = deploy("pardon")
+    grid, original = deployment.grid, server_app.LogLines.round
+
+    def lose(self, record):
+        for file in (deployment.folder / "ink" / "deployments").rglob("agreed-*"):
+            file.unlink()
+        original(self, record)
+
+    monkeypatch.setattr(server_app.LogLines, "round", lose)
+    deployment.start()
+    sent = {
+        site: [
+            "agreed" in message.content.array_records
+            for message in grid.sent
+            if message.metadata.message_type == "train"
+            and grid.nodes[message.metadata.dst_node_id] == site
+        ]
+        for site in SITES
+    }
+    assert sent == {"ink": [True, False, True], "chalk": [True, False], "photo": [True, False]}
+    assert refusals(deployment) == []
+
+
+def test_all_sites_failing_fails_the_run_and_a_restart_gives_the_undisturbed_bits(deploy, tmp_path):
+    deployment = deploy("fedbn")
+    grid = deployment.grid
+    expected = run(deployment.chosen, tmp_path / "in", cache=tmp_path / "cache", report=False)
+
+    def dies_after_training(site, message):
+        # The work is done and its memory filed, but the reply is lost: round 2 must not count.
+        if message.metadata.message_type != "train" or len(trained()) <= 3:
+            return False
+        client_app.app(message, grid.contexts[message.metadata.dst_node_id])
+        return True
+
+    def trained():
+        return [entry for entry in grid.received if entry[1] == "train"]
+
+    grid.fail = dies_after_training
+    with pytest.raises(NotEnoughUpdates, match="0 good updates of 3"):
+        deployment.start()
+    assert read_run(deployment.path).status == "failed"
+    grid.fail = lambda site, message: False
+    again = LocalGrid(client_app.app, deployment.nodes, deployment.config)  # the SuperLink, too
+    deployment.grid = again
+    assert same(deployment.start(), weights(expected.folder))
+    assert read_run(deployment.path).status == "completed"
+
+
+def test_a_node_may_not_take_the_name_another_key_was_registered_under(deploy):
+    deployment = deploy()
+    deployment.grid.registered = {"ink": "somebody-else"}
+    with pytest.raises(RunError, match="missing: ink"):
+        deployment.start()
+
+
+def test_in_domain_shares_are_refused():
+    fields = {**SMALL, "data": {**SMALL["data"], "id_val": 0.1}}
+    with pytest.raises(ExperimentError, match=r"set data.id_val and data.id_test to 0"):
+        server_app.coordinate(None, {"experiment": Experiment(**fields).to_yaml(), "sites": "a"})

@@ -124,10 +124,20 @@ def _prepared(
     run = known["run"] if known else f"{experiment.id}-{secrets.token_hex(6)}"
     transport = FlowerTransport(grid, names, run, deployment.policy, device)
     found = transport.gather(deployment.minimum)
-    known = known or {"run": run, "sites": names, **_vocabulary(found)}
-    content = json.dumps(known, indent=1)
-    replace_file(file, lambda aside: aside.write_text(content, encoding="utf-8"))
-    transport.fields = {key: json.dumps(known[key]) for key in ("classes", "domains")}
+    known = known or {"run": run, "sites": names, "classes": _classes(found), "domains": []}
+
+    def join(id: int, introduction: Message) -> None:
+        # Classes are fixed by the network; a late joiner's domain is new, and numbered as it comes.
+        known["domains"] = list(
+            dict.fromkeys([*known["domains"], *_counts(introduction, "domains")])
+        )
+        content = json.dumps(known, indent=1)
+        replace_file(file, lambda aside: aside.write_text(content, encoding="utf-8"))
+        transport.fields = {key: json.dumps(known[key]) for key in ("classes", "domains")}
+
+    for id, introduction in found.items():
+        join(id, introduction)
+    transport.on_introduction = join
     method, network = build(experiment, len(known["classes"]))
     worker = build_worker(experiment, network, cache)
     return Prepared(
@@ -145,11 +155,9 @@ def _counts(introduction: Message, what: str) -> dict[str, int]:
     return counts
 
 
-def _vocabulary(found: Mapping[int, Message]) -> dict[str, list[str]]:
-    """Returns the federation's classes, sorted, and its domains, in the order of the sites."""
-    classes = {name for message in found.values() for name in _counts(message, "classes")}
-    domains = [name for message in found.values() for name in _counts(message, "domains")]
-    return {"classes": sorted(classes), "domains": list(dict.fromkeys(domains))}
+def _classes(found: Mapping[int, Message]) -> list[str]:
+    """Returns the federation's classes, sorted."""
+    return sorted({name for message in found.values() for name in _counts(message, "classes")})
 
 
 def _clients_table(

@@ -67,6 +67,7 @@ class FlowerTransport:
     Attributes:
         fields: sent with every message.
         introductions: what connected sites said about themselves.
+        on_introduction: called with each site's id and introduction, late joiners' too.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class FlowerTransport:
         self.memories: dict[int, Weights] = {}
         self.remembered: set[int] = set()
         self.introductions: dict[int, Message] = {}
+        self.on_introduction: Callable[[int, Message], None] = lambda id, introduction: None
         self._agreed: Message | None = None
         self._digest = ""
         self._told: set[int] = set()
@@ -149,6 +151,7 @@ class FlowerTransport:
             self._node_of[id] = node
             self._told.discard(id)
             self.introductions[id] = parcel.part("introduction")
+            self.on_introduction(id, self.introductions[id])
 
     # Transport
 
