@@ -9,6 +9,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 
 from feddg.experiment import Experiment
@@ -21,6 +22,16 @@ def free_port() -> int:
     with socket.socket() as chosen:
         chosen.bind(("127.0.0.1", 0))
         return chosen.getsockname()[1]
+
+
+def descendants(parent: int) -> list[int]:
+    """Ids of the processes a process started, and those they started: Flower's leave its group."""
+    children = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            if int(status.read_text().rpartition(")")[2].split()[1]) == parent:
+                children.append(int(status.parent.name))
+    return [*children, *(pid for child in children for pid in descendants(child))]
 
 
 class Loopback:
@@ -160,9 +171,10 @@ class Loopback:
     def kill(self, name: str, how: int = signal.SIGKILL) -> None:
         """Ends a process and all it started."""
         process = self.processes.pop(name)
-        if process.poll() is None:
-            os.killpg(process.pid, how)
-        process.wait(30)
+        for pid in [process.pid, *descendants(process.pid)]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, how)
+        process.wait(60)
 
     def stop(self) -> None:
         for name in reversed(list(self.processes)):
