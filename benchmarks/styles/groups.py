@@ -3,8 +3,8 @@
     python benchmarks/styles/groups.py RUN_FOLDER
 
 reads the styles that a PARDON run's clients sent, groups them as the server does, and prints for
-each partition how many groups there are, how many hold clients of one main domain only, and the purity:
-the share of clients whose main domain is the most frequent one of their group.
+each partition how many groups there are, how many hold clients of one main domain only, and the
+purity: the share of clients whose main domain is the most frequent one of their group.
 """
 
 import json

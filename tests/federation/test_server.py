@@ -4,13 +4,13 @@ import math
 
 import pytest
 import torch
-from federations import federation, same
 
 from feddg.errors import ClientError
 from feddg.federation.server import NotEnoughUpdates
 from feddg.messages import Refusal
 from feddg.methods.base import Method, weighted_mean
 from feddg.settings import ServerSettings, TrainSettings
+from federations import federation, same
 
 
 def test_same_seed_same_weights_and_other_seed_other_weights():

@@ -50,7 +50,8 @@ def flat_colours(images: Tensor, generator: torch.Generator) -> Tensor:
     luminance = _luminance(smooth)
     vivid = luminance + (smooth - luminance) * _between(1.0, 3.0, generator)
     posterised = (vivid.clamp(0, 1) * levels).round() / levels
-    return posterised * _paper_with_lines(images, generator)
+    outlined: Tensor = posterised * _paper_with_lines(images, generator)
+    return outlined
 
 
 def texture(images: Tensor, generator: torch.Generator) -> Tensor:
