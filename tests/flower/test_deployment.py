@@ -69,11 +69,11 @@ def test_pardon_over_tls_gives_the_bits_of_the_in_process_transport(deploy, tmp_
 
 
 def test_a_killed_site_is_missed_and_takes_part_again(deploy):
-    _, loopback = deploy("fedbn", 12, **{"min-sites": 2})
+    _, loopback = deploy("fedbn", 7, **{"min-sites": 2})
     started = loopback.run()
     await_round(loopback, 1)
     loopback.kill("photo")
-    await_round(loopback, 3)
+    await_round(loopback, 2)
     loopback.start_node("photo")
     assert loopback.finish(started) == "finished:completed"
     assert {client for _, client, _ in refusals(loopback)} == {2}

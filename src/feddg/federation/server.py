@@ -162,7 +162,8 @@ class Server:
         state.round = record.round
         self.state = state
         training = record.seconds.setdefault("train", 0.0)
-        record.seconds["aggregate"] = time.perf_counter() - started - training
+        # Sites train side by side: their seconds may add up to more than the round took.
+        record.seconds["aggregate"] = max(0.0, time.perf_counter() - started - training)
         record.bytes = {way: total - before[way] for way, total in self.ledger.bytes.items()}
         return record
 
