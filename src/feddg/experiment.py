@@ -42,7 +42,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "clients": {"number": 6, "heterogeneity": 0.1},
         "model": {"backbone": "cnn", "weights": None},
         "train": {
-            "rounds": 12,
+            "rounds": 10,
             "local_epochs": 2,
             "batch_size": 16,
             "lr": 1e-3,

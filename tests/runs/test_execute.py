@@ -23,6 +23,7 @@ from feddg.runs.observer import Observer
 from feddg.runs.records import read_run
 
 ROUNDS = 3
+CHANNELS = 64
 SMALL = {
     "data": "digits",
     "hold_out": {"val": "chalk", "test": "sketch"},
@@ -70,7 +71,7 @@ def test_the_folder_holds_everything(undisturbed):
     }
     assert (undisturbed.folder / "figures/styles.png").stat().st_size > 1000
     assert any((undisturbed.folder / "events").iterdir())
-    assert load_file(undisturbed.folder / "setup.safetensors")["style"].shape == (6, 2, 128)
+    assert load_file(undisturbed.folder / "setup.safetensors")["style"].shape == (6, 2, CHANNELS)
 
 
 def test_every_round_is_evaluated_on_every_split(undisturbed):
@@ -94,7 +95,7 @@ def test_the_summary_agrees_with_the_records(undisturbed):
     rows = read_rows(undisturbed.folder / "ledger.jsonl")
     sent = [row["bytes"] for row in rows if row["kind"] == "message"]
     assert summary["bytes"]["total"] == sum(sent)
-    style = 2 * 128 * 4
+    style = 2 * CHANNELS * 4
     assert summary["bytes"]["setup_up_per_client"] == style
     assert summary["bytes"]["setup_down_per_client"] == style
     assert summary["peak_memory_bytes"] > 1e8

@@ -16,7 +16,7 @@ from feddg.data.augment import AugmentSettings, apply, draw
 from feddg.errors import ClientError
 from feddg.messages import Message, Weights
 from feddg.models.network import Network
-from feddg.models.norm import freeze_statistics, spare_single_example
+from feddg.models.norm import freeze_statistics
 from feddg.randomness import numpy_stream, stream
 from feddg.settings import TrainSettings
 
@@ -180,10 +180,10 @@ class Client:
     def set_training(self) -> None:
         """Puts the network in training mode under the experiment's normalisation policy."""
         self.network.train()
-        if self.worker.freeze:
+        # One example has no variance over examples, and on a 1 x 1 map none at all.
+        alone = len(self.training) == 1 or self.worker.train.batch_size == 1
+        if self.worker.freeze or alone:
             freeze_statistics(self.network)
-        if len(self.examples) == 1 or self.worker.train.batch_size == 1:
-            spare_single_example(self.network)
 
     def batches(self) -> Iterator[Batch]:
         """Yields this round's mini-batches in the client's own random order, augmented.

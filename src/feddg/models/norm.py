@@ -36,13 +36,6 @@ def freeze_statistics(module: nn.Module) -> None:
         layer.eval()
 
 
-def spare_single_example(module: nn.Module) -> None:
-    """Puts ``BatchNorm1d`` layers in eval mode: a batch of one has no variance over examples."""
-    for layer in batch_norms(module).values():
-        if isinstance(layer, nn.BatchNorm1d):
-            layer.eval()
-
-
 def snapshot(module: nn.Module, names: set[str]) -> dict[str, Tensor]:
     """Returns copies of the named entries of ``module``'s state."""
     return {name: t.detach().clone() for name, t in module.state_dict().items() if name in names}
