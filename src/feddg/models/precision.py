@@ -44,7 +44,11 @@ def choose_precision(name: str, device: torch.device) -> str:
 
 
 def autocast(precision: str, device: torch.device) -> Callable[[], AbstractContextManager[Any]]:
-    """Returns what opens the precision's context; weights and optimizer stay float32."""
+    """Returns what opens the precision's context; weights and optimizer stay float32.
+
+    Nothing is cached inside: autocast's cache keeps a weight's first bfloat16 copy until the
+    context closes, so a context around several optimizer steps would train on stale weights.
+    """
     if precision == "float32":
         return nullcontext
-    return partial(torch.autocast, device.type, torch.bfloat16)
+    return partial(torch.autocast, device.type, torch.bfloat16, cache_enabled=False)
