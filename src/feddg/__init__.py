@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from feddg.methods.base import Method as Method
     from feddg.methods.base import MethodSettings as MethodSettings
     from feddg.methods.registry import register as register
+    from feddg.runs.compare import compare as compare
     from feddg.runs.execute import Run as Run
     from feddg.runs.execute import resume as resume
     from feddg.runs.execute import run as run
@@ -34,6 +35,7 @@ _HOME = {
     "Method": "feddg.methods.base",
     "MethodSettings": "feddg.methods.base",
     "Run": "feddg.runs.execute",
+    "compare": "feddg.runs.compare",
     "load_experiment": "feddg.experiment",
     "load_model": "feddg.runs.model",
     "register": "feddg.methods.registry",

@@ -193,6 +193,87 @@ def resume(
 
 
 @app.command()
+def compare(
+    plan: Annotated[Path | None, typer.Argument(help="Plan file (YAML).")] = None,
+    methods: Annotated[
+        str | None, typer.Option("--methods", "-m", help="Methods: fedavg,ccst,pardon.")
+    ] = None,
+    data: Annotated[
+        str | None, _data("--data", "digits, pacs, folder, or a registered source.")
+    ] = None,
+    root: Annotated[Path | None, _data("--root", "The images' folder.")] = None,
+    hold_out: Annotated[
+        str | None,
+        _data("--hold-out", "lodo, ltdo, ltdo-all, or hold-outs apart: sketch;val=ink,test=photo."),
+    ] = None,
+    image_size: Annotated[int | None, _data("--image-size", "Side of the images, pixels.")] = None,
+    clients: Annotated[
+        str | None, _clients("--clients", "N, or N:K with K per round; several: 5:5,50:5.")
+    ] = None,
+    heterogeneity: Annotated[
+        str | None, _clients("--heterogeneity", "Lambda, one or several: 0,0.1,1.")
+    ] = None,
+    rounds: Annotated[int | None, _training("--rounds", "Rounds, R.")] = None,
+    seeds: Annotated[
+        str | None, typer.Option(help="How many (3: seeds 0, 1, 2), or which: 7,8,9.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="Any field of every experiment: FIELD=VALUE.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Folder of the runs; comparisons/NAME if not said.")
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes at once.")] = 1,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the plan and the estimate; run nothing.")
+    ] = False,
+    no_estimate: Annotated[bool, typer.Option("--no-estimate", help="Do not measure.")] = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Compare methods over scenarios and seeds: run what is missing, write tables and a report.
+
+    Stop it at any moment and call it again: complete runs are kept, interrupted ones continue.
+    """
+    from rich.console import Console
+
+    from feddg.console import ManyBars, print_comparison, print_work
+    from feddg.runs.compare import carry_out_work, prepare_work
+    from feddg.runs.plan import load_plan
+    from feddg.runs.pool import Watcher
+    from feddg.settings import merge
+
+    said = _without_none(
+        {
+            "methods": methods and methods.split(","),
+            "hold_out": _parse_hold_outs(hold_out),
+            "clients": clients and [_parse_clients(part) for part in clients.split(",")],
+            "heterogeneity": heterogeneity and [float(v) for v in heterogeneity.split(",")],
+            "seeds": _parse_seeds(seeds),
+        }
+    )
+    fields = {
+        "data": {"source": data, "root": root, "image_size": image_size},
+        "train": {"rounds": rounds},
+    }
+    overrides = merge(_without_none(fields), _parse_settings(settings or []))
+    base = load_plan(plan).model_dump() if plan else {}
+    work = prepare_work(load_plan(base | said), out, overrides)
+    console = Console(stderr=True)
+    print_work(console, work, jobs, measure=not no_estimate)
+    if dry_run:
+        return
+    try:
+        watcher = Watcher() if quiet else ManyBars(console)
+        done = carry_out_work(work, jobs=jobs, watcher=watcher)
+    except KeyboardInterrupt:
+        typer.echo("interrupted; the same command goes on from here", err=True)
+        raise typer.Exit(130) from None
+    print_comparison(done)
+    if done.failures:
+        raise typer.Exit(1)
+
+
+@app.command()
 def demo(
     out: OutOption = Path("runs"),
     hold_out: Annotated[str, typer.Option(help="Which digits nobody trains on.")] = "sketch",
@@ -418,6 +499,30 @@ def _parse_hold_out(text: str | None) -> dict[str, list[str]] | None:
         role = before if equals else role
         held[role].append(after if equals else before)
     return held
+
+
+def _parse_hold_outs(text: str | None) -> Any:
+    if text is None or text in ("lodo", "ltdo", "ltdo-all"):
+        return text
+    return [_parse_hold_out(part) for part in text.split(";")]
+
+
+def _parse_clients(text: str) -> tuple[int, int | None]:
+    number, _, per_round = text.partition(":")
+    try:
+        return int(number), int(per_round) if per_round else None
+    except ValueError:
+        raise ExperimentError(f"--clients {text}: write N, or N:K with K per round") from None
+
+
+def _parse_seeds(text: str | None) -> Any:
+    if text is None:
+        return None
+    try:
+        seeds = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ExperimentError(f"--seeds {text}: write how many, or which: 7,8,9") from None
+    return seeds if len(seeds) > 1 else seeds[0]
 
 
 def _parse_settings(pairs: list[str]) -> dict[str, Any]:

@@ -1,19 +1,30 @@
 """What a person sees while a run goes on: progress bars, a table at the end."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 from feddg.evaluation.accuracy import Score
 from feddg.experiment import Experiment
 from feddg.federation.server import RoundRecord
 from feddg.messages import Refusal, Update
+from feddg.runs.compare import Comparison, Work
 from feddg.runs.observer import Observer
+from feddg.runs.pool import Outcome, Task, Watcher
 from feddg.runs.records import SPLITS, RunRecord, read_run
+from feddg.runs.report.wording import counted, duration
 
 SPLIT_WORDS = {
     "test": "held-out test",
@@ -93,6 +104,81 @@ class Bars(Observer):
         )
 
 
+class ManyBars(Watcher):
+    """One display for many runs: how many are done, and a bar for each that goes on.
+
+    On a console that is no terminal, one line per run that ends.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[note]}"),
+            console=console,
+            disable=not console.is_terminal,
+            transient=True,
+        )
+        self._tasks: dict[Path, TaskID] = {}
+        self._shares: dict[Path, float] = {}
+        self._total = self._before = self._ended = 0
+        self._started = time.perf_counter()
+
+    def start(self, total: int, done: int, jobs: int) -> None:
+        """Shows the bar of all runs."""
+        self._total, self._before = total, done
+        self._progress.start()
+        self._all = self._progress.add_task("runs", total=total, completed=done, note="")
+
+    def news(self, task: Task, facts: Mapping[str, Any]) -> None:
+        """Moves the bar of a run."""
+        name = task.folder.name
+        if task.folder not in self._tasks:
+            self._tasks[task.folder] = self._progress.add_task(name, total=None, note="")
+        bar = self._tasks[task.folder]
+        if "of" in facts:
+            self._progress.update(bar, total=facts["of"])
+        if "rounds" in facts:
+            total = self._progress.tasks[self._progress.task_ids.index(bar)].total
+            self._shares[task.folder] = facts["rounds"] / total if total else 0.0
+            self._progress.update(bar, completed=facts["rounds"])
+        for note in ("work", "scores"):
+            if note in facts:
+                self._progress.update(bar, note=facts[note])
+        self._progress.update(self._all, note=self._left())
+
+    def ended(self, outcome: Outcome) -> None:
+        """Takes the bar of a run away; says so where there are no bars, or if it failed."""
+        folder = outcome.task.folder
+        self._shares.pop(folder, None)
+        if folder in self._tasks:
+            self._progress.remove_task(self._tasks.pop(folder))
+        if outcome.status == "completed":
+            self._ended += 1
+        done = self._before + self._ended
+        self._progress.update(self._all, completed=done, note=self._left())
+        if outcome.status == "failed" or not self._console.is_terminal:
+            reason = f": {outcome.error}" if outcome.error else ""
+            text = f"{done}/{self._total}  {folder.name} {outcome.status}{reason}"
+            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def end(self) -> None:
+        """Takes the display away."""
+        self._progress.stop()
+
+    def _left(self) -> str:
+        """Time left, from what this call has done so far."""
+        work = self._ended + sum(self._shares.values())
+        left = self._total - self._before - work
+        if work < 0.02:
+            return ""
+        seconds = (time.perf_counter() - self._started) / work * left
+        return f"about {duration(seconds)} left"
+
+
 class Lines(Observer):
     """One plain line per evaluated round, for logs; used when asked for."""
 
@@ -131,3 +217,69 @@ def _accuracy(record: RunRecord, split: str, domain: str) -> str:
     rounds = record.evaluations.rounds
     found = record.evaluations.get(rounds[-1], split, domain) if rounds else None
     return f"{found.accuracy:.1%}" if found else "-"
+
+
+def print_work(console: Console, work: Work, jobs: int, measure: bool) -> None:
+    """Prints what a comparison will do, and about how long it will take."""
+    plan, cells = work.plan, work.cells
+    table = Table(title=plan.title or plan.name, show_header=False, box=None)
+    axes = {"methods": [cell.method for cell in cells], "held out": [c.scenario for c in cells]}
+    for name in dict.fromkeys(name for cell in cells for name, _ in cell.conditions):
+        axes[name] = [dict(cell.conditions)[name] for cell in cells]
+    axes["seeds"] = [str(cell.seed) for cell in cells]
+    for name, values in axes.items():
+        distinct = list(dict.fromkeys(values))
+        table.add_row(name, str(len(distinct)), ", ".join(distinct))
+    console.print(table)
+    complete = len(work.folders) - len(work.missing)
+    shared = f" ({len(cells)} cells share them)" if len(cells) > len(work.folders) else ""
+    console.print(
+        f"{counted(len(work.folders), 'run')}{shared}: {complete} complete, {work.started} to "
+        f"continue, {len(work.missing) - work.started} to start; in {work.out}",
+        highlight=False,
+    )
+    if work.missing and measure:
+        console.print(_estimate_text(work, jobs), highlight=False)
+
+
+def _estimate_text(work: Work, jobs: int) -> str:
+    import torch
+
+    from feddg.runs.estimate import estimate
+    from feddg.runs.pool import threads_per_job
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads_per_job(jobs))
+    try:
+        found = estimate([task.experiment for task in work.missing], complete_runs(work), jobs)
+    finally:
+        torch.set_num_threads(before)
+    if not found.known and not found.measured:
+        return "time: unknown (nothing like it has run here, and it could not be measured)"
+    sources = [
+        f"{found.known} from finished runs" if found.known else "",
+        f"{found.measured} from a few batches measured just now" if found.measured else "",
+        f"{found.unknown} not known and left out" if found.unknown else "",
+    ]
+    reasons = "; ".join(source for source in sources if source)
+    return f"time: {duration(found.low)} to {duration(found.high)} ({reasons})"
+
+
+def complete_runs(work: Work) -> list[RunRecord]:
+    """Returns the records of a comparison's complete runs."""
+    missing = {task.folder for task in work.missing}
+    return [read_run(folder) for folder in work.folders.values() if folder not in missing]
+
+
+def print_comparison(done: Comparison) -> None:
+    """Prints where a comparison's results are, and which runs failed."""
+    console = Console()
+    for outcome in done.failures:
+        console.print(
+            f"{outcome.status}: {outcome.task.folder.name}: {outcome.error or ''}",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
+    console.print(f"folder: {done.folder}", highlight=False, soft_wrap=True)
+    console.print(f"report: {done.report.resolve()}", highlight=False, soft_wrap=True)

@@ -1,0 +1,337 @@
+"""Plans: many experiments that answer one question, written down once.
+
+A plan is a base experiment and axes: methods, hold-outs, heterogeneity, clients, hyper-parameters,
+seeds. It expands to cells, one per combination; cells that are the same experiment share a run.
+"""
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import Field, ValidationError, field_validator
+
+from feddg.data.protocols import KNOWN_DOMAINS, scenarios
+from feddg.data.sources import load_source
+from feddg.errors import ExperimentError, nearest
+from feddg.experiment import PRESETS, Experiment, expand
+from feddg.methods.registry import method_class
+from feddg.settings import Settings, merge
+
+
+class Variant(Settings):
+    """A method as a plan lists it.
+
+    Attributes:
+        method: registry name.
+        label: what tables call it; the method's own spelling by default.
+        settings: its hyper-parameters.
+        experiment: experiment fields for this method alone (for example an optimizer).
+    """
+
+    method: str
+    label: str | None = None
+    settings: dict[str, Any] = Field(default_factory=dict)
+    experiment: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The label, or the method's name."""
+        return self.label or self.method
+
+
+class Published(Settings):
+    """Numbers of a paper, to stand beside ours.
+
+    Attributes:
+        source: which paper and table.
+        values: accuracy in percent by split (``test``, ``val``), method label and column.
+        average: the averages as printed, by split and method label.
+        notes: what to know about these numbers.
+    """
+
+    source: str
+    values: dict[str, dict[str, dict[str, float | None]]] = Field(default_factory=dict)
+    average: dict[str, dict[str, float]] = Field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+class Plan(Settings):
+    """Experiments to compare.
+
+    Attributes:
+        name: short, also the default folder's name.
+        title: what the report's heading says.
+        question: what the comparison is to answer, one or two sentences.
+        base: experiment fields that all cells share.
+        methods: names, or names with label, settings and experiment fields.
+        hold_out: ``lodo``, ``ltdo``, ``ltdo-all``, or a list of hold-outs as in an experiment;
+            none for what ``base`` says.
+        domains: the data set's domains, where a protocol must be read without its images.
+        heterogeneity: values of lambda; none for what ``base`` says.
+        clients: pairs (N, K), or N alone; none for what ``base`` says.
+        settings: further axes: a dotted experiment field and its values. ``method.FIELD`` applies
+            to the methods that have the field; the others run once and stand in every column.
+        seeds: a number of seeds (0, 1, ...) or the seeds.
+        differences: how the setting differs from the paper's, for the report.
+        paper: the paper's numbers.
+    """
+
+    name: str = "comparison"
+    title: str | None = None
+    question: str = ""
+    base: dict[str, Any] = Field(default_factory=dict)
+    methods: tuple[Variant, ...] = (Variant(method="fedavg"), Variant(method="pardon"))
+    hold_out: Literal["lodo", "ltdo", "ltdo-all"] | tuple[Any, ...] | None = None
+    domains: tuple[str, ...] = ()
+    heterogeneity: tuple[float, ...] = ()
+    clients: tuple[tuple[int, int | None], ...] = ()
+    settings: dict[str, tuple[Any, ...]] = Field(default_factory=dict)
+    seeds: tuple[int, ...] = (0,)
+    differences: tuple[str, ...] = ()
+    paper: Published | None = None
+
+    def __init__(self, **fields: Any) -> None:
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            raise ExperimentError(_explain(error)) from None
+
+    @field_validator("methods", mode="before")
+    @classmethod
+    def _variants(cls, value: Any) -> Any:
+        entries = [value] if isinstance(value, str | dict) else value
+        return [_variant(entry) for entry in entries]
+
+    @field_validator("hold_out", mode="before")
+    @classmethod
+    def _listed(cls, value: Any) -> Any:
+        return [value] if isinstance(value, dict) else value
+
+    @field_validator("heterogeneity", mode="before")
+    @classmethod
+    def _values(cls, value: Any) -> Any:
+        return [value] if isinstance(value, int | float) else value or ()
+
+    @field_validator("clients", mode="before")
+    @classmethod
+    def _pairs(cls, value: Any) -> Any:
+        return [_client_pair(entry) for entry in ([value] if isinstance(value, int) else value)]
+
+    @field_validator("seeds", mode="before")
+    @classmethod
+    def _counted(cls, value: Any) -> Any:
+        return list(range(value)) if isinstance(value, int) else value
+
+    @field_validator("methods", "seeds")
+    @classmethod
+    def _some_and_distinct(cls, value: tuple[Any, ...]) -> tuple[Any, ...]:
+        names = [entry.name if isinstance(entry, Variant) else entry for entry in value]
+        if not names or len(set(names)) < len(names):
+            raise ValueError(f"must be one or more, each once, got {names}; label what is alike")
+        return value
+
+    def to_yaml(self) -> str:
+        """Returns the plan as YAML."""
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell of a plan.
+
+    Attributes:
+        method: the label of its method.
+        scenario: the held-out test domains, as a column's heading.
+        conditions: the values of the other axes by axis name, in order.
+        seed: the experiment's seed.
+        experiment: what is run.
+    """
+
+    method: str
+    scenario: str
+    conditions: tuple[tuple[str, str], ...]
+    seed: int
+    experiment: Experiment
+
+
+def load_plan(source: "Plan | Path | str | Mapping[str, Any]") -> Plan:
+    """Returns a plan from a YAML file or from its fields.
+
+    Raises:
+        ExperimentError: the file is missing, is not YAML, or describes no plan.
+    """
+    if isinstance(source, Plan):
+        return source
+    if isinstance(source, Mapping):
+        return Plan(**source)
+    path = Path(source)
+    if not path.is_file():
+        raise ExperimentError(f"plan file {path} does not exist")
+    try:
+        fields = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ExperimentError(f"plan file {path} is not valid YAML: {error}") from None
+    if not isinstance(fields, dict):
+        raise ExperimentError(f"plan file {path} must hold fields such as 'base:' and 'methods:'")
+    return Plan(**({"name": path.stem} | fields))
+
+
+def expand_plan(plan: Plan, overrides: Mapping[str, Any] | None = None) -> list[Cell]:
+    """Returns the plan's cells, seed by seed, so that a table is whole after the first seed.
+
+    Args:
+        plan: the plan.
+        overrides: experiment fields that win over everything the plan says, for example a smaller
+            image size.
+
+    Raises:
+        ExperimentError: a cell is no valid experiment.
+    """
+    held = _scenarios(plan, overrides or {})
+    axes = [
+        [("heterogeneity", {"clients": {"heterogeneity": v}}, f"{v:g}") for v in plan.heterogeneity]
+        or [None],
+        [_clients_point(pair) for pair in plan.clients] or [None],
+        *([_setting_point(field, v) for v in values] for field, values in plan.settings.items()),
+    ]
+    _check_fields(plan)
+    return [
+        _cell(plan, variant, scenario, heading, points, seed, overrides or {})
+        for seed in plan.seeds
+        for scenario, heading in held
+        for points in itertools.product(*axes)
+        for variant in plan.methods
+    ]
+
+
+Point = tuple[str, dict[str, Any], str]
+
+
+def _cell(
+    plan: Plan,
+    variant: Variant,
+    scenario: Any,
+    heading: str,
+    points: Sequence[Point | None],
+    seed: int,
+    overrides: Mapping[str, Any],
+) -> Cell:
+    known = method_class(variant.method).Settings.model_fields
+    method = {"name": variant.method, "settings": variant.settings}
+    fields = merge(expand(plan.base), {"method": method})
+    if scenario is not None:
+        fields["hold_out"] = expand({"hold_out": scenario})["hold_out"]
+    used = [point for point in points if point is not None]
+    for _, change, _ in used:
+        settings = change.get("method", {}).get("settings", {})
+        if all(name in known for name in settings):
+            fields = merge(fields, change)
+    fields = merge(fields, expand(variant.experiment))
+    fields = merge(fields, expand(dict(overrides)))
+    conditions = tuple((name, text) for name, _, text in used)
+    experiment = Experiment(**{**fields, "seed": seed, "name": None})
+    return Cell(variant.name, heading, conditions, seed, experiment)
+
+
+def _clients_point(pair: tuple[int, int | None]) -> Point:
+    number, per_round = pair
+    text = f"{number}" if per_round is None else f"{per_round} of {number}"
+    return "clients", {"clients": {"number": number, "per_round": per_round}}, text
+
+
+def _setting_point(field: str, value: Any) -> Point:
+    first, *rest = field.split(".")
+    path = ["method", "settings", *rest] if first == "method" else [first, *rest]
+    nested: Any = value
+    for part in reversed(path):
+        nested = {part: nested}
+    return field.removeprefix("method."), nested, _text(value)
+
+
+def _text(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _check_fields(plan: Plan) -> None:
+    for field in plan.settings:
+        if not field.startswith("method."):
+            continue
+        name = field.removeprefix("method.")
+        fields = [f for v in plan.methods for f in method_class(v.method).Settings.model_fields]
+        if name not in fields:
+            raise ExperimentError(
+                f"none of the plan's methods has a setting {name!r}{nearest(name, fields)}"
+            )
+
+
+def _scenarios(plan: Plan, overrides: Mapping[str, Any]) -> list[tuple[Any, str]]:
+    """The hold-outs with the headings of their columns; a heading names the test domains."""
+    base = expand(plan.base)
+    if plan.hold_out is None:
+        held = expand({"hold_out": base.get("hold_out") or {}})["hold_out"]
+        return [(None, _heading(held))]
+    if isinstance(plan.hold_out, str):
+        data = merge(base.get("data", {}), expand(dict(overrides)).get("data", {}))
+        source = str(data.get("source", "folder"))
+        preset = str(base.get("preset") or (source if source in PRESETS else "folder"))
+        domains = plan.domains or KNOWN_DOMAINS.get(preset) or _domains(source, data.get("root"))
+        listed: list[Any] = list(scenarios(plan.hold_out, domains, preset))
+    else:
+        listed = [expand({"hold_out": entry})["hold_out"] for entry in plan.hold_out]
+    headings = [_heading(entry) for entry in listed]
+    if len(set(headings)) < len(headings):
+        headings = [_heading(entry, with_val=True) for entry in listed]
+    return list(zip(listed, headings))
+
+
+def _domains(source: str, root: Any) -> tuple[str, ...]:
+    return tuple(load_source(source, root).domain_names)
+
+
+def _heading(held: Mapping[str, Any], with_val: bool = False) -> str:
+    def names(role: str) -> str:
+        value = held.get(role) or ()
+        return "+".join([value] if isinstance(value, str) else value)
+
+    text = names("test") or "as split"
+    return f"{text} (validated on {names('val')})" if with_val and names("val") else text
+
+
+def _variant(entry: Any) -> Any:
+    if isinstance(entry, Variant) or not isinstance(entry, str | Mapping):
+        return entry
+    if isinstance(entry, str):
+        return {"method": entry}
+    own = {"method", "label", "settings", "experiment"}
+    fields = {"method" if key == "name" else key: value for key, value in entry.items()}
+    beside = {key: value for key, value in fields.items() if key not in own}
+    kept = {key: value for key, value in fields.items() if key in own}
+    return merge(kept, {"settings": beside}) if beside else kept
+
+
+def _client_pair(entry: Any) -> Any:
+    if isinstance(entry, Mapping):
+        return (entry.get("number"), entry.get("per_round"))
+    return (entry, None) if isinstance(entry, int) else entry
+
+
+def _explain(error: ValidationError) -> str:
+    fault = error.errors()[0]
+    where = ".".join(str(part) for part in fault["loc"])
+    if fault["type"] == "extra_forbidden":
+        fields = list(Plan.model_fields)
+        near = nearest(where, fields)
+        return f"a plan has no field {where!r}{near}; there are: {', '.join(fields)}"
+    return f"plan, {where}: {fault['msg'].removeprefix('Value error, ')} (got {fault['input']!r})"
+
+
+def distinct(cells: Sequence[Cell]) -> Iterator[Experiment]:
+    """Yields each experiment of the cells once, in their order."""
+    seen: set[str] = set()
+    for cell in cells:
+        if cell.experiment.id not in seen:
+            seen.add(cell.experiment.id)
+            yield cell.experiment
