@@ -16,8 +16,7 @@ from test_inprocess_grid import SITES, SMALL, refusals, weights
 
 from feddg.experiment import Experiment
 from feddg.runs.execute import run
-from feddg.runs.folder import read_rows
-from feddg.runs.records import read_run
+from feddg.runs.records import read_rows, read_run
 from federations import same
 
 pytestmark = pytest.mark.slow

@@ -14,8 +14,7 @@ from feddg.experiment import Experiment
 from feddg.federation.server import NotEnoughUpdates
 from feddg.flower import client_app, server_app
 from feddg.runs.execute import run
-from feddg.runs.folder import read_rows
-from feddg.runs.records import read_run
+from feddg.runs.records import read_rows, read_run
 from federations import same
 from flower_grid import LocalGrid
 

@@ -17,10 +17,10 @@ from feddg.evaluation.accuracy import Score
 from feddg.experiment import Experiment
 from feddg.runs import folder as folder_module
 from feddg.runs.execute import resume, run
-from feddg.runs.folder import RunFolder, read_rows
+from feddg.runs.folder import RunFolder
 from feddg.runs.model import load_model
 from feddg.runs.observer import Observer
-from feddg.runs.records import read_run
+from feddg.runs.records import read_rows, read_run
 
 ROUNDS = 3
 CHANNELS = 64

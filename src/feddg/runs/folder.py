@@ -22,6 +22,7 @@ from feddg.errors import RunError
 from feddg.experiment import Experiment, load_experiment
 from feddg.messages import Message, Weights
 from feddg.methods.base import State
+from feddg.runs.records import read_rows
 
 EXPERIMENT, SUMMARY = "experiment.yaml", "summary.json"
 METRICS, LEDGER = "metrics.jsonl", "ledger.jsonl"
@@ -246,19 +247,6 @@ def _write(path: Path, content: bytes) -> None:
 def _sync(file: IO[Any]) -> None:
     file.flush()
     os.fsync(file.fileno())
-
-
-def read_rows(path: Path) -> list[Row]:
-    """Reads a JSON-lines file; a last line cut off by a crash is left out."""
-    rows: list[Row] = []
-    if not path.is_file():
-        return rows
-    for line in path.read_text(encoding="utf-8").split("\n"):
-        try:
-            rows.append(json.loads(line))
-        except ValueError:
-            break  # the empty text after the last line, or a line cut off
-    return rows
 
 
 def checkpoint_weights(folder: Path) -> Weights:

@@ -290,13 +290,13 @@ class RunRecord:
     def metrics(self) -> Metrics:
         """Everything in ``metrics.jsonl``."""
         path = self.folder / "metrics.jsonl"
-        return _build(path, _metrics, _read_lines(path))
+        return _build(path, _metrics, read_rows(path))
 
     @cached_property
     def ledger(self) -> LedgerRecord:
         """Everything in ``ledger.jsonl``."""
         path = self.folder / "ledger.jsonl"
-        return _build(path, _ledger, _read_lines(path))
+        return _build(path, _ledger, read_rows(path))
 
     @cached_property
     def evaluations(self) -> Evaluations:
@@ -418,8 +418,15 @@ def _read_optional(path: Path) -> dict[str, Any] | None:
     return _parse_mapping(path, _read_text(path), json.loads) if path.is_file() else None
 
 
-def _read_lines(path: Path) -> list[dict[str, Any]]:
-    """The rows of a JSON-lines file, without a last line that was cut off."""
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Reads a JSON-lines file; a last line that was cut off by a crash is left out.
+
+    Returns:
+        Its rows; none if there is no such file.
+
+    Raises:
+        RunError: a row before the last is damaged.
+    """
     if not path.is_file():
         return []
     lines = [line for line in _read_text(path).split("\n") if line.strip(" \r\0")]
