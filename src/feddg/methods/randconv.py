@@ -103,7 +103,7 @@ def convolved(network: Network, images: Tensor, kernel: Tensor, share: float) ->
     """
     kernel = kernel.to(images)
     filtered = nn.functional.conv2d(network.normalize(images), kernel, padding="same")
-    return (1 - share) * images + share * (network.mean + network.std * filtered)
+    return (1 - share) * images + share * network.denormalize(filtered)
 
 
 def divergence_from_mean(logits: Tensor) -> Tensor:

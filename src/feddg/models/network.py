@@ -32,8 +32,8 @@ class Network(nn.Module):
         heads: extra heads that a method adds, by name.
     """
 
-    mean: Tensor
-    std: Tensor
+    scale: Tensor
+    shift: Tensor
 
     def __init__(
         self, featurizer: nn.Module, classes: int, embedding: Embedding = "none", seed: int = 0
@@ -46,12 +46,17 @@ class Network(nn.Module):
         self.embedding, self.features_dimension = _embedding(embedding, features)
         self.classifier: nn.Module = nn.Linear(self.features_dimension, classes)
         self.heads = nn.ModuleDict()
-        self.register_buffer("mean", torch.tensor(IMAGENET_MEAN).view(3, 1, 1), persistent=False)
-        self.register_buffer("std", torch.tensor(IMAGENET_STD).view(3, 1, 1), persistent=False)
+        mean, std = (torch.tensor(m).view(3, 1, 1) for m in (IMAGENET_MEAN, IMAGENET_STD))
+        self.register_buffer("scale", 1 / std, persistent=False)
+        self.register_buffer("shift", -mean / std, persistent=False)
 
     def normalize(self, images: Tensor) -> Tensor:
         """Normalises RGB images in [0, 1] with ImageNet's moments."""
-        return (images - self.mean) / self.std
+        return torch.addcmul(self.shift, images, self.scale)
+
+    def denormalize(self, values: Tensor) -> Tensor:
+        """Undoes :meth:`normalize`."""
+        return (values - self.shift) / self.scale
 
     def features(self, images: Tensor) -> Tensor:
         """Returns embeddings ``z`` of shape ``(B, d)`` for RGB images in [0, 1]."""

@@ -22,6 +22,7 @@ from feddg.methods.base import Method
 from feddg.methods.client import Examples, Worker
 from feddg.methods.registry import build_method
 from feddg.models.backbones import build_network
+from feddg.models.convolution import use_small_map_convolutions
 from feddg.models.network import Network
 from feddg.models.precision import autocast, choose_device, choose_precision
 
@@ -162,7 +163,9 @@ def build(experiment: Experiment, classes: int) -> tuple[Method, Network]:
         embedding=model.embedding,
         seed=experiment.seed,
     )
-    return method, method.network(network)
+    network = method.network(network)
+    use_small_map_convolutions(network)
+    return method, network
 
 
 def build_worker(experiment: Experiment, network: Network, cache: Path | None) -> Worker:

@@ -1,0 +1,194 @@
+"""The jobs that are timed: a federation made by feddg, and the plain loop on the same batches."""
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+import torchvision
+from torch import Tensor, nn
+
+from feddg.data.images import ImageTable
+from feddg.data.sources import register_source
+from feddg.experiment import Experiment
+from feddg.federation.ledger import Ledger
+from feddg.federation.server import Server, initial_state
+from feddg.methods.client import Client
+from feddg.models.backbones import build_network
+from feddg.models.precision import autocast
+from feddg.runs.execute import Prepared, in_process
+
+CLASSES = 10
+
+
+@register_source("noise")
+def noise(root: Path | None, images: int = 0) -> ImageTable:
+    """Images of noise, 32 x 32, ten classes, two domains; ``FEDDG_NOISE_IMAGES`` says how many."""
+    count = images or int(os.environ.get("FEDDG_NOISE_IMAGES", "6000"))
+    chance = numpy.random.default_rng(0)
+    held = max(20, count // 100)
+    pixels = chance.integers(0, 256, (count + held, 32, 32, 3), dtype=numpy.uint8)
+    return ImageTable(
+        tuple(f"noise/{i}" for i in range(count + held)),
+        numpy.arange(count + held) % CLASSES,
+        (numpy.arange(count + held) >= count).astype(numpy.int64),
+        tuple(str(c) for c in range(CLASSES)),
+        ("seen", "held"),
+        images=pixels,
+    )
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is trained.
+
+    Attributes:
+        images: for jobs on noise, how many training images.
+        fields: further fields of the experiment.
+    """
+
+    name: str
+    images: int = 0
+    fields: dict[str, Any] = field(default_factory=dict)
+
+    def experiment(self, method: str, precision: str, pacs: Path, weights: Path) -> Experiment:
+        """Returns the job as an experiment."""
+        if self.images:
+            os.environ["FEDDG_NOISE_IMAGES"] = str(self.images)
+            data: dict[str, Any] = {"source": "noise", "image_size": 32, "id_val": 0, "id_test": 0}
+            given: dict[str, Any] = {"data": data, "preset": "digits", "hold_out": "held"}
+        else:
+            given = {"data": {"source": "pacs", "root": str(pacs)}, "hold_out": "photo"}
+            given["model"] = {"backbone": "resnet18", "weights": str(weights)}
+        merged = {**given, "method": method, "precision": precision}
+        for name, value in self.fields.items():
+            before = merged.get(name, {})
+            merged[name] = {**before, **value} if isinstance(value, dict) else value
+        return Experiment(**merged)
+
+
+def _resnet18(size: int) -> dict[str, Any]:
+    clients = {"number": 100, "per_round": 4, "heterogeneity": 0.1}
+    return {"data": {"image_size": size}, "clients": clients, "train": {"local_epochs": 1}}
+
+
+JOBS = {
+    "cnn32": Job(
+        "cnn32",
+        6000,
+        {
+            "clients": {"number": 100, "per_round": 20, "heterogeneity": 1.0},
+            "model": {"backbone": "cnn", "weights": None},
+            "train": {"local_epochs": 1, "batch_size": 32, "augmentation": "digits"},
+        },
+    ),
+    "resnet18_64": Job("resnet18_64", 0, _resnet18(64)),
+    "resnet18_128": Job("resnet18_128", 0, _resnet18(128)),
+}
+"""By name. The ResNets sample 4 of 100 clients a round: what a client costs is what matters."""
+
+
+class Federation:
+    """A job under feddg, ready for its next round; nothing is written to disk but caches."""
+
+    def __init__(self, experiment: Experiment, cache: Path | None = None) -> None:
+        self.experiment = experiment
+        cache = cache or Path(tempfile.gettempdir()) / "feddg-speed"
+        self.prepared: Prepared = in_process(experiment, cache, lambda *progress: None, {})
+        method, worker = self.prepared.method, self.prepared.worker
+        count = len(self.prepared.transport.clients)
+        state = initial_state(
+            method,
+            worker.network,
+            count,
+            rounds=experiment.train.rounds,
+            settings=experiment.server,
+        )
+        self.server = Server(
+            method,
+            self.prepared.transport,
+            state,
+            per_round=experiment.clients.per_round,
+            settings=experiment.server,
+            seed=experiment.seed,
+            ledger=Ledger(lambda row: None),
+        )
+
+    def next_batches(self) -> list[tuple[Tensor, Tensor]]:
+        """Returns the images (float, channels last) and labels of the next round's batches."""
+        number = self.server.state.round + 1
+        return [
+            (batch.images, batch.labels)
+            for id in self.server.sample(number)
+            for batch in self._batches(id, number)
+        ]
+
+    def begin_everywhere(self) -> None:
+        """Has every client do what it does once and keeps on disk: PARDON's draw their twins."""
+        for id in self.prepared.transport.clients:
+            self.prepared.method.begin(self._client(id, 0))
+
+    def _batches(self, id: int, number: int) -> Iterator[Any]:
+        return self._client(id, number).batches()
+
+    def _client(self, id: int, number: int) -> Client:
+        transport: Any = self.prepared.transport
+        agreed = self.server.state.agreed
+        worker = self.prepared.worker
+        return Client(id, transport._examples(id), worker, round=number, agreed=agreed)
+
+
+class BareLoop:
+    """A plain PyTorch loop: forward, loss, backward, step, on batches that lie ready.
+
+    Args:
+        federation: whose network, batches and normalisation policy it copies.
+        precision: ``float32`` or ``bfloat16``.
+        naive: torchvision's model as it comes: default memory layout, default Adam, float32.
+        passes: forward passes per batch; PARDON makes two.
+    """
+
+    def __init__(
+        self, federation: Federation, precision: str, *, naive: bool = False, passes: int = 1
+    ) -> None:
+        worker, self.passes = federation.prepared.worker, passes
+        self.format = torch.contiguous_format if naive else torch.channels_last
+        self.network = _copy(federation).to(memory_format=self.format)  # type: ignore[call-overload]
+        self.network.train()
+        if worker.freeze:
+            for module in self.network.modules():
+                if isinstance(module, nn.BatchNorm2d):
+                    module.eval()
+        self.optimizer = torch.optim.Adam(
+            self.network.parameters(), worker.train.lr, fused=None if naive else True
+        )
+        self.autocast: Callable[[], Any] = autocast(precision, torch.device("cpu"))
+
+    def run(self, batches: list[tuple[Tensor, Tensor]]) -> None:
+        """Takes one step on each batch."""
+        for images, labels in batches:
+            with self.autocast():
+                losses = [
+                    nn.functional.cross_entropy(self.network(images), labels)
+                    for _ in range(self.passes)
+                ]
+            self.optimizer.zero_grad()
+            torch.stack(losses).sum().backward()
+            self.optimizer.step()
+
+    def laid_out(self, batches: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
+        """Returns the batches in this loop's memory layout, so that it need not convert them."""
+        return [(images.contiguous(memory_format=self.format), y) for images, y in batches]
+
+
+def _copy(federation: Federation) -> nn.Module:
+    """Builds the same architecture with torch and torchvision alone."""
+    model, classes = federation.experiment.model, federation.prepared.worker.network.classes
+    if model.backbone != "cnn":
+        plain: nn.Module = torchvision.models.get_model(model.backbone, num_classes=classes)
+        return plain
+    return build_network("cnn", classes, weights=None)
