@@ -237,6 +237,10 @@ class Client:
     def log(self, terms: dict[str, Tensor]) -> None:
         """Adds one step's loss terms to the round's means."""
         self.steps += 1
+        self.note(terms)
+
+    def note(self, terms: dict[str, Tensor]) -> None:
+        """Adds further terms of the step just logged, such as a second optimizer's loss."""
         for name, term in terms.items():
             value = term.detach().float()
             self._terms[name] = self._terms[name] + value if name in self._terms else value

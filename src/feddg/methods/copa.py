@@ -45,11 +45,7 @@ from feddg.messages import Message, Update, Weights, joined
 from feddg.methods.base import Method, MethodSettings, State, weighted_mean
 from feddg.methods.client import Batch, Client
 from feddg.methods.registry import register
-from feddg.models.batch_instance import (
-    BatchInstanceNorm2d,
-    clamp_gates,
-    mix_instance_statistics,
-)
+from feddg.models.batch_instance import gates_apart, mix_instance_statistics
 from feddg.models.ensemble import Ensemble, Heads
 from feddg.models.network import Network
 from feddg.settings import Fraction, Positive
@@ -146,16 +142,7 @@ class COPA(Method):
     def optimizer(self, client: Client) -> torch.optim.Optimizer:
         """Gives the gates a learning rate of their own, and keeps them in [0, 1]."""
         optimizer = super().optimizer(client)
-        modules = client.network.modules()
-        layers = [layer for layer in modules if isinstance(layer, BatchInstanceNorm2d)]
-        train, gates = client.worker.train, {id(layer.gate): layer.gate for layer in layers}
-        if gates:
-            group = optimizer.param_groups[0]
-            group["params"] = [p for p in group["params"] if id(p) not in gates]
-            factor = self.settings.gate_lr if train.optimizer == "sgd" else 1.0
-            own = {"params": list(gates.values()), "lr": factor * train.lr, "weight_decay": 0.0}
-            optimizer.add_param_group(own)
-            optimizer.register_step_post_hook(lambda *_: clamp_gates(layers))
+        gates_apart(optimizer, client.network, client.worker.train, self.settings.gate_lr)
         return optimizer
 
     def head_loss(self, client: Client, batch: Batch, embeddings: Tensor) -> dict[str, Tensor]:

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from feddg.settings import TrainSettings
+
 
 class BatchInstanceNorm2d(nn.BatchNorm2d):
     """A ``BatchNorm2d`` whose output is mixed with that of instance normalisation.
@@ -49,6 +51,28 @@ def clamp_gates(layers: Iterable[BatchInstanceNorm2d]) -> None:
     """Puts every rho back into [0, 1], as the paper does after each optimizer step."""
     for layer in layers:
         layer.gate.clamp_(0, 1)
+
+
+def gates_apart(
+    optimizer: torch.optim.Optimizer, network: nn.Module, train: TrainSettings, factor: float
+) -> None:
+    """Gives every rho its own learning rate and no weight decay, and keeps it in [0, 1].
+
+    Args:
+        optimizer: holds all parameters in one group.
+        network: whose gates they are; without any nothing happens.
+        train: what the optimizer was made from.
+        factor: learning rate of the gates under SGD, times the others'.
+    """
+    layers = [layer for layer in network.modules() if isinstance(layer, BatchInstanceNorm2d)]
+    gates = {id(layer.gate): layer.gate for layer in layers}
+    if not gates:
+        return
+    group = optimizer.param_groups[0]
+    group["params"] = [p for p in group["params"] if id(p) not in gates]
+    lr = (factor if train.optimizer == "sgd" else 1.0) * train.lr
+    optimizer.add_param_group({"params": list(gates.values()), "lr": lr, "weight_decay": 0.0})
+    optimizer.register_step_post_hook(lambda *_: clamp_gates(layers))
 
 
 def mix_instance_statistics(module: nn.Module, gate: float) -> list[BatchInstanceNorm2d]:

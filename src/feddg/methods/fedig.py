@@ -1,0 +1,223 @@
+"""FedIG: features normalised by a random mix of image and federation must stay the same.
+
+A client of one domain sees one kind of image. The statistics of batch normalisation, averaged over
+all clients, hold what it does not see. FedIG passes each batch through the network twice: normalised
+by the batch as usual, and with every layer normalised by moments drawn at random between each
+image's own and the federation's (MixIG). The two embeddings are pulled together, and the classifier
+learns to recognise the second one. Statistics stay with the clients, scales and shifts are shared,
+and unseen domains are predicted by the average of the statistics.
+
+"Client-agnostic Learning and Zero-shot Adaptation for Federated Domain Generalization" (anonymous
+authors, under review; FedIG-A is its second half).
+
+Equations:
+    mu = u mu_i + (1 - u) mu_G,  sigma = u sigma_i + (1 - u) sigma_G,  u ~ U(0, 1)^C       (3)
+    L = CE(C(f_i), y) + l1 CE(C(f_i'), y) + l2 |f_i - f_i'|^2                        (2, 4 - 6)
+
+    in each layer: mu_i, sigma_i an image's moments over its map, mu_G, sigma_G the federation's;
+    f_i is the embedding under batch normalisation, f_i' that under mu and sigma. u is drawn anew in
+    every step and shared by the batch. The second term reaches the classifier C alone.
+
+Leaves the client:
+    Its weights, its statistics and its number of images, as in FedAvg: the average of the statistics
+    is what the others mix with.
+
+Published code:
+    None; ours is written from the paper.
+
+Decisions:
+    The paper leaves open (inference): gradients pass through an image's moments; epsilon is inside
+    both deviations; (4) sums over the dimensions of f. The server averages deviations, of which the
+    paper speaks, not variances. Layers without a map of several pixels, such as the bottleneck's,
+    use the federation's statistics in the second pass: one number has no moments. Deviations that
+    extrapolation (Table 6) takes below the root of epsilon are held there. `instance_gate` trains
+    batch-instance normalisation beside MixIG, the learned alpha of Table 3. The paper's protocol is
+    the preset `fedig`; with many clients, `fedig_silos`.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import Field, field_validator
+from torch import Generator, Tensor
+from torch.nn.functional import cross_entropy
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from feddg.errors import ExperimentError
+from feddg.messages import Update, Weights
+from feddg.methods.base import MethodSettings, State
+from feddg.methods.client import Batch, Client
+from feddg.methods.registry import register
+from feddg.methods.silobn import SiloBN
+from feddg.models.batch_instance import gates_apart, mix_instance_statistics
+from feddg.models.moments import (
+    Rule,
+    Stored,
+    has_map,
+    instance_moments,
+    normalize,
+    normalize_stored,
+    normalised_by,
+    stored_in,
+)
+from feddg.models.network import Network
+from feddg.settings import Fraction, Positive
+
+GLOBAL = "fedig/statistics"
+
+
+class FedIGSettings(MethodSettings):
+    """Hyper-parameters of FedIG."""
+
+    classification_weight: float = Field(
+        0.1, ge=0, allow_inf_nan=False, description="l1 of the classifier's term (paper, all data)"
+    )
+    feature_weight: float = Field(
+        4.0, ge=0, allow_inf_nan=False, description="l2 of the embeddings' term (paper, all data)"
+    )
+    feature_distance: Literal["sum", "mean"] = Field(
+        "mean", description="of the squares over the embedding's dimensions"
+    )
+    mixing: tuple[float, float] = Field(
+        (0.0, 1.0),
+        description="range of u (paper: 0 to 1; Table 6: 0 to 0.5, 0.5 to 1, -0.1 to 1.1; twice the "
+        "same number holds u there, Table 1: 0 is global, 1 instance)",
+    )
+    average: Literal["deviation", "variance"] = Field(
+        "deviation", description="what the server averages (the paper speaks of deviations)"
+    )
+    instance_gate: Fraction | None = Field(
+        None,
+        description="begins rho of batch-instance normalisation (Table 3, learned alpha); none for "
+        "plain batch normalisation",
+    )
+    instance_gate_lr: Positive = Field(
+        10.0, description="learning rate of rho under SGD, times the others' (Nam and Kim 2018)"
+    )
+
+    @field_validator("mixing")
+    @classmethod
+    def _ordered(cls, value: tuple[float, float]) -> tuple[float, float]:
+        if not -1 <= value[0] <= value[1] <= 2:
+            raise ValueError("must be two numbers from -1 to 2, the smaller first")
+        return value
+
+
+@register
+class FedIG(SiloBN):
+    """Embeddings under mixed image and federation statistics stay what they are without."""
+
+    name = "fedig"
+    summary = "embeddings agree under mixed instance and global statistics (FedIG)"
+    Settings = FedIGSettings
+    presets: ClassVar[dict[str, dict[str, Any]]] = SiloBN.presets
+    excludes: ClassVar[dict[str, str]] = SiloBN.excludes | dict.fromkeys(
+        ("csac", "l2d", "randconv", "rsc"),
+        "fedig passes the batch's own images through the network a second time; csac, l2d, "
+        "randconv and rsc pass other images or parts of them, or count the passes",
+    )
+
+    def check(self, experiment: Any) -> None:
+        """Refuses frozen statistics."""
+        if experiment.model.normalization == "frozen":
+            raise ExperimentError(
+                f"{self.name} mixes the clients' normalisation statistics, but this experiment "
+                "freezes them; set model.normalization to train"
+            )
+        super().check(experiment)
+
+    def network(self, network: Network) -> Network:
+        """Adds gates to the batch normalisation, if asked for."""
+        network = super().network(network)
+        if self.settings.instance_gate is not None:
+            mix_instance_statistics(network.featurizer, self.settings.instance_gate)
+        return network
+
+    def begin(self, client: Client) -> None:
+        """Notes the federation's statistics; they stand until the round ends."""
+        super().begin(client)
+        client.scratch[GLOBAL] = stored_in(client.network, client.received)
+
+    def optimizer(self, client: Client) -> torch.optim.Optimizer:
+        """Gives gates a learning rate of their own, and keeps them in [0, 1]."""
+        optimizer = super().optimizer(client)
+        gates_apart(optimizer, client.network, client.worker.train, self.settings.instance_gate_lr)
+        return optimizer
+
+    def head_loss(self, client: Client, batch: Batch, embeddings: Tensor) -> dict[str, Tensor]:
+        """Adds the two client-agnostic terms."""
+        terms = super().head_loss(client, batch, embeddings)
+        chosen = self.settings
+        if not chosen.classification_weight and not chosen.feature_weight:
+            return terms
+        with nullcontext() if chosen.feature_weight else torch.no_grad():
+            varied = self._varied(client, batch)
+        if chosen.classification_weight:
+            logits = client.network.classifier(varied.detach())
+            loss = cross_entropy(logits, batch.labels)
+            terms = terms | {"agnostic_classification": chosen.classification_weight * loss}
+        if chosen.feature_weight:
+            squares = (embeddings.float() - varied.float()).square()
+            whole = squares.sum() / len(batch)
+            distance = whole if chosen.feature_distance == "sum" else squares.mean()
+            terms = terms | {"agnostic_features": chosen.feature_weight * distance}
+        return terms
+
+    def _varied(self, client: Client, batch: Batch) -> Tensor:
+        """Embeds the batch under mixed moments."""
+        chance = client.stream("fedig", client.steps)
+        rule = mixed(client.scratch[GLOBAL], self.settings.mixing, chance)
+        with normalised_by(client.network, rule):
+            return client.network.features(batch.images)
+
+    def aggregate(self, state: State, updates: Iterable[Update]) -> State:
+        """Averages deviations in place of variances."""
+        if self.settings.average == "variance":
+            return super().aggregate(state, updates)
+        before = state.weights
+        deviations = (replace(update, weights=_powered(update.weights, 0.5)) for update in updates)
+        state.weights = _powered(before, 0.5)
+        try:
+            state = super().aggregate(state, deviations)
+        except BaseException:
+            state.weights = before
+            raise
+        state.weights = _powered(state.weights, 2.0)
+        return state
+
+
+def mixed(
+    statistics: dict[_BatchNorm, Stored], mixing: tuple[float, float], chance: Generator
+) -> Rule:
+    """Returns MixIG (Eq. 3) as a rule: one u per channel, drawn for every pass through a layer.
+
+    Args:
+        statistics: the federation's, by layer.
+        mixing: range of u.
+        chance: draws u.
+    """
+    low, high = mixing
+
+    def rule(layer: _BatchNorm, inputs: Tensor) -> Tensor:
+        ours = statistics[layer]
+        if not has_map(inputs):
+            return normalize_stored(layer, inputs, ours)
+        u = low + (high - low) * torch.rand(layer.num_features, generator=chance)
+        image = instance_moments(inputs, layer.eps)
+        return normalize(layer, inputs, ours.moments(layer.eps).mixed(image, u.to(image.mean)))
+
+    return rule
+
+
+def _powered(weights: Weights, power: float) -> Weights:
+    """Raises variances to a power: to deviations and back."""
+    return dict(_entries(weights, power))
+
+
+def _entries(weights: Weights, power: float) -> Iterator[tuple[str, Tensor]]:
+    for name, tensor in weights.items():
+        statistic = name.rpartition(".")[2] == "running_var"
+        yield name, tensor.detach() ** power if statistic else tensor
