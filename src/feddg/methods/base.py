@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from feddg.messages import Broadcast, Message, Update, Weights
 from feddg.methods.client import Batch, Client
 from feddg.models.network import Network
+from feddg.models.optimizer import InPlaceAdam
 from feddg.settings import TrainSettings
 
 Ask = Callable[[str, Message], Iterator[tuple[int, Message]]]
@@ -254,4 +255,4 @@ def new_optimizer(
         return torch.optim.SGD(
             trained, train.lr, train.momentum, weight_decay=train.weight_decay, fused=True
         )
-    return torch.optim.Adam(trained, train.lr, weight_decay=train.weight_decay, fused=True)
+    return InPlaceAdam(trained, train.lr, weight_decay=train.weight_decay, fused=True)

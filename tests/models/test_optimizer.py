@@ -1,0 +1,37 @@
+"""Adam in memory order against PyTorch's plain one."""
+
+import copy
+
+import torch
+from torch import nn
+
+from feddg.models.optimizer import InPlaceAdam
+
+
+def test_steps_are_those_of_the_plain_loop():
+    torch.manual_seed(0)
+    first = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 1), nn.Flatten(), nn.Linear(144, 2))
+    first = first.to(memory_format=torch.channels_last)
+    second = copy.deepcopy(first)
+    settings = {"lr": 0.01, "weight_decay": 0.1}
+    ours = InPlaceAdam(first.parameters(), fused=True, **settings)
+    theirs = torch.optim.Adam(second.parameters(), foreach=False, fused=False, **settings)
+    for _ in range(4):
+        images = torch.randn(5, 3, 8, 8).contiguous(memory_format=torch.channels_last)
+        for network, optimizer in ((first, ours), (second, theirs)):
+            optimizer.zero_grad()
+            network(images).square().sum().backward()
+            optimizer.step()
+    for one, other in zip(first.parameters(), second.parameters()):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+        assert one.stride() == other.stride()
+
+
+def test_a_gradient_in_another_memory_order_counts_the_same():
+    weight = nn.Parameter(torch.randn(4, 3, 2, 2).contiguous(memory_format=torch.channels_last))
+    plain = nn.Parameter(weight.detach().clone())
+    gradient = torch.randn(4, 3, 2, 2)
+    weight.grad, plain.grad = gradient.clone(), gradient.clone()
+    InPlaceAdam([weight], 0.1, fused=True).step()
+    torch.optim.Adam([plain], 0.1, foreach=False).step()
+    torch.testing.assert_close(weight, plain)
