@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     Progress,
@@ -23,8 +24,11 @@ from feddg.messages import Refusal, Update
 from feddg.runs.compare import Comparison, Work
 from feddg.runs.observer import Observer
 from feddg.runs.pool import Outcome, Task, Watcher
-from feddg.runs.records import SPLITS, RunRecord, read_run
+from feddg.runs.records import SELECTION_RULES, SPLITS, RunRecord, read_run
+from feddg.runs.report import blocks
+from feddg.runs.report.many_tables import accuracy_table, margin_table
 from feddg.runs.report.wording import counted, duration
+from feddg.runs.results import read_comparison
 
 SPLIT_WORDS = {
     "test": "held-out test",
@@ -271,9 +275,26 @@ def complete_runs(work: Work) -> list[RunRecord]:
     return [read_run(folder) for folder in work.folders.values() if folder not in missing]
 
 
+def as_rich(table: blocks.Table) -> Table:
+    """Returns a report's table for the terminal."""
+    shown = Table(caption=table.caption, caption_justify="left")
+    for column in table.columns:
+        heading = f"{column.heading}\n{column.note}" if column.note else column.heading
+        shown.add_column(escape(heading), justify="right" if column.numeric else "left")
+    for row in table.rows:
+        shown.add_row(*(f"[bold]{escape(c.text)}[/]" if c.strong else escape(c.text) for c in row))
+    return shown
+
+
 def print_comparison(done: Comparison) -> None:
     """Prints where a comparison's results are, and which runs failed."""
     console = Console()
+    results = read_comparison(done.folder)
+    if results.results:
+        console.print(as_rich(accuracy_table(results, SELECTION_RULES[0])))
+        margins = margin_table(results)
+        if margins is not None:
+            console.print(as_rich(margins))
     for outcome in done.failures:
         console.print(
             f"{outcome.status}: {outcome.task.folder.name}: {outcome.error or ''}",

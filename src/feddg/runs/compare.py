@@ -13,8 +13,7 @@ from feddg.runs.folder import EXPERIMENT, replace_file
 from feddg.runs.plan import Cell, Plan, distinct, expand_plan, load_plan
 from feddg.runs.pool import LOG_FOLDER, Outcome, Processes, Task, Watcher, run_here
 from feddg.runs.prepare import Progress, cache_folder, load_table
-
-COMPARISON = "comparison.json"
+from feddg.runs.results import COMPARISON
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
-"""Reports: one self-contained HTML page about one run or several."""
+"""Reports: one self-contained HTML page about one run or many, and its tables as files."""
 
-from feddg.runs.report.comparison import write_comparison
-from feddg.runs.report.page import write_report
+from feddg.runs.report.page import write_comparison, write_report, write_tables
 
-__all__ = ["write_comparison", "write_report"]
+__all__ = ["write_comparison", "write_report", "write_tables"]

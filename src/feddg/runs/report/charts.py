@@ -1,7 +1,7 @@
 """Interactive charts of one run or several, as plotly figures.
 
 Names come from users' folders. plotly reads a small HTML dialect in its texts, so every name goes
-through ``_label``, and axes are numbered with names as tick labels: two long names that are
+through ``label_of``, and axes are numbered with names as tick labels: two long names that are
 shortened alike stay two, and names such as ``0`` and ``1`` stay names.
 """
 
@@ -108,7 +108,7 @@ def accuracy_curves(run: RunRecord) -> Chart:
         "Share of images classified correctly after each round; round 0 is before training. "
         "Held-out domains (thick) are seen by no client. Touch a name to hide or show its line."
     )
-    return _curves(lines, "accuracy (%)", caption)
+    return curves_of(lines, "accuracy (%)", caption)
 
 
 def _domain_colours(evaluations: Evaluations) -> dict[str, str]:
@@ -129,7 +129,7 @@ def _domain_line(evaluations: Evaluations, split: str, domain: str, colour: str)
         for round_ in evaluations.rounds
         if (row := evaluations.get(round_, split, domain)) is not None
     ]
-    return _split_line(points, split, f"{_label(domain)} · {SPLIT_TITLES[split]}", colour)
+    return _split_line(points, split, f"{label_of(domain)} · {SPLIT_TITLES[split]}", colour)
 
 
 def _mean_line(evaluations: Evaluations, split: str) -> go.Scatter:
@@ -149,7 +149,7 @@ def _split_line(
     points: Sequence[tuple[int, float]], split: str, name: str, colour: str
 ) -> go.Scatter:
     held_out = split in (TEST, VAL)
-    line = _line(points, name, colour, width=3 if held_out else 1.6, scale=100)
+    line = line_of(points, name, colour, width=3 if held_out else 1.6, scale=100)
     if split == ID_TEST:
         line.update(visible="legendonly", line_dash="dot")
     return line
@@ -160,9 +160,9 @@ def loss_curves(rounds: Sequence[Round]) -> Chart | None:
     terms = list(dict.fromkeys(name for row in rounds for name in row.terms))
     colours = cycle(TRAINING_COLOURS[:2] + HELD_OUT_COLOURS + TRAINING_COLOURS[2:])
     lines = [
-        _line(
+        line_of(
             [(row.round, row.terms[name]) for row in rounds if name in row.terms],
-            _label(readable(name)),
+            label_of(readable(name)),
             colour,
         )
         for name, colour in zip(terms, colours)
@@ -173,7 +173,7 @@ def loss_curves(rounds: Sequence[Round]) -> Chart | None:
         "Each term of the training loss, averaged over the examples of the clients of a round."
     )
     values = [value for row in rounds for value in row.terms.values() if value == value]
-    return _curves(lines, "loss term", caption, logarithmic=_spans_magnitudes(values))
+    return curves_of(lines, "loss term", caption, logarithmic=_spans_magnitudes(values))
 
 
 def _spans_magnitudes(values: Sequence[float]) -> bool:
@@ -183,23 +183,24 @@ def _spans_magnitudes(values: Sequence[float]) -> bool:
 def held_out_accuracy_of_runs(runs: Sequence[RunRecord], labels: Sequence[str]) -> Chart:
     """Held-out test accuracy over rounds, one line per run."""
     lines = [
-        _line(_mean_points(run.evaluations, TEST), _label(label), colour, width=3, scale=100)
+        line_of(_mean_points(run.evaluations, TEST), label_of(label), colour, width=3, scale=100)
         for run, label, colour in zip(runs, labels, cycle(RUN_COLOURS))
     ]
     caption = (
         "Accuracy on the held-out test domain after each round, one line per run (mean over "
         "domains where there are several)."
     )
-    return _curves(lines, "held-out test accuracy (%)", caption)
+    return curves_of(lines, "held-out test accuracy (%)", caption)
 
 
-def _line(
-    points: Sequence[tuple[int, float]],
+def line_of(
+    points: Sequence[tuple[float, float]],
     name: str,
     colour: str,
     width: float = 2,
     scale: float = 1,
 ) -> go.Scatter:
+    """A line through points, with markers when they are few."""
     few = len(points) <= 15
     return go.Scatter(
         x=[round_ for round_, _ in points],
@@ -212,9 +213,10 @@ def _line(
     )
 
 
-def _curves(
+def curves_of(
     lines: Iterable[go.Scatter], title: str, caption: str, logarithmic: bool = False
 ) -> Chart:
+    """Lines over rounds."""
     traces = list(lines)
     layout = {
         "hovermode": "x unified",
@@ -222,7 +224,7 @@ def _curves(
         "xaxis": {"title": {"text": "round"}, "hoverformat": "d"} | _whole_rounds(traces),
         "yaxis": {"title": {"text": title}, **(LOG_AXIS if logarithmic else {})},
     }
-    return _chart(traces, layout, 330 + 12 * len(traces), caption)
+    return chart_of(traces, layout, 330 + 12 * len(traces), caption)
 
 
 def _whole_rounds(traces: Sequence[go.Scatter]) -> dict[str, Any]:
@@ -258,10 +260,10 @@ def confusion_matrix(counts: Counts, classes: Sequence[str], caption: str) -> Ch
         ygap=gap,
     )
     layout = {
-        "xaxis": _names_axis(classes, "recognised as") | {"showgrid": False},
-        "yaxis": _names_axis(classes, "") | {"showgrid": False, "autorange": "reversed"},
+        "xaxis": names_axis(classes, "recognised as") | {"showgrid": False},
+        "yaxis": names_axis(classes, "") | {"showgrid": False, "autorange": "reversed"},
     }
-    return _chart([heat], layout, _class_height(len(classes)), caption)
+    return chart_of([heat], layout, _class_height(len(classes)), caption)
 
 
 def class_accuracy(counts: Counts, classes: Sequence[str]) -> Chart:
@@ -281,18 +283,20 @@ def class_accuracy(counts: Counts, classes: Sequence[str]) -> Chart:
         text=[f"{shares[index]:.0f}" for index in order],
         textposition="outside",
         cliponaxis=False,
-        customdata=[f"{_label(classes[index])}: {number(totals[index])} images" for index in order],
+        customdata=[
+            f"{label_of(classes[index])}: {number(totals[index])} images" for index in order
+        ],
         hovertemplate="%{customdata}<br>%{x:.1f} % correct<extra></extra>",
     )
     names = [classes[index] for index in order]
     present = shares[totals > 0]
     layout = {
         "xaxis": {"title": {"text": "correct (%)"}, "range": [0, 105]},
-        "yaxis": _names_axis(names, "") | {"showgrid": False, "autorange": "reversed"},
+        "yaxis": names_axis(names, "") | {"showgrid": False, "autorange": "reversed"},
         "shapes": [_mean_mark(float(present.mean()) if present.size else 0.0)],
         "bargap": 0.3,
     }
-    return _chart([bars], layout, _class_height(len(order)), caption)
+    return chart_of([bars], layout, _class_height(len(order)), caption)
 
 
 def _mean_mark(position: float) -> dict[str, Any]:
@@ -334,7 +338,7 @@ def client_heat_map(clients: Clients, by: str) -> Chart:
     heat = go.Heatmap(
         z=(100 * _row_shares(columns)).T.round(1).tolist(),
         customdata=columns.T.astype(int).tolist(),
-        text=[[f"{title}<br>{_label(name)}" for title in titles] for name in names],
+        text=[[f"{title}<br>{label_of(name)}" for title in titles] for name in names],
         hovertemplate="%{text}: %{customdata} images, %{z:.1f} %<extra></extra>",
         zmin=0,
         zmax=100,
@@ -343,7 +347,7 @@ def client_heat_map(clients: Clients, by: str) -> Chart:
         xgap=1 if len(groups) <= 60 else 0,
         ygap=2,
     )
-    return _chart(
+    return chart_of(
         [heat],
         _heat_layout(clients, groups, names),
         130 + 34 * len(names),
@@ -374,7 +378,7 @@ def client_groups(domain_counts: NDArray[Any]) -> list[NDArray[np.intp]]:
 
 def _group_title(members: Sequence[Client]) -> str:
     if len(members) == 1:
-        return _label(members[0].name)
+        return label_of(members[0].name)
     return f"{len(members)} clients together"
 
 
@@ -384,10 +388,10 @@ def _heat_layout(
     total = len(clients.clients)
     title = "clients, by main domain"
     if total <= LABELLED_CLIENTS:
-        x_axis = _names_axis([clients.clients[group[0]].name for group in groups], title)
+        x_axis = names_axis([clients.clients[group[0]].name for group in groups], title)
     else:
         x_axis = {"title": {"text": title}, "showticklabels": False}
-    y_axis = _names_axis(names, "") | {"autorange": "reversed", "showgrid": False}
+    y_axis = names_axis(names, "") | {"autorange": "reversed", "showgrid": False}
     return {"xaxis": x_axis | {"showgrid": False}, "yaxis": y_axis}
 
 
@@ -409,22 +413,24 @@ def _row_shares(counts: Counts) -> Counts:
     return counts / np.where(totals > 0, totals, 1)
 
 
-def _names_axis(names: Sequence[str], title: str) -> dict[str, Any]:
+def names_axis(names: Sequence[str], title: str) -> dict[str, Any]:
     """An axis of names; of very many, they show only when the reader points at something."""
     return {
         "title": {"text": title},
         "tickmode": "array",
         "tickvals": list(range(len(names))),
-        "ticktext": [_label(name) for name in names],
+        "ticktext": [label_of(name) for name in names],
         "showticklabels": len(names) <= MANY_CLASSES,
     }
 
 
-def _label(name: str) -> str:
+def label_of(name: str) -> str:
+    """A name as safe text in a chart."""
     return html.escape(shortened(readable(name)))
 
 
-def _chart(traces: Sequence[Any], layout: dict[str, Any], height: int, caption: str) -> Chart:
+def chart_of(traces: Sequence[Any], layout: dict[str, Any], height: int, caption: str) -> Chart:
+    """A chart of plotly traces under the page's template."""
     figure = json.loads(go.Figure(list(traces), {**layout, "template": "none"}).to_json())
     figure["layout"].pop("template", None)  # the page holds one template for all its charts
     return Chart(figure, height, caption)

@@ -1,4 +1,4 @@
-"""From run folders to one HTML file that needs nothing else.
+"""From run folders to one HTML file that needs nothing else, and to its tables as files.
 
 plotly.js travels inside the page, gzipped and written in base64 (2 MB instead of 5); the browser
 unpacks it with ``DecompressionStream``. A browser older than 2023 says in place of each chart that
@@ -20,16 +20,23 @@ from feddg.errors import RunError
 from feddg.runs.records import read_run
 from feddg.runs.report.blocks import Page
 from feddg.runs.report.charts import TEMPLATE
+from feddg.runs.report.comparison import results_page
+from feddg.runs.report.formats import page_tables, results_csv, to_csv, to_latex, to_markdown
 from feddg.runs.report.pictures import data_uri
 from feddg.runs.report.several import comparison_page
 from feddg.runs.report.single import run_page
+from feddg.runs.results import COMPARISON, Results, read_comparison, results_of
+
+MOST_SIDE_BY_SIDE = 6
 
 
 def write_report(folders: Sequence[Path], out: Path) -> Path:
-    """Writes one self-contained HTML page about one run, or about several side by side.
+    """Writes one self-contained HTML page about one run, or about several.
 
     Args:
-        folders: Run folders, finished or not; one gives the page of that run, more a comparison.
+        folders: Run folders, finished or not, or a single folder of ``feddg compare``. One run
+            gives the page of that run; one run per method, a page of them side by side; more, a
+            page of statistics.
         out: The file to write; its folder is made if needed, an older file is replaced.
 
     Returns:
@@ -39,12 +46,64 @@ def write_report(folders: Sequence[Path], out: Path) -> Path:
         RunError: If there is no folder to report on, one is not a run folder or damaged, or the
             page cannot be written.
     """
+    _write(out, render(page_about(folders)))
+    return out
+
+
+def page_about(folders: Sequence[Path]) -> Page:
+    """The page about one run or several; see :func:`write_report`."""
     if not folders:
         raise RunError("There is no run to report on. Name at least one run folder.")
+    if len(folders) == 1 and (folders[0] / COMPARISON).is_file():
+        return results_page(read_comparison(folders[0]))
     runs = [read_run(folder) for folder in folders]
-    page = run_page(runs[0]) if len(runs) == 1 else comparison_page(runs)
+    if len(runs) == 1:
+        return run_page(runs[0])
+    if len(runs) > MOST_SIDE_BY_SIDE or len({run.method for run in runs}) < len(runs):
+        results = results_of(folders)
+        if results.results and _is_grid(results):
+            return results_page(results)
+    return comparison_page(runs)
+
+
+def _is_grid(results: Results) -> bool:
+    """Whether some method was run more than once: with other seeds or in other scenarios."""
+    return len(results.methods) < len(results.results)
+
+
+def write_comparison(folder: Path) -> Path:
+    """Writes ``report.html``, ``results.csv`` and ``tables/`` into a folder of ``feddg compare``.
+
+    Returns:
+        The page.
+
+    Raises:
+        RunError: the folder holds no comparison, or cannot be written.
+    """
+    results = read_comparison(folder)
+    page = results_page(results)
+    out = folder / "report.html"
     _write(out, render(page))
+    _write(folder / "results.csv", results_csv(results))
+    write_tables(page, folder / "tables")
     return out
+
+
+def write_tables(page: Page, folder: Path) -> list[Path]:
+    """Writes every table of a page as Markdown, CSV and LaTeX.
+
+    Returns:
+        The files; all tables together are in ``tables.md``.
+    """
+    files, whole = [], [f"# {page.title}\n\n{page.lead}\n"]
+    for name, table in page_tables(page):
+        for suffix, text in (("md", to_markdown), ("csv", to_csv), ("tex", to_latex)):
+            files.append(folder / f"{name}.{suffix}")
+            _write(files[-1], text(table))
+        whole.append(f"## {name.replace('_', ' ').capitalize()}\n\n{to_markdown(table)}")
+    files.append(folder / "tables.md")
+    _write(files[-1], "\n".join(whole))
+    return files
 
 
 def render(page: Page) -> str:

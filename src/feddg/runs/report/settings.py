@@ -1,16 +1,17 @@
 """Experiments and environments as tables."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from feddg.runs.records import RunRecord
 from feddg.runs.report.blocks import Cell, Column, Table
 from feddg.runs.report.wording import MISSING
+from feddg.runs.results import flatten
 
 
 def differing_settings(runs: Sequence[RunRecord], labels: Sequence[str]) -> Table | None:
     """The settings in which the runs' experiments differ, or None when they do not."""
-    flat = [dict(_flatten(run.experiment)) for run in runs]
+    flat = [dict(flatten(run.experiment)) for run in runs]
     keys = dict.fromkeys(key for settings in flat for key in settings if key != "name")
     rows = [
         [Cell(key), *(Cell(settings.get(key, MISSING)) for settings in flat)]
@@ -22,17 +23,7 @@ def differing_settings(runs: Sequence[RunRecord], labels: Sequence[str]) -> Tabl
     return Table(columns, rows, "Everything else is the same in all runs.") if rows else None
 
 
-def _flatten(settings: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
-    if isinstance(settings, dict):
-        for key, value in settings.items():
-            yield from _flatten(value, f"{prefix}.{key}" if prefix else str(key))
-    elif isinstance(settings, list):
-        yield prefix, ", ".join(str(value) for value in settings) or "none"
-    else:
-        yield prefix, "none" if settings is None else str(settings)
-
-
 def mapping_table(content: Mapping[str, Any], headings: tuple[str, str]) -> Table:
     """A mapping as two columns; nested names are joined by dots."""
-    rows = [[Cell(key), Cell(value)] for key, value in _flatten(content)]
+    rows = [[Cell(key), Cell(value)] for key, value in flatten(content)]
     return Table([Column(heading, numeric=False) for heading in headings], rows)

@@ -1,0 +1,129 @@
+"""Statistics over seeds and scenarios, as pure functions of numbers."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+CONFIDENCE = 0.95
+Key = tuple[str, int]
+"""A column (scenario and conditions) and a seed: what two methods are paired by."""
+Accuracies = Mapping[Key, float]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A mean with its standard deviation over seeds.
+
+    Attributes:
+        mean: the mean.
+        deviation: the sample standard deviation (divided by n - 1); None for a single value.
+        count: how many values.
+    """
+
+    mean: float
+    deviation: float | None
+    count: int
+
+
+@dataclass(frozen=True)
+class Margin:
+    """How much better one method is than another, pair by pair.
+
+    Attributes:
+        mean: mean difference.
+        low: lower end of the confidence interval of the mean; None for a single pair.
+        high: its upper end.
+        pairs: how many pairs.
+    """
+
+    mean: float
+    low: float | None
+    high: float | None
+    pairs: int
+
+    @property
+    def decided(self) -> bool:
+        """Whether the interval excludes zero."""
+        return self.low is not None and self.high is not None and self.low * self.high > 0
+
+
+def spread(values: Iterable[float]) -> Spread | None:
+    """Returns mean and standard deviation, or None of nothing."""
+    known = list(values)
+    if not known:
+        return None
+    deviation = float(np.std(known, ddof=1)) if len(known) > 1 else None
+    return Spread(math.fsum(known) / len(known), deviation, len(known))
+
+
+def average_over_columns(accuracies: Accuracies, columns: Sequence[str]) -> Spread | None:
+    """Returns the average over columns, with its standard deviation over seeds.
+
+    A seed counts when it has every column: a mean over fewer would be a different quantity.
+    """
+    seeds = dict.fromkeys(seed for _, seed in accuracies)
+    return spread(
+        math.fsum(accuracies[column, seed] for column in columns) / len(columns)
+        for seed in seeds
+        if all((column, seed) in accuracies for column in columns)
+    )
+
+
+def paired_margin(ours: Accuracies, theirs: Accuracies) -> Margin | None:
+    """Returns by how much ``ours`` is above ``theirs``, over their common columns and seeds.
+
+    The interval is Student's t for the mean of paired differences (two-sided, 95 %), each column
+    and seed one pair. It says how far the margin might move with other seeds and scenarios like
+    these; it knows nothing of other data sets.
+
+    Returns:
+        The margin, or None without a common pair.
+    """
+    keys = [key for key in ours if key in theirs]
+    if not keys:
+        return None
+    differences = np.array([ours[key] - theirs[key] for key in keys])
+    mean = float(differences.mean())
+    if len(keys) == 1:
+        return Margin(mean, None, None, 1)
+    error = float(differences.std(ddof=1)) / math.sqrt(len(keys))
+    reach = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(keys) - 1)) * error
+    return Margin(mean, mean - reach, mean + reach, len(keys))
+
+
+def best_other(method: str, results: Mapping[str, Accuracies]) -> str | None:
+    """Returns the method, other than this one, with the best mean over the pairs they share.
+
+    Methods that share fewer pairs with ``method`` than the most any shares are passed over.
+    """
+    ours = results[method]
+    shared = {
+        name: [theirs[key] for key in theirs if key in ours]
+        for name, theirs in results.items()
+        if name != method
+    }
+    most = max(map(len, shared.values()), default=0)
+    means = {
+        name: math.fsum(values) / most for name, values in shared.items() if len(values) == most > 0
+    }
+    return max(means, key=lambda name: means[name], default=None)
+
+
+def ranks(results: Mapping[str, Accuracies]) -> dict[str, dict[Key, float]]:
+    """Returns every method's rank, 1 for the best, per column and seed that all methods have.
+
+    Methods that tie share the mean of their ranks.
+    """
+    names = list(results)
+    if not names:
+        return {}
+    keys = [key for key in results[names[0]] if all(key in results[name] for name in names)]
+    ranked: dict[str, dict[Key, float]] = {name: {} for name in names}
+    for key in keys:
+        places = stats.rankdata([-results[name][key] for name in names])
+        for name, place in zip(names, places):
+            ranked[name][key] = float(place)
+    return ranked
