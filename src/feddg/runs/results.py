@@ -123,6 +123,14 @@ class Results:
         """The columns' headings, in the plan's order."""
         return list(dict.fromkeys(self.column(place) for place in self._places))
 
+    def columns_by(self, axis: str) -> dict[str, list[str]]:
+        """Returns the columns that share a value of an axis, by that value."""
+        groups: dict[str, dict[str, None]] = {}
+        for place in self._places:
+            if axis in place.values:
+                groups.setdefault(place.values[axis], {})[self.column(place)] = None
+        return {value: list(columns) for value, columns in groups.items()}
+
     def accuracies(self, rule: SelectionRule, split: str = TEST) -> dict[str, Accuracies]:
         """Returns every method's accuracies under a rule, by column and seed."""
         found: dict[str, dict[Key, float]] = {method: {} for method in self.methods}

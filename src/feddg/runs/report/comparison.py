@@ -26,6 +26,7 @@ from feddg.runs.statistics import (
 )
 
 MOST_FACTS = 8
+MOST_COLUMNS = 6
 FINAL = SELECTION_RULES[0]
 
 
@@ -109,6 +110,9 @@ def _facts(results: Results) -> list[Facts]:
 
 def _accuracy_section(results: Results) -> Section:
     blocks: list[Block] = [tables.accuracy_table(results, FINAL)]
+    if len(results.columns) > MOST_COLUMNS and len(results.axes) > 1:
+        by_axis = [tables.accuracy_table(results, FINAL, axis=axis) for axis in results.axes]
+        blocks = [*by_axis, Fold("Every column", blocks)]
     if (chart := charts.learning_curves(results)) is not None:
         blocks.append(chart)
     for split, title in ((VAL, "Held-out validation"), (ID_TEST, "In-domain test")):

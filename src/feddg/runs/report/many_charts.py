@@ -92,10 +92,11 @@ def axis_curves(results: Results, axis: str) -> Chart | None:
     lines = []
     for method in results.methods:
         spreads = [spread(_at(results, method, axis, value)) for value in values]
-        known = [(place, s) for place, s in zip(places, spreads) if s is not None]
+        known = [(x, s) for x, s in zip(places, spreads) if s is not None and x is not None]
         if not known:
             continue
-        line = _line(method, [(float(x or 0), s.mean) for x, s in known], results)
+        known.sort(key=lambda point: point[0])
+        line = _line(method, [(x, s.mean) for x, s in known], results)
         deviations = [100 * (s.deviation or 0.0) for _, s in known]
         line.update(error_y={"type": "data", "array": deviations, "thickness": 1})
         lines.append(line)

@@ -33,16 +33,23 @@ PRINTED_TOLERANCE = 0.051
 """Printed averages may differ from their row's mean by rounding, in points."""
 
 
-def accuracy_table(results: Results, rule: SelectionRule, split: str = TEST) -> Table:
-    """Accuracy of every method in every column, and its average, under one selection rule."""
+def accuracy_table(
+    results: Results, rule: SelectionRule, split: str = TEST, axis: str | None = None
+) -> Table:
+    """Accuracy of every method under one selection rule, by column and on average.
+
+    Args:
+        results: the comparison.
+        rule: how a run's round is chosen.
+        split: which images.
+        axis: one column for each value of this axis, averaged over the other axes.
+    """
     accuracies = results.accuracies(rule, split)
-    columns = results.columns
-    with_average = len(columns) > 1
+    columns = results.columns_by(axis) if axis else {column: [column] for column in results.columns}
+    if len(columns) > 1:
+        columns["Average"] = results.columns
     spreads = {
-        method: [
-            *(_of_column(accuracies[method], column) for column in columns),
-            *([average_over_columns(accuracies[method], columns)] if with_average else []),
-        ]
+        method: [average_over_columns(accuracies[method], group) for group in columns.values()]
         for method in results.methods
         if method in accuracies
     }
@@ -52,8 +59,10 @@ def accuracy_table(results: Results, rule: SelectionRule, split: str = TEST) -> 
         for method, row in spreads.items()
     ]
     heads = [Column("Method", numeric=False), *(Column(readable(column)) for column in columns)]
-    heads += [Column("Average")] if with_average else []
-    return Table(heads, rows, _accuracy_caption(results, rule, split))
+    caption = _accuracy_caption(results, rule, split)
+    if axis:
+        caption += " Each column is an average over everything else that varies."
+    return Table(heads, rows, caption)
 
 
 def _best(rows: Iterable[Sequence[Spread | None]]) -> list[float | None]:
