@@ -24,21 +24,19 @@ Published code:
 Decisions:
     A greedy step takes the largest minimum distance, then the largest sum, then the first in
     lexicographic order; the search starts from the identity, so that shuffled images are far from
-    whole ones too. Images whose side is no multiple of 3 are cropped around the centre, the whole
-    ones as well, since a batch has one size; at test they keep theirs.
+    whole ones too. Where a side is no multiple of 3, what is left over stays in its place as a rim,
+    so that an image has the same size in training and at test.
 """
 
 import functools
 import itertools
 from dataclasses import replace
-from typing import Any
 
 import numpy
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from feddg.errors import ExperimentError
 from feddg.methods.base import Method, MethodSettings
 from feddg.methods.client import Batch, Client
 from feddg.methods.registry import register
@@ -75,19 +73,20 @@ def shuffled(images: Tensor, orders: Tensor) -> Tensor:
     """Cuts images into 3 x 3 tiles and lays them out anew.
 
     Args:
-        images: ``(B, C, H, W)``; what exceeds a multiple of 3 is cropped around the centre.
+        images: ``(B, C, H, W)``; what exceeds a multiple of 3 is a rim that stays where it is.
         orders: ``(B, 9)``, which tile comes to each place, row by row.
     """
     count, channels = images.shape[:2]
     height, width = (side // GRID for side in images.shape[-2:])
     top, left = ((side % GRID) // 2 for side in images.shape[-2:])
-    images = images[..., top : top + GRID * height, left : left + GRID * width]
-    tiles = images.reshape(count, channels, GRID, height, GRID, width)
+    across, down = slice(left, left + GRID * width), slice(top, top + GRID * height)
+    tiles = images[..., down, across].reshape(count, channels, GRID, height, GRID, width)
     tiles = tiles.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)
     tiles = tiles[torch.arange(count, device=images.device)[:, None], orders.to(images.device)]
     tiles = tiles.view(count, GRID, GRID, channels, height, width).permute(0, 3, 1, 4, 2, 5)
-    whole: Tensor = tiles.reshape(images.shape)
-    return whole.contiguous(memory_format=torch.channels_last)
+    result = images.contiguous(memory_format=torch.channels_last).clone()
+    result[..., down, across] = tiles.reshape(count, channels, GRID * height, GRID * width)
+    return result
 
 
 @register
@@ -97,16 +96,6 @@ class Jigen(Method):
     name = "jigen"
     summary = "jigsaw puzzles as a second task (Carlucci et al. 2019)"
     Settings = JigenSettings
-
-    def check(self, experiment: Any) -> None:
-        """Refuses vision transformers whose fixed image size the tiles do not divide."""
-        super().check(experiment)
-        size = experiment.data.image_size
-        if experiment.model.backbone.startswith("vit") and size % GRID:
-            raise ExperimentError(
-                f"jigen crops images to a multiple of {GRID}, but {experiment.model.backbone} "
-                f"takes {size} pixels only; choose a convolutional backbone"
-            )
 
     def network(self, network: Network) -> Network:
         """Adds the jigsaw head."""

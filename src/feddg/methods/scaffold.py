@@ -63,7 +63,9 @@ class Scaffold(Method):
     summary = "control variates against client drift, plain SGD (Karimireddy et al. 2020)"
     Settings = ScaffoldSettings
     presets: ClassVar[dict[str, dict[str, Any]]] = {
-        "*": {"train": {"optimizer": "sgd", "momentum": 0.0, "lr": 0.01}}
+        "*": {"train": {"optimizer": "sgd", "momentum": 0.0, "lr": 0.01}},
+        # Chosen on in-domain validation, of 0.01, 0.03, 0.1 and 0.3.
+        "digits": {"train": {"lr": 0.1}},
     }
     sends: ClassVar[dict[str, str]] = Method.sends | {
         "update/scaffold/*": "the change of its control variate, for every shared parameter"
