@@ -173,11 +173,12 @@ def update_fault(update: Update, expected: Mapping[str, Tensor]) -> str | None:
 
 def first_not_finite(tensors: Iterable[tuple[str, Tensor]]) -> str | None:
     """Returns the first name whose float tensor holds a NaN or infinity, or None."""
-    for name, tensor in _floats(tensors):
-        # The sum of finite float32 entries can overflow, so a bad sum is confirmed entry by entry.
-        if not torch.isfinite(tensor.sum()) and not torch.isfinite(tensor).all():
-            return name
-    return None
+    named = list(_floats(tensors))
+    norm = torch.nn.utils.get_total_norm([tensor for _, tensor in named])
+    if torch.isfinite(norm):
+        return None
+    # The norm of finite float32 entries can overflow, so a bad one is confirmed entry by entry.
+    return next((name for name, tensor in named if not torch.isfinite(tensor).all()), None)
 
 
 def _floats(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:

@@ -13,6 +13,8 @@ from feddg.methods.client import Client
 
 def load_weights(network: nn.Module, weights: Weights) -> None:
     """Copies ``weights`` into the network's state in place; entries not named stay as they are."""
+    if not weights:
+        return
     state = network.state_dict()
     with torch.no_grad():
         for name, tensor in weights.items():

@@ -190,6 +190,18 @@ class Method:
         """Returns the module that maps RGB images in [0, 1] to logits (or log-probabilities)."""
         return network
 
+    def layer_shares(self, network: Network, images: Tensor) -> dict[str, Tensor]:
+        """Returns how much each layer adapts to each image, in [0, 1], for the report.
+
+        Args:
+            network: holds the global weights, in eval mode.
+            images: RGB in [0, 1], ``(B, 3, H, W)``.
+
+        Returns:
+            ``(B,)`` by layer, in the network's order; nothing if no layer adapts.
+        """
+        return {}
+
     def preview(self, images: Tensor, agreed: Message | None) -> Tensor | None:
         """Returns what the method makes of images, uint8 ``(N, 3, H, W)``; for the report."""
         return None
@@ -238,9 +250,9 @@ def weighted_mean(items: Iterable[tuple[Weights, float]]) -> Weights:
         if not mean:
             mean = {name: tensor.detach().clone() for name, tensor in tensors.items()}
             continue
-        for name, tensor in tensors.items():
-            if tensor.is_floating_point():
-                mean[name].lerp_(tensor.detach().to(mean[name]), weight / total)
+        names = [name for name, tensor in tensors.items() if tensor.is_floating_point()]
+        entries = [tensors[name].detach().to(mean[name]) for name in names]
+        torch._foreach_lerp_([mean[name] for name in names], entries, weight / total)
     if not mean:
         raise ValueError("the mean of no updates is not defined")
     return mean
