@@ -128,6 +128,10 @@ def run(
         typer.Option("--set", help="Any field: --set method.gamma1=0.5 --set train.momentum=0.9"),
     ] = None,
     out: OutOption = Path("runs"),
+    snapshots: Annotated[
+        str | None,
+        typer.Option(help="Rounds whose model is kept for `feddg report --analyses`: 1,10,50."),
+    ] = None,
     quiet: QuietOption = False,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="One line per evaluated round.")
@@ -177,7 +181,8 @@ def run(
     from feddg.settings import merge
 
     overrides = merge(_without_none(said), _parse_settings(settings or []))
-    _run(load_experiment(experiment, overrides), out, quiet, verbose)
+    kept = _parse_integers("--snapshots", snapshots) if snapshots else []
+    _run(load_experiment(experiment, overrides), out, quiet, verbose, kept)
 
 
 @app.command()
@@ -326,14 +331,29 @@ def methods(
 
 @app.command()
 def report(
-    folders: Annotated[list[Path], typer.Argument(help="One run folder, or several to compare.")],
+    folders: Annotated[
+        list[Path],
+        typer.Argument(help="A run folder, several, or one of `feddg compare`."),
+    ],
     out: Annotated[Path | None, typer.Option(help="The page to write.")] = None,
 ) -> None:
-    """Write the HTML page of one run, or of several side by side."""
-    from feddg.runs.report import write_report
+    """Write the HTML page of one run, or of several: side by side, or as statistics."""
+    from feddg.runs.report import page_about, write_page, write_tables
 
-    page = out or (folders[0] / "report.html" if len(folders) == 1 else Path("report.html"))
-    typer.echo(write_report(folders, page))
+    if analyses or beside:
+        from rich.console import Console
+
+        from feddg.console import working
+        from feddg.runs.analyses import analyse
+
+        with working(Console(stderr=True)) as progress:
+            for folder in folders:
+                analyse(folder, beside=beside, progress=progress)
+    page = page_about(folders)
+    path = out or (folders[0] / "report.html" if len(folders) == 1 else Path("report.html"))
+    if tables is not None:
+        write_tables(page, tables)
+    typer.echo(write_page(page, path))
 
 
 @data_app.command("inspect")
@@ -375,6 +395,18 @@ def style_train(
     size: Annotated[int, typer.Option(help="Side of the training crops, pixels.")] = 64,
     seed: Annotated[int, typer.Option(help="Seed.")] = 0,
 ) -> None:
+    tables: Annotated[
+        Path | None, typer.Option(help="Also write its tables here: Markdown, CSV, LaTeX.")
+    ] = None,
+    analyses: Annotated[
+        bool,
+        typer.Option(
+            "--analyses", help="First look into the run: t-SNE, loss landscape, grey levels."
+        ),
+    ] = False,
+    beside: Annotated[
+        Path | None, typer.Option(help="A run whose model stands in the loss landscape.")
+    ] = None,
     """Train the compact codec's decoder on folders of content and style images."""
     from rich.progress import Progress
 
@@ -435,7 +467,9 @@ def deploy_init(
     typer.echo(f"written to {folder}; how to start it: {folder / 'START.md'}")
 
 
-def _run(experiment: "Experiment", out: Path, quiet: bool, verbose: bool) -> None:
+def _run(
+    experiment: "Experiment", out: Path, quiet: bool, verbose: bool, snapshots: list[int]
+) -> None:
     from feddg.runs.execute import is_complete
     from feddg.runs.execute import run as run_experiment
 
@@ -443,7 +477,9 @@ def _run(experiment: "Experiment", out: Path, quiet: bool, verbose: bool) -> Non
     if is_complete(folder):
         typer.echo(f"{folder} is complete; nothing is run again", err=True)
     with _resumable(folder):
-        done = run_experiment(experiment, out, observer=_observer(quiet, verbose))
+        done = run_experiment(
+            experiment, out, observer=_observer(quiet, verbose), snapshots=snapshots
+        )
     _show([done.folder], done.report)
 
 
@@ -519,10 +555,9 @@ def _parse_seeds(text: str | None) -> Any:
     if text is None:
         return None
     try:
-        seeds = [int(part) for part in text.split(",")]
+        return [int(part) for part in text.split(",")]
     except ValueError:
-        raise ExperimentError(f"--seeds {text}: write how many, or which: 7,8,9") from None
-    return seeds if len(seeds) > 1 else seeds[0]
+        raise ExperimentError(f"{flag} {text}: write one or more numbers: 7,8,9") from None
 
 
 def _parse_settings(pairs: list[str]) -> dict[str, Any]:
@@ -565,6 +600,11 @@ class _Plain(logging.Formatter):
 def main() -> None:
     """Runs the command line; a user's mistake ends in one line, not in a traceback."""
     handler = logging.StreamHandler()
+    seeds = _parse_integers("--seeds", text)
+    return seeds if len(seeds) > 1 else seeds[0]
+
+
+def _parse_integers(flag: str, text: str) -> list[int]:
     handler.setFormatter(_Plain())
     logging.getLogger("feddg").addHandler(handler)
     try:

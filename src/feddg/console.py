@@ -1,7 +1,8 @@
 """What a person sees while a run goes on: progress bars, a table at the end."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -185,6 +186,28 @@ class ManyBars(Watcher):
 
 class Lines(Observer):
     """One plain line per evaluated round, for logs; used when asked for."""
+@contextmanager
+def working(console: Console) -> Iterator[Callable[[str, int, int], None]]:
+    """Shows a bar for whatever work reports to the function that this gives."""
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+        console=console,
+        disable=not console.is_terminal,
+        transient=True,
+    )
+    tasks: dict[str, TaskID] = {}
+
+    def report(what: str, done: int, total: int) -> None:
+        if what not in tasks:
+            tasks[what] = bar.add_task(what, total=total)
+        bar.update(tasks[what], completed=done, total=total)
+
+    with bar:
+        yield report
+
+
 
     def __init__(self, console: Console) -> None:
         self._console, self._started = console, time.perf_counter()

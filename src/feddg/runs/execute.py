@@ -5,7 +5,7 @@ import platform
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -29,7 +29,7 @@ from feddg.methods.client import Worker
 from feddg.models.backbones import weights_digest
 from feddg.models.network import Network
 from feddg.runs.figures import draw_figures
-from feddg.runs.folder import EXPERIMENT, LEDGER, METRICS, SUMMARY, RunFolder
+from feddg.runs.folder import EXPERIMENT, LEDGER, METRICS, SNAPSHOTS, SUMMARY, RunFolder
 from feddg.runs.observer import Observer, Together
 from feddg.runs.prepare import (
     Images,
@@ -119,6 +119,7 @@ def run(
     cache: Path | None = None,
     report: bool = True,
 ) -> Run:
+    snapshots: Collection[int] = (),
     """Carries out an experiment, or goes on with it, or finds it done.
 
     The run's folder is ``out / experiment.label``. A completed experiment is not run again; an
@@ -132,11 +133,14 @@ def run(
         cache: folder for decoded pixels and twins; the user's cache by default.
         report: whether to write ``report.html`` at the end.
 
+        snapshots: rounds whose global weights are kept, for ``feddg report --analyses``.
     Raises:
         FeddgError: the experiment cannot be carried out; what was computed is kept.
     """
     folder = Path(out) / experiment.label
-    return carry_out(folder, experiment, observer=observer, cache=cache, report=report)
+    return carry_out(
+        folder, experiment, observer=observer, cache=cache, report=report, snapshots=snapshots
+    )
 
 
 def resume(
@@ -162,6 +166,7 @@ def carry_out(
     report: bool = True,
     prepare: Prepare = in_process,
 ) -> Run:
+    snapshots: Collection[int] = (),
     """Carries out an experiment in the folder ``path``, with clients wherever ``prepare`` says.
 
     See :func:`run` for the arguments and errors.
@@ -169,9 +174,8 @@ def carry_out(
     with RunFolder(path) as folder:
         folder.keep_experiment(experiment)
         if not is_complete(path):
-            _Execution(
-                experiment, folder, observer or Observer(), cache or cache_folder(), prepare
-            ).carry_out()
+            watching, cached = observer or Observer(), cache or cache_folder()
+            _Execution(experiment, folder, watching, cached, prepare, snapshots).carry_out()
     done = Run(path, experiment)
     if report and not done.report.is_file():
         from feddg.runs.report import write_report
@@ -196,6 +200,7 @@ class _Execution:
     cache: Path
     prepare: Prepare
     seconds: dict[str, float] = field(default_factory=dict)
+    snapshots: Collection[int] = ()
     network: Network = field(init=False)
 
     def carry_out(self) -> None:
@@ -236,7 +241,7 @@ class _Execution:
             on_client=self.observer.client,
             on_setup=lambda done, total: self.observer.work("setup", done, total),
         )
-        writer = Records(folder, ledger_rows, transport)
+        writer = Records(folder, ledger_rows, transport, self.snapshots)
         self._listen(state.round)
         if checkpoint is None:
             self._describe(found, ledger)
@@ -315,19 +320,27 @@ class Records:
     """Writes a completed round: its rows first, then the checkpoint that makes it count."""
 
     def __init__(
-        self, folder: RunFolder, ledger_rows: list[dict[str, Any]], transport: Transport
+        self,
+        folder: RunFolder,
+        ledger_rows: list[dict[str, Any]],
+        transport: Transport,
+        snapshots: Collection[int] = (),
     ) -> None:
         self._folder, self._ledger_rows, self._transport = folder, ledger_rows, transport
 
     def keep(self, state: State, rows: Sequence[dict[str, Any]]) -> None:
         """Writes metrics, ledger and checkpoint of the round in ``state``."""
         self._folder.append(METRICS, rows)
+        self._snapshots = snapshots
         self._folder.append(LEDGER, self._ledger_rows)
         self._ledger_rows.clear()
         self._folder.save_checkpoint(state, self._transport.memories, self._transport.remembered)
         self._transport.remembered.clear()
 
 
+        if state.round in self._snapshots:
+            name = f"{SNAPSHOTS}/round-{state.round}.safetensors"
+            self._folder.write_tensors(name, state.weights)
 def predictor(method: Method, network: Network, state: State) -> nn.Module:
     """Returns the global model as a predictor, on the network that clients also use."""
     load_weights(network, state.weights)

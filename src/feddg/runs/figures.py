@@ -11,7 +11,7 @@ from feddg.methods.base import Method, State
 from feddg.randomness import stream
 from feddg.runs.prepare import Images
 
-PER_DOMAIN, GAP, SCALE_TO = 4, 2, 96
+PER_DOMAIN, WIDE, GAP, SCALE_TO = 4, 6, 2, 96
 
 
 def draw_figures(folder: Path, images: Images, method: Method, state: State, seed: int) -> None:
@@ -29,8 +29,8 @@ def draw_figures(folder: Path, images: Images, method: Method, state: State, see
     names = [table.domain_names[d] for d in numpy.unique(table.domains[images.splits.train])]
     grid(originals, redrawn).save(folder / "styles.png")
     caption = (
-        f"Training images ({', '.join(names)}; {PER_DOMAIN} each, left to right) above the same "
-        "images re-drawn in the style that all clients train against."
+        f"Training images ({', '.join(names)}; {PER_DOMAIN} each, in this order), every row of "
+        "them above the same images re-drawn in the style that clients train against."
     )
     (folder / "captions.json").write_text(json.dumps({"styles.png": caption}), encoding="utf-8")
 
@@ -46,12 +46,19 @@ def _some_rows(images: Images, seed: int) -> torch.Tensor:
 
 
 def grid(above: torch.Tensor, below: torch.Tensor) -> Image.Image:
-    """Returns two rows of uint8 images ``(N, 3, H, W)``, small ones enlarged without smoothing."""
+    """Returns pairs of uint8 images ``(N, 3, H, W)``, one above the other, ``WIDE`` pairs a row.
+
+    So narrow a picture can still be made out on a phone. Small images are enlarged, unsmoothed.
+    """
     count, _, height, width = above.shape
-    canvas = numpy.full((2 * height + GAP, count * (width + GAP) - GAP, 3), 255, numpy.uint8)
-    for top, row in ((0, above), (height + GAP, below)):
-        for i, image in enumerate(row.permute(0, 2, 3, 1).numpy()):
-            left = i * (width + GAP)
+    wide, rows = min(WIDE, count), -(-count // WIDE)
+    pair = 2 * height + GAP
+    shape = (rows * (pair + 3 * GAP) - 3 * GAP, wide * (width + GAP) - GAP, 3)
+    canvas = numpy.full(shape, 255, numpy.uint8)
+    for offset, images in ((0, above), (height + GAP, below)):
+        for i, image in enumerate(images.permute(0, 2, 3, 1).numpy()):
+            top = (i // wide) * (pair + 3 * GAP) + offset
+            left = (i % wide) * (width + GAP)
             canvas[top : top + height, left : left + width] = image
     factor = max(1, SCALE_TO // height)
     size = (canvas.shape[1] * factor, canvas.shape[0] * factor)

@@ -25,6 +25,7 @@ from feddg.methods.base import State
 from feddg.runs.records import read_rows
 
 EXPERIMENT, SUMMARY = "experiment.yaml", "summary.json"
+SNAPSHOTS = "snapshots"
 METRICS, LEDGER = "metrics.jsonl", "ledger.jsonl"
 Row = dict[str, Any]
 

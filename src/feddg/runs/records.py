@@ -299,6 +299,11 @@ class RunRecord:
         return _build(path, _ledger, read_rows(path))
 
     @cached_property
+    def analyses(self) -> dict[str, Any] | None:
+        """What ``feddg report --analyses`` found, or None where nobody asked."""
+        return _read_optional(self.folder / "analyses.json")
+
+    @cached_property
     def evaluations(self) -> Evaluations:
         """The evaluations, for look-up by round, split and domain."""
         return Evaluations(self.metrics.evaluations)

@@ -1,5 +1,11 @@
 """Reports: one self-contained HTML page about one run or many, and its tables as files."""
 
-from feddg.runs.report.page import write_comparison, write_report, write_tables
+from feddg.runs.report.page import (
+    page_about,
+    write_comparison,
+    write_page,
+    write_report,
+    write_tables,
+)
 
-__all__ = ["write_comparison", "write_report", "write_tables"]
+__all__ = ["page_about", "write_comparison", "write_page", "write_report", "write_tables"]

@@ -46,7 +46,16 @@ def write_report(folders: Sequence[Path], out: Path) -> Path:
         RunError: If there is no folder to report on, one is not a run folder or damaged, or the
             page cannot be written.
     """
-    _write(out, render(page_about(folders)))
+    return write_page(page_about(folders), out)
+
+
+def write_page(page: Page, out: Path) -> Path:
+    """Writes a page as HTML; returns ``out``.
+
+    Raises:
+        RunError: it cannot be written.
+    """
+    _write(out, render(page))
     return out
 
 

@@ -21,6 +21,7 @@ from feddg.runs.report.accuracy import (
     held_out_accuracy,
     rounds_text,
 )
+from feddg.runs.report.analyses import analyses_sections
 from feddg.runs.report.blocks import (
     Block,
     Cell,
@@ -71,6 +72,7 @@ def run_sections(run: RunRecord, with_pictures: bool = True) -> list[Section]:
         _accuracy_section(run),
         _confusion_section(run),
         pictures_section(run) if with_pictures else None,
+        *analyses_sections(run),
         _clients_section(run),
         _loss_section(run),
         _ledger_section(run),
