@@ -35,6 +35,9 @@ class FolderMaker:
     pictures: int = 1
     alpha: float | None = None
     gain: float = 0.0
+    seed: int = 0
+    heterogeneity: float = 0.1
+    hyper_parameters: Row = field(default_factory=lambda: {"gamma1": 1.0})
 
     def accuracy(self, split: str, domain: int, round_: int) -> float:
         level = {"test": 0.55, "val": 0.6, "id_val": 0.8, "id_test": 0.79}[split] + self.gain
@@ -64,14 +67,14 @@ class FolderMaker:
                 "number": self.clients,
                 "per_round": self.per_round,
                 "partition": "heterogeneous",
-                "heterogeneity": 0.1,
+                "heterogeneity": self.heterogeneity,
                 "alpha": self.alpha,
             },
-            "method": {"name": self.method, "settings": {"gamma1": 1.0}},
+            "method": {"name": self.method, "settings": self.hyper_parameters},
             "model": {"backbone": "resnet18", "weights": "imagenet", "embedding": "linear"},
             "train": {"rounds": self.planned, "local_epochs": 1, "optimizer": "adam", "lr": 0.0001},
             "evaluate": {"every": 1},
-            "seed": 0,
+            "seed": self.seed,
         }
 
     def client_table(self) -> Row:

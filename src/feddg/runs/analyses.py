@@ -35,6 +35,7 @@ from feddg.runs.folder import (
     replace_file,
 )
 from feddg.runs.prepare import Images, Progress, build, build_worker, cache_folder, load_images
+from feddg.runs.records import read_run
 
 ANALYSES = "analyses.json"
 PER_DOMAIN, LANDSCAPE_IMAGES, GRID = 150, 256, 15
@@ -86,9 +87,10 @@ def analyse(
     """
     subject = _subject(Path(folder), cache or cache_folder(), progress)
     rival = None if beside is None else _rival(Path(beside), subject)
+    rival_name = "" if beside is None else f"{read_run(Path(beside)).method} model"
     content = {
         "features": _features(subject, Path(folder), progress),
-        "landscape": _landscape(subject, rival, progress),
+        "landscape": _landscape(subject, rival, rival_name, progress),
         "grey_levels": _grey_levels(subject, progress),
     }
     path = Path(folder) / ANALYSES
@@ -186,7 +188,9 @@ def _over_batches(
 # --- loss landscape -------------------------------------------------------------------------------
 
 
-def _landscape(subject: _Subject, rival: Weights | None, progress: Progress) -> dict[str, Any]:
+def _landscape(
+    subject: _Subject, rival: Weights | None, rival_name: str, progress: Progress
+) -> dict[str, Any]:
     """Loss over the plane through three models, on images of seen and of unseen domains."""
     domains = subject.main_domains()
     first = int(numpy.argmax(domains == domains[0]))
@@ -196,7 +200,7 @@ def _landscape(subject: _Subject, rival: Weights | None, progress: Progress) -> 
     points = [("global model", subject.state.weights)]
     points += [(f"client {client}", weights) for client, weights in zip(wanted, trained)]
     if rival is not None:
-        points.append(("the other run's global model", rival))
+        points.append((rival_name, rival))
     plane = Plane.through(points[0][1], points[1][1], points[2][1])
     places = [plane.place(weights) for _, weights in points]
     mean = [sum(axis) / 2 for axis in zip(*places[1:])]

@@ -25,7 +25,7 @@ from feddg.runs.report.formats import page_tables, results_csv, to_csv, to_latex
 from feddg.runs.report.pictures import data_uri
 from feddg.runs.report.several import comparison_page
 from feddg.runs.report.single import run_page
-from feddg.runs.results import COMPARISON, Results, read_comparison, results_of
+from feddg.runs.results import COMPARISON, read_comparison, results_of
 
 MOST_SIDE_BY_SIDE = 6
 
@@ -68,16 +68,11 @@ def page_about(folders: Sequence[Path]) -> Page:
     runs = [read_run(folder) for folder in folders]
     if len(runs) == 1:
         return run_page(runs[0])
-    if len(runs) > MOST_SIDE_BY_SIDE or len({run.method for run in runs}) < len(runs):
-        results = results_of(folders)
-        if results.results and _is_grid(results):
-            return results_page(results)
+    results = results_of(folders)
+    several_times = 1 < len(results.methods) < len(results.results)
+    if several_times or len(runs) > MOST_SIDE_BY_SIDE:
+        return results_page(results)
     return comparison_page(runs)
-
-
-def _is_grid(results: Results) -> bool:
-    """Whether some method was run more than once: with other seeds or in other scenarios."""
-    return len(results.methods) < len(results.results)
 
 
 def write_comparison(folder: Path) -> Path:
