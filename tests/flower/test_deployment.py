@@ -68,7 +68,7 @@ def test_pardon_over_tls_gives_the_bits_of_the_in_process_transport(deploy, tmp_
 
 
 def test_a_killed_site_is_missed_and_takes_part_again(deploy):
-    _, loopback = deploy("fedbn", 7, **{"min-sites": 2})
+    _, loopback = deploy("fedbn", 6, **{"min-sites": 2})
     started = loopback.run()
     await_round(loopback, 1)
     loopback.kill("photo")
@@ -81,17 +81,15 @@ def test_a_killed_site_is_missed_and_takes_part_again(deploy):
 
 
 def test_all_sites_killed_fails_the_run_and_the_same_line_finishes_it(deploy, tmp_path):
-    chosen, loopback = deploy("fedbn", 4, **{"wait-seconds": 30.0})
+    chosen, loopback = deploy("fedbn", 3, **{"wait-seconds": 60.0})
     started = loopback.run()
-    await_round(loopback, 2)
+    await_round(loopback, 1)
     for site in SITES:
         loopback.kill(site)
     assert loopback.finish(started) == "finished:failed"
     assert read_run(loopback.path).status == "failed"
     for site in SITES:
         loopback.start_node(site)
-    # The nodes that were killed are still thought to be connected for a while.
-    time.sleep(60)
     loopback.config["wait-seconds"] = 300.0
     assert loopback.finish(loopback.run()) == "finished:completed"
     expected = run(chosen, tmp_path / "in-process", cache=tmp_path / "cache", report=False)
