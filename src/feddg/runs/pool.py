@@ -161,7 +161,7 @@ class Processes:
             device,
         )
         last: Mapping[str, Any] = {}
-        try:
+        with process:
             assert process.stdin is not None
             assert process.stdout is not None
             with suppress(BrokenPipeError):  # it died at once; its exit status tells
@@ -170,10 +170,9 @@ class Processes:
             for line in process.stdout:
                 last = json.loads(line)
                 self._watcher.news(task, last)
-            status = process.wait()
-        finally:
-            with self._lock:
-                self._alive.discard(process)
+        with self._lock:
+            self._alive.discard(process)
+        status = process.returncode
         if "ended" in last:
             return Outcome(task, last["ended"], last.get("error"))
         return Outcome(task, "failed", f"{_death(status)}; see {log_to.name}")

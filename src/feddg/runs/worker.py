@@ -7,6 +7,7 @@ process of its own gives each run its own peak memory, and takes nothing down wh
 
 import _thread
 import json
+import os
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -101,7 +102,8 @@ def main() -> int:
     job = Job(**json.loads(sys.stdin.readline()))
     threading.Thread(target=_stop_when_input_ends, daemon=True).start()
     # Whatever a library prints must not end up among the answers.
-    out, sys.stdout = sys.stdout, sys.stderr
+    out = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
     def tell(facts: Mapping[str, Any]) -> None:
         out.write(json.dumps(facts) + "\n")
