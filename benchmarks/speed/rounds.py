@@ -15,11 +15,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy
 import torch
-
 from jobs import JOBS, BareLoop, Federation
 
 
@@ -57,7 +57,7 @@ def compare(arguments: argparse.Namespace, precision: str) -> list[dict[str, obj
             for name in ("bare", "feddg", "naive") if pair % 2 else ("feddg", "bare", "naive"):
                 loop = {"bare": same, "naive": naive}.get(name)
                 ready = loop.laid_out(batches) if loop else []
-                spent = timed(lambda: loop.run(ready)) if loop else timed(federation.server.round)
+                spent = timed(partial(loop.run, ready) if loop else federation.server.round)
                 if pair:  # the first pair warms up
                     seconds[name].append(spent)
             images.append(sum(len(labels) for _, labels in batches))

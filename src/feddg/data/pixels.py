@@ -218,7 +218,7 @@ def open_pixels(
 def _rendered(images: np.ndarray, size: int, resize: Resize) -> PixelStore:
     if images.shape[1:3] != (size, size):
         images = np.stack([make_square(Image.fromarray(image), size, resize) for image in images])
-    fingerprint = _hash(images.shape, images.tobytes())
+    fingerprint = _hash(images.shape, images)
     return ArrayPixels(images, fingerprint=fingerprint)
 
 
@@ -231,8 +231,11 @@ def _store(files: "_Files", table: ImageTable, pixels: np.ndarray | None) -> Pix
     return ArrayPixels(pixels, positions, fingerprint)
 
 
-def _hash(facts: object, content: bytes = b"") -> str:
-    return hashlib.blake2b(json.dumps(facts).encode() + content, digest_size=16).hexdigest()
+def _hash(facts: object, content: np.ndarray | None = None) -> str:
+    digest = hashlib.blake2b(json.dumps(facts).encode(), digest_size=16)
+    if content is not None:
+        digest.update(np.ascontiguousarray(content).data)
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True)
