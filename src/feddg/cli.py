@@ -330,6 +330,53 @@ def methods(
 
 
 @app.command()
+def evaluate(
+    folder: Annotated[Path, typer.Argument(help="The run folder.")],
+    adapt: Annotated[
+        list[str] | None,
+        typer.Option("--adapt", help="`feddg adaptations`, or fixed:alpha=0.3; all by default."),
+    ] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images per batch.")] = 64,
+    personal: Annotated[
+        bool, typer.Option("--personal", help="Each client's domain under its own statistics.")
+    ] = False,
+    alphas: Annotated[
+        bool, typer.Option("--alphas", help="Write how far each layer adapts to each image.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
+) -> None:
+    """Measure a run's model under test-time adaptations; kept in its adaptation.jsonl."""
+    from dataclasses import asdict
+
+    from rich.console import Console
+
+    from feddg.console import adaptation_table
+    from feddg.runs.evaluate import evaluate_run
+
+    found = evaluate_run(folder, adapt, batch_size=batch_size, personal=personal, alphas=alphas)
+    if as_json:
+        _print_json([asdict(score) for score in found.scores])
+        return
+    Console().print(adaptation_table(found))
+    for reason in found.refused.values():
+        typer.echo(reason)
+
+
+@app.command()
+def adaptations() -> None:
+    """List the test-time adaptations: what each needs, what it changes, what it costs."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from feddg.evaluation.adaptation import ADAPTATIONS
+
+    table = Table("name", "in one line", "needs", "remembers", "beside one forward pass", box=None)
+    for name, kind in ADAPTATIONS.items():
+        table.add_row(f"[bold]{name}[/]", kind.summary, kind.needs, kind.changes, kind.cost)
+    Console().print(table)
+
+
+@app.command()
 def report(
     folders: Annotated[
         list[Path],

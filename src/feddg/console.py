@@ -23,6 +23,7 @@ from feddg.experiment import Experiment
 from feddg.federation.server import RoundRecord
 from feddg.messages import Refusal, Update
 from feddg.runs.compare import Comparison, Work
+from feddg.runs.evaluate import Adaptations
 from feddg.runs.observer import Observer
 from feddg.runs.pool import Outcome, Task, Watcher
 from feddg.runs.records import SELECTION_RULES, SPLITS, RunRecord, read_run
@@ -233,6 +234,27 @@ def results_table(folders: Sequence[Path]) -> Table:
         style = "bold" if split == "test" else None
         table.add_row(SPLIT_WORDS[split], domain, *cells, style=style)
     return table
+
+
+def adaptation_table(found: Adaptations) -> Table:
+    """Returns accuracies under each adaptation, one column per split and domain."""
+    columns = dict.fromkeys((s.split, s.domain) for s in found.scores)
+    columns = sorted(columns, key=lambda column: list(SPLIT_WORDS).index(column[0]))
+    table = Table(title="accuracy under test-time adaptation")
+    table.add_column("adaptation", no_wrap=True)
+    for split, domain in columns:
+        table.add_column(f"{domain}\n{SHORT_SPLIT_WORDS[split]}", justify="right")
+    for name in dict.fromkeys(score.adaptation for score in found.scores):
+        cells = [_mean_accuracy(found, name, *column) for column in columns]
+        table.add_row(name, *cells)
+    return table
+
+
+def _mean_accuracy(found: Adaptations, name: str, split: str, domain: str) -> str:
+    """The accuracy; the mean over clients where it was measured for each."""
+    wanted = (name, split, domain)
+    own = [s.accuracy for s in found.scores if (s.adaptation, s.split, s.domain) == wanted]
+    return f"{sum(own) / len(own):.1%}" if own else "-"
 
 
 def _rows(records: Sequence[RunRecord]) -> list[tuple[str, str]]:

@@ -28,6 +28,10 @@ class RunError(FeddgError):
     """A run folder that cannot be written, read or continued."""
 
 
+class AdaptationError(FeddgError):
+    """A test-time adaptation that is unknown, or that a model cannot be served with."""
+
+
 class ClientError(FeddgError):
     """One client cannot take part in this round; the round goes on without it if it may."""
 

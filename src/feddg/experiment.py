@@ -36,6 +36,25 @@ _PAPER = {
     "model": {"backbone": "resnet50", "weights": "imagenet", "embedding": "linear"},
     "train": {"rounds": 50, "lr": 3e-5, "batch_size": 32, "augmentation": "pacs"},
 }
+_FEDIG = {
+    "data": {"image_size": 224, "id_val": 0.2, "id_test": 0.0},
+    "clients": {"number": 3, "partition": "domain"},
+    "model": {
+        "backbone": "resnet18",
+        "weights": "imagenet",
+        "embedding": "bottleneck",
+        "normalization": "train",
+    },
+    "train": {
+        "rounds": 40,
+        "local_steps": 200,
+        "batch_size": 64,
+        "optimizer": "sgd",
+        "lr": 0.01,
+        "momentum": 0.5,
+        "augmentation": "pacs",
+    },
+}
 PRESETS: dict[str, dict[str, Any]] = {
     "digits": {
         "data": {"image_size": 32},
@@ -58,8 +77,21 @@ PRESETS: dict[str, dict[str, Any]] = {
     "iwildcam": merge(
         _PAPER, {"clients": {"number": 243, "per_round": 24}, "train": {"rounds": 100}}
     ),
+    "fedig": _FEDIG,
+    "fedig_silos": merge(
+        _FEDIG,
+        {
+            "clients": {"number": 30, "per_round": 10},
+            "train": {"rounds": 120, "local_steps": 20},
+        },
+    ),
 }
-"""Experiment values by data set; the benchmarks' are PARDON's protocol (its section V)."""
+"""Experiment values by data set; the benchmarks' are PARDON's protocol (its section V).
+
+``fedig`` and ``fedig_silos`` are FedIG's protocol for four domains of any data set (its sections
+4.1 and A.6): one domain per client, and ten clients per domain, with ``clients.alpha`` for label
+skew.
+"""
 
 _NOT_IDENTITY = {"name", "device"}
 

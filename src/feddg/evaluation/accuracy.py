@@ -1,15 +1,25 @@
 """Accuracy of a predictor on every split and domain."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy
 import torch
 from torch import Tensor, nn
 
 from feddg.methods.client import Pixels
+from feddg.randomness import stream
+
+
+@runtime_checkable
+class Resettable(Protocol):
+    """A predictor that remembers what it has seen."""
+
+    def reset(self) -> None:
+        """Forgets it."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -59,6 +69,7 @@ class Evaluation:
         batch_size: images per forward pass.
         device: where the predictor lives.
         autocast: opens the precision context.
+        paths: file of each row of the store, for tables of single images; may be empty.
     """
 
     pixels: Pixels
@@ -70,19 +81,26 @@ class Evaluation:
     batch_size: int
     device: torch.device
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
+    paths: Sequence[str] = ()
 
     def scores(self, predictor: nn.Module) -> list[Score]:
-        """Returns the scores of ``predictor``, which is put in eval mode."""
-        predictor.eval()
-        return [self._score(predictor, *part) for part in self._parts()]
+        """Returns the scores of ``predictor``, which is put in eval mode.
 
-    def _parts(self) -> Iterator[tuple[str, int, numpy.ndarray]]:
+        One that adapts to what it sees (it has ``reset``) begins anew for every part.
+        """
+        predictor.eval()
+        return [self._score(predictor, *part) for part in self.parts()]
+
+    def parts(self) -> Iterator[tuple[str, int, numpy.ndarray]]:
+        """Yields each split and domain with its rows."""
         for split, rows in self.splits.items():
             for domain in numpy.unique(self.domains[rows]):
                 yield split, int(domain), rows[self.domains[rows] == domain]
 
     def _score(self, predictor: nn.Module, split: str, domain: int, rows: numpy.ndarray) -> Score:
         labels = torch.from_numpy(self.labels[rows])
+        if isinstance(predictor, Resettable):
+            predictor.reset()
         logits = self.predict(predictor, rows)
         predicted = logits.argmax(1)
         pairs = labels * self.classes + predicted
@@ -98,13 +116,22 @@ class Evaluation:
         )
 
     def predict(self, predictor: nn.Module, rows: numpy.ndarray) -> Tensor:
-        """Returns the logits ``(len(rows), classes)`` on the CPU in float32."""
+        """Returns the logits ``(len(rows), classes)`` on the CPU in float32.
+
+        A predictor whose answer depends on the batch (its ``needs`` is not one image) sees the rows
+        shuffled, so that batches are not sorted by class, and in batches of about equal size.
+        """
+        order = torch.arange(len(rows))
+        batches = order.split(self.batch_size)
+        if getattr(predictor, "needs", "one image") != "one image":
+            order = torch.randperm(len(rows), generator=stream(0, "evaluation order"))
+            batches = order.tensor_split(-(-len(rows) // self.batch_size))
         with torch.inference_mode(), self.autocast():
             parts = [
                 predictor(as_input(self.pixels.gather(part), self.device)).float().cpu()
-                for part in torch.from_numpy(rows).split(self.batch_size)
+                for part in (torch.from_numpy(rows)[batch] for batch in batches)
             ]
-        return torch.cat(parts)
+        return torch.cat(parts)[order.argsort()]
 
 
 def as_input(images: Tensor, device: torch.device) -> Tensor:

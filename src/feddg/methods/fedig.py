@@ -58,9 +58,9 @@ from feddg.models.moments import (
     Stored,
     has_map,
     instance_moments,
+    normalised_by,
     normalize,
     normalize_stored,
-    normalised_by,
     stored_in,
 )
 from feddg.models.network import Network

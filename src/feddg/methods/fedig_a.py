@@ -44,7 +44,7 @@ from feddg.methods.base import MethodSettings
 from feddg.methods.client import Batch, Client
 from feddg.methods.fedig import GLOBAL, FedIG, FedIGSettings
 from feddg.methods.registry import register
-from feddg.models.adapter import Adapted, ZeroShotAdapter, add_adapter, adapter_of, interpolated
+from feddg.models.adapter import Adapted, ZeroShotAdapter, adapter_of, add_adapter, interpolated
 from feddg.models.moments import normalised_by
 from feddg.models.network import Network
 from feddg.settings import Fraction, Positive
@@ -135,3 +135,7 @@ class FedIGA(FedIG):
     def predictor(self, network: Network) -> nn.Module:
         """Predicts through the adapters, with the mean of alpha."""
         return Adapted(network)
+
+    def layer_shares(self, network: Network, images: Tensor) -> dict[str, Tensor]:
+        """Alpha of each layer."""
+        return super().layer_shares(network, images) | Adapted(network).alphas(images)

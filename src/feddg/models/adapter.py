@@ -18,9 +18,9 @@ from feddg.models.moments import (
     has_map,
     instance_moments,
     map_layers,
+    normalised_by,
     normalize,
     normalize_stored,
-    normalised_by,
     stored,
 )
 from feddg.models.network import Network

@@ -41,9 +41,12 @@ class BatchInstanceNorm2d(nn.BatchNorm2d):
         )
         variance, mean = torch.var_mean(input, dim=(2, 3), correction=0, keepdim=True)
         instance = (input - mean) * (variance + self.eps).rsqrt()
-        gate = self.gate.clamp(0, 1)
-        scale, shift = (p[:, None, None] for p in (self.weight, self.bias))
-        return torch.lerp(instance, batch, gate[:, None, None]) * scale + shift
+        # Under mixed precision the maps are bfloat16 and the parameters are not.
+        gate, scale, shift = (
+            part.to(batch)[:, None, None]
+            for part in (self.gate.clamp(0, 1), self.weight, self.bias)
+        )
+        return torch.lerp(instance, batch, gate) * scale + shift
 
 
 @torch.no_grad()

@@ -28,6 +28,7 @@ from feddg.methods.base import Method, State
 from feddg.methods.client import Worker
 from feddg.models.backbones import weights_digest
 from feddg.models.network import Network
+from feddg.runs.alphas import write_alphas
 from feddg.runs.figures import draw_figures
 from feddg.runs.folder import EXPERIMENT, LEDGER, METRICS, SNAPSHOTS, SUMMARY, RunFolder
 from feddg.runs.observer import Observer, Together
@@ -287,14 +288,19 @@ class _Execution:
             record.seconds["evaluate"] = time.perf_counter() - started
             rows = [score.record(record.round, with_confusion=last) for score in scores]
             writer.keep(server.state, [round_row(record), *rows])
+        if evaluation is not None:
+            predictor(server.method, self.network, server.state)
+            write_alphas(self.folder, server.method, self.network, evaluation)
 
     def _evaluate(
         self, server: Server, evaluation: Evaluation | None, round: int
     ) -> Sequence[Score]:
-        if evaluation is None:
-            return []
-        scores = evaluation.scores(predictor(server.method, self.network, server.state))
-        self.observer.scores(round, scores)
+        scores: list[Score] = []
+        if evaluation is not None:
+            scores += evaluation.scores(predictor(server.method, self.network, server.state))
+        scores += self.elsewhere(server)
+        if scores:
+            self.observer.scores(round, scores)
         return scores
 
     @contextmanager

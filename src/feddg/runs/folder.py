@@ -264,3 +264,19 @@ def checkpoint_weights(folder: Path) -> Weights:
             return {key.removeprefix("weights/"): file.get_tensor(key) for key in names}
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise RunError(f"{folder} holds no whole checkpoint ({error})") from None
+
+
+def checkpoint_memories(folder: Path) -> dict[int, Weights]:
+    """Returns what clients remember in a run folder's checkpoint, by id; only reads.
+
+    It is empty where clients remember nothing, or keep it to themselves on a network.
+
+    Raises:
+        RunError: there is no whole checkpoint.
+    """
+    index = folder / "checkpoint" / "checkpoint.json"
+    try:
+        files = json.loads(index.read_text(encoding="utf-8"))["memories"]
+        return {int(id): load_file(index.parent / name) for id, name in files.items()}
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise RunError(f"{folder} holds no whole checkpoint ({error})") from None

@@ -204,4 +204,5 @@ def build_evaluation(experiment: Experiment, images: Images, worker: Worker) -> 
         experiment.evaluate.batch_size,
         worker.device,
         worker.autocast,
+        images.table.paths,
     )
