@@ -38,6 +38,7 @@ SPLIT_WORDS = {
     "id_val": "in-domain validation",
     "id_test": "in-domain test",
 }
+SHORT_SPLIT_WORDS = {"test": "test", "val": "val", "id_val": "seen, val", "id_test": "seen, test"}
 
 
 class Bars(Observer):
