@@ -1,19 +1,42 @@
-"""The base of every method. It behaves as FedAvg (McMahan et al. 2017).
+"""Federated averaging, and the base of every method.
 
-A method is one class: what a client computes, what leaves it, how the server fuses it, how the
-result predicts. Override what differs and call ``super()``: methods compose by cooperative
-inheritance (``ccst+jigen``). Hooks are called in this order::
+Each sampled client trains the global network on its own images; the server takes the mean of what
+comes back, in which a client counts by its number of images. Every other method changes some of
+this and keeps the rest.
 
-    network                                   once, wherever a network is built
-    describe (clients) -> agree (server)      once, before round 1
-    broadcast (server)                        every round ...
-    begin, step -> loss -> head_loss, report (client)
-    aggregate, after_round (server)
-    predictor                                 whenever the result predicts
+McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data"
+(AISTATS 2017), Algorithm 1.
 
-A method object keeps no state between calls: what a client must remember goes into
-``client.memory``, what lasts for the client's current round into ``client.scratch``, what the
-server must remember into ``state.extras``. All of these survive a restart, except the scratch.
+Equations:
+    w_k = w after local steps down the gradient of CE(g(f(x)), y) on the client's images
+    w <- sum_k (n_k / n) w_k,   n = sum_k n_k over the round's clients
+
+Leaves the client:
+    The network after local training, and the number of images.
+
+Published code:
+    None is followed.
+
+Decisions:
+    Every client's optimizer starts afresh each round. Statistics of batch normalisation are
+    averaged like weights; integer buffers are copied from the round's first client. The mean is a
+    running one, in client order, so that its value does not depend on who answers first.
+
+Hooks:
+    A method is one class: what a client computes, what leaves it, how the server fuses it, how the
+    result predicts. Override what differs and call ``super()``: methods compose by cooperative
+    inheritance (``ccst+jigen``). Hooks are called in this order::
+
+        network                                   once, wherever a network is built
+        describe (clients) -> agree (server)      once, before round 1
+        broadcast (server)                        every round ...
+        begin, step -> loss -> head_loss, report (client)
+        aggregate, after_round (server)
+        predictor                                 whenever the result predicts
+
+    A method object keeps no state between calls: what a client must remember goes into
+    ``client.memory``, what lasts for the client's current round into ``client.scratch``, what the
+    server must remember into ``state.extras``. All of these survive a restart, except the scratch.
 """
 
 from collections.abc import Callable, Iterable, Iterator

@@ -1,0 +1,167 @@
+"""Writes a page for every method into ``docs/methods``, from what its module says about itself.
+
+    python docs/generate_methods.py
+
+Each page has the idea, the equations, what leaves the client (with the names that the ledger uses),
+the hyper-parameters, and where published code deviates. A test compares the pages with this.
+"""
+
+import inspect
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from feddg.methods.base import Method
+from feddg.methods.registry import methods
+
+FOLDER = Path(__file__).parent / "methods"
+HEADINGS = ("Equations", "Leaves the client", "Published code", "Decisions")
+
+
+def sections(method: type[Method]) -> tuple[str, str, dict[str, str]]:
+    """Splits a method's module docstring.
+
+    Returns:
+        Its first line, the paragraphs before the first heading, and the text under each heading.
+
+    Raises:
+        ValueError: a heading is missing.
+    """
+    text = inspect.getdoc(sys.modules[method.__module__]) or ""
+    title, _, rest = text.partition("\n")
+    before, *parts = re.split(r"^([A-Z][A-Za-z ]+):\n(?=    )", rest, flags=re.MULTILINE)
+    found = {name: inspect.cleandoc(body) for name, body in zip(parts[::2], parts[1::2])}
+    missing = [name for name in HEADINGS if name not in found]
+    if missing:
+        raise ValueError(f"{method.__module__}: the docstring lacks {missing[0]!r}")
+    return title.rstrip("."), before.strip(), found
+
+
+def page(method: type[Method]) -> str:
+    """Returns the method's page as Markdown."""
+    title, idea, found = sections(method)
+    names = ", ".join(f"`{name}`" for name in (method.name, *method.aliases))
+    parts = [
+        f"# {names}",
+        f"**{title}.**",
+        _code(idea),
+        "## Equations",
+        f"```\n{found['Equations']}\n```",
+        "## What leaves the client",
+        _code(found["Leaves the client"]),
+        _table(("message / entry", "what it is"), [(f"`{k}`", v) for k, v in method.sends.items()]),
+        "## Hyper-parameters",
+        _settings(method),
+        *_presets(method),
+        "## Where published code deviates, and what we do",
+        _code(found["Published code"]),
+        "## Decisions",
+        _code(found["Decisions"]),
+        *_excluded(method.excludes),
+        f"Source: `src/{method.__module__.replace('.', '/')}.py`. [All methods](README.md)",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _code(text: str) -> str:
+    return text.replace("``", "`")
+
+
+def _settings(method: type[Method]) -> str:
+    fields = method.Settings.model_fields
+    if not fields:
+        return "None."
+    rows = []
+    for name, field in fields.items():
+        properties = method.Settings.model_json_schema()["properties"][name]
+        default = field.get_default(call_default_factory=True)
+        rows.append((f"`{name}`", f"`{default}`", _range(properties), field.description or ""))
+    return _table(("name", "default", "allowed", "meaning and source"), rows)
+
+
+def _range(schema: Mapping[str, object]) -> str:
+    if "enum" in schema:
+        options = schema["enum"]
+        assert isinstance(options, list)
+        return ", ".join(f"`{option}`" for option in options)
+    bounds = {
+        "minimum": "≥ {}",
+        "exclusiveMinimum": "> {}",
+        "maximum": "≤ {}",
+        "exclusiveMaximum": "< {}",
+    }
+    told = [text.format(schema[name]) for name, text in bounds.items() if name in schema]
+    return ", ".join(told) or str(schema.get("type", "see the meaning"))
+
+
+def _presets(method: type[Method]) -> list[str]:
+    rows = [
+        ("every data set" if data == "*" else data, f"`{field}` = `{value}`")
+        for data, fields in method.presets.items()
+        for field, value in _flat(fields)
+    ]
+    return ["Presets:", _table(("data set", "value"), rows)] if rows else []
+
+
+def _flat(fields: Mapping[str, object], prefix: str = "") -> list[tuple[str, object]]:
+    pairs: list[tuple[str, object]] = []
+    for name, value in fields.items():
+        if isinstance(value, Mapping):
+            pairs += _flat(value, f"{prefix}{name}.")
+        else:
+            pairs.append((prefix + name, value))
+    return pairs
+
+
+def _excluded(excludes: Mapping[str, str]) -> list[str]:
+    if not excludes:
+        return []
+    rows = [(f"`{name}`", reason) for name, reason in excludes.items()]
+    return ["## Not combined with", _table(("method", "why"), rows)]
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = [head, ("---",) * len(head), *rows]
+    cells = [[str(cell).replace("|", "\\|").replace("\n", " ") for cell in line] for line in lines]
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
+
+
+def index(known: Mapping[str, type[Method]]) -> str:
+    """Returns the list of all methods as Markdown."""
+    rows = [(f"[{name}]({name}.md)", method.summary) for name, method in known.items()]
+    return (
+        "\n\n".join(
+            [
+                "# Methods",
+                "Every page is made from the method's own docstring and settings by "
+                "`python docs/generate_methods.py`. Combine methods by name: `ccst+jigen`.",
+                _table(("method", "in one line"), rows),
+                "What each costs: [costs](../results/method_costs.md). How each does on the "
+                "built-in digits: [digits](../results/digits.md).",
+            ]
+        )
+        + "\n"
+    )
+
+
+def pages() -> dict[str, str]:
+    """Returns all pages by file name; methods of other packages are left out."""
+    known = {n: m for n, m in methods().items() if m.__module__.startswith("feddg.methods.")}
+    return {"README.md": index(known)} | {f"{name}.md": page(m) for name, m in known.items()}
+
+
+def main() -> None:
+    """Writes the pages, and removes those of methods that are gone."""
+    FOLDER.mkdir(exist_ok=True)
+    written = pages()
+    for old in FOLDER.glob("*.md"):
+        if old.name not in written:
+            old.unlink()
+    for name, text in written.items():
+        (FOLDER / name).write_text(text, encoding="utf-8")
+    print(f"{len(written)} pages in {FOLDER}")
+
+
+if __name__ == "__main__":
+    main()

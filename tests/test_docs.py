@@ -1,0 +1,35 @@
+"""The pages about methods say what the code says now."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from feddg.methods.registry import methods
+
+DOCS = Path(__file__).parent.parent / "docs"
+
+
+@pytest.fixture(scope="module")
+def generated() -> dict[str, str]:
+    spec = importlib.util.spec_from_file_location("generate", DOCS / "generate_methods.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.pages()
+
+
+def test_pages_are_up_to_date(generated):
+    written = {file.name: file.read_text("utf-8") for file in (DOCS / "methods").glob("*.md")}
+    stale = {name for name in generated | written if generated.get(name) != written.get(name)}
+    assert not stale, "run `python docs/generate_methods.py`"
+
+
+def test_every_page_names_all_hyper_parameters_and_messages(generated):
+    for name, method in methods().items():
+        if not method.__module__.startswith("feddg.methods."):
+            continue
+        page = generated[f"{name}.md"]
+        for field in method.Settings.model_fields:
+            assert f"| `{field}` |" in page
+        for message in method.sends:
+            assert f"| `{message}` |" in page
