@@ -47,12 +47,16 @@ class Published(Settings):
 
     Attributes:
         source: which paper and table.
+        rule: the selection rule behind the numbers, as ``runs.records`` names it.
         values: accuracy in percent by split (``test``, ``val``), method label and column.
         average: the averages as printed, by split and method label.
         notes: what to know about these numbers.
     """
 
     source: str
+    rule: Literal["Final round", "Best in-domain validation", "Best held-out validation"] = (
+        "Final round"
+    )
     values: dict[str, dict[str, dict[str, float | None]]] = Field(default_factory=dict)
     average: dict[str, dict[str, float]] = Field(default_factory=dict)
     notes: tuple[str, ...] = ()

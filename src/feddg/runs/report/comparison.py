@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from feddg.runs.records import ID_TEST, SELECTION_RULES, TEST, VAL
+from feddg.runs.records import ID_TEST, SELECTION_RULES, SPLITS, VAL
 from feddg.runs.report import many_charts as charts
 from feddg.runs.report import many_tables as tables
 from feddg.runs.report.blocks import (
@@ -151,7 +151,7 @@ def _axis_sections(results: Results) -> list[Section]:
 def _paper_section(results: Results) -> Section | None:
     if not results.paper and not results.differences:
         return None
-    found = [tables.paper_table(results, split) for split in (TEST, VAL)]
+    found = [tables.paper_table(results, split) for split in SPLITS]
     blocks: list[Block] = [table for table in found if table is not None]
     if results.differences:
         blocks.append(_list("How this setting differs from the paper's", results.differences))

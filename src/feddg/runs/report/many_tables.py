@@ -226,11 +226,13 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def paper_table(results: Results, split: str) -> Table | None:
-    """Our final-round accuracies beside a paper's; None where the paper has none for the split."""
+    """Our accuracies beside a paper's, by its rule; None where it has none for the split."""
     published = (results.paper or {}).get("values", {}).get(split, {})
     if not published:
         return None
-    ours = results.accuracies(SELECTION_RULES[0], split)
+    name = (results.paper or {}).get("rule", SELECTION_RULES[0].name)
+    rule = next(rule for rule in SELECTION_RULES if rule.name == name)
+    ours = results.accuracies(rule, split)
     printed = (results.paper or {}).get("average", {}).get(split, {})
     rows = []
     for method in dict.fromkeys([*results.methods, *published]):
@@ -239,18 +241,21 @@ def paper_table(results: Results, split: str) -> Table | None:
         cells = [
             Cell(_beside(_of_column(own, column), theirs.get(column))) for column in results.columns
         ]
-        average = average_over_columns(own, results.columns)
-        stated = printed.get(method, _paper_mean(theirs, results.columns))
-        mark = _mark(stated, theirs, results.columns)
-        rows.append([Cell(spelled(method)), *cells, Cell(_beside(average, stated) + mark)])
+        if len(results.columns) > 1:
+            average = average_over_columns(own, results.columns)
+            stated = printed.get(method, _paper_mean(theirs, results.columns))
+            mark = mark_of(stated, theirs, results.columns)
+            cells.append(Cell(_beside(average, stated) + mark))
+        rows.append([Cell(spelled(method)), *cells])
     heads = [Column("Method", numeric=False)]
     heads += [Column(readable(column), "ours / paper") for column in results.columns]
-    heads += [Column("Average", "ours / paper")]
+    if len(results.columns) > 1:
+        heads.append(Column("Average", "ours / paper"))
     source = (results.paper or {}).get("source", "the paper")
-    what = "test" if split == TEST else "validation"
     caption = (
-        f"Held-out {what} accuracy in percent after the final round: ours / {source}. An asterisk "
-        "marks a printed average that is not the mean of its printed row; the mean follows it."
+        f"{SPLIT_HEADINGS[split]} accuracy in percent ({rule.name.lower()}): ours / {source}. An "
+        "asterisk marks a printed average that is not the mean of its printed row; the mean "
+        "follows it."
     )
     return Table(heads, rows, caption)
 
@@ -266,7 +271,10 @@ def _paper_mean(theirs: Mapping[str, float | None], columns: Sequence[str]) -> f
     return math.fsum(known) / len(known) if known and len(known) == len(values) else None
 
 
-def _mark(stated: float | None, theirs: Mapping[str, float | None], columns: Sequence[str]) -> str:
+def mark_of(
+    stated: float | None, theirs: Mapping[str, float | None], columns: Sequence[str]
+) -> str:
+    """An asterisk and the mean of a printed row where the printed average is another number."""
     mean = _paper_mean(theirs, columns)
     if stated is None or mean is None or abs(stated - mean) <= PRINTED_TOLERANCE:
         return ""

@@ -1,0 +1,142 @@
+"""The papers' plans: they parse, expand to what the tables hold, and run when made small."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from feddg.data.splits import COLUMNS
+from feddg.runs.compare import carry_out_work, prepare_work
+from feddg.runs.plan import distinct, expand_plan, load_plan
+from feddg.runs.pool import Watcher, run_here
+from feddg.runs.records import read_run
+from feddg.runs.report.many_tables import mark_of
+from feddg.runs.results import Place, Results
+
+PLANS = Path(__file__).resolve().parents[2] / "benchmarks" / "papers"
+EXPECTED = {
+    # methods x scenarios x further values x seeds, counted from the papers' tables
+    "pardon/table1_pacs": 7 * 4 * 3,
+    "pardon/table1_office_home": 7 * 4 * 3,
+    "pardon/table2_pacs": 7 * 4 * 3,
+    "pardon/table2_office_home": 7 * 4 * 3,
+    "pardon/table3_iwildcam": 7 * 3 * 3,
+    "pardon/table6_heterogeneity": 7 * 4 * 3,
+    "pardon/table7_clients": 7 * 5 * 3,
+    "pardon/table8_time": 7,
+    "pardon/table10_noise": 3 * 4 * 3,
+    "pardon/table11_ablation": 5 * 3,
+    "pardon/figure10_gamma1": 6 * 3,
+    "pardon/figure10_gamma2": 6 * 3,
+    "ccst/table1_pacs": 6 * 4 * 3,
+    "ccst/table1_office_home": 6 * 4 * 3,
+    "ccst/table2_levels": 7 * 4 * 3,
+    "ccst/figure4b_orthogonality": 10 * 4 * 3,
+    "fedig/table1_mixing": 5 * 4 * 4,
+    "fedig/table2_objectives": 4 * 4 * 4,
+    "fedig/table3_components": 5 * 4 * 4,
+    "fedig/table4_cost": 5 * 4,
+    "fedig/table5_pacs": 16 * 4 * 4,
+    "fedig/table6_range": 4 * 4 * 4,
+    "fedig/table7_vlcs": 16 * 4 * 4,
+    "fedig/table9_silos": 3 * 4 * 4,
+    "fedig/table10_silos": 3 * 4 * 4,
+    "fedig/table11_silos": 3 * 4 * 4,
+    "fedig/table12_personal": 2 * 4 * 4,
+}
+WRONG_AVERAGES = {
+    # printed averages that are not the mean of their printed row, checked by hand
+    ("pardon/table2_office_home", "test", "feddg-ga"): "54.43",
+    ("pardon/table3_iwildcam", "test", "fedgma"): "44.78",
+    ("pardon/table6_heterogeneity", "test", "feddg-ga"): "57.48",
+    ("pardon/table6_heterogeneity", "val", "fpl"): "95.70",
+    ("pardon/table7_clients", "val", "feddg-ga"): "67.79",
+    ("pardon/table7_clients", "test", "feddg-ga"): "84.07",
+    ("pardon/table7_clients", "test", "pardon"): "90.20",
+    ("ccst/table1_office_home", "test", "CCST (Overall, K=3)"): "63.44",
+    ("ccst/table2_levels", "test", "Single (K=3)"): "84.91",
+}
+
+
+def places(cells):
+    return [Place(c.method, c.scenario, dict(c.conditions), c.seed) for c in cells]
+
+
+def test_every_plan_is_listed():
+    assert {str(p.relative_to(PLANS))[:-5] for p in PLANS.glob("*/*.yaml")} == set(EXPECTED)
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_a_plan_expands_to_the_table_it_is_for(name):
+    plan = load_plan(PLANS / f"{name}.yaml")
+    cells = expand_plan(plan)
+    assert len(cells) == EXPECTED[name]
+    assert len(list(distinct(cells))) == len(cells)
+    assert plan.differences
+    assert plan.paper is not None
+    table = Results(name, name, [], planned=places(cells))
+    for split, rows in plan.paper.values.items():
+        assert set(rows) <= set(table.methods), (name, split)
+        for row in rows.values():
+            assert list(row) == list(dict.fromkeys(row))
+            assert set(row) == set(table.columns), (name, split)
+
+
+def test_the_averages_marked_are_those_that_do_not_match():
+    marked = {}
+    for name in EXPECTED:
+        paper = load_plan(PLANS / f"{name}.yaml").paper
+        for split, averages in paper.average.items():
+            for method, printed in averages.items():
+                row = paper.values[split][method]
+                if mark := mark_of(printed, row, list(row)):
+                    marked[name, split, method] = mark.strip(" *()")
+    assert marked == WRONG_AVERAGES
+
+
+def fake_images(folder, domains, classes=7, images=6):
+    """A tiny data set: ``domain/class/*.png`` and a split file in the benchmark's columns."""
+    random = np.random.default_rng(0)
+    names = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")[:classes]
+    rows = [",".join(COLUMNS)]
+    for d, domain in enumerate(domains):
+        for y, name in enumerate(names):
+            place = folder / domain / name
+            place.mkdir(parents=True)
+            for i in range(images):
+                pixels = random.integers(0, 256, (32, 32, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(place / f"{i}.png")
+                seen = "id_val" if i == 0 else "train"
+                split = (seen, seen, "val", "test")[d]
+                file = f"{domain}/{name}/{i}.png"
+                rows.append(f"{len(rows) - 1},{split},{d},{domain},{name},{y},{file}")
+    (folder.parent / "split.csv").write_text("\n".join(rows) + "\n")
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXPECTED)
+def test_a_plan_made_small_runs_a_cell(name, tmp_path):
+    plan = load_plan(PLANS / f"{name}.yaml")
+    pacs = ("photo", "art_painting", "cartoon", "sketch")
+    home = ("Art", "Clipart", "Product", "Real_World")
+    domains = plan.domains or (home if "office_home" in name else pacs)
+    root = fake_images(tmp_path / "images", domains)
+    small = {
+        "data": {"root": root, "image_size": 32, "id_val": 0.2, "id_test": 0.2},
+        "model": {"weights": None, "backbone": "resnet18", "normalization": "train"},
+        "train": {"rounds": 1, "local_epochs": 1, "local_steps": None, "batch_size": 16},
+    }
+    if "iwildcam" in name:
+        small["data"]["split_file"] = tmp_path / "split.csv"
+    if plan.base.get("preset") not in ("folder", "fedig"):
+        small["clients"] = {"number": 4, "per_round": 2}
+    work = prepare_work(plan.model_copy(update={"seeds": (0,)}), tmp_path / "out", small)
+    # The last method of a table is the one that the table is about.
+    (outcome,) = run_here([work.missing[-1]], tmp_path / "cache", Watcher())
+    assert outcome.status == "completed", outcome.error
+    assert read_run(outcome.task.folder).rounds_done == 1
+    only = type(work)(work.plan, work.out, work.cells, work.folders, [])
+    page = carry_out_work(only).report.read_text("utf-8")
+    assert "Beside the paper" in page
