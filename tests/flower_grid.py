@@ -1,5 +1,6 @@
 """Flower without processes, ports or Ray: a grid that hands messages to the ClientApp itself."""
 
+import json
 from collections.abc import Callable, Iterable
 from itertools import count
 from typing import Any
@@ -9,6 +10,10 @@ from flwr.clientapp import ClientApp
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
+from safetensors.torch import load_file
+
+from feddg.experiment import Experiment
+from feddg.flower import client_app, server_app
 
 Fault = Callable[[str, Message], bool]
 
@@ -95,3 +100,56 @@ class LocalGrid(Grid):
 
     def send_and_receive(self, messages: Any, *, timeout: float | None = None) -> Any:
         raise NotImplementedError
+
+
+SITES = ("ink", "chalk", "photo")
+SMALL = {
+    "data": {"source": "digits", "image_size": 16, "id_val": 0.0, "id_test": 0.0},
+    "hold_out": "sketch",
+    "clients": {"number": 3, "partition": "domain"},
+    "train": {"rounds": 2, "local_epochs": 1, "batch_size": 64},
+    "device": "cpu",
+    "precision": "float32",
+}
+
+
+def experiment(**change) -> Experiment:
+    return Experiment(**{**SMALL, **change})
+
+
+class Deployment:
+    """Three sites with one domain of digits each, and their coordinator."""
+
+    def __init__(self, folder, chosen: Experiment, **config) -> None:
+        self.folder, self.chosen = folder, chosen
+        self.path = folder / "runs" / chosen.label
+        self.config = {
+            "experiment": chosen.to_yaml(),
+            "sites": ",".join(SITES),
+            "out": str(folder / "runs"),
+            "test": "digits:sketch",
+            "cache": str(folder / "coordinator"),
+            "poll-seconds": 0.001,
+            "wait-seconds": 0.01,
+            **config,
+        }
+        nodes = {
+            name: {"images": f"digits:{name}", "cache": str(folder / name), "device": "cpu"}
+            for name in SITES
+        }
+        self.nodes = nodes
+        self.grid = LocalGrid(client_app.app, nodes, self.config)
+
+    def start(self):
+        """Starts the ServerApp as Flower does."""
+        server_app.app(self.grid, Context(1, 1, {}, RecordDict(), self.config))
+        return self.weights()
+
+    def weights(self):
+        return weights(self.path)
+
+
+def weights(path):
+    index = json.loads((path / "checkpoint/checkpoint.json").read_text())
+    tensors = load_file(path / "checkpoint" / index["state"])
+    return {name: tensor for name, tensor in tensors.items() if name.startswith("weights/")}

@@ -12,12 +12,13 @@ pytest.importorskip("flwr", reason="Flower is an optional extra")
 sys.path.insert(0, str(Path(__file__).parent))
 
 from loopback import Loopback
-from test_inprocess_grid import SITES, SMALL, refusals, weights
+from test_inprocess_grid import refusals
 
 from feddg.experiment import Experiment
 from feddg.runs.execute import run
 from feddg.runs.records import read_rows, read_run
 from federations import same
+from flower_grid import SITES, SMALL, weights
 
 pytestmark = pytest.mark.slow
 

@@ -3,11 +3,8 @@
 import json
 
 import pytest
-from safetensors.torch import load_file
 
 pytest.importorskip("flwr", reason="Flower is an optional extra")
-
-from flwr.app import Context, RecordDict
 
 from feddg.errors import ExperimentError, RunError
 from feddg.experiment import Experiment
@@ -16,59 +13,7 @@ from feddg.flower import client_app, server_app
 from feddg.runs.execute import run
 from feddg.runs.records import read_rows, read_run
 from federations import same
-from flower_grid import LocalGrid
-
-SITES = ("ink", "chalk", "photo")
-SMALL = {
-    "data": {"source": "digits", "image_size": 16, "id_val": 0.0, "id_test": 0.0},
-    "hold_out": "sketch",
-    "clients": {"number": 3, "partition": "domain"},
-    "train": {"rounds": 2, "local_epochs": 1, "batch_size": 64},
-    "device": "cpu",
-    "precision": "float32",
-}
-
-
-def experiment(**change) -> Experiment:
-    return Experiment(**{**SMALL, **change})
-
-
-class Deployment:
-    """Three sites with one domain of digits each, and their coordinator."""
-
-    def __init__(self, folder, chosen: Experiment, **config) -> None:
-        self.folder, self.chosen = folder, chosen
-        self.path = folder / "runs" / chosen.label
-        self.config = {
-            "experiment": chosen.to_yaml(),
-            "sites": ",".join(SITES),
-            "out": str(folder / "runs"),
-            "test": "digits:sketch",
-            "cache": str(folder / "coordinator"),
-            "poll-seconds": 0.001,
-            "wait-seconds": 0.01,
-            **config,
-        }
-        nodes = {
-            name: {"images": f"digits:{name}", "cache": str(folder / name), "device": "cpu"}
-            for name in SITES
-        }
-        self.nodes = nodes
-        self.grid = LocalGrid(client_app.app, nodes, self.config)
-
-    def start(self):
-        """Starts the ServerApp as Flower does."""
-        server_app.app(self.grid, Context(1, 1, {}, RecordDict(), self.config))
-        return self.weights()
-
-    def weights(self):
-        return weights(self.path)
-
-
-def weights(path):
-    index = json.loads((path / "checkpoint/checkpoint.json").read_text())
-    tensors = load_file(path / "checkpoint" / index["state"])
-    return {name: tensor for name, tensor in tensors.items() if name.startswith("weights/")}
+from flower_grid import SITES, SMALL, Deployment, LocalGrid, experiment, weights
 
 
 @pytest.mark.parametrize("method", ["fedavg", "pardon", "fedbn"])
@@ -216,3 +161,56 @@ def test_in_domain_shares_are_refused():
     fields = {**SMALL, "data": {**SMALL["data"], "id_val": 0.1}}
     with pytest.raises(ExperimentError, match=r"set data.id_val and data.id_test to 0"):
         server_app.coordinate(None, {"experiment": Experiment(**fields).to_yaml(), "sites": "a"})
+
+
+def test_sites_that_only_evaluate_score_as_the_coordinators_own_folder_does(deploy):
+    deployment = deploy(**{"evaluation-sites": "clinic,absent"})
+    config = {"images": "digits:sketch", "cache": str(deployment.folder / "clinic")}
+    deployment.grid.connect("clinic", {**config, "device": "cpu"})
+    deployment.start()
+    rows = [row for row in read_rows(deployment.path / "metrics.jsonl") if "accuracy" in row]
+    assert [row["round"] for row in rows] == [0, 0, 1, 1, 2, 2]
+    for own, theirs in zip(rows[::2], rows[1::2], strict=True):
+        assert theirs["split"] == "test"
+        assert theirs["domain"] == "sketch at clinic"
+        assert {**theirs, "domain": "sketch"} == own
+    assert {row[1:] for row in refusals(deployment)} == {(4, "absent: is not connected")}
+    received = {kind for site, kind in deployment.grid.received if site == "clinic"}
+    assert received == {"query.introduce", "evaluate"}
+    clients = json.loads((deployment.path / "clients.json").read_text())["clients"]
+    assert [client["name"] for client in clients] == list(SITES)
+
+
+def test_without_a_folder_of_its_own_the_coordinator_has_the_evaluation_sites_scores(deploy):
+    deployment = deploy(test="", **{"evaluation-sites": "clinic"})
+    config = {"images": "digits:sketch", "cache": str(deployment.folder / "clinic")}
+    deployment.grid.connect("clinic", {**config, "device": "cpu"})
+    deployment.start()
+    assert read_run(deployment.path).evaluations.get(2, "test", "sketch") is not None
+    assert "sketch" in (deployment.path / "report.html").read_text()
+
+
+def test_a_site_cannot_train_and_only_evaluate(deploy):
+    deployment = deploy(**{"evaluation-sites": "ink"})
+    with pytest.raises(ExperimentError, match="'ink' trains"):
+        deployment.start()
+
+
+def test_traffic_says_where_the_time_and_the_bytes_went(deploy):
+    deployment = deploy()
+    deployment.start()
+    rows = read_rows(deployment.path / "traffic.jsonl")
+    trained = [row for row in rows if row["kind"] == "train"]
+    trained.sort(key=lambda row: (row["round"], SITES.index(row["site"])))
+    assert [(row["round"], row["site"]) for row in trained] == [
+        (r, s) for r in (1, 2) for s in SITES
+    ]
+    assert (
+        sorted(row["site"][:4] for row in rows if row["kind"] == "query.introduce") == ["node"] * 3
+    )
+    sent = [row for row in read_rows(deployment.path / "ledger.jsonl") if row["kind"] == "message"]
+    updates = [row["bytes"] for row in sent if row["purpose"] == "update"]
+    for row, size in zip(trained, updates, strict=True):
+        assert 0 < row["train"] <= row["busy"] <= row["seconds"]
+        # Flower counts the headers of arrays and the names of records as well.
+        assert size < row["bytes_up"] < 1.1 * size

@@ -1,5 +1,7 @@
 """The ClientApp: what a site does when a message arrives. Each may meet a fresh process."""
 
+import json
+import time
 from collections.abc import Callable
 
 from flwr.app import Context
@@ -8,8 +10,11 @@ from flwr.clientapp import ClientApp
 
 from feddg.errors import FeddgError
 from feddg.federation.training import answer, describe, require_examples, train
+from feddg.flower.privacy import clip_update
 from feddg.flower.records import Parcel, update_parcel
 from feddg.flower.site import MissingAgreement, Site
+from feddg.flower.traffic import BUSY
+from feddg.messages import Message
 
 Work = Callable[[Site, Parcel], Parcel]
 
@@ -18,6 +23,7 @@ app = ClientApp()
 
 def _reply(envelope: Envelope, context: Context, work: Work) -> Envelope:
     """Answers with the work's result, or with the one sentence that says why there is none."""
+    started = time.perf_counter()
     try:
         site = Site(context.node_config, context.run_config)
         result = work(site, Parcel.from_records(envelope.content))
@@ -25,6 +31,7 @@ def _reply(envelope: Envelope, context: Context, work: Work) -> Envelope:
         result = Parcel({"missing": "agreed"})
     except FeddgError as error:
         result = Parcel({"refusal": str(error)})
+    result.fields[BUSY] = time.perf_counter() - started
     return Envelope(result.to_records(), reply_to=envelope)
 
 
@@ -40,7 +47,7 @@ def describe_site(envelope: Envelope, context: Context) -> Envelope:
     return _reply(envelope, context, _describe)
 
 
-@app.train()
+@app.train(mods=[clip_update])
 def train_site(envelope: Envelope, context: Context) -> Envelope:
     """Trains one round."""
     return _reply(envelope, context, _train)
@@ -50,6 +57,12 @@ def train_site(envelope: Envelope, context: Context) -> Envelope:
 def ask_site(envelope: Envelope, context: Context) -> Envelope:
     """Answers a method's question about the weights that came with it."""
     return _reply(envelope, context, _ask)
+
+
+@app.evaluate()
+def evaluate_site(envelope: Envelope, context: Context) -> Envelope:
+    """Measures the global model on the site's images; nothing is trained."""
+    return _reply(envelope, context, _evaluate)
 
 
 def _describe(site: Site, parcel: Parcel) -> Parcel:
@@ -74,3 +87,9 @@ def _ask(site: Site, parcel: Parcel) -> Parcel:
     reply = answer(turn.client, turn.method, name, turn.client.extras)
     turn.keep()
     return Parcel(parts={"reply": reply})
+
+
+def _evaluate(site: Site, parcel: Parcel) -> Parcel:
+    round = int(parcel.fields["round"])
+    scores = [score.record(round, with_confusion=True) for score in site.scores(parcel)]
+    return Parcel(parts={"scores": Message({}, {"scores": json.dumps(scores)})})

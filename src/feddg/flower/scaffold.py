@@ -35,6 +35,7 @@ clientapp = "feddg.flower.client_app:app"
 
 [tool.flwr.app.config]
 sites = "{sites}"  # client 0, 1, ...: keep the order
+evaluation-sites = "{judges}"  # sites that never train and are asked for the accuracy
 out = {out}  # at the coordinator: the run folder's parent
 test = {test}  # at the coordinator: root/domain/class/*, digits:DOMAIN, or "" for no evaluation
 test-domain = ""  # for a test folder root/class/*: what its images are called
@@ -43,6 +44,11 @@ min-sites = {minimum}  # must be connected, or the run fails
 wait-seconds = 300.0  # how long to wait for them
 round-deadline = 3600.0  # seconds a site has for one message; later replies are dropped
 poll-seconds = 0.5  # between two looks at the mailbox
+clipping = "none"  # or "fixed", "adaptive": sites clip their updates; see docs/deploy.md
+clipping-norm = 0.1  # longest update; adaptive: at the start
+clipping-quantile = 0.5  # adaptive: share of updates that are not to be clipped
+clipping-rate = 0.2  # adaptive: learning rate of the norm
+noise-multiplier = 0.0  # noise on the mean of clipped updates, per norm
 experiment = """
 {experiment}"""
 '''
@@ -128,6 +134,7 @@ def write_app(
     out: Path = Path("runs"),
     test: str = "",
     min_sites: int = 0,
+    judges: Sequence[str] = (),
 ) -> list[Path]:
     """Writes the Flower app, a script for certificates, and the start lines.
 
@@ -139,6 +146,7 @@ def write_app(
         out: the run folder's parent at the coordinator.
         test: the coordinator's test folder, ``digits:DOMAIN``, or empty.
         min_sites: sites that must be connected; 0 for all.
+        judges: names of sites that never train and are asked for the accuracy.
 
     Returns:
         The files written.
@@ -146,9 +154,9 @@ def write_app(
     Raises:
         ExperimentError: a name, the address or the folder cannot be used.
     """
-    host, port = _checked(sites, address)
+    host, port = _checked([*sites, *judges], address)
     versions = {"feddg": version("feddg"), "flwr": version("flwr")}
-    nodes = "".join(NODE.format(site=site, address=address) for site in sites)
+    nodes = "".join(NODE.format(site=site, address=address) for site in [*sites, *judges])
     bind = "127.0.0.1" if host in ("127.0.0.1", "localhost") else "0.0.0.0"
     where = {"address": address, "port": port, "bind": bind, "folder": folder.resolve()}
     contents = {
@@ -157,6 +165,7 @@ def write_app(
             sites=",".join(sites),
             out=_basic(str(out.expanduser().resolve())),
             test=_basic(test),
+            judges=",".join(judges),
             minimum=min_sites,
             experiment=_multiline(experiment.to_yaml()),
             **versions,

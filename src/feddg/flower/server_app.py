@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from pydantic import Field, ValidationError
@@ -16,7 +15,10 @@ from feddg.errors import ExperimentError
 from feddg.evaluation.accuracy import Evaluation, Score
 from feddg.experiment import Experiment
 from feddg.federation.server import RoundRecord
-from feddg.flower.site import load_pixels, read_experiment
+from feddg.flower.judges import JudgeScores
+from feddg.flower.privacy import Privacy, private
+from feddg.flower.site import load_pixels, positions, read_experiment, test_images
+from feddg.flower.traffic import Traffic, append_to
 from feddg.flower.transport import FlowerTransport, Policy
 from feddg.messages import Message, Weights
 from feddg.methods.client import Worker
@@ -28,7 +30,7 @@ from feddg.runs.prepare import Progress, build, build_worker, cache_folder
 from feddg.settings import Positive, Settings
 
 log = logging.getLogger("feddg")
-DEPLOYMENT = "deployment.json"
+DEPLOYMENT, TRAFFIC = "deployment.json", "traffic.jsonl"
 
 app = ServerApp()
 
@@ -50,6 +52,7 @@ class Deployment(Settings):
     """The run config beside the experiment; ``feddg deploy init`` writes it."""
 
     sites: str = Field(description="names of all sites, comma-separated; the order is part of it")
+    evaluation_sites: str = Field("", description="names of sites that only evaluate")
     out: Path = Field(Path("runs"), description="the run folder's parent, at the coordinator")
     test: str = Field("", description="the coordinator's test folder, or digits:DOMAIN; may be ''")
     test_domain: str = Field("", description="what the images of a test folder class/* are called")
@@ -58,6 +61,11 @@ class Deployment(Settings):
     wait_seconds: Positive = Field(300.0, description="how long to wait for them")
     round_deadline: Positive = Field(3600.0, description="seconds a site has for one message")
     poll_seconds: Positive = Field(0.5, description="between two looks at the mailbox")
+    clipping: str = Field("none", description="none, or fixed or adaptive: how updates are clipped")
+    clipping_norm: float = Field(0.1, description="longest update; adaptive: at the start")
+    clipping_quantile: float = Field(0.5, description="adaptive: share of updates not clipped")
+    clipping_rate: float = Field(0.2, description="adaptive: learning rate of the norm")
+    noise_multiplier: float = Field(0.0, description="noise on the mean of clipped updates")
 
     @classmethod
     def read(cls, run_config: Mapping[str, Any]) -> "Deployment":
@@ -68,7 +76,9 @@ class Deployment(Settings):
         """
         known = {k.replace("-", "_"): v for k, v in run_config.items() if k != "experiment"}
         try:
-            return cls(**known)
+            found = cls(**known)
+            found.privacy  # noqa: B018 - validates
+            return found
         except ValidationError as error:
             fault = error.errors()[0]
             key = ".".join(str(part) for part in fault["loc"])
@@ -77,7 +87,23 @@ class Deployment(Settings):
     @property
     def site_names(self) -> list[str]:
         """Names of all sites; a site's position is its client id."""
-        return [name.strip() for name in self.sites.split(",") if name.strip()]
+        return _names(self.sites)
+
+    @property
+    def judge_names(self) -> list[str]:
+        """Names of the sites that only evaluate."""
+        return _names(self.evaluation_sites)
+
+    @property
+    def privacy(self) -> Privacy:
+        """How updates are clipped and noised."""
+        return Privacy(
+            clipping=self.clipping,  # type: ignore[arg-type]
+            norm=self.clipping_norm,
+            noise=self.noise_multiplier,
+            quantile=self.clipping_quantile,
+            rate=self.clipping_rate,
+        )
 
     @property
     def minimum(self) -> int:
@@ -88,6 +114,10 @@ class Deployment(Settings):
     def policy(self) -> Policy:
         """The transport's patience."""
         return Policy(self.minimum, self.wait_seconds, self.round_deadline, self.poll_seconds)
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def coordinate(grid: Grid, run_config: Mapping[str, Any]) -> Run:
@@ -104,29 +134,50 @@ def coordinate(grid: Grid, run_config: Mapping[str, Any]) -> Run:
             f"sites names {len(names)} sites ({', '.join(names)}), each once; "
             f"clients.number is {experiment.clients.number}"
         )
+    both = sorted(set(names) & set(deployment.judge_names))
+    if both:
+        raise ExperimentError(f"site {both[0]!r} trains; it cannot be an evaluation-site as well")
     path = deployment.out.expanduser() / experiment.label
 
     def prepare(
         experiment: Experiment, cache: Path, progress: Progress, memories: dict[int, Weights]
     ) -> Prepared:
-        return _prepared(grid, deployment, experiment, cache, path / DEPLOYMENT)
+        return _prepared(grid, deployment, experiment, cache, path)
 
     cache = Path(deployment.cache).expanduser() if deployment.cache else cache_folder()
     return carry_out(path, experiment, observer=LogLines(), cache=cache, prepare=prepare)
 
 
 def _prepared(
-    grid: Grid, deployment: Deployment, experiment: Experiment, cache: Path, file: Path
+    grid: Grid, deployment: Deployment, experiment: Experiment, cache: Path, path: Path
 ) -> Prepared:
-    names = deployment.site_names
+    names, file = deployment.site_names, path / DEPLOYMENT
+    privacy = deployment.privacy.model_dump()
     device = choose_device(experiment.device)
     known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
     run = known["run"] if known else f"{experiment.id}-{secrets.token_hex(6)}"
-    transport = FlowerTransport(grid, names, run, deployment.policy, device)
+    if known and known["privacy"] != privacy:
+        raise ExperimentError(
+            f"{path} was begun with {known['privacy']}; to change that, choose another 'out'"
+        )
+    transport = FlowerTransport(
+        grid,
+        names,
+        run,
+        deployment.policy,
+        device,
+        judges=deployment.judge_names,
+        traffic=Traffic(append_to(path / TRAFFIC)),
+    )
     found = transport.gather(deployment.minimum)
-    known = known or {"run": run, "sites": names, "classes": _classes(found), "domains": []}
+    known = known or {
+        **{"run": run, "sites": names, "privacy": privacy},
+        **{"classes": _classes(found), "domains": []},
+    }
 
     def join(id: int, introduction: Message) -> None:
+        if id in transport.judges:
+            return
         # Classes are fixed by the network; a late joiner's domain is new, and numbered as it comes.
         known["domains"] = list(
             dict.fromkeys([*known["domains"], *_counts(introduction, "domains")])
@@ -139,6 +190,7 @@ def _prepared(
         join(id, introduction)
     transport.on_introduction = join
     method, network = build(experiment, len(known["classes"]))
+    method = private(method, network, deployment.privacy, experiment)
     worker = build_worker(experiment, network, cache)
     return Prepared(
         method,
@@ -147,6 +199,7 @@ def _prepared(
         _evaluation(deployment, experiment, known["classes"], worker, cache),
         _clients_table(names, found, known["classes"], known["domains"]),
         list(found.items()),
+        JudgeScores(transport),
     )
 
 
@@ -191,18 +244,8 @@ def _evaluation(
             f"class {unknown[0]!r} of the test folder {deployment.test} is at no site; "
             f"sites have: {', '.join(classes)}"
         )
-    label_of = torch.tensor([classes.index(name) for name in table.class_names]).numpy()
-    return Evaluation(
-        pixels,
-        {"test": torch.arange(len(table)).numpy()},
-        label_of[table.labels],
-        table.domains,
-        table.domain_names,
-        len(classes),
-        experiment.evaluate.batch_size,
-        worker.device,
-        worker.autocast,
-    )
+    table = positions(table, classes, list(table.domain_names))
+    return test_images(table, pixels, experiment, worker)
 
 
 class LogLines(Observer):

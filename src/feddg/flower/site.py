@@ -17,7 +17,9 @@ from feddg.data.images import ImageTable, from_class_folders
 from feddg.data.pixels import PixelStore, open_pixels
 from feddg.data.sources import load_source
 from feddg.errors import DataError, ExperimentError, FeddgError
+from feddg.evaluation.accuracy import Evaluation, Score
 from feddg.experiment import Experiment
+from feddg.federation.training import load_weights
 from feddg.flower.memory import SiteMemory
 from feddg.flower.records import Parcel
 from feddg.messages import Message, Scalar, Weights
@@ -152,6 +154,23 @@ def positions(table: ImageTable, classes: list[str], domains: list[str]) -> Imag
     )
 
 
+def test_images(
+    table: ImageTable, pixels: PixelStore, experiment: Experiment, worker: Worker
+) -> Evaluation:
+    """Returns all images of a table as a test split."""
+    return Evaluation(
+        pixels,
+        {"test": numpy.arange(len(table))},
+        table.labels,
+        table.domains,
+        table.domain_names,
+        len(table.class_names),
+        experiment.evaluate.batch_size,
+        worker.device,
+        worker.autocast,
+    )
+
+
 def on_device(tensors: Weights, device: torch.device) -> Weights:
     """Returns named tensors on ``device``."""
     return {name: tensor.to(device) for name, tensor in tensors.items()}
@@ -207,6 +226,15 @@ class Site:
             "domains": json.dumps(dict(zip(table.domain_names, counts.sum(1).tolist()))),
         }
         return Parcel({"site": self.config.site}, {"introduction": Message({}, scalars)})
+
+    def scores(self, parcel: Parcel) -> list[Score]:
+        """Measures the weights of a message on the site's images, which need not train."""
+        classes = json.loads(str(parcel.fields["classes"]))
+        method, worker = self._build(len(classes))
+        load_weights(worker.network, parcel.part("weights").tensors)
+        table = positions(self.table, classes, list(self.table.domain_names))
+        evaluation = test_images(table, self.pixels, self.experiment, worker)
+        return evaluation.scores(method.predictor(worker.network))
 
     def turn(self, parcel: Parcel, *, after_training: bool = False) -> Turn:
         """Returns the client that a message addresses, under what the message holds.

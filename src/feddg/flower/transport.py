@@ -20,11 +20,13 @@ from feddg.errors import RunError
 from feddg.federation.inprocess import Reply
 from feddg.flower.records import FIELDS, Parcel, arrays, parcel_update
 from feddg.flower.site import on_device
+from feddg.flower.traffic import Traffic
 from feddg.messages import Broadcast, Message, Refusal, Scalar, Update, Weights
 
 log = logging.getLogger("feddg")
 
-DESCRIBE, TRAIN, ASK, INTRODUCE = "query.describe", "train", "query.ask", "query.introduce"
+DESCRIBE, TRAIN, ASK, EVALUATE = "query.describe", "train", "query.ask", "evaluate"
+INTRODUCE = "query.introduce"
 AGREED = "agreed"
 
 
@@ -50,6 +52,7 @@ class _Exchange:
     """Messages on their way to sites, and what came back."""
 
     kind: str
+    round: int = 0
     waiting: dict[str, int] = field(default_factory=dict)
     replies: dict[int, Parcel | Refusal] = field(default_factory=dict)
 
@@ -59,12 +62,15 @@ class FlowerTransport:
 
     Args:
         grid: Flower's connection to the nodes.
-        sites: names of all sites; a site's position is its client id.
+        sites: names of all sites that train; a site's position is its client id.
         run: key under which sites keep their memory of this run.
         policy: patience.
         device: where the server computes.
+        judges: names of sites that only evaluate; their ids follow the others'.
+        traffic: is told of every message.
 
     Attributes:
+        sites: names of all sites, the judges' last.
         fields: sent with every message.
         introductions: what connected sites said about themselves.
         on_introduction: called with each site's id and introduction, late joiners' too.
@@ -77,8 +83,13 @@ class FlowerTransport:
         run: str,
         policy: Policy,
         device: torch.device | None = None,
+        *,
+        judges: Sequence[str] = (),
+        traffic: Traffic | None = None,
     ) -> None:
-        self._grid, self.sites, self._run, self._policy = grid, tuple(sites), run, policy
+        self._grid, self._run, self._policy = grid, run, policy
+        self.sites, self._trainers = (*sites, *judges), len(sites)
+        self._traffic = traffic or Traffic()
         self.device = device or torch.device("cpu")
         self.fields: dict[str, Scalar] = {}
         self.memories: dict[int, Weights] = {}
@@ -95,11 +106,19 @@ class FlowerTransport:
 
     @property
     def clients(self) -> Sequence[int]:
-        """Ids of all sites, connected or not."""
-        return range(len(self.sites))
+        """Ids of all sites that train, connected or not."""
+        return range(self._trainers)
+
+    @property
+    def judges(self) -> Sequence[int]:
+        """Ids of the sites that only evaluate, connected or not."""
+        return range(self._trainers, len(self.sites))
 
     def gather(self, minimum: int) -> dict[int, Message]:
         """Waits until all sites have introduced themselves, or time is up and ``minimum`` have.
+
+        Returns:
+            What the sites that train said about themselves; only they count.
 
         Raises:
             RunError: too few sites; names the missing ones.
@@ -108,14 +127,15 @@ class FlowerTransport:
         while len(online := self._online()) < len(self.sites) and time.monotonic() < until:
             time.sleep(self._policy.poll)
         missing = ", ".join(name for id, name in enumerate(self.sites) if id not in online)
-        if len(online) < minimum:
+        trainers = sorted(online & set(self.clients))
+        if len(trainers) < minimum:
             raise RunError(
-                f"{len(online)} of {len(self.sites)} sites connected within "
+                f"{len(trainers)} of {self._trainers} sites connected within "
                 f"{self._policy.wait:g} s, but at least {minimum} are needed; missing: {missing}"
             )
         if missing:
             log.warning("starting without the sites that are not connected: %s", missing)
-        return {id: self.introductions[id] for id in sorted(online)}
+        return {id: self.introductions[id] for id in trainers}
 
     def _online(self) -> set[int]:
         """Returns the ids of the connected sites; asks new nodes which site they are."""
@@ -178,6 +198,16 @@ class FlowerTransport:
         for id, reply in self._exchanged(clients, TRAIN, broadcast, {}):
             yield reply if isinstance(reply, Refusal) else self._update(id, reply)
 
+    def evaluate(self, broadcast: Broadcast) -> Iterator[Reply]:
+        """Asks the sites that only evaluate how good the broadcast's weights are on their images.
+
+        Nobody is waited for: a site that is not connected answers with a Refusal.
+        """
+        fields: dict[str, Scalar] = {}
+        replies = self._exchanged(self.judges, EVALUATE, broadcast, fields)
+        for id, reply in replies:
+            yield id, reply if isinstance(reply, Refusal) else reply.part("scores")
+
     def _update(self, id: int, parcel: Parcel) -> Update | Refusal:
         try:
             update = parcel_update(id, parcel)
@@ -197,15 +227,15 @@ class FlowerTransport:
         self, clients: Sequence[int], kind: str, broadcast: Broadcast, fields: dict[str, Scalar]
     ) -> Iterator[tuple[int, Parcel | Refusal]]:
         """Sends a broadcast to sites and yields their replies in the order of ``clients``."""
-        online = self._patiently_online(clients)
+        online = self._online() if kind == EVALUATE else self._patiently_online(clients)
         parts = {"weights": Message(broadcast.weights), "extras": broadcast.extras}
         shared = {name: message for name, message in parts.items() if message}
         fields = {**self.fields, **fields, "run": self._run, "round": broadcast.round}
         records = Parcel({**fields, AGREED: self._digest}, shared).to_records()
-        exchange = _Exchange(kind)
+        exchange = _Exchange(kind, broadcast.round)
         for id in clients:
             if id in online:
-                told = id in self._told or self._agreed is None
+                told = id in self._told or self._agreed is None or kind == EVALUATE
                 self._send(exchange, id, self._node_of[id], self._addressed(records, id, told))
             else:
                 exchange.replies[id] = Refusal(id, f"{self.sites[id]}: is not connected")
@@ -237,13 +267,15 @@ class FlowerTransport:
         return own
 
     def _send(self, exchange: _Exchange, key: int, node: int, records: RecordDict) -> None:
-        deadline = self._policy.deadline
+        deadline, who = self._policy.deadline, self._who(exchange, key)
         envelope = Envelope(records, node, exchange.kind, ttl=deadline)
+        crossing = self._traffic.begin(exchange.kind, exchange.round, who, records)
         sent = next(iter(self._grid.push_messages([envelope])), None)
         if not sent:
             exchange.replies[key] = Refusal(key, "the message could not be sent")
         else:
             exchange.waiting[sent] = key
+            self._traffic.sent(sent, crossing)
 
     def _collect(
         self,
@@ -270,16 +302,19 @@ class FlowerTransport:
             if key is None:
                 continue
             parcel = self._opened(exchange, key, envelope)
+            if isinstance(parcel, Parcel):
+                sent = envelope.metadata.reply_to_message_id
+                self._traffic.answered(sent, envelope.content, parcel)
             if isinstance(parcel, Parcel) and parcel.fields.get("missing") == AGREED:
                 tell(key)
                 continue
             exchange.replies[key] = parcel
-            if isinstance(parcel, Parcel) and exchange.kind != INTRODUCE:
+            if isinstance(parcel, Parcel) and exchange.kind not in (INTRODUCE, EVALUATE):
                 self._told.add(key)
         return bool(envelopes)
 
     def _opened(self, exchange: _Exchange, key: int, envelope: Envelope) -> Parcel | Refusal:
-        who = f"node {key}" if exchange.kind == INTRODUCE else self.sites[key]
+        who = self._who(exchange, key)
         if envelope.has_error():
             lines = (envelope.error.reason or "unknown error").strip().splitlines()
             return Refusal(key, f"{who}: {lines[-1]}")
@@ -296,13 +331,15 @@ class FlowerTransport:
         for sent, key in list(exchange.waiting.items()):
             introducing = exchange.kind == INTRODUCE
             if (key if introducing else self._node_of[key]) not in nodes:
-                who = f"node {key}" if introducing else self.sites[key]
                 del exchange.waiting[sent]
-                exchange.replies[key] = Refusal(key, f"{who}: disconnected before it replied")
+                reason = f"{self._who(exchange, key)}: disconnected before it replied"
+                exchange.replies[key] = Refusal(key, reason)
 
     def _give_up(self, exchange: _Exchange) -> None:
         for key in exchange.waiting.values():
-            who = f"node {key}" if exchange.kind == INTRODUCE else self.sites[key]
-            seconds = f"{self._policy.deadline:g} s"
-            exchange.replies[key] = Refusal(key, f"{who}: no reply within {seconds}")
+            reason = f"{self._who(exchange, key)}: no reply within {self._policy.deadline:g} s"
+            exchange.replies[key] = Refusal(key, reason)
         exchange.waiting.clear()
+
+    def _who(self, exchange: _Exchange, key: int) -> str:
+        return f"node {key}" if exchange.kind == INTRODUCE else self.sites[key]

@@ -44,6 +44,8 @@ from feddg.runs.prepare import (
 from feddg.runs.records import RunRecord, read_run
 from feddg.runs.summary import summarize
 
+Elsewhere = Callable[[Server, Sequence[Score]], Sequence[Score]]
+
 
 @dataclass(frozen=True)
 class Prepared:
@@ -56,6 +58,7 @@ class Prepared:
         evaluation: what the global model is measured on here, if anything.
         clients: who holds what, for ``clients.json``.
         introductions: what clients said about themselves beforehand, for the ledger.
+        elsewhere: measures the global model where the images are; is told the scores so far.
         draw: writes the report's figures once the method has agreed on something.
     """
 
@@ -65,6 +68,7 @@ class Prepared:
     evaluation: Evaluation | None
     clients: dict[str, Any]
     introductions: Sequence[tuple[int, Message]] = ()
+    elsewhere: Elsewhere = lambda server, scores: ()
     draw: Callable[[Path, State], None] = lambda folder, state: None
 
 
@@ -119,8 +123,8 @@ def run(
     observer: Observer | None = None,
     cache: Path | None = None,
     report: bool = True,
-) -> Run:
     snapshots: Collection[int] = (),
+) -> Run:
     """Carries out an experiment, or goes on with it, or finds it done.
 
     The run's folder is ``out / experiment.label``. A completed experiment is not run again; an
@@ -133,8 +137,8 @@ def run(
         observer: is told what happens.
         cache: folder for decoded pixels and twins; the user's cache by default.
         report: whether to write ``report.html`` at the end.
-
         snapshots: rounds whose global weights are kept, for ``feddg report --analyses``.
+
     Raises:
         FeddgError: the experiment cannot be carried out; what was computed is kept.
     """
@@ -166,8 +170,8 @@ def carry_out(
     cache: Path | None = None,
     report: bool = True,
     prepare: Prepare = in_process,
-) -> Run:
     snapshots: Collection[int] = (),
+) -> Run:
     """Carries out an experiment in the folder ``path``, with clients wherever ``prepare`` says.
 
     See :func:`run` for the arguments and errors.
@@ -200,9 +204,10 @@ class _Execution:
     observer: Observer
     cache: Path
     prepare: Prepare
-    seconds: dict[str, float] = field(default_factory=dict)
     snapshots: Collection[int] = ()
+    seconds: dict[str, float] = field(default_factory=dict)
     network: Network = field(init=False)
+    elsewhere: Elsewhere = field(init=False)
 
     def carry_out(self) -> None:
         """Runs to the end, or records why not."""
@@ -223,7 +228,7 @@ class _Execution:
         with self.timed("prepare"):
             memories = checkpoint.memories if checkpoint else {}
             found = self.prepare(experiment, self.cache, self.observer.work, memories)
-            self.network = found.worker.network
+            self.network, self.elsewhere = found.worker.network, found.elsewhere
         transport, clients = found.transport, len(found.transport.clients)
         layouts = folder.cut_records(checkpoint.state.round if checkpoint else -1)
         state = checkpoint.state if checkpoint else self._first_state(found.method, clients)
@@ -254,9 +259,9 @@ class _Execution:
         return initial_state(method, self.network, clients, rounds=rounds, settings=settings)
 
     def _listen(self, round: int) -> None:
-        from feddg.runs.tracking import TensorBoard
+        from feddg.runs.tracking import trackers
 
-        self.observer = Together([self.observer, TensorBoard(self.folder.path)])
+        self.observer = Together([self.observer, *trackers(self.folder.path)])
         self.observer.start(self.experiment, round + 1)
 
     def _describe(self, found: Prepared, ledger: Ledger) -> None:
@@ -298,7 +303,7 @@ class _Execution:
         scores: list[Score] = []
         if evaluation is not None:
             scores += evaluation.scores(predictor(server.method, self.network, server.state))
-        scores += self.elsewhere(server)
+        scores += self.elsewhere(server, scores)
         if scores:
             self.observer.scores(round, scores)
         return scores
@@ -333,20 +338,20 @@ class Records:
         snapshots: Collection[int] = (),
     ) -> None:
         self._folder, self._ledger_rows, self._transport = folder, ledger_rows, transport
+        self._snapshots = snapshots
 
     def keep(self, state: State, rows: Sequence[dict[str, Any]]) -> None:
         """Writes metrics, ledger and checkpoint of the round in ``state``."""
         self._folder.append(METRICS, rows)
-        self._snapshots = snapshots
         self._folder.append(LEDGER, self._ledger_rows)
         self._ledger_rows.clear()
+        if state.round in self._snapshots:
+            name = f"{SNAPSHOTS}/round-{state.round}.safetensors"
+            self._folder.write_tensors(name, state.weights)
         self._folder.save_checkpoint(state, self._transport.memories, self._transport.remembered)
         self._transport.remembered.clear()
 
 
-        if state.round in self._snapshots:
-            name = f"{SNAPSHOTS}/round-{state.round}.safetensors"
-            self._folder.write_tensors(name, state.weights)
 def predictor(method: Method, network: Network, state: State) -> nn.Module:
     """Returns the global model as a predictor, on the network that clients also use."""
     load_weights(network, state.weights)

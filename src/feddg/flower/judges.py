@@ -1,0 +1,73 @@
+"""Held-out evaluation where the images are: at sites that never train."""
+
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy
+
+from feddg.evaluation.accuracy import Score
+from feddg.federation.server import Server
+from feddg.flower.transport import FlowerTransport
+from feddg.messages import Broadcast, Message, Refusal
+
+log = logging.getLogger("feddg")
+
+
+class JudgeScores:
+    """Asks the transport's judges for the accuracy of the server's model; they send counts only.
+
+    Args:
+        transport: knows who only evaluates.
+    """
+
+    def __init__(self, transport: FlowerTransport) -> None:
+        self._transport = transport
+
+    def __call__(self, server: Server, scores: Sequence[Score]) -> Sequence[Score]:
+        """Returns the scores of this round's weights; a judge that fails is logged and left out.
+
+        A domain that somebody else measured, too, gets its site's name; ``scores`` are from before.
+        """
+        transport, ledger, state = self._transport, server.ledger, server.state
+        if not transport.judges:
+            return []
+        broadcast = Broadcast(state.round, state.weights)
+        for id in transport.judges:
+            ledger.broadcast(id, "evaluate", broadcast)
+        found: list[Score] = []
+        taken = {score.domain for score in scores}
+        for id, reply in transport.evaluate(broadcast):
+            if isinstance(reply, Message):
+                ledger.message(state.round, "up", id, "scores", reply)
+                reply = self._scores(id, reply)
+            if isinstance(reply, Refusal):
+                ledger.refusal(state.round, id, reply.reason)
+                log.warning("round %d: no evaluation by %s", state.round, reply.reason)
+            else:
+                found += _told_apart(taken, reply, transport.sites[id])
+                taken |= {score.domain for score in found}
+        return found
+
+    def _scores(self, id: int, reply: Message) -> list[Score] | Refusal:
+        try:
+            rows = json.loads(str(reply.scalars["scores"]))
+            return [_score(row) for row in rows]
+        except (KeyError, TypeError, ValueError) as error:
+            return Refusal(id, f"{self._transport.sites[id]}: its scores cannot be read ({error})")
+
+
+def _score(row: dict[str, object]) -> Score:
+    confusion = numpy.array(row["confusion"], dtype=numpy.int64)
+    correct, examples = int(confusion.trace()), int(confusion.sum())
+    if examples < 1 or (confusion < 0).any():
+        raise ValueError("no images were counted")
+    return Score("test", str(row["domain"]), correct, examples, float(str(row["loss"])), confusion)
+
+
+def _told_apart(taken: set[str], new: list[Score], site: str) -> list[Score]:
+    return [
+        replace(score, domain=f"{score.domain} at {site}") if score.domain in taken else score
+        for score in new
+    ]
