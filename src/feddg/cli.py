@@ -503,6 +503,9 @@ def deploy_init(
         str, typer.Option(help="The coordinator's test folder, or digits:DOMAIN.")
     ] = "",
     min_sites: Annotated[int, typer.Option(min=0, help="Sites needed; 0 for all.")] = 0,
+    evaluation_site: Annotated[
+        list[str] | None, typer.Option(help="A site that never trains and reports the accuracy.")
+    ] = None,
     out: OutOption = Path("runs"),
 ) -> None:
     """Write the Flower app of a federation, a script for its certificates, and start lines."""
@@ -510,7 +513,16 @@ def deploy_init(
     from feddg.flower.scaffold import deployment_fields, write_app
 
     chosen = load_experiment(experiment, deployment_fields(site))
-    write_app(folder, chosen, site, address=address, out=out, test=test, min_sites=min_sites)
+    write_app(
+        folder,
+        chosen,
+        site,
+        address=address,
+        out=out,
+        test=test,
+        min_sites=min_sites,
+        judges=evaluation_site or [],
+    )
     typer.echo(f"written to {folder}; how to start it: {folder / 'START.md'}")
 
 
