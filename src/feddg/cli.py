@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -34,6 +35,12 @@ deploy_app = typer.Typer(help="The same federation across a network.", no_args_i
 app.add_typer(deploy_app, name="deploy")
 
 OutOption = Annotated[Path, typer.Option("--out", help="The run folder's parent.")]
+TrackOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Also follow runs with mlflow, wandb (extras of the package).", envvar="FEDDG_TRACK"
+    ),
+]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars.")]
 
 
@@ -132,6 +139,7 @@ def run(
         str | None,
         typer.Option(help="Rounds whose model is kept for `feddg report --analyses`: 1,10,50."),
     ] = None,
+    track: TrackOption = None,
     quiet: QuietOption = False,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="One line per evaluated round.")
@@ -181,6 +189,7 @@ def run(
     from feddg.settings import merge
 
     overrides = merge(_without_none(said), _parse_settings(settings or []))
+    _track(track)
     kept = _parse_integers("--snapshots", snapshots) if snapshots else []
     _run(load_experiment(experiment, overrides), out, quiet, verbose, kept)
 
@@ -233,6 +242,7 @@ def compare(
         bool, typer.Option("--dry-run", help="Show the plan and the estimate; run nothing.")
     ] = False,
     no_estimate: Annotated[bool, typer.Option("--no-estimate", help="Do not measure.")] = False,
+    track: TrackOption = None,
     quiet: QuietOption = False,
 ) -> None:
     """Compare methods over scenarios and seeds: run what is missing, write tables and a report.
@@ -247,6 +257,7 @@ def compare(
     from feddg.runs.pool import Watcher
     from feddg.settings import merge
 
+    _track(track)
     said = _without_none(
         {
             "methods": methods and methods.split(","),
@@ -383,6 +394,18 @@ def report(
         typer.Argument(help="A run folder, several, or one of `feddg compare`."),
     ],
     out: Annotated[Path | None, typer.Option(help="The page to write.")] = None,
+    tables: Annotated[
+        Path | None, typer.Option(help="Also write its tables here: Markdown, CSV, LaTeX.")
+    ] = None,
+    analyses: Annotated[
+        bool,
+        typer.Option(
+            "--analyses", help="First look into the run: t-SNE, loss landscape, grey levels."
+        ),
+    ] = False,
+    beside: Annotated[
+        Path | None, typer.Option(help="A run whose model stands in the loss landscape.")
+    ] = None,
 ) -> None:
     """Write the HTML page of one run, or of several: side by side, or as statistics."""
     from feddg.runs.report import page_about, write_page, write_tables
@@ -442,18 +465,6 @@ def style_train(
     size: Annotated[int, typer.Option(help="Side of the training crops, pixels.")] = 64,
     seed: Annotated[int, typer.Option(help="Seed.")] = 0,
 ) -> None:
-    tables: Annotated[
-        Path | None, typer.Option(help="Also write its tables here: Markdown, CSV, LaTeX.")
-    ] = None,
-    analyses: Annotated[
-        bool,
-        typer.Option(
-            "--analyses", help="First look into the run: t-SNE, loss landscape, grey levels."
-        ),
-    ] = False,
-    beside: Annotated[
-        Path | None, typer.Option(help="A run whose model stands in the loss landscape.")
-    ] = None,
     """Train the compact codec's decoder on folders of content and style images."""
     from rich.progress import Progress
 
@@ -542,6 +553,12 @@ def _run(
     _show([done.folder], done.report)
 
 
+def _track(names: str | None) -> None:
+    # The environment reaches runs in processes of their own, too.
+    if names is not None:
+        os.environ["FEDDG_TRACK"] = names
+
+
 class _resumable:
     """Says how to go on when Ctrl-C ends a run."""
 
@@ -613,6 +630,11 @@ def _parse_clients(text: str) -> tuple[int, int | None]:
 def _parse_seeds(text: str | None) -> Any:
     if text is None:
         return None
+    seeds = _parse_integers("--seeds", text)
+    return seeds if len(seeds) > 1 else seeds[0]
+
+
+def _parse_integers(flag: str, text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
@@ -659,11 +681,6 @@ class _Plain(logging.Formatter):
 def main() -> None:
     """Runs the command line; a user's mistake ends in one line, not in a traceback."""
     handler = logging.StreamHandler()
-    seeds = _parse_integers("--seeds", text)
-    return seeds if len(seeds) > 1 else seeds[0]
-
-
-def _parse_integers(flag: str, text: str) -> list[int]:
     handler.setFormatter(_Plain())
     logging.getLogger("feddg").addHandler(handler)
     try:

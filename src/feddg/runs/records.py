@@ -395,6 +395,17 @@ def read_run(folder: Path) -> RunRecord:
     raise RunError(f"{folder} is not a run folder (it has no {EXPERIMENT_FILE}). {hint}")
 
 
+def flatten(settings: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yields nested settings as dotted names with their values as text."""
+    if isinstance(settings, dict):
+        for key, value in settings.items():
+            yield from flatten(value, f"{prefix}.{key}" if prefix else str(key))
+    elif isinstance(settings, list):
+        yield prefix, ", ".join(str(value) for value in settings) or "none"
+    else:
+        yield prefix, "none" if settings is None else str(settings)
+
+
 # --- files --------------------------------------------------------------------------------------
 
 

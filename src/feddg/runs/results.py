@@ -13,6 +13,7 @@ from feddg.runs.records import (
     TEST,
     RunRecord,
     SelectionRule,
+    flatten,
     is_run,
     read_run,
 )
@@ -242,14 +243,3 @@ def _conditions(runs: Sequence[RunRecord], labels: Sequence[str]) -> list[dict[s
 def _varying(rows: Sequence[Mapping[str, str]]) -> list[str]:
     keys = dict.fromkeys(key for row in rows for key in row)
     return [key for key in keys if len({row.get(key) for row in rows}) > 1]
-
-
-def flatten(settings: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yields nested settings as dotted names with their values as text."""
-    if isinstance(settings, dict):
-        for key, value in settings.items():
-            yield from flatten(value, f"{prefix}.{key}" if prefix else str(key))
-    elif isinstance(settings, list):
-        yield prefix, ", ".join(str(value) for value in settings) or "none"
-    else:
-        yield prefix, "none" if settings is None else str(settings)

@@ -1,42 +1,212 @@
-"""Tracking: TensorBoard event files in the run folder."""
+"""Tracking: a run's curves for TensorBoard, and on request for MLflow and Weights & Biases.
 
+TensorBoard files are always written, into the run folder. The others are extras
+(``pip install feddg[mlflow]``, ``feddg[wandb]``), chosen by ``--track mlflow,wandb`` or the
+environment variable ``FEDDG_TRACK``. They write files beside the runs and need no network unless
+their own variables (``MLFLOW_TRACKING_URI``, ``WANDB_MODE=online``) ask for one. A tracker that
+fails says so once and is left out: it never ends a run.
+"""
+
+import logging
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
+from feddg.errors import RunError, nearest
 from feddg.evaluation.accuracy import Score
+from feddg.experiment import Experiment
 from feddg.federation.server import RoundRecord
 from feddg.runs.observer import Observer
+from feddg.runs.records import flatten
+
+CHOICE = "FEDDG_TRACK"
+log = logging.getLogger("feddg")
 
 
-class TensorBoard(Observer):
-    """Writes accuracies and loss terms as event files for ``tensorboard --logdir``.
+class Tracker(Observer):
+    """Writes accuracies and loss terms somewhere; subclasses say where.
 
     Args:
-        folder: the run folder; events go to its ``events`` folder.
+        folder: the run folder.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._writer = EventFileWriter(str(folder / "events"))
+        self.folder = folder
 
     def round(self, record: RoundRecord) -> None:
-        """Writes the mean loss terms of a round."""
-        self._write(record.round, {f"loss/{name}": value for name, value in record.terms.items()})
+        """Writes the mean loss terms and the cost of a round."""
+        values = {f"loss/{name}": value for name, value in record.terms.items()}
+        values |= {f"bytes/{name}": float(value) for name, value in record.bytes.items()}
+        values |= {f"seconds/{name}": value for name, value in record.seconds.items()}
+        self.write(record.round, values)
 
     def scores(self, round: int, scores: Sequence[Score]) -> None:
         """Writes the accuracy of every split and domain."""
-        self._write(round, {f"{score.split}/{score.domain}": score.accuracy for score in scores})
+        self.write(round, {f"{score.split}/{score.domain}": score.accuracy for score in scores})
+
+    def write(self, step: int, values: dict[str, float]) -> None:
+        """Writes named numbers of a round."""
+        raise NotImplementedError
+
+
+class TensorBoard(Tracker):
+    """Event files for ``tensorboard --logdir``, in the run's ``events`` folder."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._writer = EventFileWriter(str(folder / "events"))
 
     def end(self, status: str) -> None:
         """Closes the file."""
         self._writer.close()
 
-    def _write(self, step: int, values: dict[str, float]) -> None:
+    def write(self, step: int, values: dict[str, float]) -> None:
+        """See :class:`Tracker`."""
         entries = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
         event = Event(wall_time=time.time(), step=step, summary=Summary(value=entries))
         self._writer.add_event(event)
         self._writer.flush()
+
+
+class MLflow(Tracker):
+    """An MLflow run, in ``mlflow.db`` beside the run folders or at ``MLFLOW_TRACKING_URI``.
+
+    ``mlflow ui --backend-store-uri sqlite:///runs/mlflow.db`` shows it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._mlflow = _imported("mlflow")
+        self._client: Any = None
+        self._run = ""
+
+    def start(self, experiment: Experiment, first_round: int) -> None:
+        """Opens the MLflow run, the same one as before when the run is continued."""
+        beside = self.folder.resolve().parent
+        store = os.environ.get("MLFLOW_TRACKING_URI", f"sqlite:///{beside / 'mlflow.db'}")
+        self._client = self._mlflow.MlflowClient(store)
+        kept = self.folder / "mlflow_run.txt"
+        if first_round > 1 and kept.is_file():
+            self._run = kept.read_text(encoding="utf-8")
+            self._client.update_run(self._run, status="RUNNING")
+            return
+        found = self._client.get_experiment_by_name(beside.name)
+        place = found.experiment_id if found else self._client.create_experiment(beside.name)
+        opened = self._client.create_run(place, run_name=self.folder.name)
+        self._run = opened.info.run_id
+        kept.write_text(self._run, encoding="utf-8")
+        for key, value in flatten(experiment.model_dump(mode="json")):
+            self._client.log_param(self._run, key, value)
+
+    def write(self, step: int, values: dict[str, float]) -> None:
+        """See :class:`Tracker`."""
+        for name, value in values.items():
+            self._client.log_metric(self._run, _plain(name), value, step=step)
+
+    def end(self, status: str) -> None:
+        """Closes the MLflow run."""
+        ended = {"completed": "FINISHED", "interrupted": "KILLED"}
+        self._client.set_terminated(self._run, ended.get(status, "FAILED"))
+
+
+class WeightsAndBiases(Tracker):
+    """A Weights & Biases run, offline in the run folder unless ``WANDB_MODE`` says otherwise."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._wandb = _imported("wandb")
+        self._run: Any = None
+
+    def start(self, experiment: Experiment, first_round: int) -> None:
+        """Opens the run; a continued one keeps its id."""
+        self._run = self._wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "feddg"),
+            name=self.folder.name,
+            id=experiment.id,
+            resume="allow",
+            dir=str(self.folder),
+            config=experiment.model_dump(mode="json"),
+            mode=os.environ.get("WANDB_MODE", "offline"),
+        )
+
+    def write(self, step: int, values: dict[str, float]) -> None:
+        """See :class:`Tracker`."""
+        # Its own step may only grow, while a round comes in two parts.
+        self._run.log({**values, "round": step})
+
+    def end(self, status: str) -> None:
+        """Closes the run."""
+        self._run.finish(exit_code=0 if status == "completed" else 1)
+
+
+class Guarded(Observer):
+    """Passes everything on until it fails once; then says so and stays silent."""
+
+    def __init__(self, name: str, tracker: Tracker) -> None:
+        self._name, self._tracker, self._sound = name, tracker, True
+
+    def start(self, experiment: Experiment, first_round: int) -> None:
+        """See :class:`Observer`."""
+        self._try(self._tracker.start, experiment, first_round)
+
+    def round(self, record: RoundRecord) -> None:
+        """See :class:`Observer`."""
+        self._try(self._tracker.round, record)
+
+    def scores(self, round: int, scores: Sequence[Score]) -> None:
+        """See :class:`Observer`."""
+        self._try(self._tracker.scores, round, scores)
+
+    def end(self, status: str) -> None:
+        """See :class:`Observer`."""
+        self._try(self._tracker.end, status)
+
+    def _try(self, work: Callable[..., None], *arguments: Any) -> None:
+        if not self._sound:
+            return
+        try:
+            work(*arguments)
+        except Exception as error:
+            self._sound = False
+            log.warning("%s no longer tracks this run: %s", self._name, error)
+
+
+TRACKERS: dict[str, type[Tracker]] = {"mlflow": MLflow, "wandb": WeightsAndBiases}
+
+
+def trackers(folder: Path) -> list[Observer]:
+    """Returns TensorBoard and the trackers that ``FEDDG_TRACK`` names, ready for a run.
+
+    Raises:
+        RunError: an unknown name, or a package that is not installed.
+    """
+    chosen: list[Observer] = []
+    for name in filter(None, os.environ.get(CHOICE, "").replace(" ", "").split(",")):
+        if name not in TRACKERS:
+            raise RunError(
+                f"unknown tracker {name!r}{nearest(name, TRACKERS)}; there are: "
+                f"{', '.join(TRACKERS)} (TensorBoard is always on)"
+            )
+        chosen.append(Guarded(name, TRACKERS[name](folder)))
+    return [TensorBoard(folder), *chosen]
+
+
+def _imported(name: str) -> ModuleType:
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise RunError(f"{name} is not installed ({error}); pip install 'feddg[{name}]'") from None
+
+
+def _plain(name: str) -> str:
+    """A name with the letters that MLflow allows."""
+    allowed = "".join(c if c.isalnum() or c in "_-. /" else "_" for c in name)
+    return allowed or "unnamed"

@@ -8,6 +8,7 @@ process of its own gives each run its own peak memory, and takes nothing down wh
 import _thread
 import json
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -99,6 +100,8 @@ def main() -> int:
     """Carries out the job on standard input; returns the exit status."""
     import torch
 
+    # A comparison in the background may ignore this signal, and its children with it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     job = Job(**json.loads(sys.stdin.readline()))
     threading.Thread(target=_stop_when_input_ends, daemon=True).start()
     # Whatever a library prints must not end up among the answers.

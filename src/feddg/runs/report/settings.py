@@ -3,10 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from feddg.runs.records import RunRecord
+from feddg.runs.records import RunRecord, flatten
 from feddg.runs.report.blocks import Cell, Column, Table
 from feddg.runs.report.wording import MISSING
-from feddg.runs.results import flatten
 
 
 def differing_settings(runs: Sequence[RunRecord], labels: Sequence[str]) -> Table | None:
