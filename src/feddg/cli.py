@@ -537,6 +537,22 @@ def deploy_init(
     typer.echo(f"written to {folder}; how to start it: {folder / 'START.md'}")
 
 
+@deploy_app.command("simulate")
+def deploy_simulate(
+    experiment: Annotated[Path, typer.Argument(help="Experiment file (YAML).")],
+    out: OutOption = Path("runs"),
+    cpus: Annotated[int, typer.Option(min=1, help="Cores per client.")] = 1,
+    gpus: Annotated[float, typer.Option(min=0, help="Share of a GPU per client.")] = 0.0,
+) -> None:
+    """Run an experiment over Flower's simulation (Ray), clients side by side."""
+    from feddg.experiment import load_experiment
+    from feddg.flower.simulation import simulate
+
+    chosen, watching = load_experiment(experiment), _observer(quiet=False, verbose=True)
+    done = simulate(chosen, out, observer=watching, cpus=cpus, gpus=gpus)
+    _show([done.folder], done.report)
+
+
 def _run(
     experiment: "Experiment", out: Path, quiet: bool, verbose: bool, snapshots: list[int]
 ) -> None:
