@@ -37,8 +37,17 @@ def descendants(parent: int) -> list[int]:
 class Loopback:
     """The walk-through of docs/deploy.md, every process a child of this one."""
 
-    def __init__(self, folder: Path, chosen: Experiment, sites: tuple[str, ...], **config) -> None:
-        self.folder, self.sites = folder, sites
+    def __init__(
+        self,
+        folder: Path,
+        chosen: Experiment,
+        sites: tuple[str, ...],
+        *,
+        images: str = "digits:{site}",
+        test: str = "digits:sketch",
+        **config,
+    ) -> None:
+        self.folder, self.sites, self.images = folder, sites, images
         self.port = free_port()
         self.address = f"127.0.0.1:{self.port}"
         self.app = folder / "app"
@@ -48,7 +57,7 @@ class Loopback:
             sites,
             address=self.address,
             out=folder / "runs",
-            test="digits:sketch",
+            test=test,
         )
         self.path = folder / "runs" / chosen.label
         self.config = {"cache": str(folder / "coordinator"), **config}
@@ -132,10 +141,12 @@ class Loopback:
     def start_node(self, site: str) -> subprocess.Popen:
         config = {
             "site": site,
-            "images": f"digits:{site}",
+            "images": self.images.format(site=site),
             "cache": self.folder / f"cache-{site}",
             "device": "cpu",
         }
+        if not self.images.startswith("digits:"):
+            config["domain"] = site  # a folder root/class/*
         return self.spawn(
             site, BIN / "flower-supernode", "--superlink", self.address,
             "--root-certificates", self.app / "keys" / "ca.crt",

@@ -12,6 +12,7 @@ from feddg.errors import FeddgError
 from feddg.federation.training import answer, describe, require_examples, train
 from feddg.flower.privacy import clip_update
 from feddg.flower.records import Parcel, update_parcel
+from feddg.flower.simulated_site import SIMULATED, SimulatedSite
 from feddg.flower.site import MissingAgreement, Site
 from feddg.flower.traffic import BUSY
 from feddg.messages import Message
@@ -25,7 +26,8 @@ def _reply(envelope: Envelope, context: Context, work: Work) -> Envelope:
     """Answers with the work's result, or with the one sentence that says why there is none."""
     started = time.perf_counter()
     try:
-        site = Site(context.node_config, context.run_config)
+        kind = SimulatedSite if SIMULATED in context.run_config else Site
+        site = kind(context.node_config, context.run_config)
         result = work(site, Parcel.from_records(envelope.content))
     except MissingAgreement:
         result = Parcel({"missing": "agreed"})

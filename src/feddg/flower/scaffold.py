@@ -79,7 +79,7 @@ Everywhere: `pip install 'feddg[flower]=={feddg}' 'flwr=={flwr}'`, and
 ## Coordinator
 
     sh make_keys.sh
-    flower-superlink --host {bind} --port {port} --enable-supernode-auth \\
+    flower-superlink --host {bind} --port {port} --database superlink.db --enable-supernode-auth \\
       --ssl-ca-certfile keys/ca.crt --ssl-certfile keys/server.crt --ssl-keyfile keys/server.key \\
       --disable-runtime-dependency-installation
 
@@ -95,7 +95,8 @@ Everywhere: `pip install 'feddg[flower]=={feddg}' 'flwr=={flwr}'`, and
 
     flwr run . feddg --stream
 
-Stopped or failed? The same line goes on from the last completed round.
+Stopped or failed? Start the SuperLink again without `make_keys.sh`; the SuperNodes reconnect, and the
+same line goes on from the last completed round.
 """
 
 NODE = """

@@ -36,10 +36,10 @@ class Crossing:
 class Traffic:
     """Writes one row for every message that was answered.
 
-    A row holds ``kind``, ``round``, ``site``; ``seconds`` from sending to fetching the reply;
-    ``busy`` of these in our code at the site and ``train`` of those in training (the rest is
-    Flower's: starting a process, looking into mailboxes, carrying bytes); ``bytes_down`` and
-    ``bytes_up`` as Flower counts them.
+    A row holds ``at`` (when it was sent, seconds since 1970), ``kind``, ``round``, ``site``;
+    ``seconds`` from sending to fetching the reply, ``busy`` of these in our code at the site and
+    ``train`` of those in training (the rest is Flower's: starting a process, looking into
+    mailboxes, carrying bytes); ``bytes_down`` and ``bytes_up`` as Flower counts them.
 
     Args:
         write: called with each row.
@@ -51,7 +51,8 @@ class Traffic:
 
     def begin(self, kind: str, round: int, site: str, records: RecordDict) -> Crossing:
         """Says that a message is about to go out."""
-        row = {"kind": kind, "round": round, "site": site, "bytes_down": flower_bytes(records)}
+        row = {"at": time.time(), "kind": kind, "round": round, "site": site}
+        row |= {"bytes_down": flower_bytes(records)}
         return Crossing(row, time.monotonic())
 
     def sent(self, message: str, crossing: Crossing) -> None:

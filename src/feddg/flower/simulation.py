@@ -1,0 +1,146 @@
+"""Flower's simulation: the clients of an experiment side by side as Ray actors.
+
+For machines with many cores or several GPUs. The experiment, its clients and its numbers are those
+of the in-process run, which is faster wherever clients cannot work side by side.
+"""
+
+import json
+import os
+import secrets
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context
+from flwr.app import Message as Envelope
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from feddg.errors import FeddgError
+from feddg.experiment import Experiment
+from feddg.flower import client_app
+from feddg.flower.simulated_site import SIMULATED, client_name
+from feddg.flower.traffic import Traffic, append_to
+from feddg.flower.transport import FlowerTransport, Policy
+from feddg.messages import Weights
+from feddg.runs.execute import Prepared, Run, carry_out, in_process
+from feddg.runs.folder import replace_file
+from feddg.runs.observer import Observer
+from feddg.runs.prepare import Progress, cache_folder
+
+SIMULATION, TRAFFIC = "simulation.json", "traffic.jsonl"
+
+_OFF = (
+    "RAY_USAGE_STATS_ENABLED",
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO",
+)
+"""What Ray does unasked: reports usage, wraps actors in uv, warns about hidden GPUs."""
+
+
+class SimulatedApp(ClientApp):
+    """The ClientApp with the run config that a simulation started from Python does not pass on."""
+
+    def __init__(self, run_config: dict[str, Any]) -> None:
+        super().__init__()
+        self.run_config = run_config
+
+    def __call__(self, message: Envelope, context: Context) -> Envelope:
+        """Hands the message to the ClientApp."""
+        context.run_config = dict(self.run_config)
+        return client_app.app(message, context)
+
+
+def simulate(
+    experiment: Experiment,
+    out: Path | str = "runs",
+    *,
+    observer: Observer | None = None,
+    cache: Path | None = None,
+    cpus: int = 1,
+    gpus: float = 0.0,
+) -> Run:
+    """Carries out an experiment over Flower's simulation; see :func:`feddg.run`.
+
+    Args:
+        experiment: what to run.
+        out: the run folder's parent.
+        observer: is told what happens.
+        cache: folder for decoded pixels, twins and the clients' memory.
+        cpus: cores per client; as many clients work side by side as the machine has room for.
+        gpus: share of a GPU per client.
+
+    Raises:
+        FeddgError: Ray is missing, or the experiment cannot be carried out.
+    """
+    if find_spec("ray") is None:
+        raise FeddgError("Flower's simulation needs Ray: pip install 'flwr[simulation]'")
+    for key in _OFF:
+        os.environ.setdefault(key, "0")
+    from flwr.simulation import run_simulation
+
+    folder = (cache or cache_folder()).expanduser().resolve()
+    ended: list[Run | BaseException] = []
+    server = ServerApp()
+
+    @server.main()
+    def main(grid: Grid, context: Context) -> None:
+        # Flower ends the process on an exception here; the caller gets it instead.
+        try:
+            ended.append(coordinate(grid, experiment, Path(out), folder, observer))
+        except BaseException as error:
+            ended.append(error)
+
+    resources: dict[str, Any] = {"num_cpus": cpus, "num_gpus": gpus}
+    app = SimulatedApp(simulated_config(experiment, folder))
+    run_simulation(
+        server, app, experiment.clients.number, backend_config={"client_resources": resources}
+    )
+    result = ended[0] if ended else FeddgError("Flower's simulation ended before the run did")
+    if isinstance(result, BaseException):
+        raise result
+    return result
+
+
+def simulated_config(experiment: Experiment, cache: Path) -> dict[str, Any]:
+    """Returns the run config of a simulation's nodes."""
+    return {"experiment": experiment.to_yaml(), "cache": str(cache), SIMULATED: True}
+
+
+def coordinate(
+    grid: Grid, experiment: Experiment, out: Path, cache: Path, observer: Observer | None = None
+) -> Run:
+    """Carries out an experiment over a grid of simulated nodes, or goes on with it."""
+    path = out / experiment.label
+
+    def prepare(
+        experiment: Experiment, cache: Path, progress: Progress, memories: dict[int, Weights]
+    ) -> Prepared:
+        found = in_process(experiment, cache, progress, {})
+        number = experiment.clients.number
+        names = [client_name(id) for id in range(number)]
+        transport = FlowerTransport(
+            grid,
+            names,
+            _run_key(path / SIMULATION, experiment),
+            Policy(minimum=number, poll=0.02),
+            found.worker.device,
+            traffic=Traffic(append_to(path / TRAFFIC)),
+        )
+        transport.gather(number)
+        table = found.clients
+        transport.fields = {key: json.dumps(table[key]) for key in ("classes", "domains")}
+        return replace(found, transport=transport)
+
+    return carry_out(path, experiment, observer=observer, cache=cache, prepare=prepare)
+
+
+def _run_key(file: Path, experiment: Experiment) -> str:
+    """Returns the key under which clients keep their memory of this run."""
+    if file.is_file():
+        return str(json.loads(file.read_text(encoding="utf-8"))["run"])
+    key = f"{experiment.id}-{secrets.token_hex(6)}"
+    content = json.dumps({"run": key})
+    replace_file(file, lambda aside: aside.write_text(content, encoding="utf-8"))
+    return key

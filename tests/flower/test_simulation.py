@@ -1,0 +1,57 @@
+"""Simulated nodes over the in-process grid, and where Ray is installed over Flower's simulation."""
+
+from importlib.util import find_spec
+
+import pytest
+
+pytest.importorskip("flwr", reason="Flower is an optional extra")
+
+from feddg.errors import FeddgError
+from feddg.flower.simulation import SimulatedApp, coordinate, simulate, simulated_config
+from feddg.runs.execute import run
+from feddg.runs.records import read_rows
+from federations import same
+from flower_grid import LocalGrid, experiment, weights
+
+
+def five_clients(method):
+    # Mixed domains, sampling and in-domain validation: what deployments do not have.
+    return experiment(
+        method=method,
+        data={"source": "digits", "image_size": 16, "id_val": 0.1},
+        clients={"number": 5, "per_round": 3, "heterogeneity": 0.5},
+        train={"rounds": 2, "local_steps": 3, "batch_size": 16},
+    )
+
+
+@pytest.mark.parametrize("method", ["pardon", "fedbn"])
+def test_simulated_nodes_give_the_bits_of_the_in_process_run(method, tmp_path):
+    chosen = five_clients(method)
+    expected = run(chosen, tmp_path / "in-process", cache=tmp_path / "cache", report=False)
+    nodes = {f"node {id}": {"partition-id": id} for id in range(5)}
+    grid = LocalGrid(SimulatedApp(simulated_config(chosen, tmp_path / "cache")), nodes, {})
+    found = coordinate(grid, chosen, tmp_path / "runs", tmp_path / "cache")
+    assert same(weights(found.folder), weights(expected.folder))
+    rows = [read_rows(done.folder / "ledger.jsonl") for done in (found, expected)]
+    assert rows[0] == rows[1]
+    accuracies = [
+        [row["accuracy"] for row in read_rows(done.folder / "metrics.jsonl") if "accuracy" in row]
+        for done in (found, expected)
+    ]
+    assert accuracies[0] == accuracies[1]
+
+
+@pytest.mark.skipif(find_spec("ray") is not None, reason="Ray is installed")
+def test_without_ray_the_remedy_is_named(tmp_path):
+    with pytest.raises(FeddgError, match=r"pip install 'flwr\[simulation\]'"):
+        simulate(five_clients("fedavg"), tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # of Flower and Ray
+@pytest.mark.skipif(find_spec("ray") is None, reason="needs flwr[simulation]")
+def test_ray_gives_the_bits_of_the_in_process_run(tmp_path):
+    chosen = five_clients("fedbn")
+    expected = run(chosen, tmp_path / "in-process", cache=tmp_path / "cache", report=False)
+    found = simulate(chosen, tmp_path / "runs", cache=tmp_path / "cache")
+    assert same(weights(found.folder), weights(expected.folder))
