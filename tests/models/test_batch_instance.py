@@ -67,3 +67,15 @@ def test_gates_are_clamped():
     clamp_gates([mixed])
     assert mixed.gate.tolist() == [0.0, 0.0, 0.5, 1.0, 1.0]
     torch.testing.assert_close(mixed(maps()), outside)
+
+
+@pytest.mark.parametrize("gate", [0.0, 1.0])
+def test_a_gate_at_its_bound_can_leave_it(gate):
+    mixed = BatchInstanceNorm2d(5, gate).train()
+    mixed(maps()).pow(3).sum().backward()
+    assert (mixed.gate.grad != 0).all()
+
+
+def test_maps_of_mixed_precision_stay_what_they_are():
+    mixed = BatchInstanceNorm2d(5, 0.5).eval()
+    assert mixed(maps().bfloat16()).dtype == torch.bfloat16

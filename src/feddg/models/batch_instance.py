@@ -41,11 +41,11 @@ class BatchInstanceNorm2d(nn.BatchNorm2d):
         )
         variance, mean = torch.var_mean(input, dim=(2, 3), correction=0, keepdim=True)
         instance = (input - mean) * (variance + self.eps).rsqrt()
+        # A plain clamp lets no gradient through at 1, where the gate begins.
+        gate = self.gate + (self.gate.clamp(0, 1) - self.gate).detach()
         # Under mixed precision the maps are bfloat16 and the parameters are not.
-        gate, scale, shift = (
-            part.to(batch)[:, None, None]
-            for part in (self.gate.clamp(0, 1), self.weight, self.bias)
-        )
+        parts = (gate, self.weight, self.bias)
+        gate, scale, shift = (part.to(batch)[:, None, None] for part in parts)
         return torch.lerp(instance, batch, gate) * scale + shift
 
 

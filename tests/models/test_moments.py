@@ -1,0 +1,113 @@
+"""Normalisation by other moments, against loops over images and channels."""
+
+import numpy
+import pytest
+import torch
+from torch import nn
+
+from feddg.methods.fedig import mixed
+from feddg.models.backbones import build_network
+from feddg.models.moments import Stored, normalised_by, normalize_stored, stored, stored_in
+from feddg.models.norm import batch_norms
+
+
+def layer(channels=3, seed=0):
+    """A layer with statistics, scale and shift unlike those of a new one."""
+    chance = torch.Generator().manual_seed(seed)
+    made = nn.BatchNorm2d(channels).eval()
+    with torch.no_grad():
+        for tensor in (made.weight, made.running_var):
+            tensor.copy_(0.5 + torch.rand(channels, generator=chance))
+        for tensor in (made.bias, made.running_mean):
+            tensor.copy_(torch.randn(channels, generator=chance))
+    return made.requires_grad_(False)
+
+
+def maps(count=4, channels=3, size=5, seed=1):
+    return 2 * torch.randn(count, channels, size, size, generator=torch.manual_seed(seed)) + 0.3
+
+
+def by_loops(made, inputs, u):
+    """MixIG of Eq. 3, one pixel map after the other, in double precision."""
+    out = numpy.empty(inputs.shape)
+    for image, planes in enumerate(inputs.double().numpy()):
+        for c, plane in enumerate(planes):
+            own = (plane.mean(), (plane.var() + made.eps) ** 0.5)
+            ours = (float(made.running_mean[c]), (float(made.running_var[c]) + made.eps) ** 0.5)
+            mean, deviation = (u[c] * a + (1 - u[c]) * b for a, b in zip(own, ours))
+            scale, shift = float(made.weight[c]), float(made.bias[c])
+            out[image, c] = (plane - mean) / deviation * scale + shift
+    return torch.from_numpy(out).float()
+
+
+def mixed_output(made, inputs, mixing, seed=3):
+    chance = torch.Generator().manual_seed(seed)
+    return mixed({made: stored(made)}, mixing, chance)(made, inputs).detach()
+
+
+@pytest.mark.parametrize("mixing", [(0, 1), (0.5, 1), (-0.1, 1.1), (0.5, 0.5)])
+def test_mixed_statistics_follow_equation_three(mixing):
+    made, inputs = layer(), maps()
+    low, high = mixing
+    u = low + (high - low) * torch.rand(3, generator=torch.Generator().manual_seed(3))
+    torch.testing.assert_close(
+        mixed_output(made, inputs, mixing), by_loops(made, inputs, u.tolist()), rtol=1e-4, atol=1e-5
+    )
+
+
+def test_u_of_zero_is_batch_normalisation_by_the_global_statistics():
+    made, inputs = layer(), maps()
+    torch.testing.assert_close(mixed_output(made, inputs, (0, 0)), made(inputs))
+
+
+def test_u_of_one_is_instance_normalisation_with_the_same_scale_and_shift():
+    made, inputs = layer(), maps()
+    expected = nn.functional.instance_norm(inputs, weight=made.weight, bias=made.bias, eps=made.eps)
+    torch.testing.assert_close(mixed_output(made, inputs, (1, 1)), expected)
+
+
+def test_extrapolated_deviations_stay_positive():
+    made = layer()
+    made.running_var.fill_(400.0)
+    inputs = 0.01 * maps()
+    out = mixed_output(made, inputs, (1.5, 1.5))
+    assert torch.isfinite(out).all()
+    own = inputs.mean((2, 3), keepdim=True)
+    mean = 1.5 * own - 0.5 * made.running_mean[:, None, None]
+    least = made.eps**0.5
+    expected = (inputs - mean) / least * made.weight[:, None, None] + made.bias[:, None, None]
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-3)
+
+
+def test_one_pixel_has_no_moments_and_keeps_to_the_global_ones():
+    made, inputs = layer(), maps(size=1)
+    assert torch.equal(mixed_output(made, inputs, (1, 1)), made(inputs))
+
+
+def test_a_rule_lasts_as_long_as_its_block_even_through_an_error():
+    network = build_network("cnn", 3, weights=None, embedding="bottleneck").eval()
+    images = torch.rand(2, 3, 32, 32)
+    plain = network(images)
+    with pytest.raises(KeyError), normalised_by(network, lambda made, inputs: {}["nothing"]):
+        network(images)
+    assert torch.equal(network(images), plain)
+    seen = []
+
+    def rule(made, inputs):
+        seen.append(made)
+        return normalize_stored(made, inputs, stored(made))
+
+    with normalised_by(network, rule):
+        assert torch.equal(network(images), plain)
+    assert seen == list(batch_norms(network).values())
+    network(images)
+    assert len(seen) == 4
+
+
+def test_statistics_are_found_by_name_in_a_state():
+    network = build_network("resnet18", 2, weights=None)
+    state = {name: torch.full_like(t, 7) for name, t in network.state_dict().items()}
+    found = stored_in(network, state)
+    assert len(found) == 20
+    assert all(isinstance(entry, Stored) for entry in found.values())
+    assert all(bool((part == 7).all()) for entry in found.values() for part in entry)
