@@ -39,18 +39,17 @@ class JudgeScores:
         found: list[Score] = []
         taken = {score.domain for score in scores}
         for id, reply in transport.evaluate(broadcast):
-            if isinstance(reply, Message):
-                ledger.message(state.round, "up", id, "scores", reply)
-                reply = self._scores(id, reply)
-            if isinstance(reply, Refusal):
-                ledger.refusal(state.round, id, reply.reason)
-                log.warning("round %d: no evaluation by %s", state.round, reply.reason)
+            told = self._scores(server, id, reply) if isinstance(reply, Message) else reply
+            if isinstance(told, Refusal):
+                ledger.refusal(state.round, id, told.reason)
+                log.warning("round %d: no evaluation by %s", state.round, told.reason)
             else:
-                found += _told_apart(taken, reply, transport.sites[id])
+                found += _told_apart(taken, told, transport.sites[id])
                 taken |= {score.domain for score in found}
         return found
 
-    def _scores(self, id: int, reply: Message) -> list[Score] | Refusal:
+    def _scores(self, server: Server, id: int, reply: Message) -> list[Score] | Refusal:
+        server.ledger.message(server.state.round, "up", id, "scores", reply)
         try:
             rows = json.loads(str(reply.scalars["scores"]))
             return [_score(row) for row in rows]

@@ -144,7 +144,8 @@ def private(method: Method, network: Network, privacy: Privacy, experiment: Expe
     kind = type(method)
     released = frozenset(shared_parameters(method, network))
     members = {"privacy": privacy, "released": released, "__doc__": kind.__doc__}
-    return type(kind.__name__, (_PrivateMean, kind), members)(method.settings)
+    protected: type[Method] = type(kind.__name__, (_PrivateMean, kind), members)
+    return protected(method.settings)
 
 
 def unsoundness(method: Method, network: nn.Module, experiment: Experiment) -> str | None:

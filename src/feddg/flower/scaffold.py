@@ -95,8 +95,8 @@ Everywhere: `pip install 'feddg[flower]=={feddg}' 'flwr=={flwr}'`, and
 
     flwr run . feddg --stream
 
-Stopped or failed? Start the SuperLink again without `make_keys.sh`; the SuperNodes reconnect, and the
-same line goes on from the last completed round.
+Stopped or failed? Start the SuperLink again without `make_keys.sh`; the SuperNodes reconnect, and
+the same line goes on from the last completed round.
 """
 
 NODE = """

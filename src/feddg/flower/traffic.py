@@ -22,7 +22,8 @@ def flower_bytes(records: RecordDict) -> int:
         ConfigRecord({key: value for key, value in record.items() if value != ""})
         for record in records.config_records.values()
     ]
-    return sum(record.count_bytes() for record in (*configs, *records.array_records.values()))
+    arrays = sum(record.count_bytes() for record in records.array_records.values())
+    return arrays + sum(record.count_bytes() for record in configs)
 
 
 @dataclass
