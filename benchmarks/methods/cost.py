@@ -24,10 +24,10 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "speed"))
 
-from jobs import JOBS, Federation  # noqa: E402
-from rounds import PeakMemory, timed  # noqa: E402
+from jobs import JOBS, Federation
+from rounds import PeakMemory, timed
 
-from feddg.methods.registry import method_class, methods  # noqa: E402
+from feddg.methods.registry import method_class, methods
 
 LAYOUT = (tokenize.NL, tokenize.NEWLINE, tokenize.COMMENT, tokenize.INDENT, tokenize.DEDENT)
 
