@@ -245,6 +245,17 @@ def test_a_folder_without_a_comparison_is_named(tmp_path):
         read_comparison(tmp_path)
 
 
+def test_a_browser_draws_the_page_without_error_or_request(comparison, open_in_browser):
+    folder, _ = comparison(paper=PAPER, values=(0.0, 1.0))
+    page = write_comparison(folder)
+    opened = open_in_browser(page)
+    assert opened.errors == []
+    assert opened.requests == []
+    assert 'data-charts="drawn"' in opened.page
+    # rounds, margins, ranks, heterogeneity, bytes, seconds
+    assert opened.page.count('data-state="drawn"') == 6
+
+
 # --- files ---------------------------------------------------------------------------------------
 
 

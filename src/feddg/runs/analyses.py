@@ -40,6 +40,8 @@ from feddg.runs.records import read_run
 ANALYSES = "analyses.json"
 PER_DOMAIN, LANDSCAPE_IMAGES, GRID = 150, 256, 15
 MOST_CLIENTS, GREY_IMAGES, GREY_BINS = 6, 64, 32
+ON_ONE_LINE = 1e-5
+"""Part of a direction that may be rounding alone."""
 MARGIN = 0.35
 """How far the landscape goes beyond its points, as a share of their distance."""
 
@@ -258,9 +260,13 @@ class Plane:
     def through(cls, first: Weights, second: Weights, third: Weights) -> "Plane":
         """Returns the plane; of three models on one line, ``across`` is zero."""
         along = _unit(_minus(second, first))
-        rest = _minus(third, first)
-        shadow = _dot(rest, along)
-        return cls(first, along, _unit({n: t - shadow * along[n] for n, t in rest.items()}))
+        whole = rest = _minus(third, first)
+        for _ in range(2):  # once more takes away what rounding left
+            shadow = _dot(rest, along)
+            rest = {name: t - shadow * along[name] for name, t in rest.items()}
+        if _dot(rest, rest) <= ON_ONE_LINE**2 * _dot(whole, whole):
+            rest = {name: torch.zeros_like(t) for name, t in rest.items()}
+        return cls(first, along, _unit(rest))
 
     def place(self, weights: Weights) -> tuple[float, float]:
         """Returns a model's coordinates in the plane."""

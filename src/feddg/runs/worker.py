@@ -91,9 +91,10 @@ class Reporter(Observer):
         self._tell(facts)
 
 
-def _stop_when_input_ends() -> None:
+def _stop_when_input_ends(ended: threading.Event) -> None:
     sys.stdin.read()
-    _thread.interrupt_main()
+    if not ended.is_set():
+        _thread.interrupt_main()
 
 
 def main() -> int:
@@ -103,7 +104,8 @@ def main() -> int:
     # A comparison in the background may ignore this signal, and its children with it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     job = Job(**json.loads(sys.stdin.readline()))
-    threading.Thread(target=_stop_when_input_ends, daemon=True).start()
+    ended = threading.Event()
+    threading.Thread(target=_stop_when_input_ends, args=(ended,), daemon=True).start()
     # Whatever a library prints must not end up among the answers.
     out = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
@@ -121,6 +123,7 @@ def main() -> int:
         carry_out(
             Path(job.folder), experiment, observer=reporter, cache=Path(job.cache), report=False
         )
+        ended.set()
     except KeyboardInterrupt:
         reporter.say(ended="interrupted")
     except FeddgError as error:
