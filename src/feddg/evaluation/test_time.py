@@ -1,6 +1,5 @@
 """Published test-time adaptations of batch normalisation: IABN, MixNorm, TsmoBN, Tent."""
 
-import copy
 import math
 from typing import Any
 
@@ -237,35 +236,35 @@ class Tent(Predictor):
     summary = "scales and shifts are trained to make predictions certain, batch by batch"
     needs = "a stream"
     changes = "scales and shifts of every layer, and an optimizer"
-    cost = "a backward pass, and a copy of the model"
+    cost = "a backward pass"
     Settings = TentSettings
 
     def __init__(self, model: nn.Module, settings: Any, parts: Parts) -> None:
         super().__init__(model, settings, parts)
-        self.model = copy.deepcopy(self.model).requires_grad_(False)
-        layers = map_layers(self.model).values()
-        self._trained = [part for layer in layers for part in (layer.weight, layer.bias)]
-        self._first = [parameter.detach().clone() for parameter in self._trained]
         self.reset()
 
     def reset(self) -> None:
         """Goes back to the trained scales and shifts."""
-        with torch.inference_mode(False), torch.no_grad():
-            for parameter, first in zip(self._trained, self._first):
-                parameter.copy_(first).requires_grad_(True)
+        with torch.inference_mode(False):
+            self._affine = {
+                layer: tuple(
+                    p.detach().clone().requires_grad_() for p in (layer.weight, layer.bias)
+                )
+                for layer in map_layers(self.model).values()
+            }
+            self._trained = [part for pair in self._affine.values() for part in pair]
             self._optimizer = torch.optim.Adam(self._trained, self.settings.lr)
 
     def rule(self, images: Tensor) -> Rule:
-        """The batch's own moments in every layer of maps."""
+        """The batch's own moments, and the scales and shifts as they stand, in layers of maps."""
         if len(images) < 2:
             return by_running_statistics
 
         def rule(layer: _BatchNorm, inputs: Tensor) -> Tensor:
-            if not isinstance(layer, nn.BatchNorm2d):
+            if layer not in self._affine:
                 return by_running_statistics(layer, inputs)
-            return nn.functional.batch_norm(
-                inputs, None, None, layer.weight, layer.bias, True, 0.0, layer.eps
-            )
+            scale, shift = self._affine[layer]
+            return nn.functional.batch_norm(inputs, None, None, scale, shift, True, 0.0, layer.eps)
 
         return rule
 
@@ -282,8 +281,9 @@ class Tent(Predictor):
                 first = logits.detach() if first is None else first
                 logs = logits.float().log_softmax(-1)
                 entropy = -(logs.exp() * logs).sum(-1).mean()
-                self._optimizer.zero_grad(set_to_none=True)
-                entropy.backward()
+                gradients = torch.autograd.grad(entropy, self._trained)  # the model gets none
+                for parameter, gradient in zip(self._trained, gradients):
+                    parameter.grad = gradient
                 self._optimizer.step()
         assert first is not None
         return first
