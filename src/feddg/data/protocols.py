@@ -48,7 +48,7 @@ def scenarios(protocol: str, domains: Sequence[str], preset: str = "") -> list[S
         return leave_one_out(domains)
     if protocol == "ltdo-all":
         return leave_two_out(domains)
-    order = _ORDER.get(preset, ())
-    order = order if set(order) == set(domains) else tuple(domains)
+    paired: Sequence[str] = _ORDER.get(preset, ())
+    order = paired if set(paired) == set(domains) else domains
     validates = dict(zip(order, (*order[1:], order[0])))
     return [{"test": (name,), "val": (validates[name],)} for name in domains]

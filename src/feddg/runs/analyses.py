@@ -65,7 +65,8 @@ class _Subject:
 
     def main_domains(self) -> numpy.ndarray:
         """The domain that most of a client's images have, ``(N,)``."""
-        return numpy.asarray(self.images.partition.counts).argmax(axis=1)
+        main: numpy.ndarray = numpy.argmax(self.images.partition.counts, axis=1)
+        return main
 
 
 def analyse(
@@ -308,7 +309,9 @@ def _ticks(places: Sequence[float]) -> list[float]:
 
 def _sample(rows: numpy.ndarray, subject: _Subject, name: str) -> numpy.ndarray:
     chance = stream(subject.experiment.seed, "landscape", name)
-    return rows[torch.randperm(len(rows), generator=chance)[:LANDSCAPE_IMAGES].numpy()]
+    chosen: numpy.ndarray = torch.randperm(len(rows), generator=chance).numpy()
+    taken: numpy.ndarray = rows[chosen[:LANDSCAPE_IMAGES]]
+    return taken
 
 
 def _losses(

@@ -125,7 +125,7 @@ def _table(experiment: Experiment, tables: dict[str, ImageTable | None]) -> Imag
 def _seconds(experiment: Experiment, table: ImageTable, speed: Speed) -> float:
     train, clients = experiment.train, experiment.clients
     held = {*experiment.hold_out.test, *experiment.hold_out.val}
-    counts = dict(zip(table.domain_names, table.counts().sum(axis=1).tolist()))
+    counts: dict[str, int] = dict(zip(table.domain_names, table.counts().sum(axis=1).tolist()))
     seen = sum(count for name, count in counts.items() if name not in held)
     in_domain = experiment.data.id_val + experiment.data.id_test
     training = seen * (1 - in_domain)

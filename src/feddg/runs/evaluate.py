@@ -14,44 +14,12 @@ from feddg.errors import AdaptationError
 from feddg.evaluation.accuracy import Evaluation, Score
 from feddg.evaluation.adaptation import ADAPTATIONS, read
 from feddg.evaluation.predictors import Ensemble, NoSettings, Parts
+from feddg.runs.adapted import ADAPTED, OWN, AdaptedScore, read_adapted
 from feddg.runs.alphas import write_alphas
-from feddg.runs.folder import RunFolder, read_rows
+from feddg.runs.folder import RunFolder
 from feddg.runs.model import Trained, load_trained
 from feddg.runs.prepare import Progress, build_evaluation, build_worker, cache_folder, load_images
 from feddg.runs.records import read_run
-
-ADAPTED = "adaptation.jsonl"
-OWN = "own statistics"
-
-
-@dataclass(frozen=True)
-class AdaptedScore:
-    """One domain of one split under one adaptation; a row of ``adaptation.jsonl``.
-
-    Attributes:
-        adaptation: as it was asked for; or ``own statistics``.
-        round: the round whose model was evaluated.
-        batch_size: images per batch.
-        split: ``test``, ``val``, ``id_test`` or ``id_val``.
-        domain: domain name.
-        accuracy: in [0, 1].
-        examples: images.
-        client: whose own statistics, or None.
-    """
-
-    adaptation: str
-    round: int
-    batch_size: int
-    split: str
-    domain: str
-    accuracy: float
-    examples: int
-    client: int | None = None
-
-    @property
-    def key(self) -> tuple[str, int, int]:
-        """What a measurement is repeated under."""
-        return self.adaptation, self.round, self.batch_size
 
 
 @dataclass(frozen=True)
@@ -113,7 +81,8 @@ def evaluate_run(
             refused[spelling] = str(error)
     if personal and OWN not in found:
         found[OWN] = list(measure.personal())
-    kept = [row for row in _rows(path) if row.key not in {(n, round, batch_size) for n in found}]
+    new = {(name, round, batch_size) for name in found}
+    kept = [row for row in read_adapted(path) if row.key not in new]
     scores = [score for rows in found.values() for score in rows]
     with RunFolder(path) as open_folder:
         text = "".join(json.dumps(asdict(row)) + "\n" for row in (*kept, *scores))
@@ -124,13 +93,9 @@ def evaluate_run(
     return Adaptations([score for name in asked for score in found.get(name, [])], refused)
 
 
-def _rows(path: Path) -> list[AdaptedScore]:
-    return [AdaptedScore(**row) for row in read_rows(path / ADAPTED)]
-
-
 def _known(path: Path, round: int, batch_size: int) -> dict[str, list[AdaptedScore]]:
     known: dict[str, list[AdaptedScore]] = {}
-    for row in _rows(path):
+    for row in read_adapted(path):
         if row.key == (row.adaptation, round, batch_size):
             known.setdefault(row.adaptation, []).append(row)
     return known

@@ -195,23 +195,32 @@ def expand_plan(plan: Plan, overrides: Mapping[str, Any] | None = None) -> list[
         ExperimentError: a cell is no valid experiment.
     """
     held = _scenarios(plan, overrides or {})
-    axes = [
-        [("heterogeneity", {"clients": {"heterogeneity": v}}, f"{v:g}") for v in plan.heterogeneity]
-        or [None],
-        [_clients_point(pair) for pair in plan.clients] or [None],
-        *([_setting_point(field, v) for v in values] for field, values in plan.settings.items()),
-    ]
     _check_fields(plan)
     return [
         _cell(plan, variant, scenario, heading, points, seed, overrides or {})
         for seed in plan.seeds
         for scenario, heading in held
-        for points in itertools.product(*axes)
+        for points in itertools.product(*_axes(plan))
         for variant in plan.methods
     ]
 
 
 Point = tuple[str, dict[str, Any], str]
+"""A value of an axis: the axis's name, the experiment fields it sets, how tables write it."""
+
+
+def _axes(plan: Plan) -> list[list[Point | None]]:
+    """Every axis between scenarios and methods; None stands for what ``base`` says."""
+    lambdas: list[Point | None] = [
+        ("heterogeneity", {"clients": {"heterogeneity": value}}, f"{value:g}")
+        for value in plan.heterogeneity
+    ]
+    clients: list[Point | None] = [_clients_point(pair) for pair in plan.clients]
+    further: list[list[Point | None]] = [
+        [_setting_point(field, value) for value in values]
+        for field, values in plan.settings.items()
+    ]
+    return [lambdas or [None], clients or [None], *further]
 
 
 def _cell(
