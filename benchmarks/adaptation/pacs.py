@@ -18,8 +18,8 @@ from typing import Any
 
 from feddg.evaluation.adaptation import ADAPTATIONS
 from feddg.experiment import Experiment
-from feddg.runs.alphas import read_alphas
-from feddg.runs.evaluate import OWN, AdaptedScore, evaluate_run
+from feddg.runs.adapted import OWN, AdaptedScore, read_alphas
+from feddg.runs.evaluate import evaluate_run
 from feddg.runs.execute import run
 from feddg.runs.records import ID_VAL, SELECTION_RULES, TEST, RunRecord, read_run
 

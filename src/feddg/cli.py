@@ -363,6 +363,7 @@ def evaluate(
 
     from feddg.console import adaptation_table
     from feddg.runs.evaluate import evaluate_run
+    from feddg.runs.report import write_report
 
     found = evaluate_run(folder, adapt, batch_size=batch_size, personal=personal, alphas=alphas)
     if as_json:
@@ -371,6 +372,7 @@ def evaluate(
     Console().print(adaptation_table(found))
     for reason in found.refused.values():
         typer.echo(reason)
+    typer.echo(f"report: {write_report([folder], folder / 'report.html').resolve()}")
 
 
 @app.command()

@@ -94,6 +94,8 @@ skew.
 """
 
 _NOT_IDENTITY = {"name", "device"}
+_LATER = (("train", "select_every"),)
+"""Fields younger than some run folders: left out of the hash where they say nothing new."""
 
 
 class Experiment(Settings):
@@ -136,6 +138,9 @@ class Experiment(Settings):
     def id(self) -> str:
         """Eight hexadecimal digits that differ for every different experiment."""
         content = self.model_dump(mode="json", exclude=_NOT_IDENTITY)
+        for part, field in _LATER:
+            if content[part][field] is None:
+                del content[part][field]
         text = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
 

@@ -108,6 +108,12 @@ class TrainSettings(Settings):
     local_steps: int | None = Field(
         None, ge=1, description="optimizer steps per round instead of epochs"
     )
+    select_every: int | None = Field(
+        None,
+        ge=1,
+        description="a client sends its best model, tried every so many steps on its own "
+        "validation images (FedIG: 20); none for its last",
+    )
     batch_size: int = Field(32, ge=1)
     optimizer: Literal["adam", "sgd"] = "adam"
     lr: Positive = Field(1e-3, description="client learning rate")

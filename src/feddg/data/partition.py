@@ -127,6 +127,27 @@ def partition(
     return found
 
 
+def dealt_alike(found: Partition, domains: np.ndarray, seed: int) -> list[np.ndarray]:
+    """Deals further images out: of each domain, every client gets the share it already holds.
+
+    Args:
+        found: who holds what so far.
+        domains: ``(n,)`` domain of each further image; those that no client holds are left over.
+        seed: the experiment's seed.
+
+    Returns:
+        One int64 array per client: positions in ``domains``, ascending; some may be empty.
+    """
+    random = numpy_stream(seed, "partition", "further")
+    dealt: list[list[np.ndarray]] = [[] for _ in range(found.clients)]
+    for domain, counts in zip(found.domain_ids, found.counts.T):
+        rows = random.permutation(np.flatnonzero(domains == domain))
+        bounds = np.round(np.cumsum(counts) / counts.sum() * len(rows)).astype(np.int64)
+        for own, part in zip(dealt, np.split(rows, bounds[:-1])):
+            own.append(part)
+    return [np.sort(np.concatenate(parts)) for parts in dealt]
+
+
 def heterogeneous(
     domains: np.ndarray,
     clients: int,

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from feddg.errors import ClientError
+from feddg.federation.selection import BestOfSteps
 from feddg.messages import Message, Update, Weights, first_not_finite
 from feddg.methods.base import Method, local_names
 from feddg.methods.client import Client
@@ -43,10 +44,15 @@ def train(client: Client, method: Method) -> Update:
     method.begin(client)
     client.optimizer = method.optimizer(client)
     images = 0
+    selection = BestOfSteps(client) if client.worker.train.select_every else None
     with client.worker.autocast():
         for batch in client.batches():
             method.step(client, batch)
             images += len(batch)
+            if selection is not None:
+                selection.step()
+        if selection is not None:
+            selection.restore()
         terms = client.mean_terms()
         extras = method.report(client)
     state = client.network.state_dict()

@@ -70,6 +70,8 @@ class Examples:
             client knows its domain.
         classes: number of classes in the federation.
         cache_key: identifies these very images, for caches on disk.
+        validation: further images of the client's own that it does not train on, or None where
+            nobody set any aside.
     """
 
     pixels: Pixels
@@ -78,6 +80,7 @@ class Examples:
     domains: Tensor
     classes: int
     cache_key: str = ""
+    validation: "Examples | None" = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -206,12 +209,20 @@ class Client:
         labels = self.training.labels[positions].to(self.device)
         return Batch(apply(raw, drawn), labels, positions, views)
 
-    def plain_batches(self, batch_size: int = 64) -> Iterator[Batch]:
-        """Yields all its images once, in order and without augmentation, on the device."""
-        for positions in torch.split(torch.arange(len(self.examples)), batch_size):
-            raw = self.examples.images(positions).to(self.device)
+    def plain_batches(
+        self, batch_size: int = 64, examples: Examples | None = None
+    ) -> Iterator[Batch]:
+        """Yields all its images once, in order and without augmentation, on the device.
+
+        Args:
+            batch_size: images per batch.
+            examples: others of its images; by default those it holds for training.
+        """
+        chosen = self.examples if examples is None else examples
+        for positions in torch.split(torch.arange(len(chosen)), batch_size):
+            raw = chosen.images(positions).to(self.device)
             images = (raw.float() / 255).contiguous(memory_format=torch.channels_last)
-            yield Batch(images, self.examples.labels[positions].to(self.device), positions)
+            yield Batch(images, chosen.labels[positions].to(self.device), positions)
 
     def _positions(self, order: torch.Generator) -> Iterator[Tensor]:
         train = self.worker.train

@@ -24,13 +24,14 @@ Published code:
     None; ours is written from the paper.
 
 Decisions:
-    The adapter's size is worked out from the paper's parameter count (inference): for C channels two
-    linear layers, 2C to C / 16 to 2, on the 20 layers of a ResNet-18's maps give the 11.53 million
-    of its Table 4; the bottleneck's layer has no map and keeps to the federation's statistics. Ours,
-    because the paper is silent: a ReLU between them; an adapter begins at alpha 0.1 with deviation
-    0.1 whatever it sees, since beyond [0, 1] the clamp lets no gradient through; it has the
-    network's learning rate and momentum 0.5, as plain SGD without weight decay, anew every round.
-    Distances pass through unscaled. A layer whose alpha is 0 for the whole batch is the plain one.
+    The adapter's size is worked out from the paper's parameter count (inference): for C channels
+    two linear layers, 2C to C / 16 to 2, on the 20 layers of a ResNet-18's maps give the 11.53
+    million of its Table 4; the bottleneck's layer has no map and keeps to the federation's
+    statistics. Ours, because the paper is silent: a ReLU between the two; an adapter begins at
+    alpha 0.1 with deviation 0.1 whatever it sees, since beyond [0, 1] the clamp lets no gradient
+    through; it has plain SGD with the paper's 0.01 and momentum 0.5, without weight decay, anew
+    every round. Distances pass through unscaled. A layer whose alpha is 0 for the whole batch is
+    the plain one.
 """
 
 from typing import ClassVar

@@ -3,7 +3,8 @@
 import hashlib
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy
@@ -11,7 +12,7 @@ import torch
 
 from feddg.data.augment import PRESETS as AUGMENTATIONS
 from feddg.data.images import ImageTable
-from feddg.data.partition import Partition, partition
+from feddg.data.partition import Partition, dealt_alike, partition
 from feddg.data.pixels import BadImage, PixelStore, open_pixels
 from feddg.data.sources import load_source
 from feddg.data.splits import Splits, from_csv, hold_out
@@ -45,6 +46,7 @@ class Images:
         bad: files that could not be used.
         splits: rows by role.
         partition: training rows by client.
+        seed: the experiment's.
     """
 
     table: ImageTable
@@ -52,10 +54,14 @@ class Images:
     bad: list[BadImage]
     splits: Splits
     partition: Partition
+    seed: int = 0
 
     def examples(self, client: int) -> Examples:
         """Returns the images of a client."""
-        rows = self.splits.train[self.partition.rows[client]]
+        own = self._held(self.splits.train[self.partition.rows[client]])
+        return replace(own, validation=self._held(self.splits.id_val[self._validation[client]]))
+
+    def _held(self, rows: numpy.ndarray) -> Examples:
         return Examples(
             self.pixels,
             torch.from_numpy(rows),
@@ -64,6 +70,11 @@ class Images:
             len(self.table.class_names),
             self._key(rows),
         )
+
+    @cached_property
+    def _validation(self) -> list[numpy.ndarray]:
+        """Which of the in-domain validation images are each client's own."""
+        return dealt_alike(self.partition, self.table.domains[self.splits.id_val], self.seed)
 
     def _key(self, rows: numpy.ndarray) -> str:
         """Identifies the images behind ``rows``: the store's content and which of its rows."""
@@ -121,7 +132,12 @@ def deal(
         rounding=clients.rounding,
         seed=experiment.seed,
     )
-    return Images(table, pixels, bad, splits, share)
+    if experiment.train.select_every and not len(splits.id_val):
+        raise ExperimentError(
+            "train.select_every tries a client's models on its own validation images, and there "
+            "are none; set data.id_val above 0 (FedIG: 0.2)"
+        )
+    return Images(table, pixels, bad, splits, share, experiment.seed)
 
 
 def _splits(experiment: Experiment, table: ImageTable, bad: list[BadImage]) -> Splits:

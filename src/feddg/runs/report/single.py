@@ -21,6 +21,7 @@ from feddg.runs.report.accuracy import (
     held_out_accuracy,
     rounds_text,
 )
+from feddg.runs.report.adaptation import adaptation_section
 from feddg.runs.report.analyses import analyses_sections
 from feddg.runs.report.blocks import (
     Block,
@@ -72,6 +73,7 @@ def run_sections(run: RunRecord, with_pictures: bool = True) -> list[Section]:
         _accuracy_section(run),
         _confusion_section(run),
         pictures_section(run) if with_pictures else None,
+        adaptation_section(run),
         *analyses_sections(run),
         _clients_section(run),
         _loss_section(run),

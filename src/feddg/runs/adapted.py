@@ -1,0 +1,98 @@
+"""What a run's folder holds about test-time adaptation, read back.
+
+``adaptation.jsonl``: accuracy under each adaptation that was tried. ``alphas.csv``: how much each
+layer adapts to each image (FedIG-A's alpha), a row per evaluated image with its split, its domain
+and its file, then a column per layer.
+"""
+
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy
+
+from feddg.errors import RunError
+from feddg.runs.records import read_rows
+
+ADAPTED = "adaptation.jsonl"
+OWN = "own statistics"
+ALPHAS = "alphas.csv"
+ALPHA_COLUMNS = ("split", "domain", "image")
+
+
+@dataclass(frozen=True)
+class AdaptedScore:
+    """One domain of one split under one adaptation; a row of ``adaptation.jsonl``.
+
+    Attributes:
+        adaptation: as it was asked for; or ``own statistics``.
+        round: the round whose model was evaluated.
+        batch_size: images per batch.
+        split: ``test``, ``val``, ``id_test`` or ``id_val``.
+        domain: domain name.
+        accuracy: in [0, 1].
+        examples: images.
+        client: whose own statistics, or None.
+    """
+
+    adaptation: str
+    round: int
+    batch_size: int
+    split: str
+    domain: str
+    accuracy: float
+    examples: int
+    client: int | None = None
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        """What a measurement is repeated under."""
+        return self.adaptation, self.round, self.batch_size
+
+
+def read_adapted(folder: Path) -> list[AdaptedScore]:
+    """Returns the scores under adaptations that a run's folder holds."""
+    return [AdaptedScore(**row) for row in read_rows(folder / ADAPTED)]
+
+
+@dataclass(frozen=True)
+class Alphas:
+    """The content of ``alphas.csv``.
+
+    Attributes:
+        layers: names of the layers, shallow to deep.
+        splits: ``(n,)`` split of each image.
+        domains: ``(n,)`` domain name of each image.
+        values: ``(n, layers)`` in [0, 1].
+    """
+
+    layers: tuple[str, ...]
+    splits: numpy.ndarray
+    domains: numpy.ndarray
+    values: numpy.ndarray
+
+    def by_domain(self) -> dict[str, numpy.ndarray]:
+        """Returns the values of each domain's images, whatever their split; test domains first."""
+        first = list(dict.fromkeys(self.domains[self.splits == "test"].tolist()))
+        names = dict.fromkeys([*first, *self.domains.tolist()])
+        return {name: self.values[self.domains == name] for name in names}
+
+
+def read_alphas(folder: Path) -> Alphas | None:
+    """Returns what a run's ``alphas.csv`` holds, or None if it has none.
+
+    Raises:
+        RunError: the file is damaged.
+    """
+    path = folder / ALPHAS
+    if not path.is_file():
+        return None
+    with path.open(newline="", encoding="utf-8") as file:
+        header, *rows = csv.reader(file)
+    try:
+        values = numpy.array([row[len(ALPHA_COLUMNS) :] for row in rows], dtype=numpy.float64)
+        splits, domains = (numpy.array([row[i] for row in rows]) for i in (0, 1))
+        layers = tuple(header[len(ALPHA_COLUMNS) :])
+        return Alphas(layers, splits, domains, values.reshape(len(rows), len(layers)))
+    except (ValueError, IndexError) as error:
+        raise RunError(f"{path} is damaged: {error}.") from None
