@@ -16,6 +16,7 @@ from feddg.randomness import stream
 from feddg.styles.codec import (
     ARCHITECTURES,
     Codec,
+    Reflect,
     adain,
     codec_modules,
     initialised,
@@ -277,3 +278,15 @@ def test_decoders_end_in_rgb_at_the_encoders_scale() -> None:
         ups = sum(isinstance(layer, nn.Upsample) for layer in codec_modules(name)[1])
         assert 2**ups == architecture.stride
         assert architecture.decoder[-1] == 3
+
+
+@given(st.integers(2, 6), st.integers(2, 6), st.sampled_from([torch.float32, torch.bfloat16]))
+def test_reflection_is_pytorchs_with_its_gradient(height, width, dtype):
+    maps = torch.randn(2, 3, height, width, dtype=dtype).requires_grad_()
+    expected, found = nn.ReflectionPad2d(1)(maps), Reflect()(maps)
+    assert torch.equal(found, expected)
+    if dtype == torch.bfloat16:
+        return  # its gradients add up in another order, and round differently
+    weight = torch.randn(found.shape)
+    one, other = (torch.autograd.grad((r * weight).sum(), maps)[0] for r in (expected, found))
+    torch.testing.assert_close(other, one)

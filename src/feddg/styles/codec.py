@@ -166,6 +166,22 @@ class Codec(nn.Module):
         return functional.pad(images, (0, missing[1], 0, missing[0]), mode="replicate")
 
 
+class Reflect(nn.Module):
+    """``nn.ReflectionPad2d(1)``, several times as fast on a CPU in channels-last order."""
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """Maps ``(B, C, H, W)`` to ``(B, C, H + 2, W + 2)``."""
+        count, channels, height, width = maps.shape
+        size = (count, channels, height + 2, width + 2)
+        padded = torch.empty(
+            size, dtype=maps.dtype, device=maps.device, memory_format=torch.channels_last
+        )
+        padded[:, :, 1:-1, 1:-1] = maps
+        padded[:, :, 0, 1:-1], padded[:, :, -1, 1:-1] = maps[:, :, 1], maps[:, :, -2]
+        padded[..., 0], padded[..., -1] = padded[..., 2], padded[..., -3]
+        return padded
+
+
 def adain(features: Tensor, style: Tensor, strength: float = 1.0) -> Tensor:
     """Gives feature maps the channel means and standard deviations of a style.
 
@@ -316,6 +332,6 @@ def _layers(channels: int, plan: Plan) -> list[nn.Module]:
         elif entry == "up":
             layers.append(nn.Upsample(scale_factor=2, mode="nearest"))
         else:
-            layers += [nn.ReflectionPad2d(1), nn.Conv2d(channels, entry, 3), nn.ReLU()]
+            layers += [Reflect(), nn.Conv2d(channels, entry, 3), nn.ReLU(inplace=True)]
             channels = entry
     return layers
