@@ -176,7 +176,7 @@ class Loopback:
             status = str(self.entry(run)["status"])
             if status.startswith("finished"):
                 return status
-            time.sleep(5)  # asking costs a process
+            time.sleep(15)  # asking costs a process
         raise AssertionError("the run did not end:\n" + self.log("superlink")[-5000:])
 
     def kill(self, name: str, how: int = signal.SIGKILL) -> None:

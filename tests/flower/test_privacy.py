@@ -74,7 +74,7 @@ def guarded(**privacy):
 
 
 def test_the_mean_of_four_gets_noise_of_a_quarter_of_the_norm_times_the_multiplier():
-    method, state = guarded(clipping="fixed", norm=2.0, noise=3.0)
+    method, state = guarded(clipping="fixed", clipping_norm=2.0, noise_multiplier=3.0)
     updates = [Update(k, 10**k, state.weights) for k in range(4)]
     first, second = (
         method.aggregate(State(state.weights, state.extras), updates).weights for _ in range(2)
@@ -102,7 +102,7 @@ def test_every_site_counts_the_same():
 
 @pytest.mark.parametrize(("bits", "factor"), [((1, 1), 0.1), ((0, 0), -0.1), ((1, 0), 0.0)])
 def test_the_norm_grows_while_most_updates_are_clipped(bits, factor):
-    method, state = guarded(clipping="adaptive", norm=0.5)
+    method, state = guarded(clipping="adaptive", clipping_norm=0.5)
     updates = [
         Update(k, 5, state.weights, Message({}, {"norm_bit": bit})) for k, bit in enumerate(bits)
     ]
@@ -135,7 +135,10 @@ def test_over_the_grid_no_update_is_longer_than_the_norm(tmp_path):
     index = json.loads((deployment.path / "checkpoint/checkpoint.json").read_text())
     norm = load_file(deployment.path / "checkpoint" / index["state"])["extras/privacy/norm"]
     assert norm.item() == pytest.approx(0.25 * math.exp(0.1))  # all three were clipped
-    assert json.loads((deployment.path / "deployment.json").read_text())["privacy"]["norm"] == 0.25
+    assert (
+        json.loads((deployment.path / "deployment.json").read_text())["privacy"]["clipping_norm"]
+        == 0.25
+    )
 
 
 def test_a_wide_norm_without_noise_is_fedavg(tmp_path):
@@ -202,4 +205,4 @@ def test_running_statistics_are_refused_unless_frozen():
 def test_noise_without_clipping_is_refused():
     chosen = experiment(**FROZEN)
     with pytest.raises(ExperimentError, match="set clipping"):
-        private(*build(chosen, 10), Privacy(noise=1.0), chosen)
+        private(*build(chosen, 10), Privacy(noise_multiplier=1.0), chosen)

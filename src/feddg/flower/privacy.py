@@ -54,10 +54,14 @@ class Privacy(Settings):
     """How updates are clipped, and how much noise their mean gets."""
 
     clipping: Literal["none", "fixed", "adaptive"] = "none"
-    norm: Positive = Field(0.1, description="longest change of the weights; adaptive: at the start")
-    noise: float = Field(0.0, ge=0, description="noise multiplier z; 0 clips only")
-    quantile: Fraction = Field(0.5, description="adaptive: share of updates not to be clipped")
-    rate: Positive = Field(0.2, description="adaptive: learning rate of the norm")
+    clipping_norm: Positive = Field(
+        0.1, description="longest change of the weights; adaptive: at the start"
+    )
+    noise_multiplier: float = Field(0.0, ge=0, description="noise multiplier z; 0 clips only")
+    clipping_quantile: Fraction = Field(
+        0.5, description="adaptive: share of updates not to be clipped"
+    )
+    clipping_rate: Positive = Field(0.2, description="adaptive: learning rate of the norm")
 
 
 def epsilon(rounds: int, noise: float, delta: float = 1e-5) -> float:
@@ -133,7 +137,7 @@ def private(method: Method, network: Network, privacy: Privacy, experiment: Expe
         ExperimentError: the method or the network cannot be protected this way; says why.
     """
     if privacy.clipping == "none":
-        if privacy.noise:
+        if privacy.noise_multiplier:
             raise ExperimentError("noise without clipping protects nothing: set clipping, too")
         return method
     fault = unsoundness(method, network, experiment)
@@ -196,7 +200,7 @@ class _PrivateMean(Method):
 
     def initial_extras(self, network: Network, clients: int) -> Weights:
         """Adds the norm, which checkpoints keep."""
-        own = {_NORM: torch.tensor(self.privacy.norm, dtype=torch.float64)}
+        own = {_NORM: torch.tensor(self.privacy.clipping_norm, dtype=torch.float64)}
         return super().initial_extras(network, clients) | own
 
     def broadcast(self, state: State) -> Broadcast:
@@ -229,15 +233,15 @@ class _PrivateMean(Method):
             unclipped = tally.updates - tally.clipped
             drawn = torch.randn((), generator=entropy, dtype=torch.float64) * count_noise
             share = (unclipped + float(drawn)) / tally.updates
-            norm *= math.exp(-self.privacy.rate * (share - self.privacy.quantile))
+            norm *= math.exp(-self.privacy.clipping_rate * (share - self.privacy.clipping_quantile))
             state.extras[_NORM] = torch.tensor(norm, dtype=torch.float64)
-        spent = epsilon(state.round + 1, self.privacy.noise)
+        spent = epsilon(state.round + 1, self.privacy.noise_multiplier)
         log.info("updates clipped to %.4g; epsilon so far %.3g at delta 1e-5", norm, spent)
         return state
 
     def _noise(self, updates: int) -> tuple[float, float]:
         """Returns the noise multiplier of the mean, and the deviation of the count's noise."""
-        noise = self.privacy.noise
+        noise = self.privacy.noise_multiplier
         if not noise or self.privacy.clipping == "fixed":
             return noise, 0.0
         count_noise = max(updates / 20, noise)

@@ -27,7 +27,7 @@ from feddg.runs.execute import Prepared, Run, carry_out
 from feddg.runs.folder import replace_file
 from feddg.runs.observer import Observer
 from feddg.runs.prepare import Progress, build, build_worker, cache_folder
-from feddg.settings import Positive, Settings
+from feddg.settings import Positive
 
 log = logging.getLogger("feddg")
 DEPLOYMENT, TRAFFIC = "deployment.json", "traffic.jsonl"
@@ -48,7 +48,7 @@ def main(grid: Grid, context: Context) -> None:
         log.removeHandler(handler)
 
 
-class Deployment(Settings):
+class Deployment(Privacy):
     """The run config beside the experiment; ``feddg deploy init`` writes it."""
 
     sites: str = Field(description="names of all sites, comma-separated; the order is part of it")
@@ -61,11 +61,6 @@ class Deployment(Settings):
     wait_seconds: Positive = Field(300.0, description="how long to wait for them")
     round_deadline: Positive = Field(3600.0, description="seconds a site has for one message")
     poll_seconds: Positive = Field(0.5, description="between two looks at the mailbox")
-    clipping: str = Field("none", description="none, or fixed or adaptive: how updates are clipped")
-    clipping_norm: float = Field(0.1, description="longest update; adaptive: at the start")
-    clipping_quantile: float = Field(0.5, description="adaptive: share of updates not clipped")
-    clipping_rate: float = Field(0.2, description="adaptive: learning rate of the norm")
-    noise_multiplier: float = Field(0.0, description="noise on the mean of clipped updates")
 
     @classmethod
     def read(cls, run_config: Mapping[str, Any]) -> "Deployment":
@@ -76,9 +71,7 @@ class Deployment(Settings):
         """
         known = {k.replace("-", "_"): v for k, v in run_config.items() if k != "experiment"}
         try:
-            found = cls(**known)
-            found.privacy  # noqa: B018 - validates
-            return found
+            return cls(**known)
         except ValidationError as error:
             fault = error.errors()[0]
             key = ".".join(str(part) for part in fault["loc"])
@@ -97,13 +90,7 @@ class Deployment(Settings):
     @property
     def privacy(self) -> Privacy:
         """How updates are clipped and noised."""
-        return Privacy(
-            clipping=self.clipping,  # type: ignore[arg-type]
-            norm=self.clipping_norm,
-            noise=self.noise_multiplier,
-            quantile=self.clipping_quantile,
-            rate=self.clipping_rate,
-        )
+        return Privacy(**{name: getattr(self, name) for name in Privacy.model_fields})
 
     @property
     def minimum(self) -> int:

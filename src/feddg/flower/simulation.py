@@ -48,8 +48,15 @@ class SimulatedApp(ClientApp):
 
     def __call__(self, message: Envelope, context: Context) -> Envelope:
         """Hands the message to the ClientApp."""
-        context.run_config = dict(self.run_config)
-        return client_app.app(message, context)
+        # A copy: Flower refuses a context whose run config changed.
+        whole = Context(
+            context.run_id,
+            context.node_id,
+            context.node_config,
+            context.state,
+            dict(self.run_config),
+        )
+        return client_app.app(message, whole)
 
 
 def simulate(
