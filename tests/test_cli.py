@@ -178,3 +178,23 @@ def test_set_reads_numbers_flags_and_words():
     }
     with pytest.raises(ExperimentError, match="FIELD=VALUE"):
         _parse_settings(["lr"])
+
+
+def test_compare_shows_its_plan_and_runs_nothing(feddg, tmp_path):
+    code, _, shown = feddg(
+        *("compare", "--data", "digits", "--methods", "fedavg,pardon"),
+        *("--hold-out", "sketch;val=ink,test=photo", "--clients", "6:2,3"),
+        *("--heterogeneity", "0,1", "--seeds", "4,5", "--rounds", "1"),
+        *("--no-estimate", "--dry-run"),
+    )
+    assert code == 0
+    assert "32 runs: 0 complete, 0 to continue, 32 to start" in shown
+    assert "2 of 6, 3" in shown
+    assert not (tmp_path / "comparisons").exists()
+
+
+@pytest.mark.parametrize("flag", [["--clients", "a:b"], ["--seeds", "one"], ["--methods", "pardo"]])
+def test_compare_names_a_mistake(feddg, flag):
+    code, _, shown = feddg("compare", "--data", "digits", "--hold-out", "lodo", *flag, "--dry-run")
+    assert code == 1
+    assert flag[1] in shown

@@ -173,6 +173,12 @@ def wait_for(condition, process, seconds=900):
         time.sleep(0.02)
 
 
+def begun(out):
+    """Folders of runs with a completed round."""
+    folders = [path.parent for path in out.glob("*/metrics.jsonl")]
+    return [folder for folder in folders if read_run(folder).rounds_done > 0]
+
+
 LONG = PLAN | {"base": BASE | {"train": BASE["train"] | {"rounds": 60}}}
 
 
@@ -181,7 +187,7 @@ LONG = PLAN | {"base": BASE | {"train": BASE["train"] | {"rounds": 60}}}
 def test_a_killed_comparison_ends_its_processes_and_goes_on(tmp_path, kind):
     out = tmp_path / "out"
     process = start(LONG, out, tmp_path, "--jobs", "2", "--no-estimate")
-    wait_for(lambda: len(list(out.glob("*/checkpoint/checkpoint.json"))) == 2, process)
+    wait_for(lambda: len(begun(out)) == 2, process)
     process.send_signal(kind)
     shown, _ = process.communicate(timeout=900)
     if kind == signal.SIGINT:
@@ -208,7 +214,7 @@ def test_a_killed_comparison_ends_its_processes_and_goes_on(tmp_path, kind):
 def test_a_process_that_dies_is_a_failed_run(tmp_path):
     out = tmp_path / "out"
     process = start(LONG, out, tmp_path, "--no-estimate")
-    wait_for(lambda: list(out.glob("*/checkpoint/checkpoint.json")), process)
+    wait_for(lambda: begun(out), process)
     children = subprocess.run(
         ["pgrep", "-P", str(process.pid), "-f", "feddg.runs.worker"],
         capture_output=True,
