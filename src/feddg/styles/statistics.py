@@ -70,11 +70,9 @@ def image_moments(features: Tensor) -> Moments:
     Returns:
         One row per image, on the device of ``features``.
     """
-    # Variances are taken about the mean, where float32 loses nothing; sums are kept in float64.
-    variance, mean = torch.var_mean(features.float(), dim=(2, 3), correction=0)
-    variance, mean = variance.double(), mean.double()
+    values = features.double()
+    sums = torch.stack([values.sum((2, 3)), values.square_().sum((2, 3))], dim=1)
     positions = features.shape[2] * features.shape[3]
-    sums = torch.stack([mean, variance + mean.square()], dim=1) * positions
     return Moments(sums.new_full((len(features),), positions), sums)
 
 
