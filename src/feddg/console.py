@@ -186,8 +186,6 @@ class ManyBars(Watcher):
         return f"about {duration(seconds)} left"
 
 
-class Lines(Observer):
-    """One plain line per evaluated round, for logs; used when asked for."""
 @contextmanager
 def working(console: Console) -> Iterator[Callable[[str, int, int], None]]:
     """Shows a bar for whatever work reports to the function that this gives."""
@@ -210,6 +208,8 @@ def working(console: Console) -> Iterator[Callable[[str, int, int], None]]:
         yield report
 
 
+class Lines(Observer):
+    """One plain line per evaluated round, for logs; used when asked for."""
 
     def __init__(self, console: Console) -> None:
         self._console, self._started = console, time.perf_counter()

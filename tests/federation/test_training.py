@@ -7,7 +7,7 @@ from feddg.methods.base import Method
 from feddg.methods.client import Client
 from feddg.models.precision import autocast
 from feddg.settings import TrainSettings
-from tests.federations import SmallFederation
+from federations import SmallFederation
 
 
 def test_mixed_precision_sees_the_weights_of_the_last_step():
