@@ -239,8 +239,8 @@ def results_table(folders: Sequence[Path]) -> Table:
 
 def adaptation_table(found: Adaptations) -> Table:
     """Returns accuracies under each adaptation, one column per split and domain."""
-    columns = dict.fromkeys((s.split, s.domain) for s in found.scores)
-    columns = sorted(columns, key=lambda column: list(SPLIT_WORDS).index(column[0]))
+    measured = dict.fromkeys((s.split, s.domain) for s in found.scores)
+    columns = sorted(measured, key=lambda column: list(SPLIT_WORDS).index(column[0]))
     table = Table(title="accuracy under test-time adaptation")
     table.add_column("adaptation", no_wrap=True)
     for split, domain in columns:

@@ -76,7 +76,8 @@ class ZeroShotAdapter(nn.ModuleList):
             spread, mean = self[number](ours, image)
             if noise is not None:
                 mean = mean + spread * torch.randn(len(mean), generator=noise).to(mean)
-            return mean.clamp(0, 1)
+            clamped: Tensor = mean.clamp(0, 1)
+            return clamped
 
         return alpha
 
@@ -114,7 +115,9 @@ def interpolated(
         statistics: the global statistics of a layer; its running ones by default.
         watch: is told each layer's number and alpha ``(B,)``.
     """
-    numbers = {layer: number for number, layer in enumerate(map_layers(network).values())}
+    numbers: dict[nn.Module, int] = {
+        layer: number for number, layer in enumerate(map_layers(network).values())
+    }
 
     def rule(layer: _BatchNorm, inputs: Tensor) -> Tensor:
         kept = statistics(layer)

@@ -113,7 +113,7 @@ def normalised_by(network: nn.Module, rule: Rule) -> Iterator[None]:
     layers = list(batch_norms(network).values())
     for layer in layers:
         # An attribute of the object goes before the method of its class.
-        layer.forward = _following(rule, layer)  # type: ignore[method-assign]
+        layer.forward = _following(rule, layer)  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
