@@ -101,9 +101,12 @@ def simulate(
 
     resources: dict[str, Any] = {"num_cpus": cpus, "num_gpus": gpus}
     app = SimulatedApp(simulated_config(experiment, folder))
-    run_simulation(
-        server, app, experiment.clients.number, backend_config={"client_resources": resources}
-    )
+    backend: dict[str, Any] = {"client_resources": resources}
+    try:
+        run_simulation(server, app, experiment.clients.number, backend_config=backend)
+    except RuntimeError as error:
+        if not ended:
+            raise FeddgError(f"Flower's simulation did not start; see above ({error})") from error
     result = ended[0] if ended else FeddgError("Flower's simulation ended before the run did")
     if isinstance(result, BaseException):
         raise result
