@@ -10,6 +10,7 @@ import torch
 
 from feddg.methods.base import Method, State
 from feddg.methods.registry import method_class, methods
+from feddg.models.precision import autocast
 from feddg.runs.folder import RunFolder
 from feddg.settings import TrainSettings
 from federations import SmallFederation, federation, same
@@ -48,6 +49,21 @@ def test_two_rounds_finish_finite_and_predict(name):
         logits = predict(torch.rand(5, 3, 16, 16))
     assert logits.shape == (5, 3)
     assert torch.isfinite(logits).all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_round_in_mixed_precision_is_near_the_one_in_float32(name):
+    small, first, _ = finished(name)
+    mixed = build(name)
+    mixed.worker.autocast = autocast("bfloat16", torch.device("cpu"))
+    mixed.run(1)
+    assert all(hasattr(reply, "terms") for reply in mixed.replies), mixed.replies
+    before, exact, rounded = (
+        torch.cat([state[n].flatten() for n, p in small.network.named_parameters()])
+        for state in (build(name).server.state.weights, first.weights, mixed.server.state.weights)
+    )
+    moved, wanted = rounded - before, exact - before
+    assert torch.cosine_similarity(moved, wanted, dim=0) > 0.5
 
 
 @pytest.mark.parametrize("name", NAMES)
