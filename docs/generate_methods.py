@@ -137,8 +137,8 @@ def index(known: Mapping[str, type[Method]]) -> str:
                 "Every page is made from the method's own docstring and settings by "
                 "`python docs/generate_methods.py`. Combine methods by name: `ccst+jigen`.",
                 _table(("method", "in one line"), rows),
-                "What each costs: [costs](../results/method_costs.md). How each does on the "
-                "built-in digits: [digits](../results/digits.md).",
+                "How they do: on the built-in [digits](../results/digits.md), on "
+                "[PACS](../results/pacs_methods.md).",
             ]
         )
         + "\n"

@@ -66,7 +66,8 @@ def clustering(count: int, channels: int) -> None:
         started = time.perf_counter()
         interpolation_style(styles, clustering=True, partition="finest", median="average")
         spent = time.perf_counter() - started
-    print(f"| {count:,} | {spent:.2f} | {(memory.peak - before) / 1e6:.0f} |", flush=True)
+    more = max(0, memory.peak - before) / 1e6
+    print(f"| {count:,} | {spent:.2f} | {more:.0f} |", flush=True)
 
 
 def main() -> None:
