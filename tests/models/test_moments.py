@@ -7,7 +7,14 @@ from torch import nn
 
 from feddg.methods.fedig import mixed
 from feddg.models.backbones import build_network
-from feddg.models.moments import Stored, normalised_by, normalize_stored, stored, stored_in
+from feddg.models.moments import (
+    Stored,
+    map_moments,
+    normalised_by,
+    normalize_stored,
+    stored,
+    stored_in,
+)
 from feddg.models.norm import batch_norms
 
 
@@ -77,6 +84,17 @@ def test_extrapolated_deviations_stay_positive():
     least = made.eps**0.5
     expected = (inputs - mean) / least * made.weight[:, None, None] + made.bias[:, None, None]
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-3)
+
+
+def test_moments_of_maps_and_their_gradients_are_torchs_own():
+    inputs = maps().double().contiguous(memory_format=torch.channels_last).requires_grad_()
+    mean, variance = map_moments(inputs)
+    expected = torch.var_mean(inputs, dim=(2, 3), correction=0)
+    torch.testing.assert_close((variance, mean), expected)
+    assert torch.autograd.gradcheck(map_moments, inputs)
+    assert torch.autograd.gradgradcheck(map_moments, inputs)
+    found = map_moments(inputs.detach().bfloat16())
+    assert [part.dtype for part in found] == [torch.float32] * 2
 
 
 def test_one_pixel_has_no_moments_and_keeps_to_the_global_ones():

@@ -141,12 +141,13 @@ def test_what_is_asked_for_by_name_must_suit(plain, cache):
         evaluate_run(plain, ["global", "ensemble"], cache=cache)
 
 
-def test_the_command_prints_a_table_and_the_reasons(plain, monkeypatch, cache):
+def test_the_command_prints_a_table_and_the_reasons(finished, plain, monkeypatch, cache):
     monkeypatch.setenv("FEDDG_CACHE", str(cache))
-    told = CliRunner().invoke(app, ["evaluate", str(plain)])
+    told = CliRunner().invoke(app, ["evaluate", str(finished)])
     assert told.exit_code == 0, told.output
     assert "tent" in told.output
-    assert "adapter cannot serve this model" in told.output
+    assert "bin cannot serve this model" in told.output
+    assert "Test-time adaptation" in (finished / "report.html").read_text()
     told = CliRunner().invoke(app, ["evaluate", str(plain), "--adapt", "fixed:alpha=0", "--json"])
     assert '"adaptation": "fixed:alpha=0"' in told.output
     told = CliRunner().invoke(app, ["adaptations"])

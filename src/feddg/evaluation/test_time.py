@@ -14,6 +14,7 @@ from feddg.models.moments import (
     Stored,
     has_map,
     map_layers,
+    map_moments,
     normalize,
     normalize_stored,
     stored,
@@ -53,7 +54,8 @@ class InstanceAware(Predictor):
                 return normalize_stored(layer, inputs, kept)
             pixels = inputs.shape[2] * inputs.shape[3]
             spread = kept.variance + layer.eps
-            variance, mean = torch.var_mean(inputs.float(), dim=(2, 3), correction=1)
+            mean, variance = map_moments(inputs)
+            variance = variance * (pixels / (pixels - 1))
             mean = kept.mean + soft(mean - kept.mean, k * (spread / pixels).sqrt())
             allowed = k * spread * math.sqrt(2 / (pixels - 1))
             variance = (kept.variance + soft(variance - kept.variance, allowed)).clamp_min(0)
@@ -157,7 +159,7 @@ def pooled(inputs: Tensor, views: int) -> Stored:
         inputs: ``(views B, C, H, W)``, view by view.
         views: how many there are of each image.
     """
-    variance, mean = torch.var_mean(inputs.float(), dim=(2, 3), correction=0)
+    mean, variance = map_moments(inputs)
     means, variances = (part.unflatten(0, (views, -1)) for part in (mean, variance))
     return Stored(means.mean(0), variances.mean(0) + means.var(0, correction=0))
 

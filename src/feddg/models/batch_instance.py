@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from feddg.models.moments import instance_moments
 from feddg.settings import TrainSettings
 
 
@@ -39,8 +40,8 @@ class BatchInstanceNorm2d(nn.BatchNorm2d):
             momentum=self.momentum or 0.0,
             eps=self.eps,
         )
-        variance, mean = torch.var_mean(input, dim=(2, 3), correction=0, keepdim=True)
-        instance = (input - mean) * (variance + self.eps).rsqrt()
+        mean, deviation = (part.to(batch) for part in instance_moments(input, self.eps))
+        instance = (input - mean[..., None, None]) / deviation[..., None, None]
         # A plain clamp lets no gradient through at 1, where the gate begins.
         gate = self.gate + (self.gate.clamp(0, 1) - self.gate).detach()
         # Under mixed precision the maps are bfloat16 and the parameters are not.

@@ -7,7 +7,7 @@ running statistics. FedIG trains this way, and test-time adaptation predicts thi
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -78,12 +78,42 @@ def map_layers(network: nn.Module) -> dict[str, nn.BatchNorm2d]:
     }
 
 
-def instance_moments(inputs: Tensor, epsilon: float) -> Moments:
-    """Returns each image's own moments ``(B, C)`` of maps ``(B, C, H, W)``, in float32.
+class _MapMoments(torch.autograd.Function):
+    """Mean and biased variance of each map, an order of magnitude faster than ``var_mean`` on CPUs.
+
+    The gradient of both together is linear in the map, so it takes one pass over it.
+    """
+
+    @staticmethod
+    def forward(context: Any, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        maps = inputs if inputs.dtype == torch.float64 else inputs.float()
+        mean = maps.mean((2, 3), keepdim=True)
+        variance = (maps - mean).square_().mean((2, 3))
+        context.save_for_backward(inputs, mean)
+        return mean, variance
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> Tensor:
+        inputs, mean = context.saved_tensors
+        of_mean, of_variance = gradients[0], gradients[1][..., None, None]
+        pixels = inputs.shape[2] * inputs.shape[3]
+        scale = 2 / pixels * of_variance
+        shift = of_mean / pixels - scale * mean
+        return torch.addcmul(shift.to(inputs), inputs, scale.to(inputs))
+
+
+def map_moments(inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns mean and variance ``(B, C)`` of each image's maps ``(B, C, H, W)``, in float32.
 
     The variance is that over the pixels (biased), as in instance normalisation.
     """
-    variance, mean = torch.var_mean(inputs.float(), dim=(2, 3), correction=0)
+    mean, variance = _MapMoments.apply(inputs)
+    return mean[..., 0, 0], variance
+
+
+def instance_moments(inputs: Tensor, epsilon: float) -> Moments:
+    """Returns each image's own moments ``(B, C)`` of maps ``(B, C, H, W)``, in float32."""
+    mean, variance = map_moments(inputs)
     return Moments(mean, (variance + epsilon).sqrt())
 
 
