@@ -142,9 +142,16 @@ class Federation:
 
     def _client(self, id: int, number: int) -> Client:
         transport: Any = self.prepared.transport
-        agreed = self.server.state.agreed
-        worker = self.prepared.worker
-        return Client(id, transport._examples(id), worker, round=number, agreed=agreed)
+        state, worker = self.server.state, self.prepared.worker
+        return Client(
+            id,
+            transport._examples(id),
+            worker,
+            round=number,
+            agreed=state.agreed,
+            received=state.weights,
+            extras=self.prepared.method.broadcast(state).extras,
+        )
 
 
 class BareLoop:
