@@ -137,6 +137,7 @@ def index(known: Mapping[str, type[Method]]) -> str:
                 "Every page is made from the method's own docstring and settings by "
                 "`python docs/generate_methods.py`. Combine methods by name: `ccst+jigen`.",
                 _table(("method", "in one line"), rows),
+                "What they [cost](../results/method_costs.md). "
                 "How they do: on the built-in [digits](../results/digits.md), on "
                 "[PACS](../results/pacs_methods.md).",
             ]
