@@ -8,14 +8,17 @@ machine that slows down for a while spoils few pairs. Run it on a quiet machine.
 """
 
 import argparse
-import statistics
-import time
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import numpy
 import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "speed"))
+
+from rounds import quartiles, timed
 
 from feddg.data.augment import NONE
 from feddg.data.pixels import ArrayPixels
@@ -51,16 +54,9 @@ def paired(plain: Callable[[], object], other: Callable[[], object], pairs: int)
     ratios = []
     for turn in range(pairs + 2):
         first, second = (plain, other) if turn % 2 else (other, plain)
-        times = {work: seconds(work) for work in (first, second)}
+        times = {work: timed(work) for work in (first, second)}
         ratios.append(times[other] / times[plain])
     return ratios[2:]
-
-
-def seconds(work: Callable[[], object]) -> float:
-    """Returns how long one call takes."""
-    started = time.perf_counter()
-    work()
-    return time.perf_counter() - started
 
 
 def inference(args: argparse.Namespace) -> list[tuple[str, list[float]]]:
@@ -84,7 +80,7 @@ def inference(args: argparse.Namespace) -> list[tuple[str, list[float]]]:
 
         ratios = paired(partial(predict, plain), partial(predict, predictor), args.pairs)
         found.append((name, ratios))
-        print(name, spread(ratios), flush=True)
+        print(name, quartiles(ratios), flush=True)
     return found
 
 
@@ -105,7 +101,7 @@ def training(args: argparse.Namespace) -> list[tuple[str, list[float]]]:
     ):  # fmt: skip
         ratios = paired(plain, step_of(method, gate, args), args.pairs)
         found.append((label, ratios))
-        print(label, spread(ratios), flush=True)
+        print(label, quartiles(ratios), flush=True)
     return found
 
 
@@ -136,19 +132,13 @@ def step_of(method: str, gate: float | None, args: argparse.Namespace) -> Callab
     return step
 
 
-def spread(ratios: list[float]) -> str:
-    """Median, and the range that holds the middle half."""
-    low, _, high = statistics.quantiles(ratios, n=4)
-    return f"{statistics.median(ratios):.2f} ({low:.2f} - {high:.2f})"
-
-
 def table(title: str, found: list[tuple[str, list[float]]], paper: dict[str, float]) -> str:
     """Returns a Markdown table."""
     rows = [
-        f"| {name} | {spread(ratios)} | {f'{paper[name]:.2f}' if name in paper else '-'} |"
+        f"| {name} | {quartiles(ratios)} | {f'{paper[name]:.2f}' if name in paper else '-'} |"
         for name, ratios in found
     ]
-    head = f"| {title} | ours: median (middle half) | paper |\n| --- | ---: | ---: |"
+    head = f"| {title} | ours: median (quartiles) | paper |\n| --- | ---: | ---: |"
     return "\n".join([head, *rows])
 
 

@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.progress import (
     BarColumn,
     Progress,
+    ProgressColumn,
     TaskID,
     TextColumn,
     TimeElapsedColumn,
@@ -39,6 +40,20 @@ SPLIT_WORDS = {
     "id_test": "in-domain test",
 }
 SHORT_SPLIT_WORDS = {"test": "test", "val": "val", "id_val": "seen, val", "id_test": "seen, test"}
+NOTE = TextColumn("{task.fields[note]}")
+
+
+def _bars(console: Console, *more: ProgressColumn) -> Progress:
+    """Bars with what is done and how much there is; silent when the console is no terminal."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+        *more,
+        console=console,
+        disable=not console.is_terminal,
+        transient=True,
+    )
 
 
 class Bars(Observer):
@@ -48,16 +63,7 @@ class Bars(Observer):
     """
 
     def __init__(self, console: Console) -> None:
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
-            TimeRemainingColumn(compact=True),
-            TextColumn("{task.fields[note]}"),
-            console=console,
-            disable=not console.is_terminal,
-            transient=True,
-        )
+        self._progress = _bars(console, TimeRemainingColumn(compact=True), NOTE)
         self._tasks: dict[str, TaskID] = {}
         self._images, self._seconds, self._scores = 0, 0.0, ""
         self._per_round = 1
@@ -119,16 +125,7 @@ class ManyBars(Watcher):
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[note]}"),
-            console=console,
-            disable=not console.is_terminal,
-            transient=True,
-        )
+        self._progress = _bars(console, TimeElapsedColumn(), NOTE)
         self._tasks: dict[Path, TaskID] = {}
         self._shares: dict[Path, float] = {}
         self._total = self._before = self._ended = 0
@@ -189,14 +186,7 @@ class ManyBars(Watcher):
 @contextmanager
 def working(console: Console) -> Iterator[Callable[[str, int, int], None]]:
     """Shows a bar for whatever work reports to the function that this gives."""
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.completed:.0f}/{task.total:.0f}"),
-        console=console,
-        disable=not console.is_terminal,
-        transient=True,
-    )
+    bar = _bars(console)
     tasks: dict[str, TaskID] = {}
 
     def report(what: str, done: int, total: int) -> None:

@@ -105,6 +105,14 @@ def test_other_optimizers_are_refused_with_the_remedy(train):
         build_method("scaffold", {}).check(wrong)
 
 
+def test_a_choice_among_a_clients_models_is_refused():
+    choosing = Experiment(
+        data="digits", hold_out="sketch", method="scaffold", train={"select_every": 5}
+    )
+    with pytest.raises(ExperimentError, match=r"leave train\.select_every out"):
+        build_method("scaffold", {}).check(choosing)
+
+
 def test_a_client_that_diverges_keeps_its_old_control():
     hot = SGD.model_copy(update={"lr": 1e30})
     small = federation("scaffold", train=SGD)

@@ -14,7 +14,7 @@ def test_steps_are_those_of_the_plain_loop():
     first = first.to(memory_format=torch.channels_last)
     second = copy.deepcopy(first)
     settings = {"lr": 0.01, "weight_decay": 0.1}
-    ours = InPlaceAdam(first.parameters(), fused=True, **settings)
+    ours = InPlaceAdam(first.parameters(), **settings)
     theirs = torch.optim.Adam(second.parameters(), foreach=False, fused=False, **settings)
     for _ in range(4):
         images = torch.randn(5, 3, 8, 8).contiguous(memory_format=torch.channels_last)
@@ -32,6 +32,39 @@ def test_a_gradient_in_another_memory_order_counts_the_same():
     plain = nn.Parameter(weight.detach().clone())
     gradient = torch.randn(4, 3, 2, 2)
     weight.grad, plain.grad = gradient.clone(), gradient.clone()
-    InPlaceAdam([weight], 0.1, fused=True).step()
+    InPlaceAdam([weight], 0.1).step()
     torch.optim.Adam([plain], 0.1, foreach=False).step()
     torch.testing.assert_close(weight, plain)
+
+
+def test_memory_that_is_used_again_holds_nothing_of_before():
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(32, 2))
+    network = network.to(memory_format=torch.channels_last)
+    start = copy.deepcopy(network.state_dict())
+    images = torch.randn(5, 3, 4, 4)
+
+    def trained(optimizer):
+        network.load_state_dict(start)
+        for _ in range(3):
+            optimizer.zero_grad()
+            network(images).square().sum().backward()
+            optimizer.step()
+        return copy.deepcopy(network.state_dict())
+
+    spent = InPlaceAdam(network.parameters(), 0.1)
+    fresh = trained(spent)
+    moments = {id(state["exp_avg"]) for state in spent.state.values()}
+    again = InPlaceAdam(network.parameters(), 0.1, spent=spent)
+    for name, tensor in trained(again).items():
+        assert torch.equal(tensor, fresh[name])
+    assert {id(state["exp_avg"]) for state in again.state.values()} == moments
+    assert not spent.state
+
+
+def test_memory_of_other_parameters_or_optimizers_is_left_alone():
+    first, second = nn.Linear(3, 2), nn.Linear(3, 2)
+    for spent in (InPlaceAdam(first.parameters(), 0.1), torch.optim.SGD(second.parameters(), 0.1)):
+        first(torch.ones(1, 3)).sum().backward()
+        spent.step()
+        assert not InPlaceAdam(second.parameters(), 0.1, spent=spent).state

@@ -42,7 +42,7 @@ def train(client: Client, method: Method) -> Update:
     local = _start(client, method)
     client.set_training()
     method.begin(client)
-    client.optimizer = method.optimizer(client)
+    client.optimizer = client.worker.spent = method.optimizer(client)
     images = 0
     selection = BestOfSteps(client) if client.worker.train.select_every else None
     with client.worker.autocast():

@@ -155,7 +155,8 @@ class Method:
 
     def optimizer(self, client: Client) -> torch.optim.Optimizer:
         """Returns the client's optimizer, new each round, over the network's trained parameters."""
-        return new_optimizer(client.network.parameters(), client.worker.train)
+        worker = client.worker
+        return new_optimizer(client.network.parameters(), worker.train, worker.spent)
 
     def step(self, client: Client, batch: Batch) -> None:
         """Takes one optimizer step on a batch; override for methods with several."""
@@ -282,12 +283,20 @@ def weighted_mean(items: Iterable[tuple[Weights, float]]) -> Weights:
 
 
 def new_optimizer(
-    parameters: Iterable[nn.Parameter], train: TrainSettings
+    parameters: Iterable[nn.Parameter],
+    train: TrainSettings,
+    spent: torch.optim.Optimizer | None = None,
 ) -> torch.optim.Optimizer:
-    """Returns the optimizer that ``train`` names, over the parameters that need a gradient."""
+    """Returns the optimizer that ``train`` names, over the parameters that need a gradient.
+
+    Args:
+        parameters: what it trains, except where frozen.
+        train: names the optimizer and its settings.
+        spent: an earlier one that will not step again; its memory may be taken over.
+    """
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     if train.optimizer == "sgd":
         return torch.optim.SGD(
             trained, train.lr, train.momentum, weight_decay=train.weight_decay, fused=True
         )
-    return InPlaceAdam(trained, train.lr, weight_decay=train.weight_decay, fused=True)
+    return InPlaceAdam(trained, train.lr, weight_decay=train.weight_decay, spent=spent)

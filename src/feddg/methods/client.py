@@ -100,6 +100,7 @@ class Worker:
         autocast: opens the mixed-precision context, or a null context in float32.
         freeze: whether batch-normalisation statistics stay as they are.
         cache: folder for what is expensive to compute twice, or None.
+        spent: the optimizer of the turn before; its memory may be used again.
     """
 
     network: Network
@@ -110,6 +111,7 @@ class Worker:
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
     freeze: bool = False
     cache: Path | None = None
+    spent: torch.optim.Optimizer | None = None
 
 
 class Client:
@@ -243,6 +245,7 @@ class Client:
         self.optimizer.zero_grad(set_to_none=True)
         total.backward()
         self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)  # their memory serves the next forward pass
         self.log(terms)
 
     def log(self, terms: dict[str, Tensor]) -> None:

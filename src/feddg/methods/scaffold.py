@@ -72,13 +72,18 @@ class Scaffold(Method):
     }
 
     def check(self, experiment: Any) -> None:
-        """Refuses every optimizer but plain SGD."""
+        """Refuses every optimizer but plain SGD, and a choice among a client's models."""
         super().check(experiment)
         train = experiment.train
         if train.optimizer != "sgd" or train.momentum:
             raise ExperimentError(
                 f"scaffold needs plain SGD, not {train.optimizer} with momentum "
                 f"{train.momentum:g}: set train.optimizer to sgd and train.momentum to 0"
+            )
+        if train.select_every:
+            raise ExperimentError(
+                "scaffold's control variates follow from all of a client's steps, and "
+                "train.select_every may send an earlier model; leave train.select_every out"
             )
 
     def initial_extras(self, network: Network, clients: int) -> Weights:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from feddg.styles.codec import VARIANCE_FLOOR, Codec
+from feddg.styles.codec import VARIANCE_FLOOR, Codec, images_at_once
 
 
 @dataclass(frozen=True)
@@ -91,18 +91,21 @@ def style_from_averages(averages: Tensor) -> Tensor:
     return torch.stack([mean, (variance + VARIANCE_FLOOR).sqrt()], dim=-2)
 
 
-def measure(codec: Codec, images: Tensor, batch_size: int = 64) -> Moments:
+def measure(codec: Codec, images: Tensor, batch_size: int | None = None) -> Moments:
     """Sums up the feature maps of images, on the codec's device.
 
     Args:
         codec: the encoder; styles are measured on its ``style_features``.
         images: ``(N, 3, H, W)`` uint8 RGB, N at least 1.
-        batch_size: images in memory as feature maps at a time.
+        batch_size: images in memory as feature maps at a time;
+            :func:`feddg.styles.codec.images_at_once` by default.
 
     Returns:
         One row per image, on the CPU.
     """
     parameter = next(codec.parameters())
+    size = (images.shape[-2], images.shape[-1])
+    batch_size = batch_size or images_at_once(size, parameter.device)
     with torch.inference_mode():
         parts = [
             image_moments(codec.style_features(part.to(parameter) / 255))
