@@ -2,6 +2,7 @@
 
 import colorsys
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -184,6 +185,19 @@ def test_hue_turns_the_chroma_and_keeps_the_luma() -> None:
         turns.append(np.angle(ratio[0]) / (2 * math.pi))
     assert max(np.abs(turns)) < 0.41
     assert min(turns) < -0.3 < 0.3 < max(turns)
+
+
+@pytest.mark.parametrize("jitter", [0.0, 0.4])
+def test_whole_pixels_are_what_interpolation_gives(jitter: float) -> None:
+    settings = AugmentSettings(shift=3, flip=0.5, color_jitter=(jitter,) * 4)
+    drawn = draw(settings, 20, 9, chance())
+    assert drawn.whole
+    images = noise(20, 9)
+    for ordered in (images, images.contiguous(memory_format=torch.channels_last)):
+        taken = apply(ordered, drawn)
+        assert taken.is_contiguous(memory_format=torch.channels_last)
+        between = apply(ordered, replace(drawn, whole=False))
+        assert torch.equal(taken, between) if not jitter else torch.allclose(taken, between)
 
 
 def test_contrast_uses_the_mean_of_the_crop() -> None:

@@ -15,7 +15,7 @@ and one affine map of the colours:
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Annotated
 
@@ -104,11 +104,13 @@ class Draw:
             row of the result looks; fractions lie between two pixels. None when nothing moves.
         colors: ``(B, 3, 3)`` matrices for RGB columns. None when no colour changes.
         contrast: ``(B,)`` how much of an image's own mean gray is added to its colours.
+        whole: whether all places are whole pixels.
     """
 
     places: Tensor | None
     colors: Tensor | None
     contrast: Tensor
+    whole: bool = False
 
     def to(self, device: torch.device | str) -> "Draw":
         """Returns the same choices on another device."""
@@ -116,6 +118,7 @@ class Draw:
             None if self.places is None else self.places.to(device),
             None if self.colors is None else self.colors.to(device),
             self.contrast.to(device),
+            self.whole,
         )
 
 
@@ -136,7 +139,7 @@ def draw(settings: AugmentSettings, count: int, size: int, generator: Generator)
         places = _draw_places(settings, count, size, generator)
     if settings.recolors:
         colors, contrast = _draw_colors(settings, count, generator)
-    return Draw(places, colors, contrast)
+    return Draw(places, colors, contrast, whole=settings.crop_scale is None)
 
 
 def apply(images: Tensor, draw: Draw) -> Tensor:
@@ -150,6 +153,9 @@ def apply(images: Tensor, draw: Draw) -> Tensor:
         ``(B, 3, size, size)`` float32 in [0, 1], in channels-last memory order.
     """
     draw = draw.to(images.device)
+    if draw.places is not None and draw.whole:
+        images = _pixels(images, *draw.places)
+        draw = replace(draw, places=None)
     if draw.places is None and draw.colors is None:
         return images.to(torch.float32, memory_format=torch.channels_last).div_(255)
     if draw.places is None:
@@ -208,7 +214,8 @@ def _centers(start: Tensor, length: Tensor, size: int) -> Tensor:
     steps = torch.arange(size) + 0.5
     centers = start + steps * (length / size) - 0.5
     first, last = start.clamp(min=0), (start + length - 1).clamp(max=size - 1)
-    return centers.clamp(min=first, max=last)
+    # A shift by more than the image leaves nothing of the box: its nearest edge is repeated.
+    return centers.clamp(min=first, max=last).clamp_(0, size - 1)
 
 
 def _draw_colors(
@@ -231,6 +238,20 @@ def _draw_colors(
     ] * _QUARTER_TURN
     colors = (brightness * contrast)[:, None, None] * (_TO_GRAY + chroma)
     return colors, (1 - contrast) * brightness
+
+
+def _pixels(images: Tensor, across: Tensor, down: Tensor) -> Tensor:
+    """Takes whole pixels; the result of :func:`_resample` at such places, in a third of the time.
+
+    Returns:
+        ``(B, 3, size, size)`` of the images' type, in channels-last memory order.
+    """
+    count, channels, size, _ = images.shape
+    first = torch.arange(count, device=images.device)[:, None, None] * size**2
+    places = first + down.long()[:, :, None] * size + across.long()[:, None, :]
+    pixels = images.permute(0, 2, 3, 1).reshape(-1, channels)
+    taken = pixels.index_select(0, places.flatten())
+    return taken.view(count, size, size, channels).permute(0, 3, 1, 2)
 
 
 def _resample(images: Tensor, across: Tensor, down: Tensor) -> Tensor:
