@@ -252,13 +252,14 @@ def draw_alphas(args: argparse.Namespace, path: Path) -> bool:
         return False
     figure, axes = plt.subplots(2, 2, figsize=(10, 6), sharex=True, sharey=True)
     jitter = numpy.random.default_rng(0)
+    top = 1.05 * max(1e-3, *(values.max() for values in found.values()))
     for axis, (test, values) in zip(axes.flat, found.items()):
         some = values[:: max(1, len(values) // 400)]
         places = numpy.arange(1, values.shape[1] + 1)
         across = places + jitter.uniform(-0.3, 0.3, some.shape)
         axis.plot(across, some, ".", markersize=1, color="#7fb8bd")
         axis.plot(places, numpy.median(values, axis=0), color="#c8324b", linewidth=1)
-        axis.set(title=test.replace("_", " "), ylim=(0, max(1e-3, values.max()) * 1.05))
+        axis.set(title=test.replace("_", " "), ylim=(0, top), xticks=places[::3])
     for axis in axes[-1]:
         axis.set_xlabel("layer")
     for axis in axes[:, 0]:
