@@ -39,6 +39,7 @@ class SmallFederation:
     Attributes:
         sizes: images per client.
         ledger: rows entered so far.
+        at_once: clients that train side by side.
     """
 
     method: Method
@@ -54,26 +55,16 @@ class SmallFederation:
     replies: list[Any] = field(default_factory=list)
     freeze: bool = False
     cache: Any = None
+    at_once: int = 1
 
     def __post_init__(self) -> None:
         images, labels = colored_images(sum(self.sizes))
         self.pixels = ArrayPixels(images)
         self.labels = torch.from_numpy(labels)
         self.starts = numpy.cumsum([0, *self.sizes])
-        network = build_network(
-            self.backbone, CLASSES, weights=None, embedding=self.embedding, seed=self.seed
-        )
-        self.network = self.method.network(network).to(memory_format=torch.channels_last)
-        self.worker = Worker(
-            self.network,
-            self.train,
-            self.augmentation,
-            torch.device("cpu"),
-            self.seed,
-            freeze=self.freeze,
-            cache=self.cache,
-        )
-        self.transport = InProcess(self.method, self.worker, len(self.sizes), self.examples)
+        workers = [self.new_worker() for _ in range(self.at_once)]
+        self.worker, self.network = workers[0], workers[0].network
+        self.transport = InProcess(self.method, workers, len(self.sizes), self.examples)
         self.server = Server(
             self.method,
             self.transport,
@@ -91,6 +82,22 @@ class SmallFederation:
             on_client=lambda round, reply: self.replies.append(reply),
         )
 
+    def new_worker(self) -> Worker:
+        """A network and the settings for clients to take turns on."""
+        network = build_network(
+            self.backbone, CLASSES, weights=None, embedding=self.embedding, seed=self.seed
+        )
+        return Worker(
+            self.method.network(network).to(memory_format=torch.channels_last),
+            self.train,
+            self.augmentation,
+            torch.device("cpu"),
+            self.seed,
+            freeze=self.freeze,
+            cache=self.cache,
+            threads=1,
+        )
+
     def examples(self, client: int) -> Examples:
         """The images of a client; its domain is its id."""
         rows = torch.arange(self.starts[client], self.starts[client + 1])
@@ -99,7 +106,7 @@ class SmallFederation:
 
     def client(self, id: int = 0, **state: Any) -> Client:
         """A client outside any round, in training mode, with an optimizer."""
-        client = Client(id, self.examples(id), self.worker, round=1, **state)
+        client = Client(id, self.examples(id), self.worker, **{"round": 1, **state})
         client.set_training()
         client.optimizer = self.method.optimizer(client)
         return client

@@ -15,6 +15,7 @@ def test_mixed_precision_sees_the_weights_of_the_last_step():
     settings = TrainSettings(batch_size=4, local_epochs=3, lr=0.01)
     federation = SmallFederation(Method(), sizes=(24,), train=settings)
     worker, start = federation.worker, federation.server.state.weights
+    worker.threads = None  # as many as the loop by hand has
     worker.autocast = autocast("bfloat16", torch.device("cpu"))
 
     def client() -> Client:

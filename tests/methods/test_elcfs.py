@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from feddg.errors import ExperimentError
-from feddg.messages import Broadcast, Message
+from feddg.messages import Message
 from feddg.methods.elcfs import low_frequencies, mix_amplitudes, spectrum
 from feddg.methods.registry import build_method, method_class
 from federations import federation, same
@@ -105,9 +105,7 @@ def test_the_bank_holds_an_eighth_of_every_clients_images_and_nothing_else():
     bank = small.server.state.agreed.tensors
     assert bank["amplitude_owners"].tolist() == [0, 0, 0, 1, 2]
     assert bank["amplitudes"].shape == (5, 3, 3, 3)
-    drawn = torch.randperm(17, generator=small.transport.client(0, Broadcast(0)).stream("elcfs"))[
-        :3
-    ]
+    drawn = torch.randperm(17, generator=small.client(0, round=0).stream("elcfs"))[:3]
     image = small.pixels.gather(drawn)[1].double().numpy() / 255
     expected = abs(coefficient(image[2], 1, -1))
     assert float(bank["amplitudes"][1, 2, 2, 0]) == pytest.approx(expected, rel=1e-4)

@@ -18,11 +18,11 @@ from federations import SmallFederation, federation, same
 NAMES = tuple(methods())
 
 
-def build(name: str) -> SmallFederation:
+def build(name: str, **fields: object) -> SmallFederation:
     """A small federation of which two of four clients take part in a round."""
     wanted = method_class(name).presets.get("*", {}).get("train", {})
     train = TrainSettings(**{"rounds": 2, "batch_size": 4} | wanted)
-    return federation(name, sizes=(6, 5, 4, 6), per_round=2, train=train)
+    return federation(name, sizes=(6, 5, 4, 6), per_round=2, train=train, **fields)
 
 
 @functools.cache
@@ -67,9 +67,9 @@ def test_a_round_in_mixed_precision_is_near_the_one_in_float32(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_same_seed_gives_the_same_weights(name):
+def test_the_same_seed_gives_the_same_weights_also_when_clients_train_at_once(name):
     small, _, _ = finished(name)
-    again = build(name)
+    again = build(name, at_once=2)
     again.run(2)
     assert same(again.server.state.weights, small.server.state.weights)
     assert same(again.server.state.extras, small.server.state.extras)

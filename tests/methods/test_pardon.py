@@ -8,7 +8,7 @@ import torch
 
 from feddg.data.augment import DIGITS
 from feddg.errors import ExperimentError
-from feddg.messages import Broadcast, Message
+from feddg.messages import Message
 from feddg.methods.pardon import ABLATIONS, nearest_of_class, regularizer, triplet
 from feddg.methods.registry import build_method, method_class
 from feddg.settings import TrainSettings
@@ -355,7 +355,7 @@ def test_one_class_and_single_images_stay_finite(version):
 def test_a_federation_of_one_client_uses_its_own_style():
     small = federation("pardon", sizes=(6,))
     small.server.setup()
-    described = small.method.describe(small.transport.client(0, Broadcast(0))).tensors["style"]
+    described = small.method.describe(small.client(0, round=0)).tensors["style"]
     torch.testing.assert_close(small.server.state.agreed.tensors["style"], described)
     assert all(t.isfinite().all() for t in small.run(1).values())
 

@@ -1,10 +1,14 @@
-"""Transports: their interface, and the in-process one, where clients share one worker."""
+"""Transports: their interface, and the in-process one, where clients share a few workers."""
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import islice
 from typing import Protocol, TypeVar
 
 from feddg.errors import ClientError
-from feddg.federation.training import answer, describe, require_examples, train
+from feddg.federation.training import answer, describe, threads, train
 from feddg.messages import Broadcast, Message, Refusal, Update, Weights
 from feddg.methods.base import Method
 from feddg.methods.client import Client, Examples, Worker
@@ -52,11 +56,14 @@ class Transport(Protocol):
 
 
 class InProcess:
-    """Clients that take turns on one worker; idle ones cost nothing but their rows.
+    """Clients that take turns on the workers; idle ones cost nothing but their rows.
+
+    With several workers as many clients work at once, a thread each. Whichever worker a client
+    gets, it computes the same numbers, and replies keep their order.
 
     Args:
         method: the method all run.
-        worker: the shared network and settings.
+        workers: networks and settings to take turns on, alike but for the network's memory.
         count: number of clients.
         examples: returns the images of a client.
         memories: what clients remember, by id, from a checkpoint.
@@ -65,12 +72,12 @@ class InProcess:
     def __init__(
         self,
         method: Method,
-        worker: Worker,
+        workers: Sequence[Worker],
         count: int,
         examples: Callable[[int], Examples],
         memories: dict[int, Weights] | None = None,
     ) -> None:
-        self._method, self._worker, self._examples = method, worker, examples
+        self._method, self._workers, self._examples = method, workers, examples
         self._count = count
         self._agreed: Message | None = None
         self.memories: dict[int, Weights] = memories or {}
@@ -86,12 +93,12 @@ class InProcess:
         """Keeps what was agreed for every client."""
         self._agreed = agreed
 
-    def client(self, id: int, broadcast: Broadcast) -> Client:
-        """Returns client ``id`` as it stands in a round."""
+    def client(self, id: int, broadcast: Broadcast, worker: Worker) -> Client:
+        """Returns client ``id`` as it stands in a round, on a worker."""
         return Client(
             id,
             self._examples(id),
-            self._worker,
+            worker,
             round=broadcast.round,
             memory=dict(self.memories.get(id, {})),  # a turn that fails leaves no trace
             agreed=self._agreed,
@@ -112,8 +119,11 @@ class InProcess:
         )
 
     def train(self, clients: Sequence[int], broadcast: Broadcast) -> Iterator[Update | Refusal]:
-        """See :class:`Transport`."""
-        return self._turns(clients, broadcast, lambda client: train(client, self._method))
+        """See :class:`Transport`. Clients that train at once share the seconds they take."""
+        for reply in self._turns(clients, broadcast, lambda client: train(client, self._method)):
+            if isinstance(reply, Update):
+                reply.seconds /= len(self._workers)
+            yield reply
 
     def _describe(self, client: Client) -> Message:
         return describe(client, self._method, client.received)
@@ -121,21 +131,41 @@ class InProcess:
     def _replies(
         self, clients: Sequence[int], broadcast: Broadcast, work: Callable[[Client], Message]
     ) -> Iterator[Reply]:
-        return zip(clients, self._turns(clients, broadcast, work))
+        return zip(clients, self._turns(clients, broadcast, work), strict=True)
 
     def _turns(
         self, clients: Sequence[int], broadcast: Broadcast, work: Callable[[Client], T]
     ) -> Iterator[T | Refusal]:
-        for id in clients:
-            client = self.client(id, broadcast)
-            try:
-                require_examples(client)
-                result: T | Refusal = work(client)
-            except ClientError as error:
-                result = Refusal(id, str(error))
-            else:
-                self._remember(client)
-            yield result
+        """Yields what clients answer. A worker's next client starts when its last was consumed.
+
+        While several are at work, whoever consumes has one thread: idle ones would wait by
+        spinning, on the cores that the workers need.
+        """
+        coming = iter(clients)
+        under_way: deque[tuple[Client, Callable[[], T]]] = deque()
+        alone = len(self._workers) == 1
+        with ThreadPoolExecutor(len(self._workers)) as pool, threads(None if alone else 1):
+
+            def start_next(worker: Worker) -> None:
+                for id in islice(coming, 1):
+                    client = self.client(id, broadcast, worker)
+                    turn = partial(work, client)
+                    under_way.append((client, turn if alone else pool.submit(turn).result))
+
+            for worker in self._workers:
+                start_next(worker)
+            while under_way:
+                client, result = under_way.popleft()
+                yield self._settled(client, result)
+                start_next(client.worker)
+
+    def _settled(self, client: Client, result: Callable[[], T]) -> T | Refusal:
+        try:
+            reply = result()
+        except ClientError as error:
+            return Refusal(client.id, str(error))
+        self._remember(client)
+        return reply
 
     def _remember(self, client: Client) -> None:
         if client.memory or client.id in self.memories:

@@ -1,6 +1,8 @@
 """What a client does, whatever carries the messages: describe itself, train, answer."""
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import nn
@@ -10,6 +12,7 @@ from feddg.federation.selection import BestOfSteps
 from feddg.messages import Message, Update, Weights, first_not_finite
 from feddg.methods.base import Method, local_names
 from feddg.methods.client import Client
+from feddg.models.optimizer import InPlaceAdam
 
 
 def load_weights(network: nn.Module, weights: Weights) -> None:
@@ -24,9 +27,9 @@ def load_weights(network: nn.Module, weights: Weights) -> None:
 
 def describe(client: Client, method: Method, weights: Weights) -> Message:
     """Runs the method's setup at one client; the network is in eval mode."""
-    load_weights(client.network, weights)
-    client.network.eval()
-    with torch.no_grad(), client.worker.autocast():
+    with _turn(client), torch.no_grad(), client.worker.autocast():
+        load_weights(client.network, weights)
+        client.network.eval()
         return method.describe(client) or Message()
 
 
@@ -39,22 +42,25 @@ def train(client: Client, method: Method) -> Update:
         ClientError: the client cannot train, or its loss or what it remembers is not finite.
     """
     started = time.perf_counter()
-    local = _start(client, method)
-    client.set_training()
-    method.begin(client)
-    client.optimizer = client.worker.spent = method.optimizer(client)
-    images = 0
-    selection = BestOfSteps(client) if client.worker.train.select_every else None
-    with client.worker.autocast():
-        for batch in client.batches():
-            method.step(client, batch)
-            images += len(batch)
+    with _turn(client):
+        local = _start(client, method)
+        client.set_training()
+        method.begin(client)
+        client.optimizer = method.optimizer(client)
+        images = 0
+        selection = BestOfSteps(client) if client.worker.train.select_every else None
+        with client.worker.autocast():
+            for batch in client.batches():
+                method.step(client, batch)
+                images += len(batch)
+                if selection is not None:
+                    selection.step()
             if selection is not None:
-                selection.step()
-        if selection is not None:
-            selection.restore()
-        terms = client.mean_terms()
-        extras = method.report(client)
+                selection.restore()
+            terms = client.mean_terms()
+            extras = method.report(client)
+    optimizer = client.optimizer
+    client.worker.spent = optimizer if isinstance(optimizer, InPlaceAdam) else None
     state = client.network.state_dict()
     client.memory.update({name: state[name].detach().clone() for name in local})
     _require_finite_memory(client)
@@ -64,10 +70,33 @@ def train(client: Client, method: Method) -> Update:
 
 def answer(client: Client, method: Method, name: str, question: Message) -> Message:
     """Answers a question of the server's under the weights that came with it, in eval mode."""
-    _start(client, method)
-    client.network.eval()
-    with torch.no_grad(), client.worker.autocast():
+    with _turn(client), torch.no_grad(), client.worker.autocast():
+        _start(client, method)
+        client.network.eval()
         return method.answer(client, name, question)
+
+
+@contextmanager
+def threads(count: int | None) -> Iterator[None]:
+    """Has PyTorch compute with ``count`` CPU threads in its block; None changes nothing."""
+    before = torch.get_num_threads()
+    if count is None or count == before:
+        yield
+        return
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def _turn(client: Client) -> Iterator[None]:
+    """Checks that the client has images, and gives its block the worker's share of the cores."""
+    if not len(client.examples):
+        raise ClientError("it holds no images; give it some or lower clients.number")
+    with threads(client.worker.threads):
+        yield
 
 
 def _start(client: Client, method: Method) -> set[str]:
@@ -86,9 +115,3 @@ def _require_finite_memory(client: Client) -> None:
             f"{name!r} became infinite or NaN in round {client.round}; "
             f"lower train.lr (now {client.worker.train.lr:g})"
         )
-
-
-def require_examples(client: Client) -> None:
-    """Raises ClientError for a client without images."""
-    if not len(client.examples):
-        raise ClientError("it holds no images; give it some or lower clients.number")

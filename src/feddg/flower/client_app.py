@@ -9,7 +9,7 @@ from flwr.app import Message as Envelope
 from flwr.clientapp import ClientApp
 
 from feddg.errors import FeddgError
-from feddg.federation.training import answer, describe, require_examples, train
+from feddg.federation.training import answer, describe, train
 from feddg.flower.privacy import clip_update
 from feddg.flower.records import Parcel, update_parcel
 from feddg.flower.simulated_site import SIMULATED, SimulatedSite
@@ -69,7 +69,6 @@ def evaluate_site(envelope: Envelope, context: Context) -> Envelope:
 
 def _describe(site: Site, parcel: Parcel) -> Parcel:
     turn = site.turn(parcel)
-    require_examples(turn.client)
     description = describe(turn.client, turn.method, turn.client.received)
     turn.keep()
     return Parcel(parts={"reply": description})
@@ -77,7 +76,6 @@ def _describe(site: Site, parcel: Parcel) -> Parcel:
 
 def _train(site: Site, parcel: Parcel) -> Parcel:
     turn = site.turn(parcel)
-    require_examples(turn.client)
     update = train(turn.client, turn.method)
     turn.keep()
     return update_parcel(update)

@@ -285,7 +285,7 @@ def weighted_mean(items: Iterable[tuple[Weights, float]]) -> Weights:
 def new_optimizer(
     parameters: Iterable[nn.Parameter],
     train: TrainSettings,
-    spent: torch.optim.Optimizer | None = None,
+    spent: InPlaceAdam | None = None,
 ) -> torch.optim.Optimizer:
     """Returns the optimizer that ``train`` names, over the parameters that need a gradient.
 

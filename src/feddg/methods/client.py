@@ -17,6 +17,7 @@ from feddg.errors import ClientError
 from feddg.messages import Message, Weights
 from feddg.models.network import Network
 from feddg.models.norm import freeze_statistics
+from feddg.models.optimizer import InPlaceAdam
 from feddg.randomness import numpy_stream, stream
 from feddg.settings import TrainSettings
 
@@ -100,7 +101,8 @@ class Worker:
         autocast: opens the mixed-precision context, or a null context in float32.
         freeze: whether batch-normalisation statistics stay as they are.
         cache: folder for what is expensive to compute twice, or None.
-        spent: the optimizer of the turn before; its memory may be used again.
+        spent: the Adam of the turn before; its memory may be used again.
+        threads: CPU threads that its computations use; None for as many as PyTorch is set to.
     """
 
     network: Network
@@ -111,7 +113,8 @@ class Worker:
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
     freeze: bool = False
     cache: Path | None = None
-    spent: torch.optim.Optimizer | None = None
+    spent: InPlaceAdam | None = None
+    threads: int | None = None
 
 
 class Client:

@@ -23,6 +23,7 @@ Decisions:
 """
 
 from dataclasses import replace
+from threading import Lock
 
 import torch
 from pydantic import Field
@@ -32,6 +33,9 @@ from torchvision.transforms.v2 import RandAugment
 from feddg.methods.base import Method, MethodSettings
 from feddg.methods.client import Batch, Client
 from feddg.methods.registry import register
+
+_global_generator = Lock()
+"""Held while torchvision draws from the one generator that all threads share."""
 
 
 class RandAugSettings(MethodSettings):
@@ -79,7 +83,7 @@ def each(transform: RandAugment, images: Tensor, seed: int) -> Tensor:
     """
     # The operations on colour are defined for bytes.
     raw = (images * 255).round().to(torch.uint8)
-    with torch.random.fork_rng(devices=[]):
+    with _global_generator, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         varied = torch.stack([transform(image) for image in raw])
     return (varied.to(images.dtype) / 255).contiguous(memory_format=torch.channels_last)

@@ -18,7 +18,7 @@ class InPlaceAdam(torch.optim.Adam):
         parameters: what it trains.
         lr: learning rate.
         weight_decay: weight of the L2 penalty.
-        spent: an optimizer of this class whose work is done. The memory of its moments is cleared
+        spent: another one whose work is done. The memory of its moments is cleared
             and used again where it trained the same parameters: clients take turns on one network,
             and new memory for each costs time and leaves holes.
     """
@@ -29,10 +29,10 @@ class InPlaceAdam(torch.optim.Adam):
         lr: float,
         *,
         weight_decay: float = 0.0,
-        spent: torch.optim.Optimizer | None = None,
+        spent: "InPlaceAdam | None" = None,
     ) -> None:
         super().__init__(parameters, lr, weight_decay=weight_decay, fused=True)
-        if not isinstance(spent, InPlaceAdam):
+        if spent is None:
             return
         for group in self.param_groups:
             for parameter in group["params"]:

@@ -228,7 +228,7 @@ def _after_a_turn(subject: _Subject, client: int) -> Weights:
     method, state = subject.method, subject.state
     transport = InProcess(
         method,
-        subject.worker,
+        [subject.worker],
         len(subject.images.partition),
         subject.images.examples,
         dict(subject.memories),

@@ -19,11 +19,11 @@ from feddg.federation.ledger import Ledger
 from feddg.federation.server import Server, initial_state
 from feddg.methods.client import Examples
 from feddg.runs.execute import predictor
-from feddg.runs.prepare import build, build_worker
+from feddg.runs.prepare import build, build_workers
 from feddg.runs.records import RunRecord
 from feddg.settings import ServerSettings
 
-SAMPLE_CLIENTS, SAMPLE_PIXELS = 2, 64 * 64 * 32
+SAMPLE_PIXELS = 64 * 64 * 32
 START_SECONDS = 10.0
 """Starting a process, reading weights and the pixel cache."""
 SPREAD = 1.5
@@ -144,16 +144,20 @@ def _seconds(experiment: Experiment, table: ImageTable, speed: Speed) -> float:
 
 
 def _measured(experiment: Experiment, classes: int) -> Speed | None:
-    """Has two made-up clients go through the setup and a round, twice; the second time counts."""
+    """Has made-up clients go through the setup and a round, twice; the second time counts.
+
+    Two clients, or as many as work at once.
+    """
     try:
         bare = experiment.model_copy(
             update={"model": experiment.model.model_copy(update={"weights": None})}
         )
         method, network = build(bare, classes)
-        worker = build_worker(bare, network, None)
+        workers = build_workers(bare, network, classes, None)
+        worker, clients = workers[0], max(2, len(workers))
         size = experiment.data.image_size
         own = max(4, min(experiment.train.batch_size, SAMPLE_PIXELS // size**2))
-        count = own * SAMPLE_CLIENTS
+        count = own * clients
         random = numpy.random.default_rng(0)
         pixels = ArrayPixels(random.integers(0, 256, (count, size, size, 3), numpy.uint8))
         labels = torch.arange(count) % classes
@@ -178,11 +182,11 @@ def _measured(experiment: Experiment, classes: int) -> Speed | None:
             state = initial_state(
                 method,
                 network,
-                SAMPLE_CLIENTS,
+                clients,
                 rounds=experiment.train.rounds,
                 settings=ServerSettings(),
             )
-            transport = InProcess(method, worker, SAMPLE_CLIENTS, examples)
+            transport = InProcess(method, workers, clients, examples)
             server = Server(
                 method,
                 transport,
@@ -202,7 +206,7 @@ def _measured(experiment: Experiment, classes: int) -> Speed | None:
             passes = record.examples * experiment.train.local_epochs
             if experiment.train.local_steps:
                 steps = experiment.train.local_steps
-                passes = steps * min(own, experiment.train.batch_size) * SAMPLE_CLIENTS
+                passes = steps * min(own, experiment.train.batch_size) * clients
             speed = Speed(
                 (ready - started) / count, (trained - ready) / passes, (ended - trained) / count
             )

@@ -37,7 +37,7 @@ from feddg.runs.prepare import (
     Progress,
     build,
     build_evaluation,
-    build_worker,
+    build_workers,
     cache_folder,
     load_images,
 )
@@ -79,14 +79,15 @@ Prepare = Callable[[Experiment, Path, Progress, dict[int, Weights]], Prepared]
 def in_process(
     experiment: Experiment, cache: Path, progress: Progress, memories: dict[int, Weights]
 ) -> Prepared:
-    """Prepares a run whose clients take turns in this process."""
+    """Prepares a run whose clients are trained in this process."""
     images = load_images(experiment, cache, progress)
     method, network = build(experiment, len(images.table.class_names))
-    worker = build_worker(experiment, network, cache)
+    workers = build_workers(experiment, network, len(images.table.class_names), cache)
+    worker = workers[0]
     return Prepared(
         method,
         worker,
-        InProcess(method, worker, len(images.partition), images.examples, memories),
+        InProcess(method, workers, len(images.partition), images.examples, memories),
         build_evaluation(experiment, images, worker),
         clients_table(images),
         draw=lambda folder, state: draw_figures(folder, images, method, state, experiment.seed),

@@ -29,6 +29,11 @@ from feddg.models.precision import autocast, choose_device, choose_precision
 
 Progress = Callable[[str, int, int], None]
 
+SMALL = 1_000_000
+"""Networks of at most so many parameters are trained by one thread on a CPU."""
+MOST_AT_ONCE = 8
+"""More threads than this get in each other's way between PyTorch's operations."""
+
 
 def cache_folder() -> Path:
     """Returns where decoded pixels and twins are kept: ``$FEDDG_CACHE`` or the user's cache."""
@@ -189,6 +194,7 @@ def build_worker(experiment: Experiment, network: Network, cache: Path | None) -
     device = choose_device(experiment.device)
     precision = choose_precision(experiment.precision, device)
     network.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    small = device.type == "cpu" and sum(p.numel() for p in network.parameters()) <= SMALL
     return Worker(
         network,
         experiment.train,
@@ -198,7 +204,24 @@ def build_worker(experiment: Experiment, network: Network, cache: Path | None) -
         autocast(precision, device),
         experiment.model.normalization == "frozen",
         cache,
+        # One thread, wherever it is: so the numbers do not depend on how many there are.
+        threads=1 if small else None,
     )
+
+
+def build_workers(
+    experiment: Experiment, network: Network, classes: int, cache: Path | None
+) -> list[Worker]:
+    """Returns what the clients of one process take turns on; the first has ``network``.
+
+    On a CPU there are as many workers as threads while the network is small: one thread each for
+    several clients is faster than several threads for one. A larger network fills the threads by
+    itself, and another copy of it would cost memory.
+    """
+    first = build_worker(experiment, network, cache)
+    count = min(torch.get_num_threads(), MOST_AT_ONCE) if first.threads else 1
+    more = (build(experiment, classes)[1] for _ in range(count - 1))
+    return [first, *(build_worker(experiment, network, cache) for network in more)]
 
 
 def build_evaluation(experiment: Experiment, images: Images, worker: Worker) -> Evaluation:

@@ -1,0 +1,86 @@
+"""Clients that train side by side: same numbers, same order, nothing lost."""
+
+import threading
+
+import pytest
+import torch
+
+from feddg.errors import ClientError
+from feddg.messages import Refusal, Update
+from feddg.methods.base import FedAvg
+from federations import federation, same
+
+SIZES = (7, 5, 6, 4, 8)
+
+
+class Watched(FedAvg):
+    """Notes which threads train, how many do at once, and with how many of PyTorch's threads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+        self.threads: set[int] = set()
+        self.met = threading.Barrier(2)
+
+    def begin(self, client):
+        self.names.add(threading.current_thread().name)
+        self.threads.add(torch.get_num_threads())
+        if client.id < 2:
+            self.met.wait(timeout=60)  # breaks unless both are under way
+
+
+class Moody(FedAvg):
+    """One client always fails, in a way that depends on what is raised."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+    def begin(self, client):
+        if client.id == 2:
+            raise self.error
+
+
+@pytest.mark.parametrize("at_once", [2, 3, 8])
+def test_replies_keep_their_order_and_their_numbers(at_once):
+    alone, together = (federation(sizes=SIZES, at_once=n) for n in (1, at_once))
+    for small in (alone, together):
+        small.run(2)
+        assert [reply.client for reply in small.replies] == [0, 1, 2, 3, 4] * 2
+    assert same(alone.server.state.weights, together.server.state.weights)
+
+
+def test_clients_are_under_way_at_once_and_each_has_one_thread():
+    method, before = Watched(), torch.get_num_threads()
+    federation(method, sizes=SIZES, at_once=2).server.round()
+    assert len(method.names) == 2
+    assert method.threads == {1}
+    assert torch.get_num_threads() == before
+
+
+def test_a_client_that_fails_is_refused_and_the_others_go_on():
+    small = federation(Moody(ClientError("no mood")), sizes=SIZES, at_once=2)
+    record = small.server.round()
+    assert [refusal.client for refusal in record.refused] == [2]
+    assert "no mood" in record.refused[0].reason
+    assert [reply.client for reply in small.replies] == [0, 1, 2, 3, 4]
+    assert isinstance(small.replies[2], Refusal)
+
+
+def test_a_fault_of_the_program_ends_the_round_and_leaves_no_thread_behind():
+    small = federation(Moody(ZeroDivisionError("a fault")), sizes=SIZES, at_once=2)
+    before = threading.active_count()
+    with pytest.raises(ZeroDivisionError, match="a fault"):
+        small.server.round()
+    assert threading.active_count() == before
+    assert small.server.state.round == 0
+
+
+def test_clients_at_once_share_the_seconds_of_their_round(monkeypatch):
+    small = federation(sizes=SIZES, at_once=2)
+    three_seconds = {"seconds": 3.0, "weights": small.server.state.weights}
+    monkeypatch.setattr(
+        "feddg.federation.inprocess.train",
+        lambda client, method: Update(client.id, 1, **three_seconds),
+    )
+    assert small.server.round().seconds["train"] == pytest.approx(5 * 3.0 / 2)
