@@ -3,15 +3,19 @@
 import numpy
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy.spatial.distance import cdist
 from torch.distributions import Normal
 
 from feddg.methods.l2d import (
     Augmenter,
     class_discrepancy,
+    convolution,
     discrepancy,
     log_density,
     supervised_contrast,
+    transposed_convolution,
 )
 from federations import federation, same
 
@@ -204,3 +208,20 @@ def test_it_predicts_with_the_mean_of_the_embedding():
 def test_two_rounds_repeat_bit_for_bit_and_small_batches_stay_finite():
     assert same(federation("l2d").run(), federation("l2d").run())
     assert all(t.isfinite().all() for t in federation("l2d", sizes=(1, 2)).run().values())
+
+
+@given(kernel=st.integers(1, 6), more=st.integers(0, 14), seed=st.integers(0, 2**16))
+def test_convolutions_by_fourier_are_torchs_with_their_gradients(kernel, more, seed):
+    chance, kind = torch.Generator().manual_seed(seed), torch.float64
+    shape = (2, 3, kernel + more, kernel + more)
+    images = torch.randn(shape, generator=chance, dtype=kind, requires_grad=True)
+    weights = torch.randn(3, 3, kernel, kernel, generator=chance, dtype=kind)
+    for ours, torchs in (
+        (convolution, torch.nn.functional.conv2d),
+        (transposed_convolution, torch.nn.functional.conv_transpose2d),
+    ):
+        mine, wanted = ours(images, weights), torchs(images, weights)
+        torch.testing.assert_close(mine, wanted)
+        goal = torch.randn(wanted.shape, generator=chance, dtype=kind)
+        slopes = [torch.autograd.grad((out * goal).sum(), images) for out in (mine, wanted)]
+        torch.testing.assert_close(*slopes)

@@ -103,11 +103,11 @@ class Augmenter(nn.Module):
         return torch.einsum("k,kbchw->bchw", weights, torch.stack(branches))
 
     def _branch(self, images: Tensor, size: int, chance: Generator) -> Tensor:
-        down = functional.conv2d(images, _kernel(size, chance, images))
+        down = convolution(images, _kernel(size, chance, images))
         height, width = down.shape[-2:]
         scale, shift = (part[str(size)][:, :height, :width] for part in (self.scales, self.shifts))
         styled = scale * functional.instance_norm(down) + shift
-        return functional.conv_transpose2d(styled, _kernel(size, chance, images))
+        return transposed_convolution(styled, _kernel(size, chance, images))
 
 
 class GaussianEmbedding(nn.Module):
@@ -236,6 +236,55 @@ def _kernel(size: int, chance: Generator, like: Tensor) -> Tensor:
     """Draws a convolution as torch initialises one: uniform up to 1 / sqrt(fan in)."""
     uniform = 2 * torch.rand(3, 3, size, size, generator=chance) - 1
     return (uniform / math.sqrt(3 * size**2)).to(like)
+
+
+def convolution(images: Tensor, kernel: Tensor) -> Tensor:
+    """Returns ``conv2d(images, kernel)``, by Fourier transforms.
+
+    Large kernels on three channels are what convolution kernels are slow at: a step of 16 images of
+    32 pixels takes a fraction of the time this way.
+
+    Args:
+        images: ``(B, C, n, n)``.
+        kernel: ``(C', C, k, k)``, k at most n.
+
+    Returns:
+        ``(B, C', n - k + 1, n - k + 1)`` float32 (or float64, as the images).
+    """
+    side, rest = images.shape[-1], images.shape[-1] - kernel.shape[-1] + 1
+    mixed = _mix(_spectrum(images, side), _spectrum(kernel, side).conj())
+    result: Tensor = torch.fft.irfft2(mixed, s=(side, side))[..., :rest, :rest]
+    return result
+
+
+def transposed_convolution(images: Tensor, kernel: Tensor) -> Tensor:
+    """Returns ``conv_transpose2d(images, kernel)``, by Fourier transforms.
+
+    Args:
+        images: ``(B, C, n, n)``.
+        kernel: ``(C, C', k, k)``.
+
+    Returns:
+        ``(B, C', n + k - 1, n + k - 1)`` float32 (or float64, as the images).
+    """
+    side = images.shape[-1] + kernel.shape[-1] - 1
+    mixed = _mix(_spectrum(images, side), _spectrum(kernel, side).transpose(0, 1))
+    result: Tensor = torch.fft.irfft2(mixed, s=(side, side))
+    return result
+
+
+def _spectrum(images: Tensor, side: int) -> Tensor:
+    # There are no transforms of 16-bit numbers.
+    exact = images if images.dtype == torch.float64 else images.float()
+    spectrum: Tensor = torch.fft.rfft2(exact.contiguous(), s=(side, side))
+    return spectrum
+
+
+def _mix(images: Tensor, kernel: Tensor) -> Tensor:
+    """Sums ``images[b, c] * kernel[o, c]`` over c."""
+    channels = range(images.shape[1])
+    products = [images[:, None, c] * kernel[None, :, c] for c in channels]
+    return torch.stack(products).sum(0)
 
 
 def log_density(values: Tensor, mean: Tensor, log_variance: Tensor) -> Tensor:
