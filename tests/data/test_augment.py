@@ -191,12 +191,12 @@ def test_hue_turns_the_chroma_and_keeps_the_luma() -> None:
 def test_whole_pixels_are_what_interpolation_gives(jitter: float) -> None:
     settings = AugmentSettings(shift=3, flip=0.5, color_jitter=(jitter,) * 4)
     drawn = draw(settings, 20, 9, chance())
-    assert drawn.whole
+    assert not drawn.places.is_floating_point()
     images = noise(20, 9)
     for ordered in (images, images.contiguous(memory_format=torch.channels_last)):
         taken = apply(ordered, drawn)
         assert taken.is_contiguous(memory_format=torch.channels_last)
-        between = apply(ordered, replace(drawn, whole=False))
+        between = apply(ordered, replace(drawn, places=drawn.places.float()))
         assert torch.equal(taken, between) if not jitter else torch.allclose(taken, between)
 
 

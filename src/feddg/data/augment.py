@@ -101,16 +101,15 @@ class Draw:
 
     Attributes:
         places: ``(2, B, size)``: at which column, and at which row, of the image each column and
-            row of the result looks; fractions lie between two pixels. None when nothing moves.
+            row of the result looks: whole pixels as integers, or fractions, which lie between two
+            pixels. None when nothing moves.
         colors: ``(B, 3, 3)`` matrices for RGB columns. None when no colour changes.
         contrast: ``(B,)`` how much of an image's own mean gray is added to its colours.
-        whole: whether all places are whole pixels.
     """
 
     places: Tensor | None
     colors: Tensor | None
     contrast: Tensor
-    whole: bool = False
 
     def to(self, device: torch.device | str) -> "Draw":
         """Returns the same choices on another device."""
@@ -118,7 +117,6 @@ class Draw:
             None if self.places is None else self.places.to(device),
             None if self.colors is None else self.colors.to(device),
             self.contrast.to(device),
-            self.whole,
         )
 
 
@@ -139,7 +137,7 @@ def draw(settings: AugmentSettings, count: int, size: int, generator: Generator)
         places = _draw_places(settings, count, size, generator)
     if settings.recolors:
         colors, contrast = _draw_colors(settings, count, generator)
-    return Draw(places, colors, contrast, whole=settings.crop_scale is None)
+    return Draw(places, colors, contrast)
 
 
 def apply(images: Tensor, draw: Draw) -> Tensor:
@@ -153,7 +151,7 @@ def apply(images: Tensor, draw: Draw) -> Tensor:
         ``(B, 3, size, size)`` float32 in [0, 1], in channels-last memory order.
     """
     draw = draw.to(images.device)
-    if draw.places is not None and draw.whole:
+    if draw.places is not None and not draw.places.is_floating_point():
         images = _pixels(images, *draw.places)
         draw = replace(draw, places=None)
     if draw.places is None and draw.colors is None:
@@ -172,7 +170,7 @@ def _draw_places(settings: AugmentSettings, count: int, size: int, generator: Ge
     places = _centers(corners.T[..., None], sides.T[..., None], size)
     mirrored = torch.rand(count, generator=generator) < settings.flip
     places[0, mirrored] = places[0, mirrored].flip(1)
-    return places
+    return places if settings.crop_scale is not None else places.long()
 
 
 def _draw_boxes(
@@ -248,7 +246,7 @@ def _pixels(images: Tensor, across: Tensor, down: Tensor) -> Tensor:
     """
     count, channels, size, _ = images.shape
     first = torch.arange(count, device=images.device)[:, None, None] * size**2
-    places = first + down.long()[:, :, None] * size + across.long()[:, None, :]
+    places = first + down[:, :, None] * size + across[:, None, :]
     pixels = images.permute(0, 2, 3, 1).reshape(-1, channels)
     taken = pixels.index_select(0, places.flatten())
     return taken.view(count, size, size, channels).permute(0, 3, 1, 2)

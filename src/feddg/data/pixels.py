@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
+from threading import Lock
 from typing import Literal, get_args
 
 import numpy as np
@@ -140,6 +141,7 @@ class StreamingPixels(PixelStore):
         super().__init__(size, fingerprint)
         self._root, self._paths, self._resize = root, tuple(paths), resize
         self._pool = ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="decode")
+        self._alone = Lock()  # quiet_pillow is for one at a time, and the pool has all cores busy
 
     def __len__(self) -> int:
         return len(self._paths)
@@ -152,7 +154,7 @@ class StreamingPixels(PixelStore):
         """
         paths = [self._paths[row] for row in np.asarray(rows, dtype=np.int64)]
         batch = np.empty((len(paths), self.size, self.size, 3), np.uint8)
-        with quiet_pillow():
+        with self._alone, quiet_pillow():
             for place, pixels in enumerate(self._pool.map(self._decode, paths)):
                 batch[place] = pixels
         return _channels_last(batch)

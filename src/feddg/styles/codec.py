@@ -206,14 +206,14 @@ def adain(features: Tensor, style: Tensor, strength: float = 1.0) -> Tensor:
     return strength * (restyled + style_mean) + (1 - strength) * features
 
 
-def images_at_once(size: tuple[int, int], device: torch.device) -> int:
-    """Returns how many images of a size go through a codec together.
+def images_at_once(images: Tensor, device: torch.device) -> int:
+    """Returns how many of these images go through a codec together on a device.
 
     On a CPU as few as keep the largest maps in its caches, which is a third faster than 64.
     """
     if device.type != "cpu":
         return 64
-    return max(1, CACHED_PIXELS // (size[0] * size[1]))
+    return max(1, CACHED_PIXELS // images.shape[-2:].numel())
 
 
 def transfer(
@@ -237,7 +237,7 @@ def transfer(
     """
     parameter = next(codec.parameters())
     size = (images.shape[-2], images.shape[-1])
-    batch_size = batch_size or images_at_once(size, parameter.device)
+    batch_size = batch_size or images_at_once(images, parameter.device)
     redrawn = torch.empty_like(images, memory_format=torch.contiguous_format)
     with torch.inference_mode():
         for start in range(0, len(images), batch_size):

@@ -104,8 +104,7 @@ def measure(codec: Codec, images: Tensor, batch_size: int | None = None) -> Mome
         One row per image, on the CPU.
     """
     parameter = next(codec.parameters())
-    size = (images.shape[-2], images.shape[-1])
-    batch_size = batch_size or images_at_once(size, parameter.device)
+    batch_size = batch_size or images_at_once(images, parameter.device)
     with torch.inference_mode():
         parts = [
             image_moments(codec.style_features(part.to(parameter) / 255))
