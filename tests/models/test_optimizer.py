@@ -2,6 +2,7 @@
 
 import copy
 
+import pytest
 import torch
 from torch import nn
 
@@ -68,3 +69,47 @@ def test_memory_of_other_parameters_or_optimizers_is_left_alone():
         first(torch.ones(1, 3)).sum().backward()
         spent.step()
         assert not InPlaceAdam(second.parameters(), 0.1, spent=spent).state
+
+
+@pytest.mark.parametrize(("pending", "most"), [(0, 1), (50, 2), (10**9, 6)])
+def test_a_step_taken_inside_the_backward_pass_is_the_step_after_it(monkeypatch, pending, most):
+    """Also where a parameter is used twice, is in a penalty of its own, or is not used at all."""
+    monkeypatch.setattr("feddg.models.optimizer.PENDING_BYTES", pending)
+    torch.manual_seed(0)
+    network = nn.ModuleList([nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 2), nn.Linear(2, 2)])
+    plain = copy.deepcopy(network)
+    images = torch.randn(4, 6)
+
+    def loss(layers):
+        twice = layers[1](layers[0](layers[1](images)).relu())
+        penalty = sum(parameter.square().sum() for parameter in layers[0].parameters())
+        return layers[2](twice).square().sum() + 0.1 * penalty
+
+    waiting = []
+    for parameter in network.parameters():
+        parameter.register_post_accumulate_grad_hook(
+            lambda _: waiting.append(sum(p.grad is not None for p in network.parameters()))
+        )
+    ours = InPlaceAdam(network.parameters(), 0.01, weight_decay=0.1)
+    theirs = InPlaceAdam(plain.parameters(), 0.01, weight_decay=0.1)
+    for _ in range(3):
+        ours.descend(loss(network))
+        loss(plain).backward()
+        theirs.step()
+        theirs.zero_grad()
+    for one, other in zip(network.parameters(), plain.parameters()):
+        assert torch.equal(one, other)
+        assert one.grad is None
+    assert max(waiting) == most
+
+
+def test_a_backward_pass_that_fails_leaves_no_hook(monkeypatch):
+    monkeypatch.setattr("feddg.models.optimizer.PENDING_BYTES", 0)
+    layer = nn.Linear(2, 1)
+    adam = InPlaceAdam(layer.parameters(), 0.1)
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        adam.descend(torch.ones(()))
+    adam.descend(layer(torch.ones(1, 2)).sum())
+    before = layer.weight.detach().clone()
+    layer(torch.ones(1, 2)).sum().backward()
+    assert torch.equal(layer.weight, before)

@@ -6,6 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+PENDING_BYTES = 4 * 2**20
+"""Gradients that may wait for their step during a backward pass."""
+
 
 class InPlaceAdam(torch.optim.Adam):
     """PyTorch's fused Adam, given every tensor in the order of its memory.
@@ -40,6 +43,36 @@ class InPlaceAdam(torch.optim.Adam):
                 if state:
                     torch._foreach_zero_(list(state.values()))
                     self.state[parameter] = state
+
+    def descend(self, loss: Tensor) -> None:
+        """Takes one step down ``loss``, and lets the gradients go.
+
+        A large network's parameters are updated in the middle of the backward pass, whenever
+        ``PENDING_BYTES`` of gradients have come in: by then nothing in it needs their old values,
+        so the numbers are the same, and the memory of most gradients is never needed.
+        """
+        trained = [p for group in self.param_groups for p in group["params"]]
+        large = sum(p.numel() * p.element_size() for p in trained) > PENDING_BYTES
+        pending = 0
+
+        def come_in(parameter: Tensor) -> None:
+            nonlocal pending
+            pending += parameter.numel() * parameter.element_size()
+            if pending > PENDING_BYTES:
+                pending = 0
+                self._step()
+
+        hooks = [p.register_post_accumulate_grad_hook(come_in) for p in trained] if large else []
+        try:
+            loss.backward()  # type: ignore[no-untyped-call]
+        finally:
+            for hook in hooks:
+                hook.remove()
+        self._step()
+
+    def _step(self) -> None:
+        self.step()
+        self.zero_grad(set_to_none=True)
 
     def _init_group(self, group: dict[str, Any], *lists: list[Tensor]) -> bool:
         complex_numbers: bool = super()._init_group(group, *lists)  # type: ignore[misc]
