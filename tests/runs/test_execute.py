@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from feddg.errors import FeddgError, RunError
 from feddg.evaluation.accuracy import Score
 from feddg.experiment import Experiment
+from feddg.federation.training import threads
 from feddg.runs import folder as folder_module
 from feddg.runs.execute import resume, run
 from feddg.runs.folder import RunFolder
@@ -52,6 +53,15 @@ def cache(tmp_path_factory):
 def undisturbed(tmp_path_factory, cache):
     """A completed PARDON run."""
     return run(experiment(method="pardon"), tmp_path_factory.mktemp("runs"), cache=cache)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_number_of_threads_changes_nothing_of_a_small_network(
+    undisturbed, tmp_path, cache, count
+):
+    with threads(count):
+        again = run(experiment(method="pardon"), tmp_path, cache=cache)
+    assert final_state(again.folder) == final_state(undisturbed.folder)
 
 
 def test_the_folder_holds_everything(undisturbed):
