@@ -245,6 +245,7 @@ class Client:
         """Takes one step of the client's optimizer down the sum of ``terms``, and logs them."""
         assert self.optimizer is not None, "descend is for training; questions have no optimizer"
         total = torch.stack([term.float() for term in terms.values()]).sum()
+        self.optimizer.zero_grad(set_to_none=True)
         if isinstance(self.optimizer, InPlaceAdam):
             self.optimizer.descend(total)
         else:
