@@ -35,8 +35,9 @@ Hooks:
         predictor                                 whenever the result predicts
 
     A method object keeps no state, and clients may call it from several threads at once: what a
-    client must remember goes into ``client.memory``, what lasts for the client's current round into ``client.scratch``, what the
-    server must remember into ``state.extras``. All of these survive a restart, except the scratch.
+    client must remember goes into ``client.memory``, what lasts for its current round into
+    ``client.scratch``, what the server must remember into ``state.extras``. All of these survive a
+    restart, except the scratch.
 """
 
 from collections.abc import Callable, Iterable, Iterator
