@@ -25,8 +25,6 @@ from feddg.styles.interpolate import interpolation_style
 
 PART = 10
 """Clients of a hundred whose epoch is timed."""
-
-
 COLUMNS = ("setup", "twins", "FedAvg epoch", "PARDON epoch")
 
 
@@ -37,8 +35,8 @@ def setup_to_epoch(arguments: argparse.Namespace, precision: str) -> None:
         rows = [seconds_of_each(arguments, precision, decoded) for _ in range(arguments.pairs)]
     middle = [f"{numpy.median([row[name] for row in rows]):.1f}" for name in COLUMNS]
     ratios = [
-        quartiles([row["setup"] / row[epoch] for row in rows])
-        for epoch in ("FedAvg epoch", "PARDON epoch")
+        quartiles([row["setup"] / row[name] for row in rows])
+        for name in ("FedAvg epoch", "PARDON epoch")
     ]
     print(f"| {arguments.job} | {precision} | {' | '.join([*middle, *ratios])} |", flush=True)
 

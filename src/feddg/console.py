@@ -283,17 +283,12 @@ def print_work(console: Console, work: Work, jobs: int, measure: bool) -> None:
 
 
 def _estimate_text(work: Work, jobs: int) -> str:
-    import torch
-
+    from feddg.federation.training import threads
     from feddg.runs.estimate import estimate
     from feddg.runs.pool import threads_per_job
 
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads_per_job(jobs))
-    try:
+    with threads(threads_per_job(jobs)):
         found = estimate([task.experiment for task in work.missing], complete_runs(work), jobs)
-    finally:
-        torch.set_num_threads(before)
     if not found.known and not found.measured:
         return "time: unknown (nothing like it has run here, and it could not be measured)"
     sources = [

@@ -153,7 +153,7 @@ def _measured(experiment: Experiment, classes: int) -> Speed | None:
             update={"model": experiment.model.model_copy(update={"weights": None})}
         )
         method, network = build(bare, classes)
-        workers = build_workers(bare, network, classes, None)
+        workers = build_workers(bare, network, None)
         worker, clients = workers[0], max(2, len(workers))
         size = experiment.data.image_size
         own = max(4, min(experiment.train.batch_size, SAMPLE_PIXELS // size**2))

@@ -82,7 +82,7 @@ def in_process(
     """Prepares a run whose clients are trained in this process."""
     images = load_images(experiment, cache, progress)
     method, network = build(experiment, len(images.table.class_names))
-    workers = build_workers(experiment, network, len(images.table.class_names), cache)
+    workers = build_workers(experiment, network, cache)
     worker = workers[0]
     return Prepared(
         method,

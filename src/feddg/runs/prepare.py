@@ -209,9 +209,7 @@ def build_worker(experiment: Experiment, network: Network, cache: Path | None) -
     )
 
 
-def build_workers(
-    experiment: Experiment, network: Network, classes: int, cache: Path | None
-) -> list[Worker]:
+def build_workers(experiment: Experiment, network: Network, cache: Path | None) -> list[Worker]:
     """Returns what the clients of one process take turns on; the first has ``network``.
 
     On a CPU there are as many workers as threads while the network is small: one thread each for
@@ -220,7 +218,7 @@ def build_workers(
     """
     first = build_worker(experiment, network, cache)
     count = min(torch.get_num_threads(), MOST_AT_ONCE) if first.threads else 1
-    more = (build(experiment, classes)[1] for _ in range(count - 1))
+    more = (build(experiment, network.classes)[1] for _ in range(count - 1))
     return [first, *(build_worker(experiment, network, cache) for network in more)]
 
 
