@@ -3,11 +3,11 @@
 from importlib.util import find_spec
 
 import pytest
-import torch
 
 pytest.importorskip("flwr", reason="Flower is an optional extra")
 
 from feddg.errors import FeddgError
+from feddg.federation.training import threads
 from feddg.flower.simulation import SimulatedApp, coordinate, simulate, simulated_config
 from feddg.runs.execute import run
 from feddg.runs.records import read_rows
@@ -54,11 +54,7 @@ def test_without_ray_the_remedy_is_named(tmp_path):
 def test_ray_gives_the_bits_of_the_in_process_run(tmp_path):
     chosen = five_clients("fedbn")
     # Ray gives every actor one thread per core, here one; sums over two differ in the last bit.
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with threads(1):
         expected = run(chosen, tmp_path / "in-process", cache=tmp_path / "cache", report=False)
-    finally:
-        torch.set_num_threads(threads)
     found = simulate(chosen, tmp_path / "runs", cache=tmp_path / "cache")
     assert same(weights(found.folder), weights(expected.folder))

@@ -7,9 +7,9 @@ import sys
 import time
 
 import pytest
-import torch
 import yaml
 
+from feddg.federation.training import threads
 from feddg.runs.compare import compare, prepare_work
 from feddg.runs.estimate import estimate
 from feddg.runs.pool import Watcher, threads_per_job
@@ -141,12 +141,8 @@ def test_processes_give_the_same_numbers_and_say_why_one_failed(run_plan, tmp_pa
     assert sorted(notes.ends) == [("fedavg", "completed"), ("fedavg", "failed")]
     assert "/nowhere.pth does not exist" in done.failures[0].error
     # Sums over another number of threads round differently.
-    threads = torch.get_num_threads()
-    torch.set_num_threads(threads_per_job(2))
-    try:
+    with threads(threads_per_job(2)):
         here = compare(plan, tmp_path / "here", cache=tmp_path / "cache", report=False)
-    finally:
-        torch.set_num_threads(threads)
     found = [
         [r["accuracy"] for r in read_rows(out.folder / name / "metrics.jsonl") if "accuracy" in r]
         for out in (done, here)
