@@ -1,0 +1,104 @@
+"""What does PARDON's triplet loss still find to do? Images and their twins, seen by trained models.
+
+    python benchmarks/styles/twins.py PARDON_RUN [RUN ...] [--strengths 0.5 1.0]
+
+re-draws images of the training domains that nobody trained on (in-domain validation and test) in
+the run's interpolation style and shows them to its model before training, to the trained one, and
+to those of further runs with the same held-out domains. Printed for each, as a Markdown table:
+
+- accuracy on the images and on their twins, percent;
+- the distance of an image's embedding to that of its twin, and to twins of other classes, of unit
+  length both, so 0 to 2;
+- triplets inside the margin: the share of (image, twin, twin of another class) that Eq. 7 punishes,
+  percent, and its mean. Over all such triplets, not over drawn ones.
+"""
+
+import argparse
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from feddg.evaluation.accuracy import as_input
+from feddg.experiment import load_experiment
+from feddg.methods.pardon import Pardon
+from feddg.models.network import Network
+from feddg.runs.folder import EXPERIMENT, RunFolder
+from feddg.runs.model import load_trained
+from feddg.runs.prepare import build, cache_folder, load_images
+from feddg.styles.codec import transfer
+
+HEADER = (
+    "| model | strength | accuracy on images | on twins | distance to twin | to twins of other "
+    "classes | triplets inside the margin | mean of Eq. 7 |\n|---|---|---|---|---|---|---|---|"
+)
+
+
+def main() -> None:
+    """Reads the command line and prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("runs", type=Path, nargs="+", help="a PARDON run, then any others")
+    parser.add_argument("--strengths", type=float, nargs="+", default=[0.5, 1.0])
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    first = options.runs[0]
+    experiment = load_experiment(first / EXPERIMENT)
+    images = load_images(experiment, cache_folder(), lambda what, done, total: None)
+    method, network = build(experiment, len(images.table.class_names))
+    with RunFolder(first) as opened:
+        checkpoint = opened.load_checkpoint()
+    if not isinstance(method, Pardon) or checkpoint is None or not checkpoint.state.agreed:
+        parser.error(f"{first} is no PARDON run with an interpolation style")
+    held = torch.cat(
+        [torch.from_numpy(images.splits.id_val), torch.from_numpy(images.splits.id_test)]
+    )
+    originals = images.pixels.gather(held)
+    labels = torch.from_numpy(images.table.labels)[held]
+    style = checkpoint.state.agreed.tensors["style"]
+    twins = {s: transfer(method.codec(), originals, style, s) for s in options.strengths}
+    networks = {"before training": network.eval()}
+    for run in options.runs:
+        trained = load_trained(run)
+        if trained.experiment.hold_out != experiment.hold_out:
+            parser.error(f"{run} held other domains out than {first}")
+        networks[trained.method.name] = trained.network
+    margin = method.settings.margin
+    print(f"{len(labels)} images, margin {margin}\n\n{HEADER}")
+    for name, network in networks.items():
+        for strength, redrawn in twins.items():
+            cells = compare(network, originals, redrawn, labels, margin)
+            print(f"| {name} | {strength:g} | " + " | ".join(cells) + " |")
+
+
+def compare(
+    network: Network, originals: Tensor, twins: Tensor, labels: Tensor, margin: float
+) -> list[str]:
+    """Returns one row's cells for uint8 images and their twins, both ``(N, 3, H, W)``."""
+    (own, on_images), (other, on_twins) = seen(network, originals), seen(network, twins)
+    distances = torch.cdist(own, other)
+    to_twin = distances.diagonal()
+    of_other_class = labels[:, None] != labels[None, :]
+    punished = (to_twin[:, None] - distances + margin).clamp(min=0)[of_other_class]
+    return [
+        f"{100 * (on_images == labels).float().mean():.1f}",
+        f"{100 * (on_twins == labels).float().mean():.1f}",
+        f"{to_twin.mean():.3f}",
+        f"{distances[of_other_class].mean():.3f}",
+        f"{100 * (punished > 0).float().mean():.1f}",
+        f"{punished.mean():.4f}",
+    ]
+
+
+def seen(network: Network, images: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns embeddings of unit length ``(N, d)`` and predicted classes ``(N,)``."""
+    device = next(network.parameters()).device
+    with torch.inference_mode():
+        parts = [network.features(as_input(part, device)).cpu() for part in images.split(256)]
+        embeddings = torch.cat(parts)
+        predicted = network.classifier(embeddings.to(device)).argmax(1).cpu()
+    return torch.nn.functional.normalize(embeddings, dim=1), predicted
+
+
+if __name__ == "__main__":
+    main()
