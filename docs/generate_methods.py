@@ -138,8 +138,9 @@ def index(known: Mapping[str, type[Method]]) -> str:
                 "`python docs/generate_methods.py`. Combine methods by name: `ccst+jigen`.",
                 _table(("method", "in one line"), rows),
                 "What they [cost](../results/method_costs.md). "
-                "How they do: on the built-in [digits](../results/digits.md), on "
-                "[PACS](../results/pacs_methods.md).",
+                "How they do: on the built-in [digits](../results/digits.md), on PACS with "
+                "[two domains held out](../results/pacs.md) and on "
+                "[one scenario](../results/pacs_methods.md).",
             ]
         )
         + "\n"
