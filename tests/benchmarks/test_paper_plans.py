@@ -1,4 +1,4 @@
-"""The papers' plans: they parse, expand to what the tables hold, and run when made small."""
+"""Plans of papers, and ours: they parse, expand to what the tables hold, and run when made small."""
 
 from pathlib import Path
 
@@ -14,7 +14,8 @@ from feddg.runs.records import read_run
 from feddg.runs.report.many_tables import mark_of
 from feddg.runs.results import Place, Results
 
-PLANS = Path(__file__).resolve().parents[2] / "benchmarks" / "papers"
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+PLANS = BENCHMARKS / "papers"
 EXPECTED = {
     # methods x scenarios x further values x seeds, counted from the papers' tables
     "pardon/table1_pacs": 7 * 4 * 3,
@@ -45,6 +46,7 @@ EXPECTED = {
     "fedig/table11_silos": 3 * 4 * 4,
     "fedig/table12_personal": 2 * 4 * 4,
 }
+OUR_OWN = {"digits/methods": 24 * 4 * 3, "styles/pardon_margin": 4 * 4 * 3}
 WRONG_AVERAGES = {
     # printed averages that are not the mean of their printed row, checked by hand
     ("pardon/table2_office_home", "test", "feddg-ga"): "54.43",
@@ -64,7 +66,15 @@ def places(cells):
 
 
 def test_every_plan_is_listed():
-    assert {str(p.relative_to(PLANS))[:-5] for p in PLANS.glob("*/*.yaml")} == set(EXPECTED)
+    papers = {str(p.relative_to(PLANS))[:-5] for p in PLANS.glob("*/*.yaml")}
+    others = {str(p.relative_to(BENCHMARKS))[:-5] for p in BENCHMARKS.glob("*/*.yaml")}
+    assert (papers, others) == (set(EXPECTED), set(OUR_OWN))
+
+
+@pytest.mark.parametrize("name", OUR_OWN)
+def test_a_plan_of_no_paper_expands_to_distinct_runs(name):
+    cells = expand_plan(load_plan(BENCHMARKS / f"{name}.yaml"))
+    assert len(cells) == len(list(distinct(cells))) == OUR_OWN[name]
 
 
 @pytest.mark.parametrize("name", EXPECTED)
