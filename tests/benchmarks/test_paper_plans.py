@@ -1,4 +1,4 @@
-"""Plans of papers, and ours: they parse, expand to what the tables hold, and run when made small."""
+"""Plans of papers and of ours: they parse, expand to what tables hold, and run when made small."""
 
 from pathlib import Path
 
