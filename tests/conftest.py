@@ -1,10 +1,17 @@
 """What several tests need."""
 
+import json
 import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import hypothesis
 import pytest
+
+from run_folders import FolderMaker
 
 hypothesis.settings.register_profile("feddg", deadline=None)  # no timed assertions
 hypothesis.settings.load_profile("feddg")
@@ -21,3 +28,59 @@ def shared_data() -> Path:
     if not (folder / "pacs").is_dir():
         pytest.skip(f"needs the data folder {folder} (set FEDDG_SHARED_DATA)")
     return folder
+
+
+@pytest.fixture
+def folder_maker(tmp_path: Path) -> Callable[..., FolderMaker]:
+    """Makes a ``FolderMaker`` for a folder below ``tmp_path``: ``folder_maker("a", rounds=3)``."""
+    return lambda name="run", **fields: FolderMaker(tmp_path / name, **fields)
+
+
+@dataclass
+class Opened:
+    """What a browser made of a page: its elements, errors, requests, and all it did."""
+
+    page: str
+    errors: list[str]
+    requests: list[str]
+    log: str
+
+
+@pytest.fixture
+def open_in_browser(tmp_path: Path) -> Callable[[Path], Opened]:
+    """Opens a page in headless Chromium; skips where there is none."""
+    names = ("chromium", "chromium-browser", "google-chrome", "chrome")
+    browser = next((path for path in map(shutil.which, names) if path), None)
+    if browser is None:
+        pytest.skip("needs Chromium or Chrome to open the page")
+
+    def opened(page: Path) -> Opened:
+        net_log = tmp_path / "net.json"
+        command = [
+            *(browser, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run"),
+            *("--disable-background-networking", "--disable-component-update"),
+            *("--disable-dev-shm-usage", "--host-resolver-rules=MAP * ~NOTFOUND"),
+            *("--enable-logging=stderr", f"--user-data-dir={tmp_path / 'profile'}"),
+            *(f"--log-net-log={net_log}", "--virtual-time-budget=10000", "--dump-dom"),
+        ]
+        done = subprocess.run(
+            [*command, page.as_uri()], capture_output=True, text=True, timeout=300, check=True
+        )
+        errors = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+        log = net_log.read_text()
+        return Opened(done.stdout, errors, _requested(log), log)
+
+    return opened
+
+
+def _requested(net_log: str) -> list[str]:
+    """Addresses the browser asked for on behalf of a page; its own services are not ours."""
+    text = net_log.rstrip().rstrip(",")
+    log = json.loads(text if text.endswith("}") else text + "]}")
+    parameters = [event.get("params") or {} for event in log["events"]]
+    return [
+        entry["url"]
+        for entry in parameters
+        if str(entry.get("url", "")).startswith("http")
+        and "file://" in str(entry.get("network_isolation_key"))
+    ]

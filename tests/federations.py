@@ -7,14 +7,16 @@ from typing import Any
 import numpy
 import torch
 
+from feddg.clients.client import Client
+from feddg.clients.examples import Examples
+from feddg.clients.worker import Worker
 from feddg.data.augment import NONE, AugmentSettings
 from feddg.data.pixels import ArrayPixels
 from feddg.federation.inprocess import InProcess
 from feddg.federation.ledger import Ledger
 from feddg.federation.server import Server, initial_state
-from feddg.federation.training import load_weights
+from feddg.federation.turns import load_weights
 from feddg.methods.base import Method, State
-from feddg.methods.client import Client, Examples, Worker
 from feddg.methods.registry import build_method
 from feddg.models.backbones import build_network
 from feddg.randomness import numpy_stream

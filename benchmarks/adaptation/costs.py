@@ -20,11 +20,13 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "speed"))
 
 from rounds import quartiles, timed
 
+from feddg.clients.client import Client
+from feddg.clients.examples import Examples
+from feddg.clients.worker import Worker
 from feddg.data.augment import NONE
 from feddg.data.pixels import ArrayPixels
 from feddg.evaluation.adaptation import ADAPTATIONS, adapt
 from feddg.evaluation.predictors import Parts
-from feddg.methods.client import Client, Examples, Worker
 from feddg.methods.registry import build_method
 from feddg.models.backbones import build_network
 from feddg.models.network import Network

@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from feddg.api import run
 from feddg.evaluation.adaptation import ADAPTATIONS
 from feddg.experiment import Experiment
 from feddg.runs.adapted import OWN, AdaptedScore, read_alphas
-from feddg.runs.evaluate import evaluate_run
-from feddg.runs.execute import run
-from feddg.runs.records import ID_VAL, SELECTION_RULES, TEST, RunRecord, read_run
+from feddg.runs.reading import ID_VAL, SELECTION_RULES, TEST, RunRecord, read_run
+from feddg.studies.evaluate import evaluate_run
 
 DOMAINS = ("photo", "art_painting", "cartoon", "sketch")
 PAPER = {

@@ -20,8 +20,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "flower"))
 from loopback import Loopback
 
 from feddg.experiment import Experiment
-from feddg.flower.scaffold import deployment_fields
-from feddg.runs.records import read_rows
+from feddg.flower.app_folder import deployment_fields
+from feddg.runs.reading import read_rows
 from feddg.settings import merge
 
 Rows = list[dict[str, Any]]

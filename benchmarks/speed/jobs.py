@@ -13,12 +13,12 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
+from feddg.clients.client import Client
 from feddg.data.images import ImageTable
 from feddg.data.sources import register_source
 from feddg.experiment import Experiment
 from feddg.federation.ledger import Ledger
 from feddg.federation.server import Server, initial_state
-from feddg.methods.client import Client
 from feddg.models.backbones import build_network
 from feddg.models.precision import autocast
 from feddg.runs.execute import Prepared, in_process

@@ -17,7 +17,7 @@ from rounds import timed
 
 TO_FIRST_BATCH = """
 import os, sys
-from feddg.methods.client import Client
+from feddg.clients.client import Client
 Client.descend = lambda self, terms: os._exit(42)
 from feddg.cli import main
 sys.argv = ["feddg", *sys.argv[1:]]

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from feddg.evaluation.accuracy import as_input
+from feddg.data.pixels import as_unit
 from feddg.experiment import load_experiment
 from feddg.methods.pardon import Pardon
 from feddg.models.network import Network
@@ -94,7 +94,7 @@ def seen(network: Network, images: Tensor) -> tuple[Tensor, Tensor]:
     """Returns embeddings of unit length ``(N, d)`` and predicted classes ``(N,)``."""
     device = next(network.parameters()).device
     with torch.inference_mode():
-        parts = [network.features(as_input(part, device)).cpu() for part in images.split(256)]
+        parts = [network.features(as_unit(part, device)).cpu() for part in images.split(256)]
         embeddings = torch.cat(parts)
         predicted = network.classifier(embeddings.to(device)).argmax(1).cpu()
     return torch.nn.functional.normalize(embeddings, dim=1), predicted

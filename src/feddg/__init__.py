@@ -13,15 +13,15 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from feddg.api import compare as compare
+    from feddg.api import resume as resume
+    from feddg.api import run as run
     from feddg.experiment import Experiment as Experiment
     from feddg.experiment import load_experiment as load_experiment
     from feddg.methods.base import Method as Method
     from feddg.methods.base import MethodSettings as MethodSettings
     from feddg.methods.registry import register as register
-    from feddg.runs.compare import compare as compare
     from feddg.runs.execute import Run as Run
-    from feddg.runs.execute import resume as resume
-    from feddg.runs.execute import run as run
     from feddg.runs.model import load_model as load_model
 
 try:
@@ -35,12 +35,12 @@ _HOME = {
     "Method": "feddg.methods.base",
     "MethodSettings": "feddg.methods.base",
     "Run": "feddg.runs.execute",
-    "compare": "feddg.runs.compare",
+    "compare": "feddg.api",
     "load_experiment": "feddg.experiment",
     "load_model": "feddg.runs.model",
     "register": "feddg.methods.registry",
-    "resume": "feddg.runs.execute",
-    "run": "feddg.runs.execute",
+    "resume": "feddg.api",
+    "run": "feddg.api",
 }
 __all__ = [*sorted(_HOME), "__version__"]
 

@@ -199,7 +199,7 @@ def resume(
     folder: Annotated[Path, typer.Argument(help="The run folder.")], quiet: QuietOption = False
 ) -> None:
     """Continue an interrupted run from its last completed round."""
-    from feddg.runs.execute import resume as resume_run
+    from feddg.api import resume as resume_run
 
     with _resumable(folder):
         done = resume_run(folder, observer=_observer(quiet, False))
@@ -251,10 +251,11 @@ def compare(
     """
     from rich.console import Console
 
+    from feddg.comparing.compare import carry_out_work, prepare_work
+    from feddg.comparing.plan import load_plan
+    from feddg.comparing.pool import Watcher
     from feddg.console import ManyBars, print_comparison, print_work
-    from feddg.runs.compare import carry_out_work, prepare_work
-    from feddg.runs.plan import load_plan
-    from feddg.runs.pool import Watcher
+    from feddg.report import write_comparison
     from feddg.settings import merge
 
     _track(track)
@@ -281,6 +282,7 @@ def compare(
     try:
         watcher = Watcher() if quiet else ManyBars(console)
         done = carry_out_work(work, jobs=jobs, watcher=watcher)
+        write_comparison(work.out)
     except KeyboardInterrupt:
         typer.echo("interrupted; the same command goes on from here", err=True)
         raise typer.Exit(130) from None
@@ -299,8 +301,8 @@ def demo(
 ) -> None:
     """FedAvg against PARDON on scanned digits drawn in four ways. Offline, about a minute."""
     from feddg.experiment import Experiment
+    from feddg.report import write_report
     from feddg.runs.execute import run as run_experiment
-    from feddg.runs.report import write_report
 
     folders = []
     train = {} if rounds is None else {"train": {"rounds": rounds}}
@@ -362,8 +364,8 @@ def evaluate(
     from rich.console import Console
 
     from feddg.console import adaptation_table
-    from feddg.runs.evaluate import evaluate_run
-    from feddg.runs.report import write_report
+    from feddg.report import write_report
+    from feddg.studies.evaluate import evaluate_run
 
     found = evaluate_run(folder, adapt, batch_size=batch_size, personal=personal, alphas=alphas)
     if as_json:
@@ -410,13 +412,13 @@ def report(
     ] = None,
 ) -> None:
     """Write the HTML page of one run, or of several: side by side, or as statistics."""
-    from feddg.runs.report import page_about, write_page, write_tables
+    from feddg.report import page_about, write_page, write_tables
 
     if analyses or beside:
         from rich.console import Console
 
         from feddg.console import working
-        from feddg.runs.analyses import analyse
+        from feddg.studies.analyses import analyse
 
         with working(Console(stderr=True)) as progress:
             for folder in folders:
@@ -441,7 +443,7 @@ def inspect_data(
 ) -> None:
     """Count images per domain and class, find bad files, show how clients would look."""
     from feddg.experiment import Experiment
-    from feddg.runs.inspection import inspect_experiment, print_inspection
+    from feddg.studies.inspection import inspect_experiment, print_inspection
 
     chosen = {"number": clients, "heterogeneity": heterogeneity, "alpha": alpha}
     experiment = Experiment(
@@ -470,7 +472,7 @@ def style_train(
     """Train the compact codec's decoder on folders of content and style images."""
     from rich.progress import Progress
 
-    from feddg.styles.training import train_decoder
+    from feddg.styles.decoder_training import train_decoder
 
     with Progress(transient=True, disable=not sys.stderr.isatty()) as progress:
         task = progress.add_task("training the decoder", total=steps)
@@ -498,7 +500,7 @@ def style_transfer(
     decoder: Annotated[Path | None, typer.Option(help="Decoder weights.")] = None,
 ) -> None:
     """Re-draw images in the style of another image, or of a folder of images."""
-    from feddg.runs.redraw import redraw_files
+    from feddg.studies.redraw import redraw_files
 
     written = redraw_files(
         images, style, out, strength, size, codec=codec, encoder=encoder, decoder=decoder
@@ -523,7 +525,7 @@ def deploy_init(
 ) -> None:
     """Write the Flower app of a federation, a script for its certificates, and start lines."""
     from feddg.experiment import load_experiment
-    from feddg.flower.scaffold import deployment_fields, write_app
+    from feddg.flower.app_folder import deployment_fields, write_app
 
     chosen = load_experiment(experiment, deployment_fields(site))
     write_app(
@@ -558,8 +560,8 @@ def deploy_simulate(
 def _run(
     experiment: "Experiment", out: Path, quiet: bool, verbose: bool, snapshots: list[int]
 ) -> None:
+    from feddg.api import run as run_experiment
     from feddg.runs.execute import is_complete
-    from feddg.runs.execute import run as run_experiment
 
     folder = out / experiment.label
     if is_complete(folder):

@@ -19,19 +19,19 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from feddg.comparing.compare import Comparison, Work
+from feddg.comparing.pool import Outcome, Task, Watcher
+from feddg.comparing.results import read_comparison
 from feddg.evaluation.accuracy import Score
 from feddg.experiment import Experiment
 from feddg.federation.server import RoundRecord
 from feddg.messages import Refusal, Update
-from feddg.runs.compare import Comparison, Work
-from feddg.runs.evaluate import Adaptations
+from feddg.report import blocks
+from feddg.report.many_tables import accuracy_table, margin_table
+from feddg.report.wording import counted, duration
 from feddg.runs.observer import Observer
-from feddg.runs.pool import Outcome, Task, Watcher
-from feddg.runs.records import SELECTION_RULES, SPLITS, RunRecord, read_run
-from feddg.runs.report import blocks
-from feddg.runs.report.many_tables import accuracy_table, margin_table
-from feddg.runs.report.wording import counted, duration
-from feddg.runs.results import read_comparison
+from feddg.runs.reading import SELECTION_RULES, SPLITS, RunRecord, read_run
+from feddg.studies.evaluate import Adaptations
 
 SPLIT_WORDS = {
     "test": "held-out test",
@@ -283,9 +283,9 @@ def print_work(console: Console, work: Work, jobs: int, measure: bool) -> None:
 
 
 def _estimate_text(work: Work, jobs: int) -> str:
-    from feddg.federation.training import threads
-    from feddg.runs.estimate import estimate
-    from feddg.runs.pool import threads_per_job
+    from feddg.comparing.estimate import estimate
+    from feddg.comparing.pool import threads_per_job
+    from feddg.federation.turns import threads
 
     with threads(threads_per_job(jobs)):
         found = estimate([task.experiment for task in work.missing], complete_runs(work), jobs)

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from feddg.comparing.compare import carry_out_work, prepare_work
+from feddg.comparing.plan import distinct, expand_plan, load_plan
+from feddg.comparing.pool import Watcher, run_here
+from feddg.comparing.results import Place, Results
 from feddg.data.splits import COLUMNS
-from feddg.runs.compare import carry_out_work, prepare_work
-from feddg.runs.plan import distinct, expand_plan, load_plan
-from feddg.runs.pool import Watcher, run_here
-from feddg.runs.records import read_run
-from feddg.runs.report.many_tables import mark_of
-from feddg.runs.results import Place, Results
+from feddg.report.many_tables import mark_of
+from feddg.runs.reading import read_run
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 PLANS = BENCHMARKS / "papers"

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from feddg.experiment import Experiment
-from feddg.flower.scaffold import write_app
+from feddg.flower.app_folder import write_app
 
 BIN = Path(sys.executable).parent
 

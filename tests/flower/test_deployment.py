@@ -14,9 +14,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from loopback import Loopback
 from test_inprocess_grid import refusals
 
+from feddg.api import run
 from feddg.experiment import Experiment
-from feddg.runs.execute import run
-from feddg.runs.records import read_rows, read_run
+from feddg.runs.reading import read_rows, read_run
 from federations import same
 from flower_grid import SITES, SMALL, weights
 

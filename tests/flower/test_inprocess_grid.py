@@ -6,12 +6,12 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is an optional extra")
 
+from feddg.api import run
 from feddg.errors import ExperimentError, RunError
 from feddg.experiment import Experiment
 from feddg.federation.server import NotEnoughUpdates
 from feddg.flower import client_app, server_app
-from feddg.runs.execute import run
-from feddg.runs.records import read_rows, read_run
+from feddg.runs.reading import read_rows, read_run
 from federations import same
 from flower_grid import SITES, SMALL, Deployment, LocalGrid, experiment, weights
 

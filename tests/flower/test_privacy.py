@@ -15,12 +15,12 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from feddg.errors import ExperimentError
 from feddg.experiment import Experiment
+from feddg.flower.parcels import Parcel, parcel_update, update_parcel
 from feddg.flower.privacy import Privacy, clip_update, epsilon, private
-from feddg.flower.records import Parcel, parcel_update, update_parcel
 from feddg.messages import Message, Update
 from feddg.methods.base import State
 from feddg.runs.prepare import build
-from feddg.runs.records import read_rows
+from feddg.runs.reading import read_rows
 from flower_grid import SMALL, Deployment, experiment, weights
 
 

@@ -6,11 +6,11 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is an optional extra")
 
+from feddg.api import run
 from feddg.errors import FeddgError
-from feddg.federation.training import threads
+from feddg.federation.turns import threads
 from feddg.flower.simulation import SimulatedApp, coordinate, simulate, simulated_config
-from feddg.runs.execute import run
-from feddg.runs.records import read_rows
+from feddg.runs.reading import read_rows
 from federations import same
 from flower_grid import LocalGrid, experiment, weights
 

@@ -12,8 +12,8 @@ pytest.importorskip("flwr", reason="Flower is an optional extra")
 
 from feddg.errors import ClientError, DataError, ExperimentError, FeddgError
 from feddg.experiment import Experiment
+from feddg.flower.app_folder import deployment_fields, write_app
 from feddg.flower.memory import SiteMemory
-from feddg.flower.scaffold import deployment_fields, write_app
 from feddg.flower.server_app import Deployment
 from feddg.flower.site import SiteConfig, load_pixels, positions, read_experiment
 from feddg.messages import Message

@@ -5,7 +5,7 @@ import torch
 
 from feddg.errors import ExperimentError
 from feddg.experiment import Experiment
-from feddg.federation.training import load_weights
+from feddg.federation.turns import load_weights
 from feddg.methods.copa import heads_of
 from feddg.methods.registry import build_method
 from feddg.settings import TrainSettings

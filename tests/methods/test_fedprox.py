@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from feddg.errors import ExperimentError
-from feddg.federation.training import load_weights
+from feddg.federation.turns import load_weights
 from feddg.methods.registry import build_method
 from feddg.models.norm import affine_names
 from feddg.settings import TrainSettings

@@ -5,7 +5,7 @@ import torch
 from torch.distributions import Normal, kl_divergence
 
 from feddg.errors import ExperimentError
-from feddg.federation.training import load_weights
+from feddg.federation.turns import load_weights
 from feddg.methods.base import local_names
 from feddg.methods.fedsr import GaussianReference, gaussian_divergence
 from feddg.methods.registry import build_method, method_class

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from feddg.errors import ExperimentError
-from feddg.federation.training import load_weights
+from feddg.federation.turns import load_weights
 from feddg.messages import Message, Update
 from feddg.methods.base import State
 from feddg.methods.fpl import CLASSES, PROTOTYPES, clustered, prototype_terms

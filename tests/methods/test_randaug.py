@@ -4,9 +4,9 @@ import pytest
 import torch
 from torchvision.transforms.v2 import RandAugment
 
+from feddg.clients.examples import Batch
 from feddg.data.augment import PACS
 from feddg.errors import ExperimentError
-from feddg.methods.client import Batch
 from feddg.methods.randaug import each
 from feddg.methods.registry import build_method
 from federations import colored_images, federation, same

@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from feddg.api import resume, run
 from feddg.errors import FeddgError, RunError
 from feddg.evaluation.accuracy import Score
 from feddg.experiment import Experiment
-from feddg.federation.training import threads
+from feddg.federation.turns import threads
 from feddg.runs import folder as folder_module
-from feddg.runs.execute import resume, run
 from feddg.runs.folder import RunFolder
 from feddg.runs.model import load_model
 from feddg.runs.observer import Observer
-from feddg.runs.records import read_rows, read_run
+from feddg.runs.reading import read_rows, read_run
 
 ROUNDS = 3
 CHANNELS = 64

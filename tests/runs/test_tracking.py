@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from feddg.api import run
 from feddg.errors import RunError
 from feddg.experiment import Experiment
 from feddg.federation.server import RoundRecord
-from feddg.runs.execute import run
-from feddg.runs.records import read_run
+from feddg.runs.reading import read_run
 from feddg.runs.tracking import trackers
 
 EXPERIMENT = Experiment(

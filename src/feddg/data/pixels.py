@@ -412,6 +412,12 @@ def _sweep(cache: Path) -> None:
             shutil.rmtree(left, ignore_errors=True)
 
 
+def as_unit(images: Tensor, device: torch.device | str | None = None) -> Tensor:
+    """Returns uint8 images as RGB in [0, 1] on the device, channels last."""
+    moved = images if device is None else images.to(device)
+    return (moved.float() / 255).contiguous(memory_format=torch.channels_last)
+
+
 def _channels_last(batch: np.ndarray) -> Tensor:
     return torch.from_numpy(batch).permute(0, 3, 1, 2)
 

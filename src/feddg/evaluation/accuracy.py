@@ -9,7 +9,8 @@ import numpy
 import torch
 from torch import Tensor, nn
 
-from feddg.methods.client import Pixels
+from feddg.clients.examples import Pixels
+from feddg.data.pixels import as_unit
 from feddg.randomness import stream
 
 
@@ -128,13 +129,7 @@ class Evaluation:
             batches = order.tensor_split(-(-len(rows) // self.batch_size))
         with torch.inference_mode(), self.autocast():
             parts = [
-                predictor(as_input(self.pixels.gather(part), self.device)).float().cpu()
+                predictor(as_unit(self.pixels.gather(part), self.device)).float().cpu()
                 for part in (torch.from_numpy(rows)[batch] for batch in batches)
             ]
         return torch.cat(parts)[order.argsort()]
-
-
-def as_input(images: Tensor, device: torch.device) -> Tensor:
-    """Returns uint8 images as RGB in [0, 1] on the device, channels last."""
-    images = images.to(device)
-    return (images.float() / 255).contiguous(memory_format=torch.channels_last)

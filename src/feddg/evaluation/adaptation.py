@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from torch import nn
 
 from feddg.errors import AdaptationError, nearest
-from feddg.evaluation import predictors, test_time
+from feddg.evaluation import predictors, streaming_adaptations
 from feddg.evaluation.predictors import Parts, Predictor
 
 ADAPTATIONS: dict[str, type[Predictor]] = {
@@ -26,10 +26,10 @@ ADAPTATIONS: dict[str, type[Predictor]] = {
         predictors.Adapter,
         predictors.BatchInstance,
         predictors.Ensemble,
-        test_time.InstanceAware,
-        test_time.MixNorm,
-        test_time.TsmoBN,
-        test_time.Tent,
+        streaming_adaptations.InstanceAware,
+        streaming_adaptations.MixNorm,
+        streaming_adaptations.TsmoBN,
+        streaming_adaptations.Tent,
     )
 }
 """By name, in the order of tables."""

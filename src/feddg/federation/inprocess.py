@@ -1,58 +1,22 @@
-"""Transports: their interface, and the in-process one, where clients share a few workers."""
+"""The in-process transport: clients share a few workers."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import islice
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
+from feddg.clients.client import Client
+from feddg.clients.examples import Examples
+from feddg.clients.worker import Worker
 from feddg.errors import ClientError
-from feddg.federation.training import answer, describe, threads, train
+from feddg.federation.transport import Reply
+from feddg.federation.turns import answer, describe, threads, train
 from feddg.messages import Broadcast, Message, Refusal, Update, Weights
 from feddg.methods.base import Method
-from feddg.methods.client import Client, Examples, Worker
 
 T = TypeVar("T")
-Reply = tuple[int, Message | Refusal]
-
-
-class Transport(Protocol):
-    """What carries messages between the server and its clients.
-
-    Replies come in the order of ``clients``, whatever the order in which they arrive, so that
-    results do not depend on the network's mood. A client that fails answers with a Refusal.
-
-    Attributes:
-        memories: what clients remember, by id, for the checkpoint; empty where they keep it.
-        remembered: clients whose memory changed since the set was last emptied.
-    """
-
-    memories: dict[int, Weights]
-    remembered: set[int]
-
-    @property
-    def clients(self) -> Sequence[int]:
-        """Ids of all clients of the federation, ascending."""
-        ...
-
-    def describe(self, clients: Sequence[int], broadcast: Broadcast) -> Iterator[Reply]:
-        """Asks clients to describe themselves before round 1."""
-        ...
-
-    def agree(self, agreed: Message | None) -> None:
-        """Keeps what was agreed, so that every client has it whenever it trains."""
-        ...
-
-    def train(self, clients: Sequence[int], broadcast: Broadcast) -> Iterator[Update | Refusal]:
-        """Has clients train; an update's tensors are valid until the next is drawn."""
-        ...
-
-    def ask(
-        self, clients: Sequence[int], broadcast: Broadcast, name: str, question: Message
-    ) -> Iterator[Reply]:
-        """Asks clients a question under the broadcast's weights."""
-        ...
 
 
 class InProcess:

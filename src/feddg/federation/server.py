@@ -10,8 +10,8 @@ from torch import Tensor
 
 from feddg.errors import RunError
 from feddg.federation import server_optimizer
-from feddg.federation.inprocess import Reply, Transport
 from feddg.federation.ledger import Ledger
+from feddg.federation.transport import Reply, Transport
 from feddg.messages import (
     Broadcast,
     Message,

@@ -9,9 +9,9 @@ from flwr.app import Message as Envelope
 from flwr.clientapp import ClientApp
 
 from feddg.errors import FeddgError
-from feddg.federation.training import answer, describe, train
+from feddg.federation.turns import answer, describe, train
+from feddg.flower.parcels import Parcel, update_parcel
 from feddg.flower.privacy import clip_update
-from feddg.flower.records import Parcel, update_parcel
 from feddg.flower.simulated_site import SIMULATED, SimulatedSite
 from feddg.flower.site import MissingAgreement, Site
 from feddg.flower.traffic import BUSY

@@ -6,8 +6,8 @@ from pathlib import Path
 from safetensors.torch import load_file, save_file
 
 from feddg.errors import ClientError
+from feddg.files import replace_bytes, replace_file
 from feddg.messages import Message, Weights
-from feddg.runs.folder import replace_file
 
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -54,7 +54,7 @@ class SiteMemory:
     def keep_agreed(self, digest: str, agreed: Message) -> None:
         """Files what was agreed."""
         content = agreed.to_bytes()
-        replace_file(self._agreement(digest), lambda aside: aside.write_bytes(content))
+        replace_bytes(self._agreement(digest), content)
 
     def _rounds(self) -> list[int]:
         files = self.folder.glob("memory-*.safetensors")

@@ -35,7 +35,7 @@ from torch import nn
 
 from feddg.errors import ExperimentError
 from feddg.experiment import Experiment
-from feddg.flower.records import Parcel, arrays, tensors
+from feddg.flower.parcels import Parcel, arrays, tensors
 from feddg.messages import Broadcast, Message, Update, Weights, joined
 from feddg.methods.base import Method, State, local_names, shared_parameters
 from feddg.models.network import Network

@@ -11,20 +11,21 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from pydantic import Field, ValidationError
 
+from feddg.clients.worker import Worker
 from feddg.errors import ExperimentError
 from feddg.evaluation.accuracy import Evaluation, Score
 from feddg.experiment import Experiment
 from feddg.federation.server import RoundRecord
+from feddg.files import replace_text
 from feddg.flower.judges import JudgeScores
 from feddg.flower.privacy import Privacy, private
 from feddg.flower.site import load_pixels, positions, read_experiment, test_images
 from feddg.flower.traffic import Traffic, append_to
 from feddg.flower.transport import FlowerTransport, Policy
 from feddg.messages import Message, Weights
-from feddg.methods.client import Worker
 from feddg.models.precision import choose_device
+from feddg.report import ensure_report
 from feddg.runs.execute import Prepared, Run, carry_out
-from feddg.runs.folder import replace_file
 from feddg.runs.observer import Observer
 from feddg.runs.prepare import Progress, build, build_worker, cache_folder
 from feddg.settings import Positive
@@ -132,7 +133,9 @@ def coordinate(grid: Grid, run_config: Mapping[str, Any]) -> Run:
         return _prepared(grid, deployment, experiment, cache, path)
 
     cache = Path(deployment.cache).expanduser() if deployment.cache else cache_folder()
-    return carry_out(path, experiment, observer=LogLines(), cache=cache, prepare=prepare)
+    done = carry_out(path, experiment, observer=LogLines(), cache=cache, prepare=prepare)
+    ensure_report(path)
+    return done
 
 
 def _prepared(
@@ -170,7 +173,7 @@ def _prepared(
             dict.fromkeys([*known["domains"], *_counts(introduction, "domains")])
         )
         content = json.dumps(known, indent=1)
-        replace_file(file, lambda aside: aside.write_text(content, encoding="utf-8"))
+        replace_text(file, content)
         transport.fields = {key: json.dumps(known[key]) for key in ("classes", "domains")}
 
     for id, introduction in found.items():

@@ -7,11 +7,11 @@ from typing import Any
 
 import yaml
 
+from feddg.clients.examples import Examples
 from feddg.experiment import Experiment
-from feddg.flower.records import Parcel
+from feddg.flower.parcels import Parcel
 from feddg.flower.site import Site, SiteConfig
 from feddg.messages import Message
-from feddg.methods.client import Examples
 from feddg.runs.prepare import Images, load_images
 
 SIMULATED = "simulated"

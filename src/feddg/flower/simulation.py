@@ -19,13 +19,14 @@ from flwr.serverapp import Grid, ServerApp
 
 from feddg.errors import FeddgError
 from feddg.experiment import Experiment
+from feddg.files import replace_text
 from feddg.flower import client_app
 from feddg.flower.simulated_site import SIMULATED, client_name
 from feddg.flower.traffic import Traffic, append_to
 from feddg.flower.transport import FlowerTransport, Policy
 from feddg.messages import Weights
+from feddg.report import ensure_report
 from feddg.runs.execute import Prepared, Run, carry_out, in_process
-from feddg.runs.folder import replace_file
 from feddg.runs.observer import Observer
 from feddg.runs.prepare import Progress, cache_folder
 
@@ -143,7 +144,9 @@ def coordinate(
         transport.fields = {key: json.dumps(table[key]) for key in ("classes", "domains")}
         return replace(found, transport=transport)
 
-    return carry_out(path, experiment, observer=observer, cache=cache, prepare=prepare)
+    done = carry_out(path, experiment, observer=observer, cache=cache, prepare=prepare)
+    ensure_report(path)
+    return done
 
 
 def _run_key(file: Path, experiment: Experiment) -> str:
@@ -152,5 +155,5 @@ def _run_key(file: Path, experiment: Experiment) -> str:
         return str(json.loads(file.read_text(encoding="utf-8"))["run"])
     key = f"{experiment.id}-{secrets.token_hex(6)}"
     content = json.dumps({"run": key})
-    replace_file(file, lambda aside: aside.write_text(content, encoding="utf-8"))
+    replace_text(file, content)
     return key

@@ -13,18 +13,20 @@ import torch
 import yaml
 from pydantic import Field, ValidationError
 
+from feddg.clients.client import Client
+from feddg.clients.examples import Examples
+from feddg.clients.worker import Worker
 from feddg.data.images import ImageTable, from_class_folders
 from feddg.data.pixels import PixelStore, open_pixels
 from feddg.data.sources import load_source
 from feddg.errors import DataError, ExperimentError, FeddgError
 from feddg.evaluation.accuracy import Evaluation, Score
 from feddg.experiment import Experiment
-from feddg.federation.training import load_weights
+from feddg.federation.turns import load_weights
 from feddg.flower.memory import SiteMemory
-from feddg.flower.records import Parcel
+from feddg.flower.parcels import Parcel
 from feddg.messages import Message, Scalar, Weights
 from feddg.methods.base import Method
-from feddg.methods.client import Client, Examples, Worker
 from feddg.runs.prepare import build, build_worker, cache_folder
 from feddg.settings import Settings
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from flwr.app import ConfigRecord, RecordDict
 
-from feddg.flower.records import Parcel
+from feddg.flower.parcels import Parcel
 
 BUSY = "busy"
 """Field of a reply: seconds that the site's code worked on the message."""

@@ -17,8 +17,8 @@ from flwr.app import Message as Envelope
 from flwr.serverapp import Grid
 
 from feddg.errors import RunError
-from feddg.federation.inprocess import Reply
-from feddg.flower.records import FIELDS, Parcel, arrays, parcel_update
+from feddg.federation.transport import Reply
+from feddg.flower.parcels import FIELDS, Parcel, arrays, parcel_update
 from feddg.flower.site import on_device
 from feddg.flower.traffic import Traffic
 from feddg.messages import Broadcast, Message, Refusal, Scalar, Update, Weights
@@ -58,7 +58,7 @@ class _Exchange:
 
 
 class FlowerTransport:
-    """Carries messages to sites by name; see :class:`feddg.federation.inprocess.Transport`.
+    """Carries messages to sites by name; see :class:`feddg.federation.transport.Transport`.
 
     Args:
         grid: Flower's connection to the nodes.
@@ -183,18 +183,18 @@ class FlowerTransport:
         self._told = set()
 
     def describe(self, clients: Sequence[int], broadcast: Broadcast) -> Iterator[Reply]:
-        """See :class:`feddg.federation.inprocess.Transport`."""
+        """See :class:`feddg.federation.transport.Transport`."""
         return self._messages(self._exchanged(clients, DESCRIBE, broadcast, {}))
 
     def ask(
         self, clients: Sequence[int], broadcast: Broadcast, name: str, question: Message
     ) -> Iterator[Reply]:
-        """See :class:`feddg.federation.inprocess.Transport`."""
+        """See :class:`feddg.federation.transport.Transport`."""
         fields: dict[str, Scalar] = {"question": name}
         return self._messages(self._exchanged(clients, ASK, broadcast, fields))
 
     def train(self, clients: Sequence[int], broadcast: Broadcast) -> Iterator[Update | Refusal]:
-        """See :class:`feddg.federation.inprocess.Transport`."""
+        """See :class:`feddg.federation.transport.Transport`."""
         for id, reply in self._exchanged(clients, TRAIN, broadcast, {}):
             yield reply if isinstance(reply, Refusal) else self._update(id, reply)
 

@@ -48,10 +48,11 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
+from feddg.clients.client import Client
+from feddg.clients.examples import Batch
+from feddg.clients.optimizers import InPlaceAdam
 from feddg.messages import Broadcast, Message, Update, Weights
-from feddg.methods.client import Batch, Client
 from feddg.models.network import Network
-from feddg.models.optimizer import InPlaceAdam
 from feddg.settings import TrainSettings
 
 Ask = Callable[[str, Message], Iterator[tuple[int, Message]]]

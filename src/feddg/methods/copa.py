@@ -40,10 +40,11 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from feddg.clients.client import Client
+from feddg.clients.examples import Batch
 from feddg.errors import ClientError, ExperimentError
 from feddg.messages import Message, Update, Weights, joined
 from feddg.methods.base import Method, MethodSettings, State, weighted_mean
-from feddg.methods.client import Batch, Client
 from feddg.methods.registry import register
 from feddg.models.batch_instance import gates_apart, mix_instance_statistics
 from feddg.models.ensemble import Ensemble, Heads

@@ -45,9 +45,10 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from feddg.clients.client import Client
+from feddg.clients.examples import Batch
 from feddg.messages import Message, joined
 from feddg.methods.base import Method, MethodSettings
-from feddg.methods.client import Batch, Client
 from feddg.methods.registry import register
 from feddg.settings import Fraction, Positive
 

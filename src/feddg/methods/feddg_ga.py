@@ -37,9 +37,9 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from feddg.clients.client import Client
 from feddg.messages import Message, Update, Weights, joined
 from feddg.methods.base import Ask, Method, MethodSettings, State
-from feddg.methods.client import Client
 from feddg.methods.registry import register
 from feddg.models.network import Network
 from feddg.settings import Fraction

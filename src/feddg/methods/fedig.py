@@ -51,10 +51,11 @@ from torch import Generator, Tensor
 from torch.nn.functional import cross_entropy
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from feddg.clients.client import Client
+from feddg.clients.examples import Batch
 from feddg.errors import ExperimentError
 from feddg.messages import Update, Weights
 from feddg.methods.base import MethodSettings, State
-from feddg.methods.client import Batch, Client
 from feddg.methods.registry import register
 from feddg.methods.silobn import SiloBN
 from feddg.models.batch_instance import gates_apart, mix_instance_statistics

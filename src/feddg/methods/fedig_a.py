@@ -41,8 +41,9 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from feddg.clients.client import Client
+from feddg.clients.examples import Batch
 from feddg.methods.base import MethodSettings
-from feddg.methods.client import Batch, Client
 from feddg.methods.fedig import GLOBAL, FedIG, FedIGSettings
 from feddg.methods.registry import register
 from feddg.models.adapter import Adapted, ZeroShotAdapter, adapter_of, add_adapter, interpolated

@@ -25,8 +25,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from feddg.clients.client import Client
+from feddg.clients.examples import Batch
 from feddg.methods.base import Method, MethodSettings, shared_parameters
-from feddg.methods.client import Batch, Client
 from feddg.methods.registry import register
 
 

@@ -39,8 +39,9 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
+from feddg.clients.client import Client
+from feddg.clients.examples import Batch
 from feddg.methods.base import Method, MethodSettings
-from feddg.methods.client import Batch, Client
 from feddg.methods.registry import register
 from feddg.models.gaussian import (
     SMALLEST_DEVIATION,

@@ -36,9 +36,10 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import mse_loss, normalize
 
+from feddg.clients.client import Client
+from feddg.clients.examples import Batch
 from feddg.messages import Broadcast, Message, Update, joined
 from feddg.methods.base import Method, MethodSettings, State
-from feddg.methods.client import Batch, Client
 from feddg.methods.registry import register
 from feddg.settings import Positive
 from feddg.styles.finch import finch

@@ -43,9 +43,10 @@ from pydantic import Field
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
+from feddg.clients.client import Client
+from feddg.clients.examples import Batch
 from feddg.messages import Message
 from feddg.methods.base import Method, MethodSettings
-from feddg.methods.client import Batch, Client
 from feddg.methods.registry import register
 from feddg.models.network import Network
 from feddg.settings import Fraction, Positive

@@ -40,9 +40,9 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from feddg.clients.client import Client
 from feddg.errors import ExperimentError
 from feddg.methods.base import Method, MethodSettings
-from feddg.methods.client import Client
 from feddg.methods.registry import register
 from feddg.models.network import Network
 from feddg.settings import Fraction, Positive

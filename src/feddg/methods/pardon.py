@@ -42,9 +42,10 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from feddg.clients.client import Client
+from feddg.clients.examples import Batch
 from feddg.messages import Message, joined
 from feddg.methods.base import Method
-from feddg.methods.client import Batch, Client
 from feddg.methods.registry import register
 from feddg.methods.style_exchange import StyleExchange, StyleSettings
 from feddg.settings import Fraction

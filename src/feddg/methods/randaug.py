@@ -30,8 +30,9 @@ from pydantic import Field
 from torch import Tensor
 from torchvision.transforms.v2 import RandAugment
 
+from feddg.clients.client import Client
+from feddg.clients.examples import Batch
 from feddg.methods.base import Method, MethodSettings
-from feddg.methods.client import Batch, Client
 from feddg.methods.registry import register
 
 _global_generator = Lock()

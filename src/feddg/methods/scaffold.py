@@ -36,10 +36,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from feddg.clients.client import Client
 from feddg.errors import ExperimentError
 from feddg.messages import Broadcast, Message, Update, Weights, joined
 from feddg.methods.base import Method, MethodSettings, State, shared_parameters
-from feddg.methods.client import Client
 from feddg.methods.registry import register
 from feddg.models.network import Network
 

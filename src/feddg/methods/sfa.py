@@ -36,8 +36,9 @@ import torch
 from pydantic import Field
 from torch import Generator, Tensor
 
+from feddg.clients.client import Client
+from feddg.clients.examples import Batch
 from feddg.methods.base import Method, MethodSettings
-from feddg.methods.client import Batch, Client
 from feddg.methods.registry import register
 from feddg.settings import Fraction
 

@@ -8,8 +8,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from feddg.clients.client import Client
+from feddg.clients.examples import Batch
 from feddg.methods.base import MethodSettings
-from feddg.methods.client import Batch, Client
 from feddg.settings import Fraction
 from feddg.styles.codec import Codec, adain, load_codec, transfer
 from feddg.styles.statistics import Moments, measure

@@ -1,1 +1,1 @@
-"""Runs: experiments carried out, kept in folders, resumed, read back and reported."""
+"""Runs: experiments carried out, kept in folders, resumed and read back."""

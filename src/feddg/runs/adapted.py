@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy
 
 from feddg.errors import RunError
-from feddg.runs.records import read_rows
+from feddg.runs.reading import read_rows
 
 ADAPTED = "adaptation.jsonl"
 OWN = "own statistics"

@@ -5,7 +5,8 @@ import io
 
 import torch
 
-from feddg.evaluation.accuracy import Evaluation, as_input
+from feddg.data.pixels import as_unit
+from feddg.evaluation.accuracy import Evaluation
 from feddg.methods.base import Method
 from feddg.models.network import Network
 from feddg.runs.adapted import ALPHA_COLUMNS, ALPHAS
@@ -33,7 +34,7 @@ def write_alphas(
     for split, domain, rows in evaluation.parts():
         for batch in torch.from_numpy(rows).split(evaluation.batch_size):
             with torch.inference_mode(), evaluation.autocast():
-                images = as_input(evaluation.pixels.gather(batch), evaluation.device)
+                images = as_unit(evaluation.pixels.gather(batch), evaluation.device)
                 shares = method.layer_shares(network, images)
             if not shares:
                 return

@@ -1,4 +1,4 @@
-"""Carries out an experiment: setup, rounds, evaluation, records, checkpoints, report."""
+"""Carries out an experiment: setup, rounds, evaluation, records, checkpoints."""
 
 import os
 import platform
@@ -16,16 +16,17 @@ import torch
 import torchvision
 from torch import nn
 
+from feddg.clients.worker import Worker
 from feddg.errors import RunError
 from feddg.evaluation.accuracy import Evaluation, Score
 from feddg.experiment import Experiment, load_experiment
-from feddg.federation.inprocess import InProcess, Transport
+from feddg.federation.inprocess import InProcess
 from feddg.federation.ledger import Ledger
 from feddg.federation.server import RoundRecord, Server, initial_state
-from feddg.federation.training import load_weights
+from feddg.federation.transport import Transport
+from feddg.federation.turns import load_weights
 from feddg.messages import Message, Weights
 from feddg.methods.base import Method, State
-from feddg.methods.client import Worker
 from feddg.models.backbones import weights_digest
 from feddg.models.network import Network
 from feddg.runs.alphas import write_alphas
@@ -41,7 +42,7 @@ from feddg.runs.prepare import (
     cache_folder,
     load_images,
 )
-from feddg.runs.records import RunRecord, read_run
+from feddg.runs.reading import RunRecord, read_run
 from feddg.runs.summary import summarize
 
 Elsewhere = Callable[[Server, Sequence[Score]], Sequence[Score]]
@@ -123,7 +124,6 @@ def run(
     *,
     observer: Observer | None = None,
     cache: Path | None = None,
-    report: bool = True,
     snapshots: Collection[int] = (),
 ) -> Run:
     """Carries out an experiment, or goes on with it, or finds it done.
@@ -137,16 +137,13 @@ def run(
         out: the run folder's parent.
         observer: is told what happens.
         cache: folder for decoded pixels and twins; the user's cache by default.
-        report: whether to write ``report.html`` at the end.
         snapshots: rounds whose global weights are kept, for ``feddg report --analyses``.
 
     Raises:
         FeddgError: the experiment cannot be carried out; what was computed is kept.
     """
     folder = Path(out) / experiment.label
-    return carry_out(
-        folder, experiment, observer=observer, cache=cache, report=report, snapshots=snapshots
-    )
+    return carry_out(folder, experiment, observer=observer, cache=cache, snapshots=snapshots)
 
 
 def resume(
@@ -169,7 +166,6 @@ def carry_out(
     *,
     observer: Observer | None = None,
     cache: Path | None = None,
-    report: bool = True,
     prepare: Prepare = in_process,
     snapshots: Collection[int] = (),
 ) -> Run:
@@ -182,12 +178,7 @@ def carry_out(
         if not is_complete(path):
             watching, cached = observer or Observer(), cache or cache_folder()
             _Execution(experiment, folder, watching, cached, prepare, snapshots).carry_out()
-    done = Run(path, experiment)
-    if report and not done.report.is_file():
-        from feddg.runs.report import write_report
-
-        write_report([path], done.report)
-    return done
+    return Run(path, experiment)
 
 
 def is_complete(folder: Path) -> bool:

@@ -7,12 +7,11 @@ continued.
 
 import errno
 import json
-import os
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
@@ -20,9 +19,10 @@ from safetensors.torch import load_file, save_file
 
 from feddg.errors import RunError
 from feddg.experiment import Experiment, load_experiment
+from feddg.files import replace_bytes, replace_file, sync
 from feddg.messages import Message, Weights
 from feddg.methods.base import State
-from feddg.runs.records import read_rows
+from feddg.runs.reading import read_rows
 
 EXPERIMENT, SUMMARY = "experiment.yaml", "summary.json"
 SNAPSHOTS = "snapshots"
@@ -98,7 +98,7 @@ class RunFolder:
         """Replaces a file whole: after a crash it holds the old content or the new."""
         data = content.encode() if isinstance(content, str) else content
         try:
-            replace_file(self.path / name, lambda aside: _write(aside, data))
+            replace_bytes(self.path / name, data)
         except OSError as error:
             raise self._unwritable(self.path / name, error) from None
 
@@ -126,7 +126,7 @@ class RunFolder:
         try:
             with (self.path / name).open("a", encoding="utf-8") as file:
                 file.write(text)
-                _sync(file)
+                sync(file)
         except OSError as error:
             raise self._unwritable(self.path / name, error) from None
 
@@ -226,28 +226,6 @@ def _under(prefix: str, tensors: Weights) -> Weights:
         for name, tensor in tensors.items()
         if name.startswith(prefix)
     }
-
-
-def replace_file(path: Path, write: Any) -> None:
-    """Has ``write`` write a file aside, then puts it in place of ``path``; leaves no debris."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        write(aside)
-        with aside.open("rb") as file:
-            _sync(file)
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)
-
-
-def _write(path: Path, content: bytes) -> None:
-    path.write_bytes(content)
-
-
-def _sync(file: IO[Any]) -> None:
-    file.flush()
-    os.fsync(file.fileno())
 
 
 def checkpoint_weights(folder: Path) -> Weights:

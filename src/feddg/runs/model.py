@@ -9,13 +9,13 @@ from feddg.errors import RunError
 from feddg.evaluation.adaptation import adapt as adapted
 from feddg.evaluation.predictors import Parts
 from feddg.experiment import Experiment, load_experiment
-from feddg.federation.training import load_weights
+from feddg.federation.turns import load_weights
 from feddg.methods.base import Method, local_names
 from feddg.models.network import Network
 from feddg.models.precision import choose_device
 from feddg.runs.folder import EXPERIMENT, checkpoint_memories, checkpoint_weights
 from feddg.runs.prepare import build
-from feddg.runs.records import read_run
+from feddg.runs.reading import read_run
 
 
 @dataclass(frozen=True)

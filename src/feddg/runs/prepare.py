@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy
 import torch
 
+from feddg.clients.examples import Examples
+from feddg.clients.worker import Worker
 from feddg.data.augment import PRESETS as AUGMENTATIONS
 from feddg.data.images import ImageTable
 from feddg.data.partition import Partition, dealt_alike, partition
@@ -20,7 +22,6 @@ from feddg.errors import ExperimentError
 from feddg.evaluation.accuracy import Evaluation
 from feddg.experiment import Experiment
 from feddg.methods.base import Method
-from feddg.methods.client import Examples, Worker
 from feddg.methods.registry import build_method
 from feddg.models.backbones import build_network
 from feddg.models.convolution import use_small_map_convolutions

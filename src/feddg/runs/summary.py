@@ -3,7 +3,7 @@
 from collections import defaultdict
 from typing import Any
 
-from feddg.runs.records import (
+from feddg.runs.reading import (
     SPLITS,
     MessageEntry,
     RunRecord,

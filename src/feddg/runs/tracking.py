@@ -25,7 +25,7 @@ from feddg.evaluation.accuracy import Score
 from feddg.experiment import Experiment
 from feddg.federation.server import RoundRecord
 from feddg.runs.observer import Observer
-from feddg.runs.records import flatten
+from feddg.runs.reading import flatten
 
 CHOICE = "FEDDG_TRACK"
 log = logging.getLogger("feddg")

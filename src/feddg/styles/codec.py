@@ -264,7 +264,7 @@ def load_codec(
             are the layer indices ``0.weight, 0.bias, 2.weight, ...``; later layers than the
             codec uses may follow.
         decoder: likewise for the decoder, for example one trained by
-            :func:`feddg.styles.training.train_decoder`.
+            :func:`feddg.styles.decoder_training.train_decoder`.
         style_layer: the map on which styles are measured, see :meth:`Codec.style_features`.
 
     Raises:

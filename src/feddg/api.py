@@ -1,0 +1,96 @@
+"""What a program calls: carry out experiments and plans, and write the pages about them."""
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from feddg.comparing import compare as comparing
+from feddg.comparing.compare import Comparison
+from feddg.comparing.plan import Plan
+from feddg.comparing.pool import Watcher
+from feddg.experiment import Experiment
+from feddg.report import ensure_report, write_comparison
+from feddg.runs import execute
+from feddg.runs.execute import Run
+from feddg.runs.observer import Observer
+
+
+def run(
+    experiment: Experiment,
+    out: Path | str = "runs",
+    *,
+    observer: Observer | None = None,
+    cache: Path | None = None,
+    report: bool = True,
+    snapshots: Collection[int] = (),
+) -> Run:
+    """Carries out an experiment, or goes on with it, or finds it done.
+
+    The run's folder is ``out / experiment.label``. A completed experiment is not run again; an
+    interrupted one continues from its last completed round, with the same numbers as if it had
+    never stopped.
+
+    Args:
+        experiment: what to run.
+        out: the run folder's parent.
+        observer: is told what happens.
+        cache: folder for decoded pixels and twins; the user's cache by default.
+        report: whether to write ``report.html`` at the end.
+        snapshots: rounds whose global weights are kept, for ``feddg report --analyses``.
+
+    Raises:
+        FeddgError: the experiment cannot be carried out; what was computed is kept.
+    """
+    done = execute.run(experiment, out, observer=observer, cache=cache, snapshots=snapshots)
+    if report:
+        ensure_report(done.folder)
+    return done
+
+
+def resume(
+    folder: Path | str, *, observer: Observer | None = None, cache: Path | None = None
+) -> Run:
+    """Continues the run in ``folder`` from its last completed round, and writes its page.
+
+    Raises:
+        RunError: the folder holds no run.
+    """
+    done = execute.resume(folder, observer=observer, cache=cache)
+    ensure_report(done.folder)
+    return done
+
+
+def compare(
+    plan: Plan | Path | str | Mapping[str, Any],
+    out: Path | str | None = None,
+    *,
+    overrides: Mapping[str, Any] | None = None,
+    jobs: int = 0,
+    cache: Path | None = None,
+    watcher: Watcher | None = None,
+    report: bool = True,
+) -> Comparison:
+    """Carries out a plan and writes its tables.
+
+    Complete runs are not run again, interrupted ones continue, and one that fails does not stop
+    the others. After Ctrl-C, call it again.
+
+    Args:
+        plan: a plan, its file, or its fields: ``{"base": {"data": "digits"}, "hold_out": "lodo",
+            "methods": ["fedavg", "pardon"], "seeds": 3}``.
+        out: the folder of the runs; ``comparisons/NAME`` by default.
+        overrides: experiment fields that win over everything the plan says.
+        jobs: processes that run at once, each with its share of the cores; 0 runs everything in
+            this process, where methods and sources registered by the caller are known.
+        cache: folder for decoded pixels and twins; the user's cache by default.
+        watcher: is told what happens.
+        report: whether to write tables and ``report.html``.
+
+    Raises:
+        FeddgError: the plan is invalid. A run's failure is listed, not raised.
+    """
+    work = comparing.prepare_work(plan, out, overrides)
+    done = comparing.carry_out_work(work, jobs=jobs, cache=cache, watcher=watcher)
+    if report:
+        write_comparison(work.out)
+    return done

@@ -1,0 +1,1 @@
+"""Clients: their images, the machinery they take turns to use, and how they step."""

@@ -1,0 +1,207 @@
+"""A client as a method sees it: its images, the network it trains, and what it may remember."""
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+
+from feddg.clients.examples import Batch, Examples, rows_of, split_batches
+from feddg.clients.optimizers import InPlaceAdam
+from feddg.clients.worker import Worker
+from feddg.data.augment import apply, draw
+from feddg.data.pixels import as_unit
+from feddg.errors import ClientError
+from feddg.files import replace_file
+from feddg.messages import Message, Weights
+from feddg.models.network import Network
+from feddg.models.norm import freeze_statistics
+from feddg.randomness import numpy_stream, stream
+
+
+class Client:
+    """One client in one round.
+
+    Attributes:
+        id: number in the federation, from 0.
+        name: stable name, for messages to people.
+        examples: its images.
+        training: what it trains on this round: its images, unless the method made it more.
+        worker: the machinery it trains with.
+        round: the round it is in, from 1; 0 during setup.
+        memory: tensors it keeps between its rounds; nothing unless the method writes here.
+        agreed: what the setup phase agreed on, or None.
+        extras: what this round's broadcast holds beside the weights.
+        received: the weights this round's broadcast held.
+        scratch: anything the method needs until the round ends.
+        views: further versions of all it trains on, uint8 ``(n, H, W, 3)``, augmented together with
+            the originals.
+        augmentation: how its images are varied; the worker's unless the method changes it.
+    """
+
+    def __init__(
+        self,
+        id: int,
+        examples: Examples,
+        worker: Worker,
+        *,
+        name: str = "",
+        round: int = 0,
+        memory: Weights | None = None,
+        agreed: Message | None = None,
+        received: Weights | None = None,
+        extras: Message | None = None,
+    ) -> None:
+        self.id, self.name, self.round = id, name or f"client {id}", round
+        self.examples, self.training, self.worker = examples, examples, worker
+        self.memory = {} if memory is None else memory
+        self.agreed = agreed
+        self.received = received or {}
+        self.extras = extras or Message()
+        self.augmentation = worker.augmentation
+        self.scratch: dict[str, Any] = {}
+        self.views: dict[str, Tensor] = {}
+        self.optimizer: torch.optim.Optimizer | None = None
+        self.steps = 0
+        self._terms: dict[str, Tensor] = {}
+
+    @property
+    def network(self) -> Network:
+        """The network, holding this client's weights."""
+        return self.worker.network
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return self.worker.device
+
+    def stream(self, *names: str | int) -> torch.Generator:
+        """Returns the client's own random stream of this round for a purpose."""
+        return stream(self.worker.seed, "client", self.id, self.round, *names)
+
+    def numpy_stream(self, *names: str | int) -> numpy.random.Generator:
+        """Returns the same for numpy, which has more distributions."""
+        return numpy_stream(self.worker.seed, "client", self.id, self.round, *names)
+
+    def lasting_stream(self, *names: str | int) -> torch.Generator:
+        """Returns the client's own random stream for a purpose, the same in every round."""
+        return stream(self.worker.seed, "client", self.id, *names)
+
+    def set_training(self) -> None:
+        """Puts the network in training mode under the experiment's normalisation policy."""
+        self.network.train()
+        # One example has no variance over examples, and on a 1 x 1 map none at all.
+        alone = len(self.training) == 1 or self.worker.train.batch_size == 1
+        if self.worker.freeze or alone:
+            freeze_statistics(self.network)
+
+    def batches(self) -> Iterator[Batch]:
+        """Yields this round's mini-batches in the client's own random order, augmented.
+
+        A last batch of one joins the batch before it: statistics over one example are undefined.
+        """
+        order, chance = self.stream("order"), self.stream("augment")
+        for positions in self._positions(order):
+            yield self.batch(positions, chance)
+
+    def batch(self, positions: Tensor, chance: torch.Generator) -> Batch:
+        """Returns the images at ``positions`` on the device, augmented by draws from ``chance``."""
+        raw = self.training.images(positions).to(self.device)
+        drawn = draw(self.augmentation, len(positions), raw.shape[-1], chance)
+        drawn = drawn.to(self.device)
+        views = {
+            name: apply(rows_of(view, positions).to(self.device), drawn)
+            for name, view in self.views.items()
+        }
+        labels = self.training.labels[positions].to(self.device)
+        return Batch(apply(raw, drawn), labels, positions, views)
+
+    def plain_batches(
+        self, batch_size: int = 64, examples: Examples | None = None
+    ) -> Iterator[Batch]:
+        """Yields all its images once, in order and without augmentation, on the device.
+
+        Args:
+            batch_size: images per batch.
+            examples: others of its images; by default those it holds for training.
+        """
+        chosen = self.examples if examples is None else examples
+        for positions in torch.split(torch.arange(len(chosen)), batch_size):
+            raw = chosen.images(positions).to(self.device)
+            images = as_unit(raw)
+            yield Batch(images, chosen.labels[positions].to(self.device), positions)
+
+    def _positions(self, order: torch.Generator) -> Iterator[Tensor]:
+        train = self.worker.train
+        epochs = itertools.count() if train.local_steps else range(train.local_epochs)
+        batches = (
+            positions
+            for _ in epochs
+            for positions in split_batches(
+                torch.randperm(len(self.training), generator=order), train.batch_size
+            )
+        )
+        return itertools.islice(batches, train.local_steps)
+
+    def descend(self, terms: dict[str, Tensor]) -> None:
+        """Takes one step of the client's optimizer down the sum of ``terms``, and logs them."""
+        assert self.optimizer is not None, "descend is for training; questions have no optimizer"
+        total = torch.stack([term.float() for term in terms.values()]).sum()
+        self.optimizer.zero_grad(set_to_none=True)
+        if isinstance(self.optimizer, InPlaceAdam):
+            self.optimizer.descend(total)
+        else:
+            total.backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)  # their memory serves the next forward pass
+        self.log(terms)
+
+    def log(self, terms: dict[str, Tensor]) -> None:
+        """Adds one step's loss terms to the round's means."""
+        self.steps += 1
+        self.note(terms)
+
+    def note(self, terms: dict[str, Tensor]) -> None:
+        """Adds further terms of the step just logged, such as a second optimizer's loss."""
+        for name, term in terms.items():
+            value = term.detach().float()
+            self._terms[name] = self._terms[name] + value if name in self._terms else value
+
+    def mean_terms(self) -> dict[str, float]:
+        """Returns the mean of each loss term over the steps taken.
+
+        Raises:
+            ClientError: a term is not finite.
+        """
+        means = {name: float(total) / max(self.steps, 1) for name, total in self._terms.items()}
+        for name, mean in means.items():
+            if not math.isfinite(mean):
+                raise ClientError(
+                    f"loss term {name!r} became {mean} in round {self.round}; "
+                    f"lower train.lr (now {self.worker.train.lr:g}) or look at the client's images"
+                )
+        return means
+
+    def cached(self, key: str, compute: Callable[[], Tensor]) -> Tensor:
+        """Returns ``compute()``, kept on disk under ``key`` and the identity of its images.
+
+        The tensor must be a function of the client's images and ``key`` alone.
+        """
+        folder = self.worker.cache
+        if folder is None:
+            return compute()
+        file = folder / f"{self.examples.cache_key}-{key}.npy"
+        if not file.is_file():
+            array = compute().cpu().numpy()
+            replace_file(file, lambda aside: _save(aside, array))
+        # Copy-on-write: read by page like a read-only map, yet torch may wrap it without a warning.
+        return torch.from_numpy(numpy.load(file, mmap_mode="c"))
+
+
+def _save(file: Path, array: numpy.ndarray) -> None:
+    with file.open("wb") as stream:  # by name, numpy would add an ending
+        numpy.save(stream, array, allow_pickle=False)

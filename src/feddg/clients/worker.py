@@ -1,0 +1,40 @@
+"""The machinery that clients take turns to use."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from feddg.clients.optimizers import InPlaceAdam
+from feddg.data.augment import AugmentSettings
+from feddg.models.network import Network
+from feddg.settings import TrainSettings
+
+
+@dataclass
+class Worker:
+    """The machinery that clients take turns to use: one network, one optimizer, one device.
+
+    Attributes:
+        network: loaded with the client's starting weights before each turn.
+        augmentation: how training images are varied.
+        autocast: opens the mixed-precision context, or a null context in float32.
+        freeze: whether batch-normalisation statistics stay as they are.
+        cache: folder for what is expensive to compute twice, or None.
+        spent: the Adam of the turn before; its memory may be used again.
+        threads: CPU threads that its computations use; None for as many as PyTorch is set to.
+    """
+
+    network: Network
+    train: TrainSettings
+    augmentation: AugmentSettings
+    device: torch.device
+    seed: int
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
+    freeze: bool = False
+    cache: Path | None = None
+    spent: InPlaceAdam | None = None
+    threads: int | None = None

@@ -1,0 +1,1 @@
+"""Comparing: many runs that answer one question, carried out, pooled and set side by side."""

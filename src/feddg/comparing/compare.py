@@ -1,0 +1,185 @@
+"""Carries out a plan: runs what is missing, continues what was interrupted, compares the rest."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from feddg.comparing.plan import Cell, Plan, distinct, expand_plan, load_plan
+from feddg.comparing.pool import LOG_FOLDER, Outcome, Processes, Task, Watcher, run_here
+from feddg.comparing.results import COMPARISON
+from feddg.errors import FeddgError
+from feddg.experiment import Experiment
+from feddg.files import replace_text
+from feddg.runs.execute import is_complete
+from feddg.runs.folder import EXPERIMENT
+from feddg.runs.prepare import Progress, cache_folder, load_table
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a plan comes to in a folder.
+
+    Attributes:
+        plan: the plan.
+        out: the folder of its runs.
+        cells: all cells.
+        folders: the run folder of every distinct experiment, by its id.
+        missing: experiments without a complete run, in the order they will be run.
+    """
+
+    plan: Plan
+    out: Path
+    cells: Sequence[Cell]
+    folders: Mapping[str, Path]
+    missing: Sequence[Task]
+
+    @property
+    def started(self) -> int:
+        """How many of the missing runs will be continued."""
+        checkpoints = (task.folder / "checkpoint" / "checkpoint.json" for task in self.missing)
+        return sum(file.is_file() for file in checkpoints)
+
+    def write(self) -> None:
+        """Writes which run belongs to which cell, for reports."""
+        plan = self.plan
+        content = {
+            "name": plan.name,
+            "title": plan.title,
+            "question": plan.question,
+            "differences": plan.differences,
+            "paper": plan.paper and plan.paper.model_dump(mode="json"),
+            "cells": [
+                {
+                    "method": cell.method,
+                    "scenario": cell.scenario,
+                    "conditions": dict(cell.conditions),
+                    "seed": cell.seed,
+                    "folder": self.folders[cell.experiment.id].name,
+                }
+                for cell in self.cells
+            ],
+        }
+        text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+        replace_text(self.out / COMPARISON, text)
+        replace_text(self.out / "plan.yaml", plan.to_yaml())
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A plan carried out, as far as it went.
+
+    Attributes:
+        work: the plan's cells and their run folders.
+        outcomes: how the runs of this call ended.
+    """
+
+    work: Work
+    outcomes: Sequence[Outcome]
+
+    @property
+    def failures(self) -> list[Outcome]:
+        """The runs of this call that did not complete."""
+        return [outcome for outcome in self.outcomes if outcome.status != "completed"]
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the runs and tables."""
+        return self.work.out
+
+    @property
+    def report(self) -> Path:
+        """The HTML page."""
+        return self.folder / "report.html"
+
+
+def prepare_work(
+    plan: Plan | Path | str | Mapping[str, Any],
+    out: Path | str | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> Work:
+    """Expands a plan and looks up what of it has been done.
+
+    Args:
+        plan: a plan, its file, or its fields.
+        out: the folder of the runs; ``comparisons/NAME`` by default.
+        overrides: experiment fields that win over everything the plan says.
+
+    Raises:
+        ExperimentError: the plan holds an invalid experiment.
+    """
+    loaded = load_plan(plan)
+    folder = Path(out) if out is not None else Path("comparisons") / loaded.name
+    cells = expand_plan(loaded, overrides)
+    present = _present(folder)
+    folders: dict[str, Path] = {}
+    missing: list[Task] = []
+    for experiment in distinct(cells):
+        path = present.get(experiment.id, folder / experiment.label)
+        folders[experiment.id] = path
+        if not is_complete(path):
+            missing.append(Task(experiment, path))
+    return Work(loaded, folder, cells, folders, missing)
+
+
+def _present(out: Path) -> dict[str, Path]:
+    """Run folders by the id at the end of their names, whatever stands before it."""
+    if not out.is_dir():
+        return {}
+    return {
+        path.name.rpartition("-")[2]: path
+        for path in sorted(out.iterdir())
+        if (path / EXPERIMENT).is_file()
+    }
+
+
+def carry_out_work(
+    work: Work,
+    *,
+    jobs: int = 0,
+    cache: Path | None = None,
+    watcher: Watcher | None = None,
+) -> Comparison:
+    """Carries out what is missing; complete runs stay, interrupted ones continue.
+
+    One run that fails does not stop the others.
+
+    Args:
+        work: what the plan comes to.
+        jobs: processes that run at once, each with its share of the cores; 0 runs everything in
+            this process, where methods and sources registered by the caller are known.
+        cache: folder for decoded pixels and twins; the user's cache by default.
+        watcher: is told what happens.
+    """
+    watching, cached = watcher or Watcher(), cache or cache_folder()
+    work.write()
+    outcomes: list[Outcome] = []
+    watching.start(len(work.folders), len(work.folders) - len(work.missing), max(1, jobs))
+    try:
+        if jobs > 1:
+            _decode_once([task.experiment for task in work.missing], cached)
+        if jobs:
+            processes = Processes(jobs, cached, work.out / LOG_FOLDER, watching)
+            outcomes.extend(processes.run(work.missing))
+        else:
+            outcomes.extend(run_here(work.missing, cached, watching))
+    finally:
+        watching.end()
+    return Comparison(work, outcomes)
+
+
+def _decode_once(experiments: Sequence[Experiment], cache: Path) -> None:
+    """Fills the shared pixel cache before several processes would each do so."""
+    seen: set[str] = set()
+    silent: Progress = lambda what, done, total: None  # noqa: E731
+    for experiment in experiments:
+        data = experiment.data
+        key = repr((data.source, data.root, data.image_size, data.resize))
+        if key in seen:
+            continue
+        seen.add(key)
+        try:
+            load_table(experiment, cache, silent)
+        except FeddgError:
+            continue  # each run that needs it says what is wrong

@@ -1,0 +1,138 @@
+"""One run in a process of its own: ``python -m feddg.comparing.process``.
+
+The first line of its input is a :class:`Job` as JSON; the end of its input tells it to stop. It
+answers on its output, one JSON object per line: what it is doing, and in the end how it went. A
+process of its own gives each run its own peak memory, and takes nothing down when it dies.
+"""
+
+import _thread
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from feddg.errors import FeddgError
+from feddg.evaluation.accuracy import Score
+from feddg.experiment import Experiment
+from feddg.federation.server import RoundRecord
+from feddg.messages import Refusal, Update
+from feddg.runs.execute import carry_out
+from feddg.runs.observer import Observer
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a worker is to do.
+
+    Attributes:
+        folder: the run's folder.
+        experiment: the complete experiment.
+        cache: folder for decoded pixels and twins.
+        threads: threads for tensor operations.
+        device: overrides the experiment's device, which is no part of its identity.
+    """
+
+    folder: str
+    experiment: dict[str, Any]
+    cache: str
+    threads: int
+    device: str | None = None
+
+    def to_line(self) -> str:
+        """Returns the job as one line of JSON."""
+        return json.dumps(asdict(self)) + "\n"
+
+
+class Reporter(Observer):
+    """Tells in few words what happens.
+
+    Args:
+        tell: is given facts by name: ``rounds`` done (with a share of the one going on), ``of`` how
+            many, ``work`` before training, ``scores``, how it ``ended``, the ``error``.
+    """
+
+    def __init__(self, tell: Callable[[Mapping[str, Any]], None]) -> None:
+        self._tell = tell
+        self._done, self._clients = 0.0, 1
+
+    def start(self, experiment: Experiment, first_round: int) -> None:
+        """See :class:`Observer`."""
+        self._clients = experiment.clients.per_round or experiment.clients.number
+        self._done = first_round - 1.0
+        self.say(rounds=self._done, of=experiment.train.rounds)
+
+    def work(self, what: str, done: int, total: int) -> None:
+        """See :class:`Observer`."""
+        if done in (0, total) or done % max(1, total // 50) == 0:
+            self.say(work=what if done < total else "")
+
+    def client(self, round: int, reply: Update | Refusal) -> None:
+        """See :class:`Observer`."""
+        self._done = min(round - 0.001, self._done + 1 / self._clients)
+        self.say(rounds=self._done)
+
+    def round(self, record: RoundRecord) -> None:
+        """See :class:`Observer`."""
+        self._done = float(record.round)
+        self.say(rounds=self._done)
+
+    def scores(self, round: int, scores: Sequence[Score]) -> None:
+        """See :class:`Observer`."""
+        held = [score for score in scores if score.split in ("test", "val")]
+        self.say(scores="  ".join(f"{score.domain} {score.accuracy:.1%}" for score in held))
+
+    def say(self, **facts: Any) -> None:
+        """Tells facts."""
+        self._tell(facts)
+
+
+def _stop_when_input_ends(ended: threading.Event) -> None:
+    sys.stdin.read()
+    if not ended.is_set():
+        _thread.interrupt_main()
+
+
+def main() -> int:
+    """Carries out the job on standard input; returns the exit status."""
+    import torch
+
+    # A comparison in the background may ignore this signal, and its children with it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    job = Job(**json.loads(sys.stdin.readline()))
+    ended = threading.Event()
+    threading.Thread(target=_stop_when_input_ends, args=(ended,), daemon=True).start()
+    # Whatever a library prints must not end up among the answers.
+    out = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+
+    def tell(facts: Mapping[str, Any]) -> None:
+        out.write(json.dumps(facts) + "\n")
+        out.flush()
+
+    reporter = Reporter(tell)
+    try:
+        torch.set_num_threads(job.threads)
+        experiment = Experiment(**job.experiment)
+        if job.device is not None:
+            experiment = experiment.model_copy(update={"device": job.device})
+        carry_out(Path(job.folder), experiment, observer=reporter, cache=Path(job.cache))
+        ended.set()
+    except KeyboardInterrupt:
+        reporter.say(ended="interrupted")
+    except FeddgError as error:
+        reporter.say(ended="failed", error=str(error))
+    except Exception as error:
+        reporter.say(ended="failed", error=f"{type(error).__name__}: {error}")
+        raise
+    else:
+        reporter.say(ended="completed")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,117 @@
+"""What a client does, whatever carries the messages: describe itself, train, answer."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from feddg.clients.best_of_steps import BestOfSteps
+from feddg.clients.client import Client
+from feddg.clients.optimizers import InPlaceAdam
+from feddg.errors import ClientError
+from feddg.messages import Message, Update, Weights, first_not_finite
+from feddg.methods.base import Method, local_names
+
+
+def load_weights(network: nn.Module, weights: Weights) -> None:
+    """Copies ``weights`` into the network's state in place; entries not named stay as they are."""
+    if not weights:
+        return
+    state = network.state_dict()
+    with torch.no_grad():
+        for name, tensor in weights.items():
+            state[name].copy_(tensor)
+
+
+def describe(client: Client, method: Method, weights: Weights) -> Message:
+    """Runs the method's setup at one client; the network is in eval mode."""
+    with _turn(client), torch.no_grad(), client.worker.autocast():
+        load_weights(client.network, weights)
+        client.network.eval()
+        return method.describe(client) or Message()
+
+
+def train(client: Client, method: Method) -> Update:
+    """Trains one client for a round, from the weights it received and what it remembers.
+
+    The update's weights are the network's live tensors (see :class:`feddg.messages.Update`).
+
+    Raises:
+        ClientError: the client cannot train, or its loss or what it remembers is not finite.
+    """
+    started = time.perf_counter()
+    with _turn(client):
+        local = _start(client, method)
+        client.set_training()
+        method.begin(client)
+        client.optimizer = method.optimizer(client)
+        images = 0
+        selection = BestOfSteps(client) if client.worker.train.select_every else None
+        with client.worker.autocast():
+            for batch in client.batches():
+                method.step(client, batch)
+                images += len(batch)
+                if selection is not None:
+                    selection.step()
+            if selection is not None:
+                selection.restore()
+            terms = client.mean_terms()
+            extras = method.report(client)
+    optimizer = client.optimizer
+    client.worker.spent = optimizer if isinstance(optimizer, InPlaceAdam) else None
+    state = client.network.state_dict()
+    client.memory.update({name: state[name].detach().clone() for name in local})
+    _require_finite_memory(client)
+    seconds = time.perf_counter() - started
+    return Update(client.id, len(client.examples), state, extras, terms, seconds, images)
+
+
+def answer(client: Client, method: Method, name: str, question: Message) -> Message:
+    """Answers a question of the server's under the weights that came with it, in eval mode."""
+    with _turn(client), torch.no_grad(), client.worker.autocast():
+        _start(client, method)
+        client.network.eval()
+        return method.answer(client, name, question)
+
+
+@contextmanager
+def threads(count: int | None) -> Iterator[None]:
+    """Has PyTorch compute with ``count`` CPU threads in its block; None changes nothing."""
+    before = torch.get_num_threads()
+    if count is None or count == before:
+        yield
+        return
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def _turn(client: Client) -> Iterator[None]:
+    """Checks that the client has images, and gives its block the worker's share of the cores."""
+    if not len(client.examples):
+        raise ClientError("it holds no images; give it some or lower clients.number")
+    with threads(client.worker.threads):
+        yield
+
+
+def _start(client: Client, method: Method) -> set[str]:
+    """Loads what the client received, then what it remembers; returns the names that are local."""
+    local = local_names(method, client.network)
+    load_weights(client.network, client.received)
+    load_weights(client.network, {n: t for n, t in client.memory.items() if n in local})
+    return local
+
+
+def _require_finite_memory(client: Client) -> None:
+    """Raises ClientError before a diverged client remembers what would spoil its next rounds."""
+    name = first_not_finite(client.memory.items())
+    if name is not None:
+        raise ClientError(
+            f"{name!r} became infinite or NaN in round {client.round}; "
+            f"lower train.lr (now {client.worker.train.lr:g})"
+        )

@@ -1,0 +1,123 @@
+"""Things found by name: ours, a caller's own, and those of other packages.
+
+Methods, data sets, codecs, adaptations, guards, metrics and selection rules are each one definition
+in one file, kept in a registry. A registry finds our definitions in the modules of a package,
+those of other packages through an entry-point group, and takes whatever a program registers.
+"""
+
+import importlib
+import logging
+import pkgutil
+from collections.abc import Iterator, Mapping
+from importlib.metadata import entry_points
+from typing import Generic, TypeVar
+
+from feddg.errors import FeddgError, nearest
+
+log = logging.getLogger("feddg")
+T = TypeVar("T")
+
+
+class Registry(Mapping[str, T], Generic[T]):
+    """Definitions by name, complete when first looked into.
+
+    Args:
+        kind: what is registered, in one or two words, for messages: ``data set``.
+        package: dotted name of the package whose modules register our own; None for none.
+        group: entry-point group of other packages' definitions; None for none.
+        error: what is raised when a name is unknown or taken.
+        where: where a user sees all names, for messages: a command.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        package: str | None = None,
+        *,
+        group: str | None = None,
+        error: type[FeddgError] = FeddgError,
+        where: str | None = None,
+    ) -> None:
+        self.kind, self._package, self._group = kind, package, group
+        self._error, self._where = error, where
+        self._found: dict[str, T] = {}
+        self._aliases: dict[str, str] = {}
+        self._complete = False
+
+    def add(self, name: str, definition: T, aliases: tuple[str, ...] = ()) -> T:
+        """Registers a definition; the same one twice is no fault, as when a module is read again.
+
+        Raises:
+            FeddgError: another definition has the name or an alias.
+        """
+        for taken in (name, *aliases):
+            other = self._found.get(self._aliases.get(taken, taken))
+            if other is not None and not _alike(other, definition):
+                raise self._error(
+                    f"two {self.kind}s are called {taken!r}: {_origin(other)} and "
+                    f"{_origin(definition)}; rename one"
+                )
+        self._found[name] = definition
+        self._aliases |= dict.fromkeys(aliases, name)
+        return definition
+
+    def find(self, name: str) -> T:
+        """Returns the definition called ``name``, an alias counting as the name.
+
+        Raises:
+            FeddgError: there is none; names the nearest, and all.
+        """
+        self._load()
+        known = self._aliases.get(name, name)
+        if known not in self._found:
+            near = nearest(name, [*self._found, *self._aliases])
+            remedy = f"`{self._where}` lists them" if self._where else f"there are: {self.names()}"
+            raise self._error(f"unknown {self.kind} {name!r}{near}; {remedy}")
+        return self._found[known]
+
+    def names(self) -> str:
+        """Returns all names, sorted, as text for a message."""
+        return ", ".join(sorted(self))
+
+    def __getitem__(self, name: str) -> T:
+        self._load()
+        return self._found[name]
+
+    def __iter__(self) -> Iterator[str]:
+        self._load()
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        self._load()
+        return len(self._found)
+
+    def _load(self) -> None:
+        if self._complete:
+            return
+        self._complete = True  # at once: a module may look into the registry while it is read
+        if self._package is not None:
+            package = importlib.import_module(self._package)
+            for module in pkgutil.iter_modules(package.__path__):
+                importlib.import_module(f"{self._package}.{module.name}")
+        for entry in entry_points(group=self._group) if self._group else ():
+            self._load_entry(entry.name, entry.value, entry.load)
+
+    def _load_entry(self, name: str, value: str, load: object) -> None:
+        try:
+            loaded = load()  # type: ignore[operator]
+            if name not in self._found:
+                self.add(name, loaded)
+        except Exception as error:  # a broken plug-in must not take the others down
+            log.warning("%s %r of %s cannot be loaded: %s", self.kind, name, value, error)
+
+
+def _alike(one: object, other: object) -> bool:
+    """Whether two definitions are one, perhaps from a module that was read twice."""
+    if one is other or not hasattr(one, "__qualname__"):
+        return one is other or one == other
+    return _origin(one) == _origin(other) and "<locals>" not in _origin(one)
+
+
+def _origin(definition: object) -> str:
+    owner: object = definition if hasattr(definition, "__qualname__") else type(definition)
+    return f"{owner.__module__}.{owner.__qualname__}"  # type: ignore[attr-defined]

@@ -1,0 +1,19 @@
+"""Reports: one self-contained HTML page about one run or many, and its tables as files."""
+
+from feddg.report.page import (
+    ensure_report,
+    page_about,
+    write_comparison,
+    write_page,
+    write_report,
+    write_tables,
+)
+
+__all__ = [
+    "ensure_report",
+    "page_about",
+    "write_comparison",
+    "write_page",
+    "write_report",
+    "write_tables",
+]

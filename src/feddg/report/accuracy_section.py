@@ -1,0 +1,161 @@
+"""Accuracy tables: one run by split and domain, or several runs side by side."""
+
+from collections.abc import Iterator, Sequence
+
+from feddg.report.blocks import Cell, Column, Table
+from feddg.report.wording import MISSING, number, percent, readable
+from feddg.runs.reading import (
+    ID_TEST,
+    ID_VAL,
+    SELECTION_RULES,
+    SPLITS,
+    TEST,
+    VAL,
+    Evaluations,
+    RunRecord,
+    SelectionRule,
+)
+
+SPLIT_HEADINGS = {
+    TEST: "Held-out test",
+    VAL: "Held-out validation",
+    ID_VAL: "In-domain validation",
+    ID_TEST: "In-domain test",
+}
+MOST_DOMAINS = 12
+
+
+def final_table(run: RunRecord, every_domain: bool = False) -> Table:
+    """Accuracy by split and domain under each selection rule.
+
+    Args:
+        run: The run.
+        every_domain: Show all domains of a split even when there are very many; otherwise a long
+            list is cut to its mean, lowest and highest.
+    """
+    evaluations = run.evaluations
+    chosen = [rule.choose(evaluations) for rule in SELECTION_RULES]
+    columns = [Column("Split", numeric=False), Column("Domain", numeric=False), Column("Images")]
+    columns += [
+        Column(rule.name, _round_note(rule, round_))
+        for rule, round_ in zip(SELECTION_RULES, chosen)
+    ]
+    rows: list[list[Cell]] = []
+    for split in SPLITS:
+        part = _split_rows(evaluations, split, chosen, every_domain)
+        rows += [[Cell(SPLIT_HEADINGS[split]), *row] for row in part]
+    caption = (
+        "Accuracy in percent. Each of the last three columns shows one and the same model, chosen "
+        "by the rule in its heading; the underlined number made the choice. The test split never "
+        "chooses."
+    )
+    return Table(columns, rows, caption, grouped=True)
+
+
+def _round_note(rule: SelectionRule, round_: int | None) -> str:
+    if round_ is None:
+        return "no validation domain" if rule.split == VAL else "not evaluated"
+    return f"round {round_}"
+
+
+def _split_rows(
+    evaluations: Evaluations, split: str, chosen: Sequence[int | None], every_domain: bool
+) -> Iterator[list[Cell]]:
+    domains = evaluations.domains(split)
+    if len(domains) > 1:
+        yield _mean_row(evaluations, split, chosen)
+    names = {domain: readable(domain) for domain in domains}
+    if len(domains) > MOST_DOMAINS and not every_domain:
+        names = _extremes(evaluations, split)
+    for domain, name in names.items():
+        yield _domain_row(evaluations, split, domain, name, chosen, alone=len(domains) == 1)
+
+
+def _mean_row(evaluations: Evaluations, split: str, chosen: Sequence[int | None]) -> list[Cell]:
+    last = evaluations.rounds[-1]
+    domains, images = (
+        evaluations.domains(split),
+        sum(r.examples for r in evaluations.at(last, split)),
+    )
+    cells = [
+        Cell(percent(evaluations.accuracy(round_, split)), split == TEST, rule.split == split)
+        for rule, round_ in zip(SELECTION_RULES, chosen)
+    ]
+    return [Cell(f"mean of {len(domains)} domains"), Cell(number(images)), *cells]
+
+
+def _domain_row(
+    evaluations: Evaluations,
+    split: str,
+    domain: str,
+    name: str,
+    chosen: Sequence[int | None],
+    alone: bool,
+) -> list[Cell]:
+    found = [
+        None if round_ is None else evaluations.get(round_, split, domain) for round_ in chosen
+    ]
+    images = next((row.examples for row in found if row), None)
+    cells = [
+        Cell(
+            percent(row.accuracy if row else None),
+            strong=alone and split == TEST,
+            chose=alone and rule.split == split,
+        )
+        for rule, row in zip(SELECTION_RULES, found)
+    ]
+    return [Cell(name), Cell(number(images)), *cells]
+
+
+def _extremes(evaluations: Evaluations, split: str) -> dict[str, str]:
+    """The domains with the lowest and the highest accuracy in the last round, with their names."""
+    rows = sorted(evaluations.at(evaluations.rounds[-1], split), key=lambda row: row.accuracy)
+    if not rows:
+        return {}
+    lowest, highest = rows[0].domain, rows[-1].domain
+    return {lowest: f"lowest: {readable(lowest)}", highest: f"highest: {readable(highest)}"}
+
+
+def has_long_splits(evaluations: Evaluations) -> bool:
+    """Whether ``final_table`` leaves domains out unless asked for all."""
+    return any(len(evaluations.domains(split)) > MOST_DOMAINS for split in SPLITS)
+
+
+def results_of_runs(runs: Sequence[RunRecord], labels: Sequence[str]) -> Table:
+    """Held-out test accuracy of each run under each selection rule, and its in-domain test."""
+    tested_on = [", ".join(map(readable, run.held_out(TEST))) or MISSING for run in runs]
+    same = len(set(tested_on)) == 1
+    columns = [Column("Run", numeric=False)]
+    columns += [] if same else [Column("Held-out test domain", numeric=False)]
+    columns += [Column(rule.name, "held-out test") for rule in SELECTION_RULES]
+    columns += [Column("In-domain test", "final round"), Column("Rounds")]
+    rows = [
+        [Cell(label, strong=True), *([] if same else [Cell(domains)]), *_result_cells(run)]
+        for run, label, domains in zip(runs, labels, tested_on)
+    ]
+    caption = (
+        "Accuracy in percent, mean over domains where there are several. The three columns of "
+        "held-out test accuracy differ in how the round was chosen; the test split never chooses."
+    )
+    return Table(columns, rows, caption)
+
+
+def _result_cells(run: RunRecord) -> list[Cell]:
+    accuracies = [held_out_accuracy(run, rule) for rule in SELECTION_RULES]
+    last = SELECTION_RULES[0].choose(run.evaluations)
+    return [
+        *(Cell(percent(value), strong=not index) for index, value in enumerate(accuracies)),
+        Cell(percent(run.evaluations.accuracy(last, ID_TEST))),
+        Cell(rounds_text(run)),
+    ]
+
+
+def held_out_accuracy(run: RunRecord, rule: SelectionRule) -> float | None:
+    """Held-out test accuracy (mean over domains) of the round that a rule chooses."""
+    return run.evaluations.accuracy(rule.choose(run.evaluations), TEST)
+
+
+def rounds_text(run: RunRecord) -> str:
+    """``50``, or ``17 of 50`` when not all rounds have been done."""
+    done, planned = run.rounds_done, run.rounds_planned
+    return str(done) if planned in (None, done) else f"{done} of {planned}"

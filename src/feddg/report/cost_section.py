@@ -1,0 +1,120 @@
+"""What a run took: time, memory, bytes."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from feddg.report.blocks import Cell, Column, Shares, Table
+from feddg.report.wording import duration, number, readable, size
+from feddg.runs.reading import RunRecord
+
+ACTIVITIES = {
+    "prepare": "preparing the images",
+    "setup": "the exchange before training",
+    "train": "training",
+    "aggregate": "aggregation",
+    "evaluate": "evaluation",
+    "other": "everything else",
+}
+VISIBLE_SHARE = 0.002
+COSTS = (
+    ("To a client, per round", "down_per_client_round"),
+    ("From a client, per round", "up_per_client_round"),
+    ("To a client, before training", "setup_down_per_client"),
+    ("From a client, before training", "setup_up_per_client"),
+    ("All messages", "total"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a run took, from its summary or, before there is one, from the rows so far."""
+
+    seconds: Mapping[str, float]
+    total_seconds: float
+    images_per_second: float | None
+    peak_memory: int | None
+    bytes: Mapping[str, Any]
+
+
+def cost_of(run: RunRecord) -> Cost:
+    """The cost of a run so far."""
+    summary = run.summary or {}
+    seconds = dict(summary.get("seconds") or _seconds_so_far(run))
+    total = max(seconds.pop("total", 0.0), sum(seconds.values()))
+    rest = total - sum(seconds.values())
+    if rest > 0.005 * total:
+        seconds["other"] = rest
+    order = list(ACTIVITIES)
+    known = sorted(seconds, key=lambda name: order.index(name) if name in order else len(order))
+    return Cost(
+        {name: seconds[name] for name in known},
+        total,
+        summary.get("images_per_second") or _mean_speed(run),
+        summary.get("peak_memory_bytes"),
+        summary.get("bytes") or _bytes_so_far(run),
+    )
+
+
+def _seconds_so_far(run: RunRecord) -> dict[str, float]:
+    seconds = {"setup": run.metrics.setup.seconds} if run.metrics.setup else {}
+    for row in run.metrics.rounds:
+        for activity, value in row.seconds.items():
+            seconds[activity] = seconds.get(activity, 0.0) + value
+    return seconds
+
+
+def _mean_speed(run: RunRecord) -> float | None:
+    images = sum(row.examples for row in run.metrics.rounds)
+    seconds = sum(row.seconds.get("train", 0.0) for row in run.metrics.rounds)
+    return images / seconds if seconds > 0 else None
+
+
+def _bytes_so_far(run: RunRecord) -> dict[str, float]:
+    rounds = run.metrics.rounds
+    asked = sum(len(row.clients) for row in rounds)
+    if not asked:
+        return {}
+    up, down = sum(row.bytes_up for row in rounds), sum(row.bytes_down for row in rounds)
+    return {
+        "up_per_client_round": up / asked,
+        "down_per_client_round": down / asked,
+        "total": up + down,
+    }
+
+
+def cost_of_runs(runs: Sequence[RunRecord], labels: Sequence[str]) -> Table:
+    """What each run took, one column per run."""
+    costs = [cost_of(run) for run in runs]
+    columns = [Column("", numeric=False), *(Column(label) for label in labels)]
+    activities = dict.fromkeys(name for cost in costs for name in cost.seconds)
+    rows = [_cost_row("Time in all", [duration(cost.total_seconds) for cost in costs], strong=True)]
+    rows += [
+        _cost_row(f"Time for {activity_text(name)}", [duration(c.seconds.get(name)) for c in costs])
+        for name in activities
+    ]
+    rows += [
+        _cost_row("Images per second of training", [number(c.images_per_second) for c in costs]),
+        _cost_row("Peak memory", [size(cost.peak_memory) for cost in costs]),
+    ]
+    rows += [_cost_row(text, [size(cost.bytes.get(key)) for cost in costs]) for text, key in COSTS]
+    return Table(columns, rows)
+
+
+def _cost_row(text: str, values: Sequence[str], strong: bool = False) -> list[Cell]:
+    return [Cell(text), *(Cell(value, strong) for value in values)]
+
+
+def activity_text(name: str) -> str:
+    """What an activity's seconds were spent on, in words."""
+    return ACTIVITIES.get(name, readable(name))
+
+
+def time_shares(cost: Cost) -> Shares:
+    """Where the time went, as one divided bar."""
+    parts = [
+        (activity_text(name), value / cost.total_seconds, duration(value))
+        for name, value in cost.seconds.items()
+        if value > VISIBLE_SHARE * cost.total_seconds
+    ]
+    return Shares(parts, f"Where the time went: {duration(cost.total_seconds)} in all.")

@@ -1,0 +1,281 @@
+"""Tables of a comparison."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+from feddg.comparing.intervals import (
+    Accuracies,
+    Margin,
+    Spread,
+    average_over_columns,
+    best_other,
+    paired_margin,
+    ranks,
+    spread,
+)
+from feddg.comparing.results import Results
+from feddg.report.accuracy_section import SPLIT_HEADINGS
+from feddg.report.blocks import Cell, Column, Table
+from feddg.report.cost_section import cost_of
+from feddg.report.wording import (
+    MISSING,
+    counted,
+    duration,
+    number,
+    percent,
+    readable,
+    size,
+    spelled,
+)
+from feddg.runs.reading import SELECTION_RULES, TEST, VAL, RunRecord, SelectionRule
+
+PRINTED_TOLERANCE = 0.051
+"""Printed averages may differ from their row's mean by rounding, in points."""
+
+
+def accuracy_table(
+    results: Results, rule: SelectionRule, split: str = TEST, axis: str | None = None
+) -> Table:
+    """Accuracy of every method under one selection rule, by column and on average.
+
+    Args:
+        results: the comparison.
+        rule: how a run's round is chosen.
+        split: which images.
+        axis: one column for each value of this axis, averaged over the other axes.
+    """
+    accuracies = results.accuracies(rule, split)
+    columns = results.columns_by(axis) if axis else {column: [column] for column in results.columns}
+    if len(columns) > 1:
+        columns["Average"] = results.columns
+    spreads = {
+        method: [average_over_columns(accuracies[method], group) for group in columns.values()]
+        for method in results.methods
+        if method in accuracies
+    }
+    best = _best(spreads.values())
+    rows = [
+        [Cell(spelled(method)), *(_spread_cell(s, b) for s, b in zip(row, best))]
+        for method, row in spreads.items()
+    ]
+    heads = [Column("Method", numeric=False), *(Column(readable(column)) for column in columns)]
+    caption = _accuracy_caption(results, rule, split)
+    if axis:
+        caption += " Each column is an average over everything else that varies."
+    return Table(heads, rows, caption)
+
+
+def _best(rows: Iterable[Sequence[Spread | None]]) -> list[float | None]:
+    """The highest mean of every column."""
+    return [max((s.mean for s in column if s), default=None) for column in zip(*rows)]
+
+
+def _of_column(accuracies: Accuracies, column: str) -> Spread | None:
+    return spread(value for (place, _), value in accuracies.items() if place == column)
+
+
+def _spread_cell(found: Spread | None, best: float | None) -> Cell:
+    return Cell(spread_text(found), strong=found is not None and found.mean == best)
+
+
+def spread_text(found: Spread | None) -> str:
+    """``83.4 ± 1.2``, in percent; without the deviation for a single value."""
+    if found is None:
+        return MISSING
+    text = percent(found.mean)
+    return text if found.deviation is None else f"{text} ± {100 * found.deviation:.1f}"
+
+
+def _accuracy_caption(results: Results, rule: SelectionRule, split: str) -> str:
+    what = SPLIT_HEADINGS[split].lower()
+    chosen = {
+        None: "after the final round",
+        VAL: "after the round that is best on held-out validation",
+    }.get(rule.split, "after the round that is best on in-domain validation")
+    seeds = len(results.seeds)
+    tail = (
+        f"Mean ± standard deviation over {counted(seeds, 'seed')}."
+        if seeds > 1
+        else "One seed: small differences mean nothing."
+    )
+    return f"Accuracy in percent, {what} domains, {chosen}. Bold: best of a column. {tail}"
+
+
+def rules_table(results: Results) -> Table:
+    """Average test accuracy of every method under the three selection rules."""
+    found = {rule.name: results.accuracies(rule) for rule in SELECTION_RULES}
+    spreads = {
+        method: [
+            average_over_columns(found[rule.name].get(method, {}), results.columns)
+            for rule in SELECTION_RULES
+        ]
+        for method in results.methods
+    }
+    best = _best(spreads.values())
+    rows = [
+        [Cell(spelled(method)), *(_spread_cell(s, b) for s, b in zip(row, best))]
+        for method, row in spreads.items()
+    ]
+    caption = (
+        "Average held-out test accuracy in percent. The columns differ in which round's model "
+        "counts: the final one; the one best on in-domain validation; the one best on held-out "
+        "validation domains. The test domains never choose."
+    )
+    heads = [Column("Method", numeric=False), *(Column(rule.name) for rule in SELECTION_RULES)]
+    return Table(heads, rows, caption)
+
+
+def margin_table(results: Results, rule: SelectionRule = SELECTION_RULES[0]) -> Table | None:
+    """Every method's margin over the best other one, and its mean rank; None for one method."""
+    accuracies = results.accuracies(rule)
+    if len(accuracies) < 2:
+        return None
+    places = ranks(accuracies)
+    rows = []
+    for method in accuracies:
+        other = best_other(method, accuracies)
+        margin = paired_margin(accuracies[method], accuracies[other]) if other else None
+        if other is None or margin is None:
+            continue
+        mean_rank = spread(places[method].values())
+        cells = [
+            Cell(spelled(method)),
+            Cell(spelled(other)),
+            Cell(points(margin.mean), strong=margin.decided),
+            Cell(interval_text(margin)),
+            Cell(number(margin.pairs)),
+            Cell(f"{mean_rank.mean:.2f}" if mean_rank else MISSING),
+        ]
+        rows.append(cells)
+    heads = [
+        Column("Method", numeric=False),
+        Column("Best other method", numeric=False),
+        Column("Margin", "points"),
+        Column("95 % interval", "points"),
+        Column("Pairs"),
+        Column("Mean rank"),
+    ]
+    caption = (
+        "Test accuracy after the final round minus that of the best other method, paired by "
+        "scenario and seed. The interval is Student's t over the pairs; bold where it excludes "
+        "zero. The best other method was picked by these same numbers, which favours it a little."
+    )
+    return Table(heads, rows, caption)
+
+
+def points(difference: float | None) -> str:
+    """A difference of accuracies as ``+1.3`` points."""
+    if difference is None or not math.isfinite(difference):
+        return MISSING
+    return f"{100 * difference:+.1f}"
+
+
+def interval_text(margin: Margin | None) -> str:
+    """``-0.4 to +2.1``, or that there is only one pair."""
+    if margin is None:
+        return MISSING
+    if margin.low is None:
+        return "one pair only"
+    return f"{points(margin.low)} to {points(margin.high)}"
+
+
+def cost_table(results: Results) -> Table:
+    """What a run of each method took, mean over its runs."""
+    heads = [
+        Column("Method", numeric=False),
+        Column("Time", "a run"),
+        Column("Training", "a round"),
+        Column("Fusing", "a round"),
+        Column("Before training"),
+        Column("Images", "per second"),
+        Column("From a client", "per round"),
+        Column("From a client", "before training"),
+        Column("Peak memory"),
+    ]
+    rows = [_cost_cells(method, [r.run for r in results.of(method)]) for method in results.methods]
+    return Table(heads, rows, "Mean over the runs of a method.")
+
+
+def _cost_cells(method: str, runs: Sequence[RunRecord]) -> list[Cell]:
+    costs = [cost_of(run) for run in runs]
+    rounds = [max(1, run.rounds_done) for run in runs]
+
+    def seconds(activity: str, per_round: bool) -> float | None:
+        values = [cost.seconds.get(activity, 0.0) for cost in costs]
+        return _mean([v / r for v, r in zip(values, rounds)] if per_round else values)
+
+    def mean_bytes(name: str) -> float | None:
+        return _mean([cost.bytes.get(name, 0.0) for cost in costs])
+
+    texts = [
+        spelled(method),
+        duration(_mean([cost.total_seconds for cost in costs])),
+        duration(seconds("train", per_round=True)),
+        duration(seconds("aggregate", per_round=True)),
+        duration(seconds("setup", per_round=False)),
+        number(_mean([cost.images_per_second or 0.0 for cost in costs])),
+        size(mean_bytes("up_per_client_round")),
+        size(mean_bytes("setup_up_per_client")),
+        size(_mean([float(cost.peak_memory or 0) for cost in costs])),
+    ]
+    return [Cell(text) for text in texts]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return math.fsum(values) / len(values) if values else None
+
+
+def paper_table(results: Results, split: str) -> Table | None:
+    """Our accuracies beside a paper's, by its rule; None where it has none for the split."""
+    published = (results.paper or {}).get("values", {}).get(split, {})
+    if not published:
+        return None
+    name = (results.paper or {}).get("rule", SELECTION_RULES[0].name)
+    rule = next(rule for rule in SELECTION_RULES if rule.name == name)
+    ours = results.accuracies(rule, split)
+    printed = (results.paper or {}).get("average", {}).get(split, {})
+    rows = []
+    for method in dict.fromkeys([*results.methods, *published]):
+        theirs: Mapping[str, float | None] = published.get(method, {})
+        own = ours.get(method, {})
+        cells = [
+            Cell(_beside(_of_column(own, column), theirs.get(column))) for column in results.columns
+        ]
+        if len(results.columns) > 1:
+            average = average_over_columns(own, results.columns)
+            stated = printed.get(method, _paper_mean(theirs, results.columns))
+            mark = mark_of(stated, theirs, results.columns)
+            cells.append(Cell(_beside(average, stated) + mark))
+        rows.append([Cell(spelled(method)), *cells])
+    heads = [Column("Method", numeric=False)]
+    heads += [Column(readable(column), "ours / paper") for column in results.columns]
+    if len(results.columns) > 1:
+        heads.append(Column("Average", "ours / paper"))
+    source = (results.paper or {}).get("source", "the paper")
+    caption = (
+        f"{SPLIT_HEADINGS[split]} accuracy in percent ({rule.name.lower()}): ours / {source}. An "
+        "asterisk marks a printed average that is not the mean of its printed row; the mean "
+        "follows it."
+    )
+    return Table(heads, rows, caption)
+
+
+def _beside(ours: Spread | None, theirs: float | None) -> str:
+    return f"{spread_text(ours)} / {MISSING if theirs is None else f'{theirs:.2f}'}"
+
+
+def _paper_mean(theirs: Mapping[str, float | None], columns: Sequence[str]) -> float | None:
+    """The mean of a published row; of rows that are not whole, none."""
+    values = [theirs.get(column) for column in columns]
+    known = [value for value in values if value is not None]
+    return math.fsum(known) / len(known) if known and len(known) == len(values) else None
+
+
+def mark_of(
+    stated: float | None, theirs: Mapping[str, float | None], columns: Sequence[str]
+) -> str:
+    """An asterisk and the mean of a printed row where the printed average is another number."""
+    mean = _paper_mean(theirs, columns)
+    if stated is None or mean is None or abs(stated - mean) <= PRINTED_TOLERANCE:
+        return ""
+    return f" * ({mean:.2f})"

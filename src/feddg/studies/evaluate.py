@@ -1,0 +1,161 @@
+"""A finished run's model, evaluated again: under test-time adaptations, client by client.
+
+What is measured is written to ``adaptation.jsonl`` in the run's folder before anything is shown.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy
+
+from feddg.errors import AdaptationError
+from feddg.evaluation.accuracy import Evaluation, Score
+from feddg.evaluation.adaptation import ADAPTATIONS, read
+from feddg.evaluation.predictors import Ensemble, NoSettings, Parts
+from feddg.runs.adapted import ADAPTED, OWN, AdaptedScore, read_adapted
+from feddg.runs.alphas import write_alphas
+from feddg.runs.folder import RunFolder
+from feddg.runs.model import Trained, load_trained
+from feddg.runs.prepare import Progress, build_evaluation, build_worker, cache_folder, load_images
+from feddg.runs.reading import read_run
+
+
+@dataclass(frozen=True)
+class Adaptations:
+    """The result of :func:`evaluate_run`.
+
+    Attributes:
+        scores: in the order in which they were asked for.
+        refused: reasons of the adaptations that do not suit the model, by name.
+    """
+
+    scores: list[AdaptedScore]
+    refused: dict[str, str]
+
+
+def evaluate_run(
+    folder: Path | str,
+    adaptations: Sequence[str] | None = None,
+    *,
+    batch_size: int = 64,
+    personal: bool = False,
+    alphas: bool = False,
+    cache: Path | None = None,
+    progress: Progress = lambda what, done, total: None,
+) -> Adaptations:
+    """Measures a run's model on every split and domain under test-time adaptations.
+
+    What its folder already holds about the same round and batch size is not measured again.
+
+    Args:
+        folder: the run's, with at least one completed round.
+        adaptations: see :func:`feddg.evaluation.adaptation.adapt`; none for all by name.
+        batch_size: images per batch; it matters to those that need a batch or a stream.
+        personal: whether to measure each client's domain under the client's own statistics too.
+        alphas: whether to write how much each layer adapts to each image, ``alphas.csv``.
+        cache: folder of decoded pixels; the user's cache by default.
+        progress: is told how decoding goes on.
+
+    Raises:
+        AdaptationError: an adaptation asked for by name is unknown or does not suit the model.
+        RunError: the folder holds no model.
+    """
+    path = Path(folder)
+    wanted = list(ADAPTATIONS if adaptations is None else adaptations)
+    for spelling in wanted:
+        read(spelling)
+    trained = load_trained(path)
+    round = read_run(path).rounds_done
+    found, refused = _known(path, round, batch_size), {}
+    measure = _Measurement(path, trained, round, batch_size, cache, progress)
+    for spelling in wanted:
+        if spelling in found:
+            continue
+        try:
+            found[spelling] = list(measure.adapted(spelling))
+        except AdaptationError as error:
+            if adaptations is not None:
+                raise
+            refused[spelling] = str(error)
+    if personal and OWN not in found:
+        found[OWN] = list(measure.personal())
+    new = {(name, round, batch_size) for name in found}
+    kept = [row for row in read_adapted(path) if row.key not in new]
+    scores = [score for rows in found.values() for score in rows]
+    with RunFolder(path) as open_folder:
+        text = "".join(json.dumps(asdict(row)) + "\n" for row in (*kept, *scores))
+        open_folder.replace(ADAPTED, text)
+        if alphas:
+            write_alphas(open_folder, trained.method, trained.network, measure.evaluation)
+    asked = [*wanted, *([OWN] if personal else [])]
+    return Adaptations([score for name in asked for score in found.get(name, [])], refused)
+
+
+def _known(path: Path, round: int, batch_size: int) -> dict[str, list[AdaptedScore]]:
+    known: dict[str, list[AdaptedScore]] = {}
+    for row in read_adapted(path):
+        if row.key == (row.adaptation, round, batch_size):
+            known.setdefault(row.adaptation, []).append(row)
+    return known
+
+
+class _Measurement:
+    """Evaluates one run's model; its images are loaded when first needed."""
+
+    def __init__(
+        self,
+        path: Path,
+        trained: Trained,
+        round: int,
+        batch_size: int,
+        cache: Path | None,
+        progress: Callable[[str, int, int], None],
+    ) -> None:
+        self._path, self._trained, self._round = path, trained, round
+        self._batch_size, self._cache, self._progress = batch_size, cache, progress
+        self._evaluation: Evaluation | None = None
+
+    @property
+    def evaluation(self) -> Evaluation:
+        """What the model is measured on."""
+        if self._evaluation is None:
+            cache, experiment = self._cache or cache_folder(), self._trained.experiment
+            images = load_images(experiment, cache, self._progress)
+            worker = build_worker(experiment, self._trained.network, cache)
+            evaluation = build_evaluation(experiment, images, worker)
+            self._evaluation = replace(evaluation, batch_size=self._batch_size)
+        return self._evaluation
+
+    def adapted(self, spelling: str) -> Iterator[AdaptedScore]:
+        """Scores of every split and domain under one adaptation."""
+        self._trained.predictor(spelling)  # refuses before any image is decoded
+        evaluation = self.evaluation
+        predictor = self._trained.predictor(spelling)  # the device may have changed
+        for score in evaluation.scores(predictor):
+            yield self._row(spelling, score)
+
+    def personal(self) -> Iterator[AdaptedScore]:
+        """In-domain scores of each client's domains under its own statistics."""
+        trained, evaluation = self._trained, self.evaluation
+        clients = read_run(self._path).clients
+        assert clients is not None
+        for client in clients.clients:
+            part = trained.parts.clients.get(client.id)
+            main = int(numpy.argmax(client.domains))
+            splits = {
+                name: rows[evaluation.domains[rows] == main]
+                for name, rows in evaluation.splits.items()
+                if name.startswith("id_")
+            }
+            own = replace(evaluation, splits={n: rows for n, rows in splits.items() if len(rows)})
+            if part is None or not own.splits:
+                continue
+            parts = Parts({client.id: part}, trained.parts.seed)
+            for score in own.scores(Ensemble(trained.network, NoSettings(), parts)):
+                yield self._row(OWN, score, client.id)
+
+    def _row(self, name: str, score: Score, client: int | None = None) -> AdaptedScore:
+        where = (name, self._round, self._batch_size, score.split, score.domain)
+        return AdaptedScore(*where, score.accuracy, score.examples, client)

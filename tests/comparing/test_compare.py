@@ -1,0 +1,232 @@
+"""`compare` runs what is missing, once; it survives failing runs, interruptions and kills."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import yaml
+
+from feddg.api import compare
+from feddg.comparing.compare import prepare_work
+from feddg.comparing.estimate import estimate
+from feddg.comparing.pool import Watcher, threads_per_job
+from feddg.federation.turns import threads
+from feddg.runs.reading import read_rows, read_run
+
+BASE = {
+    "data": {"source": "digits", "image_size": 16},
+    "clients": {"number": 3},
+    "train": {"rounds": 2, "local_epochs": 1, "batch_size": 128},
+}
+BROKEN = {
+    "label": "broken",
+    "name": "fedavg",
+    "experiment": {"model": {"backbone": "resnet18", "weights": "/nowhere.pth"}},
+}
+PLAN = {"name": "mine", "base": BASE, "methods": ["fedavg", "fedprox"], "hold_out": ["sketch"]}
+
+
+class Notes(Watcher):
+    """Writes down what it is told; interrupts when it hears of a round of ``stop_at``."""
+
+    def __init__(self, stop_at=None):
+        self.stop_at, self.ends, self.counts, self.rounds = stop_at, [], None, []
+
+    def start(self, total, done, jobs):
+        self.counts = (total, done)
+
+    def news(self, task, facts):
+        if "rounds" in facts:
+            self.rounds.append((task.experiment.method.name, facts["rounds"]))
+        if (task.experiment.method.name, facts.get("rounds")) == self.stop_at:
+            raise KeyboardInterrupt
+
+    def ended(self, outcome):
+        self.ends.append((outcome.task.experiment.method.name, outcome.status))
+
+
+@pytest.fixture
+def run_plan(tmp_path):
+    def run(plan=PLAN, jobs=0, watcher=None, **more):
+        notes = watcher or Notes()
+        done = compare(
+            plan,
+            tmp_path / "out",
+            jobs=jobs,
+            cache=tmp_path / "cache",
+            watcher=notes,
+            report=False,
+            **more,
+        )
+        return done, notes
+
+    return run
+
+
+def contents(folder):
+    return {
+        path.relative_to(folder): (path.stat().st_mtime_ns, path.read_bytes())
+        for path in folder.rglob("metrics.jsonl")
+    }
+
+
+def test_an_interrupted_comparison_goes_on_and_runs_nothing_twice(run_plan, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        run_plan(watcher=Notes(stop_at=("fedprox", 1.0)))
+    before = contents(tmp_path / "out")
+    done, notes = run_plan()
+    assert notes.counts == (2, 1)
+    assert notes.ends == [("fedprox", "completed")]
+    assert "fedavg" not in [method for method, _ in notes.rounds]
+    (fedavg,) = (path for path in before if "fedavg" in str(path))
+    assert contents(tmp_path / "out")[fedavg] == before[fedavg]
+    for folder in done.work.folders.values():
+        rounds = [r["round"] for r in read_rows(folder / "metrics.jsonl") if r["kind"] == "round"]
+        assert rounds == [1, 2]
+    again, notes = run_plan()
+    assert (notes.counts, notes.ends, again.outcomes) == ((2, 2), [], [])
+
+
+def test_a_failing_run_stops_nobody_and_is_tried_again(run_plan):
+    plan = PLAN | {"methods": [BROKEN, "fedprox"]}
+    done, notes = run_plan(plan)
+    assert [status for _, status in notes.ends] == ["failed", "completed"]
+    assert "/nowhere.pth does not exist" in done.failures[0].error
+    done, notes = run_plan(plan)
+    assert notes.counts == (2, 1)
+    assert len(done.failures) == 1
+
+
+def test_a_run_made_elsewhere_under_another_name_is_found(run_plan, tmp_path):
+    done, _ = run_plan(PLAN | {"methods": ["fedavg"]})
+    (folder,) = done.work.folders.values()
+    folder.rename(folder.with_name(f"mine-{folder.name.rpartition('-')[2]}"))
+    work = prepare_work(PLAN, tmp_path / "out")
+    assert [task.experiment.method.name for task in work.missing] == ["fedprox"]
+
+
+def test_the_estimate_learns_from_finished_runs(run_plan):
+    done, _ = run_plan()
+    records = [read_run(folder) for folder in done.work.folders.values()]
+    took = {record.method: record.summary["seconds"]["total"] for record in records}
+    wanted = prepare_work(PLAN | {"hold_out": ["ink"]}, "elsewhere").missing
+    found = estimate([task.experiment for task in wanted], records, jobs=2)
+    assert (found.known, found.measured, found.unknown) == (2, 0, 0)
+    assert found.low < sum(took.values()) / 2 < found.high
+
+
+def test_without_finished_runs_the_estimate_is_measured():
+    wanted = prepare_work(PLAN | {"methods": ["fedavg", "pardon"]}, "elsewhere").missing
+    missing = {"source": "folder", "root": "/nowhere"}
+    nowhere = PLAN | {"base": {**BASE, "data": missing, "model": {"weights": None}}}
+    wanted = [*wanted, *prepare_work(nowhere | {"methods": ["fedavg"]}, "elsewhere").missing]
+    found = estimate([task.experiment for task in wanted], [], jobs=1)
+    assert (found.known, found.measured, found.unknown) == (0, 2, 1)
+    assert 0 < found.low < found.high
+
+
+def test_threads_are_shared_out(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr("feddg.comparing.pool.available_cores", lambda: 8)
+    assert [threads_per_job(jobs) for jobs in (1, 3, 8, 20)] == [8, 2, 1, 1]
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert threads_per_job(2) == 1
+
+
+def test_processes_give_the_same_numbers_and_say_why_one_failed(run_plan, tmp_path):
+    plan = PLAN | {"methods": [BROKEN, "fedavg"]}
+    done, notes = run_plan(plan, jobs=2)
+    assert sorted(notes.ends) == [("fedavg", "completed"), ("fedavg", "failed")]
+    assert "/nowhere.pth does not exist" in done.failures[0].error
+    # Sums over another number of threads round differently.
+    with threads(threads_per_job(2)):
+        here = compare(plan, tmp_path / "here", cache=tmp_path / "cache", report=False)
+    found = [
+        [r["accuracy"] for r in read_rows(out.folder / name / "metrics.jsonl") if "accuracy" in r]
+        for out in (done, here)
+        for name in (out.work.missing[1].folder.name,)
+    ]
+    assert found[0] == pytest.approx(found[1])
+
+
+# --- the command line, killed ---------------------------------------------------------------------
+
+
+def start(plan, out, tmp_path, *flags):
+    file = tmp_path / "plan.yaml"
+    file.write_text(yaml.safe_dump(plan))
+    return subprocess.Popen(
+        [sys.executable, "-m", "feddg", "compare", str(file), "--out", str(out), *flags],
+        env=os.environ | {"FEDDG_CACHE": str(tmp_path / "cache")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        # Tests that run in the background would hand on that Ctrl-C is ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+
+
+def wait_for(condition, process, seconds=900):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, process.stdout.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def begun(out):
+    """Folders of runs with a completed round."""
+    folders = [path.parent for path in out.glob("*/metrics.jsonl")]
+    return [folder for folder in folders if read_run(folder).rounds_done > 0]
+
+
+LONG = PLAN | {"base": BASE | {"train": BASE["train"] | {"rounds": 60}}}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGKILL])
+def test_a_killed_comparison_ends_its_processes_and_goes_on(tmp_path, kind):
+    out = tmp_path / "out"
+    process = start(LONG, out, tmp_path, "--jobs", "2", "--no-estimate")
+    wait_for(lambda: len(begun(out)) == 2, process)
+    process.send_signal(kind)
+    shown, _ = process.communicate(timeout=900)
+    if kind == signal.SIGINT:
+        assert process.returncode == 130, shown
+        assert "the same command goes on" in shown
+    folders = [path.parent for path in out.glob("*/experiment.yaml")]
+    deadline = time.monotonic() + 900
+    while any(read_run(folder).summary is None for folder in folders):
+        assert time.monotonic() < deadline, "a process outlived its comparison"
+        time.sleep(0.1)
+    done = [read_run(folder).rounds_done for folder in folders]
+    assert all(0 < rounds < 60 for rounds in done)
+    process = start(LONG, out, tmp_path, "--jobs", "2", "--no-estimate")
+    shown, _ = process.communicate(timeout=900)
+    assert process.returncode == 0, shown
+    assert "2 to continue" in shown
+    for folder in folders:
+        rounds = [r["round"] for r in read_rows(folder / "metrics.jsonl") if r["kind"] == "round"]
+        assert rounds == list(range(1, 61))
+    assert (out / "report.html").is_file()
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_is_a_failed_run(tmp_path):
+    out = tmp_path / "out"
+    process = start(LONG, out, tmp_path, "--no-estimate")
+    wait_for(lambda: begun(out), process)
+    children = subprocess.run(
+        ["pgrep", "-P", str(process.pid), "-f", "feddg.comparing.process"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+    os.kill(int(children[0]), signal.SIGKILL)
+    shown, _ = process.communicate(timeout=900)
+    assert process.returncode == 1
+    assert "its process was killed, perhaps for want of memory" in shown
+    assert "1/2" in shown

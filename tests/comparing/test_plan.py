@@ -1,0 +1,138 @@
+"""Plans expand to the product of their axes; every experiment is what one would write by hand."""
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from feddg.comparing.plan import Plan, distinct, expand_plan, load_plan
+from feddg.errors import DataError, ExperimentError
+from feddg.experiment import Experiment
+
+BASE = {"data": "digits", "train": {"rounds": 2}}
+
+
+def plan(**fields):
+    return Plan(**({"base": BASE} | fields))
+
+
+def test_a_cell_is_the_experiment_one_would_write_by_hand():
+    cells = expand_plan(
+        plan(
+            methods=["fedavg", {"name": "pardon", "gamma1": 0.5, "label": "half"}],
+            hold_out=[{"val": "ink", "test": "sketch"}],
+            heterogeneity=[0.5],
+            clients=[[12, 3]],
+            seeds=[7],
+        )
+    )
+    by_hand = Experiment(
+        data="digits",
+        train={"rounds": 2},
+        hold_out={"val": "ink", "test": "sketch"},
+        clients={"number": 12, "per_round": 3, "heterogeneity": 0.5},
+        method={"name": "pardon", "gamma1": 0.5},
+        seed=7,
+    )
+    assert [cell.method for cell in cells] == ["fedavg", "half"]
+    assert cells[1].experiment.id == by_hand.id
+    assert cells[1].scenario == "sketch"
+    assert cells[1].conditions == (("heterogeneity", "0.5"), ("clients", "3 of 12"))
+
+
+@settings(max_examples=25)
+@given(
+    methods=st.sets(st.sampled_from(["fedavg", "fedprox", "mixstyle"]), min_size=1),
+    held=st.sampled_from(["lodo", "ltdo", "ltdo-all", ["ink"], ["ink", "chalk"]]),
+    heterogeneity=st.sets(st.sampled_from([0.0, 0.1, 1.0])),
+    clients=st.sets(st.sampled_from([3, 4, 5])),
+    rates=st.sets(st.sampled_from([0.1, 0.2]), min_size=1),
+    seeds=st.integers(1, 3),
+)
+def test_the_number_of_cells_is_the_product_of_the_axes(
+    methods, held, heterogeneity, clients, rates, seeds
+):
+    cells = expand_plan(
+        plan(
+            methods=sorted(methods),
+            hold_out=held,
+            heterogeneity=sorted(heterogeneity),
+            clients=sorted(clients),
+            settings={"train.lr": sorted(rates)},
+            seeds=seeds,
+        )
+    )
+    scenarios = {"lodo": 4, "ltdo": 4, "ltdo-all": 12}.get(str(held), len(held))
+    expected = len(methods) * scenarios * len(rates) * seeds
+    expected *= max(1, len(heterogeneity)) * max(1, len(clients))
+    assert len(cells) == expected
+    assert len(list(distinct(cells))) == expected
+    assert [cell.seed for cell in cells] == sorted(cell.seed for cell in cells)
+
+
+def test_a_hyper_parameter_that_a_method_lacks_does_not_multiply_its_runs():
+    cells = expand_plan(
+        plan(hold_out=["ink"], methods=["fedavg", "pardon"], settings={"method.gamma1": [0.1, 1.0]})
+    )
+    assert [(c.method, dict(c.conditions)["gamma1"]) for c in cells] == [
+        ("fedavg", "0.1"),
+        ("pardon", "0.1"),
+        ("fedavg", "1"),
+        ("pardon", "1"),
+    ]
+    assert len(list(distinct(cells))) == 3
+
+
+def test_overrides_win_over_everything():
+    variant = {"name": "fedavg", "experiment": {"train": {"rounds": 9}}}
+    (cell,) = expand_plan(
+        plan(hold_out=["ink"], methods=[variant], settings={"train.lr": [0.5]}),
+        {"train": {"rounds": 1, "lr": 0.25}, "data": {"image_size": 16}},
+    )
+    assert (cell.experiment.train.rounds, cell.experiment.train.lr) == (1, 0.25)
+    assert cell.experiment.data.image_size == 16
+
+
+def test_columns_that_test_on_the_same_domain_name_the_validation_domain():
+    cells = expand_plan(plan(hold_out="ltdo-all", methods=["fedavg"]))
+    assert len({cell.scenario for cell in cells}) == 12
+    assert "sketch (validated on ink)" in {cell.scenario for cell in cells}
+
+
+def test_a_plan_survives_its_file(tmp_path):
+    first = plan(hold_out="lodo", methods=["fedavg", {"name": "pardon", "gamma1": 2}], seeds=2)
+    path = tmp_path / "mine.yaml"
+    path.write_text(first.to_yaml())
+    again = load_plan(path)
+    assert [c.experiment.id for c in expand_plan(again)] == [
+        c.experiment.id for c in expand_plan(first)
+    ]
+    path.write_text(yaml.safe_dump({"base": BASE}))
+    assert load_plan(path).name == "mine"
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"method": ["fedavg"]}, "no field 'method' .did you mean 'methods'"),
+        ({"methods": ["fedavg", "fedavg"]}, "label what is alike"),
+        ({"seeds": []}, "one or more"),
+        ({"methods": ["fedavgg"], "hold_out": ["ink"]}, "did you mean 'fedavg'"),
+        ({"settings": {"method.gama1": [1]}}, "did you mean 'gamma1'"),
+        ({"hold_out": "todo"}, "hold_out"),
+        ({"settings": {"train.rouns": [1]}, "hold_out": ["ink"]}, "did you mean 'rounds'"),
+        ({"hold_out": "lodo", "base": {"data": {"source": "folder"}}}, "needs the folder"),
+    ],
+)
+def test_mistakes_are_named(fields, text):
+    with pytest.raises((ExperimentError, DataError), match=text):
+        expand_plan(plan(**fields))
+
+
+def test_a_missing_or_damaged_file_is_named(tmp_path):
+    with pytest.raises(ExperimentError, match=r"none\.yaml does not exist"):
+        load_plan(tmp_path / "none.yaml")
+    for text in ("a: [", "- list"):
+        (tmp_path / "bad.yaml").write_text(text)
+        with pytest.raises(ExperimentError, match=r"bad\.yaml"):
+            load_plan(tmp_path / "bad.yaml")

@@ -1,0 +1,312 @@
+"""Comparisons of synthetic run folders: tables agree with pandas over the folders' own formulas."""
+
+import csv
+import io
+import json
+import re
+
+import numpy as np
+import pandas
+import pytest
+
+from feddg.comparing.intervals import paired_margin
+from feddg.comparing.results import read_comparison, results_of
+from feddg.errors import RunError
+from feddg.report import write_comparison, write_report
+from feddg.report.blocks import Cell, Column, Table
+from feddg.report.formats import to_csv, to_latex, to_markdown
+from feddg.report.many_tables import (
+    accuracy_table,
+    margin_table,
+    paper_table,
+    rules_table,
+)
+from feddg.runs.reading import SELECTION_RULES, TEST, VAL
+
+SCENARIOS = ("photo", "sketch")
+GAINS = {"fedavg": 0.0, "pardon": 0.06, "mixstyle": 0.03}
+SEEDS = (0, 1, 2)
+FINAL = SELECTION_RULES[0]
+
+
+def gain_of(method, scenario, seed, heterogeneity=0.1):
+    """A made-up effect: of the method, the scenario, lambda, and chance."""
+    chance = np.random.default_rng([len(method), len(scenario), seed]).normal(0, 0.01)
+    return GAINS[method] - 0.1 * (scenario == "sketch") + 0.1 * heterogeneity + float(chance)
+
+
+@pytest.fixture
+def comparison(folder_maker, tmp_path):
+    """A folder as ``feddg compare`` leaves it, and its makers by (method, scenario, seed)."""
+
+    def make(paper=None, missing=(), values=(0.1,)):
+        makers, cells = {}, []
+        for method in GAINS:
+            for scenario in SCENARIOS:
+                for seed in SEEDS:
+                    for value in values:
+                        key = (method, scenario, seed, value)
+                        name = "-".join(map(str, key))
+                        maker = folder_maker(
+                            name,
+                            method=method,
+                            test=[scenario],
+                            training=["cartoon"],
+                            seed=seed,
+                            heterogeneity=value,
+                            gain=gain_of(method, scenario, seed, value),
+                            status="interrupted" if key[:3] in missing else "completed",
+                            pictures=0,
+                        )
+                        maker.write()
+                        makers[key] = maker
+                        place = {"method": method, "scenario": scenario, "seed": seed}
+                        place |= {"conditions": {"heterogeneity": str(value)}, "folder": name}
+                        cells.append(place)
+        content = {"name": "made-up", "title": "Made up", "cells": cells, "paper": paper}
+        (tmp_path / "comparison.json").write_text(json.dumps(content))
+        return tmp_path, makers
+
+    return make
+
+
+def frame(makers):
+    """Every run and rule as pandas rows, from the makers' formulas alone."""
+    rows = []
+    for (method, scenario, seed, value), maker in makers.items():
+        rounds = range(1, 7)
+        chosen = {
+            FINAL.name: 6,
+            "Best in-domain validation": max(rounds, key=lambda r: maker.accuracy("id_val", 0, r)),
+            "Best held-out validation": max(rounds, key=lambda r: maker.accuracy("val", 0, r)),
+        }
+        for rule, r in chosen.items():
+            scores = {split: maker.accuracy(split, 0, r) for split in (TEST, VAL)}
+            place = {"method": method, "column": scenario, "seed": seed, "value": value}
+            rows.append(place | {"rule": rule, "round": r} | scores)
+    return pandas.DataFrame(rows)
+
+
+def texts(table):
+    return {row[0].text: [cell.text for cell in row[1:]] for row in table.rows}
+
+
+SPELLED = {"fedavg": "FedAvg", "pardon": "PARDON", "mixstyle": "MixStyle"}
+
+
+def shown(mean, deviation):
+    return f"{100 * mean:.1f} ± {100 * deviation:.1f}"
+
+
+@pytest.mark.parametrize("rule", SELECTION_RULES, ids=lambda rule: rule.name)
+@pytest.mark.parametrize("split", [TEST, VAL])
+def test_accuracies_agree_with_pandas(comparison, rule, split):
+    folder, makers = comparison()
+    own = frame(makers).query("rule == @rule.name")
+    by_column = own.groupby(["method", "column"])[split].agg(["mean", "std"])
+    averages = own.groupby(["method", "seed"])[split].mean().groupby("method").agg(["mean", "std"])
+    found = texts(accuracy_table(read_comparison(folder), rule, split))
+    for method, name in SPELLED.items():
+        expected = [shown(*by_column.loc[method, scenario]) for scenario in SCENARIOS]
+        assert found[name] == [*expected, shown(*averages.loc[method])]
+
+
+def test_the_three_rules_stand_side_by_side(comparison):
+    folder, makers = comparison()
+    own = frame(makers).groupby(["method", "rule", "seed"])[TEST].mean()
+    averages = own.groupby(["method", "rule"]).agg(["mean", "std"])
+    table = rules_table(read_comparison(folder))
+    assert [column.heading for column in table.columns[1:]] == [r.name for r in SELECTION_RULES]
+    found = texts(table)
+    for method, name in SPELLED.items():
+        assert found[name] == [shown(*averages.loc[method, rule.name]) for rule in SELECTION_RULES]
+
+
+def test_margins_agree_with_pandas(comparison):
+    folder, makers = comparison()
+    wide = (
+        frame(makers)
+        .query("rule == @FINAL.name")
+        .pivot_table(index=["column", "seed"], columns="method", values=TEST)
+    )
+    found = texts(margin_table(read_comparison(folder)))
+    for method, other in (("pardon", "mixstyle"), ("fedavg", "pardon"), ("mixstyle", "pardon")):
+        differences = wide[method] - wide[other]
+        # 2.5706: Student's t, two-sided 95 %, 5 degrees of freedom, from a printed table
+        reach = 2.5706 * differences.std() / np.sqrt(6)
+        low, high = differences.mean() - reach, differences.mean() + reach
+        places = wide.rank(axis=1, ascending=False)[method].mean()
+        assert found[SPELLED[method]] == [
+            SPELLED[other],
+            f"{100 * differences.mean():+.1f}",
+            f"{100 * low:+.1f} to {100 * high:+.1f}",
+            "6",
+            f"{places:.2f}",
+        ]
+
+
+def test_a_method_against_itself_under_other_seeds_is_undecided(folder_maker):
+    """Two groups of runs of one method that differ in their seeds alone."""
+    random = np.random.default_rng(5)
+    folders = [
+        folder_maker(f"s{seed}", seed=seed, gain=float(random.normal(0, 0.02))).write()
+        for seed in range(12)
+    ]
+    results = results_of(folders).accuracies(FINAL)["pardon"]
+    first = {("photo", seed): results["photo", seed] for seed in range(6)}
+    second = {("photo", seed - 6): results["photo", seed] for seed in range(6, 12)}
+    margin = paired_margin(first, second)
+    assert margin.low < 0 < margin.high
+
+
+def test_results_csv_holds_every_number(comparison):
+    folder, makers = comparison()
+    write_comparison(folder)
+    rows = pandas.read_csv(folder / "results.csv")
+    for split in (TEST, VAL):
+        found = rows[rows["split"] == split].set_index(["method", "column", "seed", "rule"])
+        expected = frame(makers).set_index(["method", "column", "seed", "rule"])
+        pandas.testing.assert_series_equal(
+            found["accuracy"].sort_index(),
+            expected[split].sort_index(),
+            check_names=False,
+            rtol=1e-12,
+        )
+        assert (found["round"].sort_index() == expected["round"].sort_index()).all()
+
+
+def test_an_incomplete_run_is_left_out_and_named(comparison):
+    folder, _ = comparison(missing=[("pardon", "photo", 1)])
+    results = read_comparison(folder)
+    assert results.open == [("pardon-photo-1-0.1", "interrupted")]
+    found = results.accuracies(FINAL)
+    assert ("photo", 1) not in found["pardon"]
+    assert ("photo", 1) in found["fedavg"]
+    page = write_comparison(folder).read_text("utf-8")
+    assert "pardon-photo-1-0.1 (interrupted)" in page
+
+
+def test_axes_get_tables_of_their_own(comparison):
+    folder, makers = comparison(values=(0.0, 0.5, 1.0))
+    results = read_comparison(folder)
+    assert results.axes == {"held out": list(SCENARIOS), "heterogeneity": ["0.0", "0.5", "1.0"]}
+    own = frame(makers).query("rule == @FINAL.name")
+    means = own.groupby(["method", "value", "seed"])[TEST].mean().groupby(["method", "value"])
+    found = texts(accuracy_table(results, FINAL, axis="heterogeneity"))
+    expected = means.agg(["mean", "std"])
+    assert found["PARDON"][:3] == [shown(*expected.loc["pardon", v]) for v in (0.0, 0.5, 1.0)]
+    text = write_comparison(folder).read_text("utf-8")
+    assert "By heterogeneity" in text
+
+
+PAPER = {
+    "source": "Some paper, Table 9",
+    "values": {
+        TEST: {"fedavg": {"photo": 50.0, "sketch": 40.0}, "ours": {"photo": 60.0, "sketch": 50.0}}
+    },
+    "average": {TEST: {"fedavg": 45.04, "ours": 56.0}},
+    "notes": [],
+}
+
+
+def test_the_paper_stands_beside_ours_and_a_wrong_average_is_marked(comparison):
+    folder, makers = comparison(paper=PAPER)
+    own = frame(makers).query("rule == @FINAL.name and method == 'fedavg'")
+    spread = own.groupby("column")[TEST].agg(["mean", "std"])
+    found = texts(paper_table(read_comparison(folder), TEST))
+    assert found["FedAvg"][0] == f"{shown(*spread.loc['photo'])} / 50.00"
+    assert found["FedAvg"][2].endswith(" / 45.04")  # rounding is no fault
+    assert found["ours"] == ["– / 60.00", "– / 50.00", "– / 56.00 * (55.00)"]
+    assert paper_table(read_comparison(folder), VAL) is None
+
+
+def test_bare_folders_find_their_places(folder_maker):
+    folders = [
+        folder_maker(
+            f"{method}{value}{gamma}{seed}",
+            method=method,
+            heterogeneity=value,
+            seed=seed,
+            hyper_parameters={"gamma1": gamma} if method == "pardon" else {},
+        ).write()
+        for method, gamma in (("fedavg", 0), ("pardon", 0.5), ("pardon", 1.0))
+        for value in (0.1, 1.0)
+        for seed in (0, 1)
+    ]
+    results = results_of(folders)
+    assert results.methods == ["fedavg", "pardon, gamma1 0.5", "pardon, gamma1 1.0"]
+    assert results.axes == {"clients.heterogeneity": ["0.1", "1.0"]}
+    assert results.seeds == [0, 1]
+    assert len(results.accuracies(FINAL)["fedavg"]) == 4
+
+
+def test_a_folder_without_a_comparison_is_named(tmp_path):
+    with pytest.raises(RunError, match="holds no comparison"):
+        read_comparison(tmp_path)
+
+
+def test_a_browser_draws_the_page_without_error_or_request(comparison, open_in_browser):
+    folder, _ = comparison(paper=PAPER, values=(0.0, 1.0))
+    page = write_comparison(folder)
+    opened = open_in_browser(page)
+    assert opened.errors == []
+    assert opened.requests == []
+    assert 'data-charts="drawn"' in opened.page
+    # rounds, margins, ranks, heterogeneity, bytes, seconds
+    assert opened.page.count('data-state="drawn"') == 6
+
+
+# --- files ---------------------------------------------------------------------------------------
+
+
+TRICKY = Table(
+    [Column("Method", numeric=False), Column("100 %", "a_b")],
+    [
+        [Cell("A & B_{c} | d"), Cell("1.0 ± 0.2", strong=True)],
+        [Cell('x, "y"\nz'), Cell("–")],
+    ],
+    "50 % of $x$ # ~ ^ \\",
+)
+
+
+def test_csv_reads_back():
+    rows = list(csv.reader(io.StringIO(to_csv(TRICKY))))
+    assert rows == [
+        ["Method", "100 % (a_b)"],
+        ["A & B_{c} | d", "1.0 ± 0.2"],
+        ['x, "y"\nz', ""],
+    ]
+
+
+def test_markdown_keeps_its_columns():
+    lines = to_markdown(TRICKY).splitlines()[:4]
+    assert [len(re.findall(r"(?<!\\)\|", line)) for line in lines] == [3, 3, 3, 3]
+    assert lines[1] == "| :--- | ---: |"
+    assert "**1.0 ± 0.2**" in lines[2]
+
+
+def test_latex_escapes_what_is_special():
+    text = to_latex(TRICKY)
+    assert r"A \& B\_\{c\} | d & \textbf{1.0 $\pm$ 0.2} \\" in text
+    assert r"50 \% of \$x\$ \# \textasciitilde{} \textasciicircum{} \textbackslash{}" in text
+    assert text.count(r"\\") == 3
+    assert r"\begin{tabular}{lr}" in text
+
+
+def test_the_same_tables_are_on_the_page_and_in_the_files(comparison):
+    folder, _ = comparison(paper=PAPER)
+    page = write_comparison(folder).read_text("utf-8")
+    names = {path.stem for path in (folder / "tables").glob("*.csv")}
+    assert {"accuracy", "margins_and_ranks", "which_round_counts", "beside_the_paper"} <= names
+    for name in names:
+        assert {p.suffix for p in (folder / "tables").glob(f"{name}.*")} == {".md", ".csv", ".tex"}
+        for row in csv.reader(io.StringIO((folder / "tables" / f"{name}.csv").read_text())):
+            assert row[0].split(" (")[0] in page
+    whole = (folder / "tables" / "tables.md").read_text("utf-8")
+    assert (folder / "tables" / "accuracy.md").read_text("utf-8") in whole
+
+
+def test_report_of_a_comparison_folder_is_its_page(comparison, tmp_path):
+    folder, _ = comparison()
+    first = write_comparison(folder).read_text("utf-8")
+    assert write_report([folder], tmp_path / "again.html").read_text("utf-8") == first

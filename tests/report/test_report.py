@@ -1,0 +1,426 @@
+"""The page is read with an HTML parser; its figures are compared to the records' own formulas."""
+
+import html
+import json
+import re
+import shutil
+from collections import Counter
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from feddg.errors import RunError
+from feddg.report import write_report
+from feddg.report.charts import client_groups, client_heat_map
+from feddg.report.cost_section import cost_of
+from feddg.report.several_page import run_labels
+from feddg.report.wording import counted, duration, listed, number, percent, size, spelled
+from feddg.runs.reading import Client, Clients, read_run
+
+NASTY = '<script>alert("x")</script><img src=http://example.org/x onerror=alert(1)>&amp;'
+
+
+class PageReader(HTMLParser):
+    """Collects what a page consists of: tags, addresses, charts, table rows and visible text."""
+
+    def __init__(self, text):
+        super().__init__(convert_charrefs=True)
+        self.tags = Counter()
+        self.addresses = []
+        self.handlers = []
+        self.json = []
+        self.rows = []
+        self.text = []
+        self._open = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags[tag] += 1
+        fields = dict(attrs)
+        self.addresses += [fields[key] for key in ("src", "href", "action") if key in fields]
+        self.handlers += [key for key in fields if key.startswith("on")]
+        self._open.append((tag, fields))
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+
+    def handle_endtag(self, tag):
+        while self._open and self._open.pop()[0] != tag:
+            pass
+
+    def handle_data(self, data):
+        tag, fields = self._open[-1] if self._open else ("", {})
+        if tag == "script":
+            if fields.get("type") == "application/json":
+                self.json.append(json.loads(data))
+            return
+        if tag == "style":
+            return
+        self.text.append(data)
+        if any(name in ("td", "th") for name, _ in self._open):
+            self.rows[-1][-1] += data.strip()
+
+    @property
+    def charts(self):
+        return [content for content in self.json if "data" in content and "layout" in content]
+
+    def lines(self):
+        """Traces of all charts by name."""
+        return {
+            trace["name"]: trace
+            for chart in self.charts
+            for trace in chart["data"]
+            if "name" in trace
+        }
+
+    def row(self, *beginning):
+        found = [row for row in self.rows if row[: len(beginning)] == list(beginning)]
+        assert found, (beginning, self.rows)
+        return found[0]
+
+
+@pytest.fixture
+def read_page(tmp_path):
+    def read(*folders):
+        return PageReader(
+            write_report(folders, tmp_path / "out" / "report.html").read_text("utf-8")
+        )
+
+    return read
+
+
+# --- one run ------------------------------------------------------------------------------------
+
+
+def test_the_curves_are_the_recorded_accuracies(folder_maker, read_page):
+    maker = folder_maker()
+    lines = read_page(maker.write()).lines()
+    for name, split, domain in (
+        ("photo · held-out test", "test", 0),
+        ("art painting · held-out validation", "val", 0),
+        ("sketch · in-domain validation", "id_val", 1),
+        ("cartoon · in-domain test", "id_test", 0),
+    ):
+        expected = [100 * maker.accuracy(split, domain, round_) for round_ in range(7)]
+        assert lines[name]["x"] == list(range(7))
+        assert lines[name]["y"] == pytest.approx(expected)
+
+
+def test_the_loss_curves_are_the_recorded_terms(folder_maker, read_page):
+    maker = folder_maker()
+    lines = read_page(maker.write()).lines()
+    expected = [maker.round_row(round_)["terms"]["triplet"] for round_ in range(1, 7)]
+    assert lines["triplet"]["y"] == pytest.approx(expected, abs=1e-6)
+    assert lines["triplet"]["x"] == [1, 2, 3, 4, 5, 6]
+
+
+def test_the_final_table_shows_three_rules_by_name(folder_maker, read_page):
+    maker = folder_maker()
+    page = read_page(maker.write())
+    in_domain = [np.mean([maker.accuracy("id_val", d, r) for d in (0, 1)]) for r in range(1, 7)]
+    held_out = [maker.accuracy("val", 0, r) for r in range(1, 7)]
+    rounds = [6, 1 + int(np.argmax(in_domain)), 1 + int(np.argmax(held_out))]
+    heading = page.row("Domain", "Images")
+    rules = ("Final round", "Best in-domain validation", "Best held-out validation")
+    assert heading[2:] == [f"{rule}round {r}" for rule, r in zip(rules, rounds)]
+    assert page.row("photo") == [
+        "photo",
+        "400",
+        *(f"{100 * maker.accuracy('test', 0, r):.1f}" for r in rounds),
+    ]
+    assert page.row("mean of 2 domains")[1:3] == ["801", f"{100 * in_domain[-1]:.1f}"]
+
+
+def test_the_confusion_matrix_is_in_percent_of_its_rows(folder_maker, read_page):
+    maker = folder_maker()
+    counts = np.array(maker.confusion())
+    heat = next(c for c in read_page(maker.write()).charts if "recognised as" in str(c["layout"]))
+    (trace,) = heat["data"]
+    expected = [[100 * cell / sum(row) for cell in row] for row in counts.tolist()]
+    np.testing.assert_allclose(trace["z"], expected, atol=0.051)
+    assert trace["customdata"] == counts.tolist()
+    assert heat["layout"]["yaxis"]["ticktext"] == maker.classes
+
+
+def test_the_ledger_table_adds_up(folder_maker, read_page):
+    maker = folder_maker()
+    page = read_page(maker.write())
+    updates = [row for row in maker.ledger_rows() if row.get("purpose") == "update"]
+    row = page.row("Trained model")
+    assert row[1] == "site\N{NO-BREAK SPACE}→\N{NO-BREAK SPACE}server"
+    assert "weights/conv.weight (64 × 3 × 3 × 3 float32, 6.91\N{NO-BREAK SPACE}kB)" in row[2]
+    assert row[4:] == [
+        f"{len(updates)} ×",
+        str(len({update["client"] for update in updates})),
+        size(sum(update["bytes"] for update in updates)),
+    ]
+    everything = [row["bytes"] for row in maker.ledger_rows() if row["kind"] == "message"]
+    assert page.row("All messages")[-1] == size(sum(everything))
+
+
+def test_the_busiest_site_is_named_with_what_it_sent(folder_maker, read_page):
+    maker = folder_maker()
+    page = read_page(maker.write())
+    sent = Counter()
+    for row in maker.ledger_rows():
+        if row.get("direction") == "up":
+            sent[row["client"]] += row["bytes"]
+    assert f"at most {size(max(sent.values()))} from one site" in "".join(page.text)
+
+
+def test_headline_pictures_and_environment_are_there(folder_maker, read_page):
+    page = read_page(folder_maker().write())
+    text = "".join(page.text)
+    assert "PARDON, tested on photo" in text
+    assert "completed, 6 rounds" in text
+    assert "Style picture 0: before and after." in text
+    assert page.tags["img"] == 1
+    assert page.row("torch") == ["torch", "2.15.0"]
+    assert "backbone: resnet18" in text
+    assert "1 update refused by the server" in text
+    assert "1 image could not be used" in text
+
+
+def test_label_skew_adds_a_map_of_classes(folder_maker, read_page):
+    plain = read_page(folder_maker("plain").write())
+    skewed = read_page(folder_maker("skewed", alpha=0.5).write())
+    assert len(skewed.charts) == len(plain.charts) + 1
+
+
+# --- unfinished and broken ----------------------------------------------------------------------
+
+
+def test_an_unfinished_run_says_so(folder_maker, read_page):
+    folder = folder_maker(rounds=3, status=None).write()
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"kind":"round","rou')
+    text = "".join(read_page(folder).text)
+    assert "unfinished, 3 of 6 rounds" in text
+    assert "This run has not ended" in text
+
+
+def test_a_failed_run_says_why(folder_maker, read_page):
+    text = "".join(read_page(folder_maker(rounds=2, status="failed").write()).text)
+    assert "This run failed: Loss is not a number." in text
+
+
+def test_a_run_that_has_only_begun_has_a_page(folder_maker, read_page, tmp_path):
+    full = folder_maker("full").write()
+    begun = tmp_path / "begun"
+    begun.mkdir()
+    shutil.copy(full / "experiment.yaml", begun)
+    page = read_page(begun)
+    assert "has not been evaluated yet" in "".join(page.text)
+    assert page.charts == []
+    read_page(full, begun)
+
+
+def test_a_picture_that_cannot_be_read_is_mentioned(folder_maker, read_page):
+    folder = folder_maker().write()
+    (folder / "figures" / "styles-0.png").write_bytes(b"not a picture")
+    page = read_page(folder)
+    assert page.tags["img"] == 0
+    assert "The picture styles-0.png could not be read." in "".join(page.text)
+
+
+def test_cost_before_there_is_a_summary_comes_from_the_rounds(folder_maker):
+    cost = cost_of(read_run(folder_maker(rounds=2, status=None).write()))
+    assert cost.seconds == pytest.approx(
+        {"setup": 2.5, "train": 8, "aggregate": 0.2, "evaluate": 1}
+    )
+    assert cost.total_seconds == pytest.approx(11.7)
+    assert cost.images_per_second == pytest.approx(65.0)
+
+
+def test_nothing_to_report_and_nowhere_to_write_are_clear_errors(folder_maker, tmp_path):
+    with pytest.raises(RunError, match="no run to report on"):
+        write_report([], tmp_path / "report.html")
+    folder = folder_maker().write()
+    with pytest.raises(RunError, match="Cannot write the report"):
+        write_report([folder], tmp_path)
+    assert not list(tmp_path.parent.glob("*.unfinished"))
+
+
+# --- safety and self-containment ----------------------------------------------------------------
+
+
+def test_names_are_text_whatever_they_contain(folder_maker, read_page):
+    benign = folder_maker("benign", classes=["a", "b"], status="failed")
+    nasty = folder_maker("nasty", classes=[NASTY, "b"], status="failed")
+    nasty.method, nasty.test, nasty.training = NASTY, [NASTY], [NASTY + "1", "sketch"]
+    nasty_folder = nasty.write()
+    summary = json.loads((nasty_folder / "summary.json").read_text())
+    (nasty_folder / "summary.json").write_text(json.dumps(summary | {"error": NASTY}))
+    (nasty_folder / "figures" / "captions.json").write_text(json.dumps({"styles-0.png": NASTY}))
+    clients = json.loads((nasty_folder / "clients.json").read_text())
+    clients["clients"][0]["name"] = clients["bad_images"][0]["path"] = NASTY
+    (nasty_folder / "clients.json").write_text(json.dumps(clients))
+    expected, page = read_page(benign.write()), read_page(nasty_folder)
+    assert page.tags == expected.tags
+    assert page.handlers == []
+    assert NASTY in "".join(page.text)
+    for label in _chart_texts(page.charts):
+        assert "<script" not in label
+        assert "<img" not in label
+
+
+def _chart_texts(content):
+    if isinstance(content, dict):
+        content = list(content.values())
+    if isinstance(content, list):
+        return [text for item in content for text in _chart_texts(item)]
+    return [content] if isinstance(content, str) else []
+
+
+def test_names_that_look_like_numbers_or_are_cut_alike_stay_apart(folder_maker, read_page):
+    classes = ["0", "1", "x" * 30 + "a", "x" * 30 + "b"]
+    page = read_page(folder_maker(classes=classes).write())
+    heat = next(c for c in page.charts if "recognised as" in str(c["layout"]))
+    assert heat["layout"]["xaxis"]["tickvals"] == [0, 1, 2, 3]
+    assert heat["layout"]["xaxis"]["ticktext"][:2] == ["0", "1"]
+
+
+def test_the_page_asks_for_nothing_from_outside(folder_maker, read_page):
+    page = read_page(folder_maker("a").write(), folder_maker("b", method="fedavg").write())
+    assert page.addresses
+    assert all(address.startswith(("data:", "#")) for address in page.addresses)
+    assert page.tags["link"] == 1  # the empty icon, which keeps browsers from looking for one
+
+
+def test_the_page_is_small_and_always_the_same(folder_maker, tmp_path):
+    folder = folder_maker().write()
+    first = write_report([folder], tmp_path / "1.html").read_bytes()
+    assert first == write_report([folder], tmp_path / "2.html").read_bytes()
+    assert len(first) < 2_500_000
+
+
+# --- several runs -------------------------------------------------------------------------------
+
+
+def test_a_comparison_puts_runs_side_by_side(folder_maker, read_page):
+    better = folder_maker("b", gain=0.1)
+    worse = folder_maker("a", method="fedavg")
+    page = read_page(worse.write(), better.write())
+    scores = [100 * maker.accuracy("test", 0, 6) for maker in (worse, better)]
+    assert page.row("FedAvg")[1] == f"{scores[0]:.1f}"
+    assert page.row("PARDON")[1] == f"{scores[1]:.1f}"
+    text = "".join(page.text)
+    assert "FedAvg against PARDON, tested on photo" in text
+    (margin,) = re.findall(r"([\d.]+) points more than FedAvg", text)
+    assert float(margin) == pytest.approx(scores[1] - scores[0], abs=0.051)
+    lines = page.charts[0]["data"]
+    assert [line["name"] for line in lines] == ["FedAvg", "PARDON"]
+    assert lines[1]["y"] == pytest.approx([100 * better.accuracy("test", 0, r) for r in range(7)])
+    assert page.row("method.name") == ["method.name", "fedavg", "pardon"]
+    assert page.tags["img"] == 2
+    assert "What left each site" in text
+
+
+def test_runs_with_different_test_domains_are_not_ranked(folder_maker, read_page):
+    other = folder_maker("b", test=["sketch"], training=["cartoon"])
+    page = read_page(folder_maker("a").write(), other.write())
+    text = "".join(page.text)
+    assert [page.row(label)[1] for label in ("a", "b")] == ["photo", "sketch"]
+    assert "hold out different domains" in text
+    assert "points more than" not in text
+
+
+def test_runs_are_told_apart_by_the_shortest_sufficient_name(folder_maker):
+    runs = [read_run(folder_maker(name).write()) for name in ("first", "second")]
+    assert run_labels(runs) == ["first", "second"]
+    assert run_labels([runs[0], runs[0]]) == ["PARDON (1)", "PARDON (2)"]
+    other = read_run(folder_maker("third", method="fedavg").write())
+    assert run_labels([runs[0], other]) == ["PARDON", "FedAvg"]
+
+
+# --- many clients, domains and classes ----------------------------------------------------------
+
+
+@settings(max_examples=60)
+@given(
+    arrays(np.int64, st.tuples(st.integers(1, 400), st.integers(1, 5)), elements=st.integers(0, 9))
+)
+def test_every_client_is_in_one_group_of_its_main_domain(counts):
+    groups = client_groups(counts)
+    assert sorted(np.concatenate(groups)) == list(range(len(counts)))
+    for group in groups:
+        assert len({int(np.argmax(counts[index])) for index in group}) == 1
+    assert len(groups) <= 100 + counts.shape[1]
+
+
+def test_ten_thousand_clients_share_about_a_hundred_columns():
+    clients = [
+        Client(index, f"c{index}", [90, 10] if index % 4 else [0, 50], [1])
+        for index in range(10_000)
+    ]
+    chart = client_heat_map(Clients(["a", "b"], ["k"], clients, []), "domains")
+    (trace,) = chart.figure["data"]
+    assert np.shape(trace["z"]) == (2, 100)
+    assert np.sum(trace["customdata"], axis=1).tolist() == [7500 * 90, 7500 * 10 + 2500 * 50]
+    assert trace["z"][0] == [90.0] * 75 + [0.0] * 25
+
+
+def test_long_lists_of_domains_and_classes_are_cut(folder_maker, read_page):
+    many = [f"camera{index}" for index in range(15)]
+    classes = [f"class{index}" for index in range(45)]
+    page = read_page(folder_maker(test=many, classes=classes, rounds=1).write())
+    assert "held-out test, mean of 15 domains" in page.lines()
+    assert any(row[0].startswith("lowest: camera") for row in page.rows if row)
+    assert page.row("camera7")  # in the unfolded table
+    bars = next(chart for chart in page.charts if chart["data"][0]["type"] == "bar")
+    assert len(bars["data"][0]["y"]) == 20
+
+
+# --- wording ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (percent(0.83449), "83.4"),
+        (percent(None), "–"),
+        (percent(float("nan")), "–"),
+        (size(0), "0 bytes"),
+        (size(999), "999 bytes"),
+        (size(44_812_345), "44.8 MB"),
+        (size(999_999_999), "1 GB"),
+        (size(5.2e15), "5 200 TB"),
+        (duration(0.423), "0.42 s"),
+        (duration(59.7), "1 min 0 s"),
+        (duration(192), "3 min 12 s"),
+        (duration(19_200), "5 h 20 min"),
+        (number(1_234_567), "1 234 567"),
+        (number(6.54), "6.5"),
+        (counted(1, "client"), "1 client"),
+        (counted(2, "class", "classes"), "2 classes"),
+        (listed(["a", "b", "c"]), "a, b and c"),
+        (spelled("feddg_ga"), "FedDG-GA"),
+        (spelled("ccst+my_method"), "CCST+my_method"),
+    ],
+)
+def test_numbers_and_names_read_well(text, expected):
+    plain = text.replace("\N{NO-BREAK SPACE}", " ").replace("\N{NARROW NO-BREAK SPACE}", " ")
+    assert plain == expected
+
+
+# --- in a browser -------------------------------------------------------------------------------
+
+
+def test_a_browser_draws_every_chart_without_error_or_request(
+    open_in_browser, folder_maker, tmp_path
+):
+    nasty = folder_maker("nasty", classes=[NASTY, "1", "2"], test=[NASTY])
+    out = write_report([nasty.write()], tmp_path / "report.html")
+    opened = open_in_browser(out)
+    assert opened.errors == []
+    assert opened.requests == []
+    assert 'data-charts="drawn"' in opened.page
+    charts = PageReader(out.read_text("utf-8")).charts
+    assert opened.page.count('data-state="drawn"') == len(charts)
+    assert html.escape(NASTY[:20], quote=False) in opened.page
+    assert "example.org" not in opened.log

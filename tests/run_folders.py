@@ -1,0 +1,239 @@
+"""Run folders made up for tests of what reads them."""
+
+import json
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from PIL import Image
+
+Row = dict[str, Any]
+
+
+@dataclass
+class FolderMaker:
+    """Writes a run folder as a run would; tests change the fields before ``write``.
+
+    Accuracies follow a formula a test can repeat: ``accuracy(split, domain index, round)``.
+    """
+
+    folder: Path
+    method: str = "pardon"
+    rounds: int = 6
+    planned: int = 6
+    test: list[str] = field(default_factory=lambda: ["photo"])
+    val: list[str] = field(default_factory=lambda: ["art_painting"])
+    training: list[str] = field(default_factory=lambda: ["cartoon", "sketch"])
+    classes: list[str] = field(default_factory=lambda: ["dog", "elephant", "horse"])
+    clients: int = 10
+    per_round: int = 4
+    status: str | None = "completed"
+    pictures: int = 1
+    alpha: float | None = None
+    gain: float = 0.0
+    seed: int = 0
+    heterogeneity: float = 0.1
+    hyper_parameters: Row = field(default_factory=lambda: {"gamma1": 1.0})
+
+    def accuracy(self, split: str, domain: int, round_: int) -> float:
+        level = {"test": 0.55, "val": 0.6, "id_val": 0.8, "id_test": 0.79}[split] + self.gain
+        start = 1 / len(self.classes)
+        wobble = 0.02 * math.sin(3 * round_ + domain + len(split))
+        return round(start + (level - start) * (1 - math.exp(-round_ / 3)) + wobble, 4)
+
+    def write(self) -> Path:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._text("experiment.yaml", yaml.safe_dump(self.experiment(), sort_keys=False))
+        self._json("environment.json", ENVIRONMENT)
+        self._json("clients.json", self.client_table())
+        self._lines("metrics.jsonl", [SETUP, *self.metric_rows()])
+        self._lines("ledger.jsonl", self.ledger_rows())
+        if self.status:
+            self._json("summary.json", self.summary())
+        if self.pictures:
+            self._draw()
+        return self.folder
+
+    def experiment(self) -> Row:
+        return {
+            "name": None,
+            "data": {"source": "pacs", "image_size": 64},
+            "hold_out": {"test": self.test, "val": self.val},
+            "clients": {
+                "number": self.clients,
+                "per_round": self.per_round,
+                "partition": "heterogeneous",
+                "heterogeneity": self.heterogeneity,
+                "alpha": self.alpha,
+            },
+            "method": {"name": self.method, "settings": self.hyper_parameters},
+            "model": {"backbone": "resnet18", "weights": "imagenet", "embedding": "linear"},
+            "train": {"rounds": self.planned, "local_epochs": 1, "optimizer": "adam", "lr": 0.0001},
+            "evaluate": {"every": 1},
+            "seed": self.seed,
+        }
+
+    def client_table(self) -> Row:
+        domains = [*self.test, *self.val, *self.training]
+        rows = []
+        for client in range(self.clients):
+            counts = [0] * (len(self.test) + len(self.val)) + [
+                60 if client % len(self.training) == index else 5 + client % 3
+                for index in range(len(self.training))
+            ]
+            per_class = [sum(counts) // len(self.classes)] * len(self.classes)
+            name = f"client-{client:03d}"
+            rows.append({"id": client, "name": name, "domains": counts, "classes": per_class})
+        bad = [{"path": "sketch/dog/broken.jpg", "reason": "truncated"}]
+        return {"domains": domains, "classes": self.classes, "clients": rows, "bad_images": bad}
+
+    def metric_rows(self) -> list[Row]:
+        rows = self.evaluation_rows(0)
+        for round_ in range(1, self.rounds + 1):
+            rows += [self.round_row(round_), *self.evaluation_rows(round_)]
+        return rows
+
+    def evaluation_rows(self, round_: int) -> list[Row]:
+        parts = {"test": self.test, "val": self.val}
+        parts |= {"id_val": self.training, "id_test": self.training}
+        return [
+            self._evaluation(round_, split, index, domain)
+            for split, domains in parts.items()
+            for index, domain in enumerate(domains)
+        ]
+
+    def _evaluation(self, round_: int, split: str, index: int, domain: str) -> Row:
+        accuracy = self.accuracy(split, index, round_)
+        row = {
+            "kind": "evaluation",
+            "round": round_,
+            "split": split,
+            "domain": domain,
+            "accuracy": accuracy,
+            "loss": 2 - accuracy,
+            "examples": 400 + index,
+        }
+        return row | ({"confusion": self.confusion()} if round_ == self.rounds else {})
+
+    def confusion(self) -> list[list[int]]:
+        size = len(self.classes)
+        return [
+            [
+                50 + 7 * true if true == guess else (3 * true + 5 * guess) % 11
+                for guess in range(size)
+            ]
+            for true in range(size)
+        ]
+
+    def chosen(self, round_: int) -> list[int]:
+        return sorted({(round_ * 3 + step * 7) % self.clients for step in range(self.per_round)})
+
+    def round_row(self, round_: int) -> Row:
+        chosen = self.chosen(round_)
+        fade = math.exp(-round_ / 4)
+        return {
+            "kind": "round",
+            "round": round_,
+            "clients": chosen,
+            "refused": [{"client": chosen[0], "reason": "not finite"}] if round_ == 2 else [],
+            "terms": {"cross_entropy": 1.5 * fade, "triplet": 0.4 * fade, "regularizer": 0.1},
+            "examples": 65 * len(chosen),
+            "seconds": {"train": 4.0, "aggregate": 0.1, "evaluate": 0.5},
+            "images_per_second": 65.0,
+            "bytes_up": UPDATE_BYTES * len(chosen),
+            "bytes_down": UPDATE_BYTES * len(chosen),
+        }
+
+    def ledger_rows(self) -> list[Row]:
+        rows: list[Row] = list(LAYOUTS)
+        for client in range(self.clients):
+            rows.append(_message(0, "up", client, "describe", "ab01", 1024))
+            rows.append(_message(0, "down", client, "agree", "ab01", 1024))
+        for round_ in range(1, self.rounds + 1):
+            for client in self.chosen(round_):
+                rows.append(_message(round_, "down", client, "train", "ab02", UPDATE_BYTES))
+                rows.append(_message(round_, "up", client, "update", "ab03", UPDATE_BYTES + 8))
+        return rows
+
+    def summary(self) -> Row:
+        sent = sum(row["bytes"] for row in self.ledger_rows() if row["kind"] == "message")
+        return {
+            "status": self.status,
+            "rounds": self.rounds,
+            "final": {},
+            "best_by_id_val": {},
+            "best_by_val": None,
+            "seconds": {
+                "total": 4.0 + 4.6 * self.rounds,
+                "setup": 2.5,
+                "train": 4.0 * self.rounds,
+                "aggregate": 0.1 * self.rounds,
+                "evaluate": 0.5 * self.rounds,
+            },
+            "peak_memory_bytes": 1_234_000_000,
+            "images_per_second": 65.0,
+            "bytes": {
+                "setup_up_per_client": 1024,
+                "setup_down_per_client": 1024,
+                "up_per_client_round": UPDATE_BYTES + 8,
+                "down_per_client_round": UPDATE_BYTES,
+                "total": sent,
+            },
+            "error": "Loss is not a number." if self.status == "failed" else None,
+        }
+
+    def _draw(self) -> None:
+        figures = self.folder / "figures"
+        figures.mkdir(exist_ok=True)
+        captions = {}
+        for number in range(self.pictures):
+            name = f"styles-{number}.png"
+            Image.new("RGB", (48, 16), (40 * number, 90, 120)).save(figures / name)
+            captions[name] = f"Style picture {number}: before and after."
+        self._json("figures/captions.json", captions)
+
+    def _text(self, name: str, text: str) -> None:
+        (self.folder / name).write_text(text, encoding="utf-8")
+
+    def _json(self, name: str, content: Any) -> None:
+        self._text(name, json.dumps(content))
+
+    def _lines(self, name: str, rows: list[Row]) -> None:
+        self._text(name, "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def _message(round_: int, direction: str, client: int, purpose: str, layout: str, size: int) -> Row:
+    return {
+        "kind": "message",
+        "round": round_,
+        "direction": direction,
+        "client": client,
+        "purpose": purpose,
+        "layout": layout,
+        "bytes": size,
+    }
+
+
+UPDATE_BYTES = 4 * (64 * 27 + 64)
+ENVIRONMENT = {
+    "feddg": "0.1.0",
+    "python": "3.11.9",
+    "torch": "2.15.0",
+    "cores": 2,
+    "device": "cpu",
+    "precision": "float32",
+    "command": "feddg run --method pardon",
+}
+SETUP = {"kind": "setup", "seconds": 2.5, "groups": {"style groups": 3, "purity": 0.98}}
+_WEIGHTS = [
+    {"name": "weights/conv.weight", "shape": [64, 3, 3, 3], "dtype": "float32", "bytes": 6912},
+    {"name": "weights/conv.bias", "shape": [64], "dtype": "float32", "bytes": 256},
+]
+_STYLE = [{"name": "style", "shape": [2, 128], "dtype": "float32", "bytes": 1024}]
+LAYOUTS = (
+    {"kind": "layout", "id": "ab01", "tensors": _STYLE, "scalars": []},
+    {"kind": "layout", "id": "ab02", "tensors": _WEIGHTS, "scalars": []},
+    {"kind": "layout", "id": "ab03", "tensors": _WEIGHTS, "scalars": ["examples"]},
+)
