@@ -15,8 +15,9 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from feddg.errors import ExperimentError
 from feddg.experiment import Experiment
-from feddg.flower.parcels import Parcel, parcel_update, update_parcel
+from feddg.flower.parcels import Parcel, update_parcel
 from feddg.flower.privacy import Privacy, clip_update, epsilon, private
+from feddg.flower.replies import read_update
 from feddg.messages import Message, Update
 from feddg.methods.base import State
 from feddg.runs.prepare import build
@@ -38,7 +39,7 @@ def clipped(kind, norm, received, trained):
         return Envelope(update.to_records(), reply_to=message)
 
     reply = clip_update(envelope, context, train)
-    return parcel_update(0, Parcel.from_records(reply.content))
+    return read_update(0, Parcel.from_records(reply.content))
 
 
 @pytest.mark.parametrize("kind", ["fixed", "adaptive"])

@@ -19,10 +19,11 @@ from feddg.federation.server import RoundRecord
 from feddg.files import replace_text
 from feddg.flower.judges import JudgeScores
 from feddg.flower.privacy import Privacy, private
+from feddg.flower.replies import Introduction
 from feddg.flower.site import load_pixels, positions, read_experiment, test_images
 from feddg.flower.traffic import Traffic, append_to
 from feddg.flower.transport import FlowerTransport, Policy
-from feddg.messages import Message, Weights
+from feddg.messages import Weights
 from feddg.models.precision import choose_device
 from feddg.report import ensure_report
 from feddg.runs.execute import Prepared, Run, carry_out
@@ -165,13 +166,11 @@ def _prepared(
         **{"classes": _classes(found), "domains": []},
     }
 
-    def join(id: int, introduction: Message) -> None:
+    def join(id: int, introduction: Introduction) -> None:
         if id in transport.judges:
             return
         # Classes are fixed by the network; a late joiner's domain is new, and numbered as it comes.
-        known["domains"] = list(
-            dict.fromkeys([*known["domains"], *_counts(introduction, "domains")])
-        )
+        known["domains"] = list(dict.fromkeys([*known["domains"], *introduction.domains]))
         content = json.dumps(known, indent=1)
         replace_text(file, content)
         transport.fields = {key: json.dumps(known[key]) for key in ("classes", "domains")}
@@ -188,31 +187,26 @@ def _prepared(
         transport,
         _evaluation(deployment, experiment, known["classes"], worker, cache),
         _clients_table(names, found, known["classes"], known["domains"]),
-        list(found.items()),
+        [(id, introduction.message) for id, introduction in found.items()],
         JudgeScores(transport),
     )
 
 
-def _counts(introduction: Message, what: str) -> dict[str, int]:
-    counts: dict[str, int] = json.loads(str(introduction.scalars[what]))
-    return counts
-
-
-def _classes(found: Mapping[int, Message]) -> list[str]:
+def _classes(found: Mapping[int, Introduction]) -> list[str]:
     """Returns the federation's classes, sorted."""
-    return sorted({name for message in found.values() for name in _counts(message, "classes")})
+    return sorted({name for introduction in found.values() for name in introduction.classes})
 
 
 def _clients_table(
     names: Sequence[str],
-    found: Mapping[int, Message],
+    found: Mapping[int, Introduction],
     classes: Sequence[str],
     domains: Sequence[str],
 ) -> dict[str, Any]:
     rows = []
     for id, name in enumerate(names):
         if id in found:
-            by_domain, by_class = (_counts(found[id], what) for what in ("domains", "classes"))
+            by_domain, by_class = found[id].domains, found[id].classes
         else:
             by_domain, by_class = {}, {}
         row = {"id": id, "name": name, "domains": [by_domain.get(d, 0) for d in domains]}
