@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from feddg.methods.base import Method
-from feddg.methods.registry import methods
+from feddg.methods.catalogue import methods
 
 FOLDER = Path(__file__).parent / "methods"
 HEADINGS = ("Equations", "Leaves the client", "Published code", "Decisions")

@@ -318,7 +318,7 @@ def methods(
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
 ) -> None:
     """List the methods: names, aliases, one line each."""
-    from feddg.methods.registry import methods as all_methods
+    from feddg.methods.catalogue import methods as all_methods
 
     known = all_methods()
     if as_json:

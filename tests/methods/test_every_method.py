@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from feddg.methods.base import Method, State
-from feddg.methods.registry import method_class, methods
+from feddg.methods.catalogue import methods
+from feddg.methods.composition import method_class
 from feddg.models.precision import autocast
 from feddg.runs.folder import RunFolder
 from feddg.settings import TrainSettings

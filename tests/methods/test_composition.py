@@ -9,7 +9,8 @@ from pydantic import Field, model_validator
 
 from feddg.errors import ExperimentError
 from feddg.methods.base import Method, MethodSettings
-from feddg.methods.registry import HOOKS, build_method, compose, method_class, methods, register
+from feddg.methods.catalogue import methods, register
+from feddg.methods.composition import HOOKS, build_method, compose, method_class
 from feddg.settings import TrainSettings
 from federations import federation, same
 
@@ -133,7 +134,7 @@ class Plus(Method):
     """Chains: adds a term."""
 
     name = "plus"
-    Settings = PlusSettings
+    settings: PlusSettings
 
     def loss(self, client, batch):
         return super().loss(client, batch) | {"plus": torch.tensor(self.settings.amount)}
@@ -202,7 +203,7 @@ def test_two_parts_may_share_a_replacement():
 def test_parts_with_a_setting_of_the_same_name_are_refused():
     class Other(Method):
         name = "other"
-        Settings = PlusSettings
+        settings: PlusSettings
 
     with pytest.raises(ExperimentError, match="plus and other both have a setting called 'amount'"):
         compose((Plus, Other))
