@@ -7,9 +7,9 @@ from torch.nn.functional import cross_entropy
 from feddg.errors import ExperimentError
 from feddg.methods.composition import build_method, method_class
 from feddg.methods.fedig import GLOBAL
+from feddg.methods.showing import Adapts
 from feddg.models.adapter import Adapted, LayerAdapter, ZeroShotAdapter, adapter_of
 from feddg.models.backbones import build_network
-from feddg.methods.showing import Adapts
 from feddg.models.moments import Moments
 from feddg.models.norm import snapshot, statistics_names
 from feddg.settings import TrainSettings
