@@ -17,7 +17,7 @@ from feddg.federation.ledger import Ledger
 from feddg.federation.server import Server, initial_state
 from feddg.federation.turns import load_weights
 from feddg.methods.base import Method, State
-from feddg.methods.registry import build_method
+from feddg.methods.composition import build_method
 from feddg.models.backbones import build_network
 from feddg.randomness import numpy_stream
 from feddg.settings import ServerSettings, TrainSettings
@@ -123,7 +123,7 @@ class SmallFederation:
     def resume(self, state: State, memories: dict[int, dict[str, torch.Tensor]]) -> None:
         """Goes on from a checkpoint."""
         self.server.state, self.transport.memories = state, memories
-        self.transport.agree(state.agreed)
+        self.transport.hand_out(state.agreed)
 
     def accuracy(self) -> float:
         """Share of all clients' images that the global model's predictor classifies correctly."""

@@ -10,7 +10,6 @@ in it, in-process and over Flower's interfaces inside one process.
 import ast
 import io
 import sys
-import tempfile
 import tokenize
 from collections import Counter
 from collections.abc import Iterator

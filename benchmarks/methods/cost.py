@@ -27,7 +27,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "speed"))
 from jobs import JOBS, Federation
 from rounds import PeakMemory, timed
 
-from feddg.methods.registry import method_class, methods
+from feddg.methods.catalogue import methods
+from feddg.methods.composition import method_class
 
 LAYOUT = (tokenize.NL, tokenize.NEWLINE, tokenize.COMMENT, tokenize.INDENT, tokenize.DEDENT)
 

@@ -318,13 +318,14 @@ def methods(
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
 ) -> None:
     """List the methods: names, aliases, one line each."""
-    from feddg.methods.registry import methods as all_methods
+    from feddg.methods.catalogue import methods as all_methods
 
     known = all_methods()
     if as_json:
         rows = [
             {
                 "name": name,
+                "title": method.title,
                 "aliases": list(method.aliases),
                 "summary": method.summary,
                 "settings": method.Settings.model_json_schema().get("properties", {}),
@@ -336,9 +337,10 @@ def methods(
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("method", "aliases", "in one line", box=None, pad_edge=False)
+    table = Table("name", "aliases", "method", "in one line", box=None, pad_edge=False)
     for name, method in known.items():
-        table.add_row(f"[bold]{name}[/]", ", ".join(method.aliases), method.summary)
+        aliases = ", ".join(method.aliases)
+        table.add_row(f"[bold]{name}[/]", aliases, method.title, method.summary)
     Console().print(table)
 
 

@@ -16,7 +16,7 @@ import yaml
 from pydantic import ValidationError, model_validator
 
 from feddg.errors import ExperimentError, nearest
-from feddg.methods.registry import build_method, method_class
+from feddg.methods.composition import build_method, method_class
 from feddg.settings import (
     ClientSettings,
     DataSettings,

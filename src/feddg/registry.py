@@ -8,7 +8,7 @@ those of other packages through an entry-point group, and takes whatever a progr
 import importlib
 import logging
 import pkgutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import Generic, TypeVar
 
@@ -27,6 +27,8 @@ class Registry(Mapping[str, T], Generic[T]):
         group: entry-point group of other packages' definitions; None for none.
         error: what is raised when a name is unknown or taken.
         where: where a user sees all names, for messages: a command.
+        named: what a definition from an entry point calls itself: its name, then its aliases; the
+            entry point's name if not given.
     """
 
     def __init__(
@@ -37,9 +39,10 @@ class Registry(Mapping[str, T], Generic[T]):
         group: str | None = None,
         error: type[FeddgError] = FeddgError,
         where: str | None = None,
+        named: Callable[[T], Sequence[str]] | None = None,
     ) -> None:
         self.kind, self._package, self._group = kind, package, group
-        self._error, self._where = error, where
+        self._error, self._where, self._named = error, where, named
         self._found: dict[str, T] = {}
         self._aliases: dict[str, str] = {}
         self._complete = False
@@ -105,8 +108,9 @@ class Registry(Mapping[str, T], Generic[T]):
     def _load_entry(self, name: str, value: str, load: object) -> None:
         try:
             loaded = load()  # type: ignore[operator]
-            if name not in self._found:
-                self.add(name, loaded)
+            name, *aliases = self._named(loaded) if self._named else (name,)
+            if self._named or name not in self._found:  # else its module registered it
+                self.add(name, loaded, tuple(aliases))
         except Exception as error:  # a broken plug-in must not take the others down
             log.warning("%s %r of %s cannot be loaded: %s", self.kind, name, value, error)
 

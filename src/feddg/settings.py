@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
 
@@ -166,6 +166,40 @@ class MethodChoice(Settings):
 
     name: str = "fedavg"
     settings: dict[str, Any] = Field(default_factory=dict)
+
+
+class ExperimentSections(Protocol):
+    """An experiment as rooms below it see it: its sections, to be read."""
+
+    @property
+    def data(self) -> DataSettings:
+        """Which images."""
+        ...
+
+    @property
+    def hold_out(self) -> HoldOut:
+        """Who nobody trains on."""
+        ...
+
+    @property
+    def clients(self) -> ClientSettings:
+        """Who holds what."""
+        ...
+
+    @property
+    def model(self) -> ModelSettings:
+        """The network."""
+        ...
+
+    @property
+    def train(self) -> TrainSettings:
+        """What clients do in a round."""
+        ...
+
+    @property
+    def server(self) -> ServerSettings:
+        """What the server does in a round."""
+        ...
 
 
 def merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import torch
 
 from feddg.errors import ClientError
 from feddg.messages import Refusal, Update
-from feddg.methods.base import FedAvg
+from feddg.methods.fedavg import FedAvg
 from federations import federation, same
 
 SIZES = (7, 5, 6, 4, 8)

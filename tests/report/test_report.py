@@ -400,7 +400,10 @@ def test_long_lists_of_domains_and_classes_are_cut(folder_maker, read_page):
         (counted(2, "class", "classes"), "2 classes"),
         (listed(["a", "b", "c"]), "a, b and c"),
         (spelled("feddg_ga"), "FedDG-GA"),
-        (spelled("ccst+my_method"), "CCST+my_method"),
+        (spelled("ccst+my_method"), "CCST + my_method"),
+        (spelled("elcfs"), "ELCFS (FedDG)"),
+        (spelled("pardon, gamma1 0.5"), "PARDON, gamma1 0.5"),
+        (spelled("Single (K=1), A+B"), "Single (K=1), A+B"),
     ],
 )
 def test_numbers_and_names_read_well(text, expected):

@@ -17,7 +17,7 @@ from feddg.data.protocols import KNOWN_DOMAINS, scenarios
 from feddg.data.sources import load_source
 from feddg.errors import ExperimentError, nearest
 from feddg.experiment import PRESETS, Experiment, expand
-from feddg.methods.registry import method_class
+from feddg.methods.composition import method_class
 from feddg.settings import Settings, merge
 
 

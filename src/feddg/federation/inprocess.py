@@ -53,8 +53,8 @@ class InProcess:
         """Ids 0 .. N-1."""
         return range(self._count)
 
-    def agree(self, agreed: Message | None) -> None:
-        """Keeps what was agreed for every client."""
+    def hand_out(self, agreed: Message | None) -> None:
+        """See :class:`Transport`: a client is given it with its turn."""
         self._agreed = agreed
 
     def client(self, id: int, broadcast: Broadcast, worker: Worker) -> Client:
@@ -70,9 +70,11 @@ class InProcess:
             extras=broadcast.extras,
         )
 
-    def describe(self, clients: Sequence[int], broadcast: Broadcast) -> Iterator[Reply]:
+    def descriptions(self, clients: Sequence[int], broadcast: Broadcast) -> Iterator[Reply]:
         """See :class:`Transport`."""
-        return self._replies(clients, broadcast, self._describe)
+        return self._replies(
+            clients, broadcast, lambda client: describe(client, self._method, client.received)
+        )
 
     def ask(
         self, clients: Sequence[int], broadcast: Broadcast, name: str, question: Message
@@ -88,9 +90,6 @@ class InProcess:
             if isinstance(reply, Update):
                 reply.seconds /= len(self._workers)
             yield reply
-
-    def _describe(self, client: Client) -> Message:
-        return describe(client, self._method, client.received)
 
     def _replies(
         self, clients: Sequence[int], broadcast: Broadcast, work: Callable[[Client], Message]

@@ -102,7 +102,7 @@ class Server:
         self._on_setup = on_setup or (lambda done, total: None)
         # Shapes and dtypes never change, and cost no memory on the meta device.
         self._expected = {name: t.to("meta") for name, t in state.weights.items()}
-        self.transport.agree(state.agreed)
+        self.transport.hand_out(state.agreed)
 
     def setup(self) -> Weights:
         """Has every client describe itself and sends all of them what the method agrees on.
@@ -118,14 +118,14 @@ class Server:
         if not self.method.has_setup or self.state.agreed is not None:
             return {}
         ids = self.transport.clients
-        replies = self._counted(self.transport.describe(ids, Broadcast(0)), len(ids))
+        replies = self._counted(self.transport.descriptions(ids, Broadcast(0)), len(ids))
         descriptions = list(self._messages(replies, 0, "describe"))
         if not descriptions:
             raise RunError("setup: no client could describe itself; see the warnings above")
-        self.state.agreed = self.method.agree(descriptions, self.seed) or Message()
+        self.state.agreed = self.method.agree(descriptions) or Message()
         for id in ids:
             self.ledger.message(0, "down", id, "agree", self.state.agreed)
-        self.transport.agree(self.state.agreed)
+        self.transport.hand_out(self.state.agreed)
         return _stacked([message for _, message in descriptions])
 
     def _counted(self, replies: Iterator[Reply], total: int) -> Iterator[Reply]:

@@ -9,7 +9,7 @@ import numpy
 
 from feddg.evaluation.accuracy import Score
 from feddg.federation.server import Server
-from feddg.flower.transport import FlowerTransport
+from feddg.flower.grid_transport import FlowerTransport
 from feddg.messages import Broadcast, Message, Refusal
 
 log = logging.getLogger("feddg")

@@ -17,12 +17,12 @@ from feddg.evaluation.accuracy import Evaluation, Score
 from feddg.experiment import Experiment
 from feddg.federation.server import RoundRecord
 from feddg.files import replace_text
+from feddg.flower.grid_transport import FlowerTransport, Policy
 from feddg.flower.judges import JudgeScores
 from feddg.flower.privacy import Privacy, private
 from feddg.flower.replies import Introduction
 from feddg.flower.site import load_pixels, positions, read_experiment, test_images
 from feddg.flower.traffic import Traffic, append_to
-from feddg.flower.transport import FlowerTransport, Policy
 from feddg.messages import Weights
 from feddg.models.precision import choose_device
 from feddg.report import ensure_report

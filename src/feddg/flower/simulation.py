@@ -21,9 +21,9 @@ from feddg.errors import FeddgError
 from feddg.experiment import Experiment
 from feddg.files import replace_text
 from feddg.flower import client_app
+from feddg.flower.grid_transport import FlowerTransport, Policy
 from feddg.flower.simulated_site import SIMULATED, client_name
 from feddg.flower.traffic import Traffic, append_to
-from feddg.flower.transport import FlowerTransport, Policy
 from feddg.messages import Weights
 from feddg.report import ensure_report
 from feddg.runs.execute import Prepared, Run, carry_out, in_process

@@ -46,7 +46,7 @@ from feddg.clients.client import Client
 from feddg.clients.examples import Batch
 from feddg.messages import Message, joined
 from feddg.methods.base import Method
-from feddg.methods.registry import register
+from feddg.methods.catalogue import register
 from feddg.methods.style_exchange import StyleExchange, StyleSettings
 from feddg.settings import Fraction
 from feddg.styles.codec import transfer
@@ -117,9 +117,10 @@ class Pardon(StyleExchange, Method):
     """Each client sends one style; all train against twins in the median of the styles' groups."""
 
     name = "pardon"
+    title = "PARDON"
     aliases = ("fisc",)
     summary = "one interpolation style, twins and a triplet loss (Nguyen et al. 2025)"
-    Settings = PardonSettings
+    settings: PardonSettings
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "office_home": {"method": {"gamma2": 0.1}},
         # gamma2 of IWildCam is not published; 0.1 is our guess.
@@ -132,7 +133,7 @@ class Pardon(StyleExchange, Method):
     @property
     def redraws(self) -> bool:
         """Whether there are twins, and so styles to exchange (ablation v4: no)."""
-        return bool(self.settings.contrastive == "transferred" or self.settings.twin_cross_entropy)
+        return self.settings.contrastive == "transferred" or self.settings.twin_cross_entropy
 
     @property
     def has_setup(self) -> bool:
@@ -169,10 +170,10 @@ class Pardon(StyleExchange, Method):
         partitions = finch(vectors.numpy())
         return torch.from_numpy(getattr(partitions, self.settings.local_partition))
 
-    def agree(self, descriptions: Iterable[tuple[int, Message]], seed: int) -> Message:
+    def agree(self, descriptions: Iterable[tuple[int, Message]]) -> Message:
         """The interpolation style (Eq. 3-5)."""
         descriptions = list(descriptions)
-        others = super().agree(descriptions, seed)
+        others = super().agree(descriptions)
         if not self.redraws:
             return joined(others)
         styles = torch.stack([message.tensors["style"] for _, message in descriptions])

@@ -22,7 +22,7 @@ from feddg.errors import ExperimentError
 from feddg.evaluation.accuracy import Evaluation
 from feddg.experiment import Experiment
 from feddg.methods.base import Method
-from feddg.methods.registry import build_method
+from feddg.methods.composition import build_method
 from feddg.models.backbones import build_network
 from feddg.models.convolution import use_small_map_convolutions
 from feddg.models.network import Network

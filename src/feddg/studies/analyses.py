@@ -27,6 +27,8 @@ from feddg.federation.turns import load_weights
 from feddg.files import replace_text
 from feddg.messages import Message, Update, Weights
 from feddg.methods.base import Method, State
+from feddg.methods.catalogue import title_of
+from feddg.methods.showing import Redraws
 from feddg.randomness import stream
 from feddg.runs.folder import (
     EXPERIMENT,
@@ -90,7 +92,7 @@ def analyse(
     """
     subject = _subject(Path(folder), cache or cache_folder(), progress)
     rival = None if beside is None else _rival(Path(beside), subject)
-    rival_name = "" if beside is None else f"{read_run(Path(beside)).method} model"
+    rival_name = "" if beside is None else f"{title_of(read_run(Path(beside)).method)} model"
     content = {
         "features": _features(subject, Path(folder), progress),
         "landscape": _landscape(subject, rival, rival_name, progress),
@@ -233,7 +235,7 @@ def _after_a_turn(subject: _Subject, client: int) -> Weights:
         subject.images.examples,
         dict(subject.memories),
     )
-    transport.agree(state.agreed)
+    transport.hand_out(state.agreed)
     (update,) = (
         reply.keep() if isinstance(reply, Update) else reply
         for reply in transport.train([client], method.broadcast(state))
@@ -358,6 +360,8 @@ def _occurrence(values: numpy.ndarray) -> numpy.ndarray:
 
 
 def _redrawn(method: Method, images: Tensor, agreed: Message | None) -> Tensor | None:
+    if not isinstance(method, Redraws):
+        return None
     with torch.no_grad():
         return method.preview(images, agreed)
 

@@ -187,14 +187,14 @@ class FlowerTransport:
 
     # Transport
 
-    def agree(self, agreed: Message | None) -> None:
-        """Keeps what was agreed; a site is sent it with its next message, once."""
+    def hand_out(self, agreed: Message | None) -> None:
+        """Has every site sent what was agreed with its next message, once."""
         self._agreed = agreed
         content = b"" if agreed is None else agreed.to_bytes()
         self._digest = hashlib.blake2b(content, digest_size=8).hexdigest() if content else ""
         self._told = set()
 
-    def describe(self, clients: Sequence[int], broadcast: Broadcast) -> Iterator[Reply]:
+    def descriptions(self, clients: Sequence[int], broadcast: Broadcast) -> Iterator[Reply]:
         """See :class:`feddg.federation.transport.Transport`."""
         return self._messages(self._exchanged(clients, DESCRIBE, broadcast, {}))
 
