@@ -28,7 +28,7 @@ Hooks:
     inheritance (``ccst+jigen``). Hooks are called in this order::
 
         network                                   once, wherever a network is built
-        describe (clients) -> agree (server)      once, before round 1
+        describe (clients) -> agree, groups (server)   once, before round 1
         broadcast (server)                        every round ...
         begin, step -> loss -> head_loss, report (client)
         aggregate, after_round (server)
@@ -40,7 +40,7 @@ Hooks:
     restart, except the scratch.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -53,6 +53,7 @@ from feddg.clients.examples import Batch
 from feddg.clients.optimizers import InPlaceAdam
 from feddg.messages import Broadcast, Message, Update, Weights
 from feddg.models.network import Network
+from feddg.rows import Groups
 from feddg.settings import TrainSettings
 
 Ask = Callable[[str, Message], Iterator[tuple[int, Message]]]
@@ -131,6 +132,10 @@ class Method:
     def agree(self, descriptions: Iterable[tuple[int, Message]], seed: int) -> Message | None:
         """At the server: the answer every client is sent, from all descriptions in client order."""
         return None
+
+    def groups(self, descriptions: Sequence[tuple[int, Message]]) -> Groups:
+        """At the server: how the descriptions group the clients, by what; kept with the run."""
+        return {}
 
     @property
     def has_setup(self) -> bool:
