@@ -80,7 +80,7 @@ class SmallFederation:
             per_round=self.per_round,
             settings=self.server_settings,
             seed=self.seed,
-            ledger=Ledger(self.ledger.append),
+            ledger=Ledger(lambda row: self.ledger.append(row.model_dump())),
             on_client=lambda round, reply: self.replies.append(reply),
         )
 

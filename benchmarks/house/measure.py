@@ -2,9 +2,7 @@
 
     python benchmarks/house/measure.py [SOURCE]
 
-Code lines are those that hold a token other than a comment or a docstring. What a round touches are
-the files and functions of the package that run during one round of FedAvg with one client's training
-in it, in-process and over Flower's interfaces inside one process.
+Code lines are those that hold a token other than a comment or a docstring.
 """
 
 import ast
@@ -12,8 +10,6 @@ import io
 import sys
 import tokenize
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 LONG = 300
@@ -56,28 +52,6 @@ def used_twice(package: Path) -> tuple[list[str], list[str]]:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 classes[node.name] += 1
     return [sorted(n for n, k in names.items() if k > 1) for names in (classes, modules)]
-
-
-@contextmanager
-def touched(package: Path) -> Iterator[set[tuple[str, str]]]:
-    """Collects (file, function) of the package for every call in its block, in all threads."""
-    import threading
-
-    found: set[tuple[str, str]] = set()
-    root = str(package)
-
-    def watch(frame, event, argument):
-        code = frame.f_code
-        if event == "call" and code.co_filename.startswith(root):
-            found.add((code.co_filename, code.co_qualname))
-
-    threading.setprofile(watch)
-    sys.setprofile(watch)
-    try:
-        yield found
-    finally:
-        sys.setprofile(None)
-        threading.setprofile(None)
 
 
 def main() -> None:

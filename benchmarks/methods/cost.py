@@ -29,6 +29,7 @@ from rounds import PeakMemory, timed
 
 from feddg.methods.catalogue import methods
 from feddg.methods.composition import method_class
+from feddg.rows import LedgerRow, MessageRow
 
 LAYOUT = (tokenize.NL, tokenize.NEWLINE, tokenize.COMMENT, tokenize.INDENT, tokenize.DEDENT)
 
@@ -53,7 +54,7 @@ def code_lines(source: str) -> int:
 def measure(arguments: argparse.Namespace, method: str) -> dict[str, float]:
     """Times rounds of a method and of FedAvg in turn, and counts its bytes."""
     job = JOBS[arguments.job]
-    rows: list[dict[str, object]] = []
+    rows: list[LedgerRow] = []
     with PeakMemory() as memory:
         own = Federation(
             job.experiment(method, arguments.precision, arguments.pacs, arguments.weights)
@@ -76,12 +77,12 @@ def measure(arguments: argparse.Namespace, method: str) -> dict[str, float]:
 
     def sent(direction: str, in_setup: bool) -> float:
         total = sum(
-            int(str(row["bytes"]))
+            row.bytes
             for row in rows
-            if row["kind"] == "message"
-            and row["direction"] == direction
-            and (row["round"] == 0) == in_setup
-            and int(str(row["round"])) <= 2
+            if isinstance(row, MessageRow)
+            and row.direction == direction
+            and (row.round == 0) == in_setup
+            and row.round <= 2
         )
         return total / clients if in_setup else total / per_round / 2
 

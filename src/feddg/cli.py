@@ -361,8 +361,6 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
 ) -> None:
     """Measure a run's model under test-time adaptations; kept in its adaptation.jsonl."""
-    from dataclasses import asdict
-
     from rich.console import Console
 
     from feddg.console import adaptation_table
@@ -371,7 +369,7 @@ def evaluate(
 
     found = evaluate_run(folder, adapt, batch_size=batch_size, personal=personal, alphas=alphas)
     if as_json:
-        _print_json([asdict(score) for score in found.scores])
+        _print_json([score.model_dump() for score in found.scores])
         return
     Console().print(adaptation_table(found))
     for reason in found.refused.values():

@@ -24,13 +24,14 @@ from feddg.comparing.pool import Outcome, Task, Watcher
 from feddg.comparing.results import read_comparison
 from feddg.evaluation.accuracy import Score
 from feddg.experiment import Experiment
-from feddg.federation.server import RoundRecord
 from feddg.messages import Refusal, Update
 from feddg.report import blocks
 from feddg.report.many_tables import accuracy_table, margin_table
 from feddg.report.wording import counted, duration
+from feddg.rows import SPLITS, RoundRow
 from feddg.runs.observer import Observer
-from feddg.runs.reading import SELECTION_RULES, SPLITS, RunRecord, read_run
+from feddg.runs.reading import RunRecord, read_run
+from feddg.runs.selection_rules import FINAL
 from feddg.studies.evaluate import Adaptations
 
 SPLIT_WORDS = {
@@ -91,9 +92,9 @@ class Bars(Observer):
             task, completed=min(ceiling, completed + 1 / self._per_round), note=self._note()
         )
 
-    def round(self, record: RoundRecord) -> None:
+    def round(self, row: RoundRow) -> None:
         """Moves the bar to the end of a round."""
-        self._progress.update(self._tasks["rounds"], completed=record.round, note=self._note())
+        self._progress.update(self._tasks["rounds"], completed=row.round, note=self._note())
 
     def scores(self, round: int, scores: Sequence[Score]) -> None:
         """Shows the newest held-out accuracies."""
@@ -322,7 +323,7 @@ def print_comparison(done: Comparison) -> None:
     console = Console()
     results = read_comparison(done.folder)
     if results.results:
-        console.print(as_rich(accuracy_table(results, SELECTION_RULES[0])))
+        console.print(as_rich(accuracy_table(results, FINAL)))
         margins = margin_table(results)
         if margins is not None:
             console.print(as_rich(margins))

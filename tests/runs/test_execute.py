@@ -173,7 +173,7 @@ def test_kill_9_at_any_moment_and_resume_give_the_same_bits(wait, undisturbed, t
     environment = {**os.environ, "FEDDG_CACHE": str(cache)}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
     metrics = tmp_path / chosen.label / "metrics.jsonl"
-    while not (metrics.is_file() and '"kind": "round"' in metrics.read_text()):
+    while not (metrics.is_file() and '"kind":"round"' in metrics.read_text()):
         assert process.poll() is None, "the run ended before it could be killed"
         time.sleep(0.01)
     time.sleep(wait)

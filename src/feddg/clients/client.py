@@ -21,6 +21,7 @@ from feddg.messages import Message, Weights
 from feddg.models.network import Network
 from feddg.models.norm import freeze_statistics
 from feddg.randomness import numpy_stream, stream
+from feddg.rows import client_name
 
 
 class Client:
@@ -56,7 +57,7 @@ class Client:
         received: Weights | None = None,
         extras: Message | None = None,
     ) -> None:
-        self.id, self.name, self.round = id, name or f"client {id}", round
+        self.id, self.name, self.round = id, name or client_name(id), round
         self.examples, self.training, self.worker = examples, examples, worker
         self.memory = {} if memory is None else memory
         self.agreed = agreed

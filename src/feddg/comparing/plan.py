@@ -15,9 +15,10 @@ from pydantic import Field, ValidationError, field_validator
 
 from feddg.data.protocols import KNOWN_DOMAINS, scenarios
 from feddg.data.sources import load_source
-from feddg.errors import ExperimentError, nearest
+from feddg.errors import ExperimentError, RunError, nearest
 from feddg.experiment import PRESETS, Experiment, expand
 from feddg.methods.composition import method_class
+from feddg.runs.selection_rules import FINAL, SELECTION_RULES
 from feddg.settings import Settings, merge
 
 
@@ -47,19 +48,25 @@ class Published(Settings):
 
     Attributes:
         source: which paper and table.
-        rule: the selection rule behind the numbers, as ``runs.records`` names it.
+        rule: the selection rule behind the numbers, one of ``feddg.runs.selection_rules``.
         values: accuracy in percent by split (``test``, ``val``), method label and column.
         average: the averages as printed, by split and method label.
         notes: what to know about these numbers.
     """
 
     source: str
-    rule: Literal["Final round", "Best in-domain validation", "Best held-out validation"] = (
-        "Final round"
-    )
+    rule: str = FINAL.name
     values: dict[str, dict[str, dict[str, float | None]]] = Field(default_factory=dict)
     average: dict[str, dict[str, float]] = Field(default_factory=dict)
     notes: tuple[str, ...] = ()
+
+    @field_validator("rule")
+    @classmethod
+    def _known_rule(cls, value: str) -> str:
+        try:
+            return SELECTION_RULES.find(value).name
+        except RunError as error:
+            raise ValueError(str(error)) from None
 
 
 class Plan(Settings):

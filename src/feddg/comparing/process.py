@@ -19,8 +19,8 @@ from typing import Any
 from feddg.errors import FeddgError
 from feddg.evaluation.accuracy import Score
 from feddg.experiment import Experiment
-from feddg.federation.server import RoundRecord
 from feddg.messages import Refusal, Update
+from feddg.rows import RoundRow
 from feddg.runs.execute import carry_out
 from feddg.runs.observer import Observer
 
@@ -76,9 +76,9 @@ class Reporter(Observer):
         self._done = min(round - 0.001, self._done + 1 / self._clients)
         self.say(rounds=self._done)
 
-    def round(self, record: RoundRecord) -> None:
+    def round(self, row: RoundRow) -> None:
         """See :class:`Observer`."""
-        self._done = float(record.round)
+        self._done = float(row.round)
         self.say(rounds=self._done)
 
     def scores(self, round: int, scores: Sequence[Score]) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from feddg.clients.examples import Pixels
 from feddg.data.pixels import as_unit
 from feddg.randomness import stream
+from feddg.rows import EvaluationRow
 
 
 @runtime_checkable
@@ -48,12 +49,17 @@ class Score:
         """Share of images classified correctly, in [0, 1]."""
         return self.correct / self.examples
 
-    def record(self, round: int, with_confusion: bool = False) -> dict[str, Any]:
+    def row(self, round: int, with_confusion: bool = False) -> EvaluationRow:
         """Returns the row of the run folder's metrics file."""
-        row: dict[str, Any] = {"kind": "evaluation", "round": round, "split": self.split}
-        row |= {"domain": self.domain, "accuracy": self.accuracy, "loss": self.loss}
-        row |= {"examples": self.examples}
-        return row | ({"confusion": self.confusion.tolist()} if with_confusion else {})
+        return EvaluationRow(
+            round=round,
+            split=self.split,
+            domain=self.domain,
+            accuracy=self.accuracy,
+            loss=self.loss,
+            examples=self.examples,
+            confusion=self.confusion.tolist() if with_confusion else None,
+        )
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """The ClientApp: what a site does when a message arrives. Each may meet a fresh process."""
 
-import json
 import logging
 import time
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from feddg.flower.simulated_site import SIMULATED, SimulatedSite
 from feddg.flower.site import MissingAgreement, Site
 from feddg.flower.traffic import BUSY
 from feddg.messages import Message
+from feddg.rows import EVALUATION_ROWS
 
 Work = Callable[[Site, Parcel], Parcel]
 
@@ -105,5 +105,5 @@ def _ask(site: Site, parcel: Parcel) -> Parcel:
 
 def _evaluate(site: Site, parcel: Parcel) -> Parcel:
     round = int(parcel.fields["round"])
-    scores = [score.record(round, with_confusion=True) for score in site.scores(parcel)]
-    return Parcel(parts={"scores": Message({}, {"scores": json.dumps(scores)})})
+    rows = [score.row(round, with_confusion=True) for score in site.scores(parcel)]
+    return Parcel(parts={"scores": Message({}, {"scores": EVALUATION_ROWS.to_text(rows)})})

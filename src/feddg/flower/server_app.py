@@ -15,7 +15,6 @@ from feddg.clients.worker import Worker
 from feddg.errors import ExperimentError
 from feddg.evaluation.accuracy import Evaluation, Score
 from feddg.experiment import Experiment
-from feddg.federation.server import RoundRecord
 from feddg.files import replace_text
 from feddg.flower.grid_transport import FlowerTransport, Policy
 from feddg.flower.judges import JudgeScores
@@ -26,6 +25,7 @@ from feddg.flower.traffic import Traffic, append_to
 from feddg.messages import Weights
 from feddg.models.precision import choose_device
 from feddg.report import ensure_report
+from feddg.rows import ClientRow, ClientsTable, RoundRow
 from feddg.runs.execute import Prepared, Run, carry_out
 from feddg.runs.observer import Observer
 from feddg.runs.prepare import Progress, build, build_worker, cache_folder
@@ -202,17 +202,17 @@ def _clients_table(
     found: Mapping[int, Introduction],
     classes: Sequence[str],
     domains: Sequence[str],
-) -> dict[str, Any]:
+) -> ClientsTable:
     rows = []
     for id, name in enumerate(names):
         if id in found:
             by_domain, by_class = found[id].domains, found[id].classes
         else:
             by_domain, by_class = {}, {}
-        row = {"id": id, "name": name, "domains": [by_domain.get(d, 0) for d in domains]}
-        rows.append(row | {"classes": [by_class.get(c, 0) for c in classes]})
-    table = {"domains": list(domains), "classes": list(classes)}
-    return {**table, "clients": rows, "bad_images": []}
+        held = [by_domain.get(domain, 0) for domain in domains]
+        labels = [by_class.get(name, 0) for name in classes]
+        rows.append(ClientRow(id=id, name=name, domains=held, classes=labels))
+    return ClientsTable(domains=list(domains), classes=list(classes), clients=rows)
 
 
 def _evaluation(
@@ -235,10 +235,10 @@ def _evaluation(
 class LogLines(Observer):
     """Writes a line per round to the log, where `flwr log` shows it."""
 
-    def round(self, record: RoundRecord) -> None:
+    def round(self, row: RoundRow) -> None:
         """See :class:`Observer`."""
-        good = len(record.clients) - len(record.refused)
-        log.info("round %d: %d of %d sites", record.round, good, len(record.clients))
+        good = len(row.clients) - len(row.refused)
+        log.info("round %d: %d of %d sites", row.round, good, len(row.clients))
 
     def scores(self, round: int, scores: Sequence[Score]) -> None:
         """See :class:`Observer`."""

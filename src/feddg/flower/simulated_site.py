@@ -14,15 +14,11 @@ from feddg.experiment import Experiment
 from feddg.flower.parcels import Parcel
 from feddg.flower.replies import Introduction
 from feddg.flower.site import Site, SiteConfig
+from feddg.rows import client_name
 from feddg.runs.prepare import Images, load_images
 
 SIMULATED = "simulated"
 """Key of a run config whose nodes are simulated; they differ by ``partition-id`` alone."""
-
-
-def client_name(id: int) -> str:
-    """Returns the name under which a simulated client introduces itself."""
-    return f"client-{id}"
 
 
 @functools.lru_cache(maxsize=1)

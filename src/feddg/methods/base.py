@@ -9,7 +9,7 @@ Hooks are called in this order::
     check                                     once, when an experiment is prepared
     network                                   once, wherever a network is built
     initial_extras (server)                   once, before round 1
-    describe (client) -> agree (server)       once, before round 1
+    describe (client) -> agree, groups (server)    once, before round 1
     broadcast (server)                        every round ...
     begin, optimizer, step -> loss -> head_loss, report (client)
     share, aggregate, after_round (server) -> answer (client)
@@ -25,7 +25,7 @@ restart, except the scratch.
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, get_type_hints
 
@@ -38,6 +38,7 @@ from feddg.clients.examples import Batch
 from feddg.clients.optimizers import InPlaceAdam
 from feddg.messages import Broadcast, Message, Update, Weights
 from feddg.models.network import Network
+from feddg.rows import Groups
 from feddg.settings import ExperimentSections, TrainSettings
 
 Ask = Callable[[str, Message], Iterator[tuple[int, Message]]]
@@ -129,6 +130,10 @@ class Method:
     def agree(self, descriptions: Iterable[tuple[int, Message]]) -> Message | None:
         """At the server: the answer every client is sent, from all descriptions in client order."""
         return None
+
+    def groups(self, descriptions: Sequence[tuple[int, Message]]) -> Groups:
+        """At the server: how the descriptions group the clients, by what; kept with the run."""
+        return {}
 
     @property
     def has_setup(self) -> bool:

@@ -35,7 +35,7 @@ Decisions:
     and a batch of one class has no triplet term.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -48,6 +48,7 @@ from feddg.messages import Message, joined
 from feddg.methods.base import Method
 from feddg.methods.catalogue import register
 from feddg.methods.style_exchange import StyleExchange, StyleSettings
+from feddg.rows import Groups
 from feddg.settings import Fraction
 from feddg.styles.codec import transfer
 from feddg.styles.finch import finch
@@ -176,14 +177,28 @@ class Pardon(StyleExchange, Method):
         others = super().agree(descriptions)
         if not self.redraws:
             return joined(others)
-        styles = torch.stack([message.tensors["style"] for _, message in descriptions])
-        style, _ = interpolation_style(
-            styles,
+        style, _ = self._interpolated(descriptions)
+        return joined(others, Message({"style": style.float()}))
+
+    def groups(self, descriptions: Sequence[tuple[int, Message]]) -> Groups:
+        """The groups of clients with similar styles, in whose middle the style lies."""
+        others = super().groups(descriptions)
+        if not (self.redraws and self.settings.server_clustering):
+            return others
+        _, labels = self._interpolated(descriptions)
+        members = [
+            tuple(id for (id, _), own in zip(descriptions, labels.tolist()) if own == label)
+            for label in range(int(labels.max()) + 1)
+        ]
+        return others | {"style": tuple(members)}
+
+    def _interpolated(self, descriptions: Sequence[tuple[int, Message]]) -> tuple[Tensor, Tensor]:
+        return interpolation_style(
+            torch.stack([message.tensors["style"] for _, message in descriptions]),
             clustering=self.settings.server_clustering,
             partition=self.settings.server_partition,
             median=self.settings.median,
         )
-        return joined(others, Message({"style": style.float()}))
 
     def begin(self, client: Client) -> None:
         """Draws the client's twins, or finds them on disk."""

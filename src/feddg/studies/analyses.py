@@ -30,6 +30,7 @@ from feddg.methods.base import Method, State
 from feddg.methods.catalogue import title_of
 from feddg.methods.showing import Redraws
 from feddg.randomness import stream
+from feddg.rows import client_name
 from feddg.runs.folder import (
     EXPERIMENT,
     SNAPSHOTS,
@@ -203,7 +204,7 @@ def _landscape(
     wanted = [first] if rival is not None else [first, second]
     trained = [_after_a_turn(subject, client) for client in wanted]
     points = [("global model", subject.state.weights)]
-    points += [(f"client {client}", weights) for client, weights in zip(wanted, trained)]
+    points += [(client_name(client), weights) for client, weights in zip(wanted, trained)]
     if rival is not None:
         points.append((rival_name, rival))
     plane = Plane.through(points[0][1], points[1][1], points[2][1])
@@ -350,7 +351,7 @@ def _grey_levels(subject: _Subject, progress: Progress) -> dict[str, Any]:
         before.append(grey_histogram(images))
         after.append(None if redrawn is None else grey_histogram(redrawn))
         domain = subject.images.partition.domain_ids[int(domains[client])]
-        names.append(f"client {client}, {subject.images.table.domain_names[domain]}")
+        names.append(f"{client_name(client)}, {subject.images.table.domain_names[domain]}")
     return {"clients": names, "before": before, "after": after}
 
 
