@@ -284,9 +284,8 @@ def print_work(console: Console, work: Work, jobs: int, measure: bool) -> None:
 
 
 def _estimate_text(work: Work, jobs: int) -> str:
+    from feddg.clients.threads import threads, threads_per_job
     from feddg.comparing.estimate import estimate
-    from feddg.comparing.pool import threads_per_job
-    from feddg.federation.turns import threads
 
     with threads(threads_per_job(jobs)):
         found = estimate([task.experiment for task in work.missing], complete_runs(work), jobs)

@@ -94,7 +94,7 @@ skew.
 """
 
 _NOT_IDENTITY = {"name", "device"}
-_LATER = (("train", "select_every"),)
+_LATER = (("train", "select_every"), ("train", "decay"), ("train", "gradient_clipping"))
 """Fields younger than some run folders: left out of the hash where they say nothing new."""
 
 
@@ -139,7 +139,9 @@ class Experiment(Settings):
         """Eight hexadecimal digits that differ for every different experiment."""
         content = self.model_dump(mode="json", exclude=_NOT_IDENTITY)
         for part, field in _LATER:
-            if content[part][field] is None:
+            if getattr(self, part).model_fields[field].default == getattr(
+                getattr(self, part), field
+            ):
                 del content[part][field]
         text = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()

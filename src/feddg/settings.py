@@ -119,6 +119,12 @@ class TrainSettings(Settings):
     lr: Positive = Field(1e-3, description="client learning rate")
     momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="SGD only")
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    decay: Literal["all", "weights"] = Field(
+        "all", description="what decays: all, or weights without biases and normalisation layers"
+    )
+    gradient_clipping: Positive | None = Field(
+        None, description="greatest norm of all gradients of a step together; none for any"
+    )
     augmentation: Literal["none", "digits", "pacs", "office_home"] = Field(
         "none", description="how training images are varied"
     )

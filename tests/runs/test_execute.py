@@ -13,10 +13,10 @@ import pytest
 from safetensors.torch import load_file
 
 from feddg.api import resume, run
+from feddg.clients.threads import threads
 from feddg.errors import FeddgError, RunError
 from feddg.evaluation.accuracy import Score
 from feddg.experiment import Experiment
-from feddg.federation.turns import threads
 from feddg.runs import folder as folder_module
 from feddg.runs.folder import RunFolder
 from feddg.runs.model import load_model

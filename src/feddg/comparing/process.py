@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from feddg.clients.threads import share_of_process
 from feddg.errors import FeddgError
 from feddg.evaluation.accuracy import Score
 from feddg.experiment import Experiment
@@ -99,8 +100,6 @@ def _stop_when_input_ends(ended: threading.Event) -> None:
 
 def main() -> int:
     """Carries out the job on standard input; returns the exit status."""
-    import torch
-
     # A comparison in the background may ignore this signal, and its children with it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     job = Job(**json.loads(sys.stdin.readline()))
@@ -116,7 +115,7 @@ def main() -> int:
 
     reporter = Reporter(tell)
     try:
-        torch.set_num_threads(job.threads)
+        share_of_process(job.threads)
         experiment = Experiment(**job.experiment)
         if job.device is not None:
             experiment = experiment.model_copy(update={"device": job.device})

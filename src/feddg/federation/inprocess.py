@@ -9,10 +9,11 @@ from typing import TypeVar
 
 from feddg.clients.client import Client
 from feddg.clients.examples import Examples
+from feddg.clients.threads import threads_beside
 from feddg.clients.worker import Worker
 from feddg.errors import ClientError
 from feddg.federation.transport import Reply
-from feddg.federation.turns import answer, describe, threads, train
+from feddg.federation.turns import answer, describe, train
 from feddg.messages import Broadcast, Message, Refusal, Update, Weights
 from feddg.methods.base import Method
 
@@ -99,15 +100,11 @@ class InProcess:
     def _turns(
         self, clients: Sequence[int], broadcast: Broadcast, work: Callable[[Client], T]
     ) -> Iterator[T | Refusal]:
-        """Yields what clients answer. A worker's next client starts when its last was consumed.
-
-        While several are at work, whoever consumes has one thread: idle ones would wait by
-        spinning, on the cores that the workers need.
-        """
+        """Yields what clients answer. A worker's next client starts when its last was consumed."""
         coming = iter(clients)
         under_way: deque[tuple[Client, Callable[[], T]]] = deque()
         alone = len(self._workers) == 1
-        with ThreadPoolExecutor(len(self._workers)) as pool, threads(None if alone else 1):
+        with ThreadPoolExecutor(len(self._workers)) as pool, threads_beside(len(self._workers)):
 
             def start_next(worker: Worker) -> None:
                 for id in islice(coming, 1):

@@ -35,11 +35,10 @@ from torch import Tensor, nn
 
 from feddg.clients.client import Client
 from feddg.clients.examples import Batch
-from feddg.clients.optimizers import InPlaceAdam
 from feddg.messages import Broadcast, Message, Update, Weights
 from feddg.models.network import Network
 from feddg.rows import Groups
-from feddg.settings import ExperimentSections, TrainSettings
+from feddg.settings import ExperimentSections
 
 Ask = Callable[[str, Message], Iterator[tuple[int, Message]]]
 """``ask(name, question)`` sends the current weights and a question to this round's clients."""
@@ -160,8 +159,7 @@ class Method:
 
     def optimizer(self, client: Client) -> torch.optim.Optimizer:
         """Returns the client's optimizer, new each round, over the network's trained parameters."""
-        worker = client.worker
-        return new_optimizer(client.network.parameters(), worker.train, worker.spent)
+        return client.worker.stepper.optimizer(client.network, client.worker.train)
 
     def step(self, client: Client, batch: Batch) -> None:
         """Takes one optimizer step on a batch; override for methods with several."""
@@ -266,23 +264,3 @@ def weighted_mean(items: Iterable[tuple[Weights, float]]) -> Weights:
     if not mean:
         raise ValueError("the mean of no updates is not defined")
     return mean
-
-
-def new_optimizer(
-    parameters: Iterable[nn.Parameter],
-    train: TrainSettings,
-    spent: InPlaceAdam | None = None,
-) -> torch.optim.Optimizer:
-    """Returns the optimizer that ``train`` names, over the parameters that need a gradient.
-
-    Args:
-        parameters: what it trains, except where frozen.
-        train: names the optimizer and its settings.
-        spent: an earlier one that will not step again; its memory may be taken over.
-    """
-    trained = [parameter for parameter in parameters if parameter.requires_grad]
-    if train.optimizer == "sgd":
-        return torch.optim.SGD(
-            trained, train.lr, train.momentum, weight_decay=train.weight_decay, fused=True
-        )
-    return InPlaceAdam(trained, train.lr, weight_decay=train.weight_decay, spent=spent)

@@ -11,6 +11,7 @@ import numpy
 import torch
 
 from feddg.clients.examples import Examples
+from feddg.clients.threads import clients_at_once, threads_for
 from feddg.clients.worker import Worker
 from feddg.data.augment import PRESETS as AUGMENTATIONS
 from feddg.data.images import ImageTable
@@ -29,11 +30,6 @@ from feddg.models.network import Network
 from feddg.models.precision import autocast, choose_device, choose_precision
 
 Progress = Callable[[str, int, int], None]
-
-SMALL = 1_000_000
-"""Networks of at most so many parameters are trained by one thread on a CPU."""
-MOST_AT_ONCE = 8
-"""More threads than this get in each other's way between PyTorch's operations."""
 
 
 def cache_folder() -> Path:
@@ -195,7 +191,6 @@ def build_worker(experiment: Experiment, network: Network, cache: Path | None) -
     device = choose_device(experiment.device)
     precision = choose_precision(experiment.precision, device)
     network.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    small = device.type == "cpu" and sum(p.numel() for p in network.parameters()) <= SMALL
     return Worker(
         network,
         experiment.train,
@@ -205,22 +200,16 @@ def build_worker(experiment: Experiment, network: Network, cache: Path | None) -
         autocast(precision, device),
         experiment.model.normalization == "frozen",
         cache,
-        # One thread, wherever it is: so the numbers do not depend on how many there are.
-        threads=1 if small else None,
+        threads=threads_for(network, device),
     )
 
 
 def build_workers(experiment: Experiment, network: Network, cache: Path | None) -> list[Worker]:
-    """Returns what the clients of one process take turns on; the first has ``network``.
-
-    On a CPU there are as many workers as threads while the network is small: one thread each for
-    several clients is faster than several threads for one. A larger network fills the threads by
-    itself, and another copy of it would cost memory.
-    """
+    """Returns what the clients of one process take turns on; the first has ``network``."""
     first = build_worker(experiment, network, cache)
-    count = min(torch.get_num_threads(), MOST_AT_ONCE) if first.threads else 1
-    more = (build(experiment, network.classes)[1] for _ in range(count - 1))
-    return [first, *(build_worker(experiment, network, cache) for network in more)]
+    more = range(clients_at_once(first.threads) - 1)
+    networks = (build(experiment, network.classes)[1] for _ in more)
+    return [first, *(build_worker(experiment, network, cache) for network in networks)]
 
 
 def build_evaluation(experiment: Experiment, images: Images, worker: Worker) -> Evaluation:
