@@ -16,14 +16,17 @@ import yaml
 from pydantic import ValidationError, model_validator
 
 from feddg.errors import ExperimentError, nearest
+from feddg.guards.chain import resolved_choice
 from feddg.methods.composition import build_method, method_class
 from feddg.settings import (
     ClientSettings,
     DataSettings,
     EvaluateSettings,
+    GuardChoice,
     HoldOut,
     MethodChoice,
     ModelSettings,
+    PrivacySettings,
     ServerSettings,
     Settings,
     TrainSettings,
@@ -95,15 +98,16 @@ skew.
 
 _NOT_IDENTITY = {"name", "device"}
 _LATER = (("train", "select_every"), ("train", "decay"), ("train", "gradient_clipping"))
-"""Fields younger than some run folders: left out of the hash where they say nothing new."""
+_LATER_PARTS = ("privacy", "guards")
+"""Fields and parts younger than some run folders: not in the hash where they say nothing new."""
 
 
 class Experiment(Settings):
     """One experiment, complete.
 
     Shorthands are accepted wherever they are unambiguous: ``data="digits"``, ``method="pardon"``,
-    ``hold_out="sketch"`` (or a list, or ``{"val": ..., "test": ...}``), and a method's
-    hyper-parameters directly beside its name.
+    ``hold_out="sketch"`` (or a list, or ``{"val": ..., "test": ...}``), ``guards="median"`` (or a
+    list), and a method's or guard's settings directly beside its name.
 
     Raises:
         ExperimentError: a field is unknown, out of range or contradicts another one.
@@ -118,6 +122,8 @@ class Experiment(Settings):
     model: ModelSettings = ModelSettings()
     train: TrainSettings = TrainSettings()
     server: ServerSettings = ServerSettings()
+    privacy: PrivacySettings = PrivacySettings()
+    guards: tuple[GuardChoice, ...] = ()
     evaluate: EvaluateSettings = EvaluateSettings()
     seed: int = 0
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -143,6 +149,9 @@ class Experiment(Settings):
                 getattr(self, part), field
             ):
                 del content[part][field]
+        for part in _LATER_PARTS:
+            if getattr(self, part) == type(self).model_fields[part].default:
+                del content[part]
         text = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
 
@@ -190,12 +199,24 @@ def expand(fields: dict[str, Any]) -> dict[str, Any]:
     held = out.get("hold_out")
     if isinstance(held, str | list | tuple):
         out["hold_out"] = {"test": held}
-    method = out.get("method")
-    if isinstance(method, dict):
-        settings = {k: v for k, v in method.items() if k not in ("name", "settings")}
-        rest = {k: v for k, v in method.items() if k in ("name", "settings")}
-        out["method"] = merge(rest, {"settings": settings}) if settings else rest
+    if isinstance(out.get("method"), dict):
+        out["method"] = _choice(out["method"])
+    guards = out.get("guards")
+    if guards is not None:
+        listed = guards if isinstance(guards, list | tuple) else [guards]
+        out["guards"] = [_choice(_plain(guard)) for guard in listed]
     return {key: _plain(value) for key, value in out.items()}
+
+
+def _choice(said: Any) -> Any:
+    """Writes out a method or guard whose settings may stand beside its name."""
+    if isinstance(said, str):
+        return {"name": said}
+    if not isinstance(said, Mapping):
+        return said
+    settings = {k: v for k, v in said.items() if k not in ("name", "settings")}
+    rest = {k: v for k, v in said.items() if k in ("name", "settings")}
+    return merge(rest, {"settings": settings}) if settings else rest
 
 
 def _plain(value: Any) -> Any:
@@ -225,7 +246,8 @@ def complete(fields: Mapping[str, Any]) -> dict[str, Any]:
     settings = full.get("method", {}).get("settings", {})
     built = build_method(name, settings)
     resolved = {"name": method.name, "settings": built.settings.model_dump(mode="json")}
-    return _decide({**full, "preset": preset, "method": resolved})
+    guards = [resolved_choice(choice) for choice in full.get("guards", ())]
+    return _decide({**full, "preset": preset, "method": resolved, "guards": guards})
 
 
 def _decide(full: dict[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
 
 def _finite(value: float) -> float:
@@ -206,6 +214,39 @@ class ExperimentSections(Protocol):
     def server(self) -> ServerSettings:
         """What the server does in a round."""
         ...
+
+
+class PrivacySettings(Settings):
+    """How updates are clipped, and how much noise their mean gets."""
+
+    clipping: Literal["none", "fixed", "adaptive"] = Field(
+        "none", description="whether clients clip their updates, and whether the norm moves"
+    )
+    clipping_norm: Positive = Field(
+        0.1, description="longest change of the weights; adaptive: at the start"
+    )
+    noise_multiplier: float = Field(
+        0.0, ge=0, allow_inf_nan=False, description="noise multiplier z; 0 clips only"
+    )
+    clipping_quantile: Fraction = Field(
+        0.5, description="adaptive: share of updates not to be clipped"
+    )
+    clipping_rate: Positive = Field(0.2, description="adaptive: learning rate of the norm")
+
+    @model_validator(mode="after")
+    def _clips_what_it_noises(self) -> "PrivacySettings":
+        if self.noise_multiplier and self.clipping == "none":
+            raise PydanticCustomError(
+                "unclipped", "noise without clipping protects nothing: set clipping, too"
+            )
+        return self
+
+
+class GuardChoice(Settings):
+    """A guard by name, with its settings."""
+
+    name: str
+    settings: dict[str, Any] = Field(default_factory=dict)
 
 
 def merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

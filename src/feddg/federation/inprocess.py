@@ -14,6 +14,7 @@ from feddg.clients.worker import Worker
 from feddg.errors import ClientError
 from feddg.federation.transport import Reply
 from feddg.federation.turns import answer, describe, train
+from feddg.guards.chain import NO_GUARDS, Guards
 from feddg.messages import Broadcast, Message, Refusal, Update, Weights
 from feddg.methods.base import Method
 
@@ -32,6 +33,7 @@ class InProcess:
         count: number of clients.
         examples: returns the images of a client.
         memories: what clients remember, by id, from a checkpoint.
+        guards: see every update before it leaves its client.
     """
 
     def __init__(
@@ -41,9 +43,10 @@ class InProcess:
         count: int,
         examples: Callable[[int], Examples],
         memories: dict[int, Weights] | None = None,
+        guards: Guards = NO_GUARDS,
     ) -> None:
         self._method, self._workers, self._examples = method, workers, examples
-        self._count = count
+        self._count, self._guards = count, guards
         self._agreed: Message | None = None
         self.memories: dict[int, Weights] = memories or {}
         self.remembered: set[int] = set()
@@ -87,7 +90,11 @@ class InProcess:
 
     def train(self, clients: Sequence[int], broadcast: Broadcast) -> Iterator[Update | Refusal]:
         """See :class:`Transport`. Clients that train at once share the seconds they take."""
-        for reply in self._turns(clients, broadcast, lambda client: train(client, self._method)):
+
+        def work(client: Client) -> Update:
+            return train(client, self._method, self._guards)
+
+        for reply in self._turns(clients, broadcast, work):
             if isinstance(reply, Update):
                 reply.seconds /= len(self._workers)
             yield reply

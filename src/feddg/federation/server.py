@@ -8,10 +8,11 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from feddg.errors import RunError
+from feddg.errors import ClientError, NotEnoughUpdates, RunError
 from feddg.federation import server_optimizer
 from feddg.federation.ledger import Ledger
 from feddg.federation.transport import Reply, Transport
+from feddg.guards.chain import NO_GUARDS, GuardedRound, Guards
 from feddg.messages import (
     Broadcast,
     Message,
@@ -68,10 +69,6 @@ class _Tally:
         )
 
 
-class NotEnoughUpdates(RunError):
-    """Fewer good updates than the round may be fused from."""
-
-
 class Server:
     """Runs the setup phase and rounds of a method over a transport.
 
@@ -83,6 +80,7 @@ class Server:
         settings: minimum of good updates, attempts, server optimizer.
         seed: the experiment's seed.
         ledger: where every message is entered.
+        guards: what happens to updates on their way.
         on_client: called after each client of a round with the round and its update or refusal.
         on_setup: called with (done, total) while clients describe themselves.
 
@@ -100,12 +98,13 @@ class Server:
         settings: ServerSettings,
         seed: int,
         ledger: Ledger,
+        guards: Guards = NO_GUARDS,
         on_client: Callable[[int, Update | Refusal], None] | None = None,
         on_setup: Callable[[int, int], None] | None = None,
     ) -> None:
         self.method, self.transport, self.state = method, transport, state
         self.per_round, self.settings, self.seed = per_round, settings, seed
-        self.ledger = ledger
+        self.ledger, self.guards = ledger, guards
         self.groups: Groups = {}
         self._on_client = on_client or (lambda round, reply: None)
         self._on_setup = on_setup or (lambda done, total: None)
@@ -162,11 +161,12 @@ class Server:
         before = dict(self.ledger.bytes)
         round = self.state.round + 1
         tally = _Tally(round, self.sample(round, attempt))
-        broadcast = self.method.broadcast(self.state)
-        updates = self._updates(tally, broadcast)
+        guarded = self.guards.open(self.state)
+        broadcast = guarded.address(self.method.broadcast(self.state))
+        updates = guarded.collect(self._updates(tally, broadcast, guarded))
         # Nothing is replaced before enough updates are in: a failed attempt leaves the state alone.
         state = replace(self.state, extras=dict(self.state.extras))
-        state = self.method.aggregate(state, updates)
+        state = guarded.finish(self.method.aggregate(state, updates))
         state = server_optimizer.step(self.settings, self.state.weights, state)
         state = self.method.after_round(state, self._asker(tally, state))
         state.round = round
@@ -183,13 +183,15 @@ class Server:
         drawn = torch.randperm(len(ids), generator=stream(self.seed, *names))[: self.per_round]
         return sorted(ids[i] for i in drawn.tolist())
 
-    def _updates(self, tally: _Tally, broadcast: Broadcast) -> Iterator[Update]:
+    def _updates(
+        self, tally: _Tally, broadcast: Broadcast, guarded: GuardedRound
+    ) -> Iterator[Update]:
         """Yields the good updates; refuses bad ones by name; raises if too few were good."""
         for id in tally.clients:
             self.ledger.broadcast(id, "train", broadcast)
         good = 0
         for reply in self.transport.train(tally.clients, broadcast):
-            reply = self._checked(tally.round, reply)
+            reply = self._checked(tally.round, reply, guarded)
             self._on_client(tally.round, reply)
             if isinstance(reply, Refusal):
                 tally.refused.append(reply)
@@ -201,12 +203,19 @@ class Server:
         if good < self.settings.min_updates:
             raise NotEnoughUpdates(self._shortage(tally, good))
 
-    def _checked(self, round: int, reply: Update | Refusal) -> Update | Refusal:
+    def _checked(
+        self, round: int, reply: Update | Refusal, guarded: GuardedRound
+    ) -> Update | Refusal:
         if isinstance(reply, Refusal):
             return reply
         self.ledger.update(round, reply)
         fault = update_fault(reply, self._expected)
-        return reply if fault is None else Refusal(reply.client, f"update refused: {fault}")
+        if fault is None:
+            try:
+                return guarded.receive(reply)
+            except ClientError as error:
+                fault = str(error)
+        return Refusal(reply.client, f"update refused: {fault}")
 
     def _refuse(self, round: int, refusal: Refusal) -> None:
         self.ledger.refusal(round, refusal.client, refusal.reason)
@@ -266,7 +275,13 @@ _NOTHING = torch.empty(0, 0, 0, 0, 0)
 
 
 def initial_state(
-    method: Method, network: Network, clients: int, *, rounds: int, settings: ServerSettings
+    method: Method,
+    network: Network,
+    clients: int,
+    *,
+    rounds: int,
+    settings: ServerSettings,
+    guards: Guards = NO_GUARDS,
 ) -> State:
     """Returns the state before round 1 for a freshly built network.
 
@@ -276,10 +291,12 @@ def initial_state(
         clients: how many there are in all.
         rounds: how many there will be, for schedules.
         settings: the server's; its optimizer may keep tensors in the state.
+        guards: may keep tensors in the state, too.
     """
     weights: Weights = {name: clone(t) for name, t in network.state_dict().items()}
     extras = method.initial_extras(network, clients)
     extras |= server_optimizer.initial_extras(settings, method, network)
+    extras |= guards.initial_extras()
     return State(weights, extras, rounds=rounds)
 
 

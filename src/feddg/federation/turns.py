@@ -11,6 +11,7 @@ from feddg.clients.best_of_steps import BestOfSteps
 from feddg.clients.client import Client
 from feddg.clients.threads import threads
 from feddg.errors import ClientError
+from feddg.guards.chain import NO_GUARDS, Guards
 from feddg.messages import Message, Update, Weights, first_not_finite
 from feddg.methods.base import Method, local_names
 
@@ -33,8 +34,10 @@ def describe(client: Client, method: Method, weights: Weights) -> Message:
         return method.describe(client) or Message()
 
 
-def train(client: Client, method: Method) -> Update:
+def train(client: Client, method: Method, guards: Guards = NO_GUARDS) -> Update:
     """Trains one client for a round, from the weights it received and what it remembers.
+
+    The guards see the update before it leaves.
 
     The update's weights are the network's live tensors (see :class:`feddg.messages.Update`).
 
@@ -64,7 +67,8 @@ def train(client: Client, method: Method) -> Update:
     client.memory.update({name: state[name].detach().clone() for name in local})
     _require_finite_memory(client)
     seconds = time.perf_counter() - started
-    return Update(client.id, len(client.examples), state, extras, terms, seconds, images)
+    update = Update(client.id, len(client.examples), state, extras, terms, seconds, images)
+    return guards.protect(update, client.received, client.extras)
 
 
 def answer(client: Client, method: Method, name: str, question: Message) -> Message:

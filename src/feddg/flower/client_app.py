@@ -11,7 +11,6 @@ from flwr.clientapp import ClientApp
 from feddg.errors import ClientError, ExperimentError, FeddgError
 from feddg.federation.turns import answer, describe, train
 from feddg.flower.parcels import Parcel, update_parcel
-from feddg.flower.privacy import clip_update
 from feddg.flower.simulated_site import SIMULATED, SimulatedSite
 from feddg.flower.site import MissingAgreement, Site
 from feddg.flower.traffic import BUSY
@@ -63,7 +62,7 @@ def describe_site(envelope: Envelope, context: Context) -> Envelope:
     return _reply(envelope, context, _describe)
 
 
-@app.train(mods=[clip_update])
+@app.train()
 def train_site(envelope: Envelope, context: Context) -> Envelope:
     """Trains one round."""
     return _reply(envelope, context, _train)
@@ -90,7 +89,7 @@ def _describe(site: Site, parcel: Parcel) -> Parcel:
 
 def _train(site: Site, parcel: Parcel) -> Parcel:
     turn = site.turn(parcel)
-    update = train(turn.client, turn.method)
+    update = train(turn.client, turn.method, turn.guards)
     turn.keep()
     return update_parcel(update)
 

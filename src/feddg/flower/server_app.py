@@ -18,7 +18,6 @@ from feddg.experiment import Experiment
 from feddg.files import replace_text
 from feddg.flower.grid_transport import FlowerTransport, Policy
 from feddg.flower.judges import JudgeScores
-from feddg.flower.privacy import Privacy, private
 from feddg.flower.replies import Introduction
 from feddg.flower.site import load_pixels, positions, read_experiment, test_images
 from feddg.flower.traffic import Traffic, append_to
@@ -28,8 +27,8 @@ from feddg.report import ensure_report
 from feddg.rows import ClientRow, ClientsTable, RoundRow
 from feddg.runs.execute import Prepared, Run, carry_out
 from feddg.runs.observer import Observer
-from feddg.runs.prepare import Progress, build, build_worker, cache_folder
-from feddg.settings import Positive
+from feddg.runs.prepare import Progress, build, build_worker, cache_folder, guards_for
+from feddg.settings import Positive, PrivacySettings, Settings
 
 log = logging.getLogger("feddg")
 DEPLOYMENT, TRAFFIC = "deployment.json", "traffic.jsonl"
@@ -50,7 +49,7 @@ def main(grid: Grid, context: Context) -> None:
         log.removeHandler(handler)
 
 
-class Deployment(Privacy):
+class Deployment(Settings):
     """The run config beside the experiment; ``feddg deploy init`` writes it."""
 
     sites: str = Field(description="names of all sites, comma-separated; the order is part of it")
@@ -72,6 +71,7 @@ class Deployment(Privacy):
             ExperimentError: a key is unknown or wrong.
         """
         known = {k.replace("-", "_"): v for k, v in run_config.items() if k != "experiment"}
+        _refuse_privacy(known)
         try:
             return cls(**known)
         except ValidationError as error:
@@ -90,11 +90,6 @@ class Deployment(Privacy):
         return _names(self.evaluation_sites)
 
     @property
-    def privacy(self) -> Privacy:
-        """How updates are clipped and noised."""
-        return Privacy(**{name: getattr(self, name) for name in Privacy.model_fields})
-
-    @property
     def minimum(self) -> int:
         """How many sites must be connected."""
         return self.min_sites or len(self.site_names)
@@ -103,6 +98,21 @@ class Deployment(Privacy):
     def policy(self) -> Policy:
         """The transport's patience."""
         return Policy(self.minimum, self.wait_seconds, self.round_deadline, self.poll_seconds)
+
+
+def _refuse_privacy(config: dict[str, Any]) -> None:
+    """Takes out the keys by which privacy used to be asked for, if they ask for none.
+
+    Raises:
+        ExperimentError: they do ask for it.
+    """
+    found = {name: config.pop(name) for name in PrivacySettings.model_fields if name in config}
+    if found.get("clipping", "none") != "none" or found.get("noise_multiplier"):
+        said = ", ".join(f"{name}: {value}" for name, value in found.items())
+        raise ExperimentError(
+            "the app's config asks for update privacy, which is part of the experiment now: write "
+            f"`privacy: {{{said}}}` into the experiment and take these keys out of the config"
+        )
 
 
 def _names(text: str) -> list[str]:
@@ -143,14 +153,9 @@ def _prepared(
     grid: Grid, deployment: Deployment, experiment: Experiment, cache: Path, path: Path
 ) -> Prepared:
     names, file = deployment.site_names, path / DEPLOYMENT
-    privacy = deployment.privacy.model_dump()
     device = choose_device(experiment.device)
     known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
     run = known["run"] if known else f"{experiment.id}-{secrets.token_hex(6)}"
-    if known and known["privacy"] != privacy:
-        raise ExperimentError(
-            f"{path} was begun with {known['privacy']}; to change that, choose another 'out'"
-        )
     transport = FlowerTransport(
         grid,
         names,
@@ -162,7 +167,7 @@ def _prepared(
     )
     found = transport.gather(deployment.minimum)
     known = known or {
-        **{"run": run, "sites": names, "privacy": privacy},
+        **{"run": run, "sites": names},
         **{"classes": _classes(found), "domains": []},
     }
 
@@ -179,7 +184,7 @@ def _prepared(
         join(id, introduction)
     transport.on_introduction = join
     method, network = build(experiment, len(known["classes"]))
-    method = private(method, network, deployment.privacy, experiment)
+    guards = guards_for(experiment, method, network)
     worker = build_worker(experiment, network, cache)
     return Prepared(
         method,
@@ -189,6 +194,7 @@ def _prepared(
         _clients_table(names, found, known["classes"], known["domains"]),
         [(id, introduction.message) for id, introduction in found.items()],
         JudgeScores(transport),
+        guards=guards,
     )
 
 

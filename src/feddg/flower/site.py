@@ -26,9 +26,10 @@ from feddg.federation.turns import load_weights
 from feddg.flower.memory import SiteMemory
 from feddg.flower.parcels import Parcel
 from feddg.flower.replies import Introduction
+from feddg.guards.chain import Guards
 from feddg.messages import Message, Weights
 from feddg.methods.base import Method
-from feddg.runs.prepare import build, build_worker, cache_folder
+from feddg.runs.prepare import build, build_worker, cache_folder, guards_for
 from feddg.settings import Settings
 
 DIGITS = "digits:"
@@ -190,6 +191,7 @@ class Turn:
 
     client: Client
     method: Method
+    guards: Guards
     memory: SiteMemory
 
     def keep(self) -> None:
@@ -262,7 +264,8 @@ class Site:
             received=parcel.part("weights").tensors,
             extras=_extras(parcel, worker.device),
         )
-        return Turn(client, method, memory)
+        guards = guards_for(self.experiment, method, worker.network)
+        return Turn(client, method, guards, memory)
 
     def _build(self, classes: int) -> tuple[Method, Worker]:
         # All weights come with the message: a site needs no pretrained ones.

@@ -18,6 +18,7 @@ from feddg.federation.ledger import Ledger
 from feddg.federation.server import Server, initial_state
 from feddg.federation.transport import Transport
 from feddg.federation.turns import load_weights
+from feddg.guards.chain import NO_GUARDS, Guards
 from feddg.messages import Message, Weights
 from feddg.methods.base import Method, State
 from feddg.models.network import Network
@@ -33,6 +34,7 @@ from feddg.runs.prepare import (
     build_evaluation,
     build_workers,
     cache_folder,
+    guards_for,
     load_images,
 )
 from feddg.runs.reading import RunRecord, read_run
@@ -54,6 +56,7 @@ class Prepared:
         introductions: what clients said about themselves beforehand, for the ledger.
         elsewhere: measures the global model where the images are; is told the scores so far.
         draw: writes the report's figures once the method has agreed on something.
+        guards: what happens to updates on their way.
     """
 
     method: Method
@@ -64,6 +67,7 @@ class Prepared:
     introductions: Sequence[tuple[int, Message]] = ()
     elsewhere: Elsewhere = lambda server, scores: ()
     draw: Callable[[Path, State], None] = lambda folder, state: None
+    guards: Guards = NO_GUARDS
 
 
 Prepare = Callable[[Experiment, Path, Progress, dict[int, Weights]], Prepared]
@@ -76,15 +80,17 @@ def in_process(
     """Prepares a run whose clients are trained in this process."""
     images = load_images(experiment, cache, progress)
     method, network = build(experiment, len(images.table.class_names))
+    guards = guards_for(experiment, method, network)
     workers = build_workers(experiment, network, cache)
     worker = workers[0]
     return Prepared(
         method,
         worker,
-        InProcess(method, workers, len(images.partition), images.examples, memories),
+        InProcess(method, workers, len(images.partition), images.examples, memories, guards),
         build_evaluation(experiment, images, worker),
         clients_table(images),
         draw=lambda folder, state: draw_figures(folder, images, method, state, experiment.seed),
+        guards=guards,
     )
 
 
@@ -216,7 +222,7 @@ class _Execution:
             self.network, self.elsewhere = found.worker.network, found.elsewhere
         transport, clients = found.transport, len(found.transport.clients)
         layouts = folder.cut_records(checkpoint.state.round if checkpoint else -1)
-        state = checkpoint.state if checkpoint else self._first_state(found.method, clients)
+        state = checkpoint.state if checkpoint else self._first_state(found, clients)
         state.rounds = experiment.train.rounds
         state = on_device(state, found.worker.device)
         ledger_rows: list[LedgerRow] = []
@@ -229,6 +235,7 @@ class _Execution:
             settings=experiment.server,
             seed=experiment.seed,
             ledger=ledger,
+            guards=found.guards,
             on_client=self.observer.client,
             on_setup=lambda done, total: self.observer.work("setup", done, total),
         )
@@ -239,9 +246,15 @@ class _Execution:
             self._setup(server, writer, found)
         self._rounds(server, writer, found.evaluation)
 
-    def _first_state(self, method: Method, clients: int) -> State:
-        rounds, settings = self.experiment.train.rounds, self.experiment.server
-        return initial_state(method, self.network, clients, rounds=rounds, settings=settings)
+    def _first_state(self, found: Prepared, clients: int) -> State:
+        return initial_state(
+            found.method,
+            self.network,
+            clients,
+            rounds=self.experiment.train.rounds,
+            settings=self.experiment.server,
+            guards=found.guards,
+        )
 
     def _listen(self, round: int) -> None:
         from feddg.runs.tracking import trackers

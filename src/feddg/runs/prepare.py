@@ -22,6 +22,7 @@ from feddg.data.splits import Splits, from_csv, hold_out
 from feddg.errors import ExperimentError
 from feddg.evaluation.accuracy import Evaluation
 from feddg.experiment import Experiment
+from feddg.guards.chain import Guards, build_guards
 from feddg.methods.base import Method
 from feddg.methods.composition import build_method
 from feddg.models.backbones import build_network
@@ -184,6 +185,23 @@ def build(experiment: Experiment, classes: int) -> tuple[Method, Network]:
     network = method.network(network)
     use_small_map_convolutions(network)
     return method, network
+
+
+def guards_for(experiment: Experiment, method: Method, network: Network) -> Guards:
+    """Returns what happens to updates on their way, at a client and at the server.
+
+    Raises:
+        ExperimentError: the guards cannot protect what the method sends.
+    """
+    clients = experiment.clients
+    return build_guards(
+        experiment.privacy,
+        experiment.guards,
+        method,
+        network,
+        trains_statistics=experiment.model.normalization == "train",
+        updates=min(clients.number, clients.per_round or clients.number),
+    )
 
 
 def build_worker(experiment: Experiment, network: Network, cache: Path | None) -> Worker:
