@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy
 
 from feddg.evaluation.accuracy import Score
+from feddg.evaluation.metrics import Outcome, measure
 from feddg.federation.server import Server
 from feddg.flower.transport import FlowerTransport
 from feddg.messages import Broadcast, Message, Refusal
@@ -62,7 +63,9 @@ def _score(row: dict[str, object]) -> Score:
     correct, examples = int(confusion.trace()), int(confusion.sum())
     if examples < 1 or (confusion < 0).any():
         raise ValueError("no images were counted")
-    return Score("test", str(row["domain"]), correct, examples, float(str(row["loss"])), confusion)
+    metrics = measure(Outcome(confusion))
+    loss = float(str(row["loss"]))
+    return Score("test", str(row["domain"]), correct, examples, loss, confusion, metrics)
 
 
 def _told_apart(taken: set[str], new: list[Score], site: str) -> list[Score]:

@@ -13,7 +13,8 @@ import numpy
 from feddg.errors import AdaptationError
 from feddg.evaluation.accuracy import Evaluation, Score
 from feddg.evaluation.adaptation import ADAPTATIONS, read
-from feddg.evaluation.predictors import Ensemble, NoSettings, Parts
+from feddg.evaluation.adaptations.client_ensemble import ClientEnsemble
+from feddg.evaluation.predictors import NoSettings, Parts
 from feddg.runs.adapted import ADAPTED, OWN, AdaptedScore, read_adapted
 from feddg.runs.alphas import write_alphas
 from feddg.runs.folder import RunFolder
@@ -153,7 +154,7 @@ class _Measurement:
             if part is None or not own.splits:
                 continue
             parts = Parts({client.id: part}, trained.parts.seed)
-            for score in own.scores(Ensemble(trained.network, NoSettings(), parts)):
+            for score in own.scores(ClientEnsemble(trained.network, NoSettings(), parts)):
                 yield self._row(OWN, score, client.id)
 
     def _row(self, name: str, score: Score, client: int | None = None) -> AdaptedScore:
