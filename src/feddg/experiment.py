@@ -15,6 +15,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import ValidationError, model_validator
 
+from feddg.data.data_set import find_augmentation, preset_of, presets
 from feddg.errors import ExperimentError, nearest
 from feddg.guards.chain import resolved_choice
 from feddg.methods.composition import build_method, method_class
@@ -32,69 +33,6 @@ from feddg.settings import (
     TrainSettings,
     merge,
 )
-
-_PAPER = {
-    "data": {"image_size": 224},
-    "clients": {"number": 100, "per_round": 20, "heterogeneity": 0.1},
-    "model": {"backbone": "resnet50", "weights": "imagenet", "embedding": "linear"},
-    "train": {"rounds": 50, "lr": 3e-5, "batch_size": 32, "augmentation": "pacs"},
-}
-_FEDIG = {
-    "data": {"image_size": 224, "id_val": 0.2, "id_test": 0.0},
-    "clients": {"number": 3, "partition": "domain"},
-    "model": {
-        "backbone": "resnet18",
-        "weights": "imagenet",
-        "embedding": "bottleneck",
-        "normalization": "train",
-    },
-    "train": {
-        "rounds": 40,
-        "local_steps": 200,
-        "batch_size": 64,
-        "optimizer": "sgd",
-        "lr": 0.01,
-        "momentum": 0.5,
-        "augmentation": "pacs",
-    },
-}
-PRESETS: dict[str, dict[str, Any]] = {
-    "digits": {
-        "data": {"image_size": 32},
-        "clients": {"number": 6, "heterogeneity": 0.1},
-        "model": {"backbone": "cnn", "weights": None},
-        "train": {
-            "rounds": 10,
-            "local_epochs": 2,
-            "batch_size": 16,
-            "lr": 1e-3,
-            "augmentation": "digits",
-        },
-    },
-    "folder": {
-        "model": {"backbone": "resnet18", "weights": "imagenet", "embedding": "linear"},
-        "train": {"lr": 1e-4, "augmentation": "pacs"},
-    },
-    "pacs": _PAPER,
-    "office_home": merge(_PAPER, {"train": {"augmentation": "office_home"}}),
-    "iwildcam": merge(
-        _PAPER, {"clients": {"number": 243, "per_round": 24}, "train": {"rounds": 100}}
-    ),
-    "fedig": _FEDIG,
-    "fedig_silos": merge(
-        _FEDIG,
-        {
-            "clients": {"number": 30, "per_round": 10},
-            "train": {"rounds": 120, "local_steps": 20},
-        },
-    ),
-}
-"""Experiment values by data set; the benchmarks' are PARDON's protocol (its section V).
-
-``fedig`` and ``fedig_silos`` are FedIG's protocol for four domains of any data set (its sections
-4.1 and A.6): one domain per client, and ten clients per domain, with ``clients.alpha`` for label
-skew.
-"""
 
 _NOT_IDENTITY = {"name", "device"}
 _LATER = (("train", "select_every"), ("train", "decay"), ("train", "gradient_clipping"))
@@ -139,6 +77,11 @@ class Experiment(Settings):
     @classmethod
     def _complete(cls, fields: Any) -> Any:
         return complete(fields)
+
+    @model_validator(mode="after")
+    def _check_names(self) -> "Experiment":
+        find_augmentation(self.train.augmentation)
+        return self
 
     @property
     def id(self) -> str:
@@ -231,16 +174,17 @@ def complete(fields: Mapping[str, Any]) -> dict[str, Any]:
     """
     said = expand(dict(fields))
     source = str(said.get("data", {}).get("source", "folder"))
-    preset = said.get("preset") or (source if source in PRESETS else "folder")
-    if preset not in PRESETS:
+    preset = said.get("preset") or preset_of(source)
+    known = presets()
+    if preset not in known:
         raise ExperimentError(
-            f"unknown preset {preset!r}{nearest(preset, PRESETS)}; there are: {', '.join(PRESETS)}"
+            f"unknown preset {preset!r}{nearest(preset, known)}; there are: {', '.join(known)}"
         )
     choice = said.get("method", {})
     name = str(choice.get("name", "fedavg")).lower()
     method = method_class(name)
     over = [method.presets.get("*", {}), method.presets.get(preset, {})]
-    full = PRESETS[preset]
+    full = expand(dict(known[preset]))
     for layer in (*over, said):
         full = merge(full, expand(layer) if layer is not said else layer)
     settings = full.get("method", {}).get("settings", {})

@@ -104,6 +104,7 @@ class EvaluationRow(Row):
         accuracy: share of images classified correctly, in [0, 1].
         loss: mean cross-entropy over the images.
         examples: number of images.
+        metrics: further numbers by name; see :mod:`feddg.evaluation.metrics`.
         confusion: ``confusion[true][predicted]`` counts, or None when not recorded.
     """
 
@@ -115,6 +116,7 @@ class EvaluationRow(Row):
     accuracy: Number
     loss: Number = math.nan
     examples: int
+    metrics: dict[str, Number] = {}
     confusion: list[list[int]] | None = None
 
 

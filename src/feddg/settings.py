@@ -35,7 +35,9 @@ class DataSettings(Settings):
     """Which images, at which size."""
 
     source: str = Field(
-        "folder", description="digits, pacs, folder (root/domain/class/*), or a registered source"
+        "folder",
+        description="a data set: digits, folder (root/domain/class/*), a benchmark such as pacs, "
+        "or a registered one",
     )
     root: Path | None = Field(None, description="the images' folder; none for embedded sources")
     image_size: int = Field(
@@ -133,8 +135,10 @@ class TrainSettings(Settings):
     gradient_clipping: Positive | None = Field(
         None, description="greatest norm of all gradients of a step together; none for any"
     )
-    augmentation: Literal["none", "digits", "pacs", "office_home"] = Field(
-        "none", description="how training images are varied"
+    augmentation: str = Field(
+        "none",
+        description="how training images are varied: none, aerial, microscope, a data set's own by "
+        "its name, or a registered one",
     )
 
 

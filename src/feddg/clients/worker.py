@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from feddg.clients.stepping import Stepper
-from feddg.data.augment import AugmentSettings
+from feddg.data.augmentations import AugmentSettings
 from feddg.models.network import Network
 from feddg.settings import TrainSettings
 

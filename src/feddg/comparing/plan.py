@@ -13,10 +13,11 @@ from typing import Any, Literal
 import yaml
 from pydantic import Field, ValidationError, field_validator
 
-from feddg.data.protocols import KNOWN_DOMAINS, scenarios
+from feddg.data.data_set import preset_of
+from feddg.data.protocols import known_domains, scenarios
 from feddg.data.sources import load_source
 from feddg.errors import ExperimentError, RunError, nearest
-from feddg.experiment import PRESETS, Experiment, expand
+from feddg.experiment import Experiment, expand
 from feddg.methods.composition import method_class
 from feddg.runs.selection_rules import FINAL, SELECTION_RULES
 from feddg.settings import Settings, merge
@@ -296,8 +297,10 @@ def _scenarios(plan: Plan, overrides: Mapping[str, Any]) -> list[tuple[Any, str]
     if isinstance(plan.hold_out, str):
         data = merge(base.get("data", {}), expand(dict(overrides)).get("data", {}))
         source = str(data.get("source", "folder"))
-        preset = str(base.get("preset") or (source if source in PRESETS else "folder"))
-        domains = plan.domains or KNOWN_DOMAINS.get(preset) or _domains(source, data.get("root"))
+        preset = str(base.get("preset") or preset_of(source))
+        domains = (
+            plan.domains or known_domains(source, preset) or _domains(source, data.get("root"))
+        )
         listed: list[Any] = list(scenarios(plan.hold_out, domains, preset))
     else:
         listed = [expand({"hold_out": entry})["hold_out"] for entry in plan.hold_out]

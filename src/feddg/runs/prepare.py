@@ -13,12 +13,12 @@ import torch
 from feddg.clients.examples import Examples
 from feddg.clients.threads import clients_at_once, threads_for
 from feddg.clients.worker import Worker
-from feddg.data.augment import PRESETS as AUGMENTATIONS
+from feddg.data.data_set import find_augmentation
 from feddg.data.images import ImageTable
 from feddg.data.partition import Partition, dealt_alike, partition
 from feddg.data.pixels import BadImage, PixelStore, open_pixels
 from feddg.data.sources import load_source
-from feddg.data.splits import Splits, from_csv, hold_out
+from feddg.data.splits import Splits, from_csv, from_roles, hold_out
 from feddg.errors import ExperimentError
 from feddg.evaluation.accuracy import Evaluation
 from feddg.experiment import Experiment
@@ -151,6 +151,8 @@ def _splits(experiment: Experiment, table: ImageTable, bad: list[BadImage]) -> S
         )
     if data.split_file is not None:
         return from_csv(table, data.split_file, [image.path for image in bad])
+    if not held.test and not held.val and table.split is not None:
+        return from_roles(table.split)
     if not held.test and not held.val:
         known = ", ".join(table.domain_names)
         raise ExperimentError(
@@ -212,7 +214,7 @@ def build_worker(experiment: Experiment, network: Network, cache: Path | None) -
     return Worker(
         network,
         experiment.train,
-        AUGMENTATIONS[experiment.train.augmentation],
+        find_augmentation(experiment.train.augmentation),
         device,
         experiment.seed,
         autocast(precision, device),

@@ -12,7 +12,8 @@ import numpy
 from feddg.errors import AdaptationError
 from feddg.evaluation.accuracy import Evaluation, Score
 from feddg.evaluation.adaptation import ADAPTATIONS, read
-from feddg.evaluation.predictors import Ensemble, NoSettings, Parts
+from feddg.evaluation.adaptations.client_ensemble import ClientEnsemble
+from feddg.evaluation.predictors import NoSettings, Parts
 from feddg.rows import AdaptationRow
 from feddg.runs.adapted import ADAPTED, OWN, read_adapted
 from feddg.runs.alphas import write_alphas
@@ -152,7 +153,7 @@ class _Measurement:
             if part is None or not own.splits:
                 continue
             parts = Parts({client.id: part}, trained.parts.seed)
-            for score in own.scores(Ensemble(trained.network, NoSettings(), parts)):
+            for score in own.scores(ClientEnsemble(trained.network, NoSettings(), parts)):
                 yield self._row(OWN, score, client.id)
 
     def _row(self, name: str, score: Score, client: int | None = None) -> AdaptationRow:
