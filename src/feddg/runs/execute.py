@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torchvision
 from torch import nn
 
 from feddg.clients.worker import Worker
 from feddg.errors import RunError
 from feddg.evaluation.accuracy import Evaluation, Score
-from feddg.experiment import Experiment, load_experiment
+from feddg.experiment import Experiment, load_stored
 from feddg.federation.inprocess import InProcess
 from feddg.federation.ledger import Ledger
 from feddg.federation.server import RoundRecord, Server, initial_state
@@ -157,7 +156,7 @@ def resume(
     path = Path(folder)
     if not (path / EXPERIMENT).is_file():
         raise RunError(f"{path} holds no run: there is no {EXPERIMENT} in it")
-    return carry_out(path, load_experiment(path / EXPERIMENT), observer=observer, cache=cache)
+    return carry_out(path, load_stored(path / EXPERIMENT), observer=observer, cache=cache)
 
 
 def carry_out(
@@ -177,7 +176,11 @@ def carry_out(
         folder.keep_experiment(experiment)
         if not is_complete(path):
             watching, cached = observer or Observer(), cache or cache_folder()
-            _Execution(experiment, folder, watching, cached, prepare, snapshots).carry_out()
+            try:
+                _Execution(experiment, folder, watching, cached, prepare, snapshots).carry_out()
+            except Exception:
+                folder.remove_unstarted()
+                raise
     return Run(path, experiment)
 
 
@@ -382,7 +385,7 @@ def environment(experiment: Experiment, worker: Worker) -> dict[str, Any]:
         "feddg": version("feddg"),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "torchvision": torchvision.__version__,
+        "torchvision": version("torchvision"),
         "platform": platform.platform(),
         "processor": platform.processor() or platform.machine(),
         "cores": os.cpu_count(),

@@ -1,7 +1,6 @@
 """From an experiment to everything its run needs: images, splits, clients, network, method."""
 
 import hashlib
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -34,12 +33,6 @@ SMALL = 1_000_000
 """Networks of at most so many parameters are trained by one thread on a CPU."""
 MOST_AT_ONCE = 8
 """More threads than this get in each other's way between PyTorch's operations."""
-
-
-def cache_folder() -> Path:
-    """Returns where decoded pixels and twins are kept: ``$FEDDG_CACHE`` or the user's cache."""
-    home = os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache"))
-    return Path(os.environ.get("FEDDG_CACHE", str(Path(home) / "feddg")))
 
 
 @dataclass(frozen=True)
