@@ -76,7 +76,8 @@ class ClientSettings(Settings):
         "heterogeneous", description="by heterogeneity lambda, or clients that hold one domain each"
     )
     heterogeneity: Fraction = Field(
-        0.1, description="lambda: 1 = every client has the global domain mix, 0 = one"
+        0.1,
+        description="lambda: 1 = all clients alike (the global domain mix), 0 = one domain each",
     )
     alpha: Positive | None = Field(
         None, description="Dirichlet concentration over labels; none for no label skew"

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy
 import torch
 
+from feddg.cache import cache_folder as cache_folder
 from feddg.clients.examples import Examples
 from feddg.clients.worker import Worker
 from feddg.data.augment import PRESETS as AUGMENTATIONS

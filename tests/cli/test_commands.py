@@ -8,7 +8,8 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from feddg import cli
-from feddg.cli import _parse_hold_out, _parse_settings, app
+from feddg.cli import app
+from feddg.cli.parsing import assigned, held_out
 from feddg.errors import ExperimentError
 
 TINY = ["--rounds", "1", "--local-epochs", "1", "--batch-size", "64", "--clients", "3", "-q"]
@@ -161,23 +162,22 @@ def test_style_transfer_of_files(feddg, tmp_path):
         ("a,b", {"test": ["a", "b"], "val": []}),
         ("val=a,test=b", {"test": ["b"], "val": ["a"]}),
         ("val=a,b,test=c", {"test": ["c"], "val": ["a", "b"]}),
-        (None, None),
     ],
 )
 def test_hold_out_spellings(text, held):
-    assert _parse_hold_out(text) == held
+    assert held_out(text) == held
 
 
 def test_set_reads_numbers_flags_and_words():
     pairs = ["train.lr=1e-4", "method.local_clustering=false", "data.resize=pad", "seed=3"]
-    assert _parse_settings(pairs) == {
+    assert assigned(pairs) == {
         "train": {"lr": 1e-4},
         "method": {"local_clustering": False},
         "data": {"resize": "pad"},
         "seed": 3,
     }
     with pytest.raises(ExperimentError, match="FIELD=VALUE"):
-        _parse_settings(["lr"])
+        assigned(["lr"])
 
 
 def test_compare_shows_its_plan_and_runs_nothing(feddg, tmp_path):
