@@ -1,35 +1,13 @@
 """The command line as a user meets it."""
 
 import json
-import logging
 
 import pytest
-from PIL import Image
 from typer.testing import CliRunner
 
-from feddg import cli
 from feddg.cli import app
-from feddg.cli.parsing import assigned, held_out
-from feddg.errors import ExperimentError
 
 TINY = ["--rounds", "1", "--local-epochs", "1", "--batch-size", "64", "--clients", "3", "-q"]
-
-
-@pytest.fixture
-def feddg(monkeypatch, tmp_path, capsys):
-    """Runs the command line in an empty folder; returns (exit code, output, errors)."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("FEDDG_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(logging.getLogger("feddg"), "handlers", [])
-
-    def call(*arguments):
-        monkeypatch.setattr("sys.argv", ["feddg", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        shown = capsys.readouterr()
-        return ended.value.code or 0, shown.out, shown.err
-
-    return call
 
 
 def test_help_is_readable_and_names_every_command():
@@ -45,7 +23,9 @@ def test_help_does_not_import_torch():
     import subprocess
     import sys
 
-    code = "import sys; from feddg.cli import app; assert 'torch' not in sys.modules"
+    code = (
+        "import sys; from feddg.cli import app; assert not {'torch', 'pydantic'} & {*sys.modules}"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
@@ -89,6 +69,8 @@ def test_a_run_and_the_same_run_again(feddg, tmp_path):
         (["run", "nothing.yaml"], "nothing.yaml"),
         (["resume", "nowhere"], "nowhere"),
         (["report", "nowhere"], "nowhere"),
+        (["run", "--data", "digits", "--set", "train.lr=a: ["], "train.lr"),
+        (["run", "--data", "digits", "--clients", "2", "--clients-per-round", "5"], "at most 2"),
         (["data", "inspect", "--root", "nowhere"], "nowhere"),
     ],
 )
@@ -100,101 +82,49 @@ def test_a_mistake_is_one_line_without_a_traceback(arguments, words, feddg):
     assert any(word in line for word in words.split("|"))
 
 
-def make_images(root, size=(20, 24)):
-    for domain, colour in (("red", (200, 30, 30)), ("blue", (30, 30, 200))):
-        for label, tone in (("dark", 0), ("light", 120)):
-            folder = root / domain / label
-            folder.mkdir(parents=True)
-            for i in range(4):
-                shade = tuple(min(255, c + tone + i) for c in colour)
-                Image.new("RGB", size, shade).save(folder / f"{i}.png")
+def test_a_run_does_not_import_what_only_pages_and_comparisons_need():
+    import subprocess
+    import sys
 
-
-def test_inspect_lists_bad_files_and_clients(feddg, tmp_path):
-    make_images(tmp_path / "images")
-    bad = tmp_path / "images/red/dark/zero.jpg"
-    bad.touch()
-    text = tmp_path / "images/red/dark/text.jpg"
-    text.write_text("not an image")
-    held = ["--hold-out", "blue", "--clients", "2"]
-    code, shown, _ = feddg("data", "inspect", "--root", tmp_path / "images", "--json", *held)
-    assert code == 0
-    found = json.loads(shown)
-    assert found["counts"]["red"] == {"dark": 4, "light": 4}
-    assert {image["path"] for image in found["bad_images"]} == {
-        "red/dark/zero.jpg",
-        "red/dark/text.jpg",
-    }
-    assert sum(client["red"] for client in found["clients"]) == found["splits"]["train"]
-    assert feddg("data", "inspect", "--root", tmp_path / "images", *held)[0] == 0
-
-
-def test_a_folder_with_bad_images_trains_on_the_rest_and_says_so(feddg, tmp_path):
-    make_images(tmp_path / "images")
-    Image.new("CMYK", (9, 9)).save(tmp_path / "images/red/dark/cmyk.jpg")
-    Image.new("RGB", (1, 1)).save(tmp_path / "images/red/dark/pixel.png")
-    (tmp_path / "images/red/dark/zero.jpg").touch()
-    where = ["--data", "folder", "--root", tmp_path / "images", "--hold-out", "blue"]
-    model = ["--backbone", "cnn", "--weights", "none", "--image-size", "16"]
-    code, _, errors = feddg("run", *where, *model, *TINY, "--clients", "2")
-    assert code == 0
-    assert "zero.jpg" in errors or "1 " in errors
-    (folder,) = (tmp_path / "runs").iterdir()
-    bad = json.loads((folder / "clients.json").read_text())["bad_images"]
-    assert [image["path"] for image in bad] == ["red/dark/zero.jpg"]
-
-
-def test_style_transfer_of_files(feddg, tmp_path):
-    make_images(tmp_path / "images")
-    source, style = tmp_path / "images/red/dark", tmp_path / "images/blue/dark"
-    arguments = [source, "--style", style, "--out", tmp_path / "out", "--size", "32"]
-    code, shown, _ = feddg("style", "transfer", *arguments)
-    assert code == 0
-    assert "4 images" in shown
-    red, _, blue = Image.open(tmp_path / "out/0.png").convert("RGB").resize((1, 1)).getpixel((0, 0))
-    assert blue > red
-
-
-@pytest.mark.parametrize(
-    ("text", "held"),
-    [
-        ("sketch", {"test": ["sketch"], "val": []}),
-        ("a,b", {"test": ["a", "b"], "val": []}),
-        ("val=a,test=b", {"test": ["b"], "val": ["a"]}),
-        ("val=a,b,test=c", {"test": ["c"], "val": ["a", "b"]}),
-    ],
-)
-def test_hold_out_spellings(text, held):
-    assert held_out(text) == held
-
-
-def test_set_reads_numbers_flags_and_words():
-    pairs = ["train.lr=1e-4", "method.local_clustering=false", "data.resize=pad", "seed=3"]
-    assert assigned(pairs) == {
-        "train": {"lr": 1e-4},
-        "method": {"local_clustering": False},
-        "data": {"resize": "pad"},
-        "seed": 3,
-    }
-    with pytest.raises(ExperimentError, match="FIELD=VALUE"):
-        assigned(["lr"])
-
-
-def test_compare_shows_its_plan_and_runs_nothing(feddg, tmp_path):
-    code, _, shown = feddg(
-        *("compare", "--data", "digits", "--methods", "fedavg,pardon"),
-        *("--hold-out", "sketch;val=ink,test=photo", "--clients", "6:2,3"),
-        *("--heterogeneity", "0,1", "--seeds", "4,5", "--rounds", "1"),
-        *("--no-estimate", "--dry-run"),
+    code = (
+        "import sys; from feddg.api import run; import feddg.cli.progress; "
+        "print({'plotly', 'scipy.stats', 'torchvision', 'sklearn'} & {*sys.modules})"
     )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "set()"
+
+
+def test_a_dry_run_says_where_every_setting_comes_from_and_runs_nothing(feddg, tmp_path):
+    (tmp_path / "e.yaml").write_text("{data: digits, hold_out: sketch, seed: 7}")
+    flags = ["--method", "pardon", "--clients", "4", "--dry-run", "--no-estimate"]
+    code, shown, _ = feddg("run", "e.yaml", *flags)
     assert code == 0
-    assert "32 runs: 0 complete, 0 to continue, 32 to start" in shown
-    assert "2 of 6, 3" in shown
-    assert not (tmp_path / "comparisons").exists()
+    rows = {line.split()[0]: line.split() for line in shown.splitlines() if line.strip()}
+    assert rows["seed"][1:] == ["7", "e.yaml"]
+    assert rows["clients.number"][1:] == ["4", "you", "said"]
+    assert rows["train.lr"][1:] == ["0.001", "preset", "digits"]
+    assert rows["method.settings.gamma1"][1:] == ["0.75", "default"]
+    counts = shown.split("images by client: ")[1].splitlines()[0].split(", ")
+    train = int(shown.split("images: train ")[1].split(",")[0])
+    assert sum(map(int, counts)) == train
+    assert len(counts) == 4
+    assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize("flag", [["--clients", "a:b"], ["--seeds", "one"], ["--methods", "pardo"]])
-def test_compare_names_a_mistake(feddg, flag):
-    code, _, shown = feddg("compare", "--data", "digits", "--hold-out", "lodo", *flag, "--dry-run")
+def test_a_run_that_cannot_begin_leaves_no_folder(feddg, tmp_path):
+    where = ["--data", "digits", "--hold-out", "sketch", "--backbone", "resnet18"]
+    code, _, _ = feddg("run", *where, "--weights", "no.pth", *TINY)
     assert code == 1
-    assert flag[1] in shown
+    assert not any((tmp_path / "runs").iterdir())
+
+
+def test_without_a_terminal_a_run_prints_lines_and_none_when_quiet(feddg):
+    command = ["run", "--data", "digits", "--hold-out", "sketch", *TINY]
+    code, _, errors = feddg(*command)
+    assert (code, errors) == (0, "")
+    code, _, errors = feddg(*command[:-1], "--seed", "1")
+    assert code == 0
+    lines = errors.splitlines()
+    assert lines[0] == "fedavg: 1 rounds"
+    assert lines[-1].startswith("round   1")
+    assert "test/sketch 0." in lines[-1]

@@ -167,10 +167,13 @@ def carry_out(
     cache: Path | None = None,
     prepare: Prepare = in_process,
     snapshots: Collection[int] = (),
+    keep_unstarted: bool = False,
 ) -> Run:
     """Carries out an experiment in the folder ``path``, with clients wherever ``prepare`` says.
 
-    See :func:`run` for the arguments and errors.
+    A folder made for a run that fails before its first round is removed again, unless
+    ``keep_unstarted``: a comparison's page says from it why. See :func:`run` for the other
+    arguments and errors.
     """
     with RunFolder(path) as folder:
         folder.keep_experiment(experiment)
@@ -179,7 +182,8 @@ def carry_out(
             try:
                 _Execution(experiment, folder, watching, cached, prepare, snapshots).carry_out()
             except Exception:
-                folder.remove_unstarted()
+                if not keep_unstarted:
+                    folder.remove_unstarted()
                 raise
     return Run(path, experiment)
 

@@ -68,11 +68,12 @@ class RunFolder:
         """Removes the folder of a run that failed before its first round, if nobody else was here.
 
         It stays where there was something in it before, where a checkpoint can be continued, and
-        where it holds any file that this object did not write.
+        where it holds any file that this run did not write.
         """
         if not self._is_new or (self.path / "checkpoint" / "checkpoint.json").is_file():
             return
-        files = {*self._written, self.path / ".lock"}
+        curves = (self.path / "events").glob("events.out.tfevents.*")
+        files = {*self._written, *curves, self.path / ".lock"}
         folders = {self.path / "checkpoint", *(file.parent for file in files)} - {self.path}
         if not set(self.path.rglob("*")) <= files | folders:
             return
