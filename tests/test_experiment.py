@@ -4,7 +4,9 @@ import pytest
 import yaml
 
 from feddg.errors import ExperimentError
-from feddg.experiment import Experiment, load_experiment
+from feddg.experiment import Experiment, load_experiment, load_stored
+from feddg.origins import explain
+from feddg.settings import leaves
 
 
 def test_shorthand_yaml_and_full_spelling_are_one_experiment(tmp_path):
@@ -82,6 +84,8 @@ def test_statistics_are_frozen_only_for_pretrained_weights():
         ({"clients": {"heterogeneity": 1.5}}, "clients.heterogeneity"),
         ({"preset": "pax"}, "unknown preset"),
         ({"seed": "x"}, "seed"),
+        ({"clients": {"number": 2, "per_round": 5}}, "at most 2"),
+        ({"clients": {"per_round": 7}}, "there are 6 clients"),
     ],
 )
 def test_mistakes_name_the_field_and_the_nearest_known_one(fields, words):
@@ -105,3 +109,49 @@ def test_labels_are_file_names():
     assert "/" not in label
     assert " " not in label
     assert label.endswith(Experiment(data="digits", hold_out="sketch").id)
+
+
+def test_a_presets_share_of_clients_gives_way_to_the_number_that_is_said():
+    few = Experiment(data="pacs", clients=8)
+    assert (few.clients.number, few.clients.per_round) == (8, None)
+    assert Experiment(**few.model_dump(mode="json")) == few
+    found = explain({"data": "pacs", "clients": 8})["clients.per_round"]
+    assert found.source == "fewer clients than the 20 of preset pacs, so all take part"
+
+
+def test_a_run_folder_that_names_too_many_clients_per_round_is_still_read(tmp_path):
+    stored = Experiment(data="digits").model_dump(mode="json")
+    stored["clients"] |= {"number": 2, "per_round": 5}
+    file = tmp_path / "experiment.yaml"
+    file.write_text(yaml.safe_dump(stored))
+    assert load_stored(file).clients.per_round is None
+    with pytest.raises(ExperimentError, match="at most 2"):
+        load_experiment(file)
+
+
+def test_another_method_over_a_file_drops_the_files_settings_and_says_so(tmp_path, caplog):
+    file = tmp_path / "e.yaml"
+    file.write_text("{data: digits, method: {name: pardon, gamma1: 0.5}}")
+    changed = load_experiment(file, {"method": {"name": "fedprox", "mu": 2.0}})
+    assert (changed.method.name, changed.method.settings["mu"]) == ("fedprox", 2.0)
+    (said,) = caplog.messages
+    assert "pardon" in said
+    assert "gamma1" in said
+    same = load_experiment(file, {"method": "FISC"})
+    assert same.method.settings["gamma1"] == 0.5
+    assert len(caplog.messages) == 1
+
+
+def test_every_setting_is_explained_and_the_strongest_word_is_named():
+    said = {"data": "pacs", "method": "fedsr", "train": {"lr": 0.5}}
+    found = explain(said, {"seed": 4, "train": {"lr": 0.1}, "data": "digits"}, "mine.yaml")
+    complete = Experiment(**{"seed": 4, **said})
+    assert {path: origin.value for path, origin in found.items()} == leaves(
+        complete.model_dump(mode="json")
+    )
+    sources = {path: origin.source for path, origin in found.items()}
+    assert sources["train.lr"] == sources["data.source"] == "you said"
+    assert sources["seed"] == "mine.yaml"
+    assert sources["train.rounds"] == "preset pacs"
+    assert sources["model.normalization"] == "follows from model.weights"
+    assert sources["server.attempts"] == "default"

@@ -2,17 +2,19 @@
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from feddg.comparing import compare as comparing
-from feddg.comparing.compare import Comparison
-from feddg.comparing.plan import Plan
-from feddg.comparing.pool import Watcher
 from feddg.experiment import Experiment
-from feddg.report import ensure_report, write_comparison
 from feddg.runs import execute
 from feddg.runs.execute import Run
 from feddg.runs.observer import Observer
+
+if TYPE_CHECKING:
+    from feddg.comparing.compare import Comparison
+    from feddg.comparing.plan import Plan
+    from feddg.comparing.pool import Watcher
+
+# Pages need plotly, comparisons SciPy: a run that begins must not wait for them.
 
 
 def run(
@@ -43,6 +45,8 @@ def run(
     """
     done = execute.run(experiment, out, observer=observer, cache=cache, snapshots=snapshots)
     if report:
+        from feddg.report import ensure_report
+
         ensure_report(done.folder)
     return done
 
@@ -56,20 +60,22 @@ def resume(
         RunError: the folder holds no run.
     """
     done = execute.resume(folder, observer=observer, cache=cache)
+    from feddg.report import ensure_report
+
     ensure_report(done.folder)
     return done
 
 
 def compare(
-    plan: Plan | Path | str | Mapping[str, Any],
+    plan: "Plan | Path | str | Mapping[str, Any]",
     out: Path | str | None = None,
     *,
     overrides: Mapping[str, Any] | None = None,
     jobs: int = 0,
     cache: Path | None = None,
-    watcher: Watcher | None = None,
+    watcher: "Watcher | None" = None,
     report: bool = True,
-) -> Comparison:
+) -> "Comparison":
     """Carries out a plan and writes its tables.
 
     Complete runs are not run again, interrupted ones continue, and one that fails does not stop
@@ -89,8 +95,12 @@ def compare(
     Raises:
         FeddgError: the plan is invalid. A run's failure is listed, not raised.
     """
-    work = comparing.prepare_work(plan, out, overrides)
-    done = comparing.carry_out_work(work, jobs=jobs, cache=cache, watcher=watcher)
+    from feddg.comparing.compare import carry_out_work, prepare_work
+
+    work = prepare_work(plan, out, overrides)
+    done = carry_out_work(work, jobs=jobs, cache=cache, watcher=watcher)
     if report:
+        from feddg.report import write_comparison
+
         write_comparison(work.out)
     return done

@@ -7,10 +7,11 @@ so that the experiment in a run folder says everything and later presets cannot 
 
 import hashlib
 import json
+import logging
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import yaml
 from pydantic import ValidationError, model_validator
@@ -19,20 +20,9 @@ from feddg.data.data_set import find_augmentation, preset_of, presets
 from feddg.errors import ExperimentError, nearest
 from feddg.guards.chain import resolved_choice
 from feddg.methods.composition import build_method, method_class
-from feddg.settings import (
-    ClientSettings,
-    DataSettings,
-    EvaluateSettings,
-    GuardChoice,
-    HoldOut,
-    MethodChoice,
-    ModelSettings,
-    PrivacySettings,
-    ServerSettings,
-    Settings,
-    TrainSettings,
-    merge,
-)
+from feddg.settings import ClientSettings, ExperimentSettings, Settings, merge
+
+log = logging.getLogger("feddg")
 
 _NOT_IDENTITY = {"name", "device"}
 _LATER = (("train", "select_every"), ("train", "decay"), ("train", "gradient_clipping"))
@@ -40,7 +30,7 @@ _LATER_PARTS = ("privacy", "guards")
 """Fields and parts younger than some run folders: not in the hash where they say nothing new."""
 
 
-class Experiment(Settings):
+class Experiment(ExperimentSettings):
     """One experiment, complete.
 
     Shorthands are accepted wherever they are unambiguous: ``data="digits"``, ``method="pardon"``,
@@ -50,22 +40,6 @@ class Experiment(Settings):
     Raises:
         ExperimentError: a field is unknown, out of range or contradicts another one.
     """
-
-    name: str | None = None
-    preset: str | None = None
-    data: DataSettings = DataSettings()
-    hold_out: HoldOut = HoldOut()
-    clients: ClientSettings = ClientSettings()
-    method: MethodChoice = MethodChoice()
-    model: ModelSettings = ModelSettings()
-    train: TrainSettings = TrainSettings()
-    server: ServerSettings = ServerSettings()
-    privacy: PrivacySettings = PrivacySettings()
-    guards: tuple[GuardChoice, ...] = ()
-    evaluate: EvaluateSettings = EvaluateSettings()
-    seed: int = 0
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    device: str = "auto"
 
     def __init__(self, **fields: Any) -> None:
         try:
@@ -116,19 +90,70 @@ def load_experiment(path: Path | None, overrides: Mapping[str, Any] | None = Non
     Raises:
         ExperimentError: the file is missing, is not YAML, or describes no valid experiment.
     """
-    fields: dict[str, Any] = {}
-    if path is not None:
-        if not path.is_file():
-            raise ExperimentError(f"experiment file {path} does not exist")
-        try:
-            fields = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise ExperimentError(f"experiment file {path} is not valid YAML: {error}") from None
-        if not isinstance(fields, dict):
-            raise ExperimentError(
-                f"experiment file {path} must hold fields such as 'data:' and 'method:'"
-            )
-    return Experiment(**merge(expand(fields), expand(dict(overrides or {}))))
+    said = expand(dict(overrides or {}))
+    return Experiment(**merge(read_fields(path, said), said))
+
+
+def load_stored(path: Path) -> Experiment:
+    """Reads the complete experiment that a run folder keeps.
+
+    Folders of earlier versions may name more clients per round than there are, which meant all.
+
+    Raises:
+        ExperimentError: see :func:`load_experiment`.
+    """
+    fields = read_fields(path)
+    clients = fields.get("clients")
+    if isinstance(clients, dict) and _too_many(clients) is not None:
+        clients["per_round"] = None
+    return Experiment(**fields)
+
+
+def read_fields(path: Path | None, over: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Reads the fields of an experiment file, shorthands written out; none of no file.
+
+    Args:
+        path: the file.
+        over: fields that will be laid on top. Where they name another method than the file, the
+            file's settings of its own method are left out, with a warning.
+
+    Raises:
+        ExperimentError: the file is missing, is not YAML, or holds no fields.
+    """
+    if path is None:
+        return {}
+    if not path.is_file():
+        raise ExperimentError(f"experiment file {path} does not exist")
+    try:
+        fields = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ExperimentError(f"experiment file {path} is not valid YAML: {error}") from None
+    if not isinstance(fields, dict):
+        raise ExperimentError(
+            f"experiment file {path} must hold fields such as 'data:' and 'method:'"
+        )
+    expanded = expand(fields)
+    return _without_other_method(expanded, over or {}, path)
+
+
+def _without_other_method(
+    fields: dict[str, Any], over: Mapping[str, Any], path: Path
+) -> dict[str, Any]:
+    """Drops a file's settings of the method that ``over`` replaces by another one."""
+    own, wanted = fields.get("method") or {}, (over.get("method") or {}).get("name")
+    if wanted is None or not isinstance(own, dict) or not own.get("settings"):
+        return fields
+    before, after = method_class(str(own.get("name", "fedavg"))), method_class(str(wanted))
+    if before.name == after.name:
+        return fields
+    log.warning(
+        "%s is for %s; its settings %s are left out, as the method is now %s",
+        path,
+        before.name,
+        ", ".join(own["settings"]),
+        after.name,
+    )
+    return {**fields, "method": {"name": own.get("name", "fedavg")}}
 
 
 def expand(fields: dict[str, Any]) -> dict[str, Any]:
@@ -171,8 +196,38 @@ def complete(fields: Mapping[str, Any]) -> dict[str, Any]:
 
     From weakest to strongest: the data set's preset, the method's for every data set (``"*"``),
     the method's for this one, the user's own words.
+
+    Raises:
+        ExperimentError: a name is unknown, a method's setting out of range, or more clients are to
+            take part in a round than there are.
     """
     said = expand(dict(fields))
+    preset, found = layers(said)
+    full: dict[str, Any] = {}
+    for _, layer in found:
+        full = merge(full, layer)
+    clients = full.get("clients", {})
+    if isinstance(clients, dict) and _too_many(clients) is not None:
+        if said.get("clients", {}).get("per_round") is not None:
+            raise ExperimentError(str(_too_many(clients)))
+        full = merge(full, {"clients": {"per_round": None}})
+    choice = full.get("method", {})
+    name = str(choice.get("name", "fedavg")).lower()
+    built = build_method(name, choice.get("settings", {}))
+    resolved = {"name": method_class(name).name, "settings": built.settings.model_dump(mode="json")}
+    guards = [resolved_choice(choice) for choice in full.get("guards", ())]
+    return _decide({**full, "preset": preset, "method": resolved, "guards": guards})
+
+
+def layers(said: dict[str, Any]) -> tuple[str, list[tuple[str, dict[str, Any]]]]:
+    """Returns the preset's name, and all that fills in an experiment, by name, weakest first.
+
+    Args:
+        said: the user's own words, shorthands written out; they are the last layer.
+
+    Raises:
+        ExperimentError: a preset or method is unknown.
+    """
     source = str(said.get("data", {}).get("source", "folder"))
     preset = said.get("preset") or preset_of(source)
     known = presets()
@@ -180,18 +235,26 @@ def complete(fields: Mapping[str, Any]) -> dict[str, Any]:
         raise ExperimentError(
             f"unknown preset {preset!r}{nearest(preset, known)}; there are: {', '.join(known)}"
         )
-    choice = said.get("method", {})
-    name = str(choice.get("name", "fedavg")).lower()
-    method = method_class(name)
-    over = [method.presets.get("*", {}), method.presets.get(preset, {})]
-    full = expand(dict(known[preset]))
-    for layer in (*over, said):
-        full = merge(full, expand(layer) if layer is not said else layer)
-    settings = full.get("method", {}).get("settings", {})
-    built = build_method(name, settings)
-    resolved = {"name": method.name, "settings": built.settings.model_dump(mode="json")}
-    guards = [resolved_choice(choice) for choice in full.get("guards", ())]
-    return _decide({**full, "preset": preset, "method": resolved, "guards": guards})
+    method = method_class(str(said.get("method", {}).get("name", "fedavg")).lower())
+    return preset, [
+        (f"preset {preset}", expand(dict(known[preset]))),
+        (f"preset of {method.name}", expand(method.presets.get("*", {}))),
+        (f"preset of {method.name} for {preset}", expand(method.presets.get(preset, {}))),
+        ("you said", said),
+    ]
+
+
+def _too_many(clients: Mapping[str, Any]) -> str | None:
+    """Says so where more clients are to take part in a round than there are."""
+    number, per_round = clients.get("number"), clients.get("per_round")
+    if number is None:
+        number = ClientSettings().number
+    if not isinstance(number, int) or not isinstance(per_round, int) or per_round <= number:
+        return None
+    return (
+        f"clients.per_round is {per_round}, but there are {number} clients; say at most {number}, "
+        "or leave it away for all of them"
+    )
 
 
 def _decide(full: dict[str, Any]) -> dict[str, Any]:

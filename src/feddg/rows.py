@@ -116,7 +116,7 @@ class EvaluationRow(Row):
     accuracy: Number
     loss: Number = math.nan
     examples: int
-    metrics: dict[str, Number] = {}
+    metrics: dict[str, Number] = Field(default_factory=dict)
     confusion: list[list[int]] | None = None
 
 

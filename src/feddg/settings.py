@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -36,17 +36,19 @@ class DataSettings(Settings):
 
     source: str = Field(
         "folder",
-        description="a data set: digits, folder (root/domain/class/*), a benchmark such as pacs, "
-        "or a registered one",
+        description="a data set: digits, folder (any images), a benchmark such as pacs, or a "
+        "registered one",
     )
-    root: Path | None = Field(None, description="the images' folder; none for embedded sources")
+    root: Path | None = Field(None, description="the images' folder: root/domain/class/*.jpg")
     image_size: int = Field(
         128, ge=8, le=1024, description="side of the square training images, pixels"
     )
     resize: Literal["squash", "crop", "pad"] = Field(
         "squash", description="how other shapes become square"
     )
-    on_bad_image: Literal["skip", "fail"] = "skip"
+    on_bad_image: Literal["skip", "fail"] = Field(
+        "skip", description="files that cannot be used are left out, or end the run"
+    )
     split_file: Path | None = Field(
         None, description="a benchmark's split CSV; replaces hold_out's random split"
     )
@@ -64,8 +66,8 @@ class DataSettings(Settings):
 class HoldOut(Settings):
     """Domains nobody trains on. The test domains never select anything."""
 
-    test: tuple[str, ...] = ()
-    val: tuple[str, ...] = ()
+    test: tuple[str, ...] = Field((), description="domains the model is tested on")
+    val: tuple[str, ...] = Field((), description="domains that may select a round")
 
     @field_validator("test", "val", mode="before")
     @classmethod
@@ -84,7 +86,8 @@ class ClientSettings(Settings):
         "heterogeneous", description="by heterogeneity lambda, or clients that hold one domain each"
     )
     heterogeneity: Fraction = Field(
-        0.1, description="lambda: 1 = every client has the global domain mix, 0 = one"
+        0.1,
+        description="lambda: 1 = all clients alike (the global domain mix), 0 = one domain each",
     )
     alpha: Positive | None = Field(
         None, description="Dirichlet concentration over labels; none for no label skew"
@@ -113,7 +116,7 @@ class ModelSettings(Settings):
 class TrainSettings(Settings):
     """What a client does in one round."""
 
-    rounds: int = Field(20, ge=1)
+    rounds: int = Field(20, ge=1, description="rounds, R")
     local_epochs: int = Field(1, ge=1, description="passes over a client's images per round")
     local_steps: int | None = Field(
         None, ge=1, description="optimizer steps per round instead of epochs"
@@ -124,11 +127,13 @@ class TrainSettings(Settings):
         description="a client sends its best model, tried every so many steps on its own "
         "validation images (FedIG: 20); none for its last",
     )
-    batch_size: int = Field(32, ge=1)
-    optimizer: Literal["adam", "sgd"] = "adam"
+    batch_size: int = Field(32, ge=1, description="images per batch")
+    optimizer: Literal["adam", "sgd"] = Field("adam", description="the clients' optimizer")
     lr: Positive = Field(1e-3, description="client learning rate")
     momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="SGD only")
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    weight_decay: Annotated[float, Field(ge=0)] = Field(
+        0.0, description="how strongly weights are drawn to zero"
+    )
     decay: Literal["all", "weights"] = Field(
         "all", description="what decays: all, or weights without biases and normalisation layers"
     )
@@ -176,48 +181,16 @@ class EvaluateSettings(Settings):
     every: int = Field(
         1, ge=1, description="rounds between evaluations; the last round is always evaluated"
     )
-    batch_size: int = Field(256, ge=1)
+    batch_size: int = Field(256, ge=1, description="images per batch when measuring")
 
 
 class MethodChoice(Settings):
     """A method by name, with its hyper-parameters."""
 
-    name: str = "fedavg"
-    settings: dict[str, Any] = Field(default_factory=dict)
-
-
-class ExperimentSections(Protocol):
-    """An experiment as rooms below it see it: its sections, to be read."""
-
-    @property
-    def data(self) -> DataSettings:
-        """Which images."""
-        ...
-
-    @property
-    def hold_out(self) -> HoldOut:
-        """Who nobody trains on."""
-        ...
-
-    @property
-    def clients(self) -> ClientSettings:
-        """Who holds what."""
-        ...
-
-    @property
-    def model(self) -> ModelSettings:
-        """The network."""
-        ...
-
-    @property
-    def train(self) -> TrainSettings:
-        """What clients do in a round."""
-        ...
-
-    @property
-    def server(self) -> ServerSettings:
-        """What the server does in a round."""
-        ...
+    name: str = Field("fedavg", description="method; `feddg methods` lists them")
+    settings: dict[str, Any] = Field(
+        default_factory=dict, description="the method's own hyper-parameters"
+    )
 
 
 class PrivacySettings(Settings):
@@ -253,6 +226,35 @@ class GuardChoice(Settings):
     settings: dict[str, Any] = Field(default_factory=dict)
 
 
+class ExperimentSettings(Settings):
+    """All that an experiment says; :class:`feddg.experiment.Experiment` completes and checks it."""
+
+    name: str | None = Field(None, description="readable start of the run folder's name")
+    preset: str | None = Field(
+        None, description="whose protocol fills in what is not said; none for the data set's own"
+    )
+    data: DataSettings = DataSettings()
+    hold_out: HoldOut = Field(
+        HoldOut(), description="unseen domain(s): sketch, or val=art_painting,test=photo"
+    )
+    clients: ClientSettings = ClientSettings()
+    method: MethodChoice = MethodChoice()
+    model: ModelSettings = ModelSettings()
+    train: TrainSettings = TrainSettings()
+    server: ServerSettings = ServerSettings()
+    privacy: PrivacySettings = PrivacySettings()
+    guards: tuple[GuardChoice, ...] = Field(
+        (), description="what else happens to updates on their way, in order; see docs/guards.md"
+    )
+    evaluate: EvaluateSettings = EvaluateSettings()
+    seed: int = Field(0, description="the experiment's seed: all randomness comes from it")
+    precision: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto",
+        description="numbers used in training; auto: bfloat16 where the device is fast at it",
+    )
+    device: str = Field("auto", description="auto, cpu, cuda, cuda:1, ...")
+
+
 def merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Returns ``base`` with ``over`` laid on top, key by key, mappings merged at every depth."""
     merged = dict(base)
@@ -262,3 +264,21 @@ def merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
             merge(below, value) if isinstance(below, dict) and isinstance(value, Mapping) else value
         )
     return merged
+
+
+def nested(path: str, value: Any) -> dict[str, Any]:
+    """Returns ``value`` under a dotted path: ``train.lr`` gives ``{"train": {"lr": value}}``."""
+    for part in reversed(path.split(".")):
+        value = {part: value}
+    return dict(value)
+
+
+def leaves(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Returns the values of nested fields by dotted path; an empty mapping is a value."""
+    found: dict[str, Any] = {}
+    for key, value in fields.items():
+        path = f"{prefix}{key}"
+        found |= (
+            leaves(value, f"{path}.") if isinstance(value, Mapping) and value else {path: value}
+        )
+    return found

@@ -109,9 +109,9 @@ def prepare_work(
     Raises:
         ExperimentError: the plan holds an invalid experiment.
     """
-    loaded = load_plan(plan)
+    loaded = load_plan(plan).fixed(overrides or {})
     folder = Path(out) if out is not None else Path("comparisons") / loaded.name
-    cells = expand_plan(loaded, overrides)
+    cells = expand_plan(loaded)
     present = _present(folder)
     folders: dict[str, Path] = {}
     missing: list[Task] = []

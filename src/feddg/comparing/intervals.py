@@ -5,7 +5,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
 
 CONFIDENCE = 0.95
 Key = tuple[str, int]
@@ -89,6 +88,8 @@ def paired_margin(ours: Accuracies, theirs: Accuracies) -> Margin | None:
     mean = float(differences.mean())
     if len(keys) == 1:
         return Margin(mean, None, None, 1)
+    from scipy import stats  # half a second
+
     error = float(differences.std(ddof=1)) / math.sqrt(len(keys))
     reach = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(keys) - 1)) * error
     return Margin(mean, mean - reach, mean + reach, len(keys))
@@ -121,6 +122,8 @@ def ranks(results: Mapping[str, Accuracies]) -> dict[str, dict[Key, float]]:
     if not names:
         return {}
     keys = [key for key in results[names[0]] if all(key in results[name] for name in names)]
+    from scipy import stats
+
     ranked: dict[str, dict[Key, float]] = {name: {} for name in names}
     for key in keys:
         places = stats.rankdata([-results[name][key] for name in names])

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import Field, ValidationError, field_validator
 
+from feddg.comparing.fixing import fix_fields
 from feddg.data.data_set import preset_of
 from feddg.data.protocols import known_domains, scenarios
 from feddg.data.sources import load_source
@@ -145,6 +146,10 @@ class Plan(Settings):
             raise ValueError(f"must be one or more, each once, got {names}; label what is alike")
         return value
 
+    def fixed(self, overrides: Mapping[str, Any]) -> "Plan":
+        """Returns the plan in which experiment fields win over everything it says."""
+        return Plan(**fix_fields(self.model_dump(), overrides))
+
     def to_yaml(self) -> str:
         """Returns the plan as YAML."""
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
@@ -202,10 +207,11 @@ def expand_plan(plan: Plan, overrides: Mapping[str, Any] | None = None) -> list[
     Raises:
         ExperimentError: a cell is no valid experiment.
     """
-    held = _scenarios(plan, overrides or {})
+    plan = plan.fixed(overrides or {})
+    held = _scenarios(plan)
     _check_fields(plan)
     return [
-        _cell(plan, variant, scenario, heading, points, seed, overrides or {})
+        _cell(plan, variant, scenario, heading, points, seed)
         for seed in plan.seeds
         for scenario, heading in held
         for points in itertools.product(*_axes(plan))
@@ -238,7 +244,6 @@ def _cell(
     heading: str,
     points: Sequence[Point | None],
     seed: int,
-    overrides: Mapping[str, Any],
 ) -> Cell:
     known = method_class(variant.method).Settings.model_fields
     method = {"name": variant.method, "settings": variant.settings}
@@ -251,7 +256,6 @@ def _cell(
         if all(name in known for name in settings):
             fields = merge(fields, change)
     fields = merge(fields, expand(variant.experiment))
-    fields = merge(fields, expand(dict(overrides)))
     conditions = tuple((name, text) for name, _, text in used)
     experiment = Experiment(**{**fields, "seed": seed, "name": None})
     return Cell(variant.name, heading, conditions, seed, experiment)
@@ -288,14 +292,14 @@ def _check_fields(plan: Plan) -> None:
             )
 
 
-def _scenarios(plan: Plan, overrides: Mapping[str, Any]) -> list[tuple[Any, str]]:
+def _scenarios(plan: Plan) -> list[tuple[Any, str]]:
     """The hold-outs with the headings of their columns; a heading names the test domains."""
     base = expand(plan.base)
     if plan.hold_out is None:
         held = expand({"hold_out": base.get("hold_out") or {}})["hold_out"]
         return [(None, _heading(held))]
     if isinstance(plan.hold_out, str):
-        data = merge(base.get("data", {}), expand(dict(overrides)).get("data", {}))
+        data = base.get("data", {})
         source = str(data.get("source", "folder"))
         preset = str(base.get("preset") or preset_of(source))
         domains = (

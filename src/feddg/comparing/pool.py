@@ -72,7 +72,7 @@ def run_here(tasks: Sequence[Task], cache: Path, watcher: Watcher) -> Iterator[O
 def _run_here(task: Task, cache: Path, watcher: Watcher) -> Outcome:
     try:
         reporter = Reporter(lambda facts: watcher.news(task, facts))
-        carry_out(task.folder, task.experiment, observer=reporter, cache=cache)
+        carry_out(task.folder, task.experiment, observer=reporter, cache=cache, keep_unstarted=True)
     except FeddgError as error:
         return Outcome(task, "failed", str(error))
     except Exception as error:

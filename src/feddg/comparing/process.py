@@ -119,7 +119,13 @@ def main() -> int:
         experiment = Experiment(**job.experiment)
         if job.device is not None:
             experiment = experiment.model_copy(update={"device": job.device})
-        carry_out(Path(job.folder), experiment, observer=reporter, cache=Path(job.cache))
+        carry_out(
+            Path(job.folder),
+            experiment,
+            observer=reporter,
+            cache=Path(job.cache),
+            keep_unstarted=True,
+        )
         ended.set()
     except KeyboardInterrupt:
         reporter.say(ended="interrupted")

@@ -38,7 +38,7 @@ from feddg.clients.examples import Batch
 from feddg.messages import Broadcast, Message, Update, Weights
 from feddg.models.network import Network
 from feddg.rows import Groups
-from feddg.settings import ExperimentSections
+from feddg.settings import ExperimentSettings
 
 Ask = Callable[[str, Message], Iterator[tuple[int, Message]]]
 """``ask(name, question)`` sends the current weights and a question to this round's clients."""
@@ -117,7 +117,7 @@ class Method:
         """Returns the network this method trains; may add heads or swap layers in place."""
         return network
 
-    def check(self, experiment: ExperimentSections) -> None:
+    def check(self, experiment: ExperimentSettings) -> None:
         """Raises ExperimentError, before round 1, if the method cannot run this experiment."""
 
     # Once, before round 1

@@ -49,7 +49,7 @@ from feddg.methods.catalogue import register
 from feddg.models.batch_instance import gates_apart, mix_instance_statistics
 from feddg.models.ensemble import Heads, MeanOverHeads
 from feddg.models.network import Network
-from feddg.settings import ExperimentSections, Fraction, Positive
+from feddg.settings import ExperimentSettings, Fraction, Positive
 
 HEAD = "copa/head"
 PREFIX = "heads.copa."
@@ -95,7 +95,7 @@ class COPA(Method):
         f"update/{HEAD}": "the number of its main domain, or its own number"
     }
 
-    def check(self, experiment: ExperimentSections) -> None:
+    def check(self, experiment: ExperimentSettings) -> None:
         """Refuses more clients than there is room for, if each has a head."""
         super().check(experiment)
         number = experiment.clients.number

@@ -70,7 +70,7 @@ from feddg.models.moments import (
     stored_in,
 )
 from feddg.models.network import Network
-from feddg.settings import ExperimentSections, Fraction, Positive
+from feddg.settings import ExperimentSettings, Fraction, Positive
 
 GLOBAL = "fedig/statistics"
 
@@ -127,7 +127,7 @@ class FedIG(SiloBN):
         "randconv and rsc pass other images or parts of them, or count the passes",
     )
 
-    def check(self, experiment: ExperimentSections) -> None:
+    def check(self, experiment: ExperimentSettings) -> None:
         """Refuses frozen statistics."""
         if experiment.model.normalization == "frozen":
             raise ExperimentError(

@@ -42,7 +42,7 @@ from feddg.messages import Broadcast, Message, Update, Weights, joined
 from feddg.methods.base import Method, MethodSettings, State, shared_parameters
 from feddg.methods.catalogue import register
 from feddg.models.network import Network
-from feddg.settings import ExperimentSections
+from feddg.settings import ExperimentSettings
 
 CONTROL = "scaffold/"
 CLIENTS = "scaffold_clients"
@@ -73,7 +73,7 @@ class Scaffold(Method):
         "update/scaffold/*": "the change of its control variate, for every shared parameter"
     }
 
-    def check(self, experiment: ExperimentSections) -> None:
+    def check(self, experiment: ExperimentSettings) -> None:
         """Refuses every optimizer but plain SGD, and a choice among a client's models."""
         super().check(experiment)
         train = experiment.train

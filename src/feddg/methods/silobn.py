@@ -34,7 +34,7 @@ from feddg.methods.base import Method
 from feddg.methods.catalogue import register
 from feddg.methods.fedbn import require_batch_norms
 from feddg.models.network import Network
-from feddg.settings import ExperimentSections
+from feddg.settings import ExperimentSettings
 
 
 @register
@@ -49,7 +49,7 @@ class SiloBN(Method):
         "fedbn": "fedbn already keeps the statistics with the clients, and more; choose one"
     }
 
-    def check(self, experiment: ExperimentSections) -> None:
+    def check(self, experiment: ExperimentSettings) -> None:
         """Refuses frozen statistics."""
         super().check(experiment)
         if experiment.model.normalization == "frozen":

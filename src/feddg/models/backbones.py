@@ -6,7 +6,6 @@ from pathlib import Path
 from urllib.error import URLError
 
 import torch
-import torchvision
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -111,6 +110,8 @@ def _behead(model: nn.Module) -> tuple[str, int]:
 
 def backbone_names() -> list[str]:
     """Returns the names that :func:`build_network` accepts."""
+    import torchvision  # a second, and the small CNN needs nothing of it
+
     return sorted({*_OWN, *torchvision.models.list_models(module=torchvision.models)})
 
 
@@ -151,6 +152,8 @@ def _featurizer(backbone: str) -> nn.Module:
         raise ExperimentError(
             f"unknown backbone {backbone!r}{hint}; known are 'cnn' and torchvision's models"
         )
+    import torchvision
+
     options = {"init_weights": True} if backbone in ("googlenet", "inception_v3") else {}
     return Trunk(torchvision.models.get_model(backbone, weights=None, **options))
 
@@ -201,6 +204,8 @@ def _misfit(
 
 
 def _imagenet(backbone: str) -> dict[str, Tensor]:
+    import torchvision
+
     try:
         choices = torchvision.models.get_model_weights(backbone)
     except ValueError:

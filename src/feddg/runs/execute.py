@@ -12,7 +12,7 @@ from torch import nn
 from feddg.clients.worker import Worker
 from feddg.errors import RunError
 from feddg.evaluation.accuracy import Evaluation, Score
-from feddg.experiment import Experiment, load_experiment
+from feddg.experiment import Experiment, load_stored
 from feddg.federation.inprocess import InProcess
 from feddg.federation.ledger import Ledger
 from feddg.federation.server import Server, initial_state
@@ -156,7 +156,7 @@ def resume(
     path = Path(folder)
     if not (path / EXPERIMENT).is_file():
         raise RunError(f"{path} holds no run: there is no {EXPERIMENT} in it")
-    return carry_out(path, load_experiment(path / EXPERIMENT), observer=observer, cache=cache)
+    return carry_out(path, load_stored(path / EXPERIMENT), observer=observer, cache=cache)
 
 
 def carry_out(
@@ -167,16 +167,24 @@ def carry_out(
     cache: Path | None = None,
     prepare: Prepare = in_process,
     snapshots: Collection[int] = (),
+    keep_unstarted: bool = False,
 ) -> Run:
     """Carries out an experiment in the folder ``path``, with clients wherever ``prepare`` says.
 
-    See :func:`run` for the arguments and errors.
+    A folder made for a run that fails before its first round is removed again, unless
+    ``keep_unstarted``: a comparison's page says from it why. See :func:`run` for the other
+    arguments and errors.
     """
     with RunFolder(path) as folder:
         folder.keep_experiment(experiment)
         if not is_complete(path):
             watching, cached = observer or Observer(), cache or cache_folder()
-            _Execution(experiment, folder, watching, cached, prepare, snapshots).carry_out()
+            try:
+                _Execution(experiment, folder, watching, cached, prepare, snapshots).carry_out()
+            except Exception:
+                if not keep_unstarted:
+                    folder.remove_unstarted()
+                raise
     return Run(path, experiment)
 
 

@@ -8,7 +8,6 @@ from importlib.metadata import version
 from typing import Any
 
 import torch
-import torchvision
 
 from feddg.clients.worker import Worker
 from feddg.experiment import Experiment
@@ -24,7 +23,7 @@ def environment(experiment: Experiment, worker: Worker) -> dict[str, Any]:
         "feddg": version("feddg"),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "torchvision": torchvision.__version__,
+        "torchvision": version("torchvision"),
         "platform": platform.platform(),
         "processor": platform.processor() or platform.machine(),
         "cores": os.cpu_count(),

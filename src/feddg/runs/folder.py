@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from feddg.errors import RunError
-from feddg.experiment import Experiment, load_experiment
+from feddg.experiment import Experiment, load_stored
 from feddg.files import replace_bytes, replace_file, sync
 from feddg.messages import Message, Weights
 from feddg.methods.base import State
@@ -51,7 +51,9 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._written: set[Path] = set()
         try:
+            self._is_new = not path.exists() or not any(path.iterdir())
             (path / "checkpoint").mkdir(parents=True, exist_ok=True)
             self._lock = FileLock(path / ".lock", timeout=0)
             self._lock.acquire()
@@ -62,6 +64,26 @@ class RunFolder:
         except OSError as error:
             raise self._unwritable(path, error) from None
         self._memory_files: dict[int, str] = {}
+
+    def remove_unstarted(self) -> None:
+        """Removes the folder of a run that failed before its first round, if nobody else was here.
+
+        It stays where there was something in it before, where a checkpoint can be continued, and
+        where it holds any file that this run did not write.
+        """
+        if not self._is_new or (self.path / "checkpoint" / "checkpoint.json").is_file():
+            return
+        curves = (self.path / "events").glob("events.out.tfevents.*")
+        files = {*self._written, *curves, self.path / ".lock"}
+        folders = {self.path / "checkpoint", *(file.parent for file in files)} - {self.path}
+        if not set(self.path.rglob("*")) <= files | folders:
+            return
+        with suppress(OSError):  # somebody may have put something there just now
+            for file in files:
+                file.unlink(missing_ok=True)
+            for folder in (*sorted(folders, reverse=True), self.path):
+                if folder.is_dir():
+                    folder.rmdir()
 
     def close(self) -> None:
         """Lets other processes write to the folder."""
@@ -83,7 +105,7 @@ class RunFolder:
         """
         file = self.path / EXPERIMENT
         if file.is_file():
-            found = load_experiment(file)
+            found = load_stored(file)
             if found.id != experiment.id:
                 raise RunError(
                     f"{self.path} already holds a different experiment "
@@ -98,6 +120,7 @@ class RunFolder:
     def replace(self, name: str, content: str | bytes) -> None:
         """Replaces a file whole: after a crash it holds the old content or the new."""
         data = content.encode() if isinstance(content, str) else content
+        self._written.add(self.path / name)
         try:
             replace_bytes(self.path / name, data)
         except OSError as error:
@@ -115,6 +138,7 @@ class RunFolder:
         self, name: str, tensors: Weights, metadata: dict[str, str] | None = None
     ) -> None:
         """Replaces a safetensors file."""
+        self._written.add(self.path / name)
         own = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
         try:
             replace_file(self.path / name, lambda aside: save_file(own, aside, metadata))
@@ -128,6 +152,7 @@ class RunFolder:
         text = _lines(rows)
         if not text:
             return
+        self._written.add(self.path / name)
         try:
             with (self.path / name).open("a", encoding="utf-8") as file:
                 file.write(text)

@@ -8,7 +8,7 @@ from torch import nn
 from feddg.errors import RunError
 from feddg.evaluation.adaptation import adapt as adapted
 from feddg.evaluation.predictors import Parts
-from feddg.experiment import Experiment, load_experiment
+from feddg.experiment import Experiment, load_stored
 from feddg.federation.turns import load_weights
 from feddg.methods.base import Method, local_names
 from feddg.models.network import Network
@@ -56,7 +56,7 @@ def load_trained(folder: Path | str, device: str = "cpu") -> Trained:
     clients = read_run(path).clients
     if clients is None:
         raise RunError(f"{path} stopped before training began: there is no model in it")
-    experiment = load_experiment(path / EXPERIMENT)
+    experiment = load_stored(path / EXPERIMENT)
     # The run's own weights replace pretrained ones, so their file need not exist any more.
     bare = experiment.model_copy(
         update={"model": experiment.model.model_copy(update={"weights": None})}

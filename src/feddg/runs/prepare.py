@@ -1,7 +1,6 @@
 """From an experiment to everything its run needs: images, splits, clients, network, method."""
 
 import hashlib
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -10,6 +9,7 @@ from pathlib import Path
 import numpy
 import torch
 
+from feddg.cache import cache_folder as cache_folder
 from feddg.clients.examples import Examples
 from feddg.clients.threads import clients_at_once, threads_for
 from feddg.clients.worker import Worker
@@ -31,12 +31,6 @@ from feddg.models.network import Network
 from feddg.models.precision import autocast, choose_device, choose_precision
 
 Progress = Callable[[str, int, int], None]
-
-
-def cache_folder() -> Path:
-    """Returns where decoded pixels and twins are kept: ``$FEDDG_CACHE`` or the user's cache."""
-    home = os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache"))
-    return Path(os.environ.get("FEDDG_CACHE", str(Path(home) / "feddg")))
 
 
 @dataclass(frozen=True)

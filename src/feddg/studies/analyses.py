@@ -21,7 +21,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from feddg.clients.worker import Worker
 from feddg.data.pixels import as_unit
 from feddg.errors import RunError
-from feddg.experiment import Experiment, load_experiment
+from feddg.experiment import Experiment, load_stored
 from feddg.federation.inprocess import InProcess
 from feddg.federation.turns import load_weights
 from feddg.files import replace_text
@@ -108,7 +108,7 @@ def analyse(
 def _subject(folder: Path, cache: Path, progress: Progress) -> _Subject:
     if not (folder / EXPERIMENT).is_file():
         raise RunError(f"{folder} holds no run: there is no {EXPERIMENT} in it")
-    experiment = load_experiment(folder / EXPERIMENT)
+    experiment = load_stored(folder / EXPERIMENT)
     with RunFolder(folder) as opened:
         checkpoint = opened.load_checkpoint()
     if checkpoint is None:

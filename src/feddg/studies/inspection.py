@@ -7,14 +7,17 @@ from rich.table import Table
 
 from feddg.data.inspect import inspect
 from feddg.experiment import Experiment
-from feddg.runs.observer import Observer
-from feddg.runs.prepare import cache_folder, deal, load_table
+from feddg.runs.prepare import Progress, cache_folder, deal, load_table
 
 SHOWN_CLIENTS, SHOWN_FILES = 20, 20
 
 
-def inspect_experiment(experiment: Experiment) -> dict[str, Any]:
+def inspect_experiment(experiment: Experiment, progress: Progress) -> dict[str, Any]:
     """Decodes the experiment's images and returns what was found, ready for JSON.
+
+    Args:
+        experiment: whose images.
+        progress: is told how far the work is.
 
     Returns:
         What :func:`feddg.data.inspect.inspect` returns, ``bad_images`` and, when a domain is held
@@ -23,7 +26,7 @@ def inspect_experiment(experiment: Experiment) -> dict[str, Any]:
     Raises:
         DataError: there is nothing to inspect.
     """
-    table, pixels, bad = load_table(experiment, cache_folder(), Observer().work)
+    table, pixels, bad = load_table(experiment, cache_folder(), progress)
     found = inspect(table)
     found["bad_images"] = [{"path": image.path, "reason": image.reason} for image in bad]
     if experiment.hold_out.test or experiment.hold_out.val:

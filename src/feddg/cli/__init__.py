@@ -1,0 +1,56 @@
+"""The command line: thin, no logic of its own.
+
+A module per group of commands: ``running`` (run, resume, demo), ``comparison`` (compare, report),
+``measuring`` (evaluate, adaptations, methods), ``inspecting`` (data), ``style``, ``deployment``
+(deploy), ``storage`` (cache). ``flags`` makes the flags of an experiment from its settings,
+``parsing`` reads what they say, ``common`` is what commands share; ``progress`` shows what goes on,
+``tables`` what came of it, ``dry_run`` what would. Heavy imports wait until a command needs them.
+"""
+
+import logging
+import sys
+
+import typer
+
+from feddg.cli import (
+    comparison,
+    deployment,
+    inspecting,
+    measuring,
+    running,
+    storage,
+    style,
+)
+from feddg.errors import FeddgError
+
+app = typer.Typer(
+    name="feddg",
+    help="Federated domain generalization: train together, recognise a domain nobody trained on.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for group in (running.app, comparison.app, measuring.app):
+    app.add_typer(group)
+app.add_typer(inspecting.app, name="data")
+app.add_typer(style.app, name="style")
+app.add_typer(deployment.app, name="deploy")
+app.add_typer(storage.app, name="cache")
+
+
+class _Plain(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return f"{record.levelname.lower()}: {record.getMessage()}"
+
+
+def main() -> None:
+    """Runs the command line; a user's mistake ends in one line, not in a traceback."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Plain())
+    logging.getLogger("feddg").addHandler(handler)
+    try:
+        app()
+    except FeddgError as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(1)

@@ -1,0 +1,110 @@
+"""Commands about many runs: ``compare`` and ``report``."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from feddg.cli.common import (
+    DryRunOption,
+    NoEstimateOption,
+    QuietOption,
+    TrackOption,
+    track,
+)
+from feddg.cli.flags import ExperimentCommand, takes
+from feddg.cli.parsing import seeds as read_seeds
+
+app = typer.Typer()
+
+
+@app.command(cls=ExperimentCommand)
+@takes(
+    "method", "data", "hold_out", "clients", "train", "model", "evaluate", "preset", several=True
+)
+def compare(
+    said: dict[str, Any],
+    axes: dict[str, Any],
+    plan: Annotated[Path | None, typer.Argument(help="plan file (YAML)")] = None,
+    seeds: Annotated[
+        str | None, typer.Option(help="how many (3: seeds 0, 1, 2), or which: 7,8,9")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="folder of the runs; comparisons/NAME if not said")
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="processes at once")] = 1,
+    dry_run: DryRunOption = False,
+    no_estimate: NoEstimateOption = False,
+    tracked: TrackOption = None,
+    quiet: QuietOption = False,
+) -> None:
+    """Compare methods over scenarios and seeds: run what is missing, write tables and a report.
+
+    Stop it at any moment and call it again: complete runs are kept, interrupted ones continue.
+    """
+    from rich.console import Console
+
+    from feddg.cli.progress import ManyBars
+    from feddg.cli.tables import print_comparison, print_work
+    from feddg.comparing.compare import carry_out_work, prepare_work
+    from feddg.comparing.plan import load_plan
+    from feddg.comparing.pool import Watcher
+
+    track(tracked)
+    if seeds is not None:
+        axes["seeds"] = read_seeds(seeds)
+    base = load_plan(plan).model_dump() if plan else {}
+    work = prepare_work(load_plan(base | axes), out, said)
+    console = Console(stderr=True)
+    print_work(console, work, jobs, measure=not no_estimate)
+    if dry_run:
+        return
+    try:
+        done = carry_out_work(work, jobs=jobs, watcher=Watcher() if quiet else ManyBars(console))
+        from feddg.report import write_comparison
+
+        write_comparison(work.out)
+    except KeyboardInterrupt:
+        typer.echo("interrupted; the same command goes on from here", err=True)
+        raise typer.Exit(130) from None
+    print_comparison(done)
+    if done.failures:
+        raise typer.Exit(1)
+
+
+@app.command()
+def report(
+    folders: Annotated[
+        list[Path],
+        typer.Argument(help="a run folder, several, or one of `feddg compare`"),
+    ],
+    out: Annotated[Path | None, typer.Option(help="the page to write")] = None,
+    tables: Annotated[
+        Path | None, typer.Option(help="also write its tables here: Markdown, CSV, LaTeX")
+    ] = None,
+    analyses: Annotated[
+        bool,
+        typer.Option(
+            "--analyses", help="first look into the run: t-SNE, loss landscape, grey levels"
+        ),
+    ] = False,
+    beside: Annotated[
+        Path | None, typer.Option(help="a run whose model stands in the loss landscape")
+    ] = None,
+    quiet: QuietOption = False,
+) -> None:
+    """Write the HTML page of one run, or of several: side by side, or as statistics."""
+    from feddg.report import page_about, write_page, write_tables
+
+    if analyses or beside:
+        from feddg.cli.progress import working
+        from feddg.studies.analyses import analyse
+
+        with working(quiet) as progress:
+            for folder in folders:
+                analyse(folder, beside=beside, progress=progress)
+    page = page_about(folders)
+    path = out or (folders[0] / "report.html" if len(folders) == 1 else Path("report.html"))
+    if tables is not None:
+        write_tables(page, tables)
+    typer.echo(write_page(page, path))

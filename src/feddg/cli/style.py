@@ -1,0 +1,57 @@
+"""``feddg style``: train a style codec, or re-draw images with one."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(help="Train a style codec, or re-draw images with one.", no_args_is_help=True)
+
+
+@app.command("train")
+def style_train(
+    content: Annotated[list[Path], typer.Option(help="folder(s) of photographs")],
+    style: Annotated[list[Path], typer.Option(help="folder(s) of pictures in other styles")],
+    out: Annotated[Path, typer.Option(help="folder for the weights and the loss curve")],
+    steps: Annotated[int, typer.Option(help="training steps")] = 4000,
+    size: Annotated[int, typer.Option(help="side of the training crops, pixels")] = 64,
+    seed: Annotated[int, typer.Option(help="seed")] = 0,
+) -> None:
+    """Train the compact codec's decoder on folders of content and style images."""
+    from rich.progress import Progress
+
+    from feddg.styles.decoder_training import train_decoder
+
+    with Progress(transient=True, disable=not sys.stderr.isatty()) as progress:
+        task = progress.add_task("training the decoder", total=steps)
+        result = train_decoder(
+            content=content,
+            style=style,
+            out=out,
+            steps=steps,
+            seed=seed,
+            size=size,
+            progress=lambda state: progress.update(task, completed=state.step),
+        )
+    typer.echo(result)
+
+
+@app.command("transfer")
+def style_transfer(
+    images: Annotated[Path, typer.Argument(help="an image or a folder of images to re-draw")],
+    style: Annotated[Path, typer.Option(help="an image, or a folder whose pooled style to take")],
+    out: Annotated[Path, typer.Option(help="folder for the re-drawn images")],
+    strength: Annotated[float, typer.Option(min=0, max=1, help="adaIN blend")] = 1.0,
+    size: Annotated[int, typer.Option(help="side of the square results, pixels")] = 128,
+    codec: Annotated[str, typer.Option(help="compact or vgg19")] = "compact",
+    encoder: Annotated[Path | None, typer.Option(help="encoder weights")] = None,
+    decoder: Annotated[Path | None, typer.Option(help="decoder weights")] = None,
+) -> None:
+    """Re-draw images in the style of another image, or of a folder of images."""
+    from feddg.studies.redraw import redraw_files
+
+    written = redraw_files(
+        images, style, out, strength, size, codec=codec, encoder=encoder, decoder=decoder
+    )
+    typer.echo(f"{len(written)} images written to {out}")

@@ -1,0 +1,154 @@
+"""What a person reads at the end: tables of results, and what a comparison will do."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from feddg.clients.threads import threads, threads_per_job
+from feddg.comparing.compare import Comparison, Work
+from feddg.comparing.estimate import Estimate, estimate
+from feddg.comparing.results import read_comparison
+from feddg.report import blocks
+from feddg.report.many_tables import accuracy_table, margin_table
+from feddg.report.wording import counted, duration
+from feddg.rows import SPLITS
+from feddg.runs.reading import RunRecord, read_run
+from feddg.runs.selection_rules import FINAL
+from feddg.studies.evaluate import Adaptations
+
+SPLIT_WORDS = {
+    "test": "held-out test",
+    "val": "held-out validation",
+    "id_val": "in-domain validation",
+    "id_test": "in-domain test",
+}
+SHORT_SPLIT_WORDS = {"test": "test", "val": "val", "id_val": "seen, val", "id_test": "seen, test"}
+
+
+def results_table(folders: Sequence[Path]) -> Table:
+    """Returns the final accuracies of runs, one column per run, one row per split and domain."""
+    records = [read_run(folder) for folder in folders]
+    table = Table(title="accuracy after the final round")
+    table.add_column("split")
+    table.add_column("domain")
+    for record in records:
+        table.add_column(record.method, justify="right")
+    for split, domain in _rows(records):
+        cells = [_accuracy(record, split, domain) for record in records]
+        style = "bold" if split == "test" else None
+        table.add_row(SPLIT_WORDS[split], domain, *cells, style=style)
+    return table
+
+
+def adaptation_table(found: Adaptations) -> Table:
+    """Returns accuracies under each adaptation, one column per split and domain."""
+    measured = dict.fromkeys((s.split, s.domain) for s in found.scores)
+    columns = sorted(measured, key=lambda column: list(SPLIT_WORDS).index(column[0]))
+    table = Table(title="accuracy under test-time adaptation")
+    table.add_column("adaptation", no_wrap=True)
+    for split, domain in columns:
+        table.add_column(f"{domain}\n{SHORT_SPLIT_WORDS[split]}", justify="right")
+    for name in dict.fromkeys(score.adaptation for score in found.scores):
+        cells = [_mean_accuracy(found, name, *column) for column in columns]
+        table.add_row(name, *cells)
+    return table
+
+
+def _mean_accuracy(found: Adaptations, name: str, split: str, domain: str) -> str:
+    """The accuracy; the mean over clients where it was measured for each."""
+    wanted = (name, split, domain)
+    own = [s.accuracy for s in found.scores if (s.adaptation, s.split, s.domain) == wanted]
+    return f"{sum(own) / len(own):.1%}" if own else "-"
+
+
+def _rows(records: Sequence[RunRecord]) -> list[tuple[str, str]]:
+    pairs = [(s, d) for s in SPLITS for record in records for d in record.evaluations.domains(s)]
+    return list(dict.fromkeys(pairs))
+
+
+def _accuracy(record: RunRecord, split: str, domain: str) -> str:
+    rounds = record.evaluations.rounds
+    found = record.evaluations.get(rounds[-1], split, domain) if rounds else None
+    return f"{found.accuracy:.1%}" if found else "-"
+
+
+def print_work(console: Console, work: Work, jobs: int, measure: bool) -> None:
+    """Prints what a comparison will do, and about how long it will take."""
+    plan, cells = work.plan, work.cells
+    table = Table(title=plan.title or plan.name, show_header=False, box=None)
+    axes = {"methods": [cell.method for cell in cells], "held out": [c.scenario for c in cells]}
+    for name in dict.fromkeys(name for cell in cells for name, _ in cell.conditions):
+        axes[name] = [dict(cell.conditions)[name] for cell in cells]
+    axes["seeds"] = [str(cell.seed) for cell in cells]
+    for name, values in axes.items():
+        distinct = list(dict.fromkeys(values))
+        table.add_row(name, str(len(distinct)), ", ".join(distinct))
+    console.print(table)
+    complete = len(work.folders) - len(work.missing)
+    shared = f" ({len(cells)} cells share them)" if len(cells) > len(work.folders) else ""
+    console.print(
+        f"{counted(len(work.folders), 'run')}{shared}: {complete} complete, {work.started} to "
+        f"continue, {len(work.missing) - work.started} to start; in {work.out}",
+        highlight=False,
+    )
+    if work.missing and measure:
+        console.print(_estimate_text(work, jobs), highlight=False)
+
+
+def _estimate_text(work: Work, jobs: int) -> str:
+    with threads(threads_per_job(jobs)):
+        found = estimate([task.experiment for task in work.missing], complete_runs(work), jobs)
+    return time_text(found)
+
+
+def time_text(found: Estimate) -> str:
+    """Returns an estimate in words."""
+    if not found.known and not found.measured:
+        return "time: unknown (nothing like it has run here, and it could not be measured)"
+    sources = [
+        f"{found.known} from finished runs" if found.known else "",
+        f"{found.measured} from a few batches measured just now" if found.measured else "",
+        f"{found.unknown} not known and left out" if found.unknown else "",
+    ]
+    reasons = "; ".join(source for source in sources if source)
+    return f"time: {duration(found.low)} to {duration(found.high)} ({reasons})"
+
+
+def complete_runs(work: Work) -> list[RunRecord]:
+    """Returns the records of a comparison's complete runs."""
+    missing = {task.folder for task in work.missing}
+    return [read_run(folder) for folder in work.folders.values() if folder not in missing]
+
+
+def as_rich(table: blocks.Table) -> Table:
+    """Returns a report's table for the terminal."""
+    shown = Table(caption=table.caption, caption_justify="left")
+    for column in table.columns:
+        heading = f"{column.heading}\n{column.note}" if column.note else column.heading
+        shown.add_column(escape(heading), justify="right" if column.numeric else "left")
+    for row in table.rows:
+        shown.add_row(*(f"[bold]{escape(c.text)}[/]" if c.strong else escape(c.text) for c in row))
+    return shown
+
+
+def print_comparison(done: Comparison) -> None:
+    """Prints where a comparison's results are, and which runs failed."""
+    console = Console()
+    results = read_comparison(done.folder)
+    if results.results:
+        console.print(as_rich(accuracy_table(results, FINAL)))
+        margins = margin_table(results)
+        if margins is not None:
+            console.print(as_rich(margins))
+    for outcome in done.failures:
+        console.print(
+            f"{outcome.status}: {outcome.task.folder.name}: {outcome.error or ''}",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
+    console.print(f"folder: {done.folder}", highlight=False, soft_wrap=True)
+    console.print(f"report: {done.report.resolve()}", highlight=False, soft_wrap=True)

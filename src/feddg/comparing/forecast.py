@@ -1,0 +1,71 @@
+"""What a run would take, before it begins: who trains on how much, memory, time."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy
+
+from feddg.comparing.estimate import Estimate, estimate
+from feddg.data.pixels import ArrayPixels
+from feddg.data.sources import load_source
+from feddg.experiment import Experiment
+from feddg.runs.facts import peak_memory
+from feddg.runs.prepare import build, deal
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a run would take.
+
+    Attributes:
+        splits: images by role (``train``, ``id_val``, ``id_test``, ``val``, ``test``).
+        clients: training images by client.
+        pixel_bytes: the decoded images of the whole data set.
+        weights: how many numbers the network has.
+        weight_bytes: bytes of the network, its gradients and its optimizer's memory.
+        memory: this process's largest resident memory so far, in bytes, the measurement's few
+            batches included; None where nothing was measured.
+        time: seconds by measurement; None where nothing was measured.
+    """
+
+    splits: dict[str, int]
+    clients: Sequence[int]
+    pixel_bytes: int
+    weights: int
+    weight_bytes: int
+    memory: int | None
+    time: Estimate | None
+
+
+def forecast(experiment: Experiment, measure: bool = True) -> Forecast:
+    """Deals out the experiment's images and measures a few batches; nothing is decoded or trained.
+
+    Files that cannot be used are counted: they are found when they are decoded.
+
+    Raises:
+        FeddgError: the experiment cannot be carried out as asked.
+    """
+    data = experiment.data
+    table = load_source(data.source, data.root)
+    size = data.image_size
+    images = deal(experiment, table, ArrayPixels(numpy.empty((0, size, size, 3), numpy.uint8)), [])
+    _, network = build(experiment, len(table.class_names))
+    weights = sum(parameter.numel() for parameter in network.parameters())
+    copies = 2 + _optimizer_copies(experiment)  # the weights, their gradients, what it remembers
+    time = estimate([experiment], [], jobs=1) if measure else None
+    roles = ("train", "id_val", "id_test", "val", "test")
+    return Forecast(
+        {role: len(getattr(images.splits, role)) for role in roles},
+        [len(rows) for rows in images.partition.rows],
+        len(table) * size * size * 3,
+        weights,
+        weights * 4 * copies,
+        peak_memory() if measure else None,
+        time,
+    )
+
+
+def _optimizer_copies(experiment: Experiment) -> int:
+    if experiment.train.optimizer == "adam":
+        return 2
+    return 1 if experiment.train.momentum else 0

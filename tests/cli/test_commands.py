@@ -1,0 +1,130 @@
+"""The command line as a user meets it."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from feddg.cli import app
+
+TINY = ["--rounds", "1", "--local-epochs", "1", "--batch-size", "64", "--clients", "3", "-q"]
+
+
+def test_help_is_readable_and_names_every_command():
+    shown = CliRunner().invoke(app, ["--help"]).output
+    for command in ("run", "resume", "demo", "methods", "data", "style", "report"):
+        assert command in shown
+    flags = CliRunner().invoke(app, ["run", "--help"], env={"COLUMNS": "120"}).output
+    for flag in ("--method", "--hold-out", "--clients-per-round", "--heterogeneity", "--weights"):
+        assert flag in flags
+
+
+def test_help_does_not_import_torch():
+    import subprocess
+    import sys
+
+    code = (
+        "import sys; from feddg.cli import app; assert not {'torch', 'pydantic'} & {*sys.modules}"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_methods_as_json(feddg):
+    code, shown, _ = feddg("methods", "--json")
+    methods = {row["name"]: row for row in json.loads(shown)}
+    assert code == 0
+    assert methods["pardon"]["aliases"] == ["fisc"]
+    assert methods["pardon"]["settings"]["gamma1"]["default"] == 0.75
+    assert "fedavg" in methods
+
+
+def test_a_run_and_the_same_run_again(feddg, tmp_path):
+    command = ["run", "--data", "digits", "--hold-out", "val=ink,test=sketch", *TINY]
+    code, shown, _ = feddg(*command)
+    assert code == 0
+    assert "held-out test" in shown
+    assert "sketch" in shown
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert (folder / "report.html").is_file()
+    code, _, errors = feddg(*command)
+    assert code == 0
+    assert "nothing is run again" in errors
+    code, shown, _ = feddg("report", folder, folder, "--out", tmp_path / "both.html")
+    assert code == 0
+    assert (tmp_path / "both.html").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run", "--data", "digits", "--hold-out", "skech"], "sketch"),
+        (["run", "--data", "digits"], "--hold-out"),
+        (["run", "--data", "digits", "--hold-out", "tset=ink"], "tset"),
+        (["run", "--data", "digits", "--method", "pardn"], "pardon"),
+        (["run", "--data", "folder", "--root", "absent", "--hold-out", "x"], "absent"),
+        (["run", "--data", "digits", "--hold-out", "ink", "--clients", "5000"], "5000|5,000"),
+        (["run", "--data", "digits", "--hold-out", "ink", "--weights", "no.pth"], "no.pth"),
+        (["run", "--data", "digits", "--hold-out", "ink", "--set", "lr"], "FIELD=VALUE"),
+        (["run", "--data", "digits", "--hold-out", "ink", "--device", "tpu9"], "tpu9"),
+        (["run", "nothing.yaml"], "nothing.yaml"),
+        (["resume", "nowhere"], "nowhere"),
+        (["report", "nowhere"], "nowhere"),
+        (["run", "--data", "digits", "--set", "train.lr=a: ["], "train.lr"),
+        (["run", "--data", "digits", "--clients", "2", "--clients-per-round", "5"], "at most 2"),
+        (["data", "inspect", "--root", "nowhere"], "nowhere"),
+    ],
+)
+def test_a_mistake_is_one_line_without_a_traceback(arguments, words, feddg):
+    code, _, errors = feddg(*arguments)
+    assert code == 1
+    (line,) = [line for line in errors.splitlines() if line.strip()]
+    assert line.startswith("error: ")
+    assert any(word in line for word in words.split("|"))
+
+
+def test_a_run_does_not_import_what_only_pages_and_comparisons_need():
+    import subprocess
+    import sys
+
+    code = (
+        "import sys; from feddg.api import run; import feddg.cli.progress; "
+        "print({'plotly', 'scipy.stats', 'torchvision', 'sklearn'} & {*sys.modules})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "set()"
+
+
+def test_a_dry_run_says_where_every_setting_comes_from_and_runs_nothing(feddg, tmp_path):
+    (tmp_path / "e.yaml").write_text("{data: digits, hold_out: sketch, seed: 7}")
+    flags = ["--method", "pardon", "--clients", "4", "--dry-run", "--no-estimate"]
+    code, shown, _ = feddg("run", "e.yaml", *flags)
+    assert code == 0
+    rows = {line.split()[0]: line.split() for line in shown.splitlines() if line.strip()}
+    assert rows["seed"][1:] == ["7", "e.yaml"]
+    assert rows["clients.number"][1:] == ["4", "you", "said"]
+    assert rows["train.lr"][1:] == ["0.001", "preset", "digits"]
+    assert rows["method.settings.gamma1"][1:] == ["0.75", "default"]
+    counts = shown.split("images by client: ")[1].splitlines()[0].split(", ")
+    train = int(shown.split("images: train ")[1].split(",")[0])
+    assert sum(map(int, counts)) == train
+    assert len(counts) == 4
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_that_cannot_begin_leaves_no_folder(feddg, tmp_path):
+    where = ["--data", "digits", "--hold-out", "sketch", "--backbone", "resnet18"]
+    code, _, _ = feddg("run", *where, "--weights", "no.pth", *TINY)
+    assert code == 1
+    assert not any((tmp_path / "runs").iterdir())
+
+
+def test_without_a_terminal_a_run_prints_lines_and_none_when_quiet(feddg):
+    command = ["run", "--data", "digits", "--hold-out", "sketch", *TINY]
+    code, _, errors = feddg(*command)
+    assert (code, errors) == (0, "")
+    code, _, errors = feddg(*command[:-1], "--seed", "1")
+    assert code == 0
+    lines = errors.splitlines()
+    assert lines[0] == "fedavg: 1 rounds"
+    assert lines[-1].startswith("round   1")
+    assert "test/sketch 0." in lines[-1]

@@ -1,0 +1,40 @@
+"""`feddg compare` from the command line."""
+
+import pytest
+
+
+def test_compare_shows_its_plan_and_runs_nothing(feddg, tmp_path):
+    code, _, shown = feddg(
+        *("compare", "--data", "digits", "--methods", "fedavg,pardon"),
+        *("--hold-out", "sketch;val=ink,test=photo", "--clients", "6:2,3"),
+        *("--heterogeneity", "0,1", "--seeds", "4,5", "--rounds", "1"),
+        *("--no-estimate", "--dry-run"),
+    )
+    assert code == 0
+    assert "32 runs: 0 complete, 0 to continue, 32 to start" in shown
+    assert "2 of 6, 3" in shown
+    assert not (tmp_path / "comparisons").exists()
+
+
+@pytest.mark.parametrize("flag", [["--clients", "a:b"], ["--seeds", "one"], ["--methods", "pardo"]])
+def test_compare_names_a_mistake(feddg, flag):
+    code, _, shown = feddg("compare", "--data", "digits", "--hold-out", "lodo", *flag, "--dry-run")
+    assert code == 1
+    assert flag[1] in shown
+
+
+def test_the_plan_that_is_written_is_the_plan_that_was_run(feddg, tmp_path):
+    (tmp_path / "mine.yaml").write_text(
+        "base: {data: digits}\n"
+        "methods: [fedavg, {name: fedprox, mu: 3, experiment: {train: {batch_size: 8}}}]\n"
+        "settings: {train.lr: [0.1, 0.2]}\n"
+    )
+    flags = ["--hold-out", "sketch", "--clients", "3", "--rounds", "1", "--image-size", "8"]
+    flags += ["--set", "train.lr=0.01", "--set", "train.batch_size=256"]
+    flags += ["--set", "train.local_epochs=1", "--no-estimate", "-q"]
+    code, _, shown = feddg("compare", "mine.yaml", "--out", "out", *flags)
+    assert code == 0
+    assert "2 runs: 0 complete" in shown
+    code, _, shown = feddg("compare", "out/plan.yaml", "--out", "out", "--dry-run")
+    assert code == 0
+    assert "2 runs: 2 complete, 0 to continue, 0 to start" in shown

@@ -1,0 +1,119 @@
+"""Flags come from the settings: every one names a field, once, and says what the field says."""
+
+import ast
+import re
+from pathlib import Path
+
+import click
+import pytest
+from typer.main import get_command
+
+import feddg.cli
+from feddg.cli import app
+from feddg.cli.flags import FLAGS, NOT_PRESET, PRESET_PARTS, field_of
+from feddg.experiment import Experiment
+from feddg.settings import leaves, nested
+
+SOURCE = Path(feddg.cli.__file__).parent
+
+
+def options(*names):
+    command = get_command(app)
+    for name in names:
+        command = command.commands[name]
+    return {
+        option.opts[0]: option
+        for option in command.get_params(click.Context(command))
+        if isinstance(option, click.Option)
+    }
+
+
+@pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.name)
+def test_every_flag_is_a_field_and_its_help_is_the_fields_description(flag):
+    field = field_of(flag.path)
+    assert field.description
+    assert options("run")[flag.name].help == field.description
+    default = Experiment().model_dump()
+    for part in flag.path.split("."):
+        default = default[part]
+
+
+def test_no_flag_is_named_twice_in_the_source():
+    named = [
+        node.value
+        for file in SOURCE.glob("*.py")
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and re.fullmatch(r"--[a-z][a-z-]*", node.value)
+    ]
+    readers = ["--heterogeneity", "--seeds"]  # a reader names its flag in its error, too
+    once = [name for name in named if name not in readers]
+    assert len(once) == len(set(once))
+    assert {flag.name for flag in FLAGS} <= set(named)
+
+
+def test_types_and_bounds_are_the_fields():
+    run = options("run")
+    assert run["--optimizer"].type.choices == ("adam", "sgd")
+    rate = run["--lr"].type
+    assert (type(rate), rate.min, rate.min_open) == (click.FloatRange, 0, True)
+    size = run["--image-size"].type
+    assert (type(size), size.min, size.max) == (click.IntRange, 8, 1024)
+    assert run["--local-steps"].type.min == 1
+    share = run["--heterogeneity"].type
+    assert (share.min, share.max, share.max_open) == (0, 1, False)
+    assert run["--root"].type.convert("images", None, None) == Path("images")
+
+
+def test_defaults_are_told_from_presets():
+    run = options("run")
+    assert run["--seed"].show_default == "0"
+    assert run["--image-size"].show_default == "the preset's, else 128"
+    for preset in ("digits", "pacs", "folder", "office_home", "iwildcam", "fedig"):
+        chosen = Experiment(data="folder", preset=preset).model_dump()
+        plain = leaves({part: chosen[part] for part in chosen if part not in ("method", "preset")})
+        for flag in FLAGS:
+            if flag.path not in plain or flag.path == "model.normalization":
+                continue
+            default = field_of(flag.path).get_default()
+            if plain[flag.path] != default:
+                assert flag.path.split(".")[0] in PRESET_PARTS
+                assert flag.path not in NOT_PRESET
+
+
+def test_each_command_takes_the_fields_that_suit_it():
+    inspect = options("data", "inspect")
+    assert "--heterogeneity" in inspect
+    assert "--lr" not in inspect
+    compare = options("compare")
+    assert "--methods" in compare
+    assert "--method" not in compare
+    assert compare["--heterogeneity"].help.startswith(field_of("clients.heterogeneity").description)
+    assert options("demo")["--hold-out"].default == "sketch"
+
+
+def test_what_flags_say_arrives_as_nested_fields(feddg, monkeypatch):
+    said = {}
+    monkeypatch.setattr(
+        "feddg.cli.dry_run.show_experiment", lambda fields, *rest, **more: said.update(fields)
+    )
+    feddg("run", "--lr", "0.5", "--hold-out", "val=ink,test=a,b", "--root", "x", "--dry-run",
+          "--normalization", "frozen", "--set", "train.momentum=0.9")  # fmt: skip
+    assert said == {
+        "train": {"lr": 0.5, "momentum": 0.9},
+        "hold_out": {"test": ["a", "b"], "val": ["ink"]},
+        "data": {"root": Path("x")},
+        "model": {"normalization": "frozen"},
+    }
+    assert nested("train.lr", 1) == {"train": {"lr": 1}}
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"), [("--optimizer", "adm"), ("--lr", "0"), ("--rounds", "x")]
+)
+def test_a_value_out_of_range_is_a_usage_error(feddg, flag, value):
+    code, _, errors = feddg("run", flag, value)
+    assert code == 2
+    assert flag in errors
+    assert "Traceback" not in errors

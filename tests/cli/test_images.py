@@ -1,0 +1,49 @@
+"""Commands on folders of images."""
+
+import json
+
+from PIL import Image
+
+TINY = ["--rounds", "1", "--local-epochs", "1", "--batch-size", "64", "--clients", "3", "-q"]
+
+
+def test_inspect_lists_bad_files_and_clients(feddg, image_folder, tmp_path):
+    bad = image_folder / "red/dark/zero.jpg"
+    bad.touch()
+    text = image_folder / "red/dark/text.jpg"
+    text.write_text("not an image")
+    held = ["--hold-out", "blue", "--clients", "2"]
+    code, shown, _ = feddg("data", "inspect", "--root", image_folder, "--json", *held)
+    assert code == 0
+    found = json.loads(shown)
+    assert found["counts"]["red"] == {"dark": 4, "light": 4}
+    assert {image["path"] for image in found["bad_images"]} == {
+        "red/dark/zero.jpg",
+        "red/dark/text.jpg",
+    }
+    assert sum(client["red"] for client in found["clients"]) == found["splits"]["train"]
+    assert feddg("data", "inspect", "--root", image_folder, *held)[0] == 0
+
+
+def test_a_folder_with_bad_images_trains_on_the_rest_and_says_so(feddg, image_folder, tmp_path):
+    Image.new("CMYK", (9, 9)).save(image_folder / "red/dark/cmyk.jpg")
+    Image.new("RGB", (1, 1)).save(image_folder / "red/dark/pixel.png")
+    (image_folder / "red/dark/zero.jpg").touch()
+    where = ["--data", "folder", "--root", image_folder, "--hold-out", "blue"]
+    model = ["--backbone", "cnn", "--weights", "none", "--image-size", "16"]
+    code, _, errors = feddg("run", *where, *model, *TINY, "--clients", "2")
+    assert code == 0
+    assert "zero.jpg" in errors or "1 " in errors
+    (folder,) = (tmp_path / "runs").iterdir()
+    bad = json.loads((folder / "clients.json").read_text())["bad_images"]
+    assert [image["path"] for image in bad] == ["red/dark/zero.jpg"]
+
+
+def test_style_transfer_of_files(feddg, image_folder, tmp_path):
+    source, style = image_folder / "red/dark", image_folder / "blue/dark"
+    arguments = [source, "--style", style, "--out", tmp_path / "out", "--size", "32"]
+    code, shown, _ = feddg("style", "transfer", *arguments)
+    assert code == 0
+    assert "4 images" in shown
+    red, _, blue = Image.open(tmp_path / "out/0.png").convert("RGB").resize((1, 1)).getpixel((0, 0))
+    assert blue > red

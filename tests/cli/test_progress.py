@@ -1,0 +1,86 @@
+"""Lines where there is no terminal: never silent for long, never one per client."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from feddg.cli.progress import SILENCE_SECONDS, Bars, Lines, ManyBars, observer, working
+from feddg.comparing.pool import Outcome, Task
+from feddg.evaluation.accuracy import Score
+from feddg.experiment import Experiment
+from feddg.messages import Refusal
+from feddg.runs.observer import Observer
+
+EXPERIMENT = Experiment(data="digits", clients=4, train={"rounds": 3})
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def shown():
+    return Console(file=io.StringIO(), width=200)
+
+
+def lines(console):
+    return console.file.getvalue().splitlines()
+
+
+def test_a_line_at_evaluated_rounds_and_after_a_long_silence(shown):
+    clock = Clock()
+    watching = Lines(shown, clock)
+    watching.work("decoding images", 5, 100)
+    assert lines(shown) == []
+    clock.now = SILENCE_SECONDS
+    watching.work("decoding images", 50, 100)
+    watching.work("decoding images", 51, 100)
+    assert lines(shown) == ["decoding images: 50 of 100, after 30 s"]
+    watching.start(EXPERIMENT, 1)
+    for client in range(4):
+        clock.now += SILENCE_SECONDS / 2
+        watching.client(1, Refusal(client, "absent"))
+    assert lines(shown)[1:] == [
+        "fedavg: 3 rounds",
+        "round 1 of 3: 2 of 4 clients, after 1 min",
+        "round 1 of 3: 4 of 4 clients, after 1 min 30 s",
+    ]
+
+
+def test_what_to_watch_with(monkeypatch):
+    assert type(observer(quiet=True)) is Observer
+    assert type(observer()) is Lines
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
+    assert type(observer()) is Bars
+    assert type(observer(verbose=True)) is Lines
+    with working() as progress:
+        progress("reading", 1, 2)
+
+
+def test_many_runs_say_how_far_they_are_now_and_then(shown, tmp_path):
+    clock = Clock()
+    bars = ManyBars(shown, clock)
+    task = Task(EXPERIMENT, tmp_path / "mine")
+    bars.start(2, 0, 1)
+    bars.news(task, {"of": 10, "rounds": 0})
+    assert lines(shown) == []
+    clock.now = SILENCE_SECONDS
+    bars.news(task, {"rounds": 3})
+    bars.news(task, {"rounds": 4})
+    (line,) = lines(shown)
+    assert line.startswith("0/2  mine: 3 of 10 rounds; about")
+    bars.ended(Outcome(task, "completed"))
+    assert lines(shown)[1] == "1/2  mine completed"
+    bars.end()
+
+
+def test_scores_are_named_by_split_and_domain(shown):
+    watching = Lines(shown, Clock())
+    fields = {"split": "test", "domain": "ink", "accuracy": 0.5}
+    watching.scores(2, [type("Part", (), fields)])
+    assert lines(shown) == ["round   2       0 s  test/ink 0.500"]
+    assert Score.__annotations__.keys() >= fields.keys()
