@@ -139,9 +139,8 @@ class Experiment(Settings):
         """Eight hexadecimal digits that differ for every different experiment."""
         content = self.model_dump(mode="json", exclude=_NOT_IDENTITY)
         for part, field in _LATER:
-            if getattr(self, part).model_fields[field].default == getattr(
-                getattr(self, part), field
-            ):
+            default = type(getattr(self, part)).model_fields[field].default
+            if content[part][field] == default:
                 del content[part][field]
         text = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
