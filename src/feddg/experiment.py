@@ -62,9 +62,8 @@ class Experiment(ExperimentSettings):
         """Eight hexadecimal digits that differ for every different experiment."""
         content = self.model_dump(mode="json", exclude=_NOT_IDENTITY)
         for part, field in _LATER:
-            if getattr(self, part).model_fields[field].default == getattr(
-                getattr(self, part), field
-            ):
+            default = type(getattr(self, part)).model_fields[field].default
+            if content[part][field] == default:
                 del content[part][field]
         for part in _LATER_PARTS:
             if getattr(self, part) == type(self).model_fields[part].default:

@@ -279,7 +279,7 @@ def test_a_method_may_clip_and_read_gradients(monkeypatch, method, kind):
     client = small.client(0, received=small.server.state.weights)
     update = train(client, small.method)
     for name, parameter in expected.items():
-        torch.testing.assert_close(update.weights[name], parameter, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(update.weights[name], parameter, rtol=1e-4, atol=2e-5)
     assert client.steps == 4
     if method is Reading:
         assert update.terms["norm"] == pytest.approx(0.1, rel=1e-4)

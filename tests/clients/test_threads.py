@@ -34,8 +34,13 @@ def test_clients_at_once_fill_the_process(monkeypatch, process, each, clients):
 
 def test_a_block_has_its_threads_and_gives_them_back_after_a_fault():
     before = torch.get_num_threads()
+
+    def fail():
+        assert torch.get_num_threads() == before + 1
+        raise ZeroDivisionError
+
     with pytest.raises(ZeroDivisionError), threads(before + 1):
-        _ = torch.get_num_threads() / 0
+        fail()
     assert torch.get_num_threads() == before
 
 

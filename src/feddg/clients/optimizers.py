@@ -45,6 +45,9 @@ class MemoryOrderAdam(MemoryOrder, torch.optim.Adam):
         super().__init__(parameters, lr, weight_decay=weight_decay, fused=True)
 
     def _init_group(self, group: dict[str, Any], *lists: list[Tensor]) -> bool:
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                _require_alike(parameter, parameter.grad)
         complex_numbers: bool = super()._init_group(group, *lists)  # type: ignore[misc]
         _lay_out(*lists[:4])
         return complex_numbers
@@ -111,17 +114,7 @@ def in_memory_order(parameter: Tensor, gradient: Tensor, *state: Tensor) -> list
             sparse or of another type or device, the parameter's memory has holes or overlaps, or
             a moment lies in another order than its parameter.
     """
-    if (gradient.layout, gradient.dtype, gradient.device) != (
-        parameter.layout,
-        parameter.dtype,
-        parameter.device,
-    ):
-        raise _refusal(
-            parameter,
-            f"has a gradient that is {gradient.layout}, {gradient.dtype}, on {gradient.device}, "
-            f"and is itself {parameter.layout}, {parameter.dtype}, on {parameter.device}",
-            "make the gradient dense and of the parameter's type and device",
-        )
+    _require_alike(parameter, gradient)
     tensors = [parameter, gradient, *state]
     if not parameter.is_contiguous():
         strides = parameter.stride()
@@ -141,6 +134,20 @@ def in_memory_order(parameter: Tensor, gradient: Tensor, *state: Tensor) -> list
         )
     tensors[1] = tensors[1].contiguous()
     return tensors
+
+
+def _require_alike(parameter: Tensor, gradient: Tensor) -> None:
+    if (gradient.layout, gradient.dtype, gradient.device) != (
+        parameter.layout,
+        parameter.dtype,
+        parameter.device,
+    ):
+        raise _refusal(
+            parameter,
+            f"has a gradient that is {gradient.layout}, {gradient.dtype}, on {gradient.device}, "
+            f"and is itself {parameter.layout}, {parameter.dtype}, on {parameter.device}",
+            "make the gradient dense and of the parameter's type and device",
+        )
 
 
 def _lay_out(*lists: list[Tensor]) -> None:
