@@ -27,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "speed"))
 from jobs import JOBS, Federation
 from rounds import PeakMemory, timed
 
+from feddg.methods.base import Method
 from feddg.methods.catalogue import methods
 from feddg.methods.composition import method_class
 from feddg.rows import LedgerRow, MessageRow
@@ -130,9 +131,10 @@ def main() -> None:
         found = json.loads(done.stdout.splitlines()[-1])
         base = base or found["memory"]
         # FedAvg's code is the base of all methods; of the others the file is counted.
-        module = sys.modules[method_class(name).__module__]
+        method = method_class(name)
+        module = sys.modules[(Method if name == "fedavg" else method).__module__]
         print(
-            f"| [{name}](../methods/{name}.md) | {code_lines(inspect.getsource(module))} "
+            f"| [{method.title}](../methods/{name}.md) | {code_lines(inspect.getsource(module))} "
             f"| {found['seconds']:.2f} | {found['up'] / 1e6:.1f} | {found['down'] / 1e6:.1f} "
             f"| {found['setup_up'] / 1e3:.1f} / {found['setup_down'] / 1e3:.1f} "
             f"| {(found['memory'] - base) / 1e6:+.0f} |",
