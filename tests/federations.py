@@ -12,6 +12,7 @@ from feddg.clients.examples import Examples
 from feddg.clients.worker import Worker
 from feddg.data.augmentations import NONE, AugmentSettings
 from feddg.data.pixels import ArrayPixels
+from feddg.federation.checks import MessageChecks
 from feddg.federation.inprocess import InProcess
 from feddg.federation.ledger import Ledger
 from feddg.federation.server import Server, initial_state
@@ -90,6 +91,9 @@ class SmallFederation:
             settings=self.server_settings,
             seed=self.seed,
             ledger=Ledger(lambda row: self.ledger.append(row.model_dump())),
+            checks=MessageChecks(
+                self.method, self.network, len(self.sizes), image_size=SIZE, also=guards.sends
+            ),
             guards=guards,
             on_client=lambda round, reply: self.replies.append(reply),
         )

@@ -25,7 +25,10 @@ from feddg.settings import ClientSettings, ExperimentSettings, Settings, merge
 log = logging.getLogger("feddg")
 
 _NOT_IDENTITY = {"name", "device"}
-_LATER = (("train", "select_every"), ("train", "decay"), ("train", "gradient_clipping"))
+_LATER = {
+    "train": ("select_every", "decay", "gradient_clipping"),
+    "server": ("largest_change",),
+}
 _LATER_PARTS = ("privacy", "guards")
 """Fields and parts younger than some run folders: not in the hash where they say nothing new."""
 
@@ -61,7 +64,7 @@ class Experiment(ExperimentSettings):
     def id(self) -> str:
         """Eight hexadecimal digits that differ for every different experiment."""
         content = self.model_dump(mode="json", exclude=_NOT_IDENTITY)
-        for part, field in _LATER:
+        for part, field in ((part, f) for part, fields in _LATER.items() for f in fields):
             default = type(getattr(self, part)).model_fields[field].default
             if content[part][field] == default:
                 del content[part][field]

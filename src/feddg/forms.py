@@ -63,6 +63,7 @@ class Sent:
         low: smallest value.
         high: largest value, or the name of a known dimension, which is then one too large.
         entry_of: prefix behind which the entry has the name of one of the network's, and its shape.
+        when: whether a method, under its settings, sends it; all do by default.
     """
 
     what: str
@@ -72,6 +73,7 @@ class Sent:
     low: float = -math.inf
     high: float | str = math.inf
     entry_of: str | None = None
+    when: Callable[[Any], bool] | None = None
 
     def __str__(self) -> str:
         return self.what

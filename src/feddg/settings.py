@@ -151,6 +151,11 @@ class ServerSettings(Settings):
     """How the server fuses, and what it accepts."""
 
     min_updates: int = Field(1, ge=1, description="fewest good updates a round may be fused from")
+    largest_change: Positive | None = Field(
+        100.0,
+        description="how many times the median change of the weights an update's may be long; none "
+        "for any",
+    )
     attempts: int = Field(
         2,
         ge=1,

@@ -15,6 +15,7 @@ from feddg.data.sources import load_source
 from feddg.errors import FeddgError
 from feddg.evaluation.accuracy import Evaluation
 from feddg.experiment import Experiment
+from feddg.federation.checks import MessageChecks
 from feddg.federation.inprocess import InProcess
 from feddg.federation.ledger import Ledger
 from feddg.federation.server import Server, initial_state
@@ -195,6 +196,7 @@ def _measured(experiment: Experiment, classes: int) -> Speed | None:
                 settings=ServerSettings(),
                 seed=0,
                 ledger=Ledger(lambda row: None),
+                checks=MessageChecks(method, network, clients, image_size=size),
             )
             started = time.perf_counter()
             server.setup()

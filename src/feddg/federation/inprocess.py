@@ -1,7 +1,7 @@
 """The in-process transport: clients share a few workers."""
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import islice
@@ -12,6 +12,7 @@ from feddg.clients.examples import Examples
 from feddg.clients.threads import threads_beside
 from feddg.clients.worker import Worker
 from feddg.errors import ClientError
+from feddg.federation.ledger import Ledger
 from feddg.federation.transport import Reply
 from feddg.federation.turns import answer, describe, train
 from feddg.guards.chain import NO_GUARDS, Guards
@@ -48,6 +49,8 @@ class InProcess:
         self._method, self._workers, self._examples = method, workers, examples
         self._count, self._guards = count, guards
         self._agreed: Message | None = None
+        self.ledger = Ledger(lambda row: None)
+        self.introduced: Mapping[int, int] = {}
         self.memories: dict[int, Weights] = memories or {}
         self.remembered: set[int] = set()
         """Clients whose memory changed since the set was last emptied."""
@@ -57,8 +60,11 @@ class InProcess:
         """Ids 0 .. N-1."""
         return range(self._count)
 
-    def hand_out(self, agreed: Message | None) -> None:
+    def hand_out(self, agreed: Message | None, *, again: bool = False) -> None:
         """See :class:`Transport`: a client is given it with its turn."""
+        if agreed is not None and not again:
+            for id in self.clients:
+                self.ledger.message(0, "down", id, "agree", agreed)
         self._agreed = agreed
 
     def client(self, id: int, broadcast: Broadcast, worker: Worker) -> Client:
@@ -76,17 +82,21 @@ class InProcess:
 
     def descriptions(self, clients: Sequence[int], broadcast: Broadcast) -> Iterator[Reply]:
         """See :class:`Transport`."""
-        return self._replies(
-            clients, broadcast, lambda client: describe(client, self._method, client.received)
-        )
+
+        def work(client: Client) -> Message:
+            return describe(client, self._method, client.received)
+
+        return self._replies(clients, broadcast, ("describe", "describe"), work)
 
     def ask(
         self, clients: Sequence[int], broadcast: Broadcast, name: str, question: Message
     ) -> Iterator[Reply]:
         """See :class:`Transport`."""
-        return self._replies(
-            clients, broadcast, lambda client: answer(client, self._method, name, question)
-        )
+
+        def work(client: Client) -> Message:
+            return answer(client, self._method, name, question)
+
+        return self._replies(clients, broadcast, (f"ask:{name}", f"answer:{name}"), work)
 
     def train(self, clients: Sequence[int], broadcast: Broadcast) -> Iterator[Update | Refusal]:
         """See :class:`Transport`. Clients that train at once share the seconds they take."""
@@ -94,15 +104,29 @@ class InProcess:
         def work(client: Client) -> Update:
             return train(client, self._method, self._guards)
 
+        self._address(clients, broadcast, "train")
         for reply in self._turns(clients, broadcast, work):
             if isinstance(reply, Update):
                 reply.seconds /= len(self._workers)
+                self.ledger.update(broadcast.round, reply)
             yield reply
 
     def _replies(
-        self, clients: Sequence[int], broadcast: Broadcast, work: Callable[[Client], Message]
+        self,
+        clients: Sequence[int],
+        broadcast: Broadcast,
+        purposes: tuple[str, str],
+        work: Callable[[Client], Message],
     ) -> Iterator[Reply]:
-        return zip(clients, self._turns(clients, broadcast, work), strict=True)
+        self._address(clients, broadcast, purposes[0])
+        for id, reply in zip(clients, self._turns(clients, broadcast, work), strict=True):
+            if isinstance(reply, Message):
+                self.ledger.message(broadcast.round, "up", id, purposes[1], reply)
+            yield id, reply
+
+    def _address(self, clients: Sequence[int], broadcast: Broadcast, purpose: str) -> None:
+        for id in clients:
+            self.ledger.broadcast(id, purpose, broadcast)
 
     def _turns(
         self, clients: Sequence[int], broadcast: Broadcast, work: Callable[[Client], T]

@@ -6,11 +6,11 @@ that fifty rounds of a large network stay a small file.
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from torch import Tensor
 
-from feddg.messages import Broadcast, Message, Update, scalar_bytes
+from feddg.messages import Broadcast, Message, Scalar, Update, scalar_bytes
 from feddg.rows import Direction, LayoutRow, LedgerRow, MessageRow, RefusalRow, TensorEntry
 
 Shape = tuple[str, tuple[int, ...], str, int]
@@ -39,9 +39,9 @@ class Ledger:
 
     def update(self, round: int, update: Update) -> None:
         """Enters a client's update."""
-        extras = Message(
-            update.extras.tensors, {**update.extras.scalars, "examples": update.examples}
-        )
+        said: dict[str, Scalar] = {f"terms/{name}": value for name, value in update.terms.items()}
+        said |= {"examples": update.examples, "images": update.images, "seconds": update.seconds}
+        extras = Message(update.extras.tensors, {**update.extras.scalars, **said})
         self._enter(round, "up", update.client, "update", update.weights, extras)
 
     def message(
@@ -54,21 +54,36 @@ class Ledger:
         """Enters that ``client``'s update was not used, and why."""
         self._write(RefusalRow(round=round, client=client, reason=reason))
 
-    def _enter(
+    def enter(
         self,
         round: int,
         direction: Direction,
         client: int,
         purpose: str,
-        weights: Mapping[str, Tensor],
-        message: Message,
+        shapes: Iterable[Shape],
+        scalars: Mapping[str, Scalar],
+        size: int | None = None,
     ) -> None:
-        layout = self._layout(weights, message)
+        """Enters a message by what it holds.
+
+        Args:
+            round: the round it belongs to; 0 before the first.
+            direction: ``up`` leaves the client.
+            client: its number; -1 for a node that is none.
+            purpose: what it is for.
+            shapes: name, shape, dtype and bytes of its tensors.
+            scalars: its numbers and texts.
+            size: its bytes, where they do not follow from what it holds.
+        """
+        # Sorted: a resumed run reads its tensors back in another order, and its ledger is the same.
+        key = tuple(sorted(shapes)), tuple(sorted(scalars))
+        layout = self._layouts.get(key) or self._layouts.setdefault(key, _new_layout(*key))
         if layout.id not in self._known:
             self._known.add(layout.id)
             self._write(layout)
-        scalars = sum(scalar_bytes(scalar) for scalar in message.scalars.values())
-        size = sum(tensor.bytes for tensor in layout.tensors) + scalars
+        if size is None:
+            size = sum(tensor.bytes for tensor in layout.tensors)
+            size += sum(scalar_bytes(scalar) for scalar in scalars.values())
         self.bytes[direction] += size
         self._write(
             MessageRow(
@@ -81,14 +96,18 @@ class Ledger:
             )
         )
 
-    def _layout(self, weights: Mapping[str, Tensor], message: Message) -> LayoutRow:
+    def _enter(
+        self,
+        round: int,
+        direction: Direction,
+        client: int,
+        purpose: str,
+        weights: Mapping[str, Tensor],
+        message: Message,
+    ) -> None:
         shapes = [_shape(f"weights/{name}", tensor) for name, tensor in weights.items()]
         shapes += [_shape(name, tensor) for name, tensor in message.tensors.items()]
-        # Sorted: a resumed run reads its tensors back in another order, and its ledger is the same.
-        key = tuple(sorted(shapes)), tuple(sorted(message.scalars))
-        if key not in self._layouts:
-            self._layouts[key] = _new_layout(*key)
-        return self._layouts[key]
+        self.enter(round, direction, client, purpose, shapes, message.scalars)
 
 
 def _shape(name: str, tensor: Tensor) -> Shape:

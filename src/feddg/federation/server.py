@@ -10,6 +10,14 @@ from torch import Tensor
 
 from feddg.errors import ClientError, NotEnoughUpdates, RunError
 from feddg.federation import server_optimizer
+from feddg.federation.checks import (
+    CHANGES,
+    Attributed,
+    ChangeSizes,
+    MessageChecks,
+    RoundSpoiled,
+    state_fault,
+)
 from feddg.federation.ledger import Ledger
 from feddg.federation.transport import Reply, Transport
 from feddg.guards.chain import NO_GUARDS, GuardedRound, Guards
@@ -19,8 +27,6 @@ from feddg.messages import (
     Refusal,
     Update,
     Weights,
-    first_not_finite,
-    update_fault,
 )
 from feddg.methods.base import Method, State
 from feddg.models.network import Network
@@ -80,7 +86,9 @@ class Server:
         settings: minimum of good updates, attempts, server optimizer.
         seed: the experiment's seed.
         ledger: where every message is entered.
+        checks: what clients' messages are compared with.
         guards: what happens to updates on their way.
+        probe: says what is wrong with weights that are about to become the global model, or None.
         on_client: called after each client of a round with the round and its update or refusal.
         on_setup: called with (done, total) while clients describe themselves.
 
@@ -98,19 +106,20 @@ class Server:
         settings: ServerSettings,
         seed: int,
         ledger: Ledger,
+        checks: MessageChecks,
         guards: Guards = NO_GUARDS,
+        probe: Callable[[Weights], str | None] = lambda weights: None,
         on_client: Callable[[int, Update | Refusal], None] | None = None,
         on_setup: Callable[[int, int], None] | None = None,
     ) -> None:
         self.method, self.transport, self.state = method, transport, state
         self.per_round, self.settings, self.seed = per_round, settings, seed
-        self.ledger, self.guards = ledger, guards
+        self.ledger, self.checks, self.guards, self._probe = ledger, checks, guards, probe
         self.groups: Groups = {}
         self._on_client = on_client or (lambda round, reply: None)
         self._on_setup = on_setup or (lambda done, total: None)
-        # Shapes and dtypes never change, and cost no memory on the meta device.
-        self._expected = {name: t.to("meta") for name, t in state.weights.items()}
-        self.transport.hand_out(state.agreed)
+        self.transport.ledger = ledger
+        self.transport.hand_out(state.agreed, again=True)
 
     def setup(self) -> Weights:
         """Has every client describe itself and sends all of them what the method agrees on.
@@ -132,8 +141,6 @@ class Server:
             raise RunError("setup: no client could describe itself; see the warnings above")
         self.state.agreed = self.method.agree(descriptions) or Message()
         self.groups = self.method.groups(descriptions)
-        for id in ids:
-            self.ledger.message(0, "down", id, "agree", self.state.agreed)
         self.transport.hand_out(self.state.agreed)
         return _stacked([message for _, message in descriptions])
 
@@ -148,31 +155,57 @@ class Server:
         Raises:
             NotEnoughUpdates: too few good updates in every attempt; the state is unchanged.
         """
-        for attempt in range(self.settings.attempts):
+        attempt, spoilers = 0, dict[int, Refusal]()
+        while True:
             try:
-                return self._attempt(attempt)
+                return self._attempt(attempt, spoilers)
+            except RoundSpoiled as error:
+                log.warning("%s; the round is done again without", error)
+                spoilers |= {refusal.client: refusal for refusal in error.refusals}
             except NotEnoughUpdates as error:
-                failure = error
                 log.warning("%s", error)
-        raise failure
+                attempt += 1
+                if attempt == self.settings.attempts:
+                    raise
 
-    def _attempt(self, attempt: int) -> RoundRow:
+    def _attempt(self, attempt: int, spoilers: Mapping[int, Refusal]) -> RoundRow:
         started = time.perf_counter()
         before = dict(self.ledger.bytes)
         round = self.state.round + 1
-        tally = _Tally(round, self.sample(round, attempt))
-        guarded = self.guards.open(self.state)
-        broadcast = guarded.address(self.method.broadcast(self.state))
-        updates = guarded.collect(self._updates(tally, broadcast, guarded))
-        # Nothing is replaced before enough updates are in: a failed attempt leaves the state alone.
-        state = replace(self.state, extras=dict(self.state.extras))
-        state = guarded.finish(self.method.aggregate(state, updates))
-        state = server_optimizer.step(self.settings, self.state.weights, state)
-        state = self.method.after_round(state, self._asker(tally, state))
+        clients = [id for id in self.sample(round, attempt) if id not in spoilers]
+        tally = _Tally(round, clients, refused=list(spoilers.values()))
+        if len(clients) < self.settings.min_updates:
+            raise NotEnoughUpdates(self._shortage(tally, 0))
+        state = self._fused(tally)
         state.round = round
         self.state = state
         sent = {way: total - before[way] for way, total in self.ledger.bytes.items()}
         return tally.row(time.perf_counter() - started, sent)
+
+    def _fused(self, tally: _Tally) -> State:
+        """Returns the state after the clients of a round trained; the server's own stays as it is.
+
+        Raises:
+            NotEnoughUpdates: too few good updates.
+            RoundSpoiled: a client's update cannot be used, and was found out too late.
+        """
+        changes = ChangeSizes(self.settings.largest_change, self.state.extras.get(CHANGES))
+        changes.begin(self.state.weights)
+        guarded = self.guards.open(self.state)
+        broadcast = guarded.address(self.method.broadcast(self.state))
+        incoming = Attributed(self._updates(tally, broadcast, guarded, changes), tally.round)
+        # Nothing is replaced before enough updates are in: a failed attempt leaves the state alone.
+        state = replace(self.state, extras=dict(self.state.extras))
+        with incoming.blamed():
+            state = self.method.aggregate(state, guarded.collect(incoming))
+        state = guarded.finish(state)
+        state = server_optimizer.step(self.settings, self.state.weights, state)
+        state = self.method.after_round(state, self._asker(tally, state))
+        fault = state_fault(state.weights, state.extras) or self._probe(state.weights)
+        if fault is not None:
+            raise changes.spoiled(tally.round, fault)
+        state.extras[CHANGES] = changes.end()
+        return state
 
     def sample(self, round: int, attempt: int = 0) -> list[int]:
         """Returns the ids of a round's clients, ascending; drawn without replacement."""
@@ -184,14 +217,17 @@ class Server:
         return sorted(ids[i] for i in drawn.tolist())
 
     def _updates(
-        self, tally: _Tally, broadcast: Broadcast, guarded: GuardedRound
+        self, tally: _Tally, broadcast: Broadcast, guarded: GuardedRound, changes: ChangeSizes
     ) -> Iterator[Update]:
-        """Yields the good updates; refuses bad ones by name; raises if too few were good."""
-        for id in tally.clients:
-            self.ledger.broadcast(id, "train", broadcast)
+        """Yields the good updates; refuses bad ones by name.
+
+        Raises:
+            NotEnoughUpdates: too few were good.
+            RoundSpoiled: some turned out to be too far from the others.
+        """
         good = 0
         for reply in self.transport.train(tally.clients, broadcast):
-            reply = self._checked(tally.round, reply, guarded)
+            reply = self._checked(reply, guarded, changes)
             self._on_client(tally.round, reply)
             if isinstance(reply, Refusal):
                 tally.refused.append(reply)
@@ -202,14 +238,16 @@ class Server:
             yield reply
         if good < self.settings.min_updates:
             raise NotEnoughUpdates(self._shortage(tally, good))
+        outliers = changes.outliers()
+        if outliers:
+            raise RoundSpoiled(tally.round, outliers)
 
     def _checked(
-        self, round: int, reply: Update | Refusal, guarded: GuardedRound
+        self, reply: Update | Refusal, guarded: GuardedRound, changes: ChangeSizes
     ) -> Update | Refusal:
         if isinstance(reply, Refusal):
             return reply
-        self.ledger.update(round, reply)
-        fault = update_fault(reply, self._expected)
+        fault = self.checks.update_fault(reply) or changes.fault(reply)
         if fault is None:
             try:
                 return guarded.receive(reply)
@@ -239,8 +277,6 @@ class Server:
             refused = {refusal.client for refusal in tally.refused}
             ids = [id for id in tally.clients if id not in refused]
             broadcast = Broadcast(tally.round, state.weights, question)
-            for id in ids:
-                self.ledger.broadcast(id, f"ask:{name}", broadcast)
             replies = self.transport.ask(ids, broadcast, name, question)
             return self._messages(replies, tally.round, f"answer:{name}")
 
@@ -251,12 +287,11 @@ class Server:
     ) -> Iterator[tuple[int, Message]]:
         for id, reply in replies:
             if isinstance(reply, Message):
-                self.ledger.message(round, "up", id, purpose, reply)
-                bad = first_not_finite(reply.tensors.items())
-                if bad is None:
+                fault = self.checks.message_fault(purpose, reply)
+                if fault is None:
                     yield id, reply
                     continue
-                reply = Refusal(id, f"{purpose}: {bad!r} is not finite (NaN or infinite)")
+                reply = Refusal(id, f"{purpose} refused: {fault}")
             self._refuse(round, reply)
 
 

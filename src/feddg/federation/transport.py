@@ -1,8 +1,9 @@
 """What carries messages between the server and its clients: the interface of every engine."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
+from feddg.federation.ledger import Ledger
 from feddg.messages import Broadcast, Message, Refusal, Update, Weights
 
 Reply = tuple[int, Message | Refusal]
@@ -17,11 +18,15 @@ class Transport(Protocol):
 
     Attributes:
         memories: what clients remember, by id, for the checkpoint; empty where they keep it.
+        ledger: where it enters every message that it really carries, both ways.
+        introduced: how many images clients introduced themselves with, where they did.
         remembered: clients whose memory changed since the set was last emptied.
     """
 
     memories: dict[int, Weights]
     remembered: set[int]
+    ledger: Ledger
+    introduced: Mapping[int, int]
 
     @property
     def clients(self) -> Sequence[int]:
@@ -32,8 +37,11 @@ class Transport(Protocol):
         """Asks clients to describe themselves before round 1, and yields what they say."""
         ...
 
-    def hand_out(self, agreed: Message | None) -> None:
-        """Sees to it that every client has what was agreed whenever it trains."""
+    def hand_out(self, agreed: Message | None, *, again: bool = False) -> None:
+        """Sees to it that every client has what was agreed whenever it trains.
+
+        ``again`` says that clients were given it in an earlier part of the run.
+        """
         ...
 
     def train(self, clients: Sequence[int], broadcast: Broadcast) -> Iterator[Update | Refusal]:

@@ -8,8 +8,9 @@ run. Sites that are not connected, fail, or miss the deadline answer with a Refu
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from flwr.app import ConfigRecord, RecordDict
@@ -17,13 +18,15 @@ from flwr.app import Message as Envelope
 from flwr.serverapp import Grid
 
 from feddg.errors import RunError
+from feddg.federation.ledger import Ledger
 from feddg.federation.transport import Reply
-from feddg.flower.parcels import FIELDS, Parcel, arrays
+from feddg.flower.parcels import FIELDS, Parcel, arrays, contents
 from feddg.flower.replies import Introduction, read_fields, read_introduction, read_update
 from feddg.flower.site import on_device
-from feddg.flower.traffic import Traffic
+from feddg.flower.traffic import Traffic, flower_bytes
 from feddg.forms import plain_text
 from feddg.messages import Broadcast, Message, Refusal, Scalar, Update, Weights
+from feddg.rows import Direction
 
 log = logging.getLogger("feddg")
 
@@ -55,9 +58,19 @@ class Policy:
 
 @dataclass
 class _Exchange:
-    """Messages on their way to sites, and what came back."""
+    """Messages on their way to sites, and what came back.
+
+    Attributes:
+        kind: Flower's type of the messages.
+        purposes: what the ledger calls them, and the replies.
+        round: the round they belong to.
+        waiting: who has not replied, by message id.
+        replies: what came back, by client or node.
+        told_again: who asked for what was agreed.
+    """
 
     kind: str
+    purposes: tuple[str, str]
     round: int = 0
     waiting: dict[str, int] = field(default_factory=dict)
     replies: dict[int, Parcel | Refusal] = field(default_factory=dict)
@@ -101,6 +114,11 @@ class FlowerTransport:
         self.fields: dict[str, Scalar] = {}
         self.memories: dict[int, Weights] = {}
         self.remembered: set[int] = set()
+        self._ledger: Ledger | None = None
+        self._unentered: list[tuple[Any, ...]] = []
+        self._round = 0
+        self._counts: dict[int, int] = {}
+        self.introduced: Mapping[int, int] = self._counts
         self.introductions: dict[int, Introduction] = {}
         self.on_introduction: Callable[[int, Introduction], None] = lambda id, introduction: None
         self._agreed: Message | None = None
@@ -108,6 +126,39 @@ class FlowerTransport:
         self._told: set[int] = set()
         self._node_of: dict[int, int] = {}
         self._known: set[int] = set()
+
+    @property
+    def ledger(self) -> Ledger:
+        """Where every message is entered that was really sent or received."""
+        if self._ledger is None:
+            raise RuntimeError("nobody has given this transport a ledger yet")
+        return self._ledger
+
+    @ledger.setter
+    def ledger(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        for entry in self._unentered:  # sites introduce themselves before there is a run
+            ledger.enter(*entry)
+        self._unentered.clear()
+
+    def _enter(self, direction: Direction, key: int, exchange: _Exchange, held: RecordDict) -> None:
+        """Enters a message; one that cannot be read is entered by its size."""
+        purpose = exchange.purposes[0 if direction == "down" else 1]
+        client = key if exchange.kind != INTRODUCE else self._client_of(key)
+        size = flower_bytes(held)
+        try:
+            shapes, scalars = contents(held)
+        except Exception:
+            shapes, scalars, purpose = [], {}, f"{purpose}, unreadable"
+        entry = (exchange.round, direction, client, purpose, shapes, scalars, size)
+        if self._ledger is None:
+            self._unentered.append(entry)
+        else:
+            self._ledger.enter(*entry)
+
+    def _client_of(self, node: int) -> int:
+        """Returns the number of the site whose place a node has, or -1."""
+        return next((id for id, own in self._node_of.items() if own == node), -1)
 
     # Who is there
 
@@ -155,7 +206,7 @@ class FlowerTransport:
 
     def _introduce(self, nodes: list[int]) -> None:
         names = {info.node_id: info.name for info in self._grid.get_nodes()}
-        exchange = _Exchange(INTRODUCE)
+        exchange = _Exchange(INTRODUCE, ("introduce", "introduce"), self._round)
         for node in nodes:
             self._send(exchange, node, node, Parcel().to_records())
         for node, parcel in self._collect(exchange, nodes):
@@ -183,11 +234,12 @@ class FlowerTransport:
             self._node_of[id] = node
             self._told.discard(id)
             self.introductions[id] = introduction
+            self._counts.setdefault(id, introduction.images)
             self.on_introduction(id, introduction)
 
     # Transport
 
-    def hand_out(self, agreed: Message | None) -> None:
+    def hand_out(self, agreed: Message | None, *, again: bool = False) -> None:
         """Has every site sent what was agreed with its next message, once."""
         self._agreed = agreed
         content = b"" if agreed is None else agreed.to_bytes()
@@ -196,18 +248,20 @@ class FlowerTransport:
 
     def descriptions(self, clients: Sequence[int], broadcast: Broadcast) -> Iterator[Reply]:
         """See :class:`feddg.federation.transport.Transport`."""
-        return self._messages(self._exchanged(clients, DESCRIBE, broadcast, {}))
+        purposes = ("describe", "describe")
+        return self._messages(self._exchanged(clients, DESCRIBE, purposes, broadcast, {}))
 
     def ask(
         self, clients: Sequence[int], broadcast: Broadcast, name: str, question: Message
     ) -> Iterator[Reply]:
         """See :class:`feddg.federation.transport.Transport`."""
         fields: dict[str, Scalar] = {"question": name}
-        return self._messages(self._exchanged(clients, ASK, broadcast, fields))
+        purposes = (f"ask:{name}", f"answer:{name}")
+        return self._messages(self._exchanged(clients, ASK, purposes, broadcast, fields))
 
     def train(self, clients: Sequence[int], broadcast: Broadcast) -> Iterator[Update | Refusal]:
         """See :class:`feddg.federation.transport.Transport`."""
-        for id, reply in self._exchanged(clients, TRAIN, broadcast, {}):
+        for id, reply in self._exchanged(clients, TRAIN, ("train", "update"), broadcast, {}):
             yield reply if isinstance(reply, Refusal) else self._update(id, reply)
 
     def evaluate(self, broadcast: Broadcast) -> Iterator[Reply]:
@@ -215,8 +269,8 @@ class FlowerTransport:
 
         Nobody is waited for: a site that is not connected answers with a Refusal.
         """
-        fields: dict[str, Scalar] = {}
-        replies = self._exchanged(self.judges, EVALUATE, broadcast, fields)
+        purposes = ("evaluate", "scores")
+        replies = self._exchanged(self.judges, EVALUATE, purposes, broadcast, {})
         for id, reply in replies:
             yield id, reply if isinstance(reply, Refusal) else reply.part("scores")
 
@@ -236,15 +290,21 @@ class FlowerTransport:
     # Sending and receiving
 
     def _exchanged(
-        self, clients: Sequence[int], kind: str, broadcast: Broadcast, fields: dict[str, Scalar]
+        self,
+        clients: Sequence[int],
+        kind: str,
+        purposes: tuple[str, str],
+        broadcast: Broadcast,
+        fields: dict[str, Scalar],
     ) -> Iterator[tuple[int, Parcel | Refusal]]:
         """Sends a broadcast to sites and yields their replies in the order of ``clients``."""
+        self._round = broadcast.round
         online = self._online() if kind == EVALUATE else self._patiently_online(clients)
         parts = {"weights": Message(broadcast.weights), "extras": broadcast.extras}
         shared = {name: message for name, message in parts.items() if message}
         fields = {**self.fields, **fields, "run": self._run, "round": broadcast.round}
         records = Parcel({**fields, AGREED: self._digest}, shared).to_records()
-        exchange = _Exchange(kind, broadcast.round)
+        exchange = _Exchange(kind, purposes, broadcast.round)
         for id in clients:
             if id in online:
                 told = id in self._told or self._agreed is None or kind == EVALUATE
@@ -288,6 +348,7 @@ class FlowerTransport:
         else:
             exchange.waiting[sent] = key
             self._traffic.sent(sent, crossing)
+            self._enter("down", key, exchange, records)
 
     def _collect(
         self,
@@ -323,6 +384,8 @@ class FlowerTransport:
             key = exchange.waiting.pop(envelope.metadata.reply_to_message_id, None)
             if key is None:
                 continue
+            if not envelope.has_error():
+                self._enter("up", key, exchange, envelope.content)
             parcel = self._opened(exchange, key, envelope)
             if isinstance(parcel, Parcel):
                 sent = envelope.metadata.reply_to_message_id

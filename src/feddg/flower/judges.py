@@ -31,18 +31,16 @@ class JudgeScores:
 
         A domain that somebody else measured, too, gets its site's name; ``scores`` are from before.
         """
-        transport, ledger, state = self._transport, server.ledger, server.state
+        transport, state = self._transport, server.state
         if not transport.judges:
             return []
         broadcast = Broadcast(state.round, state.weights)
-        for id in transport.judges:
-            ledger.broadcast(id, "evaluate", broadcast)
         found: list[Score] = []
         taken = {score.domain for score in scores}
         for id, reply in transport.evaluate(broadcast):
             told = self._scores(server, id, reply) if isinstance(reply, Message) else reply
             if isinstance(told, Refusal):
-                ledger.refusal(state.round, id, told.reason)
+                server.ledger.refusal(state.round, id, told.reason)
                 log.warning("round %d: no evaluation by %s", state.round, told.reason)
             else:
                 found += _told_apart(taken, told, transport.sites[id])
@@ -50,7 +48,6 @@ class JudgeScores:
         return found
 
     def _scores(self, server: Server, id: int, reply: Message) -> list[Score] | Refusal:
-        server.ledger.message(server.state.round, "up", id, "scores", reply)
         try:
             rows = EVALUATION_ROWS.parse(str(reply.scalars["scores"]))
             return [_score(row) for row in rows]

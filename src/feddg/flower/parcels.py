@@ -15,6 +15,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
+from feddg.federation.ledger import Shape
 from feddg.forms import plain_text
 from feddg.messages import Message, Scalar, Update, Weights
 
@@ -22,6 +23,7 @@ FIELDS = "fields"
 _PARTS = "parts"
 _BFLOAT16 = "bfloat16"
 _STYPE = "numpy.ndarray"
+_COUNTS = ("examples", "images", "seconds")
 DTYPES = frozenset(
     ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"]
 )
@@ -108,6 +110,31 @@ def update_parcel(update: Update) -> Parcel:
     }
     parts = {"weights": Message(update.weights), "terms": Message({}, dict(update.terms))}
     return Parcel(fields, parts | ({"extras": update.extras} if update.extras else {}))
+
+
+def contents(records: RecordDict) -> tuple[list[Shape], dict[str, Scalar]]:
+    """Returns what a message holds, for the ledger: names, shapes and sizes; numbers and texts.
+
+    Entries of the parts ``extras``, ``reply``, ``scores`` and ``introduction`` have no prefix, as
+    in a ledger of the in-process transport; what the transport itself says is ``fields/...``.
+    """
+    shapes = [
+        (_entry(part, name), tuple(array.shape), array.dtype, len(array.data))
+        for part, record in records.array_records.items()
+        for name, array in record.items()
+    ]
+    scalars: dict[str, Scalar] = {}
+    for record in records.config_records.values():
+        for key, value in record.items():
+            part, slash, name = key.partition("/")
+            plain = value if isinstance(value, int | float | str | bool) else str(value)
+            field = key if key in _COUNTS else f"fields/{key}"
+            scalars[_entry(part, name) if slash else field] = plain
+    return shapes, scalars
+
+
+def _entry(part: str, name: str) -> str:
+    return name if part in ("extras", "reply", "scores", "introduction") else f"{part}/{name}"
 
 
 def arrays(weights: Mapping[str, Tensor]) -> ArrayRecord:

@@ -192,9 +192,9 @@ def _prepared(
         transport,
         _evaluation(deployment, experiment, known["classes"], worker, cache),
         _clients_table(names, found, known["classes"], known["domains"]),
-        [(id, introduction.message) for id, introduction in found.items()],
         JudgeScores(transport),
         guards=guards,
+        remote=True,
     )
 
 

@@ -144,7 +144,7 @@ def coordinate(
         table = found.clients
         names_of = {"classes": table.classes, "domains": table.domains}
         transport.fields = {key: json.dumps(value) for key, value in names_of.items()}
-        return replace(found, transport=transport)
+        return replace(found, transport=transport, remote=True)
 
     done = carry_out(path, experiment, observer=observer, cache=cache, prepare=prepare)
     ensure_report(path)

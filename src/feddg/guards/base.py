@@ -21,6 +21,7 @@ from typing import Any, ClassVar, TypeVar
 from pydantic import BaseModel
 
 from feddg.errors import ExperimentError
+from feddg.forms import Sent
 from feddg.messages import Message, Update, Weights
 from feddg.methods.base import State
 from feddg.registry import Registry
@@ -96,7 +97,7 @@ class Guard:
         return 1
 
     @property
-    def sends(self) -> dict[str, str]:
+    def sends(self) -> dict[str, Sent]:
         """What it adds to what leaves a client, as ``update/name`` of the ledger, with what it is.
 
         Names are without the guard's prefix.

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from torch import nn
 
 from feddg.errors import ExperimentError, nearest
+from feddg.forms import Sent
 from feddg.guards.base import GUARDS, Facts, Guard, Passage
 from feddg.guards.clipping import Clipping
 from feddg.guards.compatibility import require_compatible
@@ -34,6 +35,15 @@ class Guards:
 
     def __init__(self, guards: Sequence[Guard] = (), facts: Facts | None = None) -> None:
         self.guards, self.facts = tuple(guards), facts or Facts()
+
+    @property
+    def sends(self) -> dict[str, Sent]:
+        """The forms of all that the guards add to what leaves a client."""
+        return {
+            f"{purpose}/{guard.name}/{name}": form
+            for guard in self.guards
+            for purpose, _, name, form in ((*k.partition("/"), v) for k, v in guard.sends.items())
+        }
 
     def initial_extras(self) -> Weights:
         """Returns the guards' tensors before round 1, under their names among the extras."""

@@ -28,6 +28,7 @@ from typing import ClassVar
 import torch
 
 from feddg.errors import ClientError
+from feddg.forms import Sent
 from feddg.guards.base import Facts, Guard, Passage, register
 from feddg.guards.compatibility import DESCRIPTIONS, EXTRAS, FUSION, LOCAL, STATISTICS
 from feddg.guards.distances import distance, length, shrunk
@@ -70,9 +71,10 @@ class Clipping(Guard):
         return bool(self.settings.clipping == "adaptive")
 
     @property
-    def sends(self) -> dict[str, str]:
+    def sends(self) -> dict[str, Sent]:
         """Adaptive: whether the update was clipped."""
-        return {f"update/{NORM_BIT}": "whether its update was clipped"} if self.adaptive else {}
+        bit = Sent("whether its update was clipped", integer=True, low=0, high=1)
+        return {f"update/{NORM_BIT}": bit} if self.adaptive else {}
 
     def initial_memory(self) -> Weights:
         """The norm, which adaptive clipping moves."""

@@ -35,6 +35,7 @@ from torch import Tensor, nn
 
 from feddg.clients.client import Client
 from feddg.clients.examples import Batch
+from feddg.forms import Sent
 from feddg.messages import Broadcast, Message, Update, Weights
 from feddg.models.network import Network
 from feddg.rows import Groups
@@ -94,9 +95,12 @@ class Method:
     settings: MethodSettings
     Settings: ClassVar[type[MethodSettings]] = MethodSettings
     presets: ClassVar[dict[str, dict[str, Any]]] = {}
-    sends: ClassVar[dict[str, str]] = {
-        "update/weights/*": "the network after local training",
-        "update/examples": "how many images it trained on",
+    sends: ClassVar[dict[str, Sent]] = {
+        "update/weights/*": Sent("the network after local training", entry_of=""),
+        "update/examples": Sent("how many images it trained on", integer=True, low=1),
+        "update/images": Sent("how many images went through its network", integer=True, low=0),
+        "update/seconds": Sent("how long it trained", low=0),
+        "update/terms/*": Sent("the mean of each term of its loss"),
     }
     excludes: ClassVar[dict[str, str]] = {}
 

@@ -46,6 +46,7 @@ from torch import Tensor
 
 from feddg.clients.client import Client
 from feddg.clients.examples import Batch
+from feddg.forms import Sent
 from feddg.messages import Message, joined
 from feddg.methods.base import Method
 from feddg.methods.catalogue import register
@@ -113,8 +114,11 @@ class Ccst(StyleExchange, Method):
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         name: _PARDON for name in ("pacs", "office_home", "iwildcam")
     }
-    sends: ClassVar[dict[str, str]] = Method.sends | {
-        "describe/styles": "once, the moments of its images' feature maps, 2 x C numbers per style"
+    sends: ClassVar[dict[str, Sent]] = Method.sends | {
+        "describe/styles": Sent(
+            "once, the moments of its images' feature maps, 2 x C numbers per style",
+            lambda method, known: ("styles", 2, method.codec().channels),
+        )
     }
     excludes: ClassVar[dict[str, str]] = {
         "pardon": "ccst and pardon each exchange styles and re-draw images; choose one"

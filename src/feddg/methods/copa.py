@@ -43,6 +43,7 @@ from torch.nn.functional import cross_entropy
 from feddg.clients.client import Client
 from feddg.clients.examples import Batch
 from feddg.errors import ClientError, ExperimentError
+from feddg.forms import Sent
 from feddg.messages import Message, Update, Weights, joined
 from feddg.methods.base import Method, MethodSettings, State, weighted_mean
 from feddg.methods.catalogue import register
@@ -91,8 +92,10 @@ class COPA(Method):
     title = "COPA"
     summary = "a shared extractor under an ensemble of domain classifiers (Wu and Gong 2021)"
     settings: COPASettings
-    sends: ClassVar[dict[str, str]] = Method.sends | {
-        f"update/{HEAD}": "the number of its main domain, or its own number"
+    sends: ClassVar[dict[str, Sent]] = Method.sends | {
+        f"update/{HEAD}": Sent(
+            "the number of its main domain, or its own number", integer=True, low=0
+        )
     }
 
     def check(self, experiment: ExperimentSettings) -> None:

@@ -47,6 +47,7 @@ from torch.func import functional_call
 
 from feddg.clients.client import Client
 from feddg.clients.examples import Batch
+from feddg.forms import Sent
 from feddg.messages import Message, joined
 from feddg.methods.base import Method, MethodSettings
 from feddg.methods.catalogue import register
@@ -76,8 +77,12 @@ class Elcfs(Method):
     summary = "amplitude bank and episodic steps, FedDG (Liu et al. 2021)"
     settings: ElcfsSettings
     presets: ClassVar[dict[str, dict[str, Any]]] = {"digits": {"method": {"window": 0.05}}}
-    sends: ClassVar[dict[str, str]] = Method.sends | {
-        "describe/amplitudes": "once, low-frequency amplitudes of 1/8 of its images"
+    sends: ClassVar[dict[str, Sent]] = Method.sends | {
+        "describe/amplitudes": Sent(
+            "once, low-frequency amplitudes of 1/8 of its images",
+            lambda method, known: ("images", 3, *method.window_shape(known.image_size)),
+            low=0.0,
+        )
     }
 
     def describe(self, client: Client) -> Message:
@@ -86,9 +91,22 @@ class Elcfs(Method):
         number = max(1, math.ceil(self.settings.bank_share * count))
         order = torch.randperm(count, generator=client.stream("elcfs"))
         images = client.examples.images(order[:number]).float() / 255
-        half_width = math.floor(self.settings.window * min(images.shape[-2:]))
+        half_width = self._half_width(images.shape[-1])
         mine = Message({"amplitudes": low_frequencies(spectrum(images), half_width).abs()})
         return joined(super().describe(client), mine)
+
+    def _half_width(self, size: int) -> int:
+        return math.floor(self.settings.window * size)
+
+    def window_shape(self, size: int) -> tuple[int | str, int | str]:
+        """Returns height and width of the amplitudes of images ``size`` pixels wide and high.
+
+        Names stand for them where nobody said how large images are.
+        """
+        if not size:
+            return "rows", "columns"
+        side = 2 * min(self._half_width(size), (size - 1) // 2) + 1
+        return side, side
 
     def agree(self, descriptions: Iterable[tuple[int, Message]]) -> Message:
         """The bank: all amplitudes, and whose they are."""

@@ -38,6 +38,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from feddg.clients.client import Client
+from feddg.forms import Sent
 from feddg.messages import Message, Update, Weights, joined
 from feddg.methods.base import Ask, Method, MethodSettings, State
 from feddg.methods.catalogue import register
@@ -70,9 +71,9 @@ class FedDGGA(Method):
     title = "FedDG-GA"
     summary = "clients with a larger generalization gap count more (Zhang et al. 2023)"
     settings: FedDGGASettings
-    sends: ClassVar[dict[str, str]] = Method.sends | {
-        f"update/{OWN}": "its mean loss under its own weights",
-        f"answer:{QUESTION}/{AVERAGED}": "its mean loss under the new average",
+    sends: ClassVar[dict[str, Sent]] = Method.sends | {
+        f"update/{OWN}": Sent("its mean loss under its own weights", ()),
+        f"answer:{QUESTION}/{AVERAGED}": Sent("its mean loss under the new average", ()),
     }
 
     def initial_extras(self, network: Network, clients: int) -> Weights:

@@ -38,6 +38,7 @@ from torch.nn.functional import mse_loss, normalize
 
 from feddg.clients.client import Client
 from feddg.clients.examples import Batch
+from feddg.forms import Sent
 from feddg.messages import Broadcast, Message, Update, joined
 from feddg.methods.base import Method, MethodSettings, State
 from feddg.methods.catalogue import register
@@ -67,9 +68,13 @@ class FPL(Method):
     title = "FPL"
     summary = "clustered class prototypes guide the embeddings (Huang et al. 2023)"
     settings: FPLSettings
-    sends: ClassVar[dict[str, str]] = Method.sends | {
-        f"update/{PROTOTYPES}": "the mean embedding of each class it holds",
-        f"update/{CLASSES}": "which classes these are",
+    sends: ClassVar[dict[str, Sent]] = Method.sends | {
+        f"update/{PROTOTYPES}": Sent(
+            "the mean embedding of each class it holds", ("held", "features")
+        ),
+        f"update/{CLASSES}": Sent(
+            "which classes these are", ("held",), torch.int64, low=0, high="classes"
+        ),
     }
 
     def broadcast(self, state: State) -> Broadcast:

@@ -44,6 +44,7 @@ from torch import Tensor, nn
 
 from feddg.clients.client import Client
 from feddg.clients.examples import Batch
+from feddg.forms import Sent
 from feddg.messages import Message, joined
 from feddg.methods.base import Method
 from feddg.methods.catalogue import register
@@ -127,8 +128,12 @@ class Pardon(StyleExchange, Method):
         # gamma2 of IWildCam is not published; 0.1 is our guess.
         "iwildcam": {"method": {"gamma2": 0.1, "margin": 1.0}},
     }
-    sends: ClassVar[dict[str, str]] = Method.sends | {
-        "describe/style": "one style vector, the mean over the clusters of its images"
+    sends: ClassVar[dict[str, Sent]] = Method.sends | {
+        "describe/style": Sent(
+            "one style vector, the mean over the clusters of its images",
+            lambda method, known: (2, method.codec().channels),
+            when=lambda method: method.redraws,
+        )
     }
 
     @property

@@ -38,6 +38,7 @@ from torch import Tensor
 
 from feddg.clients.client import Client
 from feddg.errors import ExperimentError
+from feddg.forms import Sent
 from feddg.messages import Broadcast, Message, Update, Weights, joined
 from feddg.methods.base import Method, MethodSettings, State, shared_parameters
 from feddg.methods.catalogue import register
@@ -69,8 +70,10 @@ class Scaffold(Method):
         # Chosen on in-domain validation, of 0.01, 0.03, 0.1 and 0.3.
         "digits": {"train": {"lr": 0.1}},
     }
-    sends: ClassVar[dict[str, str]] = Method.sends | {
-        "update/scaffold/*": "the change of its control variate, for every shared parameter"
+    sends: ClassVar[dict[str, Sent]] = Method.sends | {
+        "update/scaffold/*": Sent(
+            "the change of its control variate, for every shared parameter", entry_of="scaffold/"
+        )
     }
 
     def check(self, experiment: ExperimentSettings) -> None:

@@ -9,19 +9,22 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from feddg.clients.threads import threads
 from feddg.clients.worker import Worker
 from feddg.errors import RunError
 from feddg.evaluation.accuracy import Evaluation, Score
 from feddg.experiment import Experiment, load_stored
+from feddg.federation.checks import MessageChecks
 from feddg.federation.inprocess import InProcess
 from feddg.federation.ledger import Ledger
 from feddg.federation.server import Server, initial_state
 from feddg.federation.transport import Transport
 from feddg.federation.turns import load_weights
 from feddg.guards.chain import NO_GUARDS, Guards
-from feddg.messages import Message, Weights
+from feddg.messages import Weights
 from feddg.methods.base import Method, State
 from feddg.models.network import Network
+from feddg.randomness import stream
 from feddg.rows import ClientsTable, LedgerRow, MetricsRow, SetupRow
 from feddg.runs.alphas import write_alphas
 from feddg.runs.facts import clients_table, environment
@@ -53,10 +56,10 @@ class Prepared:
         transport: what carries the messages.
         evaluation: what the global model is measured on here, if anything.
         clients: who holds what, for ``clients.json``.
-        introductions: what clients said about themselves beforehand, for the ledger.
         elsewhere: measures the global model where the images are; is told the scores so far.
         draw: writes the report's figures once the method has agreed on something.
         guards: what happens to updates on their way.
+        remote: whether clients are elsewhere, so that what was sent is sent, whatever came of it.
     """
 
     method: Method
@@ -64,10 +67,10 @@ class Prepared:
     transport: Transport
     evaluation: Evaluation | None
     clients: ClientsTable
-    introductions: Sequence[tuple[int, Message]] = ()
     elsewhere: Elsewhere = lambda server, scores: ()
     draw: Callable[[Path, State], None] = lambda folder, state: None
     guards: Guards = NO_GUARDS
+    remote: bool = False
 
 
 Prepare = Callable[[Experiment, Path, Progress, dict[int, Weights]], Prepared]
@@ -229,12 +232,21 @@ class _Execution:
             found = self.prepare(experiment, self.cache, self.observer.work, memories)
             self.network, self.elsewhere = found.worker.network, found.elsewhere
         transport, clients = found.transport, len(found.transport.clients)
-        layouts = folder.cut_records(checkpoint.state.round if checkpoint else -1)
+        last = checkpoint.state.round if checkpoint else -1
+        layouts = folder.cut_records(last, keep_ledger=found.remote)
         state = checkpoint.state if checkpoint else self._first_state(found, clients)
         state.rounds = experiment.train.rounds
         state = on_device(state, found.worker.device)
-        ledger_rows: list[LedgerRow] = []
-        ledger = Ledger(ledger_rows.append, layouts)
+        writer = Records(folder, transport, self.snapshots)
+        ledger = Ledger(writer.carried if found.remote else writer.entered, layouts)
+        checks = MessageChecks(
+            found.method,
+            self.network,
+            clients,
+            image_size=experiment.data.image_size,
+            also=found.guards.sends,
+            introduced=transport.introduced,
+        )
         server = Server(
             found.method,
             transport,
@@ -243,14 +255,15 @@ class _Execution:
             settings=experiment.server,
             seed=experiment.seed,
             ledger=ledger,
+            checks=checks,
             guards=found.guards,
+            probe=self._probe(found),
             on_client=self.observer.client,
             on_setup=lambda done, total: self.observer.work("setup", done, total),
         )
-        writer = Records(folder, ledger_rows, transport, self.snapshots)
         self._listen(state.round)
         if checkpoint is None:
-            self._describe(found, ledger)
+            self._describe(found)
             self._setup(server, writer, found)
         self._rounds(server, writer, found.evaluation)
 
@@ -264,17 +277,30 @@ class _Execution:
             guards=found.guards,
         )
 
+    def _probe(self, found: Prepared) -> Callable[[Weights], str | None]:
+        """Returns what tries weights on images of noise before they become the global model."""
+        size, worker = self.experiment.data.image_size, found.worker
+        noise = torch.rand(2, 3, size, size, generator=stream(self.experiment.seed, "probe"))
+        images = noise.to(worker.device).contiguous(memory_format=torch.channels_last)
+
+        def probe(weights: Weights) -> str | None:
+            load_weights(self.network, weights)
+            model = found.method.predictor(self.network).eval()
+            with torch.inference_mode(), threads(worker.threads), worker.autocast():
+                finite = bool(torch.isfinite(model(images)).all())
+            return None if finite else "the fused model's predictions are not finite"
+
+        return probe
+
     def _listen(self, round: int) -> None:
         from feddg.runs.tracking import trackers
 
         self.observer = Together([self.observer, *trackers(self.folder.path)])
         self.observer.start(self.experiment, round + 1)
 
-    def _describe(self, found: Prepared, ledger: Ledger) -> None:
+    def _describe(self, found: Prepared) -> None:
         self.folder.write_json("environment.json", environment(self.experiment, found.worker))
         self.folder.write_json("clients.json", found.clients)
-        for client, introduction in found.introductions:
-            ledger.message(0, "up", client, "introduce", introduction)
 
     def _setup(self, server: Server, writer: "Records", found: Prepared) -> None:
         with self.timed("setup"):
@@ -333,14 +359,18 @@ class Records:
     """Writes a completed round: its rows first, then the checkpoint that makes it count."""
 
     def __init__(
-        self,
-        folder: RunFolder,
-        ledger_rows: list[LedgerRow],
-        transport: Transport,
-        snapshots: Collection[int] = (),
+        self, folder: RunFolder, transport: Transport, snapshots: Collection[int] = ()
     ) -> None:
-        self._folder, self._ledger_rows, self._transport = folder, ledger_rows, transport
-        self._snapshots = snapshots
+        self._folder, self._transport, self._snapshots = folder, transport, snapshots
+        self._ledger_rows: list[LedgerRow] = []
+
+    def entered(self, row: LedgerRow) -> None:
+        """Keeps a row of the ledger until its round counts."""
+        self._ledger_rows.append(row)
+
+    def carried(self, row: LedgerRow) -> None:
+        """Writes a row of the ledger at once: what has left for another machine has left."""
+        self._folder.append(LEDGER, [row])
 
     def keep(self, state: State, rows: Sequence[MetricsRow]) -> None:
         """Writes metrics, ledger and checkpoint of the round in ``state``."""

@@ -7,6 +7,7 @@ continued.
 
 import errno
 import json
+import math
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -164,13 +165,18 @@ class RunFolder:
         """Replaces a JSON-lines file."""
         self.replace(name, _lines(rows))
 
-    def cut_records(self, last_round: int) -> set[str]:
-        """Drops rows of rounds after ``last_round`` (all for -1); returns the ledger's layouts."""
+    def cut_records(self, last_round: int, *, keep_ledger: bool = False) -> set[str]:
+        """Drops rows of rounds after ``last_round`` (all for -1); returns the ledger's layouts.
+
+        ``keep_ledger`` keeps the ledger's: messages that crossed a network did so, whatever became
+        of their round.
+        """
         layouts: set[str] = set()
         for name in (METRICS, LEDGER):
             # As they are: what another version of this program wrote is kept whole.
-            rows = read_rows(self.path / name) if last_round >= 0 else []
-            kept = [row for row in rows if row.get("round", 0) <= last_round]
+            last = math.inf if keep_ledger and name == LEDGER else last_round
+            rows = read_rows(self.path / name) if last >= 0 else []
+            kept = [row for row in rows if row.get("round", 0) <= last]
             layouts |= {row["id"] for row in kept if row.get("kind") == "layout"}
             lines = (to_json(row, inf_nan_mode="null").decode() + "\n" for row in kept)
             self.replace(name, "".join(lines))
