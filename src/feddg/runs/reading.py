@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 import yaml
 
 from feddg.errors import RunError
-from feddg.row_files import RowFile, read_text
+from feddg.row_files import Row, RowFile, read_text
 from feddg.rows import (
     LEDGER_ROWS,
     METRICS_ROWS,
@@ -37,7 +37,7 @@ EXPERIMENT_FILE: Final = "experiment.yaml"
 
 _YamlLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _PLAIN_ROWS = RowFile[dict[str, Any]](dict[str, Any])
-_R = TypeVar("_R", SetupRow, RoundRow, EvaluationRow)
+_R = TypeVar("_R", bound=Row)
 
 
 class Metrics:
