@@ -93,9 +93,7 @@ def test_a_site_that_does_not_clip_is_refused_by_name(tmp_path, monkeypatch):
     monkeypatch.setattr(
         Clipping,
         "protect",
-        lambda self, update, *rest: (
-            update if update.client == 2 else original(self, update, *rest)
-        ),
+        lambda self, update, *rest: update if update.client == 2 else original(self, update, *rest),
     )
     privacy = {"clipping": "fixed", "clipping_norm": 0.01}
     chosen = experiment(train={**TRAIN, "rounds": 1}, privacy=privacy, **FROZEN)
