@@ -155,11 +155,11 @@ def guard_of(choice: GuardChoice) -> Guard:
         fault = error.errors()[0]
         field = ".".join(str(part) for part in fault["loc"])
         known = list(guard.Settings.model_fields)
-        wrong = f"{fault['msg']} (got {fault['input']!r})"
+        wrong = f": {fault['msg']} (got {fault['input']!r})"
         if fault["type"] == "extra_forbidden":
             listing = ", ".join(known) or "none at all"
-            wrong = f"is unknown{nearest(field, known)}; it has: {listing}"
-        raise ExperimentError(f"guard {guard.name}, setting {field!r}: {wrong}") from None
+            wrong = f" is unknown{nearest(field, known)}; it has: {listing}"
+        raise ExperimentError(f"guard {guard.name}, setting {field!r}{wrong}") from None
 
 
 def resolved_choice(said: Any) -> dict[str, Any]:

@@ -22,7 +22,9 @@ Trait = Callable[[Method, nn.Module, bool], str | None]
 def _sent(method: Method, *, in_update: bool) -> str | None:
     more = sorted(type(method).sends.keys() - Method.sends.keys())
     found = [entry for entry in more if entry.startswith("update/") == in_update]
-    return f"{found[0]} ({type(method).sends[found[0]]}) leaves the client as well" * bool(found)
+    if not found:
+        return None
+    return f"{found[0]} ({type(method).sends[found[0]]}) leaves the client as well"
 
 
 def _local(method: Method, network: nn.Module) -> str | None:

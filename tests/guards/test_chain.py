@@ -1,0 +1,180 @@
+"""Guards by name: a new one is one definition; order, memory, names and the experiment."""
+
+import pytest
+import torch
+import yaml
+from pydantic import Field
+
+from feddg.api import run
+from feddg.errors import ClientError, ExperimentError
+from feddg.experiment import Experiment
+from feddg.guards.base import GUARDS, Facts, Guard, register
+from feddg.guards.chain import Guards
+from feddg.messages import Message
+from feddg.runs.reading import read_rows
+from feddg.settings import Settings
+from federations import federation, same
+
+
+class ToySettings(Settings):
+    """Settings of the toy."""
+
+    limit: int = Field(1000, description="largest number of images")
+
+
+class Toy(Guard):
+    """Halves every change, counts updates, and refuses clients with many images."""
+
+    name = "toy"
+    Settings = ToySettings
+
+    def initial_memory(self):
+        return {"seen": torch.zeros((), dtype=torch.int64)}
+
+    def tell(self, memory):
+        return Message({}, {"factor": 0.5})
+
+    def protect(self, update, received, told, facts):
+        for name in facts.fused:
+            trained = update.weights[name]
+            halved = received[name] + told.scalars["factor"] * (trained - received[name])
+            update.weights = update.weights | {name: halved}
+        return self.add(update, "halved", 1)
+
+    def receive(self, update, passage):
+        if update.examples > self.settings.limit:
+            raise ClientError("too many images")
+        assert update.extras.scalars["toy/halved"] == 1
+        return update
+
+    def collect(self, updates, passage):
+        for update in updates:
+            passage.scratch["count"] = passage.scratch.get("count", 0) + 1
+            yield update
+
+    def finish(self, state, passage):
+        seen = passage.memory["seen"] + passage.scratch["count"]
+        passage.memory = {"seen": seen}
+        return state
+
+
+@pytest.fixture
+def toy():
+    assert "median" in GUARDS  # our own are found first
+    register(Toy)
+    yield
+    del GUARDS._found["toy"]
+
+
+def test_a_new_guard_is_one_definition_and_runs(toy, tmp_path):
+    fields = {"data": {"source": "digits", "image_size": 16}, "hold_out": "sketch"}
+    fields |= {"clients": 3, "train": {"rounds": 2, "local_steps": 1}}
+    chosen = Experiment(guards=[{"name": "toy", "limit": 5000}], **fields)
+    assert chosen.guards[0].settings == {"limit": 5000}
+    done = run(chosen, tmp_path, report=False, cache=tmp_path / "cache")
+    layouts = [row for row in read_rows(done.folder / "ledger.jsonl") if row["kind"] == "layout"]
+    assert {"toy/factor", "toy/halved"} <= {s for row in layouts for s in row["scalars"]}
+    with pytest.raises(ExperimentError, match=r"setting 'limt' is unknown .*did you mean 'limit'"):
+        Experiment(guards=[{"name": "toy", "limt": 1}], **fields)
+
+
+def test_every_hook_is_called_with_what_it_promises(toy):
+    plain, halved = federation(), federation(guards=(("toy", {}),))
+    start = {name: t.clone() for name, t in plain.server.state.weights.items()}
+    for small in (plain, halved):
+        small.run(1)
+    for name, tensor in halved.server.state.weights.items():
+        if tensor.is_floating_point():
+            expected = (start[name] + plain.server.state.weights[name]) / 2
+            torch.testing.assert_close(tensor, expected, rtol=1e-4, atol=1e-6)
+    assert halved.server.state.extras["guards/toy/seen"].item() == 3
+    halved.server.round()
+    assert halved.server.state.extras["guards/toy/seen"].item() == 6
+
+
+def test_what_a_guard_refuses_is_refused_by_name(toy):
+    record = federation(guards=(("toy", {"limit": 6}),)).server.round()
+    assert [(r.client, r.reason) for r in record.refused] == [
+        (0, "update refused: too many images")
+    ]
+
+
+class Noting(Guard):
+    """Notes when it is called."""
+
+    def __init__(self, name, calls):
+        super().__init__()
+        self.name, self.calls = name, calls
+
+    def protect(self, update, received, told, facts):
+        self.calls.append(("protect", self.name))
+        return update
+
+    def receive(self, update, passage):
+        self.calls.append(("receive", self.name))
+        return update
+
+
+def test_the_server_undoes_in_the_other_order():
+    calls = []
+    guards = Guards([Noting("inner", calls), Noting("outer", calls)], Facts())
+    small = federation(sizes=(5,))
+    small.transport._guards = small.server.guards = guards
+    small.server.round()
+    assert calls == [
+        ("protect", "inner"),
+        ("protect", "outer"),
+        ("receive", "outer"),
+        ("receive", "inner"),
+    ]
+
+
+def test_no_guard_changes_nothing():
+    assert same(federation().run(), federation(guards=()).run())
+
+
+DIGITS = {"data": "digits", "hold_out": "sketch"}
+
+
+def test_saying_nothing_keeps_the_ids_of_older_runs():
+    # This id was printed by the version before experiments had guards.
+    assert Experiment(**DIGITS).id == "7cc36656"
+    assert Experiment(**DIGITS, guards=[], privacy={}).id == "7cc36656"
+    assert Experiment(**DIGITS, privacy={"clipping": "none"}).id == "7cc36656"
+
+
+def test_every_spelling_of_a_guard_is_one_experiment():
+    short = Experiment(**DIGITS, guards="krum")
+    for guards in (["krum"], {"name": "krum"}, [{"name": "krum", "bad_clients": 1}]):
+        assert Experiment(**DIGITS, guards=guards).id == short.id
+    assert Experiment(**yaml.safe_load(short.to_yaml())).id == short.id
+    others = [
+        Experiment(**DIGITS, guards=["norm_bounding", "median"]),
+        Experiment(**DIGITS, guards=["median", "norm_bounding"]),
+        Experiment(**DIGITS, privacy={"clipping": "fixed"}),
+        Experiment(**DIGITS),
+    ]
+    assert len({experiment.id for experiment in (short, *others)}) == 5
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"guards": "medain"}, "did you mean 'median'"),
+        (
+            {"guards": [{"name": "krum", "bad_client": 2}]},
+            r"'bad_client' is unknown .did you mean 'bad_clients'",
+        ),
+        ({"guards": [{"name": "krum", "bad_clients": 0}]}, "setting 'bad_clients'"),
+        ({"guards": ["clipping"]}, "privacy: {clipping: fixed}"),
+        ({"guards": 3}, "guards: write names"),
+        ({"guards": [{"settings": {}}]}, "guards: write names"),
+        ({"privacy": {"clippin": "fixed"}}, "did you mean 'clipping'"),
+        ({"privacy": {"clipping": "soft"}}, "privacy.clipping"),
+        ({"privacy": {"clipping_norm": 0}}, "privacy.clipping_norm"),
+        ({"privacy": {"clipping": "fixed", "noise_multiplier": float("inf")}}, "noise_multiplier"),
+    ],
+)
+def test_mistakes_name_the_field(fields, words):
+    with pytest.raises(ExperimentError, match=words):
+        Experiment(**DIGITS, **fields)

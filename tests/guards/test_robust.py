@@ -1,0 +1,312 @@
+"""Robust aggregation: by hand, and with 1 to 4 of 10 bad clients up to the stated break-down."""
+
+import itertools
+
+import numpy
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as some
+
+from feddg.errors import ExperimentError, NotEnoughUpdates
+from feddg.experiment import Experiment
+from feddg.guards.base import Facts, Passage
+from feddg.guards.chain import guard_of
+from feddg.guards.krum import scores, squared_distances
+from feddg.messages import Message, Update
+from feddg.methods.base import Method, State
+from feddg.runs.prepare import build, guards_for
+from feddg.settings import GuardChoice, TrainSettings
+from federations import federation, same
+
+NAMES = frozenset({"a", "b"})
+
+
+def updates_of(rows):
+    """One update per row: an entry of two floats, one of the rest, and a counter."""
+    return [
+        Update(
+            k,
+            10**k,
+            {"a": row[:2].clone(), "b": row[2:].reshape(1, -1).clone(), "n": torch.tensor(k)},
+        )
+        for k, row in enumerate(rows)
+    ]
+
+
+def fused(name, rows, **settings):
+    """What a guard makes of FedAvg's server, as one row."""
+    rows = torch.as_tensor(rows, dtype=torch.float32)
+    guard = guard_of(GuardChoice(name=name, settings=settings))
+    sent = updates_of(torch.zeros(1, rows.shape[1]))[0].weights
+    passage = Passage(Facts(NAMES, NAMES), sent, Message(), {})
+    state = Method().aggregate(State(sent), guard.collect(iter(updates_of(rows)), passage))
+    return torch.cat([state.weights["a"], state.weights["b"].flatten()])
+
+
+def rows_of(clients, places=5, seed=0):
+    return torch.randn(clients, places, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("clients", [1, 2, 3, 6, 7])
+def test_the_median_is_numpys(clients):
+    rows = rows_of(clients)
+    expected = torch.from_numpy(numpy.median(rows.numpy(), axis=0))
+    torch.testing.assert_close(fused("median", rows), expected)
+
+
+@pytest.mark.parametrize(("clients", "bad"), [(3, 1), (5, 2), (10, 2), (10, 4)])
+def test_the_trimmed_mean_is_scipys(clients, bad):
+    from scipy.stats import trim_mean
+
+    rows = rows_of(clients)
+    expected = torch.from_numpy(trim_mean(rows.numpy(), bad / clients + 1e-9, axis=0))
+    torch.testing.assert_close(fused("trimmed_mean", rows, bad_clients=bad), expected)
+
+
+@pytest.mark.parametrize(("bad", "selected"), [(1, 1), (3, 1), (2, 4), (3, 5)])
+def test_krum_by_its_definition(bad, selected):
+    rows = rows_of(10)
+    found = []
+    for i in range(10):
+        squares = sorted(float((rows[i] - rows[j]).square().sum()) for j in range(10) if j != i)
+        found.append(sum(squares[: 10 - bad - 2]))
+    chosen = sorted(range(10), key=lambda k: found[k])[:selected]
+    expected = rows[sorted(chosen)].mean(0)
+    torch.testing.assert_close(fused("krum", rows, bad_clients=bad, selected=selected), expected)
+
+
+def test_krums_distances_are_those_of_the_weights():
+    rows = rows_of(6, 9)
+    updates = updates_of(rows + 1000)
+    sent = updates_of(torch.full((1, 9), 1000.0))[0].weights
+    found = squared_distances(updates, sent, sorted(NAMES))
+    changes = (rows + 1000 - 1000).double()
+    torch.testing.assert_close(found, torch.cdist(changes, changes).square(), rtol=1e-6, atol=1e-6)
+    assert scores(found, 1).shape == (6,)
+
+
+def test_bounding_shortens_long_changes_only():
+    rows = torch.tensor([[3.0, 0, 4, 0], [0.1, 0, 0, 0], [0, 0, 0, -50]])
+    expected = torch.tensor([0.6 + 0.1, 0, 0.8, -1.0]) / 3
+    torch.testing.assert_close(fused("norm_bounding", rows, norm=1.0), expected)
+
+
+def test_bounding_by_the_median_of_the_rounds_lengths():
+    rows = torch.tensor([[1.0, 0, 0], [0, 2, 0], [0, 0, 1000]])
+    expected = torch.tensor([1.0, 2, 2]) / 3
+    torch.testing.assert_close(fused("norm_bounding", rows), expected)
+
+
+def test_counters_take_the_lower_median():
+    guard = guard_of(GuardChoice(name="median"))
+    passage = Passage(Facts(NAMES, NAMES), {}, Message(), {})
+    (update,) = guard.collect(iter(updates_of(rows_of(4))), passage)
+    assert update.weights["n"].item() == 1
+    assert update.weights["n"].dtype == torch.int64
+
+
+WITHSTANDS = {
+    "median": (4, {}),
+    "trimmed_mean": (4, {"bad_clients": 4}),
+    "krum": (3, {"bad_clients": 3}),
+    "norm_bounding": (4, {}),
+}
+"""Break-down points of 10 clients, as the guards' modules state them."""
+
+
+def attacked(bad, attack, seed=0):
+    """10 rows around (1, ..., 1), of which the first ``bad`` are bad."""
+    honest = 1 + 0.1 * rows_of(10, 40, seed)
+    lies = {
+        "huge": torch.full((bad, 40), 1e30),
+        "opposite": -30 * honest[:bad],
+        "alike": torch.full((bad, 40), 5.0),
+        "scattered": 1e6 * rows_of(max(bad, 1), 40, seed + 1)[:bad],
+    }
+    return torch.cat([lies[attack], honest[bad:]]), honest[bad:]
+
+
+@pytest.mark.parametrize("attack", ["huge", "opposite", "alike", "scattered"])
+@pytest.mark.parametrize(
+    ("name", "bad"), [(n, b) for n, (most, _) in WITHSTANDS.items() for b in range(1, most + 1)]
+)
+def test_bad_clients_up_to_the_break_down_point_change_little(name, bad, attack):
+    rows, honest = attacked(bad, attack)
+    found = fused(name, rows, **WITHSTANDS[name][1])
+    if name == "norm_bounding":
+        # It bounds harm: the mean leaves the honest clients' by at most two norms' share.
+        norm = float(rows.double().norm(dim=1).median(dim=0).values)
+        limit = 2 * bad / 10 * max(norm, float(honest.norm(dim=1).max())) + 0.5
+        assert (found - honest.mean(0)).norm() <= limit
+    else:
+        low, high = honest.min(0).values - 1e-6, honest.max(0).values + 1e-6
+        assert ((low <= found) & (found <= high)).all()
+    assert torch.isfinite(fused("median", rows)).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "bad", "settings"),
+    [
+        ("median", 5, {}),
+        ("trimmed_mean", 5, {"bad_clients": 4}),
+        ("trimmed_mean", 2, {"bad_clients": 1}),
+        ("krum", 6, {"bad_clients": 3}),
+    ],
+)
+def test_beyond_the_break_down_point_bad_clients_win(name, bad, settings):
+    rows, honest = attacked(bad, "alike")
+    found = fused(name, rows, **settings)
+    assert (found - honest.mean(0)).norm() > 2
+
+
+def test_the_plain_mean_withstands_nobody():
+    rows, _ = attacked(1, "huge")
+    mean = Method().aggregate(State({}), updates_of(rows)).weights["a"]
+    assert mean.abs().max() > 1e10
+
+
+@given(
+    some.lists(some.lists(some.floats(-100, 100, width=32), min_size=3, max_size=3), min_size=3),
+    some.randoms(),
+)
+def test_a_rank_is_a_rank_in_any_order_and_within_the_range(rows, chance):
+    mixed = list(rows)
+    chance.shuffle(mixed)
+    for name in ("median", "trimmed_mean"):
+        one, other = (fused(name, part) for part in (rows, mixed))
+        torch.testing.assert_close(one, other)
+        bounds = torch.tensor(rows)
+        assert (one >= bounds.min(0).values - 1e-4).all()
+        assert (one <= bounds.max(0).values + 1e-4).all()
+
+
+# Whole rounds
+
+TRAIN = TrainSettings(rounds=2, batch_size=4, optimizer="sgd", lr=0.05)
+TEN = {"sizes": (6,) * 10, "train": TRAIN}
+
+
+def poisoned(bad, *guards):
+    """Ten clients, the first ``bad`` of which send a million everywhere, statistics too.
+
+    Returns:
+        The federation, and what its honest clients send.
+    """
+    small, honest = federation(guards=guards, **TEN), []
+    original = small.transport.train
+
+    def train(clients, broadcast):
+        for reply in original(clients, broadcast):
+            reply = reply.keep()
+            if reply.client < bad:
+                reply.weights = {n: torch.full_like(t, 10**6) for n, t in reply.weights.items()}
+            else:
+                honest.append(reply.weights)
+            yield reply
+
+    small.transport.train = train
+    return small, honest
+
+
+@pytest.mark.parametrize(("name", "bad"), [("median", 4), ("trimmed_mean", 4), ("krum", 3)])
+def test_a_round_with_bad_clients_among_ten_stays_within_the_honest_ones(name, bad):
+    small, honest = poisoned(bad, (name, WITHSTANDS[name][1]))
+    for key, found in small.run(1).items():
+        sent = torch.stack([weights[key] for weights in honest])
+        slack = 1e-6 if found.is_floating_point() else 0
+        assert (found >= sent.amin(0) - slack).all(), key
+        assert (found <= sent.amax(0) + slack).all(), key
+
+
+def test_bounded_bad_clients_move_a_round_by_less_than_the_norm_and_unbounded_ones_by_far_more():
+    small, _ = poisoned(4, ("norm_bounding", {"norm": 0.5}))
+    lengths = []
+    for federated in (small, poisoned(4)[0]):
+        before = {n: t.clone() for n, t in federated.server.state.weights.items()}
+        after = federated.run(1)
+        parts = [(after[n] - before[n]).double() for n in before if before[n].is_floating_point()]
+        lengths.append(sum(float(part.square().sum()) for part in parts) ** 0.5)
+    assert lengths[0] <= 0.5 + 1e-6
+    assert lengths[1] > 1e6
+
+
+def test_multi_krum_of_all_but_a_few_learns_as_the_mean_does():
+    small = federation(guards=(("krum", {"bad_clients": 1, "selected": 7}),), **TEN)
+    small.run(2)
+    assert all(torch.isfinite(t).all() for t in small.server.state.weights.values())
+
+
+def test_clients_at_once_give_the_same_numbers():
+    one, other = (federation(guards=(("median", {}),), at_once=n, **TEN).run(1) for n in (1, 3))
+    assert same(one, other)
+
+
+def test_too_few_good_updates_fail_the_round_with_the_reason():
+    small = federation(guards=(("krum", {}),), sizes=(6, 6, 6, 0, 0), train=TRAIN)
+    with pytest.raises(NotEnoughUpdates, match="krum needs 5 good updates in a round, and 3 came"):
+        small.server.round()
+    assert small.server.state.round == 0
+
+
+# What goes together
+
+COMBINED = {
+    ("median", "feddg-ga"): "its own 'aggregate'.*and a median leaves one",
+    ("median", "fedgma"): "its own 'aggregate'",
+    ("trimmed_mean", "fpl"): "its own 'aggregate'",
+    ("krum", "scaffold"): "Krum leaves some out",
+    ("krum", "csac"): "its own 'aggregate'",
+    ("median", "fedig"): "its own 'aggregate'",
+    ("median", "randaug+copa"): "its own 'aggregate'",
+    ("norm_bounding", "fpl"): "update/fpl/",
+    ("norm_bounding", "scaffold"): "update/scaffold",
+}
+
+
+@pytest.mark.parametrize(("guard", "method"), COMBINED)
+def test_methods_that_do_not_survive_a_guard_are_refused_with_the_reason(guard, method):
+    fields = {"data": "digits", "hold_out": "sketch", "clients": 10}
+    chosen = Experiment(method=method, guards=guard, **fields)
+    with pytest.raises(ExperimentError, match=COMBINED[guard, method]):
+        guards_for(chosen, *build(chosen, 10))
+
+
+@pytest.mark.parametrize("guard", ["median", "trimmed_mean", "krum", "norm_bounding"])
+@pytest.mark.parametrize("method", ["fedavg", "fedbn", "pardon", "elcfs", "silobn", "jigen"])
+def test_methods_that_take_the_plain_mean_survive(guard, method):
+    chosen = Experiment(data="digits", hold_out="sketch", clients=10, method=method, guards=guard)
+    assert guards_for(chosen, *build(chosen, 10)).guards
+
+
+def test_guards_that_exclude_each_other_are_refused():
+    def built(**fields):
+        model = {"backbone": "cnn", "weights": None, "normalization": "frozen"}
+        data = {"data": "digits", "hold_out": "sketch", "clients": 10, "model": model}
+        chosen = Experiment(**data, **fields)
+        return guards_for(chosen, *build(chosen, 10))
+
+    for one, other in itertools.permutations(["median", "trimmed_mean", "krum"], 2):
+        with pytest.raises(ExperimentError, match="each replace the mean; choose one"):
+            built(guards=[one, other])
+    with pytest.raises(ExperimentError, match="named twice"):
+        built(guards=["median", "median"])
+    noisy = {"clipping": "fixed", "noise_multiplier": 1.0}
+    with pytest.raises(ExperimentError, match="noise is made for a plain mean"):
+        built(guards="median", privacy=noisy)
+    clipped = built(guards=["norm_bounding", "median"], privacy={"clipping": "fixed"})
+    assert [guard.name for guard in clipped.guards] == ["clipping", "norm_bounding", "median"]
+
+
+@pytest.mark.parametrize(
+    ("guard", "words"),
+    [
+        ({"name": "krum", "bad_clients": 4}, "krum needs 11 updates in a round, and there are 10"),
+        ({"name": "krum", "selected": 9}, "krum needs 12 updates"),
+        ({"name": "trimmed_mean", "bad_clients": 5}, "needs 11 updates"),
+    ],
+)
+def test_more_bad_clients_than_it_withstands_are_refused(guard, words):
+    chosen = Experiment(data="digits", hold_out="sketch", clients=10, guards=guard)
+    with pytest.raises(ExperimentError, match=words):
+        guards_for(chosen, *build(chosen, 10))
