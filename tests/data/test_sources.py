@@ -91,7 +91,7 @@ def test_registered_source_gets_root_and_options() -> None:
     assert table.images is not None
     assert table.images[0, 0, 0, 0] == 7
     with pytest.raises(
-        DataError, match="two data sets are called 'grey': .*one_image and .*lambda"
+        DataError, match=r"two data sets are called 'grey': .*one_image and .*lambda"
     ):
         register_source("grey")(lambda root: one_image(root))
 
@@ -239,7 +239,7 @@ def test_office_home_of_another_size_is_a_warning_with_both_numbers(
 
 def test_office_home_without_its_fourth_domain(tmp_path: Path) -> None:
     write_tree(tmp_path, ("Art", "Clipart", "Product"), ("Bed", "Bike"))
-    with pytest.raises(DataError, match="lacks Real_World. Found: Art, Clipart, Product"):
+    with pytest.raises(DataError, match=r"lacks Real_World\. Found: Art, Clipart, Product"):
         load_source("office_home", tmp_path)
 
 
