@@ -10,7 +10,7 @@ from sklearn import metrics as theirs
 from feddg.data.pixels import ArrayPixels
 from feddg.errors import FeddgError
 from feddg.evaluation.accuracy import Evaluation
-from feddg.evaluation.metrics import METRICS, Metric, Outcome, measure, register_metric
+from feddg.evaluation.metrics import METRICS, Metric, Predictions, measure, register_metric
 from federations import colored_images
 
 CLASSES = 4
@@ -23,7 +23,7 @@ def confusion(labels, predicted):
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=60))
 def test_what_follows_from_counts_equals_scikit_learn(pairs):
     labels, predicted = zip(*pairs)
-    found = measure(Outcome(confusion(labels, predicted)))
+    found = measure(Predictions(confusion(labels, predicted)))
     assert found["accuracy"] == theirs.accuracy_score(labels, predicted)
     recalls = theirs.recall_score(
         labels, predicted, labels=sorted(set(labels)), average="macro", zero_division=0
@@ -33,7 +33,7 @@ def test_what_follows_from_counts_equals_scikit_learn(pairs):
 
 
 def test_nothing_is_defined_without_images():
-    assert measure(Outcome(numpy.zeros((3, 3), dtype=numpy.int64))) == {}
+    assert measure(Predictions(numpy.zeros((3, 3), dtype=numpy.int64))) == {}
 
 
 @pytest.fixture
@@ -42,9 +42,9 @@ def entropy(monkeypatch):
     len(METRICS)
     monkeypatch.setattr(METRICS, "_found", dict(METRICS._found))
 
-    def compute(outcome):
-        assert outcome.logits.shape == (len(outcome.labels), 3)
-        logs = outcome.logits.log_softmax(1)
+    def compute(predictions):
+        assert predictions.logits.shape == (len(predictions.labels), 3)
+        logs = predictions.logits.log_softmax(1)
         return float(-(logs.exp() * logs).sum(1).mean())
 
     return register_metric(
@@ -85,11 +85,11 @@ def test_a_new_metric_is_one_definition_and_every_score_has_it(entropy):
         shares = numpy.exp([2, 0, 0]) / numpy.exp([2, 0, 0]).sum()
         assert score.metrics["entropy"] == pytest.approx(-(shares * numpy.log(shares)).sum())
         assert score.record(1)["metrics"] == score.metrics
-    assert "entropy" not in measure(Outcome(numpy.eye(3, dtype=numpy.int64)))
+    assert "entropy" not in measure(Predictions(numpy.eye(3, dtype=numpy.int64)))
 
 
 def test_two_metrics_of_one_name_and_undefined_values(entropy):
     with pytest.raises(FeddgError, match="two metrics are called 'entropy'"):
         register_metric(Metric(name="entropy", summary="", compute=len))
-    register_metric(Metric(name="undefined", summary="", compute=lambda outcome: float("nan")))
-    assert "undefined" not in measure(Outcome(numpy.eye(3, dtype=numpy.int64)))
+    register_metric(Metric(name="undefined", summary="", compute=lambda predictions: float("nan")))
+    assert "undefined" not in measure(Predictions(numpy.eye(3, dtype=numpy.int64)))

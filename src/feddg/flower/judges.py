@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy
 
 from feddg.evaluation.accuracy import Score
-from feddg.evaluation.metrics import Outcome, measure
+from feddg.evaluation.metrics import Predictions, measure
 from feddg.federation.server import Server
 from feddg.flower.transport import FlowerTransport
 from feddg.messages import Broadcast, Message, Refusal
@@ -63,7 +63,7 @@ def _score(row: dict[str, object]) -> Score:
     correct, examples = int(confusion.trace()), int(confusion.sum())
     if examples < 1 or (confusion < 0).any():
         raise ValueError("no images were counted")
-    metrics = measure(Outcome(confusion))
+    metrics = measure(Predictions(confusion))
     loss = float(str(row["loss"]))
     return Score("test", str(row["domain"]), correct, examples, loss, confusion, metrics)
 
