@@ -53,6 +53,24 @@ def test_the_papers_protocol_is_the_preset_of_pacs():
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "id"),
+    [
+        ("digits", "39e68161"),
+        ("folder", "1f2f3cc0"),
+        ("pacs", "404fb3cf"),
+        ("office_home", "761fddf7"),
+        ("iwildcam", "0c955905"),
+        ("fedig", "617ffbf4"),
+        ("fedig_silos", "171a6121"),
+    ],
+)
+def test_presets_keep_their_experiments_ids(name, id):
+    """As the first version computed them: run folders end in them, and are found by them."""
+    fields = {"data": {"source": "folder", "root": "x"}, "preset": name, "hold_out": "photo"}
+    assert Experiment(**fields).id == id
+
+
 def test_what_the_user_says_wins_over_presets_and_flags_over_the_file(tmp_path):
     file = tmp_path / "e.yaml"
     file.write_text("data: pacs\nmethod: {name: pardon, gamma1: 0.5}\ntrain: {lr: 0.1}\n")
@@ -82,7 +100,9 @@ def test_statistics_are_frozen_only_for_pretrained_weights():
         ({"train": {"lr": 0}}, "train.lr"),
         ({"train": {"lr": float("nan")}}, "train.lr"),
         ({"clients": {"heterogeneity": 1.5}}, "clients.heterogeneity"),
-        ({"preset": "pax"}, "unknown preset"),
+        ({"preset": "pax"}, "unknown preset 'pax' (did you mean 'pacs'?)"),
+        ({"train": {"augmentation": "pax"}}, "unknown augmentation 'pax' (did you mean 'pacs'?)"),
+        ({"train": {"augmentation": 3}}, "train.augmentation"),
         ({"seed": "x"}, "seed"),
         ({"clients": {"number": 2, "per_round": 5}}, "at most 2"),
         ({"clients": {"per_round": 7}}, "there are 6 clients"),

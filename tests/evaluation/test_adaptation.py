@@ -11,8 +11,8 @@ from torch import nn
 from feddg.data.pixels import ArrayPixels
 from feddg.errors import AdaptationError
 from feddg.evaluation.accuracy import Evaluation
-from feddg.evaluation.adaptation import ADAPTATIONS, adapt
-from feddg.evaluation.predictors import Parts
+from feddg.evaluation.adaptation import ADAPTATIONS, adapt, register_adaptation
+from feddg.evaluation.predictors import Parts, Predictor
 from feddg.methods.base import local_names
 from feddg.methods.composition import build_method
 from feddg.models.adapter import adapter_of
@@ -466,3 +466,40 @@ def test_streams_are_shuffled_into_even_batches_and_logits_put_back():
     first, second = (torch.cat(order.batches) for order in (in_order, shuffled))
     assert not torch.equal(first, second)
     assert torch.equal(first.unique(dim=0), second.unique(dim=0))
+
+
+# --- by name ------------------------------------------------------------------------------------
+
+
+def test_tables_have_a_fixed_order():
+    assert list(ADAPTATIONS) == [
+        *("global", "fixed", "random", "adapter", "bin"),
+        *("ensemble", "iabn", "mixnorm", "tsmobn", "tent"),
+    ]
+
+
+class Halved(Predictor):
+    """The logits, halved."""
+
+    name = "halved"
+    summary = "half of every logit"
+    order = 15
+
+    def forward(self, batch):
+        return self.model(batch) / 2
+
+
+def test_an_adaptation_is_one_definition(monkeypatch):
+    monkeypatch.setattr(ADAPTATIONS, "_found", dict(ADAPTATIONS._found))
+    register_adaptation(Halved)
+    assert list(ADAPTATIONS)[1:4] == ["fixed", "halved", "random"]
+    network = model()
+    found = predicted(adapt(network, "halved"), images())
+    assert torch.equal(found, predicted(network, images()) / 2)
+
+    class Other(Predictor):
+        name = "halved"
+        summary = "another"
+
+    with pytest.raises(AdaptationError, match="two adaptations are called 'halved'"):
+        register_adaptation(Other)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from feddg.clients.examples import Pixels
 from feddg.data.pixels import as_unit
-from feddg.evaluation.metrics import Outcome, measure
+from feddg.evaluation.metrics import Predictions, measure
 from feddg.randomness import stream
 from feddg.rows import EvaluationRow
 
@@ -125,7 +125,7 @@ class Evaluation:
             len(rows),
             float(loss),
             confusion,
-            measure(Outcome(confusion, logits, labels)),
+            measure(Predictions(confusion, logits, labels)),
         )
 
     def predict(self, predictor: nn.Module, rows: numpy.ndarray) -> Tensor:

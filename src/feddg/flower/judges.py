@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy
 
 from feddg.evaluation.accuracy import Score
-from feddg.evaluation.metrics import Outcome, measure
+from feddg.evaluation.metrics import Predictions, measure
 from feddg.federation.server import Server
 from feddg.flower.grid_transport import FlowerTransport
 from feddg.messages import Broadcast, Message, Refusal
@@ -62,7 +62,7 @@ def _score(row: EvaluationRow) -> Score:
     correct, examples = int(confusion.trace()), int(confusion.sum())
     if examples < 1 or (confusion < 0).any():
         raise ValueError("no images were counted")
-    metrics = measure(Outcome(confusion))
+    metrics = measure(Predictions(confusion))
     return Score(TEST, row.domain, correct, examples, row.loss, confusion, metrics)
 
 

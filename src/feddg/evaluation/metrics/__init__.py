@@ -1,8 +1,8 @@
 """Numbers that say how good predictions are, one registered definition each.
 
-A definition is a name and a function of an :class:`Outcome`, in a module of this package, or behind
-an entry point of the group ``feddg.metrics``. Every evaluation computes all of them, on each split
-and domain by itself; averages over domains are the readers' business.
+A definition is a name and a function of :class:`Predictions`, in a module of this package, or
+behind an entry point of the group ``feddg.metrics``. Every evaluation computes all of them, on each
+split and domain by itself; averages over domains are the readers' business.
 """
 
 import math
@@ -18,7 +18,7 @@ from feddg.registry import Registry
 
 
 @dataclass(frozen=True, eq=False)
-class Outcome:
+class Predictions:
     """What a predictor made of the images of one domain of one split.
 
     Attributes:
@@ -35,12 +35,12 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """One number for an outcome.
+    """One number for the predictions on a domain.
 
     Attributes:
         name: its key in rows and tables.
         summary: one line, with its range.
-        compute: the number; None where it is not defined for this outcome.
+        compute: the number; None where it is not defined for them.
         needs_logits: whether counts are not enough; then it is left out where there are no logits.
         higher_is_better: of two, which is preferred; None for a number that describes the images.
         order: its place in tables; smaller ones first.
@@ -48,13 +48,13 @@ class Metric:
 
     name: str
     summary: str
-    compute: Callable[[Outcome], float | None]
+    compute: Callable[[Predictions], float | None]
     needs_logits: bool = False
     higher_is_better: bool | None = True
     order: int = 100
 
     @property
-    def defined_by(self) -> Callable[[Outcome], float | None]:
+    def defined_by(self) -> Callable[[Predictions], float | None]:
         """What tells it from another definition of the same name."""
         return self.compute
 
@@ -84,12 +84,12 @@ def register_metric(metric: Metric) -> Metric:
     return METRICS.add(metric.name, metric)
 
 
-def measure(outcome: Outcome) -> dict[str, float]:
-    """Returns every metric of an outcome by name; one that is not defined for it is left out."""
+def measure(predictions: Predictions) -> dict[str, float]:
+    """Returns every metric by name; one that is not defined for these predictions is left out."""
     values = {
-        name: metric.compute(outcome)
+        name: metric.compute(predictions)
         for name, metric in METRICS.items()
-        if outcome.logits is not None or not metric.needs_logits
+        if predictions.logits is not None or not metric.needs_logits
     }
     return {
         name: float(value)

@@ -1,22 +1,22 @@
 """Metrics that follow from who was taken for whom."""
 
-from feddg.evaluation.metrics import Metric, Outcome, register_metric
+from feddg.evaluation.metrics import Metric, Predictions, register_metric
 
 
-def _accuracy(outcome: Outcome) -> float | None:
-    examples = int(outcome.confusion.sum())
-    return int(outcome.confusion.trace()) / examples if examples else None
+def _accuracy(predictions: Predictions) -> float | None:
+    examples = int(predictions.confusion.sum())
+    return int(predictions.confusion.trace()) / examples if examples else None
 
 
-def _balanced_accuracy(outcome: Outcome) -> float | None:
-    support = outcome.confusion.sum(axis=1)
+def _balanced_accuracy(predictions: Predictions) -> float | None:
+    support = predictions.confusion.sum(axis=1)
     seen = support > 0
-    recall = outcome.confusion.diagonal()[seen] / support[seen]
+    recall = predictions.confusion.diagonal()[seen] / support[seen]
     return float(recall.mean()) if seen.any() else None
 
 
-def _largest_class_share(outcome: Outcome) -> float | None:
-    support = outcome.confusion.sum(axis=1)
+def _largest_class_share(predictions: Predictions) -> float | None:
+    support = predictions.confusion.sum(axis=1)
     return int(support.max()) / int(support.sum()) if support.any() else None
 
 
