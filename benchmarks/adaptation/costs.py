@@ -39,7 +39,7 @@ PAPER_INFERENCE = {
     "global": 1.0, "bin": 1.35 / 1.34, "mixnorm": 6.70 / 1.34, "iabn": 1.57 / 1.34,
     "adapter": 1.37 / 1.34,
 }  # fmt: skip
-PAPER_TRAINING = {"fedig": 2.25 / 1.43, "fedig-a": 3.50 / 1.43, "fedig, bin": 3.24 / 1.43}
+PAPER_TRAINING = {"FedIG": 2.25 / 1.43, "FedIG-A": 3.50 / 1.43, "FedIG, bin": 3.24 / 1.43}
 """Ratios of the paper's Table 4: batches of 64 at 224 pixels, ResNet-18, an RTX A5000."""
 
 
@@ -99,7 +99,7 @@ def training(args: argparse.Namespace) -> list[tuple[str, list[float]]]:
     plain = step_of("fedavg", None, args)
     found = []
     for label, method, gate in (
-        ("fedig", "fedig", None), ("fedig, bin", "fedig", 1.0), ("fedig-a", "fedig-a", None)
+        ("FedIG", "fedig", None), ("FedIG, bin", "fedig", 1.0), ("FedIG-A", "fedig-a", None)
     ):  # fmt: skip
         ratios = paired(plain, step_of(method, gate, args), args.pairs)
         found.append((label, ratios))
