@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from feddg.methods.base import Method
-from feddg.methods.registry import methods
+from feddg.methods.catalogue import methods
 
 FOLDER = Path(__file__).parent / "methods"
 HEADINGS = ("Equations", "Leaves the client", "Published code", "Decisions")
@@ -29,22 +29,23 @@ def sections(method: type[Method]) -> tuple[str, str, dict[str, str]]:
         ValueError: a heading is missing.
     """
     text = inspect.getdoc(sys.modules[method.__module__]) or ""
-    title, _, rest = text.partition("\n")
+    first_line, _, rest = text.partition("\n")
     before, *parts = re.split(r"^([A-Z][A-Za-z ]+):\n(?=    )", rest, flags=re.MULTILINE)
     found = {name: inspect.cleandoc(body) for name, body in zip(parts[::2], parts[1::2])}
     missing = [name for name in HEADINGS if name not in found]
     if missing:
         raise ValueError(f"{method.__module__}: the docstring lacks {missing[0]!r}")
-    return title.rstrip("."), before.strip(), found
+    return first_line.rstrip("."), before.strip(), found
 
 
 def page(method: type[Method]) -> str:
     """Returns the method's page as Markdown."""
-    title, idea, found = sections(method)
-    names = ", ".join(f"`{name}`" for name in (method.name, *method.aliases))
+    first_line, idea, found = sections(method)
+    names = " or ".join(f"`{name}`" for name in (method.name, *method.aliases))
     parts = [
-        f"# {names}",
-        f"**{title}.**",
+        f"# {method.title}",
+        f"**{first_line}.**",
+        f"Choose it by name: {names}.",
         _code(idea),
         "## Equations",
         f"```\n{found['Equations']}\n```",
@@ -129,14 +130,17 @@ def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 def index(known: Mapping[str, type[Method]]) -> str:
     """Returns the list of all methods as Markdown."""
-    rows = [(f"[{name}]({name}.md)", method.summary) for name, method in known.items()]
+    rows = [
+        (f"[{method.title}]({name}.md)", f"`{name}`", method.summary)
+        for name, method in known.items()
+    ]
     return (
         "\n\n".join(
             [
                 "# Methods",
                 "Every page is made from the method's own docstring and settings by "
                 "`python docs/generate_methods.py`. Combine methods by name: `ccst+jigen`.",
-                _table(("method", "in one line"), rows),
+                _table(("method", "name", "in one line"), rows),
                 "What they [cost](../results/method_costs.md). "
                 "How they do: on the built-in [digits](../results/digits.md), on PACS with "
                 "[two domains held out](../results/pacs.md) and on "

@@ -10,17 +10,18 @@ import torch
 from feddg.clients.client import Client
 from feddg.clients.examples import Examples
 from feddg.clients.worker import Worker
-from feddg.data.augment import NONE, AugmentSettings
+from feddg.data.augmentations import NONE, AugmentSettings
 from feddg.data.pixels import ArrayPixels
 from feddg.federation.inprocess import InProcess
 from feddg.federation.ledger import Ledger
 from feddg.federation.server import Server, initial_state
 from feddg.federation.turns import load_weights
+from feddg.guards.chain import Guards, build_guards
 from feddg.methods.base import Method, State
-from feddg.methods.registry import build_method
+from feddg.methods.composition import build_method
 from feddg.models.backbones import build_network
 from feddg.randomness import numpy_stream
-from feddg.settings import ServerSettings, TrainSettings
+from feddg.settings import GuardChoice, PrivacySettings, ServerSettings, TrainSettings
 
 CLASSES, SIZE = 3, 16
 
@@ -42,6 +43,8 @@ class SmallFederation:
         sizes: images per client.
         ledger: rows entered so far.
         at_once: clients that train side by side.
+        privacy: how updates are clipped and noised.
+        guards: names and settings of others.
     """
 
     method: Method
@@ -58,6 +61,8 @@ class SmallFederation:
     freeze: bool = False
     cache: Any = None
     at_once: int = 1
+    privacy: dict[str, Any] = field(default_factory=dict)
+    guards: tuple[tuple[str, dict[str, Any]], ...] = ()
 
     def __post_init__(self) -> None:
         images, labels = colored_images(sum(self.sizes))
@@ -66,7 +71,10 @@ class SmallFederation:
         self.starts = numpy.cumsum([0, *self.sizes])
         workers = [self.new_worker() for _ in range(self.at_once)]
         self.worker, self.network = workers[0], workers[0].network
-        self.transport = InProcess(self.method, workers, len(self.sizes), self.examples)
+        guards = self.built_guards()
+        self.transport = InProcess(
+            self.method, workers, len(self.sizes), self.examples, guards=guards
+        )
         self.server = Server(
             self.method,
             self.transport,
@@ -76,12 +84,25 @@ class SmallFederation:
                 len(self.sizes),
                 rounds=self.train.rounds,
                 settings=self.server_settings,
+                guards=guards,
             ),
             per_round=self.per_round,
             settings=self.server_settings,
             seed=self.seed,
-            ledger=Ledger(self.ledger.append),
+            ledger=Ledger(lambda row: self.ledger.append(row.model_dump())),
+            guards=guards,
             on_client=lambda round, reply: self.replies.append(reply),
+        )
+
+    def built_guards(self) -> Guards:
+        """What happens to updates on their way, as an experiment would have it."""
+        return build_guards(
+            PrivacySettings(**self.privacy),
+            [GuardChoice(name=name, settings=settings) for name, settings in self.guards],
+            self.method,
+            self.network,
+            trains_statistics=not self.freeze,
+            updates=self.per_round or len(self.sizes),
         )
 
     def new_worker(self) -> Worker:
@@ -123,7 +144,7 @@ class SmallFederation:
     def resume(self, state: State, memories: dict[int, dict[str, torch.Tensor]]) -> None:
         """Goes on from a checkpoint."""
         self.server.state, self.transport.memories = state, memories
-        self.transport.agree(state.agreed)
+        self.transport.hand_out(state.agreed)
 
     def accuracy(self) -> float:
         """Share of all clients' images that the global model's predictor classifies correctly."""

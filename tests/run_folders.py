@@ -1,6 +1,5 @@
 """Run folders made up for tests of what reads them."""
 
-import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,7 +8,25 @@ from typing import Any
 import yaml
 from PIL import Image
 
-Row = dict[str, Any]
+from feddg.rows import (
+    BadImageRow,
+    ClientRow,
+    ClientsTable,
+    Direction,
+    EvaluationRow,
+    LayoutRow,
+    LedgerRow,
+    MessageRow,
+    MetricsRow,
+    RefusedUpdate,
+    RoundRow,
+    SetupRow,
+    SummaryFile,
+    TensorEntry,
+)
+from feddg.runs.folder import RunFolder
+from feddg.runs.reading import read_run
+from feddg.runs.summary import summarize
 
 
 @dataclass
@@ -35,7 +52,7 @@ class FolderMaker:
     gain: float = 0.0
     seed: int = 0
     heterogeneity: float = 0.1
-    hyper_parameters: Row = field(default_factory=lambda: {"gamma1": 1.0})
+    hyper_parameters: dict[str, Any] = field(default_factory=lambda: {"gamma1": 1.0})
 
     def accuracy(self, split: str, domain: int, round_: int) -> float:
         level = {"test": 0.55, "val": 0.6, "id_val": 0.8, "id_test": 0.79}[split] + self.gain
@@ -44,19 +61,19 @@ class FolderMaker:
         return round(start + (level - start) * (1 - math.exp(-round_ / 3)) + wobble, 4)
 
     def write(self) -> Path:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._text("experiment.yaml", yaml.safe_dump(self.experiment(), sort_keys=False))
-        self._json("environment.json", ENVIRONMENT)
-        self._json("clients.json", self.client_table())
-        self._lines("metrics.jsonl", [SETUP, *self.metric_rows()])
-        self._lines("ledger.jsonl", self.ledger_rows())
-        if self.status:
-            self._json("summary.json", self.summary())
-        if self.pictures:
-            self._draw()
+        with RunFolder(self.folder) as folder:
+            folder.replace("experiment.yaml", yaml.safe_dump(self.experiment(), sort_keys=False))
+            folder.write_json("environment.json", ENVIRONMENT)
+            folder.write_json("clients.json", self.client_table())
+            folder.replace_rows("metrics.jsonl", [self.setup_row(), *self.metric_rows()])
+            folder.replace_rows("ledger.jsonl", self.ledger_rows())
+            if self.pictures:
+                self._draw(folder)
+            if self.status:
+                folder.write_json("summary.json", self.summary())
         return self.folder
 
-    def experiment(self) -> Row:
+    def experiment(self) -> dict[str, Any]:
         return {
             "name": None,
             "data": {"source": "pacs", "image_size": 64},
@@ -75,7 +92,7 @@ class FolderMaker:
             "seed": self.seed,
         }
 
-    def client_table(self) -> Row:
+    def client_table(self) -> ClientsTable:
         domains = [*self.test, *self.val, *self.training]
         rows = []
         for client in range(self.clients):
@@ -84,18 +101,21 @@ class FolderMaker:
                 for index in range(len(self.training))
             ]
             per_class = [sum(counts) // len(self.classes)] * len(self.classes)
-            name = f"client-{client:03d}"
-            rows.append({"id": client, "name": name, "domains": counts, "classes": per_class})
-        bad = [{"path": "sketch/dog/broken.jpg", "reason": "truncated"}]
-        return {"domains": domains, "classes": self.classes, "clients": rows, "bad_images": bad}
+            rows.append(ClientRow(id=client, domains=counts, classes=per_class))
+        bad = [BadImageRow(path="sketch/dog/broken.jpg", reason="truncated")]
+        return ClientsTable(domains=domains, classes=self.classes, clients=rows, bad_images=bad)
 
-    def metric_rows(self) -> list[Row]:
-        rows = self.evaluation_rows(0)
+    def setup_row(self) -> SetupRow:
+        even, odd = (tuple(range(start, self.clients, 2)) for start in (0, 1))
+        return SetupRow(seconds=2.5, groups={"style": (even, odd)})
+
+    def metric_rows(self) -> list[MetricsRow]:
+        rows: list[MetricsRow] = [*self.evaluation_rows(0)]
         for round_ in range(1, self.rounds + 1):
             rows += [self.round_row(round_), *self.evaluation_rows(round_)]
         return rows
 
-    def evaluation_rows(self, round_: int) -> list[Row]:
+    def evaluation_rows(self, round_: int) -> list[EvaluationRow]:
         parts = {"test": self.test, "val": self.val}
         parts |= {"id_val": self.training, "id_test": self.training}
         return [
@@ -104,18 +124,17 @@ class FolderMaker:
             for index, domain in enumerate(domains)
         ]
 
-    def _evaluation(self, round_: int, split: str, index: int, domain: str) -> Row:
+    def _evaluation(self, round_: int, split: str, index: int, domain: str) -> EvaluationRow:
         accuracy = self.accuracy(split, index, round_)
-        row = {
-            "kind": "evaluation",
-            "round": round_,
-            "split": split,
-            "domain": domain,
-            "accuracy": accuracy,
-            "loss": 2 - accuracy,
-            "examples": 400 + index,
-        }
-        return row | ({"confusion": self.confusion()} if round_ == self.rounds else {})
+        return EvaluationRow(
+            round=round_,
+            split=split,
+            domain=domain,
+            accuracy=accuracy,
+            loss=2 - accuracy,
+            examples=400 + index,
+            confusion=self.confusion() if round_ == self.rounds else None,
+        )
 
     def confusion(self) -> list[list[int]]:
         size = len(self.classes)
@@ -130,24 +149,24 @@ class FolderMaker:
     def chosen(self, round_: int) -> list[int]:
         return sorted({(round_ * 3 + step * 7) % self.clients for step in range(self.per_round)})
 
-    def round_row(self, round_: int) -> Row:
+    def round_row(self, round_: int) -> RoundRow:
         chosen = self.chosen(round_)
         fade = math.exp(-round_ / 4)
-        return {
-            "kind": "round",
-            "round": round_,
-            "clients": chosen,
-            "refused": [{"client": chosen[0], "reason": "not finite"}] if round_ == 2 else [],
-            "terms": {"cross_entropy": 1.5 * fade, "triplet": 0.4 * fade, "regularizer": 0.1},
-            "examples": 65 * len(chosen),
-            "seconds": {"train": 4.0, "aggregate": 0.1, "evaluate": 0.5},
-            "images_per_second": 65.0,
-            "bytes_up": UPDATE_BYTES * len(chosen),
-            "bytes_down": UPDATE_BYTES * len(chosen),
-        }
+        refused = [RefusedUpdate(client=chosen[0], reason="not finite")] if round_ == 2 else []
+        return RoundRow(
+            round=round_,
+            clients=chosen,
+            refused=refused,
+            terms={"cross_entropy": 1.5 * fade, "triplet": 0.4 * fade, "regularizer": 0.1},
+            examples=60 * len(chosen),
+            images=65 * len(chosen),
+            seconds={"train": float(len(chosen)), "aggregate": 0.1, "evaluate": 0.5},
+            bytes_up=UPDATE_BYTES * len(chosen),
+            bytes_down=UPDATE_BYTES * len(chosen),
+        )
 
-    def ledger_rows(self) -> list[Row]:
-        rows: list[Row] = list(LAYOUTS)
+    def ledger_rows(self) -> list[LedgerRow]:
+        rows: list[LedgerRow] = list(LAYOUTS)
         for client in range(self.clients):
             rows.append(_message(0, "up", client, "describe", "ab01", 1024))
             rows.append(_message(0, "down", client, "agree", "ab01", 1024))
@@ -157,34 +176,17 @@ class FolderMaker:
                 rows.append(_message(round_, "up", client, "update", "ab03", UPDATE_BYTES + 8))
         return rows
 
-    def summary(self) -> Row:
-        sent = sum(row["bytes"] for row in self.ledger_rows() if row["kind"] == "message")
-        return {
-            "status": self.status,
-            "rounds": self.rounds,
-            "final": {},
-            "best_by_id_val": {},
-            "best_by_val": None,
-            "seconds": {
-                "total": 4.0 + 4.6 * self.rounds,
-                "setup": 2.5,
-                "train": 4.0 * self.rounds,
-                "aggregate": 0.1 * self.rounds,
-                "evaluate": 0.5 * self.rounds,
-            },
-            "peak_memory_bytes": 1_234_000_000,
-            "images_per_second": 65.0,
-            "bytes": {
-                "setup_up_per_client": 1024,
-                "setup_down_per_client": 1024,
-                "up_per_client_round": UPDATE_BYTES + 8,
-                "down_per_client_round": UPDATE_BYTES,
-                "total": sent,
-            },
-            "error": "Loss is not a number." if self.status == "failed" else None,
-        }
+    def messages(self) -> list[MessageRow]:
+        return [row for row in self.ledger_rows() if isinstance(row, MessageRow)]
 
-    def _draw(self) -> None:
+    def summary(self) -> SummaryFile:
+        total = 4.0 + 4.6 * self.rounds
+        error = "Loss is not a number." if self.status == "failed" else None
+        took = {"setup": 2.5, "total": total}
+        found = summarize(read_run(self.folder), str(self.status), error, took)
+        return found.model_copy(update={"peak_memory_bytes": 1_234_000_000})
+
+    def _draw(self, folder: RunFolder) -> None:
         figures = self.folder / "figures"
         figures.mkdir(exist_ok=True)
         captions = {}
@@ -192,28 +194,20 @@ class FolderMaker:
             name = f"styles-{number}.png"
             Image.new("RGB", (48, 16), (40 * number, 90, 120)).save(figures / name)
             captions[name] = f"Style picture {number}: before and after."
-        self._json("figures/captions.json", captions)
-
-    def _text(self, name: str, text: str) -> None:
-        (self.folder / name).write_text(text, encoding="utf-8")
-
-    def _json(self, name: str, content: Any) -> None:
-        self._text(name, json.dumps(content))
-
-    def _lines(self, name: str, rows: list[Row]) -> None:
-        self._text(name, "".join(json.dumps(row) + "\n" for row in rows))
+        folder.write_json("figures/captions.json", captions)
 
 
-def _message(round_: int, direction: str, client: int, purpose: str, layout: str, size: int) -> Row:
-    return {
-        "kind": "message",
-        "round": round_,
-        "direction": direction,
-        "client": client,
-        "purpose": purpose,
-        "layout": layout,
-        "bytes": size,
-    }
+def _message(
+    round_: int, direction: Direction, client: int, purpose: str, layout: str, size: int
+) -> MessageRow:
+    return MessageRow(
+        round=round_,
+        direction=direction,
+        client=client,
+        purpose=purpose,
+        layout=layout,
+        bytes=size,
+    )
 
 
 UPDATE_BYTES = 4 * (64 * 27 + 64)
@@ -226,14 +220,13 @@ ENVIRONMENT = {
     "precision": "float32",
     "command": "feddg run --method pardon",
 }
-SETUP = {"kind": "setup", "seconds": 2.5, "groups": {"style groups": 3, "purity": 0.98}}
-_WEIGHTS = [
-    {"name": "weights/conv.weight", "shape": [64, 3, 3, 3], "dtype": "float32", "bytes": 6912},
-    {"name": "weights/conv.bias", "shape": [64], "dtype": "float32", "bytes": 256},
-]
-_STYLE = [{"name": "style", "shape": [2, 128], "dtype": "float32", "bytes": 1024}]
+_WEIGHTS = (
+    TensorEntry(name="weights/conv.weight", shape=(64, 3, 3, 3), dtype="float32", bytes=6912),
+    TensorEntry(name="weights/conv.bias", shape=(64,), dtype="float32", bytes=256),
+)
+_STYLE = (TensorEntry(name="style", shape=(2, 128), dtype="float32", bytes=1024),)
 LAYOUTS = (
-    {"kind": "layout", "id": "ab01", "tensors": _STYLE, "scalars": []},
-    {"kind": "layout", "id": "ab02", "tensors": _WEIGHTS, "scalars": []},
-    {"kind": "layout", "id": "ab03", "tensors": _WEIGHTS, "scalars": ["examples"]},
+    LayoutRow(id="ab01", tensors=_STYLE),
+    LayoutRow(id="ab02", tensors=_WEIGHTS),
+    LayoutRow(id="ab03", tensors=_WEIGHTS, scalars=("examples",)),
 )

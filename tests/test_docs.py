@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from feddg.methods.registry import methods
+from feddg.methods.catalogue import methods
 
 DOCS = Path(__file__).parent.parent / "docs"
 

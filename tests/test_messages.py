@@ -70,10 +70,10 @@ def test_the_ledger_writes_a_layout_once_and_counts_bytes():
     broadcast = Broadcast(1, {"w": torch.zeros(2, 2)}, Message({"p": torch.zeros(3)}, {"k": 2}))
     for client in (0, 1):
         ledger.broadcast(client, "train", broadcast)
-    assert [row["kind"] for row in rows] == ["layout", "message", "message"]
-    assert [t["name"] for t in rows[0]["tensors"]] == ["p", "weights/w"]
-    assert rows[1]["bytes"] == 16 + 12 + 8
+    assert [row.kind for row in rows] == ["layout", "message", "message"]
+    assert [t.name for t in rows[0].tensors] == ["p", "weights/w"]
+    assert rows[1].bytes == 16 + 12 + 8
     assert ledger.bytes == {"up": 0, "down": 2 * 36}
     again = []
-    Ledger(again.append, {rows[0]["id"]}).broadcast(0, "train", broadcast)
-    assert [row["kind"] for row in again] == ["message"]
+    Ledger(again.append, {rows[0].id}).broadcast(0, "train", broadcast)
+    assert [row.kind for row in again] == ["message"]

@@ -27,7 +27,7 @@ from feddg.data.augment import NONE
 from feddg.data.pixels import ArrayPixels
 from feddg.evaluation.adaptation import ADAPTATIONS, adapt
 from feddg.evaluation.predictors import Parts
-from feddg.methods.registry import build_method
+from feddg.methods.composition import build_method
 from feddg.models.backbones import build_network
 from feddg.models.network import Network
 from feddg.models.norm import statistics_names

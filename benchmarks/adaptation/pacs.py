@@ -19,8 +19,10 @@ from typing import Any
 from feddg.api import run
 from feddg.evaluation.adaptation import ADAPTATIONS
 from feddg.experiment import Experiment
-from feddg.runs.adapted import OWN, AdaptedScore, read_alphas
-from feddg.runs.reading import ID_VAL, SELECTION_RULES, TEST, RunRecord, read_run
+from feddg.rows import ID_VAL, TEST, AdaptationRow
+from feddg.runs.adapted import OWN, read_alphas
+from feddg.runs.reading import RunRecord, read_run
+from feddg.runs.selection_rules import BEST_IN_DOMAIN, FINAL
 from feddg.studies.evaluate import evaluate_run
 
 DOMAINS = ("photo", "art_painting", "cartoon", "sketch")
@@ -119,11 +121,11 @@ def accuracies(line: Line, test: str, args: argparse.Namespace, best: bool = Fal
 
 def held_out(record: RunRecord, best: bool) -> float | None:
     """Test accuracy after the final round, or the best by in-domain validation."""
-    rule = SELECTION_RULES[1 if best else 0]
+    rule = BEST_IN_DOMAIN if best else FINAL
     return record.evaluations.accuracy(rule.choose(record.evaluations), TEST)
 
 
-def stored(folder: Path, name: str, args: argparse.Namespace) -> list[AdaptedScore]:
+def stored(folder: Path, name: str, args: argparse.Namespace) -> list[AdaptationRow]:
     """Returns scores that are already measured; nothing is computed here but what is missing."""
     return evaluate_run(folder, [name], batch_size=args.adapt_batch).scores
 

@@ -27,7 +27,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "speed"))
 from jobs import JOBS, Federation
 from rounds import PeakMemory, timed
 
-from feddg.methods.registry import method_class, methods
+from feddg.methods.base import Method
+from feddg.methods.catalogue import methods
+from feddg.methods.composition import method_class
+from feddg.rows import LedgerRow, MessageRow
 
 LAYOUT = (tokenize.NL, tokenize.NEWLINE, tokenize.COMMENT, tokenize.INDENT, tokenize.DEDENT)
 
@@ -52,7 +55,7 @@ def code_lines(source: str) -> int:
 def measure(arguments: argparse.Namespace, method: str) -> dict[str, float]:
     """Times rounds of a method and of FedAvg in turn, and counts its bytes."""
     job = JOBS[arguments.job]
-    rows: list[dict[str, object]] = []
+    rows: list[LedgerRow] = []
     with PeakMemory() as memory:
         own = Federation(
             job.experiment(method, arguments.precision, arguments.pacs, arguments.weights)
@@ -75,12 +78,12 @@ def measure(arguments: argparse.Namespace, method: str) -> dict[str, float]:
 
     def sent(direction: str, in_setup: bool) -> float:
         total = sum(
-            int(str(row["bytes"]))
+            row.bytes
             for row in rows
-            if row["kind"] == "message"
-            and row["direction"] == direction
-            and (row["round"] == 0) == in_setup
-            and int(str(row["round"])) <= 2
+            if isinstance(row, MessageRow)
+            and row.direction == direction
+            and (row.round == 0) == in_setup
+            and row.round <= 2
         )
         return total / clients if in_setup else total / per_round / 2
 
@@ -128,9 +131,10 @@ def main() -> None:
         found = json.loads(done.stdout.splitlines()[-1])
         base = base or found["memory"]
         # FedAvg's code is the base of all methods; of the others the file is counted.
-        module = sys.modules[method_class(name).__module__]
+        method = method_class(name)
+        module = sys.modules[(Method if name == "fedavg" else method).__module__]
         print(
-            f"| [{name}](../methods/{name}.md) | {code_lines(inspect.getsource(module))} "
+            f"| [{method.title}](../methods/{name}.md) | {code_lines(inspect.getsource(module))} "
             f"| {found['seconds']:.2f} | {found['up'] / 1e6:.1f} | {found['down'] / 1e6:.1f} "
             f"| {found['setup_up'] / 1e3:.1f} / {found['setup_down'] / 1e3:.1f} "
             f"| {(found['memory'] - base) / 1e6:+.0f} |",

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from feddg.experiment import load_experiment as load_experiment
     from feddg.methods.base import Method as Method
     from feddg.methods.base import MethodSettings as MethodSettings
-    from feddg.methods.registry import register as register
+    from feddg.methods.catalogue import register as register
     from feddg.runs.execute import Run as Run
     from feddg.runs.model import load_model as load_model
 
@@ -38,7 +38,7 @@ _HOME = {
     "compare": "feddg.api",
     "load_experiment": "feddg.experiment",
     "load_model": "feddg.runs.model",
-    "register": "feddg.methods.registry",
+    "register": "feddg.methods.catalogue",
     "resume": "feddg.api",
     "run": "feddg.api",
 }

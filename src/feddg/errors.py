@@ -32,6 +32,10 @@ class AdaptationError(FeddgError):
     """A test-time adaptation that is unknown, or that a model cannot be served with."""
 
 
+class NotEnoughUpdates(RunError):
+    """Fewer good updates than a round may be fused from; it is tried again with other clients."""
+
+
 class ClientError(FeddgError):
     """One client cannot take part in this round; the round goes on without it if it may."""
 

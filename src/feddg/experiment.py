@@ -16,86 +16,26 @@ from typing import Any
 import yaml
 from pydantic import ValidationError, model_validator
 
+from feddg.data.data_set import find_augmentation, preset_of, presets
 from feddg.errors import ExperimentError, nearest
-from feddg.methods.registry import build_method, method_class
+from feddg.guards.chain import resolved_choice
+from feddg.methods.composition import build_method, method_class
 from feddg.settings import ClientSettings, ExperimentSettings, Settings, merge
 
 log = logging.getLogger("feddg")
 
-_PAPER = {
-    "data": {"image_size": 224},
-    "clients": {"number": 100, "per_round": 20, "heterogeneity": 0.1},
-    "model": {"backbone": "resnet50", "weights": "imagenet", "embedding": "linear"},
-    "train": {"rounds": 50, "lr": 3e-5, "batch_size": 32, "augmentation": "pacs"},
-}
-_FEDIG = {
-    "data": {"image_size": 224, "id_val": 0.2, "id_test": 0.0},
-    "clients": {"number": 3, "partition": "domain"},
-    "model": {
-        "backbone": "resnet18",
-        "weights": "imagenet",
-        "embedding": "bottleneck",
-        "normalization": "train",
-    },
-    "train": {
-        "rounds": 40,
-        "local_steps": 200,
-        "batch_size": 64,
-        "optimizer": "sgd",
-        "lr": 0.01,
-        "momentum": 0.5,
-        "augmentation": "pacs",
-    },
-}
-PRESETS: dict[str, dict[str, Any]] = {
-    "digits": {
-        "data": {"image_size": 32},
-        "clients": {"number": 6, "heterogeneity": 0.1},
-        "model": {"backbone": "cnn", "weights": None},
-        "train": {
-            "rounds": 10,
-            "local_epochs": 2,
-            "batch_size": 16,
-            "lr": 1e-3,
-            "augmentation": "digits",
-        },
-    },
-    "folder": {
-        "model": {"backbone": "resnet18", "weights": "imagenet", "embedding": "linear"},
-        "train": {"lr": 1e-4, "augmentation": "pacs"},
-    },
-    "pacs": _PAPER,
-    "office_home": merge(_PAPER, {"train": {"augmentation": "office_home"}}),
-    "iwildcam": merge(
-        _PAPER, {"clients": {"number": 243, "per_round": 24}, "train": {"rounds": 100}}
-    ),
-    "fedig": _FEDIG,
-    "fedig_silos": merge(
-        _FEDIG,
-        {
-            "clients": {"number": 30, "per_round": 10},
-            "train": {"rounds": 120, "local_steps": 20},
-        },
-    ),
-}
-"""Experiment values by data set; the benchmarks' are PARDON's protocol (its section V).
-
-``fedig`` and ``fedig_silos`` are FedIG's protocol for four domains of any data set (its sections
-4.1 and A.6): one domain per client, and ten clients per domain, with ``clients.alpha`` for label
-skew.
-"""
-
 _NOT_IDENTITY = {"name", "device"}
-_LATER = (("train", "select_every"),)
-"""Fields younger than some run folders: left out of the hash where they say nothing new."""
+_LATER = (("train", "select_every"), ("train", "decay"), ("train", "gradient_clipping"))
+_LATER_PARTS = ("privacy", "guards")
+"""Fields and parts younger than some run folders: not in the hash where they say nothing new."""
 
 
 class Experiment(ExperimentSettings):
     """One experiment, complete.
 
     Shorthands are accepted wherever they are unambiguous: ``data="digits"``, ``method="pardon"``,
-    ``hold_out="sketch"`` (or a list, or ``{"val": ..., "test": ...}``), and a method's
-    hyper-parameters directly beside its name.
+    ``hold_out="sketch"`` (or a list, or ``{"val": ..., "test": ...}``), ``guards="median"`` (or a
+    list), and a method's or guard's settings directly beside its name.
 
     Raises:
         ExperimentError: a field is unknown, out of range or contradicts another one.
@@ -112,13 +52,22 @@ class Experiment(ExperimentSettings):
     def _complete(cls, fields: Any) -> Any:
         return complete(fields)
 
+    @model_validator(mode="after")
+    def _check_names(self) -> "Experiment":
+        find_augmentation(self.train.augmentation)
+        return self
+
     @property
     def id(self) -> str:
         """Eight hexadecimal digits that differ for every different experiment."""
         content = self.model_dump(mode="json", exclude=_NOT_IDENTITY)
         for part, field in _LATER:
-            if content[part][field] is None:
+            default = type(getattr(self, part)).model_fields[field].default
+            if content[part][field] == default:
                 del content[part][field]
+        for part in _LATER_PARTS:
+            if getattr(self, part) == type(self).model_fields[part].default:
+                del content[part]
         text = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
 
@@ -217,12 +166,24 @@ def expand(fields: dict[str, Any]) -> dict[str, Any]:
     held = out.get("hold_out")
     if isinstance(held, str | list | tuple):
         out["hold_out"] = {"test": held}
-    method = out.get("method")
-    if isinstance(method, dict):
-        settings = {k: v for k, v in method.items() if k not in ("name", "settings")}
-        rest = {k: v for k, v in method.items() if k in ("name", "settings")}
-        out["method"] = merge(rest, {"settings": settings}) if settings else rest
+    if isinstance(out.get("method"), dict):
+        out["method"] = _choice(out["method"])
+    guards = out.get("guards")
+    if guards is not None:
+        listed = guards if isinstance(guards, list | tuple) else [guards]
+        out["guards"] = [_choice(_plain(guard)) for guard in listed]
     return {key: _plain(value) for key, value in out.items()}
+
+
+def _choice(said: Any) -> Any:
+    """Writes out a method or guard whose settings may stand beside its name."""
+    if isinstance(said, str):
+        return {"name": said}
+    if not isinstance(said, Mapping):
+        return said
+    settings = {k: v for k, v in said.items() if k not in ("name", "settings")}
+    rest = {k: v for k, v in said.items() if k in ("name", "settings")}
+    return merge(rest, {"settings": settings}) if settings else rest
 
 
 def _plain(value: Any) -> Any:
@@ -253,7 +214,8 @@ def complete(fields: Mapping[str, Any]) -> dict[str, Any]:
     name = str(choice.get("name", "fedavg")).lower()
     built = build_method(name, choice.get("settings", {}))
     resolved = {"name": method_class(name).name, "settings": built.settings.model_dump(mode="json")}
-    return _decide({**full, "preset": preset, "method": resolved})
+    guards = [resolved_choice(choice) for choice in full.get("guards", ())]
+    return _decide({**full, "preset": preset, "method": resolved, "guards": guards})
 
 
 def layers(said: dict[str, Any]) -> tuple[str, list[tuple[str, dict[str, Any]]]]:
@@ -266,14 +228,15 @@ def layers(said: dict[str, Any]) -> tuple[str, list[tuple[str, dict[str, Any]]]]
         ExperimentError: a preset or method is unknown.
     """
     source = str(said.get("data", {}).get("source", "folder"))
-    preset = said.get("preset") or (source if source in PRESETS else "folder")
-    if preset not in PRESETS:
+    preset = said.get("preset") or preset_of(source)
+    known = presets()
+    if preset not in known:
         raise ExperimentError(
-            f"unknown preset {preset!r}{nearest(preset, PRESETS)}; there are: {', '.join(PRESETS)}"
+            f"unknown preset {preset!r}{nearest(preset, known)}; there are: {', '.join(known)}"
         )
     method = method_class(str(said.get("method", {}).get("name", "fedavg")).lower())
     return preset, [
-        (f"preset {preset}", expand(PRESETS[preset])),
+        (f"preset {preset}", expand(dict(known[preset]))),
         (f"preset of {method.name}", expand(method.presets.get("*", {}))),
         (f"preset of {method.name} for {preset}", expand(method.presets.get(preset, {}))),
         ("you said", said),

@@ -8,9 +8,9 @@ those of other packages through an entry-point group, and takes whatever a progr
 import importlib
 import logging
 import pkgutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import entry_points
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from feddg.errors import FeddgError, nearest
 
@@ -27,6 +27,11 @@ class Registry(Mapping[str, T], Generic[T]):
         group: entry-point group of other packages' definitions; None for none.
         error: what is raised when a name is unknown or taken.
         where: where a user sees all names, for messages: a command.
+        named: what a definition from an entry point calls itself: its name, then its aliases; the
+            entry point's name if not given.
+        order: a definition's place among the others when all are listed; as found by default.
+        adopt: makes a definition of what another package's entry point of this name gave, or raises
+            what is wrong with it; it is taken as it is by default.
     """
 
     def __init__(
@@ -37,10 +42,15 @@ class Registry(Mapping[str, T], Generic[T]):
         group: str | None = None,
         error: type[FeddgError] = FeddgError,
         where: str | None = None,
+        named: Callable[[T], Sequence[str]] | None = None,
+        order: Callable[[T], Any] | None = None,
+        adopt: Callable[[str, Any], T] | None = None,
     ) -> None:
         self.kind, self._package, self._group = kind, package, group
-        self._error, self._where = error, where
+        self._error, self._where, self._named = error, where, named
+        self._order, self._adopt = order, adopt
         self._found: dict[str, T] = {}
+        self._broken: dict[str, str] = {}
         self._aliases: dict[str, str] = {}
         self._complete = False
 
@@ -65,10 +75,12 @@ class Registry(Mapping[str, T], Generic[T]):
         """Returns the definition called ``name``, an alias counting as the name.
 
         Raises:
-            FeddgError: there is none; names the nearest, and all.
+            FeddgError: there is none, with the nearest, and all; or it cannot be loaded.
         """
         self._load()
         known = self._aliases.get(name, name)
+        if known not in self._found and known in self._broken:
+            raise self._error(f"{self.kind} {name!r} {self._broken[known]}")
         if known not in self._found:
             near = nearest(name, [*self._found, *self._aliases])
             remedy = f"`{self._where}` lists them" if self._where else f"there are: {self.names()}"
@@ -85,7 +97,10 @@ class Registry(Mapping[str, T], Generic[T]):
 
     def __iter__(self) -> Iterator[str]:
         self._load()
-        return iter(self._found)
+        order = self._order
+        if order is None:
+            return iter(self._found)
+        return iter(sorted(self._found, key=lambda name: order(self._found[name])))
 
     def __len__(self) -> int:
         self._load()
@@ -105,19 +120,30 @@ class Registry(Mapping[str, T], Generic[T]):
     def _load_entry(self, name: str, value: str, load: object) -> None:
         try:
             loaded = load()  # type: ignore[operator]
-            if name not in self._found:
-                self.add(name, loaded)
+            adopted: T = self._adopt(name, loaded) if self._adopt else loaded
+            name, *aliases = self._named(adopted) if self._named else (name,)
+            if self._named or name not in self._found:  # else its module registered it
+                self.add(name, adopted, tuple(aliases))
         except Exception as error:  # a broken plug-in must not take the others down
-            log.warning("%s %r of %s cannot be loaded: %s", self.kind, name, value, error)
+            self._broken[name] = f"of {value} cannot be loaded: {error}"
+            log.warning("%s %r %s", self.kind, name, self._broken[name])
 
 
 def _alike(one: object, other: object) -> bool:
     """Whether two definitions are one, perhaps from a module that was read twice."""
-    if one is other or not hasattr(one, "__qualname__"):
-        return one is other or one == other
-    return _origin(one) == _origin(other) and "<locals>" not in _origin(one)
+    if one is other or one == other:
+        return True
+    named = hasattr(_maker(one), "__qualname__") and hasattr(_maker(other), "__qualname__")
+    # Functions in functions (<locals>) and lambdas share names without being one.
+    return named and _origin(one) == _origin(other) and "<" not in _origin(one)
+
+
+def _maker(definition: object) -> object:
+    """Returns what a definition is recognised by: a class or function, its own ``defined_by``."""
+    return getattr(definition, "defined_by", None) or definition
 
 
 def _origin(definition: object) -> str:
-    owner: object = definition if hasattr(definition, "__qualname__") else type(definition)
+    maker = _maker(definition)
+    owner: object = maker if hasattr(maker, "__qualname__") else type(maker)
     return f"{owner.__module__}.{owner.__qualname__}"  # type: ignore[attr-defined]

@@ -4,7 +4,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
 
 def _finite(value: float) -> float:
@@ -27,7 +35,9 @@ class DataSettings(Settings):
     """Which images, at which size."""
 
     source: str = Field(
-        "folder", description="digits, pacs, folder (any images), or a registered source"
+        "folder",
+        description="a data set: digits, folder (any images), a benchmark such as pacs, or a "
+        "registered one",
     )
     root: Path | None = Field(None, description="the images' folder: root/domain/class/*.jpg")
     image_size: int = Field(
@@ -124,8 +134,16 @@ class TrainSettings(Settings):
     weight_decay: Annotated[float, Field(ge=0)] = Field(
         0.0, description="how strongly weights are drawn to zero"
     )
-    augmentation: Literal["none", "digits", "pacs", "office_home"] = Field(
-        "none", description="how training images are varied"
+    decay: Literal["all", "weights"] = Field(
+        "all", description="what decays: all, or weights without biases and normalisation layers"
+    )
+    gradient_clipping: Positive | None = Field(
+        None, description="greatest norm of all gradients of a step together; none for any"
+    )
+    augmentation: str = Field(
+        "none",
+        description="how training images are varied: none, aerial, microscope, a data set's own by "
+        "its name, or a registered one",
     )
 
 
@@ -175,6 +193,39 @@ class MethodChoice(Settings):
     )
 
 
+class PrivacySettings(Settings):
+    """How updates are clipped, and how much noise their mean gets."""
+
+    clipping: Literal["none", "fixed", "adaptive"] = Field(
+        "none", description="whether clients clip their updates, and whether the norm moves"
+    )
+    clipping_norm: Positive = Field(
+        0.1, description="longest change of the weights; adaptive: at the start"
+    )
+    noise_multiplier: float = Field(
+        0.0, ge=0, allow_inf_nan=False, description="noise multiplier z; 0 clips only"
+    )
+    clipping_quantile: Fraction = Field(
+        0.5, description="adaptive: share of updates not to be clipped"
+    )
+    clipping_rate: Positive = Field(0.2, description="adaptive: learning rate of the norm")
+
+    @model_validator(mode="after")
+    def _clips_what_it_noises(self) -> "PrivacySettings":
+        if self.noise_multiplier and self.clipping == "none":
+            raise PydanticCustomError(
+                "unclipped", "noise without clipping protects nothing: set clipping, too"
+            )
+        return self
+
+
+class GuardChoice(Settings):
+    """A guard by name, with its settings."""
+
+    name: str
+    settings: dict[str, Any] = Field(default_factory=dict)
+
+
 class ExperimentSettings(Settings):
     """All that an experiment says; :class:`feddg.experiment.Experiment` completes and checks it."""
 
@@ -191,6 +242,10 @@ class ExperimentSettings(Settings):
     model: ModelSettings = ModelSettings()
     train: TrainSettings = TrainSettings()
     server: ServerSettings = ServerSettings()
+    privacy: PrivacySettings = PrivacySettings()
+    guards: tuple[GuardChoice, ...] = Field(
+        (), description="what else happens to updates on their way, in order; see docs/guards.md"
+    )
     evaluate: EvaluateSettings = EvaluateSettings()
     seed: int = Field(0, description="the experiment's seed: all randomness comes from it")
     precision: Literal["auto", "float32", "bfloat16"] = Field(

@@ -1,4 +1,4 @@
-"""Adam in memory order against PyTorch's plain one."""
+"""Adam and SGD in memory order against PyTorch's plain ones."""
 
 import copy
 
@@ -6,19 +6,54 @@ import pytest
 import torch
 from torch import nn
 
-from feddg.clients.optimizers import InPlaceAdam
+from feddg.clients.optimizers import MemoryOrderAdam, MemoryOrderSGD
+from feddg.errors import ClientError
+
+CHANNELS_LAST = torch.channels_last
+OPTIMIZERS = {
+    "adam": (MemoryOrderAdam, torch.optim.Adam, {}),
+    "adam, decay": (MemoryOrderAdam, torch.optim.Adam, {"weight_decay": 0.1}),
+    "sgd": (MemoryOrderSGD, torch.optim.SGD, {}),
+    "sgd, momentum, decay": (
+        MemoryOrderSGD,
+        torch.optim.SGD,
+        {"momentum": 0.5, "weight_decay": 0.1},
+    ),
+}
+LAYOUTS = {
+    "contiguous": (4, 3, 2, 2),
+    "channels last": (4, 3, 2, 2),
+    "transposed": (5, 4),
+    "3d channels last": (4, 3, 2, 2, 2),
+    "one by one": (6, 4, 1, 1),
+}
 
 
-def test_steps_are_those_of_the_plain_loop():
+def laid_out(tensor, layout):
+    """The same numbers in another memory order."""
+    if layout == "transposed":
+        return tensor.t().contiguous().t()
+    if layout == "contiguous":
+        return tensor.contiguous()
+    three = layout.startswith("3d")
+    return tensor.contiguous(memory_format=torch.channels_last_3d if three else CHANNELS_LAST)
+
+
+def network_and_copy():
     torch.manual_seed(0)
     first = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 1), nn.Flatten(), nn.Linear(144, 2))
-    first = first.to(memory_format=torch.channels_last)
-    second = copy.deepcopy(first)
-    settings = {"lr": 0.01, "weight_decay": 0.1}
-    ours = InPlaceAdam(first.parameters(), **settings)
-    theirs = torch.optim.Adam(second.parameters(), foreach=False, fused=False, **settings)
+    first = first.to(memory_format=CHANNELS_LAST)
+    return first, copy.deepcopy(first)
+
+
+@pytest.mark.parametrize("case", OPTIMIZERS)
+def test_steps_are_those_of_the_plain_loop(case):
+    first, second = network_and_copy()
+    mine, plain, settings = OPTIMIZERS[case]
+    ours = mine(first.parameters(), 0.01, **settings)
+    theirs = plain(second.parameters(), 0.01, foreach=False, fused=False, **settings)
     for _ in range(4):
-        images = torch.randn(5, 3, 8, 8).contiguous(memory_format=torch.channels_last)
+        images = torch.randn(5, 3, 8, 8).contiguous(memory_format=CHANNELS_LAST)
         for network, optimizer in ((first, ours), (second, theirs)):
             optimizer.zero_grad()
             network(images).square().sum().backward()
@@ -28,88 +63,100 @@ def test_steps_are_those_of_the_plain_loop():
         assert one.stride() == other.stride()
 
 
-def test_a_gradient_in_another_memory_order_counts_the_same():
-    weight = nn.Parameter(torch.randn(4, 3, 2, 2).contiguous(memory_format=torch.channels_last))
-    plain = nn.Parameter(weight.detach().clone())
-    gradient = torch.randn(4, 3, 2, 2)
-    weight.grad, plain.grad = gradient.clone(), gradient.clone()
-    InPlaceAdam([weight], 0.1).step()
-    torch.optim.Adam([plain], 0.1, foreach=False).step()
-    torch.testing.assert_close(weight, plain)
-
-
-def test_memory_that_is_used_again_holds_nothing_of_before():
-    torch.manual_seed(0)
-    network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(32, 2))
-    network = network.to(memory_format=torch.channels_last)
-    start = copy.deepcopy(network.state_dict())
-    images = torch.randn(5, 3, 4, 4)
-
-    def trained(optimizer):
-        network.load_state_dict(start)
-        for _ in range(3):
+@pytest.mark.parametrize("case", OPTIMIZERS)
+def test_steps_are_those_of_pytorchs_fused_kernel_bit_for_bit(case):
+    first, second = network_and_copy()
+    mine, plain, settings = OPTIMIZERS[case]
+    ours = mine(first.parameters(), 0.01, **settings)
+    theirs = plain(second.parameters(), 0.01, fused=True, **settings)
+    for _ in range(3):
+        images = torch.randn(5, 3, 8, 8)
+        for network, optimizer in ((first, ours), (second, theirs)):
             optimizer.zero_grad()
             network(images).square().sum().backward()
             optimizer.step()
-        return copy.deepcopy(network.state_dict())
-
-    spent = InPlaceAdam(network.parameters(), 0.1)
-    fresh = trained(spent)
-    moments = {id(state["exp_avg"]) for state in spent.state.values()}
-    again = InPlaceAdam(network.parameters(), 0.1, spent=spent)
-    for name, tensor in trained(again).items():
-        assert torch.equal(tensor, fresh[name])
-    assert {id(state["exp_avg"]) for state in again.state.values()} == moments
-    assert not spent.state
-
-
-def test_memory_of_other_parameters_or_optimizers_is_left_alone():
-    first, second = nn.Linear(3, 2), nn.Linear(3, 2)
-    for spent in (InPlaceAdam(first.parameters(), 0.1), torch.optim.SGD(second.parameters(), 0.1)):
-        first(torch.ones(1, 3)).sum().backward()
-        spent.step()
-        assert not InPlaceAdam(second.parameters(), 0.1, spent=spent).state
-
-
-@pytest.mark.parametrize(("pending", "most"), [(0, 1), (50, 2), (10**9, 6)])
-def test_a_step_taken_inside_the_backward_pass_is_the_step_after_it(monkeypatch, pending, most):
-    """Also where a parameter is used twice, is in a penalty of its own, or is not used at all."""
-    monkeypatch.setattr("feddg.clients.optimizers.PENDING_BYTES", pending)
-    torch.manual_seed(0)
-    network = nn.ModuleList([nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 2), nn.Linear(2, 2)])
-    plain = copy.deepcopy(network)
-    images = torch.randn(4, 6)
-
-    def loss(layers):
-        twice = layers[1](layers[0](layers[1](images)).relu())
-        penalty = sum(parameter.square().sum() for parameter in layers[0].parameters())
-        return layers[2](twice).square().sum() + 0.1 * penalty
-
-    waiting = []
-    for parameter in network.parameters():
-        parameter.register_post_accumulate_grad_hook(
-            lambda _: waiting.append(sum(p.grad is not None for p in network.parameters()))
-        )
-    ours = InPlaceAdam(network.parameters(), 0.01, weight_decay=0.1)
-    theirs = InPlaceAdam(plain.parameters(), 0.01, weight_decay=0.1)
-    for _ in range(3):
-        ours.descend(loss(network))
-        loss(plain).backward()
-        theirs.step()
-        theirs.zero_grad()
-    for one, other in zip(network.parameters(), plain.parameters()):
+    for one, other in zip(first.parameters(), second.parameters()):
         assert torch.equal(one, other)
-        assert one.grad is None
-    assert max(waiting) == most
 
 
-def test_a_backward_pass_that_fails_leaves_no_hook(monkeypatch):
-    monkeypatch.setattr("feddg.clients.optimizers.PENDING_BYTES", 0)
-    layer = nn.Linear(2, 1)
-    adam = InPlaceAdam(layer.parameters(), 0.1)
-    with pytest.raises(RuntimeError, match="does not require grad"):
-        adam.descend(torch.ones(()))
-    adam.descend(layer(torch.ones(1, 2)).sum())
-    before = layer.weight.detach().clone()
-    layer(torch.ones(1, 2)).sum().backward()
-    assert torch.equal(layer.weight, before)
+@pytest.mark.parametrize("other", ["contiguous", "channels last", "transposed", "3d channels last"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("case", OPTIMIZERS)
+def test_a_gradient_in_another_memory_order_counts_the_same(case, layout, other):
+    """As when a method assigns ``p.grad`` itself; twice, so that moments are old once."""
+    shape = LAYOUTS[layout]
+    if other != "contiguous" and len(LAYOUTS[other]) != len(shape):
+        pytest.skip("this order is for other shapes")
+    torch.manual_seed(0)
+    weight = nn.Parameter(laid_out(torch.randn(shape), layout))
+    plain = nn.Parameter(weight.detach().clone())
+    mine, theirs, settings = OPTIMIZERS[case]
+    ours = mine([weight], 0.1, **settings)
+    reference = theirs([plain], 0.1, foreach=False, fused=False, **settings)
+    for _ in range(2):
+        gradient = torch.randn(shape)
+        weight.grad, plain.grad = laid_out(gradient, other), gradient.clone()
+        ours.step()
+        reference.step()
+    torch.testing.assert_close(weight, plain)
+    assert weight.stride() == laid_out(plain.detach(), layout).stride()
+
+
+@pytest.mark.parametrize("case", OPTIMIZERS)
+def test_what_a_kernel_on_raw_memory_cannot_do_is_refused(case):
+    make, _, settings = OPTIMIZERS[case]
+    holes = nn.Parameter(torch.randn(4, 6)[:, ::2])
+    holes.grad = torch.ones(4, 3)
+    with pytest.raises(ClientError, match=r"shape \(4, 3\).*holes.*clone"):
+        make([holes], 0.1, **settings).step()
+    overlapping = nn.Parameter(torch.randn(1, 3).expand(4, 3))
+    overlapping.grad = torch.ones(4, 3)
+    with pytest.raises(ClientError, match="overlaps"):
+        make([overlapping], 0.1, **settings).step()
+    sparse = nn.Parameter(torch.randn(4, 3))
+    sparse.grad = torch.ones(4, 3).to_sparse()
+    with pytest.raises(ClientError, match="dense"):
+        make([sparse], 0.1, **settings).step()
+
+
+@pytest.mark.parametrize("case", ["adam", "sgd, momentum, decay"])
+def test_a_weight_that_changes_its_order_under_its_moments_is_refused(case):
+    make, _, settings = OPTIMIZERS[case]
+    weight = nn.Parameter(torch.randn(4, 3, 2, 2))
+    optimizer = make([weight], 0.1, **settings)
+    weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    weight.data = weight.data.contiguous(memory_format=CHANNELS_LAST)
+    before = weight.detach().clone()
+    with pytest.raises(ClientError, match="another memory order than its optimizer's moments"):
+        optimizer.step()
+    assert torch.equal(weight, before)
+
+
+def test_a_parameter_whose_first_gradient_comes_late_gets_its_momentum():
+    torch.manual_seed(0)
+    ours = nn.ParameterList([torch.randn(3), torch.randn(3)])
+    theirs = copy.deepcopy(ours)
+    first = MemoryOrderSGD(ours.parameters(), 0.1, 0.5)
+    second = torch.optim.SGD(theirs.parameters(), 0.1, 0.5, foreach=False, fused=False)
+    for used in (1, 2, 2):
+        gradients = torch.randn(used, 3)
+        for parameters, optimizer in ((ours, first), (theirs, second)):
+            for parameter, gradient in zip(parameters, gradients):
+                parameter.grad = gradient.clone()
+            optimizer.step()
+    for one, other in zip(ours, theirs):
+        torch.testing.assert_close(one, other)
+
+
+def test_a_closure_is_called_with_gradients_on():
+    weight = nn.Parameter(torch.ones(3))
+    optimizer = MemoryOrderSGD([weight], 0.5)
+
+    def closure():
+        loss = weight.square().sum()
+        loss.backward()
+        return loss
+
+    assert optimizer.step(closure).item() == 3
+    assert torch.equal(weight.detach(), torch.zeros(3))

@@ -10,10 +10,10 @@ import pytest
 import yaml
 
 from feddg.api import compare
+from feddg.clients.threads import threads, threads_per_job
 from feddg.comparing.compare import prepare_work
 from feddg.comparing.estimate import estimate
-from feddg.comparing.pool import Watcher, threads_per_job
-from feddg.federation.turns import threads
+from feddg.comparing.pool import Watcher
 from feddg.runs.reading import read_rows, read_run
 
 BASE = {
@@ -130,7 +130,7 @@ def test_without_finished_runs_the_estimate_is_measured():
 
 def test_threads_are_shared_out(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr("feddg.comparing.pool.available_cores", lambda: 8)
+    monkeypatch.setattr("feddg.clients.threads.available_cores", lambda: 8)
     assert [threads_per_job(jobs) for jobs in (1, 3, 8, 20)] == [8, 2, 1, 1]
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     assert threads_per_job(2) == 1

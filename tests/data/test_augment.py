@@ -13,8 +13,12 @@ from torchvision import transforms
 from torchvision.transforms import functional
 
 from feddg.data import augment
-from feddg.data.augment import AugmentSettings, Draw, apply, draw
+from feddg.data.augment import Draw, apply, draw
+from feddg.data.augmentations import NONE, AugmentSettings
+from feddg.data.data_set import augmentations, find_augmentation
+from feddg.errors import ExperimentError
 
+PACS = find_augmentation("pacs")
 CROP = AugmentSettings(crop_scale=(0.3, 1.0), flip=0.5)
 
 
@@ -94,6 +98,73 @@ def test_flips_come_as_often_as_asked() -> None:
     drawn = draw(AugmentSettings(flip=0.3), 4000, 4, chance())
     mirrored = drawn.places[0, :, 0] > drawn.places[0, :, -1]
     assert abs(mirrored.float().mean().item() - 0.3) < 0.03  # four standard errors
+
+
+def vertically(drawn: Draw, row: int) -> bool:
+    down = drawn.places[1, row]
+    return bool(down[0] > down[-1])
+
+
+def test_upside_down_mirror_images_equal_torchvision_and_come_as_often_as_asked() -> None:
+    images = noise(5, 9)
+    upended = apply(images, draw(AugmentSettings(vertical_flip=1.0), 5, 9, chance()))
+    assert torch.equal(upended, functional.vflip(images).float() / 255)
+    drawn = draw(AugmentSettings(vertical_flip=0.3), 4000, 4, chance())
+    share = sum(vertically(drawn, row) for row in range(4000)) / 4000
+    assert abs(share - 0.3) < 0.03  # four standard errors
+
+
+@pytest.mark.parametrize("size", [1, 8, 11])
+def test_quarter_turns_are_turns_each_as_often_as_the_others(size: int) -> None:
+    images = noise(400, size)
+    turned = apply(images, draw(AugmentSettings(quarter_turns=True), 400, size, chance()))
+    assert turned.is_contiguous(memory_format=torch.channels_last)
+    found = [0, 0, 0, 0]
+    for before, after in zip(images.float() / 255, turned):
+        equal = [torch.equal(torch.rot90(before, k, (1, 2)), after) for k in range(4)]
+        assert any(equal)  # a turn, never a mirror image
+        found[equal.index(True)] += 1
+    if size > 1:
+        assert all(abs(count - 100) < 36 for count in found)  # four standard errors
+
+
+def test_mirrors_and_turns_together_reach_all_eight_symmetries_of_a_square() -> None:
+    settings = AugmentSettings(flip=0.5, vertical_flip=0.5, quarter_turns=True)
+    images = noise(1, 6).expand(800, 3, 6, 6)
+    symmetries = [
+        torch.rot90(side, k, (1, 2)) for side in (images[0], images[0].flip(2)) for k in range(4)
+    ]
+    counts = [0] * 8
+    for after in apply(images, draw(settings, 800, 6, chance())):
+        counts[[torch.equal(one.float() / 255, after) for one in symmetries].index(True)] += 1
+    assert all(abs(count - 100) < 38 for count in counts)  # four standard errors
+
+
+def test_a_turned_crop_is_torchvisions_crop_of_the_transposed_image() -> None:
+    settings = AugmentSettings(crop_scale=(0.3, 1.0), quarter_turns=True)
+    images = noise(20, 12)
+    drawn = draw(settings, 20, 12, chance())
+    assert 0 < drawn.transposed.sum() < 20
+    for row, augmented in enumerate(apply(images, drawn)):
+        picture = images[row].float()
+        picture = picture.transpose(1, 2) if drawn.transposed[row] else picture
+        across, down = drawn.places[:, row]
+        left, right = sorted([int(across[0]), int(across[-1])])
+        top, bottom = sorted([int(down[0]), int(down[-1])])
+        box = [top, left, bottom - top + 1, right - left + 1]
+        expected = functional.resized_crop(picture, *box, [12, 12], antialias=False)
+        expected = functional.hflip(expected) if across[0] > across[-1] else expected
+        expected = functional.vflip(expected) if down[0] > down[-1] else expected
+        np.testing.assert_allclose(augmented, expected / 255, atol=1e-5)
+
+
+def test_an_augmentation_is_found_by_name_or_named() -> None:
+    assert find_augmentation("none") == AugmentSettings()
+    assert {"aerial", "microscope", "digits", "pacs", "office_home"} <= set(augmentations())
+    with pytest.raises(
+        ExperimentError, match=r"'arial' \(did you mean 'aerial'\?\); there are: none"
+    ):
+        find_augmentation("arial")
 
 
 def test_shifts_move_whole_pixels_and_repeat_the_edge() -> None:
@@ -220,7 +291,7 @@ def test_values_are_clamped_once_at_the_end() -> None:
     np.testing.assert_allclose(apply(images, both), expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("settings", augment.PRESETS.values(), ids=augment.PRESETS)
+@pytest.mark.parametrize("settings", augmentations().values(), ids=augmentations())
 @pytest.mark.parametrize("size", [1, 2, 17])
 def test_presets_give_finite_channels_last_images_in_range(settings, size: int) -> None:
     images = noise(6, size)
@@ -235,7 +306,7 @@ def test_presets_give_finite_channels_last_images_in_range(settings, size: int) 
 
 def test_no_augmentation_is_a_cast() -> None:
     images = noise(4, 6)
-    assert torch.equal(apply(images, draw(augment.NONE, 4, 6, chance())), images.float() / 255)
+    assert torch.equal(apply(images, draw(NONE, 4, 6, chance())), images.float() / 255)
 
 
 def test_settings_that_only_just_change_nothing() -> None:
@@ -249,22 +320,22 @@ def test_views_of_the_same_images_get_the_same_draw() -> None:
     twins = images.flip(1)  # the same pictures with red and blue exchanged
     drawn = draw(CROP, 16, 12, chance())
     assert torch.equal(apply(twins, drawn).flip(1), apply(images, drawn))
-    colored = draw(augment.PACS, 16, 12, chance())
+    colored = draw(PACS, 16, 12, chance())
     assert torch.equal(apply(images, colored), apply(images.clone(), colored))
 
 
 def test_every_sample_has_its_own_draw() -> None:
     same = noise(1, 16).expand(12, 3, 16, 16)
-    augmented = apply(same, draw(augment.PACS, 12, 16, chance())).flatten(1)
+    augmented = apply(same, draw(PACS, 12, 16, chance())).flatten(1)
     assert len({tuple(image.tolist()) for image in augmented}) == 12
 
 
 def test_draws_depend_on_the_generator_alone() -> None:
     torch.manual_seed(1)
-    first = draw(augment.PACS, 8, 16, chance(5))
+    first = draw(PACS, 8, 16, chance(5))
     before = torch.random.get_rng_state()
-    again = draw(augment.PACS, 8, 16, chance(5))
-    other = draw(augment.PACS, 8, 16, chance(6))
+    again = draw(PACS, 8, 16, chance(5))
+    other = draw(PACS, 8, 16, chance(6))
     assert torch.equal(torch.random.get_rng_state(), before)
     for name in ("places", "colors", "contrast"):
         assert torch.equal(getattr(first, name), getattr(again, name))
@@ -272,7 +343,7 @@ def test_draws_depend_on_the_generator_alone() -> None:
 
 
 def test_an_images_result_does_not_depend_on_its_batch() -> None:
-    images, drawn = noise(6, 11), draw(augment.PACS, 6, 11, chance())
+    images, drawn = noise(6, 11), draw(PACS, 6, 11, chance())
     alone = Draw(drawn.places[:, 2:3], drawn.colors[2:3], drawn.contrast[2:3])
     np.testing.assert_allclose(apply(images[2:3], alone)[0], apply(images, drawn)[2], atol=1e-6)
 

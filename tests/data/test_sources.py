@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from feddg.data import sources
+from feddg.data.data_set import DATA_SETS
 from feddg.data.images import ImageTable
 from feddg.data.sources import load_source, register_source, source_names
 from feddg.errors import DataError
@@ -28,13 +28,24 @@ def one_image(root: Path | None, colour: int = 0) -> ImageTable:
     return ImageTable(("a/b/1",), zero, zero, ("b",), ("a",), images=image)
 
 
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """What is registered meanwhile is forgotten again, and entry points are looked for anew."""
+    len(DATA_SETS)
+    for name in ("_found", "_broken"):
+        monkeypatch.setattr(DATA_SETS, name, dict(getattr(DATA_SETS, name)))
+    monkeypatch.setattr(DATA_SETS, "_complete", False)
+    return monkeypatch
+
+
 def test_builtin_sources_are_known() -> None:
-    assert {"digits", "folder", "pacs"} <= set(source_names())
+    assert {"digits", "folder", "office_home", "pacs"} <= set(source_names())
+    assert not {"fedig", "fedig_silos", "iwildcam"} & set(source_names())
     assert source_names() == sorted(source_names())
 
 
 def test_unknown_source_suggests_the_nearest() -> None:
-    with pytest.raises(DataError, match=r"'digit' \(did you mean 'digits'\?\).*folder, pacs"):
+    with pytest.raises(DataError, match=r"'digit' \(did you mean 'digits'\?\).*folder.*pacs"):
         load_source("digit")
 
 
@@ -52,7 +63,7 @@ def test_folder_accepts_a_string_and_the_home_sign(
     assert load_source("folder", "~/images").root == tmp_path / "images"
 
 
-@pytest.mark.parametrize("source", ["folder", "pacs"])
+@pytest.mark.parametrize("source", ["folder", "pacs", "office_home"])
 def test_sources_on_disk_need_a_root(source: str) -> None:
     with pytest.raises(DataError, match=f"'{source}' needs the folder"):
         load_source(source)
@@ -73,34 +84,76 @@ def test_unknown_option() -> None:
         load_source("digits", size=3)
 
 
-def test_registered_source_gets_root_and_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "_sources", dict(sources._sources))
+@pytest.mark.usefixtures("fresh")
+def test_registered_source_gets_root_and_options() -> None:
     register_source("grey")(one_image)
     table = load_source("grey", colour=7)
     assert table.images is not None
     assert table.images[0, 0, 0, 0] == 7
-    with pytest.raises(DataError, match="already is a data source named 'grey'"):
+    with pytest.raises(
+        DataError, match=r"two data sets are called 'grey': .*one_image and .*lambda"
+    ):
         register_source("grey")(lambda root: one_image(root))
 
 
-def test_sources_of_other_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("fresh")
+def test_a_notebooks_cell_may_register_its_function_again() -> None:
+    code = "def load(root):\n    return {}\n"
+    for answer in (1, 2):
+        cell: dict = {"__name__": "notebook"}
+        exec(code.format(answer), cell)
+        register_source("mine")(cell["load"])
+    assert DATA_SETS["mine"].load(None) == 2
+    with pytest.raises(DataError, match="two data sets are called 'digits'"):
+        register_source("digits")(cell["load"])
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("fedig", r"--data pacs --root FOLDER --preset fedig\."),
+        ("fedig_silos", "--preset fedig_silos"),
+        ("iwildcam", "root/location/species/image.*--preset iwildcam.*--split-file"),
+    ],
+)
+def test_what_has_no_images_says_what_to_do(tmp_path: Path, name: str, remedy: str) -> None:
+    with pytest.raises(DataError, match=rf"'{name}' cannot be read as a source.*{remedy}"):
+        load_source(name, tmp_path)
+
+
+def test_sources_of_other_packages(
+    tmp_path: Path, fresh: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     package = tmp_path / "theirs-1.0.dist-info"
     package.mkdir()
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
     (package / "entry_points.txt").write_text(
         "[feddg.sources]\ntheirs = their_module:load\nbroken = no_such_module:load\n"
+        "whole = their_module:WHOLE\nrenamed = their_module:WHOLE\nnumber = their_module:NUMBER\n"
     )
     (tmp_path / "their_module.py").write_text(
+        "from feddg.data.data_set import DataSet\n"
         "from feddg.data.images import from_folder\n"
         "def load(root, *, first=1):\n"
         "    return from_folder(root).take(range(first))\n"
+        "WHOLE = DataSet(name='whole', summary='Theirs', load=load, domains=('b', 'a'))\n"
+        "NUMBER = 3\n"
     )
-    monkeypatch.syspath_prepend(tmp_path)
+    fresh.syspath_prepend(tmp_path)
     images = write_tree(tmp_path / "images", ("a", "b"), ("x", "y"))
-    assert {"theirs", "broken", "digits"} <= set(source_names())
+    with caplog.at_level(logging.WARNING, logger="feddg"):
+        assert {"theirs", "whole", "digits"} <= set(source_names())
+    assert caplog.text.count("cannot be loaded") == 3
+    assert DATA_SETS["whole"].domains == ("b", "a")
+    assert len(load_source("whole", images, first=2)) == 2
     assert len(load_source("theirs", images, first=3)) == 3
-    with pytest.raises(DataError, match=r"'broken' \(no_such_module:load\) cannot be loaded"):
-        load_source("broken")
+    for name, reason in [
+        ("broken", "of no_such_module:load cannot be loaded: No module"),
+        ("renamed", "must be called 'whole'"),
+        ("number", "not int"),
+    ]:
+        with pytest.raises(DataError, match=f"'{name}' .*{reason}"):
+            load_source(name)
 
 
 @pytest.mark.parametrize("around", ["", "PACS", "kfold", "PACS/kfold"])
@@ -152,6 +205,50 @@ def test_pacs_with_a_strange_class(tmp_path: Path) -> None:
     write_tree(tmp_path, PACS_DOMAINS, (*PACS_CLASSES, "zebra"))
     with pytest.raises(DataError, match="unexpected class folders: zebra"):
         load_source("pacs", tmp_path)
+
+
+def office_home_tree(root: Path, fourth: str, plain: bool = False) -> Path:
+    classes = DATA_SETS["office_home"].classes
+    if plain:
+        classes = tuple(name.replace("_", " ").lower() for name in classes)
+    return write_tree(root, ("Art", "Clipart", "Product", fourth), classes)
+
+
+@pytest.mark.parametrize("fourth", ["Real World", "Real_World", "RealWorld", "real_world", "real"])
+@pytest.mark.parametrize("around", ["", "OfficeHomeDataset_10072016", "office_home"])
+def test_office_home_in_its_spellings(tmp_path: Path, fourth: str, around: str) -> None:
+    office_home_tree(tmp_path / around, fourth, plain=fourth == "real")
+    table = load_source("office_home", tmp_path)
+    assert table.domain_names == ("Art", "Clipart", "Product", "Real_World")
+    assert table.counts().tolist() == [[2] * 65] * 4
+    assert table.class_names[0] == "Alarm_Clock"
+    assert table.class_names == tuple(sorted(table.class_names))
+    assert table.root == tmp_path / around
+    for path, domain in zip(table.paths, table.domains):
+        assert (path.split("/")[0] == fourth) == (domain == 3)
+
+
+def test_office_home_of_another_size_is_a_warning_with_both_numbers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, logger="feddg"):
+        load_source("office_home", office_home_tree(tmp_path, "Real World"))
+    assert "Office-Home has 4357 images in Real_World" in caplog.text
+    assert "holds 130" in caplog.text
+
+
+def test_office_home_without_its_fourth_domain(tmp_path: Path) -> None:
+    write_tree(tmp_path, ("Art", "Clipart", "Product"), ("Bed", "Bike"))
+    with pytest.raises(DataError, match=r"lacks Real_World\. Found: Art, Clipart, Product"):
+        load_source("office_home", tmp_path)
+
+
+def test_published_sizes_add_up() -> None:
+    """15,588 images (Office-Home's paper), 9,991 (PACS's), 203,029 (WILDS)."""
+    home, pacs, wild = (DATA_SETS[name] for name in ("office_home", "pacs", "iwildcam"))
+    assert (len(home.classes), sum(home.counts.values())) == (65, 15_588)
+    assert (len(pacs.classes), sum(pacs.counts.values())) == (7, 9_991)
+    assert sum(wild.split_counts.values()) == 203_029
 
 
 def test_real_pacs_has_the_published_counts(

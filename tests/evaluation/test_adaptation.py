@@ -14,7 +14,7 @@ from feddg.evaluation.accuracy import Evaluation
 from feddg.evaluation.adaptation import ADAPTATIONS, adapt
 from feddg.evaluation.predictors import Parts
 from feddg.methods.base import local_names
-from feddg.methods.registry import build_method
+from feddg.methods.composition import build_method
 from feddg.models.adapter import adapter_of
 from feddg.models.backbones import build_network
 from feddg.models.moments import map_layers

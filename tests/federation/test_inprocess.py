@@ -7,7 +7,7 @@ import torch
 
 from feddg.errors import ClientError
 from feddg.messages import Refusal, Update
-from feddg.methods.base import FedAvg
+from feddg.methods.fedavg import FedAvg
 from federations import federation, same
 
 SIZES = (7, 5, 6, 4, 8)
@@ -81,6 +81,6 @@ def test_clients_at_once_share_the_seconds_of_their_round(monkeypatch):
     three_seconds = {"seconds": 3.0, "weights": small.server.state.weights}
     monkeypatch.setattr(
         "feddg.federation.inprocess.train",
-        lambda client, method: Update(client.id, 1, **three_seconds),
+        lambda client, method, guards: Update(client.id, 1, **three_seconds),
     )
     assert small.server.round().seconds["train"] == pytest.approx(5 * 3.0 / 2)

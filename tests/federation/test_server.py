@@ -122,7 +122,7 @@ def test_the_ledger_has_both_directions_of_every_client_and_the_exact_bytes():
     up = [row["bytes"] for row in messages if row["direction"] == "up"]
     assert down == [model] * 2
     assert up == [model + 8] * 2  # the number of examples
-    assert record.bytes == {"down": 2 * model, "up": 2 * model + 16}
+    assert (record.bytes_down, record.bytes_up) == (2 * model, 2 * model + 16)
     assert sum(row["kind"] == "layout" for row in small.ledger) == 2
 
 

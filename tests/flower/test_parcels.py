@@ -5,7 +5,8 @@ import torch
 
 pytest.importorskip("flwr", reason="Flower is an optional extra")
 
-from feddg.flower.parcels import Parcel, parcel_update, update_parcel
+from feddg.flower.parcels import Parcel, update_parcel
+from feddg.flower.replies import read_update
 from feddg.messages import Message, Update
 
 TENSORS = {
@@ -50,7 +51,7 @@ def test_an_update_of_weights_alone_is_one_array_record_and_one_config_record():
     update = Update(2, 11, {"w": torch.ones(2)}, terms={"loss": 0.25}, seconds=1.5, images=22)
     records = update_parcel(update).to_records()
     assert (len(records.array_records), len(records.config_records)) == (1, 1)
-    found = parcel_update(2, Parcel.from_records(records))
+    found = read_update(2, Parcel.from_records(records))
     assert (found.client, found.examples, found.images, found.seconds) == (2, 11, 22, 1.5)
     assert found.terms == {"loss": 0.25}
     assert not found.extras
@@ -59,4 +60,4 @@ def test_an_update_of_weights_alone_is_one_array_record_and_one_config_record():
 
 def test_what_is_no_update_is_refused():
     with pytest.raises(ValueError, match="no update"):
-        parcel_update(0, Parcel(parts={"reply": Message()}))
+        read_update(0, Parcel(parts={"reply": Message()}))

@@ -1,208 +1,126 @@
-"""Clipped and noised updates: by hand, over the in-process grid, and what is refused."""
+"""Guards over Flower's in-process grid: the same code and the same bits as in-process."""
 
 import json
 import math
 
 import pytest
-import torch
 from safetensors.torch import load_file
 
 pytest.importorskip("flwr", reason="Flower is an optional extra")
 
-from flwr.app import Context, RecordDict
-from flwr.app import Message as Envelope
-from flwr.supercore.task_identity import TaskIdentity
-
+from feddg.api import run
 from feddg.errors import ExperimentError
-from feddg.experiment import Experiment
-from feddg.flower.parcels import Parcel, parcel_update, update_parcel
-from feddg.flower.privacy import Privacy, clip_update, epsilon, private
-from feddg.messages import Message, Update
-from feddg.methods.base import State
-from feddg.runs.prepare import build
+from feddg.flower.parcels import Parcel
+from feddg.flower.server_app import Deployment as Config
 from feddg.runs.reading import read_rows
+from federations import same
 from flower_grid import SMALL, Deployment, experiment, weights
 
-
-def clipped(kind, norm, received, trained):
-    """What leaves a site that was sent ``received`` and trained to ``trained``."""
-    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
-    told = Message({}, {"clipping": kind, "clipping_norm": norm})
-    asked = Parcel({"round": 1}, {"weights": Message(received), "extras": told})
-    update = update_parcel(Update(0, 7, trained, terms={"cross_entropy": 2.0}))
-    envelope = Envelope(asked.to_records(), 1, "train")
-    envelope.metadata.__dict__["_message_id"] = "asked"
-    context = Context(1, 1, {}, RecordDict(), {})
-
-    def train(message, context):
-        return Envelope(update.to_records(), reply_to=message)
-
-    reply = clip_update(envelope, context, train)
-    return parcel_update(0, Parcel.from_records(reply.content))
-
-
-@pytest.mark.parametrize("kind", ["fixed", "adaptive"])
-def test_a_change_of_length_5_becomes_one_of_length_1(kind):
-    received = {"a": torch.tensor([1.0]), "n": torch.tensor(3), "b": torch.tensor([[2.0, 2.0]])}
-    trained = {"a": torch.tensor([4.0]), "n": torch.tensor(9), "b": torch.tensor([[2.0, 6.0]])}
-    update = clipped(kind, 1.0, received, trained)
-    torch.testing.assert_close(update.weights["a"], torch.tensor([1.6]))
-    torch.testing.assert_close(update.weights["b"], torch.tensor([[2.0, 2.8]]))
-    assert update.weights["n"].item() == 9
-    assert update.weights["n"].dtype == torch.int64
-    assert update.terms == {}
-    assert update.examples == 7
-    assert update.extras.scalars == ({"norm_bit": 1} if kind == "adaptive" else {})
-
-
-@pytest.mark.parametrize("change", [0.0, 0.5])
-def test_a_short_change_stays_as_it_is(change):
-    update = clipped("adaptive", 1.0, {"a": torch.zeros(1)}, {"a": torch.full((1,), change)})
-    assert update.weights["a"].item() == change
-    assert update.extras.scalars == {"norm_bit": 0}
-
-
 FROZEN = {"model": {"backbone": "cnn", "weights": None, "normalization": "frozen"}}
+TRAIN = {**SMALL["train"], "rounds": 2, "local_steps": 2, "batch_size": 16}
 
 
-def guarded(**privacy):
-    chosen = experiment(**FROZEN)
-    method, network = build(chosen, 10)
-    method = private(method, network, Privacy(**privacy), chosen)
-    initial = network.state_dict()
-    return method, State(initial, method.initial_extras(network, 3))
+def extras(path):
+    index = json.loads((path / "checkpoint/checkpoint.json").read_text())
+    tensors = load_file(path / "checkpoint" / index["state"])
+    return {name: tensor for name, tensor in tensors.items() if name.startswith("extras/")}
 
 
-def test_the_mean_of_four_gets_noise_of_a_quarter_of_the_norm_times_the_multiplier():
-    method, state = guarded(clipping="fixed", clipping_norm=2.0, noise_multiplier=3.0)
-    updates = [Update(k, 10**k, state.weights) for k in range(4)]
-    first, second = (
-        method.aggregate(State(state.weights, state.extras), updates).weights for _ in range(2)
-    )
-    trained = sorted(method.released)
-    noise = torch.cat([(first[n] - state.weights[n]).flatten() for n in trained])
-    assert len(noise) > 10_000
-    assert noise.std().item() == pytest.approx(2.0 * 3.0 / 4, rel=0.05)
-    assert all(not torch.equal(first[name], second[name]) for name in trained)
-    frozen = first.keys() - set(trained)
-    assert frozen
-    assert all(torch.equal(first[name], state.weights[name]) for name in frozen)
-
-
-def test_every_site_counts_the_same():
-    method, state = guarded(clipping="fixed")
-    updates = [
-        Update(k, examples, {n: torch.full_like(t, k) for n, t in state.weights.items()})
-        for k, examples in enumerate((1, 10, 1000))
-    ]
-    found = method.aggregate(State(state.weights, state.extras), updates).weights
-    for name in method.released:
-        torch.testing.assert_close(found[name], torch.ones_like(found[name]))
-
-
-@pytest.mark.parametrize(("bits", "factor"), [((1, 1), 0.1), ((0, 0), -0.1), ((1, 0), 0.0)])
-def test_the_norm_grows_while_most_updates_are_clipped(bits, factor):
-    method, state = guarded(clipping="adaptive", clipping_norm=0.5)
-    updates = [
-        Update(k, 5, state.weights, Message({}, {"norm_bit": bit})) for k, bit in enumerate(bits)
-    ]
-    found = method.aggregate(State(state.weights, dict(state.extras)), updates)
-    told = method.broadcast(found).extras.scalars
-    assert told["clipping"] == "adaptive"
-    assert told["clipping_norm"] == pytest.approx(0.5 * math.exp(factor))
-
-
-def test_epsilon_in_closed_form():
-    assert epsilon(2, 1.0) == pytest.approx(1 + 2 * math.sqrt(5 * math.log(10)))
-    assert epsilon(1, 0.0) == math.inf
-
-
-ONE_ROUND = {**SMALL["train"], "rounds": 1, "local_steps": 2, "batch_size": 16}
-
-
-def test_over_the_grid_no_update_is_longer_than_the_norm(tmp_path):
-    chosen = experiment(method="fedprox", train=ONE_ROUND, **FROZEN)
-    deployment = Deployment(tmp_path, chosen, clipping="adaptive", **{"clipping-norm": 0.25})
-    found = deployment.start()
-    _, network = build(chosen, 10)
-    change = [found[f"weights/{n}"] - t for n, t in network.state_dict().items()]
-    assert 0.05 < math.sqrt(sum(float(part.square().sum()) for part in change)) <= 0.25 + 1e-5
-    layouts = [
-        row for row in read_rows(deployment.path / "ledger.jsonl") if row["kind"] == "layout"
-    ]
-    told = {scalar for layout in layouts for scalar in layout["scalars"]}
-    assert {"clipping", "clipping_norm", "norm_bit"} <= told
-    index = json.loads((deployment.path / "checkpoint/checkpoint.json").read_text())
-    norm = load_file(deployment.path / "checkpoint" / index["state"])["extras/privacy/norm"]
-    assert norm.item() == pytest.approx(0.25 * math.exp(0.1))  # all three were clipped
-    assert (
-        json.loads((deployment.path / "deployment.json").read_text())["privacy"]["clipping_norm"]
-        == 0.25
-    )
-
-
-def test_a_wide_norm_without_noise_is_fedavg(tmp_path):
-    # The three sites hold the same number of images, so their plain mean is the weighted one.
-    chosen = experiment(train=ONE_ROUND, **FROZEN)
-    plain = Deployment(tmp_path / "plain", chosen).start()
-    wide = Deployment(tmp_path / "wide", chosen, clipping="fixed", **{"clipping-norm": 1e6}).start()
-    assert plain.keys() == wide.keys()
-    for name, tensor in plain.items():
-        torch.testing.assert_close(wide[name], tensor)
-
-
-def test_a_run_keeps_the_privacy_it_began_with(tmp_path):
-    chosen = experiment(train=ONE_ROUND, **FROZEN)
-    deployment = Deployment(tmp_path, chosen, clipping="fixed")
-    deployment.grid.fail = lambda site, message: message.metadata.message_type == "train"
-    with pytest.raises(Exception, match="0 good updates"):
-        deployment.start()
-    deployment.config["clipping"] = "none"
-    with pytest.raises(ExperimentError, match="choose another 'out'"):
-        deployment.start()
-    assert weights(deployment.path)
-
-
-UNSOUND = {
-    "pardon": "describe/style .* would leave the site neither clipped nor noised",
-    "ccst": "describe/styles",
-    "fpl": "update/fpl/",
-    "scaffold": "update/",
-    "feddg-ga": "answer:",
-    "fedbn": "stay with each site",
-    "fedgma": "its own 'aggregate'",
-    "randaug+fedgma": "its own 'aggregate'",
+CASES = {
+    "fixed": {"privacy": {"clipping": "fixed", "clipping_norm": 0.2}},
+    "adaptive": {"privacy": {"clipping": "adaptive", "clipping_norm": 0.25}, "method": "fedprox"},
+    "median": {"guards": "median"},
+    "bounding": {"guards": "norm_bounding", "server": {"optimizer": "fedavgm"}},
 }
 
 
-@pytest.mark.parametrize("name", UNSOUND)
-def test_methods_that_clipping_does_not_protect_are_refused(name):
-    chosen = experiment(method=name, **FROZEN)
-    with pytest.raises(ExperimentError, match=UNSOUND[name]):
-        private(*build(chosen, 10), Privacy(clipping="fixed"), chosen)
+@pytest.mark.parametrize("case", CASES)
+def test_flower_gives_the_bits_of_the_in_process_transport(case, tmp_path, monkeypatch):
+    left = {"in-process": [], "flower": []}
+    where = "in-process"
+    from feddg.guards.chain import Guards
+
+    original = Guards.protect
+
+    def noted(self, update, received, told):
+        update = original(self, update, received, told)
+        left[where].append((update.client, update.keep().weights, dict(update.extras.scalars)))
+        return update
+
+    monkeypatch.setattr(Guards, "protect", noted)
+    chosen = experiment(train=TRAIN, **FROZEN, **CASES[case])
+    expected = run(chosen, tmp_path / "in-process", cache=tmp_path / "cache", report=False)
+    where = "flower"
+    deployment = Deployment(tmp_path, chosen)
+    assert same(deployment.start(), weights(expected.folder))
+    assert same(extras(deployment.path), extras(expected.folder))
+    ours, theirs = (sorted(updates, key=lambda u: u[0]) for updates in left.values())
+    assert len(ours) == len(theirs) == 6
+    for one, other in zip(ours, theirs, strict=True):
+        assert one[0] == other[0]
+        assert same(one[1], other[1])
+        assert one[2] == other[2]
+    rows = [read_rows(path / "ledger.jsonl") for path in (deployment.path, expected.folder)]
+    sent = [[row for row in part if row["kind"] == "message"] for part in rows]
+    assert [row for row in sent[0] if row["purpose"] != "introduce"] == sent[1]
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedprox", "mixstyle", "jigen", "randaug+rsc"])
-def test_methods_whose_server_takes_the_mean_of_weights_are_protected(name):
-    chosen = experiment(method=name, **FROZEN)
-    method, network = build(chosen, 10)
-    found = private(method, network, Privacy(clipping="fixed"), chosen)
-    assert found.name == method.name
-    assert isinstance(found, type(method))
+def test_the_grid_carries_the_norm_the_bit_and_no_loss(tmp_path):
+    privacy = {"clipping": "adaptive", "clipping_norm": 0.25}
+    chosen = experiment(train={**TRAIN, "rounds": 1}, privacy=privacy, **FROZEN)
+    deployment = Deployment(tmp_path, chosen)
+    replies = []
+    original = deployment.grid.pull_messages
+
+    def watched(ids):
+        found = original(ids)
+        replies.extend(Parcel.from_records(message.content) for message in found)
+        return found
+
+    deployment.grid.pull_messages = watched
+    deployment.start()
+    updates = [reply for reply in replies if "weights" in reply.parts]
+    assert [update.part("extras").scalars for update in updates] == [{"clipping/norm_bit": 1}] * 3
+    assert all(not update.part("terms") for update in updates)
+    norm = extras(deployment.path)["extras/guards/clipping/norm"]
+    assert norm.item() == pytest.approx(0.25 * math.exp(0.1))
 
 
-def test_running_statistics_are_refused_unless_frozen():
-    def protected(normalization):
-        model = {"backbone": "resnet18", "weights": None, "normalization": normalization}
-        chosen = Experiment(**{**SMALL, "model": model})
-        return private(*build(chosen, 10), Privacy(clipping="fixed"), chosen)
+def test_a_site_that_does_not_clip_is_refused_by_name(tmp_path, monkeypatch):
+    from feddg.guards.clipping import Clipping
 
-    with pytest.raises(ExperimentError, match=r"set model.normalization to frozen"):
-        protected("train")
-    assert protected("frozen")
+    original = Clipping.protect
+    monkeypatch.setattr(
+        Clipping,
+        "protect",
+        lambda self, update, *rest: update if update.client == 2 else original(self, update, *rest),
+    )
+    privacy = {"clipping": "fixed", "clipping_norm": 0.01}
+    chosen = experiment(train={**TRAIN, "rounds": 1}, privacy=privacy, **FROZEN)
+    deployment = Deployment(tmp_path, chosen)
+    deployment.start()
+    rows = read_rows(deployment.path / "ledger.jsonl")
+    refused = [(row["client"], row["reason"]) for row in rows if row["kind"] == "refusal"]
+    assert len(refused) == 1
+    assert refused[0][0] == 2
+    assert "long; the norm is 0.01" in refused[0][1]
 
 
-def test_noise_without_clipping_is_refused():
-    chosen = experiment(**FROZEN)
-    with pytest.raises(ExperimentError, match="set clipping"):
-        private(*build(chosen, 10), Privacy(noise_multiplier=1.0), chosen)
+def test_a_method_that_cannot_be_protected_is_refused_before_round_1(tmp_path):
+    chosen = experiment(method="pardon", privacy={"clipping": "fixed"}, **FROZEN)
+    deployment = Deployment(tmp_path, chosen)
+    with pytest.raises(ExperimentError, match="neither clipped nor noised"):
+        deployment.start()
+    assert "train" not in {kind for _, kind in deployment.grid.received}
+
+
+def test_privacy_asked_for_in_the_apps_config_says_where_it_belongs():
+    asked = {"sites": "a", "clipping": "fixed", "clipping-norm": 0.5}
+    with pytest.raises(ExperimentError, match=r"privacy: \{clipping: fixed, clipping_norm: 0.5\}"):
+        Config.read(asked)
+
+
+def test_an_app_written_before_privacy_moved_still_runs():
+    old = {"clipping": "none", "clipping-norm": 0.1, "clipping-quantile": 0.5}
+    old |= {"clipping-rate": 0.2, "noise-multiplier": 0.0}
+    assert Config.read({"sites": "a,b", **old}).site_names == ["a", "b"]

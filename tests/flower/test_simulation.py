@@ -7,8 +7,8 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is an optional extra")
 
 from feddg.api import run
+from feddg.clients.threads import threads
 from feddg.errors import FeddgError
-from feddg.federation.turns import threads
 from feddg.flower.simulation import SimulatedApp, coordinate, simulate, simulated_config
 from feddg.runs.reading import read_rows
 from federations import same

@@ -8,7 +8,7 @@ import torch
 
 from feddg.errors import ExperimentError
 from feddg.methods.ccst import Versions, draw_styles
-from feddg.methods.registry import build_method
+from feddg.methods.composition import build_method
 from feddg.styles.codec import load_codec, transfer
 from federations import federation, same
 

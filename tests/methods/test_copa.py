@@ -6,8 +6,8 @@ import torch
 from feddg.errors import ExperimentError
 from feddg.experiment import Experiment
 from feddg.federation.turns import load_weights
+from feddg.methods.composition import build_method
 from feddg.methods.copa import heads_of
-from feddg.methods.registry import build_method
 from feddg.settings import TrainSettings
 from federations import federation, same, trained_alone
 

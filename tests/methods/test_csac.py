@@ -9,8 +9,8 @@ from torch import nn
 from feddg.errors import ExperimentError
 from feddg.messages import Update
 from feddg.methods.base import State
+from feddg.methods.composition import build_method, method_class
 from feddg.methods.csac import attention, cross_layer_distance, fused, mmd
-from feddg.methods.registry import build_method, method_class
 from feddg.models.network import Network
 from federations import federation, same
 

@@ -9,8 +9,8 @@ import torch
 
 from feddg.errors import ExperimentError
 from feddg.messages import Message
+from feddg.methods.composition import build_method, method_class
 from feddg.methods.elcfs import low_frequencies, mix_amplitudes, spectrum
-from feddg.methods.registry import build_method, method_class
 from federations import federation, same
 
 

@@ -4,12 +4,14 @@ import copy
 import functools
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 import torch
 
 from feddg.methods.base import Method, State
-from feddg.methods.registry import method_class, methods
+from feddg.methods.catalogue import methods
+from feddg.methods.composition import method_class
 from feddg.models.precision import autocast
 from feddg.runs.folder import RunFolder
 from feddg.settings import TrainSettings
@@ -134,7 +136,13 @@ def test_every_setting_and_everything_sent_is_described(name):
     assert "\n" not in method.summary
     assert all(field.description for field in method.Settings.model_fields.values())
     assert all(method.sends.values())
-    assert method is Method or method.__doc__ != Method.__doc__
+    assert method.__doc__ != Method.__doc__
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_type_checker_knows_the_settings_of_every_method(name):
+    method = method_class(name)
+    assert get_type_hints(method)["settings"] is method.Settings
 
 
 AWKWARD = {

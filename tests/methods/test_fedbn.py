@@ -7,7 +7,7 @@ from torch import nn
 from feddg.errors import ExperimentError
 from feddg.experiment import Experiment
 from feddg.methods.base import local_names
-from feddg.methods.registry import build_method, method_class
+from feddg.methods.composition import build_method, method_class
 from feddg.models.backbones import build_network
 from feddg.models.network import Network
 from feddg.models.norm import affine_names, statistics_names

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from feddg.federation.turns import load_weights
 from feddg.messages import Message, Update
 from feddg.methods.base import State
+from feddg.methods.composition import build_method
 from feddg.methods.feddg_ga import AVERAGED, OWN, WEIGHTS
-from feddg.methods.registry import build_method
 from feddg.settings import TrainSettings
 from federations import federation, same, trained_alone
 

@@ -7,8 +7,8 @@ import torch
 from feddg.errors import ExperimentError
 from feddg.messages import Update
 from feddg.methods.base import State
+from feddg.methods.composition import build_method
 from feddg.methods.fedgma import MASKED
-from feddg.methods.registry import build_method
 from federations import federation, same
 
 

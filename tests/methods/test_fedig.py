@@ -8,8 +8,8 @@ from torch.nn.functional import batch_norm, cross_entropy
 from feddg.errors import ExperimentError
 from feddg.experiment import Experiment
 from feddg.methods.base import local_names
+from feddg.methods.composition import build_method, method_class
 from feddg.methods.fedig import GLOBAL, mixed
-from feddg.methods.registry import build_method, method_class
 from feddg.models.backbones import build_network
 from feddg.models.moments import map_layers, normalised_by, stored
 from feddg.models.norm import batch_norms, snapshot, statistics_names

@@ -9,8 +9,8 @@ from feddg.errors import ExperimentError
 from feddg.federation.turns import load_weights
 from feddg.messages import Message, Update
 from feddg.methods.base import State
+from feddg.methods.composition import build_method
 from feddg.methods.fpl import CLASSES, PROTOTYPES, clustered, prototype_terms
-from feddg.methods.registry import build_method
 from feddg.settings import TrainSettings
 from federations import federation, same
 

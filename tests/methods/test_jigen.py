@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from feddg.errors import ExperimentError
+from feddg.methods.composition import build_method
 from feddg.methods.jigen import distant_permutations, shuffled
-from feddg.methods.registry import build_method
 from federations import federation, same
 
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from feddg.errors import ExperimentError
+from feddg.methods.composition import build_method
 from feddg.methods.mixstyle import StyleMixer, mixed, mixers
-from feddg.methods.registry import build_method
 from feddg.models.backbones import build_network
 from federations import federation, same
 

@@ -20,7 +20,7 @@ class Lazy(Method):
 '''
 PROGRAM = """
 import feddg, sys, torch
-from feddg.methods.registry import method_class
+from feddg.methods.composition import method_class
 from feddg.runs.folder import checkpoint_weights
 from feddg.runs.prepare import build
 

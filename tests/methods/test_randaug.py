@@ -7,8 +7,8 @@ from torchvision.transforms.v2 import RandAugment
 from feddg.clients.examples import Batch
 from feddg.data.augment import PACS
 from feddg.errors import ExperimentError
+from feddg.methods.composition import build_method
 from feddg.methods.randaug import each
-from feddg.methods.registry import build_method
 from federations import colored_images, federation, same
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from feddg.errors import ExperimentError
-from feddg.methods.registry import build_method
+from feddg.methods.composition import build_method
 from feddg.methods.rsc import keep_mask, spared
 from federations import federation, same
 

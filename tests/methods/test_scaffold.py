@@ -6,7 +6,7 @@ import torch
 from feddg.errors import ExperimentError
 from feddg.experiment import Experiment
 from feddg.messages import Message
-from feddg.methods.registry import build_method
+from feddg.methods.composition import build_method
 from feddg.methods.scaffold import CONTROL
 from feddg.settings import TrainSettings
 from federations import federation, same

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from feddg.errors import ExperimentError
-from feddg.methods.registry import build_method
+from feddg.methods.composition import build_method
 from feddg.methods.selfreg import projector, same_class_partners
 from federations import federation, same
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from feddg.errors import ExperimentError
-from feddg.methods.registry import build_method
+from feddg.methods.composition import build_method
 from feddg.methods.sfa import class_noise
 from federations import federation, same
 

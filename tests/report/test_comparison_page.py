@@ -21,12 +21,12 @@ from feddg.report.many_tables import (
     paper_table,
     rules_table,
 )
-from feddg.runs.reading import SELECTION_RULES, TEST, VAL
+from feddg.rows import TEST, VAL
+from feddg.runs.selection_rules import FINAL, SELECTION_RULES
 
 SCENARIOS = ("photo", "sketch")
 GAINS = {"fedavg": 0.0, "pardon": 0.06, "mixstyle": 0.03}
 SEEDS = (0, 1, 2)
-FINAL = SELECTION_RULES[0]
 
 
 def gain_of(method, scenario, seed, heterogeneity=0.1):
@@ -98,7 +98,7 @@ def shown(mean, deviation):
     return f"{100 * mean:.1f} ± {100 * deviation:.1f}"
 
 
-@pytest.mark.parametrize("rule", SELECTION_RULES, ids=lambda rule: rule.name)
+@pytest.mark.parametrize("rule", SELECTION_RULES.values(), ids=lambda rule: rule.name)
 @pytest.mark.parametrize("split", [TEST, VAL])
 def test_accuracies_agree_with_pandas(comparison, rule, split):
     folder, makers = comparison()
@@ -116,10 +116,14 @@ def test_the_three_rules_stand_side_by_side(comparison):
     own = frame(makers).groupby(["method", "rule", "seed"])[TEST].mean()
     averages = own.groupby(["method", "rule"]).agg(["mean", "std"])
     table = rules_table(read_comparison(folder))
-    assert [column.heading for column in table.columns[1:]] == [r.name for r in SELECTION_RULES]
+    assert [column.heading for column in table.columns[1:]] == [
+        r.name for r in SELECTION_RULES.values()
+    ]
     found = texts(table)
     for method, name in SPELLED.items():
-        assert found[name] == [shown(*averages.loc[method, rule.name]) for rule in SELECTION_RULES]
+        assert found[name] == [
+            shown(*averages.loc[method, rule.name]) for rule in SELECTION_RULES.values()
+        ]
 
 
 def test_margins_agree_with_pandas(comparison):

@@ -19,7 +19,8 @@ from feddg.report.charts import client_groups, client_heat_map
 from feddg.report.cost_section import cost_of
 from feddg.report.several_page import run_labels
 from feddg.report.wording import counted, duration, listed, number, percent, size, spelled
-from feddg.runs.reading import Client, Clients, read_run
+from feddg.rows import ClientRow, ClientsTable
+from feddg.runs.reading import read_run
 
 NASTY = '<script>alert("x")</script><img src=http://example.org/x onerror=alert(1)>&amp;'
 
@@ -114,7 +115,7 @@ def test_the_curves_are_the_recorded_accuracies(folder_maker, read_page):
 def test_the_loss_curves_are_the_recorded_terms(folder_maker, read_page):
     maker = folder_maker()
     lines = read_page(maker.write()).lines()
-    expected = [maker.round_row(round_)["terms"]["triplet"] for round_ in range(1, 7)]
+    expected = [maker.round_row(round_).terms["triplet"] for round_ in range(1, 7)]
     assert lines["triplet"]["y"] == pytest.approx(expected, abs=1e-6)
     assert lines["triplet"]["x"] == [1, 2, 3, 4, 5, 6]
 
@@ -150,16 +151,16 @@ def test_the_confusion_matrix_is_in_percent_of_its_rows(folder_maker, read_page)
 def test_the_ledger_table_adds_up(folder_maker, read_page):
     maker = folder_maker()
     page = read_page(maker.write())
-    updates = [row for row in maker.ledger_rows() if row.get("purpose") == "update"]
+    updates = [row for row in maker.messages() if row.purpose == "update"]
     row = page.row("Trained model")
     assert row[1] == "site\N{NO-BREAK SPACE}→\N{NO-BREAK SPACE}server"
     assert "weights/conv.weight (64 × 3 × 3 × 3 float32, 6.91\N{NO-BREAK SPACE}kB)" in row[2]
     assert row[4:] == [
         f"{len(updates)} ×",
-        str(len({update["client"] for update in updates})),
-        size(sum(update["bytes"] for update in updates)),
+        str(len({update.client for update in updates})),
+        size(sum(update.bytes for update in updates)),
     ]
-    everything = [row["bytes"] for row in maker.ledger_rows() if row["kind"] == "message"]
+    everything = [row.bytes for row in maker.messages()]
     assert page.row("All messages")[-1] == size(sum(everything))
 
 
@@ -167,9 +168,9 @@ def test_the_busiest_site_is_named_with_what_it_sent(folder_maker, read_page):
     maker = folder_maker()
     page = read_page(maker.write())
     sent = Counter()
-    for row in maker.ledger_rows():
-        if row.get("direction") == "up":
-            sent[row["client"]] += row["bytes"]
+    for row in maker.messages():
+        if row.direction == "up":
+            sent[row.client] += row.bytes
     assert f"at most {size(max(sent.values()))} from one site" in "".join(page.text)
 
 
@@ -184,6 +185,17 @@ def test_headline_pictures_and_environment_are_there(folder_maker, read_page):
     assert "backbone: resnet18" in text
     assert "1 update refused by the server" in text
     assert "1 image could not be used" in text
+
+
+def test_the_groups_of_clients_are_counted_and_named(folder_maker, read_page):
+    page = read_page(folder_maker(clients=19).write())
+    assert "Groups of clients before training" in "".join(page.text)
+    even = [f"client-{id}" for id in range(0, 19, 2)]
+    odd = [f"client-{id}" for id in range(1, 19, 2)]
+    first = page.row("Group 1")
+    assert first[1] == "10"
+    assert first[2] == "client-0 and 9 more" + "".join(even)
+    assert page.row("Group 2")[1:] == ["9", "client-1 and 8 more" + "".join(odd)]
 
 
 def test_label_skew_adds_a_map_of_classes(folder_maker, read_page):
@@ -355,10 +367,11 @@ def test_every_client_is_in_one_group_of_its_main_domain(counts):
 
 def test_ten_thousand_clients_share_about_a_hundred_columns():
     clients = [
-        Client(index, f"c{index}", [90, 10] if index % 4 else [0, 50], [1])
+        ClientRow(id=index, domains=[90, 10] if index % 4 else [0, 50], classes=[1])
         for index in range(10_000)
     ]
-    chart = client_heat_map(Clients(["a", "b"], ["k"], clients, []), "domains")
+    table = ClientsTable(domains=["a", "b"], classes=["k"], clients=clients)
+    chart = client_heat_map(table, "domains")
     (trace,) = chart.figure["data"]
     assert np.shape(trace["z"]) == (2, 100)
     assert np.sum(trace["customdata"], axis=1).tolist() == [7500 * 90, 7500 * 10 + 2500 * 50]
@@ -400,7 +413,10 @@ def test_long_lists_of_domains_and_classes_are_cut(folder_maker, read_page):
         (counted(2, "class", "classes"), "2 classes"),
         (listed(["a", "b", "c"]), "a, b and c"),
         (spelled("feddg_ga"), "FedDG-GA"),
-        (spelled("ccst+my_method"), "CCST+my_method"),
+        (spelled("ccst+my_method"), "CCST + my_method"),
+        (spelled("elcfs"), "ELCFS (FedDG)"),
+        (spelled("pardon, gamma1 0.5"), "PARDON, gamma1 0.5"),
+        (spelled("Single (K=1), A+B"), "Single (K=1), A+B"),
     ],
 )
 def test_numbers_and_names_read_well(text, expected):

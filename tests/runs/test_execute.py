@@ -10,13 +10,14 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from feddg.api import resume, run
+from feddg.clients.threads import threads
 from feddg.errors import FeddgError, RunError
 from feddg.evaluation.accuracy import Score
 from feddg.experiment import Experiment
-from feddg.federation.turns import threads
 from feddg.runs import folder as folder_module
 from feddg.runs.folder import RunFolder
 from feddg.runs.model import load_model
@@ -82,6 +83,24 @@ def test_the_folder_holds_everything(undisturbed):
     assert (undisturbed.folder / "figures/styles.png").stat().st_size > 1000
     assert any((undisturbed.folder / "events").iterdir())
     assert load_file(undisturbed.folder / "setup.safetensors")["style"].shape == (6, 2, CHANNELS)
+
+
+def test_the_groups_of_similar_styles_are_kept_and_shown(undisturbed):
+    groups = undisturbed.record.metrics.setup.groups["style"]
+    assert sorted(id for group in groups for id in group) == list(range(6))
+    styles = load_file(undisturbed.folder / "setup.safetensors")["style"].double().flatten(1)
+    cosine = torch.nn.functional.normalize(styles) @ torch.nn.functional.normalize(styles).T
+    nearest = cosine.fill_diagonal_(-2).argmax(1).tolist()
+    # FINCH's finest partition: whoever is another's nearest shares its group, and nobody else.
+    by_hand = [{id} for id in range(6)]
+    for one, other in enumerate(nearest):
+        mine, theirs = (next(g for g in by_hand if id in g) for id in (one, other))
+        if mine is not theirs:
+            by_hand = [g for g in by_hand if g is not mine and g is not theirs] + [mine | theirs]
+    assert sorted(map(sorted, groups)) == sorted(map(sorted, by_hand))
+    page = undisturbed.report.read_text(encoding="utf-8")
+    assert "Groups of clients before training" in page
+    assert ", ".join(f"client-{id}" for id in groups[0]) in page
 
 
 def test_every_round_is_evaluated_on_every_split(undisturbed):
@@ -156,6 +175,7 @@ def test_ctrl_c_and_resume_give_the_same_bits(method, tmp_path, cache):
     done = resume(tmp_path / chosen.label, cache=cache)
     assert done.record.status == "completed"
     assert final_state(done.folder) == final_state(whole.folder)
+    assert done.record.metrics.setup.groups == whole.record.metrics.setup.groups
     clean = [_timeless(row) for row in read_rows(whole.folder / "metrics.jsonl")]
     assert [_timeless(row) for row in read_rows(done.folder / "metrics.jsonl")] == clean
     assert read_rows(done.folder / "ledger.jsonl") == read_rows(whole.folder / "ledger.jsonl")
@@ -173,7 +193,7 @@ def test_kill_9_at_any_moment_and_resume_give_the_same_bits(wait, undisturbed, t
     environment = {**os.environ, "FEDDG_CACHE": str(cache)}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
     metrics = tmp_path / chosen.label / "metrics.jsonl"
-    while not (metrics.is_file() and '"kind": "round"' in metrics.read_text()):
+    while not (metrics.is_file() and '"kind":"round"' in metrics.read_text()):
         assert process.poll() is None, "the run ended before it could be killed"
         time.sleep(0.01)
     time.sleep(wait)

@@ -10,7 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from feddg.api import run
 from feddg.errors import RunError
 from feddg.experiment import Experiment
-from feddg.federation.server import RoundRecord
+from feddg.rows import RoundRow
 from feddg.runs.reading import read_run
 from feddg.runs.tracking import trackers
 
@@ -105,11 +105,11 @@ def test_weights_and_biases_is_offline_unless_told_otherwise(monkeypatch, tmp_pa
     monkeypatch.delenv("WANDB_MODE", raising=False)
     (tracker,) = trackers(tmp_path)[1:]
     tracker.start(EXPERIMENT, 1)
-    tracker.round(RoundRecord(1, terms={"cross_entropy": 0.5}, bytes={"up": 7}))
+    tracker.round(RoundRow(round=1, clients=[0], terms={"cross_entropy": 0.5}, bytes_up=7))
     tracker.end("completed")
     assert (opened[0]["mode"], opened[0]["id"]) == ("offline", EXPERIMENT.id)
     assert opened[0]["config"]["method"]["name"] == "fedavg"
-    assert logged == [{"loss/cross_entropy": 0.5, "bytes/up": 7.0, "round": 1}]
+    assert logged == [{"loss/cross_entropy": 0.5, "bytes/up": 7.0, "bytes/down": 0.0, "round": 1}]
     assert ended == [0]
 
 
@@ -140,7 +140,7 @@ def test_mistakes_are_named(monkeypatch, tmp_path, name, text):
 def test_tensorboard_is_always_there(monkeypatch, tmp_path):
     monkeypatch.delenv("FEDDG_TRACK", raising=False)
     (board,) = trackers(tmp_path)
-    board.round(RoundRecord(3, terms={"cross_entropy": 0.25}))
+    board.round(RoundRow(round=3, clients=[0], terms={"cross_entropy": 0.25}))
     board.end("completed")
     found = EventAccumulator(str(tmp_path / "events")).Reload().Scalars("loss/cross_entropy")
     assert [(point.step, point.value) for point in found] == [(3, 0.25)]

@@ -118,7 +118,7 @@ def test_the_landscape_holds_its_models(finished):
     assert [point["name"] for point in landscape["points"]] == [
         "global model",
         "client 0",
-        "fedavg model",
+        "FedAvg model",
     ]
     origin = landscape["points"][0]
     assert (origin["x"], origin["y"]) == pytest.approx((0, 0), abs=1e-5)

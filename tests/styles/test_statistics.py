@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from feddg.styles.statistics import Moments, image_moments, measure, style_from_averages
+from feddg.styles.statistics import FeatureMoments, image_moments, measure, style_from_averages
 
 
 def style_by_numpy(maps: Tensor) -> np.ndarray:
@@ -62,7 +62,7 @@ def test_pooling_everything_and_pooling_twice() -> None:
 def test_larger_maps_weigh_more() -> None:
     small, large = random_maps(1, 2, 2, 2), random_maps(1, 2, 8, 8, seed=1)
     parts = [image_moments(small), image_moments(large)]
-    both = Moments(torch.cat([p.counts for p in parts]), torch.cat([p.sums for p in parts]))
+    both = FeatureMoments(torch.cat([p.counts for p in parts]), torch.cat([p.sums for p in parts]))
     samples = torch.cat([small.flatten(2), large.flatten(2)], dim=2)[..., None]
     np.testing.assert_allclose(both.pooled().styles()[0], style_by_numpy(samples), rtol=1e-12)
 

@@ -13,13 +13,14 @@ app = typer.Typer()
 @app.command()
 def methods(as_json: JsonOption = False) -> None:
     """List the methods: names, aliases, one line each."""
-    from feddg.methods.registry import methods as all_methods
+    from feddg.methods.catalogue import methods as all_methods
 
     known = all_methods()
     if as_json:
         rows = [
             {
                 "name": name,
+                "title": method.title,
                 "aliases": list(method.aliases),
                 "summary": method.summary,
                 "settings": method.Settings.model_json_schema().get("properties", {}),
@@ -31,9 +32,10 @@ def methods(as_json: JsonOption = False) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("method", "aliases", "in one line", box=None, pad_edge=False)
+    table = Table("name", "aliases", "method", "in one line", box=None, pad_edge=False)
     for name, method in known.items():
-        table.add_row(f"[bold]{name}[/]", ", ".join(method.aliases), method.summary)
+        aliases = ", ".join(method.aliases)
+        table.add_row(f"[bold]{name}[/]", aliases, method.title, method.summary)
     Console().print(table)
 
 
@@ -54,13 +56,11 @@ def evaluate(
     as_json: JsonOption = False,
 ) -> None:
     """Measure a run's model under test-time adaptations; kept in its adaptation.jsonl."""
-    from dataclasses import asdict
-
     from feddg.studies.evaluate import evaluate_run
 
     found = evaluate_run(folder, adapt, batch_size=batch_size, personal=personal, alphas=alphas)
     if as_json:
-        print_json([asdict(score) for score in found.scores])
+        print_json([score.model_dump() for score in found.scores])
         return
     from rich.console import Console
 

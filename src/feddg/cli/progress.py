@@ -20,9 +20,9 @@ from rich.progress import (
 from feddg.comparing.pool import Outcome, Task, Watcher
 from feddg.evaluation.accuracy import Score
 from feddg.experiment import Experiment
-from feddg.federation.server import RoundRecord
 from feddg.messages import Refusal, Update
 from feddg.report.wording import duration
+from feddg.rows import RoundRow
 from feddg.runs.observer import Observer
 
 SILENCE_SECONDS = 30.0
@@ -79,9 +79,9 @@ class Bars(Observer):
             task, completed=min(ceiling, completed + 1 / self._per_round), note=self._note()
         )
 
-    def round(self, record: RoundRecord) -> None:
+    def round(self, row: RoundRow) -> None:
         """Moves the bar to the end of a round."""
-        self._progress.update(self._tasks["rounds"], completed=record.round, note=self._note())
+        self._progress.update(self._tasks["rounds"], completed=row.round, note=self._note())
 
     def scores(self, round: int, scores: Sequence[Score]) -> None:
         """Shows the newest held-out accuracies."""
@@ -215,9 +215,9 @@ class Lines(Observer):
         clients = f"{self._done} of {self._clients} clients"
         self._say_at_times(f"round {round} of {self._rounds}: {clients}")
 
-    def round(self, record: RoundRecord) -> None:
+    def round(self, row: RoundRow) -> None:
         """Says that a round was fused."""
-        self._say_at_times(f"round {record.round} of {self._rounds}")
+        self._say_at_times(f"round {row.round} of {self._rounds}")
 
     def scores(self, round: int, scores: Sequence[Score]) -> None:
         """Prints the accuracies."""

@@ -7,15 +7,16 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from feddg.clients.threads import threads, threads_per_job
 from feddg.comparing.compare import Comparison, Work
 from feddg.comparing.estimate import Estimate, estimate
-from feddg.comparing.pool import threads_per_job
 from feddg.comparing.results import read_comparison
-from feddg.federation.turns import threads
 from feddg.report import blocks
 from feddg.report.many_tables import accuracy_table, margin_table
 from feddg.report.wording import counted, duration
-from feddg.runs.reading import SELECTION_RULES, SPLITS, RunRecord, read_run
+from feddg.rows import SPLITS
+from feddg.runs.reading import RunRecord, read_run
+from feddg.runs.selection_rules import FINAL
 from feddg.studies.evaluate import Adaptations
 
 SPLIT_WORDS = {
@@ -138,7 +139,7 @@ def print_comparison(done: Comparison) -> None:
     console = Console()
     results = read_comparison(done.folder)
     if results.results:
-        console.print(as_rich(accuracy_table(results, SELECTION_RULES[0])))
+        console.print(as_rich(accuracy_table(results, FINAL)))
         margins = margin_table(results)
         if margins is not None:
             console.print(as_rich(margins))

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from feddg.clients.examples import Batch, Examples, rows_of, split_batches
-from feddg.clients.optimizers import InPlaceAdam
 from feddg.clients.worker import Worker
 from feddg.data.augment import apply, draw
 from feddg.data.pixels import as_unit
@@ -21,6 +20,7 @@ from feddg.messages import Message, Weights
 from feddg.models.network import Network
 from feddg.models.norm import freeze_statistics
 from feddg.randomness import numpy_stream, stream
+from feddg.rows import client_name
 
 
 class Client:
@@ -56,7 +56,7 @@ class Client:
         received: Weights | None = None,
         extras: Message | None = None,
     ) -> None:
-        self.id, self.name, self.round = id, name or f"client {id}", round
+        self.id, self.name, self.round = id, name or client_name(id), round
         self.examples, self.training, self.worker = examples, examples, worker
         self.memory = {} if memory is None else memory
         self.agreed = agreed
@@ -148,17 +148,32 @@ class Client:
         return itertools.islice(batches, train.local_steps)
 
     def descend(self, terms: dict[str, Tensor]) -> None:
-        """Takes one step of the client's optimizer down the sum of ``terms``, and logs them."""
-        assert self.optimizer is not None, "descend is for training; questions have no optimizer"
-        total = torch.stack([term.float() for term in terms.values()]).sum()
-        self.optimizer.zero_grad(set_to_none=True)
-        if isinstance(self.optimizer, InPlaceAdam):
-            self.optimizer.descend(total)
-        else:
-            total.backward()
-            self.optimizer.step()
-            self.optimizer.zero_grad(set_to_none=True)  # their memory serves the next forward pass
+        """Takes one step of the client's optimizer down the sum of ``terms``, and logs them.
+
+        A large network may step inside the backward pass (see :class:`Stepper`), so that no moment
+        lies between the two. To read or change gradients, use :meth:`backward` and :meth:`step`, or
+        give the optimizer a step hook.
+        """
+        optimizer, clipping = self._optimizer(), self.worker.train.gradient_clipping
+        self.worker.stepper.descend(optimizer, _total(terms), clipping)
         self.log(terms)
+
+    def backward(self, terms: dict[str, Tensor]) -> None:
+        """Adds the gradient of the sum of ``terms`` to every ``p.grad``, and notes the terms.
+
+        It can be read and changed there, and more passes can add to it, until :meth:`step`.
+        """
+        _total(terms).backward()  # type: ignore[no-untyped-call]
+        self.note(terms)
+
+    def step(self) -> None:
+        """Steps by the gradients that are there, lets them go, and counts the step."""
+        self.worker.stepper.step(self._optimizer(), self.worker.train.gradient_clipping)
+        self.steps += 1
+
+    def _optimizer(self) -> torch.optim.Optimizer:
+        assert self.optimizer is not None, "steps are for training; questions have no optimizer"
+        return self.optimizer
 
     def log(self, terms: dict[str, Tensor]) -> None:
         """Adds one step's loss terms to the round's means."""
@@ -200,6 +215,10 @@ class Client:
             replace_file(file, lambda aside: _save(aside, array))
         # Copy-on-write: read by page like a read-only map, yet torch may wrap it without a warning.
         return torch.from_numpy(numpy.load(file, mmap_mode="c"))
+
+
+def _total(terms: dict[str, Tensor]) -> Tensor:
+    return torch.stack([term.float() for term in terms.values()]).sum()
 
 
 def _save(file: Path, array: numpy.ndarray) -> None:

@@ -1,90 +1,168 @@
-"""Adam in memory order, as fast for channels-last weights as for others, in memory used before."""
+"""Adam and SGD in memory order: as fast for channels-last weights as for contiguous ones.
 
-from collections.abc import Iterable
+PyTorch's fused kernels walk through raw memory. They take two to three times as long for tensors
+that are not contiguous, and are silently wrong where a gradient lies in another order than its
+parameter. Both optimizers work on each number alone, so views in memory order change no result.
+"""
+
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.sgd import sgd
 
-PENDING_BYTES = 4 * 2**20
-"""Gradients that may wait for their step during a backward pass."""
+from feddg.errors import ClientError
 
 
-class InPlaceAdam(torch.optim.Adam):
-    """PyTorch's fused Adam, given every tensor in the order of its memory.
+class MemoryOrder(torch.optim.Optimizer):
+    """An optimizer that works on each number alone and may step on some parameters at a time.
 
-    The fused kernel takes about twice as long for tensors that are not contiguous, and is wrong if
-    a gradient's memory order is not its parameter's. Adam works on each number alone, so a view in
-    memory order changes no result.
-
-    Args:
-        parameters: what it trains.
-        lr: learning rate.
-        weight_decay: weight of the L2 penalty.
-        spent: another one whose work is done. The memory of its moments is cleared
-            and used again where it trained the same parameters: clients take turns on one network,
-            and new memory for each costs time and leaves holes.
+    Raises:
+        ClientError: on a step, where the fused kernel cannot work on a tensor (see
+            :func:`in_memory_order`).
     """
 
-    def __init__(
-        self,
-        parameters: Iterable[Tensor],
-        lr: float,
-        *,
-        weight_decay: float = 0.0,
-        spent: "InPlaceAdam | None" = None,
-    ) -> None:
-        super().__init__(parameters, lr, weight_decay=weight_decay, fused=True)
-        if spent is None:
+    def take_over(self, spent: "MemoryOrder") -> None:
+        """Clears the memory of one whose work is done, and uses it for the same parameters.
+
+        Clients take turns on one network; new memory for each costs time and leaves holes.
+        """
+        if type(spent) is not type(self):
             return
         for group in self.param_groups:
             for parameter in group["params"]:
                 state = spent.state.pop(parameter, {})
-                if state:
+                if state and all(t.dim() == 0 or _alike(t, parameter) for t in state.values()):
                     torch._foreach_zero_(list(state.values()))
                     self.state[parameter] = state
 
-    def descend(self, loss: Tensor) -> None:
-        """Takes one step down ``loss``, and lets the gradients go.
 
-        A large network's parameters are updated in the middle of the backward pass, whenever
-        ``PENDING_BYTES`` of gradients have come in: by then nothing in it needs their old values,
-        so the numbers are the same, and the memory of most gradients is never needed.
-        """
-        trained = [p for group in self.param_groups for p in group["params"]]
-        large = sum(p.numel() * p.element_size() for p in trained) > PENDING_BYTES
-        pending = 0
+class MemoryOrderAdam(MemoryOrder, torch.optim.Adam):
+    """PyTorch's fused Adam, given every tensor in the order of its memory."""
 
-        def come_in(parameter: Tensor) -> None:
-            nonlocal pending
-            pending += parameter.numel() * parameter.element_size()
-            if pending > PENDING_BYTES:
-                pending = 0
-                self._step()
-
-        hooks = [p.register_post_accumulate_grad_hook(come_in) for p in trained] if large else []
-        try:
-            loss.backward()  # type: ignore[no-untyped-call]
-        finally:
-            for hook in hooks:
-                hook.remove()
-        self._step()
-
-    def _step(self) -> None:
-        self.step()
-        self.zero_grad(set_to_none=True)
+    def __init__(self, parameters: Any, lr: float, *, weight_decay: float = 0.0) -> None:
+        super().__init__(parameters, lr, weight_decay=weight_decay, fused=True)
 
     def _init_group(self, group: dict[str, Any], *lists: list[Tensor]) -> bool:
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                _require_alike(parameter, parameter.grad)
         complex_numbers: bool = super()._init_group(group, *lists)  # type: ignore[misc]
-        parameters, gradients, means, squares, *_ = lists
-        for place, parameter in enumerate(parameters):
-            if parameter.is_contiguous() or not _is_channels_last(parameter):
-                continue
-            for tensors in (parameters, means, squares):
-                tensors[place] = tensors[place].permute(0, 2, 3, 1)
-            gradients[place] = gradients[place].permute(0, 2, 3, 1).contiguous()
+        _lay_out(*lists[:4])
         return complex_numbers
 
 
-def _is_channels_last(tensor: Tensor) -> bool:
-    return tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
+class MemoryOrderSGD(MemoryOrder, torch.optim.SGD):
+    """PyTorch's fused SGD, given every tensor in the order of its memory.
+
+    The momentum of a parameter begins at zero, which makes its first step the plain one. (PyTorch
+    has none at all before it, and its fused kernel fails where only some parameters have theirs.)
+    """
+
+    def __init__(
+        self, parameters: Any, lr: float, momentum: float = 0.0, *, weight_decay: float = 0.0
+    ) -> None:
+        super().__init__(parameters, lr, momentum, weight_decay=weight_decay, fused=True)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Takes one step; see ``torch.optim.SGD``."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            parameters = [p for p in group["params"] if p.grad is not None]
+            gradients = [p.grad for p in parameters]
+            momenta = [self._momentum(p) for p in parameters] if group["momentum"] else []
+            _lay_out(parameters, gradients, *([momenta] if momenta else []))
+            sgd(
+                parameters,
+                gradients,
+                momenta,  # type: ignore[arg-type]
+                fused=True,
+                weight_decay=group["weight_decay"],
+                momentum=group["momentum"],
+                lr=group["lr"],
+                dampening=0.0,
+                nesterov=False,
+                maximize=False,
+            )
+        return loss
+
+    def _momentum(self, parameter: Tensor) -> Tensor:
+        state = self.state[parameter]
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(parameter)
+        momentum: Tensor = state["momentum_buffer"]
+        return momentum
+
+
+def in_memory_order(parameter: Tensor, gradient: Tensor, *state: Tensor) -> list[Tensor]:
+    """Returns contiguous tensors of one shape over the memory of a parameter and what goes with it.
+
+    A gradient in another order is copied into the parameter's.
+
+    Args:
+        parameter: any shape; updated in place.
+        gradient: the same shape.
+        *state: moments of the same shape, updated in place.
+
+    Raises:
+        ClientError: a kernel that walks through raw memory cannot work on them: the gradient is
+            sparse or of another type or device, the parameter's memory has holes or overlaps, or
+            a moment lies in another order than its parameter.
+    """
+    _require_alike(parameter, gradient)
+    tensors = [parameter, gradient, *state]
+    if not parameter.is_contiguous():
+        strides = parameter.stride()
+        order = sorted(range(parameter.dim()), key=strides.__getitem__, reverse=True)
+        tensors = [tensor.permute(order) for tensor in tensors]
+    if not tensors[0].is_contiguous():
+        raise _refusal(
+            parameter,
+            f"has memory with holes or overlaps (strides {parameter.stride()})",
+            "make it a tensor of its own with .clone()",
+        )
+    if not all(tensor.is_contiguous() for tensor in tensors[2:]):
+        raise _refusal(
+            parameter,
+            "was put into another memory order than its optimizer's moments have",
+            "change the network's memory format before Method.optimizer, not after it",
+        )
+    tensors[1] = tensors[1].contiguous()
+    return tensors
+
+
+def _require_alike(parameter: Tensor, gradient: Tensor) -> None:
+    if (gradient.layout, gradient.dtype, gradient.device) != (
+        parameter.layout,
+        parameter.dtype,
+        parameter.device,
+    ):
+        raise _refusal(
+            parameter,
+            f"has a gradient that is {gradient.layout}, {gradient.dtype}, on {gradient.device}, "
+            f"and is itself {parameter.layout}, {parameter.dtype}, on {parameter.device}",
+            "make the gradient dense and of the parameter's type and device",
+        )
+
+
+def _lay_out(*lists: list[Tensor]) -> None:
+    for place, tensors in enumerate(zip(*lists)):
+        for into, tensor in zip(lists, in_memory_order(*tensors)):
+            into[place] = tensor
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    facts = ((t.shape, t.stride(), t.dtype, t.device) for t in (one, other))
+    return next(facts) == next(facts)
+
+
+def _refusal(parameter: Tensor, fault: str, remedy: str) -> ClientError:
+    return ClientError(
+        f"a trained parameter of shape {tuple(parameter.shape)} {fault}; {remedy}, or have the "
+        "method's own optimizer hook return another optimizer"
+    )

@@ -2,14 +2,14 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from feddg.clients.optimizers import InPlaceAdam
-from feddg.data.augment import AugmentSettings
+from feddg.clients.stepping import Stepper
+from feddg.data.augmentations import AugmentSettings
 from feddg.models.network import Network
 from feddg.settings import TrainSettings
 
@@ -24,8 +24,8 @@ class Worker:
         autocast: opens the mixed-precision context, or a null context in float32.
         freeze: whether batch-normalisation statistics stay as they are.
         cache: folder for what is expensive to compute twice, or None.
-        spent: the Adam of the turn before; its memory may be used again.
         threads: CPU threads that its computations use; None for as many as PyTorch is set to.
+        stepper: how its clients step.
     """
 
     network: Network
@@ -36,5 +36,5 @@ class Worker:
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
     freeze: bool = False
     cache: Path | None = None
-    spent: InPlaceAdam | None = None
     threads: int | None = None
+    stepper: Stepper = field(default_factory=Stepper)

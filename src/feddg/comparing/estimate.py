@@ -105,8 +105,8 @@ def _history(finished: Iterable[RunRecord]) -> dict[str, float]:
     """Seconds per round by kind, over the runs that say."""
     sums: dict[str, list[float]] = {}
     for record in finished:
-        total = ((record.summary or {}).get("seconds") or {}).get("total")
-        rounds = (record.summary or {}).get("rounds")
+        summary = record.summary
+        total, rounds = (summary.seconds.get("total"), summary.rounds) if summary else (None, 0)
         if total and rounds:
             sums.setdefault(kind_of(record.experiment), []).append(total / rounds)
     return {kind: sum(values) / len(values) for kind, values in sums.items()}

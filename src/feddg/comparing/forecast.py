@@ -9,7 +9,7 @@ from feddg.comparing.estimate import Estimate, estimate
 from feddg.data.pixels import ArrayPixels
 from feddg.data.sources import load_source
 from feddg.experiment import Experiment
-from feddg.runs.execute import peak_memory
+from feddg.runs.facts import peak_memory
 from feddg.runs.prepare import build, deal
 
 

@@ -14,11 +14,13 @@ import yaml
 from pydantic import Field, ValidationError, field_validator
 
 from feddg.comparing.fixing import fix_fields
-from feddg.data.protocols import KNOWN_DOMAINS, scenarios
+from feddg.data.data_set import preset_of
+from feddg.data.protocols import known_domains, scenarios
 from feddg.data.sources import load_source
-from feddg.errors import ExperimentError, nearest
-from feddg.experiment import PRESETS, Experiment, expand
-from feddg.methods.registry import method_class
+from feddg.errors import ExperimentError, RunError, nearest
+from feddg.experiment import Experiment, expand
+from feddg.methods.composition import method_class
+from feddg.runs.selection_rules import FINAL, SELECTION_RULES
 from feddg.settings import Settings, merge
 
 
@@ -48,19 +50,25 @@ class Published(Settings):
 
     Attributes:
         source: which paper and table.
-        rule: the selection rule behind the numbers, as ``runs.records`` names it.
+        rule: the selection rule behind the numbers, one of ``feddg.runs.selection_rules``.
         values: accuracy in percent by split (``test``, ``val``), method label and column.
         average: the averages as printed, by split and method label.
         notes: what to know about these numbers.
     """
 
     source: str
-    rule: Literal["Final round", "Best in-domain validation", "Best held-out validation"] = (
-        "Final round"
-    )
+    rule: str = FINAL.name
     values: dict[str, dict[str, dict[str, float | None]]] = Field(default_factory=dict)
     average: dict[str, dict[str, float]] = Field(default_factory=dict)
     notes: tuple[str, ...] = ()
+
+    @field_validator("rule")
+    @classmethod
+    def _known_rule(cls, value: str) -> str:
+        try:
+            return SELECTION_RULES.find(value).name
+        except RunError as error:
+            raise ValueError(str(error)) from None
 
 
 class Plan(Settings):
@@ -293,8 +301,10 @@ def _scenarios(plan: Plan) -> list[tuple[Any, str]]:
     if isinstance(plan.hold_out, str):
         data = base.get("data", {})
         source = str(data.get("source", "folder"))
-        preset = str(base.get("preset") or (source if source in PRESETS else "folder"))
-        domains = plan.domains or KNOWN_DOMAINS.get(preset) or _domains(source, data.get("root"))
+        preset = str(base.get("preset") or preset_of(source))
+        domains = (
+            plan.domains or known_domains(source, preset) or _domains(source, data.get("root"))
+        )
         listed: list[Any] = list(scenarios(plan.hold_out, domains, preset))
     else:
         listed = [expand({"hold_out": entry})["hold_out"] for entry in plan.hold_out]

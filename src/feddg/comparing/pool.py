@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 import subprocess
 import sys
 import threading
@@ -13,6 +12,7 @@ from pathlib import Path
 from queue import Queue
 from typing import IO, Any
 
+from feddg.clients.threads import environment_of_job, threads_per_job
 from feddg.comparing.process import Job, Reporter
 from feddg.errors import FeddgError
 from feddg.experiment import Experiment
@@ -178,7 +178,6 @@ class Processes:
         return Outcome(task, "failed", f"{_death(status)}; see {log_to.name}")
 
     def _start(self, log_to: IO[str]) -> "subprocess.Popen[str]":
-        environment = os.environ | {"OMP_NUM_THREADS": str(self._threads)}
         with self._lock:
             process = subprocess.Popen(
                 [sys.executable, "-m", "feddg.comparing.process"],
@@ -187,7 +186,7 @@ class Processes:
                 stderr=log_to,
                 text=True,
                 encoding="utf-8",
-                env=environment,
+                env=environment_of_job(self._threads),
                 start_new_session=True,
             )
             self._alive.add(process)
@@ -206,19 +205,6 @@ class Processes:
                 process.wait(STOP_SECONDS)
             except (subprocess.TimeoutExpired, KeyboardInterrupt):
                 process.kill()
-
-
-def threads_per_job(jobs: int) -> int:
-    """Returns the threads each of ``jobs`` processes may use; ``OMP_NUM_THREADS`` may say fewer."""
-    share = max(1, available_cores() // max(1, jobs))
-    said = os.environ.get("OMP_NUM_THREADS", "")
-    return min(share, int(said)) if said.isdigit() and int(said) else share
-
-
-def available_cores() -> int:
-    """Returns the cores this process may use."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def _devices() -> list[str]:

@@ -16,11 +16,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from feddg.clients.threads import share_of_process
 from feddg.errors import FeddgError
 from feddg.evaluation.accuracy import Score
 from feddg.experiment import Experiment
-from feddg.federation.server import RoundRecord
 from feddg.messages import Refusal, Update
+from feddg.rows import RoundRow
 from feddg.runs.execute import carry_out
 from feddg.runs.observer import Observer
 
@@ -76,9 +77,9 @@ class Reporter(Observer):
         self._done = min(round - 0.001, self._done + 1 / self._clients)
         self.say(rounds=self._done)
 
-    def round(self, record: RoundRecord) -> None:
+    def round(self, row: RoundRow) -> None:
         """See :class:`Observer`."""
-        self._done = float(record.round)
+        self._done = float(row.round)
         self.say(rounds=self._done)
 
     def scores(self, round: int, scores: Sequence[Score]) -> None:
@@ -99,8 +100,6 @@ def _stop_when_input_ends(ended: threading.Event) -> None:
 
 def main() -> int:
     """Carries out the job on standard input; returns the exit status."""
-    import torch
-
     # A comparison in the background may ignore this signal, and its children with it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     job = Job(**json.loads(sys.stdin.readline()))
@@ -116,7 +115,7 @@ def main() -> int:
 
     reporter = Reporter(tell)
     try:
-        torch.set_num_threads(job.threads)
+        share_of_process(job.threads)
         experiment = Experiment(**job.experiment)
         if job.device is not None:
             experiment = experiment.model_copy(update={"device": job.device})

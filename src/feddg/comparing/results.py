@@ -9,15 +9,9 @@ from typing import Any
 
 from feddg.comparing.intervals import Accuracies, Key
 from feddg.errors import RunError
-from feddg.runs.reading import (
-    SELECTION_RULES,
-    TEST,
-    RunRecord,
-    SelectionRule,
-    flatten,
-    is_run,
-    read_run,
-)
+from feddg.rows import TEST
+from feddg.runs.reading import RunRecord, flatten, is_run, read_run
+from feddg.runs.selection_rules import SELECTION_RULES, SelectionRule
 
 COMPARISON = "comparison.json"
 HELD_OUT = "held out"
@@ -56,11 +50,11 @@ class Result:
     @cached_property
     def rounds(self) -> dict[str, int | None]:
         """The round that each selection rule chooses."""
-        return {rule.name: rule.choose(self.run.evaluations) for rule in SELECTION_RULES}
+        return {rule.name: rule.choose(self.run.evaluations) for rule in SELECTION_RULES.values()}
 
     def accuracy(self, rule: SelectionRule, split: str = TEST) -> float | None:
         """Accuracy of a split, mean over its domains, after the round that a rule chooses."""
-        return self.run.evaluations.accuracy(self.rounds[rule.name], split)
+        return rule.measure(self.run.evaluations, self.rounds[rule.name], split)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,9 @@ style-transferred twin are cropped, flipped and coloured alike. All of it is one
 and one affine map of the colours:
 
 - crop as torchvision's ``RandomResizedCrop`` (whole-pixel boxes, ten tries, edges not mixed with
-  what lies outside the box), flip, and shift, folded into one resampling of columns and rows;
+  what lies outside the box), flips, and shift, folded into one resampling of columns and rows;
+- quarter turns: the image is transposed before, and the order of columns or rows reversed with the
+  flips;
 - brightness, contrast, saturation, hue and grayscale, folded into one 3 x 3 matrix and one offset
   per sample. Two things differ from torchvision's ``ColorJitter``: the order is always the one
   just named and values are clamped to [0, 1] once at the end, where torchvision shuffles the order
@@ -14,20 +16,13 @@ and one affine map of the colours:
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
-from typing import Annotated
 
 import torch
-from pydantic import Field, model_validator
 from torch import Generator, Tensor
 from torch.nn import functional
 
-from feddg.settings import Fraction, Settings
-
-Strength = Annotated[float, Field(ge=0)]
-HueStrength = Annotated[float, Field(ge=0, le=0.5)]
+from feddg.data.augmentations import AugmentSettings
 
 _CROP_TRIES = 10
 _LUMA = (0.299, 0.587, 0.114)
@@ -41,60 +36,6 @@ _QUARTER_TURN = (  # of the chroma, at constant luma
 )
 
 
-class AugmentSettings(Settings):
-    """What may happen to a training image; the defaults leave it as it is."""
-
-    crop_scale: tuple[float, float] | None = Field(
-        default=None, description="smallest and largest share of the area a random crop keeps"
-    )
-    crop_ratio: tuple[float, float] = Field(
-        default=(3 / 4, 4 / 3), description="smallest and largest width / height of a crop"
-    )
-    shift: int = Field(default=0, ge=0, description="most pixels to move by; the edge is repeated")
-    flip: Fraction = Field(default=0.0, description="probability of a left-right mirror image")
-    color_jitter: tuple[Strength, Strength, Strength, HueStrength] = Field(
-        default=(0.0, 0.0, 0.0, 0.0),
-        description="brightness, contrast, saturation (factor 1 +- x), hue (+- x turns)",
-    )
-    grayscale: Fraction = Field(default=0.0, description="probability of losing all colour")
-
-    @model_validator(mode="after")
-    def _check_ranges(self) -> "AugmentSettings":
-        low, high = self.crop_scale or (1.0, 1.0)
-        if not 0 < low <= high <= 1:
-            raise ValueError("crop_scale must be two shares with 0 < smallest <= largest <= 1")
-        if not 0 < self.crop_ratio[0] <= self.crop_ratio[1]:
-            raise ValueError("crop_ratio must be two positive numbers, the smaller first")
-        if self.crop_scale is not None and self.shift:
-            raise ValueError("crop_scale and shift both move the image: choose one")
-        return self
-
-    @property
-    def moves(self) -> bool:
-        """Whether any pixel may change its place."""
-        return self.crop_scale is not None or self.shift > 0 or self.flip > 0
-
-    @property
-    def recolors(self) -> bool:
-        """Whether any colour may change."""
-        return any(self.color_jitter) or self.grayscale > 0
-
-
-NONE = AugmentSettings()
-PACS = AugmentSettings(
-    crop_scale=(0.7, 1.0), flip=0.5, color_jitter=(0.3, 0.3, 0.3, 0.3), grayscale=0.1
-)
-"""PARDON's training transform for PACS and IWildCam (official code)."""
-OFFICE_HOME = PACS.model_copy(update={"color_jitter": (0.4, 0.4, 0.4, 0.4)})
-"""PARDON's training transform for Office-Home (official code)."""
-DIGITS = AugmentSettings(shift=2)
-"""Digits keep their orientation and colours: a small shift only."""
-
-PRESETS: Mapping[str, AugmentSettings] = MappingProxyType(
-    {"none": NONE, "pacs": PACS, "office_home": OFFICE_HOME, "digits": DIGITS}
-)
-
-
 @dataclass(frozen=True)
 class Draw:
     """The random choices for a batch of B images, to be applied to every view of them.
@@ -105,11 +46,13 @@ class Draw:
             pixels. None when nothing moves.
         colors: ``(B, 3, 3)`` matrices for RGB columns. None when no colour changes.
         contrast: ``(B,)`` how much of an image's own mean gray is added to its colours.
+        transposed: ``(B,)`` whether rows and columns are exchanged first. None when nothing turns.
     """
 
     places: Tensor | None
     colors: Tensor | None
     contrast: Tensor
+    transposed: Tensor | None = None
 
     def to(self, device: torch.device | str) -> "Draw":
         """Returns the same choices on another device."""
@@ -117,6 +60,7 @@ class Draw:
             None if self.places is None else self.places.to(device),
             None if self.colors is None else self.colors.to(device),
             self.contrast.to(device),
+            None if self.transposed is None else self.transposed.to(device),
         )
 
 
@@ -132,12 +76,14 @@ def draw(settings: AugmentSettings, count: int, size: int, generator: Generator)
     Returns:
         The choices, on the CPU.
     """
-    places, colors, contrast = None, None, torch.zeros(count)
+    places, transposed, colors, contrast = None, None, None, torch.zeros(count)
     if settings.moves:
         places = _draw_places(settings, count, size, generator)
+        if settings.quarter_turns:
+            transposed = _turn(places, torch.randint(4, (count,), generator=generator))
     if settings.recolors:
         colors, contrast = _draw_colors(settings, count, generator)
-    return Draw(places, colors, contrast)
+    return Draw(places, colors, contrast, transposed)
 
 
 def apply(images: Tensor, draw: Draw) -> Tensor:
@@ -151,6 +97,9 @@ def apply(images: Tensor, draw: Draw) -> Tensor:
         ``(B, 3, size, size)`` float32 in [0, 1], in channels-last memory order.
     """
     draw = draw.to(images.device)
+    if draw.transposed is not None:
+        turned = draw.transposed[:, None, None, None]
+        images = torch.where(turned, images.transpose(2, 3), images)
     if draw.places is not None and not draw.places.is_floating_point():
         images = _pixels(images, *draw.places)
         draw = replace(draw, places=None)
@@ -170,7 +119,26 @@ def _draw_places(settings: AugmentSettings, count: int, size: int, generator: Ge
     places = _centers(corners.T[..., None], sides.T[..., None], size)
     mirrored = torch.rand(count, generator=generator) < settings.flip
     places[0, mirrored] = places[0, mirrored].flip(1)
+    if settings.vertical_flip:  # drawn only where asked for: other settings keep their draws
+        upended = torch.rand(count, generator=generator) < settings.vertical_flip
+        places[1, upended] = places[1, upended].flip(1)
     return places if settings.crop_scale is not None else places.long()
+
+
+def _turn(places: Tensor, turns: Tensor) -> Tensor:
+    """Turns each image left by a number of quarters: a transposition, then mirror images.
+
+    Args:
+        places: ``(2, count, size)`` columns and rows, whose order is reversed here as needed.
+        turns: ``(count,)`` quarters, 0 to 3.
+
+    Returns:
+        ``(count,)`` whether an image is transposed.
+    """
+    for axis, quarters in ((0, (2, 3)), (1, (1, 2))):
+        reversed_ = (turns == quarters[0]) | (turns == quarters[1])
+        places[axis, reversed_] = places[axis, reversed_].flip(1)
+    return turns % 2 == 1
 
 
 def _draw_boxes(

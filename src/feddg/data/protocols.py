@@ -1,7 +1,8 @@
 """Benchmark protocols: which domains are held out, scenario by scenario."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from feddg.data.data_set import DATA_SETS
 from feddg.data.splits import Scenario, leave_one_out, leave_two_out
 from feddg.errors import ExperimentError, nearest
 
@@ -10,18 +11,15 @@ PROTOCOLS = {
     "ltdo": "leave two domains out: each is the test domain once and the validation domain once",
     "ltdo-all": "leave two domains out: every ordered pair",
 }
-KNOWN_DOMAINS = {
-    "pacs": ("photo", "art_painting", "cartoon", "sketch"),
-    "office_home": ("Art", "Clipart", "Product", "Real_World"),
-    "digits": ("ink", "chalk", "photo", "sketch"),
-}
-"""Domains by preset, so that a benchmark's plan can be read where its images are not."""
 
-_ORDER = {
-    "pacs": ("photo", "art_painting", "cartoon", "sketch"),
-    "office_home": ("Art", "Clipart", "Real_World", "Product"),
-}
-"""PARDON's pairs (its Table I): each domain is tested while the next one validates."""
+
+def known_domains(*data_sets: str) -> tuple[str, ...]:
+    """Returns the domains of the first of these data sets whose definition names them.
+
+    So a benchmark's plan can be read where its images are not.
+    """
+    found = (DATA_SETS[name].domains for name in data_sets if name in DATA_SETS)
+    return next(filter(None, found), ())
 
 
 def scenarios(protocol: str, domains: Sequence[str], preset: str = "") -> list[Scenario]:
@@ -30,8 +28,8 @@ def scenarios(protocol: str, domains: Sequence[str], preset: str = "") -> list[S
     Args:
         protocol: one of ``PROTOCOLS``.
         domains: the data set's domains.
-        preset: the data set's preset; PARDON's pairs of validation and test domain are used for
-            ``pacs`` and ``office_home``. Elsewhere the next domain in the list validates.
+        preset: the data set whose ``validated_by`` says which domain validates while another is
+            tested; where it has none for these domains, the next one in the list does.
 
     Raises:
         ExperimentError: unknown protocol, or too few domains for it.
@@ -48,7 +46,7 @@ def scenarios(protocol: str, domains: Sequence[str], preset: str = "") -> list[S
         return leave_one_out(domains)
     if protocol == "ltdo-all":
         return leave_two_out(domains)
-    paired: Sequence[str] = _ORDER.get(preset, ())
-    order = paired if set(paired) == set(domains) else domains
-    validates = dict(zip(order, (*order[1:], order[0])))
+    validates: Mapping[str, str] = DATA_SETS[preset].validated_by if preset in DATA_SETS else {}
+    if set(validates) != set(domains):
+        validates = dict(zip(domains, (*domains[1:], domains[0])))
     return [{"test": (name,), "val": (validates[name],)} for name in domains]

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import numpy
@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from feddg.clients.examples import Pixels
 from feddg.data.pixels import as_unit
+from feddg.evaluation.metrics import Outcome, measure
 from feddg.randomness import stream
+from feddg.rows import EvaluationRow
 
 
 @runtime_checkable
@@ -34,6 +36,7 @@ class Score:
         examples: images.
         loss: mean cross-entropy.
         confusion: ``(classes, classes)`` counts, true class by predicted class.
+        metrics: every registered metric that is defined for them, by name.
     """
 
     split: str
@@ -42,18 +45,25 @@ class Score:
     examples: int
     loss: float
     confusion: numpy.ndarray
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def accuracy(self) -> float:
         """Share of images classified correctly, in [0, 1]."""
         return self.correct / self.examples
 
-    def record(self, round: int, with_confusion: bool = False) -> dict[str, Any]:
+    def row(self, round: int, with_confusion: bool = False) -> EvaluationRow:
         """Returns the row of the run folder's metrics file."""
-        row: dict[str, Any] = {"kind": "evaluation", "round": round, "split": self.split}
-        row |= {"domain": self.domain, "accuracy": self.accuracy, "loss": self.loss}
-        row |= {"examples": self.examples}
-        return row | ({"confusion": self.confusion.tolist()} if with_confusion else {})
+        return EvaluationRow(
+            round=round,
+            split=self.split,
+            domain=self.domain,
+            accuracy=self.accuracy,
+            loss=self.loss,
+            examples=self.examples,
+            metrics=dict(self.metrics),
+            confusion=self.confusion.tolist() if with_confusion else None,
+        )
 
 
 @dataclass(frozen=True)
@@ -105,7 +115,8 @@ class Evaluation:
         logits = self.predict(predictor, rows)
         predicted = logits.argmax(1)
         pairs = labels * self.classes + predicted
-        confusion = torch.bincount(pairs, minlength=self.classes**2).view(self.classes, -1)
+        counts = torch.bincount(pairs, minlength=self.classes**2).view(self.classes, -1)
+        confusion = counts.numpy()
         loss = nn.functional.cross_entropy(logits, labels)
         return Score(
             split,
@@ -113,7 +124,8 @@ class Evaluation:
             int((predicted == labels).sum()),
             len(rows),
             float(loss),
-            confusion.numpy(),
+            confusion,
+            measure(Outcome(confusion, logits, labels)),
         )
 
     def predict(self, predictor: nn.Module, rows: numpy.ndarray) -> Tensor:

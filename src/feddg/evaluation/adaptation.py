@@ -6,33 +6,49 @@
 
 ``bin`` and ``adapter`` need parts that only training can make, ``ensemble`` the clients' own
 normalisation; they refuse a model without, and say so.
+
+Ours are in :mod:`feddg.evaluation.adaptations`, one file for each or for each family. Another is a
+subclass of :class:`feddg.evaluation.predictors.Predictor` under ``@register_adaptation``, or behind
+an entry point of the group ``feddg.adaptations``.
 """
 
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 from torch import nn
 
-from feddg.errors import AdaptationError, nearest
-from feddg.evaluation import predictors, streaming_adaptations
+from feddg.errors import AdaptationError
 from feddg.evaluation.predictors import Parts, Predictor
+from feddg.registry import Registry
 
-ADAPTATIONS: dict[str, type[Predictor]] = {
-    kind.name: kind
-    for kind in (
-        predictors.Global,
-        predictors.Fixed,
-        predictors.Random,
-        predictors.Adapter,
-        predictors.BatchInstance,
-        predictors.Ensemble,
-        streaming_adaptations.InstanceAware,
-        streaming_adaptations.MixNorm,
-        streaming_adaptations.TsmoBN,
-        streaming_adaptations.Tent,
-    )
-}
+P = TypeVar("P", bound=type[Predictor])
+
+
+def _adopt(name: str, loaded: Any) -> type[Predictor]:
+    if not (isinstance(loaded, type) and issubclass(loaded, Predictor) and loaded.name == name):
+        raise AdaptationError(f"expected a subclass of Predictor called {name!r}, found {loaded!r}")
+    return loaded
+
+
+ADAPTATIONS: Registry[type[Predictor]] = Registry(
+    "adaptation",
+    "feddg.evaluation.adaptations",
+    group="feddg.adaptations",
+    error=AdaptationError,
+    order=lambda kind: (kind.order, kind.name),
+    adopt=_adopt,
+)
 """By name, in the order of tables."""
+
+
+def register_adaptation(kind: P) -> P:
+    """Class decorator that makes an adaptation known by its name.
+
+    Raises:
+        AdaptationError: another one has the name.
+    """
+    ADAPTATIONS.add(kind.name, kind)
+    return kind
 
 
 def adapt(model: nn.Module, spelling: str, parts: Parts | None = None) -> Predictor:
@@ -60,12 +76,7 @@ def read(spelling: str) -> tuple[type[Predictor], Any]:
     """
     name, _, rest = spelling.partition(":")
     name = name.strip().lower()
-    if name not in ADAPTATIONS:
-        raise AdaptationError(
-            f"unknown adaptation {name!r}{nearest(name, ADAPTATIONS)}; there are: "
-            f"{', '.join(ADAPTATIONS)}"
-        )
-    kind = ADAPTATIONS[name]
+    kind = ADAPTATIONS.find(name)
     pairs = [pair.partition("=") for pair in rest.split(",")] if rest else []
     fields = {key.strip(): _number(value) for key, _, value in pairs}
     try:

@@ -9,10 +9,12 @@ from typing import TypeVar
 
 from feddg.clients.client import Client
 from feddg.clients.examples import Examples
+from feddg.clients.threads import threads_beside
 from feddg.clients.worker import Worker
 from feddg.errors import ClientError
 from feddg.federation.transport import Reply
-from feddg.federation.turns import answer, describe, threads, train
+from feddg.federation.turns import answer, describe, train
+from feddg.guards.chain import NO_GUARDS, Guards
 from feddg.messages import Broadcast, Message, Refusal, Update, Weights
 from feddg.methods.base import Method
 
@@ -31,6 +33,7 @@ class InProcess:
         count: number of clients.
         examples: returns the images of a client.
         memories: what clients remember, by id, from a checkpoint.
+        guards: see every update before it leaves its client.
     """
 
     def __init__(
@@ -40,9 +43,10 @@ class InProcess:
         count: int,
         examples: Callable[[int], Examples],
         memories: dict[int, Weights] | None = None,
+        guards: Guards = NO_GUARDS,
     ) -> None:
         self._method, self._workers, self._examples = method, workers, examples
-        self._count = count
+        self._count, self._guards = count, guards
         self._agreed: Message | None = None
         self.memories: dict[int, Weights] = memories or {}
         self.remembered: set[int] = set()
@@ -53,8 +57,8 @@ class InProcess:
         """Ids 0 .. N-1."""
         return range(self._count)
 
-    def agree(self, agreed: Message | None) -> None:
-        """Keeps what was agreed for every client."""
+    def hand_out(self, agreed: Message | None) -> None:
+        """See :class:`Transport`: a client is given it with its turn."""
         self._agreed = agreed
 
     def client(self, id: int, broadcast: Broadcast, worker: Worker) -> Client:
@@ -70,9 +74,11 @@ class InProcess:
             extras=broadcast.extras,
         )
 
-    def describe(self, clients: Sequence[int], broadcast: Broadcast) -> Iterator[Reply]:
+    def descriptions(self, clients: Sequence[int], broadcast: Broadcast) -> Iterator[Reply]:
         """See :class:`Transport`."""
-        return self._replies(clients, broadcast, self._describe)
+        return self._replies(
+            clients, broadcast, lambda client: describe(client, self._method, client.received)
+        )
 
     def ask(
         self, clients: Sequence[int], broadcast: Broadcast, name: str, question: Message
@@ -84,13 +90,14 @@ class InProcess:
 
     def train(self, clients: Sequence[int], broadcast: Broadcast) -> Iterator[Update | Refusal]:
         """See :class:`Transport`. Clients that train at once share the seconds they take."""
-        for reply in self._turns(clients, broadcast, lambda client: train(client, self._method)):
+
+        def work(client: Client) -> Update:
+            return train(client, self._method, self._guards)
+
+        for reply in self._turns(clients, broadcast, work):
             if isinstance(reply, Update):
                 reply.seconds /= len(self._workers)
             yield reply
-
-    def _describe(self, client: Client) -> Message:
-        return describe(client, self._method, client.received)
 
     def _replies(
         self, clients: Sequence[int], broadcast: Broadcast, work: Callable[[Client], Message]
@@ -100,15 +107,11 @@ class InProcess:
     def _turns(
         self, clients: Sequence[int], broadcast: Broadcast, work: Callable[[Client], T]
     ) -> Iterator[T | Refusal]:
-        """Yields what clients answer. A worker's next client starts when its last was consumed.
-
-        While several are at work, whoever consumes has one thread: idle ones would wait by
-        spinning, on the cores that the workers need.
-        """
+        """Yields what clients answer. A worker's next client starts when its last was consumed."""
         coming = iter(clients)
         under_way: deque[tuple[Client, Callable[[], T]]] = deque()
         alone = len(self._workers) == 1
-        with ThreadPoolExecutor(len(self._workers)) as pool, threads(None if alone else 1):
+        with ThreadPoolExecutor(len(self._workers)) as pool, threads_beside(len(self._workers)):
 
             def start_next(worker: Worker) -> None:
                 for id in islice(coming, 1):

@@ -7,15 +7,14 @@ that fifty rounds of a large network stay a small file.
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from operator import itemgetter
-from typing import Any, Literal
 
 from torch import Tensor
 
-from feddg.messages import Broadcast, Message, Scalar, Update, scalar_bytes
+from feddg.messages import Broadcast, Message, Update, scalar_bytes
+from feddg.rows import Direction, LayoutRow, LedgerRow, MessageRow, RefusalRow, TensorEntry
 
-Direction = Literal["up", "down"]
-Row = dict[str, Any]
+Shape = tuple[str, tuple[int, ...], str, int]
+Shapes = tuple[tuple[Shape, ...], tuple[str, ...]]
 
 
 class Ledger:
@@ -26,9 +25,12 @@ class Ledger:
         known_layouts: ids of layouts that an earlier part of this run already wrote.
     """
 
-    def __init__(self, write: Callable[[Row], None], known_layouts: set[str] | None = None) -> None:
+    def __init__(
+        self, write: Callable[[LedgerRow], None], known_layouts: set[str] | None = None
+    ) -> None:
         self._write = write
         self._known = set(known_layouts or ())
+        self._layouts: dict[Shapes, LayoutRow] = {}
         self.bytes: dict[Direction, int] = {"up": 0, "down": 0}
 
     def broadcast(self, client: int, purpose: str, broadcast: Broadcast) -> None:
@@ -50,7 +52,7 @@ class Ledger:
 
     def refusal(self, round: int, client: int, reason: str) -> None:
         """Enters that ``client``'s update was not used, and why."""
-        self._write({"kind": "refusal", "round": round, "client": client, "reason": reason})
+        self._write(RefusalRow(round=round, client=client, reason=reason))
 
     def _enter(
         self,
@@ -61,30 +63,44 @@ class Ledger:
         weights: Mapping[str, Tensor],
         message: Message,
     ) -> None:
-        layout = _layout(weights, message.tensors, message.scalars)
-        if layout["id"] not in self._known:
-            self._known.add(layout["id"])
+        layout = self._layout(weights, message)
+        if layout.id not in self._known:
+            self._known.add(layout.id)
             self._write(layout)
         scalars = sum(scalar_bytes(scalar) for scalar in message.scalars.values())
-        size = sum(tensor["bytes"] for tensor in layout["tensors"]) + scalars
+        size = sum(tensor.bytes for tensor in layout.tensors) + scalars
         self.bytes[direction] += size
-        row = {"kind": "message", "round": round, "direction": direction, "client": client}
-        self._write({**row, "purpose": purpose, "layout": layout["id"], "bytes": size})
+        self._write(
+            MessageRow(
+                round=round,
+                direction=direction,
+                client=client,
+                purpose=purpose,
+                layout=layout.id,
+                bytes=size,
+            )
+        )
+
+    def _layout(self, weights: Mapping[str, Tensor], message: Message) -> LayoutRow:
+        shapes = [_shape(f"weights/{name}", tensor) for name, tensor in weights.items()]
+        shapes += [_shape(name, tensor) for name, tensor in message.tensors.items()]
+        # Sorted: a resumed run reads its tensors back in another order, and its ledger is the same.
+        key = tuple(sorted(shapes)), tuple(sorted(message.scalars))
+        if key not in self._layouts:
+            self._layouts[key] = _new_layout(*key)
+        return self._layouts[key]
 
 
-def _layout(
-    weights: Mapping[str, Tensor], tensors: Mapping[str, Tensor], scalars: Mapping[str, Scalar]
-) -> Row:
-    rows = [_describe(f"weights/{name}", tensor) for name, tensor in weights.items()]
-    rows += [_describe(name, tensor) for name, tensor in tensors.items()]
-    # Sorted: a resumed run reads its tensors back in another order, and its ledger is the same.
-    rows.sort(key=itemgetter("name"))
-    content = {"tensors": rows, "scalars": sorted(scalars)}
-    identity = hashlib.blake2b(json.dumps(content).encode(), digest_size=6).hexdigest()
-    return {"kind": "layout", "id": identity, **content}
-
-
-def _describe(name: str, tensor: Tensor) -> Row:
+def _shape(name: str, tensor: Tensor) -> Shape:
     dtype = str(tensor.dtype).removeprefix("torch.")
-    size = tensor.numel() * tensor.element_size()
-    return {"name": name, "shape": list(tensor.shape), "dtype": dtype, "bytes": size}
+    return name, tuple(tensor.shape), dtype, tensor.numel() * tensor.element_size()
+
+
+def _new_layout(shapes: tuple[Shape, ...], scalars: tuple[str, ...]) -> LayoutRow:
+    tensors = tuple(
+        TensorEntry(name=name, shape=shape, dtype=dtype, bytes=size)
+        for name, shape, dtype, size in shapes
+    )
+    content = {"tensors": [tensor.model_dump() for tensor in tensors], "scalars": scalars}
+    identity = hashlib.blake2b(json.dumps(content).encode(), digest_size=6).hexdigest()
+    return LayoutRow(id=identity, tensors=tensors, scalars=scalars)

@@ -2,16 +2,17 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from feddg.errors import RunError
+from feddg.errors import ClientError, NotEnoughUpdates, RunError
 from feddg.federation import server_optimizer
 from feddg.federation.ledger import Ledger
 from feddg.federation.transport import Reply, Transport
+from feddg.guards.chain import NO_GUARDS, GuardedRound, Guards
 from feddg.messages import (
     Broadcast,
     Message,
@@ -24,47 +25,48 @@ from feddg.messages import (
 from feddg.methods.base import Method, State
 from feddg.models.network import Network
 from feddg.randomness import stream
+from feddg.rows import Direction, Groups, RefusedUpdate, RoundRow
 from feddg.settings import ServerSettings
 
 log = logging.getLogger("feddg")
 
 
 @dataclass
-class RoundRecord:
-    """What happened in one round.
-
-    Attributes:
-        clients: sampled client ids, ascending.
-        refused: clients whose update was not used.
-        terms: mean of each loss term over the used updates, weighted by examples.
-        examples: training images behind the used updates.
-        images: images that went through clients' networks.
-        seconds: ``train`` (spent in clients), ``aggregate`` (the rest of the round).
-        bytes: sent ``up`` and ``down`` in this round.
-    """
+class _Tally:
+    """What has happened in a round so far; see :class:`RoundRow`."""
 
     round: int
-    clients: list[int] = field(default_factory=list)
+    clients: list[int]
     refused: list[Refusal] = field(default_factory=list)
     terms: dict[str, float] = field(default_factory=dict)
     examples: int = 0
     images: int = 0
-    seconds: dict[str, float] = field(default_factory=dict)
-    bytes: dict[str, int] = field(default_factory=dict)
+    training: float = 0.0
 
     def add(self, update: Update) -> None:
         """Adds one used update to the means and counts."""
         self.examples += update.examples
         self.images += update.images
-        self.seconds["train"] = self.seconds.get("train", 0.0) + update.seconds
+        self.training += update.seconds
         share = update.examples / self.examples
         for name, value in update.terms.items():
             before = self.terms.get(name, value)
             self.terms[name] = before + (value - before) * share
 
-
-class NotEnoughUpdates(RunError):
-    """Fewer good updates than the round may be fused from."""
+    def row(self, seconds: float, sent: Mapping[Direction, int]) -> RoundRow:
+        """Returns the row of the round, which took ``seconds`` and moved bytes ``sent``."""
+        return RoundRow(
+            round=self.round,
+            clients=self.clients,
+            refused=[RefusedUpdate(client=r.client, reason=r.reason) for r in self.refused],
+            terms=self.terms,
+            examples=self.examples,
+            images=self.images,
+            # Sites train side by side: their seconds may add up to more than the round took.
+            seconds={"train": self.training, "aggregate": max(0.0, seconds - self.training)},
+            bytes_up=sent["up"],
+            bytes_down=sent["down"],
+        )
 
 
 class Server:
@@ -78,8 +80,12 @@ class Server:
         settings: minimum of good updates, attempts, server optimizer.
         seed: the experiment's seed.
         ledger: where every message is entered.
+        guards: what happens to updates on their way.
         on_client: called after each client of a round with the round and its update or refusal.
         on_setup: called with (done, total) while clients describe themselves.
+
+    Attributes:
+        groups: how the method grouped the clients in the setup phase, if it did.
     """
 
     def __init__(
@@ -92,17 +98,19 @@ class Server:
         settings: ServerSettings,
         seed: int,
         ledger: Ledger,
+        guards: Guards = NO_GUARDS,
         on_client: Callable[[int, Update | Refusal], None] | None = None,
         on_setup: Callable[[int, int], None] | None = None,
     ) -> None:
         self.method, self.transport, self.state = method, transport, state
         self.per_round, self.settings, self.seed = per_round, settings, seed
-        self.ledger = ledger
+        self.ledger, self.guards = ledger, guards
+        self.groups: Groups = {}
         self._on_client = on_client or (lambda round, reply: None)
         self._on_setup = on_setup or (lambda done, total: None)
         # Shapes and dtypes never change, and cost no memory on the meta device.
         self._expected = {name: t.to("meta") for name, t in state.weights.items()}
-        self.transport.agree(state.agreed)
+        self.transport.hand_out(state.agreed)
 
     def setup(self) -> Weights:
         """Has every client describe itself and sends all of them what the method agrees on.
@@ -118,14 +126,15 @@ class Server:
         if not self.method.has_setup or self.state.agreed is not None:
             return {}
         ids = self.transport.clients
-        replies = self._counted(self.transport.describe(ids, Broadcast(0)), len(ids))
+        replies = self._counted(self.transport.descriptions(ids, Broadcast(0)), len(ids))
         descriptions = list(self._messages(replies, 0, "describe"))
         if not descriptions:
             raise RunError("setup: no client could describe itself; see the warnings above")
-        self.state.agreed = self.method.agree(descriptions, self.seed) or Message()
+        self.state.agreed = self.method.agree(descriptions) or Message()
+        self.groups = self.method.groups(descriptions)
         for id in ids:
             self.ledger.message(0, "down", id, "agree", self.state.agreed)
-        self.transport.agree(self.state.agreed)
+        self.transport.hand_out(self.state.agreed)
         return _stacked([message for _, message in descriptions])
 
     def _counted(self, replies: Iterator[Reply], total: int) -> Iterator[Reply]:
@@ -133,39 +142,37 @@ class Server:
             self._on_setup(done, total)
             yield reply
 
-    def round(self) -> RoundRecord:
-        """Runs one round; on return ``state`` is that of the completed round.
+    def round(self) -> RoundRow:
+        """Runs one round and returns its row; on return ``state`` is that of the completed round.
 
         Raises:
             NotEnoughUpdates: too few good updates in every attempt; the state is unchanged.
         """
         for attempt in range(self.settings.attempts):
-            record = RoundRecord(self.state.round + 1)
             try:
-                return self._attempt(record, attempt)
+                return self._attempt(attempt)
             except NotEnoughUpdates as error:
                 failure = error
                 log.warning("%s", error)
         raise failure
 
-    def _attempt(self, record: RoundRecord, attempt: int) -> RoundRecord:
+    def _attempt(self, attempt: int) -> RoundRow:
         started = time.perf_counter()
         before = dict(self.ledger.bytes)
-        record.clients = self.sample(record.round, attempt)
-        broadcast = self.method.broadcast(self.state)
-        updates = self._updates(record, broadcast)
+        round = self.state.round + 1
+        tally = _Tally(round, self.sample(round, attempt))
+        guarded = self.guards.open(self.state)
+        broadcast = guarded.address(self.method.broadcast(self.state))
+        updates = guarded.collect(self._updates(tally, broadcast, guarded))
         # Nothing is replaced before enough updates are in: a failed attempt leaves the state alone.
         state = replace(self.state, extras=dict(self.state.extras))
-        state = self.method.aggregate(state, updates)
+        state = guarded.finish(self.method.aggregate(state, updates))
         state = server_optimizer.step(self.settings, self.state.weights, state)
-        state = self.method.after_round(state, self._asker(record, state))
-        state.round = record.round
+        state = self.method.after_round(state, self._asker(tally, state))
+        state.round = round
         self.state = state
-        training = record.seconds.setdefault("train", 0.0)
-        # Sites train side by side: their seconds may add up to more than the round took.
-        record.seconds["aggregate"] = max(0.0, time.perf_counter() - started - training)
-        record.bytes = {way: total - before[way] for way, total in self.ledger.bytes.items()}
-        return record
+        sent = {way: total - before[way] for way, total in self.ledger.bytes.items()}
+        return tally.row(time.perf_counter() - started, sent)
 
     def sample(self, round: int, attempt: int = 0) -> list[int]:
         """Returns the ids of a round's clients, ascending; drawn without replacement."""
@@ -176,57 +183,66 @@ class Server:
         drawn = torch.randperm(len(ids), generator=stream(self.seed, *names))[: self.per_round]
         return sorted(ids[i] for i in drawn.tolist())
 
-    def _updates(self, record: RoundRecord, broadcast: Broadcast) -> Iterator[Update]:
+    def _updates(
+        self, tally: _Tally, broadcast: Broadcast, guarded: GuardedRound
+    ) -> Iterator[Update]:
         """Yields the good updates; refuses bad ones by name; raises if too few were good."""
-        for id in record.clients:
+        for id in tally.clients:
             self.ledger.broadcast(id, "train", broadcast)
         good = 0
-        for reply in self.transport.train(record.clients, broadcast):
-            reply = self._checked(record.round, reply)
-            self._on_client(record.round, reply)
+        for reply in self.transport.train(tally.clients, broadcast):
+            reply = self._checked(tally.round, reply, guarded)
+            self._on_client(tally.round, reply)
             if isinstance(reply, Refusal):
-                record.refused.append(reply)
-                self._refuse(record.round, reply)
+                tally.refused.append(reply)
+                self._refuse(tally.round, reply)
                 continue
             good += 1
-            record.add(reply)
+            tally.add(reply)
             yield reply
         if good < self.settings.min_updates:
-            raise NotEnoughUpdates(self._shortage(record, good))
+            raise NotEnoughUpdates(self._shortage(tally, good))
 
-    def _checked(self, round: int, reply: Update | Refusal) -> Update | Refusal:
+    def _checked(
+        self, round: int, reply: Update | Refusal, guarded: GuardedRound
+    ) -> Update | Refusal:
         if isinstance(reply, Refusal):
             return reply
         self.ledger.update(round, reply)
         fault = update_fault(reply, self._expected)
-        return reply if fault is None else Refusal(reply.client, f"update refused: {fault}")
+        if fault is None:
+            try:
+                return guarded.receive(reply)
+            except ClientError as error:
+                fault = str(error)
+        return Refusal(reply.client, f"update refused: {fault}")
 
     def _refuse(self, round: int, refusal: Refusal) -> None:
         self.ledger.refusal(round, refusal.client, refusal.reason)
         log.warning("round %d, client %d: %s", round, refusal.client, refusal.reason)
 
-    def _shortage(self, record: RoundRecord, good: int) -> str:
+    def _shortage(self, tally: _Tally, good: int) -> str:
         reason = (
-            f"; client {record.refused[0].client}: {record.refused[0].reason}"
-            if record.refused
+            f"; client {tally.refused[0].client}: {tally.refused[0].reason}"
+            if tally.refused
             else ""
         )
         return (
-            f"round {record.round}: {good} good updates of {len(record.clients)}, but "
+            f"round {tally.round}: {good} good updates of {len(tally.clients)}, but "
             f"server.min_updates is {self.settings.min_updates}{reason}"
         )
 
     def _asker(
-        self, record: RoundRecord, state: State
+        self, tally: _Tally, state: State
     ) -> Callable[[str, Message], Iterator[tuple[int, Message]]]:
         def ask(name: str, question: Message) -> Iterator[tuple[int, Message]]:
-            refused = {refusal.client for refusal in record.refused}
-            ids = [id for id in record.clients if id not in refused]
-            broadcast = Broadcast(record.round, state.weights, question)
+            refused = {refusal.client for refusal in tally.refused}
+            ids = [id for id in tally.clients if id not in refused]
+            broadcast = Broadcast(tally.round, state.weights, question)
             for id in ids:
                 self.ledger.broadcast(id, f"ask:{name}", broadcast)
             replies = self.transport.ask(ids, broadcast, name, question)
-            return self._messages(replies, record.round, f"answer:{name}")
+            return self._messages(replies, tally.round, f"answer:{name}")
 
         return ask
 
@@ -259,7 +275,13 @@ _NOTHING = torch.empty(0, 0, 0, 0, 0)
 
 
 def initial_state(
-    method: Method, network: Network, clients: int, *, rounds: int, settings: ServerSettings
+    method: Method,
+    network: Network,
+    clients: int,
+    *,
+    rounds: int,
+    settings: ServerSettings,
+    guards: Guards = NO_GUARDS,
 ) -> State:
     """Returns the state before round 1 for a freshly built network.
 
@@ -269,10 +291,12 @@ def initial_state(
         clients: how many there are in all.
         rounds: how many there will be, for schedules.
         settings: the server's; its optimizer may keep tensors in the state.
+        guards: may keep tensors in the state, too.
     """
     weights: Weights = {name: clone(t) for name, t in network.state_dict().items()}
     extras = method.initial_extras(network, clients)
     extras |= server_optimizer.initial_extras(settings, method, network)
+    extras |= guards.initial_extras()
     return State(weights, extras, rounds=rounds)
 
 

@@ -28,12 +28,12 @@ class Transport(Protocol):
         """Ids of all clients of the federation, ascending."""
         ...
 
-    def describe(self, clients: Sequence[int], broadcast: Broadcast) -> Iterator[Reply]:
-        """Asks clients to describe themselves before round 1."""
+    def descriptions(self, clients: Sequence[int], broadcast: Broadcast) -> Iterator[Reply]:
+        """Asks clients to describe themselves before round 1, and yields what they say."""
         ...
 
-    def agree(self, agreed: Message | None) -> None:
-        """Keeps what was agreed, so that every client has it whenever it trains."""
+    def hand_out(self, agreed: Message | None) -> None:
+        """Sees to it that every client has what was agreed whenever it trains."""
         ...
 
     def train(self, clients: Sequence[int], broadcast: Broadcast) -> Iterator[Update | Refusal]:

@@ -9,8 +9,9 @@ from torch import nn
 
 from feddg.clients.best_of_steps import BestOfSteps
 from feddg.clients.client import Client
-from feddg.clients.optimizers import InPlaceAdam
+from feddg.clients.threads import threads
 from feddg.errors import ClientError
+from feddg.guards.chain import NO_GUARDS, Guards
 from feddg.messages import Message, Update, Weights, first_not_finite
 from feddg.methods.base import Method, local_names
 
@@ -33,8 +34,10 @@ def describe(client: Client, method: Method, weights: Weights) -> Message:
         return method.describe(client) or Message()
 
 
-def train(client: Client, method: Method) -> Update:
+def train(client: Client, method: Method, guards: Guards = NO_GUARDS) -> Update:
     """Trains one client for a round, from the weights it received and what it remembers.
+
+    The guards see the update before it leaves.
 
     The update's weights are the network's live tensors (see :class:`feddg.messages.Update`).
 
@@ -59,13 +62,13 @@ def train(client: Client, method: Method) -> Update:
                 selection.restore()
             terms = client.mean_terms()
             extras = method.report(client)
-    optimizer = client.optimizer
-    client.worker.spent = optimizer if isinstance(optimizer, InPlaceAdam) else None
+    client.worker.stepper.keep(client.optimizer)
     state = client.network.state_dict()
     client.memory.update({name: state[name].detach().clone() for name in local})
     _require_finite_memory(client)
     seconds = time.perf_counter() - started
-    return Update(client.id, len(client.examples), state, extras, terms, seconds, images)
+    update = Update(client.id, len(client.examples), state, extras, terms, seconds, images)
+    return guards.protect(update, client.received, client.extras)
 
 
 def answer(client: Client, method: Method, name: str, question: Message) -> Message:
@@ -74,20 +77,6 @@ def answer(client: Client, method: Method, name: str, question: Message) -> Mess
         _start(client, method)
         client.network.eval()
         return method.answer(client, name, question)
-
-
-@contextmanager
-def threads(count: int | None) -> Iterator[None]:
-    """Has PyTorch compute with ``count`` CPU threads in its block; None changes nothing."""
-    before = torch.get_num_threads()
-    if count is None or count == before:
-        yield
-        return
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @contextmanager

@@ -44,11 +44,6 @@ min-sites = {minimum}  # must be connected, or the run fails
 wait-seconds = 300.0  # how long to wait for them
 round-deadline = 3600.0  # seconds a site has for one message; later replies are dropped
 poll-seconds = 0.5  # between two looks at the mailbox
-clipping = "none"  # or "fixed", "adaptive": sites clip their updates; see docs/deploy.md
-clipping-norm = 0.1  # longest update; adaptive: at the start
-clipping-quantile = 0.5  # adaptive: share of updates that are not to be clipped
-clipping-rate = 0.2  # adaptive: learning rate of the norm
-noise-multiplier = 0.0  # noise on the mean of clipped updates, per norm
 experiment = """
 {experiment}"""
 '''

@@ -1,6 +1,6 @@
 """The ClientApp: what a site does when a message arrives. Each may meet a fresh process."""
 
-import json
+import logging
 import time
 from collections.abc import Callable
 
@@ -8,22 +8,29 @@ from flwr.app import Context
 from flwr.app import Message as Envelope
 from flwr.clientapp import ClientApp
 
-from feddg.errors import FeddgError
+from feddg.errors import ClientError, ExperimentError, FeddgError
 from feddg.federation.turns import answer, describe, train
 from feddg.flower.parcels import Parcel, update_parcel
-from feddg.flower.privacy import clip_update
 from feddg.flower.simulated_site import SIMULATED, SimulatedSite
 from feddg.flower.site import MissingAgreement, Site
 from feddg.flower.traffic import BUSY
 from feddg.messages import Message
+from feddg.rows import EVALUATION_ROWS
 
 Work = Callable[[Site, Parcel], Parcel]
+
+OWN_LOG = "the site's own log says why it cannot answer"
+log = logging.getLogger("feddg")
 
 app = ClientApp()
 
 
 def _reply(envelope: Envelope, context: Context, work: Work) -> Envelope:
-    """Answers with the work's result, or with the one sentence that says why there is none."""
+    """Answers with the work's result, or with the one sentence that says why there is none.
+
+    What went wrong with a site's own files stands in the site's own log: their names, and whatever
+    else an error might quote, never leave it.
+    """
     started = time.perf_counter()
     try:
         kind = SimulatedSite if SIMULATED in context.run_config else Site
@@ -31,8 +38,14 @@ def _reply(envelope: Envelope, context: Context, work: Work) -> Envelope:
         result = work(site, Parcel.from_records(envelope.content))
     except MissingAgreement:
         result = Parcel({"missing": "agreed"})
-    except FeddgError as error:
+    except (ClientError, ExperimentError) as error:
         result = Parcel({"refusal": str(error)})
+    except FeddgError as error:
+        log.error("%s", error)
+        result = Parcel({"refusal": OWN_LOG})
+    except Exception:
+        log.exception("this message could not be answered")
+        result = Parcel({"refusal": OWN_LOG})
     result.fields[BUSY] = time.perf_counter() - started
     return Envelope(result.to_records(), reply_to=envelope)
 
@@ -49,7 +62,7 @@ def describe_site(envelope: Envelope, context: Context) -> Envelope:
     return _reply(envelope, context, _describe)
 
 
-@app.train(mods=[clip_update])
+@app.train()
 def train_site(envelope: Envelope, context: Context) -> Envelope:
     """Trains one round."""
     return _reply(envelope, context, _train)
@@ -76,7 +89,7 @@ def _describe(site: Site, parcel: Parcel) -> Parcel:
 
 def _train(site: Site, parcel: Parcel) -> Parcel:
     turn = site.turn(parcel)
-    update = train(turn.client, turn.method)
+    update = train(turn.client, turn.method, turn.guards)
     turn.keep()
     return update_parcel(update)
 
@@ -91,5 +104,5 @@ def _ask(site: Site, parcel: Parcel) -> Parcel:
 
 def _evaluate(site: Site, parcel: Parcel) -> Parcel:
     round = int(parcel.fields["round"])
-    scores = [score.record(round, with_confusion=True) for score in site.scores(parcel)]
-    return Parcel(parts={"scores": Message({}, {"scores": json.dumps(scores)})})
+    rows = [score.row(round, with_confusion=True) for score in site.scores(parcel)]
+    return Parcel(parts={"scores": Message({}, {"scores": EVALUATION_ROWS.to_text(rows)})})

@@ -1,6 +1,5 @@
 """Held-out evaluation where the images are: at sites that never train."""
 
-import json
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,9 +7,11 @@ from dataclasses import replace
 import numpy
 
 from feddg.evaluation.accuracy import Score
+from feddg.evaluation.metrics import Outcome, measure
 from feddg.federation.server import Server
-from feddg.flower.transport import FlowerTransport
+from feddg.flower.grid_transport import FlowerTransport
 from feddg.messages import Broadcast, Message, Refusal
+from feddg.rows import EVALUATION_ROWS, TEST, EvaluationRow
 
 log = logging.getLogger("feddg")
 
@@ -51,18 +52,21 @@ class JudgeScores:
     def _scores(self, server: Server, id: int, reply: Message) -> list[Score] | Refusal:
         server.ledger.message(server.state.round, "up", id, "scores", reply)
         try:
-            rows = json.loads(str(reply.scalars["scores"]))
+            rows = EVALUATION_ROWS.parse(str(reply.scalars["scores"]))
             return [_score(row) for row in rows]
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, ValueError) as error:
             return Refusal(id, f"{self._transport.sites[id]}: its scores cannot be read ({error})")
 
 
-def _score(row: dict[str, object]) -> Score:
-    confusion = numpy.array(row["confusion"], dtype=numpy.int64)
+def _score(row: EvaluationRow) -> Score:
+    if row.confusion is None:
+        raise ValueError("no images were counted")
+    confusion = numpy.array(row.confusion, dtype=numpy.int64)
     correct, examples = int(confusion.trace()), int(confusion.sum())
     if examples < 1 or (confusion < 0).any():
         raise ValueError("no images were counted")
-    return Score("test", str(row["domain"]), correct, examples, float(str(row["loss"])), confusion)
+    metrics = measure(Outcome(confusion))
+    return Score(TEST, row.domain, correct, examples, row.loss, confusion, metrics)
 
 
 def _told_apart(taken: set[str], new: list[Score], site: str) -> list[Score]:

@@ -5,19 +5,29 @@ both. One message holds one ConfigRecord and as many ArrayRecords as it has part
 that FedAvg's training messages have exactly one of each.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from io import BytesIO
 
 import numpy
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
+from feddg.forms import plain_text
 from feddg.messages import Message, Scalar, Update, Weights
 
 FIELDS = "fields"
 _PARTS = "parts"
 _BFLOAT16 = "bfloat16"
+_STYPE = "numpy.ndarray"
+DTYPES = frozenset(
+    ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"]
+)
+"""Types of numbers that may cross."""
+MOST_PARTS, MOST_ENTRIES, MOST_CHARACTERS, MOST_HEADER = 16, 100_000, 4_000_000, 10_000
+"""Limits of one message: parts, scalars, characters of a text, bytes of an array's header."""
 
 
 @dataclass
@@ -45,19 +55,44 @@ class Parcel:
 
     @classmethod
     def from_records(cls, records: RecordDict) -> "Parcel":
-        """Reads what :meth:`to_records` wrote."""
-        config = records.config_records[FIELDS]
-        names = [name for name in str(config[_PARTS]).split(",") if name]
+        """Reads what :meth:`to_records` wrote; anything else is refused.
+
+        Raises:
+            ValueError: it is not one; says why in one harmless line.
+        """
+        configs, metrics = records.config_records, records.metric_records
+        if list(configs) != [FIELDS] or metrics or len(records.array_records) > MOST_PARTS:
+            raise ValueError("it is not laid out as a message of this federation")
+        config = configs[FIELDS]
+        listed = config.get(_PARTS)
+        if not isinstance(listed, str) or len(config) > MOST_ENTRIES:
+            raise ValueError("its fields are not those of a message of this federation")
+        names = [name for name in listed.split(",") if name]
+        if len(names) > MOST_PARTS or not set(records.array_records) <= set(names):
+            raise ValueError("its parts are not the ones it lists")
         parcel = cls(parts={name: Message() for name in names})
         for part, record in records.array_records.items():
             parcel.parts[part].tensors = tensors(record)
         for key, value in config.items():
-            part, slash, name = key.partition("/")
-            if slash:
-                parcel.parts[part].scalars[name] = value  # type: ignore[assignment]
-            elif key != _PARTS:
-                parcel.fields[key] = value  # type: ignore[assignment]
+            parcel._enter(key, value)
         return parcel
+
+    def _enter(self, key: str, value: object) -> None:
+        """Takes in one entry of the fields' record."""
+        if key == _PARTS:
+            return
+        shown = plain_text(key, 40)
+        if not isinstance(value, int | float | str | bool):
+            raise ValueError(f"its entry {shown!r} is no number and no text")
+        if isinstance(value, str) and len(value) > MOST_CHARACTERS:
+            raise ValueError(f"its entry {shown!r} is longer than {MOST_CHARACTERS} characters")
+        part, slash, name = key.partition("/")
+        if not slash:
+            self.fields[key] = value
+        elif part in self.parts:
+            self.parts[part].scalars[name] = value
+        else:
+            raise ValueError(f"its entry {shown!r} belongs to no part it lists")
 
     def part(self, name: str) -> Message:
         """Returns a part, empty if it was left out."""
@@ -73,26 +108,6 @@ def update_parcel(update: Update) -> Parcel:
     }
     parts = {"weights": Message(update.weights), "terms": Message({}, dict(update.terms))}
     return Parcel(fields, parts | ({"extras": update.extras} if update.extras else {}))
-
-
-def parcel_update(client: int, parcel: Parcel) -> Update:
-    """Returns the update that a site sent.
-
-    Raises:
-        ValueError: the parcel is not an update.
-    """
-    fields = parcel.fields
-    if "examples" not in fields or "weights" not in parcel.parts:
-        raise ValueError("it sent no update")
-    return Update(
-        client,
-        int(fields["examples"]),
-        parcel.part("weights").tensors,
-        parcel.part("extras"),
-        {name: float(value) for name, value in parcel.part("terms").scalars.items()},
-        float(fields.get("seconds", 0.0)),
-        int(fields.get("images", 0)),
-    )
 
 
 def arrays(weights: Mapping[str, Tensor]) -> ArrayRecord:
@@ -114,5 +129,32 @@ def _array(tensor: Tensor) -> Array:
 
 
 def _tensor(array: Array) -> Tensor:
-    found = torch.from_numpy(numpy.asarray(array.numpy()))
-    return found.view(torch.bfloat16) if array.dtype == _BFLOAT16 else found
+    """Returns an array as a tensor. Its header is checked against its size before it is believed.
+
+    Raises:
+        ValueError: it is no whole array of a known type.
+    """
+    content, bfloat16 = array.data, array.dtype == _BFLOAT16
+    if array.stype != _STYPE:
+        raise ValueError("an array is not in numpy's format")
+    stream = BytesIO(content)
+    try:
+        version = numpy.lib.format.read_magic(stream)
+        read = {(1, 0): numpy.lib.format.read_array_header_1_0}.get(version)
+        if read is None:
+            raise ValueError("unknown version")
+        shape, fortran, dtype = read(stream, max_header_size=MOST_HEADER)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError, OverflowError):
+        raise ValueError("an array's header cannot be read") from None
+    kind = numpy.dtype(numpy.int16).name if bfloat16 else str(array.dtype)
+    if dtype.name not in DTYPES or dtype.name != kind or not dtype.isnative:
+        raise ValueError(f"an array has the type {plain_text(dtype.name, 40)!r}")
+    start = stream.tell()
+    sizes = all(isinstance(length, int) and length >= 0 for length in shape)
+    if not sizes or math.prod(shape) * dtype.itemsize != len(content) - start:
+        raise ValueError("an array is not of the size its header says")
+    if tuple(array.shape) != tuple(shape):
+        raise ValueError("an array has another shape than it says")
+    flat = numpy.frombuffer(content, dtype, offset=start).copy()
+    found = torch.from_numpy(flat.reshape(shape, order="F" if fortran else "C"))
+    return found.view(torch.bfloat16) if bfloat16 else found

@@ -15,20 +15,20 @@ from feddg.clients.worker import Worker
 from feddg.errors import ExperimentError
 from feddg.evaluation.accuracy import Evaluation, Score
 from feddg.experiment import Experiment
-from feddg.federation.server import RoundRecord
 from feddg.files import replace_text
+from feddg.flower.grid_transport import FlowerTransport, Policy
 from feddg.flower.judges import JudgeScores
-from feddg.flower.privacy import Privacy, private
+from feddg.flower.replies import Introduction
 from feddg.flower.site import load_pixels, positions, read_experiment, test_images
 from feddg.flower.traffic import Traffic, append_to
-from feddg.flower.transport import FlowerTransport, Policy
-from feddg.messages import Message, Weights
+from feddg.messages import Weights
 from feddg.models.precision import choose_device
 from feddg.report import ensure_report
+from feddg.rows import ClientRow, ClientsTable, RoundRow
 from feddg.runs.execute import Prepared, Run, carry_out
 from feddg.runs.observer import Observer
-from feddg.runs.prepare import Progress, build, build_worker, cache_folder
-from feddg.settings import Positive
+from feddg.runs.prepare import Progress, build, build_worker, cache_folder, guards_for
+from feddg.settings import Positive, PrivacySettings, Settings
 
 log = logging.getLogger("feddg")
 DEPLOYMENT, TRAFFIC = "deployment.json", "traffic.jsonl"
@@ -49,7 +49,7 @@ def main(grid: Grid, context: Context) -> None:
         log.removeHandler(handler)
 
 
-class Deployment(Privacy):
+class Deployment(Settings):
     """The run config beside the experiment; ``feddg deploy init`` writes it."""
 
     sites: str = Field(description="names of all sites, comma-separated; the order is part of it")
@@ -71,6 +71,7 @@ class Deployment(Privacy):
             ExperimentError: a key is unknown or wrong.
         """
         known = {k.replace("-", "_"): v for k, v in run_config.items() if k != "experiment"}
+        _refuse_privacy(known)
         try:
             return cls(**known)
         except ValidationError as error:
@@ -89,11 +90,6 @@ class Deployment(Privacy):
         return _names(self.evaluation_sites)
 
     @property
-    def privacy(self) -> Privacy:
-        """How updates are clipped and noised."""
-        return Privacy(**{name: getattr(self, name) for name in Privacy.model_fields})
-
-    @property
     def minimum(self) -> int:
         """How many sites must be connected."""
         return self.min_sites or len(self.site_names)
@@ -102,6 +98,21 @@ class Deployment(Privacy):
     def policy(self) -> Policy:
         """The transport's patience."""
         return Policy(self.minimum, self.wait_seconds, self.round_deadline, self.poll_seconds)
+
+
+def _refuse_privacy(config: dict[str, Any]) -> None:
+    """Takes out the keys by which privacy used to be asked for, if they ask for none.
+
+    Raises:
+        ExperimentError: they do ask for it.
+    """
+    found = {name: config.pop(name) for name in PrivacySettings.model_fields if name in config}
+    if found.get("clipping", "none") != "none" or found.get("noise_multiplier"):
+        said = ", ".join(f"{name}: {value}" for name, value in found.items())
+        raise ExperimentError(
+            "the app's config asks for update privacy, which is part of the experiment now: write "
+            f"`privacy: {{{said}}}` into the experiment and take these keys out of the config"
+        )
 
 
 def _names(text: str) -> list[str]:
@@ -142,14 +153,9 @@ def _prepared(
     grid: Grid, deployment: Deployment, experiment: Experiment, cache: Path, path: Path
 ) -> Prepared:
     names, file = deployment.site_names, path / DEPLOYMENT
-    privacy = deployment.privacy.model_dump()
     device = choose_device(experiment.device)
     known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
     run = known["run"] if known else f"{experiment.id}-{secrets.token_hex(6)}"
-    if known and known["privacy"] != privacy:
-        raise ExperimentError(
-            f"{path} was begun with {known['privacy']}; to change that, choose another 'out'"
-        )
     transport = FlowerTransport(
         grid,
         names,
@@ -161,17 +167,15 @@ def _prepared(
     )
     found = transport.gather(deployment.minimum)
     known = known or {
-        **{"run": run, "sites": names, "privacy": privacy},
+        **{"run": run, "sites": names},
         **{"classes": _classes(found), "domains": []},
     }
 
-    def join(id: int, introduction: Message) -> None:
+    def join(id: int, introduction: Introduction) -> None:
         if id in transport.judges:
             return
         # Classes are fixed by the network; a late joiner's domain is new, and numbered as it comes.
-        known["domains"] = list(
-            dict.fromkeys([*known["domains"], *_counts(introduction, "domains")])
-        )
+        known["domains"] = list(dict.fromkeys([*known["domains"], *introduction.domains]))
         content = json.dumps(known, indent=1)
         replace_text(file, content)
         transport.fields = {key: json.dumps(known[key]) for key in ("classes", "domains")}
@@ -180,7 +184,7 @@ def _prepared(
         join(id, introduction)
     transport.on_introduction = join
     method, network = build(experiment, len(known["classes"]))
-    method = private(method, network, deployment.privacy, experiment)
+    guards = guards_for(experiment, method, network)
     worker = build_worker(experiment, network, cache)
     return Prepared(
         method,
@@ -188,37 +192,33 @@ def _prepared(
         transport,
         _evaluation(deployment, experiment, known["classes"], worker, cache),
         _clients_table(names, found, known["classes"], known["domains"]),
-        list(found.items()),
+        [(id, introduction.message) for id, introduction in found.items()],
         JudgeScores(transport),
+        guards=guards,
     )
 
 
-def _counts(introduction: Message, what: str) -> dict[str, int]:
-    counts: dict[str, int] = json.loads(str(introduction.scalars[what]))
-    return counts
-
-
-def _classes(found: Mapping[int, Message]) -> list[str]:
+def _classes(found: Mapping[int, Introduction]) -> list[str]:
     """Returns the federation's classes, sorted."""
-    return sorted({name for message in found.values() for name in _counts(message, "classes")})
+    return sorted({name for introduction in found.values() for name in introduction.classes})
 
 
 def _clients_table(
     names: Sequence[str],
-    found: Mapping[int, Message],
+    found: Mapping[int, Introduction],
     classes: Sequence[str],
     domains: Sequence[str],
-) -> dict[str, Any]:
+) -> ClientsTable:
     rows = []
     for id, name in enumerate(names):
         if id in found:
-            by_domain, by_class = (_counts(found[id], what) for what in ("domains", "classes"))
+            by_domain, by_class = found[id].domains, found[id].classes
         else:
             by_domain, by_class = {}, {}
-        row = {"id": id, "name": name, "domains": [by_domain.get(d, 0) for d in domains]}
-        rows.append(row | {"classes": [by_class.get(c, 0) for c in classes]})
-    table = {"domains": list(domains), "classes": list(classes)}
-    return {**table, "clients": rows, "bad_images": []}
+        held = [by_domain.get(domain, 0) for domain in domains]
+        labels = [by_class.get(name, 0) for name in classes]
+        rows.append(ClientRow(id=id, name=name, domains=held, classes=labels))
+    return ClientsTable(domains=list(domains), classes=list(classes), clients=rows)
 
 
 def _evaluation(
@@ -241,10 +241,10 @@ def _evaluation(
 class LogLines(Observer):
     """Writes a line per round to the log, where `flwr log` shows it."""
 
-    def round(self, record: RoundRecord) -> None:
+    def round(self, row: RoundRow) -> None:
         """See :class:`Observer`."""
-        good = len(record.clients) - len(record.refused)
-        log.info("round %d: %d of %d sites", record.round, good, len(record.clients))
+        good = len(row.clients) - len(row.refused)
+        log.info("round %d: %d of %d sites", row.round, good, len(row.clients))
 
     def scores(self, round: int, scores: Sequence[Score]) -> None:
         """See :class:`Observer`."""

@@ -1,26 +1,24 @@
 """A client of a simulated federation: its share of the experiment's images, as in-process."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
+from torch import Tensor
 
 from feddg.clients.examples import Examples
 from feddg.experiment import Experiment
 from feddg.flower.parcels import Parcel
+from feddg.flower.replies import Introduction
 from feddg.flower.site import Site, SiteConfig
-from feddg.messages import Message
+from feddg.rows import client_name
 from feddg.runs.prepare import Images, load_images
 
 SIMULATED = "simulated"
 """Key of a run config whose nodes are simulated; they differ by ``partition-id`` alone."""
-
-
-def client_name(id: int) -> str:
-    """Returns the name under which a simulated client introduces itself."""
-    return f"client-{id}"
 
 
 @functools.lru_cache(maxsize=1)
@@ -39,12 +37,21 @@ class SimulatedSite(Site):
         self.config = SiteConfig(
             site=client_name(id), images="", cache=cache, device=self.experiment.device
         )
-        self._own = _images(text, cache).examples(id)
+        images = _images(text, cache)
+        self._own, self._names = images.examples(id), images.table
 
     def introduce(self) -> Parcel:
-        """Says who it is; who holds what is known where the simulation runs."""
-        introduction = Message({}, {"images": len(self._own)})
-        return Parcel({"site": self.config.site}, {"introduction": introduction})
+        """Says who it is, and how many images of each class and domain it holds."""
+        introduction = Introduction(
+            classes=_counts(self._own.labels, self._names.class_names),
+            domains=_counts(self._own.domains, self._names.domain_names),
+        )
+        return Parcel({"site": self.config.site}, {"introduction": introduction.message})
 
     def _examples(self, classes: list[str], domains: list[str]) -> Examples:
         return self._own
+
+
+def _counts(ids: Tensor, names: Sequence[str]) -> dict[str, int]:
+    counts = torch.bincount(ids, minlength=len(names)).tolist()
+    return {name: count for name, count in zip(names, counts) if count}

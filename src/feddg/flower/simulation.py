@@ -21,11 +21,12 @@ from feddg.errors import FeddgError
 from feddg.experiment import Experiment
 from feddg.files import replace_text
 from feddg.flower import client_app
-from feddg.flower.simulated_site import SIMULATED, client_name
+from feddg.flower.grid_transport import FlowerTransport, Policy
+from feddg.flower.simulated_site import SIMULATED
 from feddg.flower.traffic import Traffic, append_to
-from feddg.flower.transport import FlowerTransport, Policy
 from feddg.messages import Weights
 from feddg.report import ensure_report
+from feddg.rows import client_name
 from feddg.runs.execute import Prepared, Run, carry_out, in_process
 from feddg.runs.observer import Observer
 from feddg.runs.prepare import Progress, cache_folder
@@ -141,7 +142,8 @@ def coordinate(
         )
         transport.gather(number)
         table = found.clients
-        transport.fields = {key: json.dumps(table[key]) for key in ("classes", "domains")}
+        names_of = {"classes": table.classes, "domains": table.domains}
+        transport.fields = {key: json.dumps(value) for key, value in names_of.items()}
         return replace(found, transport=transport)
 
     done = carry_out(path, experiment, observer=observer, cache=cache, prepare=prepare)

@@ -25,9 +25,11 @@ from feddg.experiment import Experiment
 from feddg.federation.turns import load_weights
 from feddg.flower.memory import SiteMemory
 from feddg.flower.parcels import Parcel
-from feddg.messages import Message, Scalar, Weights
+from feddg.flower.replies import Introduction
+from feddg.guards.chain import Guards
+from feddg.messages import Message, Weights
 from feddg.methods.base import Method
-from feddg.runs.prepare import build, build_worker, cache_folder
+from feddg.runs.prepare import build, build_worker, cache_folder, guards_for
 from feddg.settings import Settings
 
 DIGITS = "digits:"
@@ -189,6 +191,7 @@ class Turn:
 
     client: Client
     method: Method
+    guards: Guards
     memory: SiteMemory
 
     def keep(self) -> None:
@@ -223,11 +226,11 @@ class Site:
         """Says who it is: name, class and domain names, and how many images of each."""
         table = self.table
         counts = table.counts()
-        scalars: dict[str, Scalar] = {
-            "classes": json.dumps(dict(zip(table.class_names, counts.sum(0).tolist()))),
-            "domains": json.dumps(dict(zip(table.domain_names, counts.sum(1).tolist()))),
-        }
-        return Parcel({"site": self.config.site}, {"introduction": Message({}, scalars)})
+        introduction = Introduction(
+            classes=dict(zip(table.class_names, counts.sum(0).tolist())),
+            domains=dict(zip(table.domain_names, counts.sum(1).tolist())),
+        )
+        return Parcel({"site": self.config.site}, {"introduction": introduction.message})
 
     def scores(self, parcel: Parcel) -> list[Score]:
         """Measures the weights of a message on the site's images, which need not train."""
@@ -261,7 +264,8 @@ class Site:
             received=parcel.part("weights").tensors,
             extras=_extras(parcel, worker.device),
         )
-        return Turn(client, method, memory)
+        guards = guards_for(self.experiment, method, worker.network)
+        return Turn(client, method, guards, memory)
 
     def _build(self, classes: int) -> tuple[Method, Worker]:
         # All weights come with the message: a site needs no pretrained ones.

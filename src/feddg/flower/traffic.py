@@ -1,15 +1,14 @@
 """What each message cost: seconds by where they went, bytes as Flower counts them."""
 
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from flwr.app import ConfigRecord, RecordDict
 
 from feddg.flower.parcels import Parcel
+from feddg.rows import TrafficRow
 
 BUSY = "busy"
 """Field of a reply: seconds that the site's code worked on the message."""
@@ -28,33 +27,39 @@ def flower_bytes(records: RecordDict) -> int:
 
 @dataclass
 class Crossing:
-    """A message on its way: its row so far, and when it began."""
+    """A message on its way.
 
-    row: dict[str, Any]
+    Attributes:
+        at: when it was sent, seconds since 1970.
+        kind: what it asks for.
+        round: the round it belongs to.
+        site: to whom it goes.
+        bytes_down: its size.
+        began: when it was sent, by a clock that only runs forwards.
+    """
+
+    at: float
+    kind: str
+    round: int
+    site: str
+    bytes_down: int
     began: float
 
 
 class Traffic:
     """Writes one row for every message that was answered.
 
-    A row holds ``at`` (when it was sent, seconds since 1970), ``kind``, ``round``, ``site``;
-    ``seconds`` from sending to fetching the reply, ``busy`` of these in our code at the site and
-    ``train`` of those in training (the rest is Flower's: starting a process, looking into
-    mailboxes, carrying bytes); ``bytes_down`` and ``bytes_up`` as Flower counts them.
-
     Args:
         write: called with each row.
     """
 
-    def __init__(self, write: Callable[[dict[str, Any]], None] = lambda row: None) -> None:
+    def __init__(self, write: Callable[[TrafficRow], None] = lambda row: None) -> None:
         self._write = write
         self._crossings: dict[str, Crossing] = {}
 
     def begin(self, kind: str, round: int, site: str, records: RecordDict) -> Crossing:
         """Says that a message is about to go out."""
-        row = {"at": time.time(), "kind": kind, "round": round, "site": site}
-        row |= {"bytes_down": flower_bytes(records)}
-        return Crossing(row, time.monotonic())
+        return Crossing(time.time(), kind, round, site, flower_bytes(records), time.monotonic())
 
     def sent(self, message: str, crossing: Crossing) -> None:
         """Enters the id under which it went."""
@@ -66,19 +71,25 @@ class Traffic:
         if crossing is None:
             return
         fields = parcel.fields
-        seconds = {
-            "seconds": time.monotonic() - crossing.began,
-            "busy": float(fields.get(BUSY, 0.0)),
-            "train": float(fields.get("seconds", 0.0)),
-        }
-        self._write({**crossing.row, "bytes_up": flower_bytes(records), **seconds})
+        row = TrafficRow(
+            at=crossing.at,
+            kind=crossing.kind,
+            round=crossing.round,
+            site=crossing.site,
+            bytes_down=crossing.bytes_down,
+            bytes_up=flower_bytes(records),
+            seconds=time.monotonic() - crossing.began,
+            busy=float(fields.get(BUSY, 0.0)),
+            train=float(fields.get("seconds", 0.0)),
+        )
+        self._write(row)
 
 
-def append_to(file: Path) -> Callable[[dict[str, Any]], None]:
+def append_to(file: Path) -> Callable[[TrafficRow], None]:
     """Returns a writer that appends rows to a file of JSON lines."""
 
-    def write(row: dict[str, Any]) -> None:
+    def write(row: TrafficRow) -> None:
         with file.open("a", encoding="utf-8") as lines:
-            lines.write(json.dumps(row) + "\n")
+            lines.write(row.to_json() + "\n")
 
     return write

@@ -1,48 +1,33 @@
-"""Federated averaging, and the base of every method.
+"""The base of every method: its hooks, each with what federated averaging does as its default.
 
-Each sampled client trains the global network on its own images; the server takes the mean of what
-comes back, in which a client counts by its number of images. Every other method changes some of
-this and keeps the rest.
+A method is one class: what a client computes, what leaves it, how the server fuses it, how the
+result predicts. A subclass that overrides nothing is FedAvg (:mod:`feddg.methods.fedavg`). Override
+what differs and call ``super()``: methods compose by cooperative inheritance (``ccst+jigen``).
 
-McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data"
-(AISTATS 2017), Algorithm 1.
+Hooks are called in this order::
 
-Equations:
-    w_k = w after local steps down the gradient of CE(g(f(x)), y) on the client's images
-    w <- sum_k (n_k / n) w_k,   n = sum_k n_k over the round's clients
+    check                                     once, when an experiment is prepared
+    network                                   once, wherever a network is built
+    initial_extras (server)                   once, before round 1
+    describe (client) -> agree, groups (server)    once, before round 1
+    broadcast (server)                        every round ...
+    begin, optimizer, step -> loss -> head_loss, report (client)
+    share, aggregate, after_round (server) -> answer (client)
+    predictor                                 whenever the result predicts
 
-Leaves the client:
-    The network after local training, and the number of images.
+``has_setup`` says whether there is anything to describe, ``is_local`` what never leaves a client.
+What a method can show of itself in reports is no hook: see :mod:`feddg.methods.showing`.
 
-Published code:
-    None is followed.
-
-Decisions:
-    Every client's optimizer starts afresh each round. Statistics of batch normalisation are
-    averaged like weights; integer buffers are copied from the round's first client. The mean is a
-    running one, in client order, so that its value does not depend on who answers first.
-
-Hooks:
-    A method is one class: what a client computes, what leaves it, how the server fuses it, how the
-    result predicts. Override what differs and call ``super()``: methods compose by cooperative
-    inheritance (``ccst+jigen``). Hooks are called in this order::
-
-        network                                   once, wherever a network is built
-        describe (clients) -> agree (server)      once, before round 1
-        broadcast (server)                        every round ...
-        begin, step -> loss -> head_loss, report (client)
-        aggregate, after_round (server)
-        predictor                                 whenever the result predicts
-
-    A method object keeps no state, and clients may call it from several threads at once: what a
-    client must remember goes into ``client.memory``, what lasts for its current round into
-    ``client.scratch``, what the server must remember into ``state.extras``. All of these survive a
-    restart, except the scratch.
+A method object keeps no state but its settings, and clients may call it from several threads at
+once: what a client must remember goes into ``client.memory``, what lasts for its current round into
+``client.scratch``, what the server must remember into ``state.extras``. All of these survive a
+restart, except the scratch.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_type_hints
 
 import torch
 from pydantic import BaseModel, ConfigDict
@@ -50,10 +35,10 @@ from torch import Tensor, nn
 
 from feddg.clients.client import Client
 from feddg.clients.examples import Batch
-from feddg.clients.optimizers import InPlaceAdam
 from feddg.messages import Broadcast, Message, Update, Weights
 from feddg.models.network import Network
-from feddg.settings import TrainSettings
+from feddg.rows import Groups
+from feddg.settings import ExperimentSettings
 
 Ask = Callable[[str, Message], Iterator[tuple[int, Message]]]
 """``ask(name, question)`` sends the current weights and a question to this round's clients."""
@@ -85,13 +70,16 @@ class State:
 
 
 class Method:
-    """Federated averaging, and the hooks that every other method overrides.
+    """The hooks that every method is made of; as they stand here they are federated averaging.
 
     Attributes:
-        name: registry name; a composition's name joins its parts with ``+``.
-        aliases: other names the registry accepts.
+        name: what it is found by; a composition's name joins its parts with ``+``.
+        title: its name as its paper spells it, for people; the name by default.
+        aliases: other names it is found by.
         summary: one line for ``feddg methods``.
-        Settings: the pydantic model of the hyper-parameters.
+        settings: the hyper-parameters. A subclass annotates them with its own class
+            (``settings: FedProxSettings``), so that a type checker knows their names.
+        Settings: that class; taken from the annotation.
         presets: experiment values by preset name (a data set), ``"*"`` for all; what the user
             writes wins over them. The key ``method`` holds hyper-parameters.
         sends: what leaves a client under the default settings, as ``purpose/name`` of the ledger
@@ -99,9 +87,11 @@ class Method:
         excludes: methods this one cannot be combined with, and why.
     """
 
-    name: ClassVar[str] = "fedavg"
+    name: ClassVar[str]
+    title: ClassVar[str]
     aliases: ClassVar[tuple[str, ...]] = ()
-    summary: ClassVar[str] = "weighted mean of the clients' weights (McMahan et al. 2017)"
+    summary: ClassVar[str] = ""
+    settings: MethodSettings
     Settings: ClassVar[type[MethodSettings]] = MethodSettings
     presets: ClassVar[dict[str, dict[str, Any]]] = {}
     sends: ClassVar[dict[str, str]] = {
@@ -110,8 +100,16 @@ class Method:
     }
     excludes: ClassVar[dict[str, str]] = {}
 
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        """Fills in what the class says elsewhere: ``Settings`` and, without one, ``title``."""
+        super().__init_subclass__(**keywords)
+        if "settings" in inspect.get_annotations(cls):
+            cls.Settings = get_type_hints(cls)["settings"]
+        if "name" in vars(cls) and "title" not in vars(cls):
+            cls.title = cls.name
+
     def __init__(self, settings: MethodSettings | None = None) -> None:
-        self.settings: Any = settings if settings is not None else self.Settings()
+        self.settings = settings if settings is not None else self.Settings()
 
     # What is trained
 
@@ -119,7 +117,7 @@ class Method:
         """Returns the network this method trains; may add heads or swap layers in place."""
         return network
 
-    def check(self, experiment: Any) -> None:
+    def check(self, experiment: ExperimentSettings) -> None:
         """Raises ExperimentError, before round 1, if the method cannot run this experiment."""
 
     # Once, before round 1
@@ -128,9 +126,13 @@ class Method:
         """At a client: what it tells the server before training."""
         return None
 
-    def agree(self, descriptions: Iterable[tuple[int, Message]], seed: int) -> Message | None:
+    def agree(self, descriptions: Iterable[tuple[int, Message]]) -> Message | None:
         """At the server: the answer every client is sent, from all descriptions in client order."""
         return None
+
+    def groups(self, descriptions: Sequence[tuple[int, Message]]) -> Groups:
+        """At the server: how the descriptions group the clients, by what; kept with the run."""
+        return {}
 
     @property
     def has_setup(self) -> bool:
@@ -157,8 +159,7 @@ class Method:
 
     def optimizer(self, client: Client) -> torch.optim.Optimizer:
         """Returns the client's optimizer, new each round, over the network's trained parameters."""
-        worker = client.worker
-        return new_optimizer(client.network.parameters(), worker.train, worker.spent)
+        return client.worker.stepper.optimizer(client.network, client.worker.train)
 
     def step(self, client: Client, batch: Batch) -> None:
         """Takes one optimizer step on a batch; override for methods with several."""
@@ -216,25 +217,6 @@ class Method:
         """Returns the module that maps RGB images in [0, 1] to logits (or log-probabilities)."""
         return network
 
-    def layer_shares(self, network: Network, images: Tensor) -> dict[str, Tensor]:
-        """Returns how much each layer adapts to each image, in [0, 1], for the report.
-
-        Args:
-            network: holds the global weights, in eval mode.
-            images: RGB in [0, 1], ``(B, 3, H, W)``.
-
-        Returns:
-            ``(B,)`` by layer, in the network's order; nothing if no layer adapts.
-        """
-        return {}
-
-    def preview(self, images: Tensor, agreed: Message | None) -> Tensor | None:
-        """Returns what the method makes of images, uint8 ``(N, 3, H, W)``; for the report."""
-        return None
-
-
-FedAvg = Method
-
 
 def local_names(method: Method, network: nn.Module) -> set[str]:
     """Returns the state-dict names that stay with each client under ``method``."""
@@ -282,23 +264,3 @@ def weighted_mean(items: Iterable[tuple[Weights, float]]) -> Weights:
     if not mean:
         raise ValueError("the mean of no updates is not defined")
     return mean
-
-
-def new_optimizer(
-    parameters: Iterable[nn.Parameter],
-    train: TrainSettings,
-    spent: InPlaceAdam | None = None,
-) -> torch.optim.Optimizer:
-    """Returns the optimizer that ``train`` names, over the parameters that need a gradient.
-
-    Args:
-        parameters: what it trains, except where frozen.
-        train: names the optimizer and its settings.
-        spent: an earlier one that will not step again; its memory may be taken over.
-    """
-    trained = [parameter for parameter in parameters if parameter.requires_grad]
-    if train.optimizer == "sgd":
-        return torch.optim.SGD(
-            trained, train.lr, train.momentum, weight_decay=train.weight_decay, fused=True
-        )
-    return InPlaceAdam(trained, train.lr, weight_decay=train.weight_decay, spent=spent)

@@ -48,7 +48,7 @@ from feddg.clients.client import Client
 from feddg.clients.examples import Batch
 from feddg.messages import Message, joined
 from feddg.methods.base import Method
-from feddg.methods.registry import register
+from feddg.methods.catalogue import register
 from feddg.methods.style_exchange import StyleExchange, StyleSettings
 from feddg.settings import Fraction
 from feddg.styles.codec import transfer
@@ -107,8 +107,9 @@ class Ccst(StyleExchange, Method):
     """Clients share styles and train on their images re-drawn in each other's."""
 
     name = "ccst"
+    title = "CCST"
     summary = "images re-drawn in other clients' styles (Chen et al. 2023)"
-    Settings = CcstSettings
+    settings: CcstSettings
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         name: _PARDON for name in ("pacs", "office_home", "iwildcam")
     }
@@ -129,13 +130,13 @@ class Ccst(StyleExchange, Method):
             styles = moments.styles()[order[:number]]
         return joined(super().describe(client), Message({"styles": styles.float()}))
 
-    def agree(self, descriptions: Iterable[tuple[int, Message]], seed: int) -> Message:
+    def agree(self, descriptions: Iterable[tuple[int, Message]]) -> Message:
         """The bank: all styles, and whose they are."""
         descriptions = list(descriptions)
         styles = [message.tensors["styles"] for _, message in descriptions]
         owners = [torch.full((len(s),), id) for (id, _), s in zip(descriptions, styles)]
         bank = Message({"styles": torch.cat(styles), "owners": torch.cat(owners)})
-        return joined(super().agree(descriptions, seed), bank)
+        return joined(super().agree(descriptions), bank)
 
     def begin(self, client: Client) -> None:
         """Builds the augmented set, or finds it on disk, for the methods behind to train on."""

@@ -33,7 +33,7 @@ Decisions:
 """
 
 from collections.abc import Iterable, Iterator
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -45,11 +45,11 @@ from feddg.clients.examples import Batch
 from feddg.errors import ClientError, ExperimentError
 from feddg.messages import Message, Update, Weights, joined
 from feddg.methods.base import Method, MethodSettings, State, weighted_mean
-from feddg.methods.registry import register
+from feddg.methods.catalogue import register
 from feddg.models.batch_instance import gates_apart, mix_instance_statistics
-from feddg.models.ensemble import Ensemble, Heads
+from feddg.models.ensemble import Heads, MeanOverHeads
 from feddg.models.network import Network
-from feddg.settings import Fraction, Positive
+from feddg.settings import ExperimentSettings, Fraction, Positive
 
 HEAD = "copa/head"
 PREFIX = "heads.copa."
@@ -88,13 +88,14 @@ class COPA(Method):
     """Classifiers are assembled instead of averaged; the extractor learns to suit them all."""
 
     name = "copa"
+    title = "COPA"
     summary = "a shared extractor under an ensemble of domain classifiers (Wu and Gong 2021)"
-    Settings = COPASettings
+    settings: COPASettings
     sends: ClassVar[dict[str, str]] = Method.sends | {
         f"update/{HEAD}": "the number of its main domain, or its own number"
     }
 
-    def check(self, experiment: Any) -> None:
+    def check(self, experiment: ExperimentSettings) -> None:
         """Refuses more clients than there is room for, if each has a head."""
         super().check(experiment)
         number = experiment.clients.number
@@ -184,4 +185,4 @@ class COPA(Method):
 
     def predictor(self, network: Network) -> nn.Module:
         """Predicts with all classifiers together."""
-        return Ensemble(network, heads_of(network))
+        return MeanOverHeads(network, heads_of(network))

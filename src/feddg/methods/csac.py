@@ -48,7 +48,7 @@ from feddg.clients.examples import Batch
 from feddg.errors import ExperimentError
 from feddg.messages import Message, Update, Weights
 from feddg.methods.base import Method, MethodSettings, State
-from feddg.methods.registry import register
+from feddg.methods.catalogue import register
 from feddg.models.network import Network
 
 PRIVATE = "csac/"
@@ -69,8 +69,9 @@ class CSAC(Method):
     """Layer-wise fusion by distance, and calibration against the client's own model."""
 
     name = "csac"
+    title = "CSAC"
     summary = "layer-wise semantic fusion and calibration (Yuan et al. 2023)"
-    Settings = CSACSettings
+    settings: CSACSettings
     excludes: ClassVar[dict[str, str]] = {
         "fedgma": "csac replaces the mean that fedgma masks; choose one"
     } | dict.fromkeys(

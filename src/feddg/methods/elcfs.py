@@ -49,7 +49,7 @@ from feddg.clients.client import Client
 from feddg.clients.examples import Batch
 from feddg.messages import Message, joined
 from feddg.methods.base import Method, MethodSettings
-from feddg.methods.registry import register
+from feddg.methods.catalogue import register
 from feddg.settings import Fraction, Positive
 
 
@@ -71,9 +71,10 @@ class Elcfs(Method):
     """Amplitudes of other clients are mixed in; trial steps must help on the mixed images."""
 
     name = "elcfs"
+    title = "ELCFS (FedDG)"
     aliases = ("feddg",)
     summary = "amplitude bank and episodic steps, FedDG (Liu et al. 2021)"
-    Settings = ElcfsSettings
+    settings: ElcfsSettings
     presets: ClassVar[dict[str, dict[str, Any]]] = {"digits": {"method": {"window": 0.05}}}
     sends: ClassVar[dict[str, str]] = Method.sends | {
         "describe/amplitudes": "once, low-frequency amplitudes of 1/8 of its images"
@@ -89,7 +90,7 @@ class Elcfs(Method):
         mine = Message({"amplitudes": low_frequencies(spectrum(images), half_width).abs()})
         return joined(super().describe(client), mine)
 
-    def agree(self, descriptions: Iterable[tuple[int, Message]], seed: int) -> Message:
+    def agree(self, descriptions: Iterable[tuple[int, Message]]) -> Message:
         """The bank: all amplitudes, and whose they are."""
         descriptions = list(descriptions)
         parts = [(id, message.tensors["amplitudes"]) for id, message in descriptions]
@@ -97,7 +98,7 @@ class Elcfs(Method):
         bank = Message(
             {"amplitudes": torch.cat([part for _, part in parts]), "amplitude_owners": owners}
         )
-        return joined(super().agree(descriptions, seed), bank)
+        return joined(super().agree(descriptions), bank)
 
     def loss(self, client: Client, batch: Batch) -> dict[str, Tensor]:
         """The loss of the batch, and after a trial step that of its mixed images."""

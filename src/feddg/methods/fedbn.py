@@ -33,7 +33,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from feddg.errors import ExperimentError
 from feddg.methods.base import Method
-from feddg.methods.registry import register
+from feddg.methods.catalogue import register
 from feddg.models.network import Network
 from feddg.models.norm import batch_norms
 
@@ -43,6 +43,7 @@ class FedBN(Method):
     """All of batch normalisation stays with each client; unseen domains use its average."""
 
     name = "fedbn"
+    title = "FedBN"
     summary = "all of batch normalisation stays with the clients (Li et al. 2021)"
     presets: ClassVar[dict[str, dict[str, Any]]] = {"*": {"model": {"normalization": "train"}}}
 

@@ -40,7 +40,7 @@ from torch import Tensor, nn
 from feddg.clients.client import Client
 from feddg.messages import Message, Update, Weights, joined
 from feddg.methods.base import Ask, Method, MethodSettings, State
-from feddg.methods.registry import register
+from feddg.methods.catalogue import register
 from feddg.models.network import Network
 from feddg.settings import Fraction
 
@@ -67,8 +67,9 @@ class FedDGGA(Method):
     """Weights of the mean follow each client's generalization gap."""
 
     name = "feddg-ga"
+    title = "FedDG-GA"
     summary = "clients with a larger generalization gap count more (Zhang et al. 2023)"
-    Settings = FedDGGASettings
+    settings: FedDGGASettings
     sends: ClassVar[dict[str, str]] = Method.sends | {
         f"update/{OWN}": "its mean loss under its own weights",
         f"answer:{QUESTION}/{AVERAGED}": "its mean loss under the new average",

@@ -34,7 +34,7 @@ from torch import Tensor
 
 from feddg.messages import Update, Weights
 from feddg.methods.base import Method, MethodSettings, State, shared_parameters
-from feddg.methods.registry import register
+from feddg.methods.catalogue import register
 from feddg.models.network import Network
 from feddg.settings import Fraction, Positive
 
@@ -59,8 +59,9 @@ class FedGMA(Method):
     """The mean change is masked by the clients' agreement in sign."""
 
     name = "fedgma"
+    title = "FedGMA"
     summary = "changes shrink where clients disagree in sign (Tenison et al. 2023)"
-    Settings = FedGMASettings
+    settings: FedGMASettings
 
     def initial_extras(self, network: Network, clients: int) -> Weights:
         """Which entries are masked: shared parameters."""

@@ -56,7 +56,7 @@ from feddg.clients.examples import Batch
 from feddg.errors import ExperimentError
 from feddg.messages import Update, Weights
 from feddg.methods.base import MethodSettings, State
-from feddg.methods.registry import register
+from feddg.methods.catalogue import register
 from feddg.methods.silobn import SiloBN
 from feddg.models.batch_instance import gates_apart, mix_instance_statistics
 from feddg.models.moments import (
@@ -70,7 +70,7 @@ from feddg.models.moments import (
     stored_in,
 )
 from feddg.models.network import Network
-from feddg.settings import Fraction, Positive
+from feddg.settings import ExperimentSettings, Fraction, Positive
 
 GLOBAL = "fedig/statistics"
 
@@ -117,8 +117,9 @@ class FedIG(SiloBN):
     """Embeddings under mixed image and federation statistics stay what they are without."""
 
     name = "fedig"
+    title = "FedIG"
     summary = "embeddings agree under mixed instance and global statistics (FedIG)"
-    Settings = FedIGSettings
+    settings: FedIGSettings
     presets: ClassVar[dict[str, dict[str, Any]]] = SiloBN.presets
     excludes: ClassVar[dict[str, str]] = SiloBN.excludes | dict.fromkeys(
         ("csac", "l2d", "randconv", "rsc"),
@@ -126,7 +127,7 @@ class FedIG(SiloBN):
         "randconv and rsc pass other images or parts of them, or count the passes",
     )
 
-    def check(self, experiment: Any) -> None:
+    def check(self, experiment: ExperimentSettings) -> None:
         """Refuses frozen statistics."""
         if experiment.model.normalization == "frozen":
             raise ExperimentError(

@@ -44,8 +44,8 @@ from torch.nn.functional import cross_entropy
 from feddg.clients.client import Client
 from feddg.clients.examples import Batch
 from feddg.methods.base import MethodSettings
+from feddg.methods.catalogue import register
 from feddg.methods.fedig import GLOBAL, FedIG, FedIGSettings
-from feddg.methods.registry import register
 from feddg.models.adapter import Adapted, ZeroShotAdapter, adapter_of, add_adapter, interpolated
 from feddg.models.moments import normalised_by
 from feddg.models.network import Network
@@ -77,9 +77,10 @@ class FedIGA(FedIG):
     """FedIG with an adapter beside each layer, trained in turn with the network."""
 
     name = "fedig-a"
+    title = "FedIG-A"
     aliases: ClassVar[tuple[str, ...]] = ("fediga",)
     summary = "FedIG with adapters that trust each image's statistics as far as it pays (FedIG-A)"
-    Settings = FedIGASettings
+    settings: FedIGASettings
     excludes: ClassVar[dict[str, str]] = FedIG.excludes | {
         "copa": "copa predicts by several classifiers, fedig-a trains adapters for one; choose one",
         "fedsr": "fedsr predicts by samples of the embedding, fedig-a through adapters; choose one",
@@ -140,4 +141,4 @@ class FedIGA(FedIG):
 
     def layer_shares(self, network: Network, images: Tensor) -> dict[str, Tensor]:
         """Alpha of each layer."""
-        return super().layer_shares(network, images) | Adapted(network).alphas(images)
+        return Adapted(network).alphas(images)

@@ -28,7 +28,7 @@ from torch import Tensor
 from feddg.clients.client import Client
 from feddg.clients.examples import Batch
 from feddg.methods.base import Method, MethodSettings, shared_parameters
-from feddg.methods.registry import register
+from feddg.methods.catalogue import register
 
 
 class FedProxSettings(MethodSettings):
@@ -47,8 +47,9 @@ class FedProx(Method):
     """A proximal term holds clients near the weights they received."""
 
     name = "fedprox"
+    title = "FedProx"
     summary = "FedAvg with a proximal term (Li et al. 2020)"
-    Settings = FedProxSettings
+    settings: FedProxSettings
 
     def begin(self, client: Client) -> None:
         """Pairs every shared parameter with its received value."""

@@ -42,7 +42,7 @@ from torch.nn.functional import softplus
 from feddg.clients.client import Client
 from feddg.clients.examples import Batch
 from feddg.methods.base import Method, MethodSettings
-from feddg.methods.registry import register
+from feddg.methods.catalogue import register
 from feddg.models.gaussian import (
     SMALLEST_DEVIATION,
     GaussianEmbedding,
@@ -102,8 +102,9 @@ class FedSR(Method):
     """A sampled Gaussian embedding, short and close to its class's reference."""
 
     name = "fedsr"
+    title = "FedSR"
     summary = "a short, class-conditional Gaussian embedding (Nguyen et al. 2022)"
-    Settings = FedSRSettings
+    settings: FedSRSettings
     excludes: ClassVar[dict[str, str]] = {
         "copa": "copa predicts by several classifiers on one embedding, fedsr by one classifier on "
         "several samples of it; choose one",

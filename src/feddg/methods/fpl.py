@@ -40,7 +40,7 @@ from feddg.clients.client import Client
 from feddg.clients.examples import Batch
 from feddg.messages import Broadcast, Message, Update, joined
 from feddg.methods.base import Method, MethodSettings, State
-from feddg.methods.registry import register
+from feddg.methods.catalogue import register
 from feddg.settings import Positive
 from feddg.styles.finch import finch
 
@@ -64,8 +64,9 @@ class FPL(Method):
     """Embeddings follow prototypes that are clustered over the clients."""
 
     name = "fpl"
+    title = "FPL"
     summary = "clustered class prototypes guide the embeddings (Huang et al. 2023)"
-    Settings = FPLSettings
+    settings: FPLSettings
     sends: ClassVar[dict[str, str]] = Method.sends | {
         f"update/{PROTOTYPES}": "the mean embedding of each class it holds",
         f"update/{CLASSES}": "which classes these are",

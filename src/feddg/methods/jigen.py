@@ -40,7 +40,7 @@ from torch import Tensor, nn
 from feddg.clients.client import Client
 from feddg.clients.examples import Batch
 from feddg.methods.base import Method, MethodSettings
-from feddg.methods.registry import register
+from feddg.methods.catalogue import register
 from feddg.models.network import Network
 from feddg.settings import Fraction
 
@@ -95,8 +95,9 @@ class Jigen(Method):
     """A second head recognises how an image's tiles were shuffled."""
 
     name = "jigen"
+    title = "JiGen"
     summary = "jigsaw puzzles as a second task (Carlucci et al. 2019)"
-    Settings = JigenSettings
+    settings: JigenSettings
 
     def network(self, network: Network) -> Network:
         """Adds the jigsaw head."""

@@ -47,7 +47,7 @@ from feddg.clients.client import Client
 from feddg.clients.examples import Batch
 from feddg.messages import Message
 from feddg.methods.base import Method, MethodSettings
-from feddg.methods.registry import register
+from feddg.methods.catalogue import register
 from feddg.models.network import Network
 from feddg.settings import Fraction, Positive
 
@@ -111,7 +111,7 @@ class Augmenter(nn.Module):
         return transposed_convolution(styled, _kernel(size, chance, images))
 
 
-class GaussianEmbedding(nn.Module):
+class LogVarianceEmbedding(nn.Module):
     """An embedding with a mean and a log-variance; by itself it gives the mean.
 
     Args:
@@ -138,8 +138,9 @@ class L2d(Method):
     """An augmentation network and the classifier learn against each other."""
 
     name = "l2d"
+    title = "L2D"
     summary = "learned augmentation, contrast and likelihood (Wang et al. 2021)"
-    Settings = L2dSettings
+    settings: L2dSettings
     excludes: ClassVar[dict[str, str]] = {
         "csac": "csac aligns a batch with itself, but l2d passes two versions; choose one",
         "fedsr": "l2d and fedsr each make the embedding a Gaussian; choose one",
@@ -149,7 +150,7 @@ class L2d(Method):
         """Puts mean and variance behind the embedding."""
         network = super().network(network)
         inner, size = network.embedding, network.features_dimension
-        network.embedding = network.initialised("l2d", lambda: GaussianEmbedding(inner, size))
+        network.embedding = network.initialised("l2d", lambda: LogVarianceEmbedding(inner, size))
         return network
 
     def begin(self, client: Client) -> None:
@@ -219,7 +220,7 @@ class L2d(Method):
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, Tensor]]:
         """Embeds both versions in one batch; returns them and the moments of the varied one."""
         features = network.featurizer(network.normalize(torch.cat([images, varied])))
-        assert isinstance(network.embedding, GaussianEmbedding)
+        assert isinstance(network.embedding, LogVarianceEmbedding)
         mean, spread = network.embedding.moments(features)
         noise = self.settings.embedding_noise * _randn(mean.shape, chance, mean)
         embeddings = mean + (spread / 2).exp() * noise

@@ -43,7 +43,7 @@ from torch import Tensor, nn
 from feddg.clients.client import Client
 from feddg.errors import ExperimentError
 from feddg.methods.base import Method, MethodSettings
-from feddg.methods.registry import register
+from feddg.methods.catalogue import register
 from feddg.models.network import Network
 from feddg.settings import Fraction, Positive
 
@@ -113,8 +113,9 @@ class MixStyle(Method):
     """Feature statistics are mixed between the images of a batch."""
 
     name = "mixstyle"
+    title = "MixStyle"
     summary = "feature statistics mixed inside each client's batch (Zhou et al. 2021)"
-    Settings = MixStyleSettings
+    settings: MixStyleSettings
     presets: ClassVar[dict[str, dict[str, Any]]] = {"pacs": {"method": {"mix_stages": 3}}}
 
     def network(self, network: Network) -> Network:

@@ -35,7 +35,7 @@ Decisions:
     and a batch of one class has no triplet term.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -46,8 +46,9 @@ from feddg.clients.client import Client
 from feddg.clients.examples import Batch
 from feddg.messages import Message, joined
 from feddg.methods.base import Method
-from feddg.methods.registry import register
+from feddg.methods.catalogue import register
 from feddg.methods.style_exchange import StyleExchange, StyleSettings
+from feddg.rows import Groups
 from feddg.settings import Fraction
 from feddg.styles.codec import transfer
 from feddg.styles.finch import finch
@@ -117,9 +118,10 @@ class Pardon(StyleExchange, Method):
     """Each client sends one style; all train against twins in the median of the styles' groups."""
 
     name = "pardon"
+    title = "PARDON"
     aliases = ("fisc",)
     summary = "one interpolation style, twins and a triplet loss (Nguyen et al. 2025)"
-    Settings = PardonSettings
+    settings: PardonSettings
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "office_home": {"method": {"gamma2": 0.1}},
         # gamma2 of IWildCam is not published; 0.1 is our guess.
@@ -132,7 +134,7 @@ class Pardon(StyleExchange, Method):
     @property
     def redraws(self) -> bool:
         """Whether there are twins, and so styles to exchange (ablation v4: no)."""
-        return bool(self.settings.contrastive == "transferred" or self.settings.twin_cross_entropy)
+        return self.settings.contrastive == "transferred" or self.settings.twin_cross_entropy
 
     @property
     def has_setup(self) -> bool:
@@ -169,20 +171,34 @@ class Pardon(StyleExchange, Method):
         partitions = finch(vectors.numpy())
         return torch.from_numpy(getattr(partitions, self.settings.local_partition))
 
-    def agree(self, descriptions: Iterable[tuple[int, Message]], seed: int) -> Message:
+    def agree(self, descriptions: Iterable[tuple[int, Message]]) -> Message:
         """The interpolation style (Eq. 3-5)."""
         descriptions = list(descriptions)
-        others = super().agree(descriptions, seed)
+        others = super().agree(descriptions)
         if not self.redraws:
             return joined(others)
-        styles = torch.stack([message.tensors["style"] for _, message in descriptions])
-        style, _ = interpolation_style(
-            styles,
+        style, _ = self._interpolated(descriptions)
+        return joined(others, Message({"style": style.float()}))
+
+    def groups(self, descriptions: Sequence[tuple[int, Message]]) -> Groups:
+        """The groups of clients with similar styles, in whose middle the style lies."""
+        others = super().groups(descriptions)
+        if not (self.redraws and self.settings.server_clustering):
+            return others
+        _, labels = self._interpolated(descriptions)
+        members = [
+            tuple(id for (id, _), own in zip(descriptions, labels.tolist()) if own == label)
+            for label in range(int(labels.max()) + 1)
+        ]
+        return others | {"style": tuple(members)}
+
+    def _interpolated(self, descriptions: Sequence[tuple[int, Message]]) -> tuple[Tensor, Tensor]:
+        return interpolation_style(
+            torch.stack([message.tensors["style"] for _, message in descriptions]),
             clustering=self.settings.server_clustering,
             partition=self.settings.server_partition,
             median=self.settings.median,
         )
-        return joined(others, Message({"style": style.float()}))
 
     def begin(self, client: Client) -> None:
         """Draws the client's twins, or finds them on disk."""

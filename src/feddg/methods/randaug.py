@@ -33,7 +33,7 @@ from torch import Tensor
 from feddg.clients.client import Client
 from feddg.clients.examples import Batch
 from feddg.methods.base import Method, MethodSettings
-from feddg.methods.registry import register
+from feddg.methods.catalogue import register
 
 if TYPE_CHECKING:
     from torchvision.transforms.v2 import RandAugment
@@ -54,8 +54,9 @@ class RandAug(Method):
     """Random operations of one strength on every image."""
 
     name = "randaug"
+    title = "RandAugment"
     summary = "RandAugment in place of colour jitter (Cubuk et al. 2020)"
-    Settings = RandAugSettings
+    settings: RandAugSettings
 
     def begin(self, client: Client) -> None:
         """Switches the experiment's changes of colour off."""

@@ -39,7 +39,7 @@ from torch import Generator, Tensor, nn
 from feddg.clients.client import Client
 from feddg.clients.examples import Batch
 from feddg.methods.base import Method, MethodSettings
-from feddg.methods.registry import register
+from feddg.methods.catalogue import register
 from feddg.models.network import Network
 from feddg.settings import Fraction
 
@@ -60,8 +60,9 @@ class RandConv(Method):
     """Random convolutions of an image must be classified alike."""
 
     name = "randconv"
+    title = "RandConv"
     summary = "random convolutions and consistency (Xu et al. 2021)"
-    Settings = RandConvSettings
+    settings: RandConvSettings
     excludes: ClassVar[dict[str, str]] = {
         "csac": "csac aligns the one pass of a batch, but randconv makes several; choose one"
     }

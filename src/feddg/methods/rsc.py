@@ -45,7 +45,7 @@ from feddg.clients.client import Client
 from feddg.clients.examples import Batch
 from feddg.errors import ExperimentError
 from feddg.methods.base import Method, MethodSettings
-from feddg.methods.registry import register
+from feddg.methods.catalogue import register
 from feddg.models.network import Network
 from feddg.settings import Fraction
 
@@ -74,8 +74,9 @@ class Rsc(Method):
     """The features that a decision leans on most are muted."""
 
     name = "rsc"
+    title = "RSC"
     summary = "mutes the features that matter most (Huang et al. 2020)"
-    Settings = RscSettings
+    settings: RscSettings
     excludes: ClassVar[dict[str, str]] = {
         "csac": "csac aligns the one pass of a batch, but rsc probes with several; choose one"
     }

@@ -40,8 +40,9 @@ from feddg.clients.client import Client
 from feddg.errors import ExperimentError
 from feddg.messages import Broadcast, Message, Update, Weights, joined
 from feddg.methods.base import Method, MethodSettings, State, shared_parameters
-from feddg.methods.registry import register
+from feddg.methods.catalogue import register
 from feddg.models.network import Network
+from feddg.settings import ExperimentSettings
 
 CONTROL = "scaffold/"
 CLIENTS = "scaffold_clients"
@@ -60,8 +61,9 @@ class Scaffold(Method):
     """Control variates turn every client's steps towards the direction of all."""
 
     name = "scaffold"
+    title = "SCAFFOLD"
     summary = "control variates against client drift, plain SGD (Karimireddy et al. 2020)"
-    Settings = ScaffoldSettings
+    settings: ScaffoldSettings
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "*": {"train": {"optimizer": "sgd", "momentum": 0.0, "lr": 0.01}},
         # Chosen on in-domain validation, of 0.01, 0.03, 0.1 and 0.3.
@@ -71,7 +73,7 @@ class Scaffold(Method):
         "update/scaffold/*": "the change of its control variate, for every shared parameter"
     }
 
-    def check(self, experiment: Any) -> None:
+    def check(self, experiment: ExperimentSettings) -> None:
         """Refuses every optimizer but plain SGD, and a choice among a client's models."""
         super().check(experiment)
         train = experiment.train

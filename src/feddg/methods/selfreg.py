@@ -38,7 +38,7 @@ from torch.nn.functional import mse_loss
 from feddg.clients.client import Client
 from feddg.clients.examples import Batch
 from feddg.methods.base import Method, MethodSettings
-from feddg.methods.registry import register
+from feddg.methods.catalogue import register
 from feddg.models.network import Network
 from feddg.settings import Positive
 
@@ -56,8 +56,9 @@ class SelfReg(Method):
     """Positive pairs only: same-class logits and features are drawn together."""
 
     name = "selfreg"
+    title = "SelfReg"
     summary = "draws same-class logits and features together (Kim et al. 2021)"
-    Settings = SelfRegSettings
+    settings: SelfRegSettings
 
     def network(self, network: Network) -> Network:
         """Adds the projector."""

@@ -39,7 +39,7 @@ from torch import Generator, Tensor
 from feddg.clients.client import Client
 from feddg.clients.examples import Batch
 from feddg.methods.base import Method, MethodSettings
-from feddg.methods.registry import register
+from feddg.methods.catalogue import register
 from feddg.settings import Fraction
 
 
@@ -58,8 +58,9 @@ class Sfa(Method):
     """Embeddings are scaled and shifted by Gaussian noise."""
 
     name = "sfa"
+    title = "SFA"
     summary = "Gaussian noise on the embedding (Li et al. 2021)"
-    Settings = SfaSettings
+    settings: SfaSettings
 
     def head_loss(self, client: Client, batch: Batch, embeddings: Tensor) -> dict[str, Tensor]:
         """Half the loss of the embeddings as they are, half that of noisy ones."""

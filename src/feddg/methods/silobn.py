@@ -31,9 +31,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from feddg.errors import ExperimentError
 from feddg.methods.base import Method
+from feddg.methods.catalogue import register
 from feddg.methods.fedbn import require_batch_norms
-from feddg.methods.registry import register
 from feddg.models.network import Network
+from feddg.settings import ExperimentSettings
 
 
 @register
@@ -41,13 +42,14 @@ class SiloBN(Method):
     """Normalisation statistics stay with each client; scales and shifts are shared."""
 
     name = "silobn"
+    title = "SiloBN"
     summary = "normalisation statistics stay with the clients (Andreux et al. 2020)"
     presets: ClassVar[dict[str, dict[str, Any]]] = {"*": {"model": {"normalization": "train"}}}
     excludes: ClassVar[dict[str, str]] = {
         "fedbn": "fedbn already keeps the statistics with the clients, and more; choose one"
     }
 
-    def check(self, experiment: Any) -> None:
+    def check(self, experiment: ExperimentSettings) -> None:
         """Refuses frozen statistics."""
         super().check(experiment)
         if experiment.model.normalization == "frozen":

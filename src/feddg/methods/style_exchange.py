@@ -2,7 +2,7 @@
 
 import hashlib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -13,7 +13,7 @@ from feddg.clients.examples import Batch
 from feddg.methods.base import MethodSettings
 from feddg.settings import Fraction
 from feddg.styles.codec import Codec, adain, load_codec, transfer
-from feddg.styles.statistics import Moments, measure
+from feddg.styles.statistics import FeatureMoments, measure
 
 
 class StyleSettings(MethodSettings):
@@ -43,7 +43,7 @@ class StyleSettings(MethodSettings):
 class StyleExchange:
     """Codec and twins for a method whose settings extend :class:`StyleSettings`."""
 
-    settings: Any
+    settings: StyleSettings
 
     def codec(self) -> Codec:
         """Returns the codec that the settings name; loaded once per process."""
@@ -55,7 +55,7 @@ class StyleExchange:
             style_layer=chosen.style_layer,
         )
 
-    def moments(self, client: Client) -> Moments:
+    def moments(self, client: Client) -> FeatureMoments:
         """Returns the per-image feature moments of a client's images, without augmentation."""
         return measure(self.codec(), client.examples.images())
 

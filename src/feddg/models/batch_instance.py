@@ -63,7 +63,7 @@ def gates_apart(
     """Gives every rho its own learning rate and no weight decay, and keeps it in [0, 1].
 
     Args:
-        optimizer: holds all parameters in one group.
+        optimizer: holds all parameters, and has not stepped.
         network: whose gates they are; without any nothing happens.
         train: what the optimizer was made from.
         factor: learning rate of the gates under SGD, times the others'.
@@ -72,8 +72,8 @@ def gates_apart(
     gates = {id(layer.gate): layer.gate for layer in layers}
     if not gates:
         return
-    group = optimizer.param_groups[0]
-    group["params"] = [p for p in group["params"] if id(p) not in gates]
+    for group in optimizer.param_groups:
+        group["params"] = [p for p in group["params"] if id(p) not in gates]
     lr = (factor if train.optimizer == "sgd" else 1.0) * train.lr
     optimizer.add_param_group({"params": list(gates.values()), "lr": lr, "weight_decay": 0.0})
     optimizer.register_step_post_hook(lambda *_: clamp_gates(layers))

@@ -33,7 +33,7 @@ class Heads(nn.Module):
         return logits + self.bias[which][:, None]
 
 
-class Ensemble(nn.Module):
+class MeanOverHeads(nn.Module):
     """Predicts by the mean of the trained heads' softmax; gives its logarithm.
 
     Before any is trained it predicts by the network's own classifier.

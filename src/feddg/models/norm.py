@@ -1,7 +1,9 @@
 """Normalisation layers, found by type and never by name."""
 
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+
+NORMALISATION = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
 
 def batch_norms(module: nn.Module) -> dict[str, _BatchNorm]:
@@ -25,6 +27,16 @@ def affine_names(module: nn.Module) -> set[str]:
         for name, layer in batch_norms(module).items()
         for parameter, _ in layer.named_parameters()
     }
+
+
+def norms_and_biases(module: nn.Module) -> list[nn.Parameter]:
+    """Returns what weight decay often spares: all of normalisation layers, and biases elsewhere."""
+    return [
+        parameter
+        for layer in module.modules()
+        for name, parameter in layer.named_parameters(recurse=False)
+        if name == "bias" or isinstance(layer, NORMALISATION)
+    ]
 
 
 def freeze_statistics(module: nn.Module) -> None:

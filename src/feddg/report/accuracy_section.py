@@ -4,17 +4,10 @@ from collections.abc import Iterator, Sequence
 
 from feddg.report.blocks import Cell, Column, Table
 from feddg.report.wording import MISSING, number, percent, readable
-from feddg.runs.reading import (
-    ID_TEST,
-    ID_VAL,
-    SELECTION_RULES,
-    SPLITS,
-    TEST,
-    VAL,
-    Evaluations,
-    RunRecord,
-    SelectionRule,
-)
+from feddg.rows import ID_TEST, ID_VAL, SPLITS, TEST, VAL
+from feddg.runs.evaluations import Evaluations
+from feddg.runs.reading import RunRecord
+from feddg.runs.selection_rules import FINAL, SELECTION_RULES, SelectionRule
 
 SPLIT_HEADINGS = {
     TEST: "Held-out test",
@@ -34,18 +27,18 @@ def final_table(run: RunRecord, every_domain: bool = False) -> Table:
             list is cut to its mean, lowest and highest.
     """
     evaluations = run.evaluations
-    chosen = [rule.choose(evaluations) for rule in SELECTION_RULES]
+    chosen = [rule.choose(evaluations) for rule in SELECTION_RULES.values()]
     columns = [Column("Split", numeric=False), Column("Domain", numeric=False), Column("Images")]
     columns += [
         Column(rule.name, _round_note(rule, round_))
-        for rule, round_ in zip(SELECTION_RULES, chosen)
+        for rule, round_ in zip(SELECTION_RULES.values(), chosen)
     ]
     rows: list[list[Cell]] = []
     for split in SPLITS:
         part = _split_rows(evaluations, split, chosen, every_domain)
         rows += [[Cell(SPLIT_HEADINGS[split]), *row] for row in part]
     caption = (
-        "Accuracy in percent. Each of the last three columns shows one and the same model, chosen "
+        "Accuracy in percent. Each of the last columns shows one and the same model, chosen "
         "by the rule in its heading; the underlined number made the choice. The test split never "
         "chooses."
     )
@@ -78,8 +71,8 @@ def _mean_row(evaluations: Evaluations, split: str, chosen: Sequence[int | None]
         sum(r.examples for r in evaluations.at(last, split)),
     )
     cells = [
-        Cell(percent(evaluations.accuracy(round_, split)), split == TEST, rule.split == split)
-        for rule, round_ in zip(SELECTION_RULES, chosen)
+        Cell(percent(rule.measure(evaluations, round_, split)), split == TEST, rule.split == split)
+        for rule, round_ in zip(SELECTION_RULES.values(), chosen)
     ]
     return [Cell(f"mean of {len(domains)} domains"), Cell(number(images)), *cells]
 
@@ -102,7 +95,7 @@ def _domain_row(
             strong=alone and split == TEST,
             chose=alone and rule.split == split,
         )
-        for rule, row in zip(SELECTION_RULES, found)
+        for rule, row in zip(SELECTION_RULES.values(), found)
     ]
     return [Cell(name), Cell(number(images)), *cells]
 
@@ -127,22 +120,22 @@ def results_of_runs(runs: Sequence[RunRecord], labels: Sequence[str]) -> Table:
     same = len(set(tested_on)) == 1
     columns = [Column("Run", numeric=False)]
     columns += [] if same else [Column("Held-out test domain", numeric=False)]
-    columns += [Column(rule.name, "held-out test") for rule in SELECTION_RULES]
+    columns += [Column(rule.name, "held-out test") for rule in SELECTION_RULES.values()]
     columns += [Column("In-domain test", "final round"), Column("Rounds")]
     rows = [
         [Cell(label, strong=True), *([] if same else [Cell(domains)]), *_result_cells(run)]
         for run, label, domains in zip(runs, labels, tested_on)
     ]
     caption = (
-        "Accuracy in percent, mean over domains where there are several. The three columns of "
+        "Accuracy in percent, mean over domains where there are several. The columns of "
         "held-out test accuracy differ in how the round was chosen; the test split never chooses."
     )
     return Table(columns, rows, caption)
 
 
 def _result_cells(run: RunRecord) -> list[Cell]:
-    accuracies = [held_out_accuracy(run, rule) for rule in SELECTION_RULES]
-    last = SELECTION_RULES[0].choose(run.evaluations)
+    accuracies = [held_out_accuracy(run, rule) for rule in SELECTION_RULES.values()]
+    last = FINAL.choose(run.evaluations)
     return [
         *(Cell(percent(value), strong=not index) for index, value in enumerate(accuracies)),
         Cell(percent(run.evaluations.accuracy(last, ID_TEST))),
@@ -152,7 +145,7 @@ def _result_cells(run: RunRecord) -> list[Cell]:
 
 def held_out_accuracy(run: RunRecord, rule: SelectionRule) -> float | None:
     """Held-out test accuracy (mean over domains) of the round that a rule chooses."""
-    return run.evaluations.accuracy(rule.choose(run.evaluations), TEST)
+    return rule.measure(run.evaluations, rule.choose(run.evaluations), TEST)
 
 
 def rounds_text(run: RunRecord) -> str:

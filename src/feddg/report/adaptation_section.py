@@ -9,8 +9,9 @@ import plotly.graph_objects as go
 from feddg.report.blocks import Block, Cell, Chart, Column, Section, Table
 from feddg.report.charts import HELD_OUT_COLOURS, TRAINING_COLOURS, chart_of, label_of
 from feddg.report.wording import percent, readable
-from feddg.runs.adapted import AdaptedScore, Alphas, read_adapted, read_alphas
-from feddg.runs.reading import SPLITS, TEST, RunRecord
+from feddg.rows import SPLITS, TEST, AdaptationRow
+from feddg.runs.adapted import Alphas, read_adapted, read_alphas
+from feddg.runs.reading import RunRecord
 
 _SHORT = ("held-out test", "held-out val.", "in-domain val.", "in-domain test")
 SHORT_SPLITS = dict(zip(SPLITS, _SHORT))
@@ -28,7 +29,7 @@ def adaptation_section(run: RunRecord) -> Section | None:
     return Section("Test-time adaptation", blocks)
 
 
-def _table(scores: Sequence[AdaptedScore]) -> Table:
+def _table(scores: Sequence[AdaptationRow]) -> Table:
     """A row per adaptation, of the latest round that was measured."""
     last = max(score.round for score in scores)
     found: dict[tuple[str, int], dict[tuple[str, str], list[float]]] = {}

@@ -17,18 +17,9 @@ from numpy.typing import NDArray
 
 from feddg.report.blocks import Chart
 from feddg.report.wording import number, readable, shortened
-from feddg.runs.reading import (
-    ID_TEST,
-    ID_VAL,
-    SPLITS,
-    TEST,
-    VAL,
-    Client,
-    Clients,
-    Evaluations,
-    Round,
-    RunRecord,
-)
+from feddg.rows import ID_TEST, ID_VAL, SPLITS, TEST, VAL, ClientRow, ClientsTable, RoundRow
+from feddg.runs.evaluations import Evaluations
+from feddg.runs.reading import RunRecord
 
 HELD_OUT_COLOURS = ("#c8324b", "#d98a00", "#8c3f8f", "#e0653a")
 TRAINING_COLOURS = ("#1f78a4", "#2a9d6f", "#5b6bc0", "#3bb0b0", "#7a8b2f", "#6f7f8f")
@@ -155,7 +146,7 @@ def _split_line(
     return line
 
 
-def loss_curves(rounds: Sequence[Round]) -> Chart | None:
+def loss_curves(rounds: Sequence[RoundRow]) -> Chart | None:
     """The mean of each loss term over rounds, or None before the first round."""
     terms = list(dict.fromkeys(name for row in rounds for name in row.terms))
     colours = cycle(TRAINING_COLOURS[:2] + HELD_OUT_COLOURS + TRAINING_COLOURS[2:])
@@ -319,7 +310,7 @@ def _class_height(classes: int) -> int:
 # --- who holds what -----------------------------------------------------------------------------
 
 
-def client_heat_map(clients: Clients, by: str) -> Chart:
+def client_heat_map(clients: ClientsTable, by: str) -> Chart:
     """How each client's images spread over the domains, or over the classes.
 
     Clients stand in the order of their main domain. Beyond ``MOST_COLUMNS`` clients, neighbours
@@ -376,14 +367,14 @@ def client_groups(domain_counts: NDArray[Any]) -> list[NDArray[np.intp]]:
     return groups
 
 
-def _group_title(members: Sequence[Client]) -> str:
+def _group_title(members: Sequence[ClientRow]) -> str:
     if len(members) == 1:
         return label_of(members[0].name)
     return f"{len(members)} clients together"
 
 
 def _heat_layout(
-    clients: Clients, groups: Sequence[NDArray[np.intp]], names: Sequence[str]
+    clients: ClientsTable, groups: Sequence[NDArray[np.intp]], names: Sequence[str]
 ) -> dict[str, Any]:
     total = len(clients.clients)
     title = "clients, by main domain"

@@ -23,11 +23,11 @@ from feddg.report.blocks import (
     Table,
 )
 from feddg.report.wording import counted, listed, percent, percent_sign, readable, spelled
-from feddg.runs.reading import ID_TEST, SELECTION_RULES, SPLITS, VAL
+from feddg.rows import ID_TEST, SPLITS, VAL
+from feddg.runs.selection_rules import FINAL, SELECTION_RULES
 
 MOST_FACTS = 8
 MOST_COLUMNS = 6
-FINAL = SELECTION_RULES[0]
 
 
 def results_page(results: Results) -> Page:
@@ -135,7 +135,7 @@ def _margin_section(results: Results) -> Section | None:
 
 def _rules_section(results: Results) -> Section:
     blocks: list[Block] = [tables.rules_table(results)]
-    for rule in SELECTION_RULES[1:]:
+    for rule in list(SELECTION_RULES.values())[1:]:
         if results.accuracies(rule):
             blocks.append(
                 Fold(f"{rule.name}, every column", [tables.accuracy_table(results, rule)])

@@ -39,8 +39,8 @@ class Cost:
 
 def cost_of(run: RunRecord) -> Cost:
     """The cost of a run so far."""
-    summary = run.summary or {}
-    seconds = dict(summary.get("seconds") or _seconds_so_far(run))
+    summary = run.summary
+    seconds = dict((summary and summary.seconds) or _seconds_so_far(run))
     total = max(seconds.pop("total", 0.0), sum(seconds.values()))
     rest = total - sum(seconds.values())
     if rest > 0.005 * total:
@@ -50,9 +50,9 @@ def cost_of(run: RunRecord) -> Cost:
     return Cost(
         {name: seconds[name] for name in known},
         total,
-        summary.get("images_per_second") or _mean_speed(run),
-        summary.get("peak_memory_bytes"),
-        summary.get("bytes") or _bytes_so_far(run),
+        (summary and summary.images_per_second) or _mean_speed(run),
+        summary.peak_memory_bytes if summary else None,
+        (summary and summary.bytes) or _bytes_so_far(run),
     )
 
 
@@ -65,7 +65,7 @@ def _seconds_so_far(run: RunRecord) -> dict[str, float]:
 
 
 def _mean_speed(run: RunRecord) -> float | None:
-    images = sum(row.examples for row in run.metrics.rounds)
+    images = sum(row.images for row in run.metrics.rounds)
     seconds = sum(row.seconds.get("train", 0.0) for row in run.metrics.rounds)
     return images / seconds if seconds > 0 else None
 

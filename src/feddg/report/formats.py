@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from feddg.comparing.results import Results
 from feddg.report.blocks import Block, Cell, Column, Fold, Page, Section, Table
-from feddg.runs.reading import SELECTION_RULES, SPLITS
+from feddg.rows import SPLITS
+from feddg.runs.selection_rules import SELECTION_RULES
 
 _LATEX = {
     "\\": r"\textbackslash{}",
@@ -123,7 +124,7 @@ def results_csv(results: Results) -> str:
         place = result.place
         conditions = [place.conditions.get(axis, "") for axis in axes]
         first = [place.method, results.column(place), place.scenario, *conditions, place.seed]
-        for rule in SELECTION_RULES:
+        for rule in SELECTION_RULES.values():
             round_ = result.rounds[rule.name]
             for split in SPLITS:
                 accuracy = result.accuracy(rule, split)

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from feddg.report.blocks import Cell, Column, Table
 from feddg.report.wording import MISSING, counted, listed, number, readable, size
-from feddg.runs.reading import LayoutEntry, LedgerRecord, MessageEntry
+from feddg.rows import LayoutRow, MessageRow
+from feddg.runs.reading import LedgerRecord
 
 PURPOSES = {
     "describe": "Description of the site's data, once before training",
@@ -42,16 +43,16 @@ def ledger_table(ledger: LedgerRecord) -> Table:
     )
 
 
-def messages_by_purpose(ledger: LedgerRecord) -> dict[tuple[str, str], list[MessageEntry]]:
+def messages_by_purpose(ledger: LedgerRecord) -> dict[tuple[str, str], list[MessageRow]]:
     """The messages by (purpose, direction), in the order of first appearance."""
-    groups: dict[tuple[str, str], list[MessageEntry]] = {}
+    groups: dict[tuple[str, str], list[MessageRow]] = {}
     for message in ledger.messages:
         groups.setdefault((message.purpose, message.direction), []).append(message)
     return groups
 
 
 def _purpose_row(
-    ledger: LedgerRecord, purpose: str, direction: str, messages: Sequence[MessageEntry]
+    ledger: LedgerRecord, purpose: str, direction: str, messages: Sequence[MessageRow]
 ) -> list[Cell]:
     sizes = [message.bytes for message in messages]
     layouts = [
@@ -84,7 +85,7 @@ def size_range(sizes: Sequence[int]) -> str:
     return lowest if lowest == highest else f"{lowest} to {highest}"
 
 
-def _content_cell(layouts: Sequence[LayoutEntry]) -> Cell:
+def _content_cell(layouts: Sequence[LayoutRow]) -> Cell:
     if not layouts:
         return Cell(MISSING)
     items: list[str] = []
@@ -96,7 +97,7 @@ def _content_cell(layouts: Sequence[LayoutEntry]) -> Cell:
     return Cell(_content_text(layouts), items=tuple(items))
 
 
-def _content_text(layouts: Sequence[LayoutEntry]) -> str:
+def _content_text(layouts: Sequence[LayoutRow]) -> str:
     if len(layouts) > 1:
         return f"{len(layouts)} forms"
     layout = layouts[0]
@@ -105,7 +106,7 @@ def _content_text(layouts: Sequence[LayoutEntry]) -> str:
     return " and ".join(parts) or "nothing but the request"
 
 
-def _layout_items(layout: LayoutEntry) -> list[str]:
+def _layout_items(layout: LayoutRow) -> list[str]:
     items = [
         f"{tensor.name} ({_shape(tensor.shape)} {tensor.dtype}, {size(tensor.bytes)})"
         for tensor in layout.tensors

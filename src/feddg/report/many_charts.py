@@ -21,7 +21,9 @@ from feddg.report.charts import (
     names_axis,
 )
 from feddg.report.wording import spelled
-from feddg.runs.reading import SELECTION_RULES, TEST, RunRecord
+from feddg.rows import TEST
+from feddg.runs.reading import RunRecord
+from feddg.runs.selection_rules import FINAL
 
 DASHES = ("solid", "dot", "dash", "dashdot")
 WIDE_RANGE = 20
@@ -123,7 +125,7 @@ def _number(text: str) -> float | None:
 
 
 def _at(results: Results, method: str, axis: str, value: str) -> list[float]:
-    rule = SELECTION_RULES[0]
+    rule = FINAL
     return [
         accuracy
         for result in results.of(method)
@@ -261,10 +263,10 @@ def _mean_curve(
 
 
 def _bytes_so_far(run: RunRecord) -> dict[int, float]:
-    total = ((run.summary or {}).get("bytes") or {}).get("total")
+    total = run.summary.bytes.get("total", 0.0) if run.summary else 0.0
     by_round = {row.round: row.bytes_up + row.bytes_down for row in run.metrics.rounds}
     # What was sent before round 1 is the rest of the ledger's total.
-    start = max(0.0, (total or 0.0) - sum(by_round.values()))
+    start = max(0.0, total - sum(by_round.values()))
     return _summed(start, by_round)
 
 

@@ -27,7 +27,9 @@ from feddg.report.wording import (
     size,
     spelled,
 )
-from feddg.runs.reading import SELECTION_RULES, TEST, VAL, RunRecord, SelectionRule
+from feddg.rows import TEST, VAL
+from feddg.runs.reading import RunRecord
+from feddg.runs.selection_rules import FINAL, SELECTION_RULES, SelectionRule
 
 PRINTED_TOLERANCE = 0.051
 """Printed averages may differ from their row's mean by rounding, in points."""
@@ -102,12 +104,12 @@ def _accuracy_caption(results: Results, rule: SelectionRule, split: str) -> str:
 
 
 def rules_table(results: Results) -> Table:
-    """Average test accuracy of every method under the three selection rules."""
-    found = {rule.name: results.accuracies(rule) for rule in SELECTION_RULES}
+    """Average test accuracy of every method under every selection rule."""
+    found = {rule.name: results.accuracies(rule) for rule in SELECTION_RULES.values()}
     spreads = {
         method: [
             average_over_columns(found[rule.name].get(method, {}), results.columns)
-            for rule in SELECTION_RULES
+            for rule in SELECTION_RULES.values()
         ]
         for method in results.methods
     }
@@ -118,14 +120,16 @@ def rules_table(results: Results) -> Table:
     ]
     caption = (
         "Average held-out test accuracy in percent. The columns differ in which round's model "
-        "counts: the final one; the one best on in-domain validation; the one best on held-out "
-        "validation domains. The test domains never choose."
+        "counts, and their headings say how it was chosen. The test domains never choose."
     )
-    heads = [Column("Method", numeric=False), *(Column(rule.name) for rule in SELECTION_RULES)]
+    heads = [
+        Column("Method", numeric=False),
+        *(Column(rule.name) for rule in SELECTION_RULES.values()),
+    ]
     return Table(heads, rows, caption)
 
 
-def margin_table(results: Results, rule: SelectionRule = SELECTION_RULES[0]) -> Table | None:
+def margin_table(results: Results, rule: SelectionRule = FINAL) -> Table | None:
     """Every method's margin over the best other one, and its mean rank; None for one method."""
     accuracies = results.accuracies(rule)
     if len(accuracies) < 2:
@@ -230,8 +234,8 @@ def paper_table(results: Results, split: str) -> Table | None:
     published = (results.paper or {}).get("values", {}).get(split, {})
     if not published:
         return None
-    name = (results.paper or {}).get("rule", SELECTION_RULES[0].name)
-    rule = next(rule for rule in SELECTION_RULES if rule.name == name)
+    name = (results.paper or {}).get("rule", FINAL.name)
+    rule = SELECTION_RULES.find(name)
     ours = results.accuracies(rule, split)
     printed = (results.paper or {}).get("average", {}).get(split, {})
     rows = []

@@ -17,7 +17,9 @@ from feddg.report.single_page import (
     tested_on,
 )
 from feddg.report.wording import counted, listed, percent, percent_sign, spelled
-from feddg.runs.reading import SELECTION_RULES, TEST, RunRecord
+from feddg.rows import TEST
+from feddg.runs.reading import RunRecord
+from feddg.runs.selection_rules import FINAL
 
 MOST_NAMED = 4
 FEW_SETTINGS = 10
@@ -68,7 +70,7 @@ def _same_test_domains(runs: Sequence[RunRecord]) -> bool:
 
 def _comparison_sentence(runs: Sequence[RunRecord], labels: Sequence[str]) -> str:
     """Who did better and by how much, for as much as single runs can tell."""
-    scores = [held_out_accuracy(run, SELECTION_RULES[0]) for run in runs]
+    scores = [held_out_accuracy(run, FINAL) for run in runs]
     known = [(score, label) for score, label in zip(scores, labels) if score is not None]
     if len(known) < 2 or not _same_test_domains(runs):
         return "The runs side by side."
@@ -107,7 +109,7 @@ def _accuracy_facts(runs: Sequence[RunRecord], labels: Sequence[str]) -> Facts:
         [
             Fact(
                 label,
-                percent_sign(held_out_accuracy(run, SELECTION_RULES[0])),
+                percent_sign(held_out_accuracy(run, FINAL)),
                 "held-out test accuracy, final round",
             )
             for run, label in zip(runs, labels)

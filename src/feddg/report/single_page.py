@@ -30,6 +30,7 @@ from feddg.report.blocks import (
     Table,
 )
 from feddg.report.cost_section import cost_of, cost_of_runs, time_shares
+from feddg.report.groups_section import groups_table
 from feddg.report.ledger_section import ledger_sentences, ledger_table
 from feddg.report.settings_section import mapping_table
 from feddg.report.wording import (
@@ -42,15 +43,9 @@ from feddg.report.wording import (
     size,
     spelled,
 )
-from feddg.runs.reading import (
-    ID_TEST,
-    ID_VAL,
-    SELECTION_RULES,
-    TEST,
-    Evaluation,
-    RunRecord,
-    final_round,
-)
+from feddg.rows import ID_TEST, ID_VAL, TEST, BadImageRow, EvaluationRow
+from feddg.runs.reading import RunRecord
+from feddg.runs.selection_rules import FINAL, final_round
 
 MOST_LISTED = 50
 MOST_CONFUSIONS = 3
@@ -96,7 +91,7 @@ def tested_on(run: RunRecord) -> str:
 
 def result_sentence(run: RunRecord) -> str:
     """The result in plain words."""
-    accuracy = held_out_accuracy(run, SELECTION_RULES[0])
+    accuracy = held_out_accuracy(run, FINAL)
     if accuracy is None:
         return "The held-out test domain has not been evaluated yet."
     round_ = final_round(run.evaluations)
@@ -140,7 +135,7 @@ def notices(run: RunRecord) -> Iterator[Prose]:
 def key_facts(run: RunRecord) -> Facts:
     """The numbers a reader looks for first."""
     last = final_round(run.evaluations)
-    accuracy = held_out_accuracy(run, SELECTION_RULES[0])
+    accuracy = held_out_accuracy(run, FINAL)
     in_domain = run.evaluations.accuracy(last, ID_TEST)
     split = "test" if in_domain is not None else "validation"
     in_domain = in_domain if in_domain is not None else run.evaluations.accuracy(last, ID_VAL)
@@ -197,7 +192,7 @@ def _confusion_section(run: RunRecord) -> Section | None:
     return Section("Mistakes by class", blocks)
 
 
-def _confusions(rows: Sequence[Evaluation]) -> list[tuple[charts.Counts, str]]:
+def _confusions(rows: Sequence[EvaluationRow]) -> list[tuple[charts.Counts, str]]:
     counts = [np.array(row.confusion, dtype=np.float64) for row in rows]
     if len(rows) > MOST_CONFUSIONS:
         return [(np.sum(counts, axis=0), f"all {len(rows)} held-out test domains")]
@@ -228,11 +223,8 @@ def _clients_section(run: RunRecord) -> Section | None:
     return Section("Who holds what", blocks)
 
 
-def _bad_images(images: Sequence[dict[str, str]]) -> Fold:
-    rows = [
-        [Cell(str(image.get("path", ""))), Cell(str(image.get("reason", "")))]
-        for image in images[:MOST_LISTED]
-    ]
+def _bad_images(images: Sequence[BadImageRow]) -> Fold:
+    rows = [[Cell(image.path), Cell(image.reason)] for image in images[:MOST_LISTED]]
     columns = [Column("File", numeric=False), Column("Reason", numeric=False)]
     title = f"{counted(len(images), 'image')} could not be used"
     return Fold(title, [Table(columns, rows, _cut_note(len(images)))])
@@ -247,7 +239,7 @@ def _loss_section(run: RunRecord) -> Section | None:
     if (chart := charts.loss_curves(run.metrics.rounds)) is not None:
         blocks.append(chart)
     refused = [
-        [Cell(number(row.round)), Cell(str(entry.client)), Cell(entry.reason)]
+        [Cell(number(row.round)), Cell(run.client_name(entry.client)), Cell(entry.reason)]
         for row in run.metrics.rounds
         for entry in row.refused
     ]
@@ -274,9 +266,9 @@ def _cost_section(run: RunRecord) -> Section | None:
 
 def _details_section(run: RunRecord) -> Section:
     blocks: list[Block] = []
-    if run.metrics.setup and run.metrics.setup.groups:
-        noted = mapping_table(run.metrics.setup.groups, ("Noted by the method", "Value"))
-        blocks.append(Fold("Before training", [noted]))
+    setup = run.metrics.setup
+    if setup is not None and (groups := groups_table(run, setup)) is not None:
+        blocks.append(Fold("Groups of clients before training", [groups]))
     if run.environment:
         environment = mapping_table(run.environment, ("Name", "Value"))
         blocks.append(Fold("Environment", [environment]))

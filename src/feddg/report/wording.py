@@ -3,14 +3,9 @@
 import math
 from collections.abc import Sequence
 
+from feddg.methods.catalogue import title_of
+
 MISSING = "–"
-SPELLINGS = {
-    name.lower().replace("-", "_"): name
-    for name in (
-        *("FedAvg", "FedProx", "FedSR", "FedGMA", "FedBN", "FedDG-GA", "FedIG", "FedIG-A", "FPL"),
-        *("CCST", "PARDON", "FISC", "COPA", "MixStyle", "JiGen", "RSC", "FedDG", "SCAFFOLD"),
-    )
-}
 SPACE = "\N{NO-BREAK SPACE}"
 
 
@@ -86,7 +81,6 @@ def shortened(name: str, length: int = 24) -> str:
 
 
 def spelled(method: str) -> str:
-    """A method's name as its paper spells it; other names stay as they are."""
-    return "+".join(
-        SPELLINGS.get(part.lower().replace("-", "_"), part) for part in method.split("+")
-    )
+    """A method's label as prose: its title, then the settings that set it apart, if any."""
+    name, comma, settings = method.partition(",")
+    return title_of(name) + comma + settings

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy
 
 from feddg.errors import RunError
-from feddg.runs.reading import read_rows
+from feddg.rows import ADAPTATION_ROWS, AdaptationRow
 
 ADAPTED = "adaptation.jsonl"
 OWN = "own statistics"
@@ -20,39 +20,9 @@ ALPHAS = "alphas.csv"
 ALPHA_COLUMNS = ("split", "domain", "image")
 
 
-@dataclass(frozen=True)
-class AdaptedScore:
-    """One domain of one split under one adaptation; a row of ``adaptation.jsonl``.
-
-    Attributes:
-        adaptation: as it was asked for; or ``own statistics``.
-        round: the round whose model was evaluated.
-        batch_size: images per batch.
-        split: ``test``, ``val``, ``id_test`` or ``id_val``.
-        domain: domain name.
-        accuracy: in [0, 1].
-        examples: images.
-        client: whose own statistics, or None.
-    """
-
-    adaptation: str
-    round: int
-    batch_size: int
-    split: str
-    domain: str
-    accuracy: float
-    examples: int
-    client: int | None = None
-
-    @property
-    def key(self) -> tuple[str, int, int]:
-        """What a measurement is repeated under."""
-        return self.adaptation, self.round, self.batch_size
-
-
-def read_adapted(folder: Path) -> list[AdaptedScore]:
+def read_adapted(folder: Path) -> list[AdaptationRow]:
     """Returns the scores under adaptations that a run's folder holds."""
-    return [AdaptedScore(**row) for row in read_rows(folder / ADAPTED)]
+    return ADAPTATION_ROWS.read(folder / ADAPTED)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import torch
 from feddg.data.pixels import as_unit
 from feddg.evaluation.accuracy import Evaluation
 from feddg.methods.base import Method
+from feddg.methods.showing import Adapts
 from feddg.models.network import Network
 from feddg.runs.adapted import ALPHA_COLUMNS, ALPHAS
 from feddg.runs.folder import RunFolder
@@ -27,6 +28,8 @@ def write_alphas(
         network: holds the global weights.
         evaluation: the images.
     """
+    if not isinstance(method, Adapts):
+        return
     network.eval()
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

@@ -1,16 +1,10 @@
 """Carries out an experiment: setup, rounds, evaluation, records, checkpoints."""
 
-import os
-import platform
-import resource
-import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -21,24 +15,26 @@ from feddg.evaluation.accuracy import Evaluation, Score
 from feddg.experiment import Experiment, load_stored
 from feddg.federation.inprocess import InProcess
 from feddg.federation.ledger import Ledger
-from feddg.federation.server import RoundRecord, Server, initial_state
+from feddg.federation.server import Server, initial_state
 from feddg.federation.transport import Transport
 from feddg.federation.turns import load_weights
+from feddg.guards.chain import NO_GUARDS, Guards
 from feddg.messages import Message, Weights
 from feddg.methods.base import Method, State
-from feddg.models.backbones import weights_digest
 from feddg.models.network import Network
+from feddg.rows import ClientsTable, LedgerRow, MetricsRow, SetupRow
 from feddg.runs.alphas import write_alphas
+from feddg.runs.facts import clients_table, environment
 from feddg.runs.figures import draw_figures
 from feddg.runs.folder import EXPERIMENT, LEDGER, METRICS, SNAPSHOTS, SUMMARY, RunFolder
 from feddg.runs.observer import Observer, Together
 from feddg.runs.prepare import (
-    Images,
     Progress,
     build,
     build_evaluation,
     build_workers,
     cache_folder,
+    guards_for,
     load_images,
 )
 from feddg.runs.reading import RunRecord, read_run
@@ -60,16 +56,18 @@ class Prepared:
         introductions: what clients said about themselves beforehand, for the ledger.
         elsewhere: measures the global model where the images are; is told the scores so far.
         draw: writes the report's figures once the method has agreed on something.
+        guards: what happens to updates on their way.
     """
 
     method: Method
     worker: Worker
     transport: Transport
     evaluation: Evaluation | None
-    clients: dict[str, Any]
+    clients: ClientsTable
     introductions: Sequence[tuple[int, Message]] = ()
     elsewhere: Elsewhere = lambda server, scores: ()
     draw: Callable[[Path, State], None] = lambda folder, state: None
+    guards: Guards = NO_GUARDS
 
 
 Prepare = Callable[[Experiment, Path, Progress, dict[int, Weights]], Prepared]
@@ -82,15 +80,17 @@ def in_process(
     """Prepares a run whose clients are trained in this process."""
     images = load_images(experiment, cache, progress)
     method, network = build(experiment, len(images.table.class_names))
+    guards = guards_for(experiment, method, network)
     workers = build_workers(experiment, network, cache)
     worker = workers[0]
     return Prepared(
         method,
         worker,
-        InProcess(method, workers, len(images.partition), images.examples, memories),
+        InProcess(method, workers, len(images.partition), images.examples, memories, guards),
         build_evaluation(experiment, images, worker),
         clients_table(images),
         draw=lambda folder, state: draw_figures(folder, images, method, state, experiment.seed),
+        guards=guards,
     )
 
 
@@ -230,10 +230,10 @@ class _Execution:
             self.network, self.elsewhere = found.worker.network, found.elsewhere
         transport, clients = found.transport, len(found.transport.clients)
         layouts = folder.cut_records(checkpoint.state.round if checkpoint else -1)
-        state = checkpoint.state if checkpoint else self._first_state(found.method, clients)
+        state = checkpoint.state if checkpoint else self._first_state(found, clients)
         state.rounds = experiment.train.rounds
         state = on_device(state, found.worker.device)
-        ledger_rows: list[dict[str, Any]] = []
+        ledger_rows: list[LedgerRow] = []
         ledger = Ledger(ledger_rows.append, layouts)
         server = Server(
             found.method,
@@ -243,6 +243,7 @@ class _Execution:
             settings=experiment.server,
             seed=experiment.seed,
             ledger=ledger,
+            guards=found.guards,
             on_client=self.observer.client,
             on_setup=lambda done, total: self.observer.work("setup", done, total),
         )
@@ -253,9 +254,15 @@ class _Execution:
             self._setup(server, writer, found)
         self._rounds(server, writer, found.evaluation)
 
-    def _first_state(self, method: Method, clients: int) -> State:
-        rounds, settings = self.experiment.train.rounds, self.experiment.server
-        return initial_state(method, self.network, clients, rounds=rounds, settings=settings)
+    def _first_state(self, found: Prepared, clients: int) -> State:
+        return initial_state(
+            found.method,
+            self.network,
+            clients,
+            rounds=self.experiment.train.rounds,
+            settings=self.experiment.server,
+            guards=found.guards,
+        )
 
     def _listen(self, round: int) -> None:
         from feddg.runs.tracking import trackers
@@ -274,24 +281,24 @@ class _Execution:
             descriptions = server.setup()
         if descriptions:
             self.folder.write_tensors("setup.safetensors", descriptions)
-        row = {"kind": "setup", "round": 0, "seconds": self.seconds["setup"]}
+        row = SetupRow(seconds=self.seconds["setup"], groups=server.groups)
         scores = self._evaluate(server, found.evaluation, 0)
-        writer.keep(server.state, [row, *(score.record(0) for score in scores)])
+        writer.keep(server.state, [row, *(score.row(0) for score in scores)])
         found.draw(self.folder.path / "figures", server.state)
 
     def _rounds(self, server: Server, writer: "Records", evaluation: Evaluation | None) -> None:
         rounds, every = self.experiment.train.rounds, self.experiment.evaluate.every
         while server.state.round < rounds:
-            record = server.round()
-            self.observer.round(record)
-            last = record.round == rounds
+            row = server.round()
+            self.observer.round(row)
+            last = row.round == rounds
             scores: Sequence[Score] = []
             started = time.perf_counter()
-            if last or record.round % every == 0:
-                scores = self._evaluate(server, evaluation, record.round)
-            record.seconds["evaluate"] = time.perf_counter() - started
-            rows = [score.record(record.round, with_confusion=last) for score in scores]
-            writer.keep(server.state, [round_row(record), *rows])
+            if last or row.round % every == 0:
+                scores = self._evaluate(server, evaluation, row.round)
+            row = row.took(evaluate=time.perf_counter() - started)
+            found = [score.row(row.round, with_confusion=last) for score in scores]
+            writer.keep(server.state, [row, *found])
         if evaluation is not None:
             predictor(server.method, self.network, server.state)
             write_alphas(self.folder, server.method, self.network, evaluation)
@@ -319,11 +326,7 @@ class _Execution:
     def _end(self, status: str, error: str | None) -> None:
         self.observer.end(status)
         record = read_run(self.folder.path)
-        summary = summarize(record)
-        summary |= {"status": status, "error": error}
-        summary["seconds"] |= self.seconds
-        summary["peak_memory_bytes"] = peak_memory()
-        self.folder.write_json(SUMMARY, summary)
+        self.folder.write_json(SUMMARY, summarize(record, status, error, self.seconds))
 
 
 class Records:
@@ -332,14 +335,14 @@ class Records:
     def __init__(
         self,
         folder: RunFolder,
-        ledger_rows: list[dict[str, Any]],
+        ledger_rows: list[LedgerRow],
         transport: Transport,
         snapshots: Collection[int] = (),
     ) -> None:
         self._folder, self._ledger_rows, self._transport = folder, ledger_rows, transport
         self._snapshots = snapshots
 
-    def keep(self, state: State, rows: Sequence[dict[str, Any]]) -> None:
+    def keep(self, state: State, rows: Sequence[MetricsRow]) -> None:
         """Writes metrics, ledger and checkpoint of the round in ``state``."""
         self._folder.append(METRICS, rows)
         self._folder.append(LEDGER, self._ledger_rows)
@@ -362,64 +365,3 @@ def on_device(state: State, device: torch.device) -> State:
     state.weights = {name: tensor.to(device) for name, tensor in state.weights.items()}
     state.extras = {name: tensor.to(device) for name, tensor in state.extras.items()}
     return state
-
-
-def round_row(record: RoundRecord) -> dict[str, Any]:
-    """Returns the row of a round in the metrics file."""
-    training = record.seconds.get("train", 0.0)
-    return {
-        "kind": "round",
-        "round": record.round,
-        "clients": record.clients,
-        "refused": [{"client": r.client, "reason": r.reason} for r in record.refused],
-        "terms": record.terms,
-        "examples": record.examples,
-        "images": record.images,
-        "seconds": record.seconds,
-        "images_per_second": record.images / training if training else 0.0,
-        "bytes_up": record.bytes.get("up", 0),
-        "bytes_down": record.bytes.get("down", 0),
-    }
-
-
-def environment(experiment: Experiment, worker: Worker) -> dict[str, Any]:
-    """Returns what the run's numbers may depend on beside the experiment."""
-    autocast = worker.autocast()
-    return {
-        "feddg": version("feddg"),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "torchvision": version("torchvision"),
-        "platform": platform.platform(),
-        "processor": platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "device": str(worker.device),
-        "precision": "bfloat16" if isinstance(autocast, torch.autocast) else "float32",
-        "weights": {
-            "name": experiment.model.weights,
-            "sha256": weights_digest(experiment.model.weights),
-        },
-    }
-
-
-def clients_table(images: Images) -> dict[str, Any]:
-    """Returns who holds what: counts per client, domain and class."""
-    table, rows = images.table, images.splits.train
-    classes, domains = len(table.class_names), len(table.domain_names)
-    clients = []
-    for id, positions in enumerate(images.partition.rows):
-        own = rows[positions]
-        by_domain = torch.bincount(torch.from_numpy(table.domains[own]), minlength=domains)
-        by_class = torch.bincount(torch.from_numpy(table.labels[own]), minlength=classes)
-        entry = {"id": id, "name": f"client {id}", "domains": by_domain.tolist()}
-        clients.append(entry | {"classes": by_class.tolist()})
-    bad = [{"path": image.path, "reason": image.reason} for image in images.bad]
-    names = {"domains": list(table.domain_names), "classes": list(table.class_names)}
-    return {**names, "clients": clients, "bad_images": bad}
-
-
-def peak_memory() -> int:
-    """Returns the largest resident memory of this process so far, in bytes."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024

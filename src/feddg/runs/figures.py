@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 
 from feddg.methods.base import Method, State
+from feddg.methods.showing import Redraws
 from feddg.randomness import stream
 from feddg.runs.prepare import Images
 
@@ -19,6 +20,8 @@ def draw_figures(folder: Path, images: Images, method: Method, state: State, see
 
     Methods that re-draw nothing leave no figure.
     """
+    if not isinstance(method, Redraws):
+        return
     rows = _some_rows(images, seed)
     originals = images.pixels.gather(rows)
     redrawn = method.preview(originals, state.agreed)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
+from pydantic_core import to_json
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
@@ -22,12 +23,12 @@ from feddg.experiment import Experiment, load_stored
 from feddg.files import replace_bytes, replace_file, sync
 from feddg.messages import Message, Weights
 from feddg.methods.base import State
+from feddg.row_files import JsonFile, Row
 from feddg.runs.reading import read_rows
 
 EXPERIMENT, SUMMARY = "experiment.yaml", "summary.json"
 SNAPSHOTS = "snapshots"
 METRICS, LEDGER = "metrics.jsonl", "ledger.jsonl"
-Row = dict[str, Any]
 
 
 @dataclass
@@ -125,9 +126,13 @@ class RunFolder:
         except OSError as error:
             raise self._unwritable(self.path / name, error) from None
 
-    def write_json(self, name: str, content: Any) -> None:
+    def write_json(self, name: str, content: JsonFile | dict[str, Any]) -> None:
         """Replaces a JSON file."""
-        self.replace(name, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+        if isinstance(content, JsonFile):
+            text = content.to_text()
+        else:
+            text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+        self.replace(name, text)
 
     def write_tensors(
         self, name: str, tensors: Weights, metadata: dict[str, str] | None = None
@@ -144,7 +149,7 @@ class RunFolder:
 
     def append(self, name: str, rows: Iterable[Row]) -> None:
         """Appends rows to a JSON-lines file and waits until they are on disk."""
-        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        text = _lines(rows)
         if not text:
             return
         self._written.add(self.path / name)
@@ -155,14 +160,20 @@ class RunFolder:
         except OSError as error:
             raise self._unwritable(self.path / name, error) from None
 
+    def replace_rows(self, name: str, rows: Iterable[Row]) -> None:
+        """Replaces a JSON-lines file."""
+        self.replace(name, _lines(rows))
+
     def cut_records(self, last_round: int) -> set[str]:
         """Drops rows of rounds after ``last_round`` (all for -1); returns the ledger's layouts."""
         layouts: set[str] = set()
         for name in (METRICS, LEDGER):
+            # As they are: what another version of this program wrote is kept whole.
             rows = read_rows(self.path / name) if last_round >= 0 else []
             kept = [row for row in rows if row.get("round", 0) <= last_round]
-            layouts |= {row["id"] for row in kept if row["kind"] == "layout"}
-            self.replace(name, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept))
+            layouts |= {row["id"] for row in kept if row.get("kind") == "layout"}
+            lines = (to_json(row, inf_nan_mode="null").decode() + "\n" for row in kept)
+            self.replace(name, "".join(lines))
         return layouts
 
     # Checkpoints
@@ -243,6 +254,10 @@ class RunFolder:
             f"cannot write {path}: {what}; {remedy}, then `feddg resume {self.path}` goes on "
             "from the last completed round"
         )
+
+
+def _lines(rows: Iterable[Row]) -> str:
+    return "".join(row.to_json() + "\n" for row in rows)
 
 
 def _under(prefix: str, tensors: Weights) -> Weights:

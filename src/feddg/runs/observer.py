@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from feddg.evaluation.accuracy import Score
 from feddg.experiment import Experiment
-from feddg.federation.server import RoundRecord
 from feddg.messages import Refusal, Update
+from feddg.rows import RoundRow
 
 
 class Observer:
@@ -20,7 +20,7 @@ class Observer:
     def client(self, round: int, reply: Update | Refusal) -> None:
         """A client finished its part of a round."""
 
-    def round(self, record: RoundRecord) -> None:
+    def round(self, row: RoundRow) -> None:
         """A round was fused."""
 
     def scores(self, round: int, scores: Sequence[Score]) -> None:
@@ -51,10 +51,10 @@ class Together(Observer):
         for observer in self.observers:
             observer.client(round, reply)
 
-    def round(self, record: RoundRecord) -> None:
+    def round(self, row: RoundRow) -> None:
         """See :class:`Observer`."""
         for observer in self.observers:
-            observer.round(record)
+            observer.round(row)
 
     def scores(self, round: int, scores: Sequence[Score]) -> None:
         """See :class:`Observer`."""

@@ -11,29 +11,26 @@ import torch
 
 from feddg.cache import cache_folder as cache_folder
 from feddg.clients.examples import Examples
+from feddg.clients.threads import clients_at_once, threads_for
 from feddg.clients.worker import Worker
-from feddg.data.augment import PRESETS as AUGMENTATIONS
+from feddg.data.data_set import find_augmentation
 from feddg.data.images import ImageTable
 from feddg.data.partition import Partition, dealt_alike, partition
 from feddg.data.pixels import BadImage, PixelStore, open_pixels
 from feddg.data.sources import load_source
-from feddg.data.splits import Splits, from_csv, hold_out
+from feddg.data.splits import Splits, from_csv, from_roles, hold_out
 from feddg.errors import ExperimentError
 from feddg.evaluation.accuracy import Evaluation
 from feddg.experiment import Experiment
+from feddg.guards.chain import Guards, build_guards
 from feddg.methods.base import Method
-from feddg.methods.registry import build_method
+from feddg.methods.composition import build_method
 from feddg.models.backbones import build_network
 from feddg.models.convolution import use_small_map_convolutions
 from feddg.models.network import Network
 from feddg.models.precision import autocast, choose_device, choose_precision
 
 Progress = Callable[[str, int, int], None]
-
-SMALL = 1_000_000
-"""Networks of at most so many parameters are trained by one thread on a CPU."""
-MOST_AT_ONCE = 8
-"""More threads than this get in each other's way between PyTorch's operations."""
 
 
 @dataclass(frozen=True)
@@ -148,6 +145,8 @@ def _splits(experiment: Experiment, table: ImageTable, bad: list[BadImage]) -> S
         )
     if data.split_file is not None:
         return from_csv(table, data.split_file, [image.path for image in bad])
+    if not held.test and not held.val and table.split is not None:
+        return from_roles(table.split)
     if not held.test and not held.val:
         known = ", ".join(table.domain_names)
         raise ExperimentError(
@@ -184,37 +183,47 @@ def build(experiment: Experiment, classes: int) -> tuple[Method, Network]:
     return method, network
 
 
+def guards_for(experiment: Experiment, method: Method, network: Network) -> Guards:
+    """Returns what happens to updates on their way, at a client and at the server.
+
+    Raises:
+        ExperimentError: the guards cannot protect what the method sends.
+    """
+    clients = experiment.clients
+    return build_guards(
+        experiment.privacy,
+        experiment.guards,
+        method,
+        network,
+        trains_statistics=experiment.model.normalization == "train",
+        updates=min(clients.number, clients.per_round or clients.number),
+    )
+
+
 def build_worker(experiment: Experiment, network: Network, cache: Path | None) -> Worker:
     """Puts the network on its device, ready for clients to take turns."""
     device = choose_device(experiment.device)
     precision = choose_precision(experiment.precision, device)
     network.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    small = device.type == "cpu" and sum(p.numel() for p in network.parameters()) <= SMALL
     return Worker(
         network,
         experiment.train,
-        AUGMENTATIONS[experiment.train.augmentation],
+        find_augmentation(experiment.train.augmentation),
         device,
         experiment.seed,
         autocast(precision, device),
         experiment.model.normalization == "frozen",
         cache,
-        # One thread, wherever it is: so the numbers do not depend on how many there are.
-        threads=1 if small else None,
+        threads=threads_for(network, device),
     )
 
 
 def build_workers(experiment: Experiment, network: Network, cache: Path | None) -> list[Worker]:
-    """Returns what the clients of one process take turns on; the first has ``network``.
-
-    On a CPU there are as many workers as threads while the network is small: one thread each for
-    several clients is faster than several threads for one. A larger network fills the threads by
-    itself, and another copy of it would cost memory.
-    """
+    """Returns what the clients of one process take turns on; the first has ``network``."""
     first = build_worker(experiment, network, cache)
-    count = min(torch.get_num_threads(), MOST_AT_ONCE) if first.threads else 1
-    more = (build(experiment, network.classes)[1] for _ in range(count - 1))
-    return [first, *(build_worker(experiment, network, cache) for network in more)]
+    more = range(clients_at_once(first.threads) - 1)
+    networks = (build(experiment, network.classes)[1] for _ in more)
+    return [first, *(build_worker(experiment, network, cache) for network in networks)]
 
 
 def build_evaluation(experiment: Experiment, images: Images, worker: Worker) -> Evaluation:

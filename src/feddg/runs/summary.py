@@ -1,62 +1,64 @@
 """The summary of a run, computed from its records alone."""
 
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from feddg.runs.reading import (
-    SPLITS,
-    MessageEntry,
-    RunRecord,
-    best_held_out,
-    best_in_domain,
-    final_round,
-)
+from feddg.rows import SPLITS, MessageRow, SummaryFile
+from feddg.runs.facts import peak_memory
+from feddg.runs.reading import RunRecord
+from feddg.runs.selection_rules import SELECTION_RULES, SelectionRule
 
 
-def summarize(record: RunRecord) -> dict[str, Any]:
-    """Returns the content of ``summary.json``: accuracies by selection rule, cost, bytes."""
+def summarize(
+    record: RunRecord, status: str, error: str | None, took: Mapping[str, float]
+) -> SummaryFile:
+    """Returns ``summary.json``: how the run ended, accuracies by selection rule, cost, bytes.
+
+    Args:
+        record: the run.
+        status: how it ended.
+        error: why it failed, if it did.
+        took: seconds of activities that belong to no round.
+    """
     rounds = record.metrics.rounds
     seconds: dict[str, float] = defaultdict(float)
     for row in rounds:
         for name, value in row.seconds.items():
             seconds[name] += value
-    images = sum(row.images_per_second * row.seconds.get("train", 0.0) for row in rounds)
-    training = seconds.get("train", 0.0)
-    return {
-        "status": record.status,
-        "rounds": record.rounds_done,
-        "final": _at(record, final_round(record.evaluations)),
-        "best_by_id_val": _at(record, best_in_domain(record.evaluations)),
-        "best_by_val": _at(record, best_held_out(record.evaluations)),
-        "seconds": dict(seconds),
-        "images_per_second": images / training if training else 0.0,
-        "bytes": _bytes(record.ledger.messages),
-        "error": record.error,
-    }
+    images, training = sum(row.images for row in rounds), seconds.get("train", 0.0)
+    return SummaryFile(
+        status=status,
+        rounds=record.rounds_done,
+        seconds={**seconds, **took},
+        images_per_second=images / training if training else 0.0,
+        bytes=_bytes(record.ledger.messages),
+        error=error,
+        peak_memory_bytes=peak_memory(),
+        **{rule.key: _chosen(record, rule) for rule in SELECTION_RULES.values()},
+    )
 
 
-def _at(record: RunRecord, round: int | None) -> dict[str, Any] | None:
-    """The scores of every split after ``round``; None when the rule found no round."""
+def _chosen(record: RunRecord, rule: SelectionRule) -> dict[str, Any] | None:
+    """The scores of every split after the round that a rule chooses; None when it finds none."""
+    round = rule.choose(record.evaluations)
     if round is None:
         return None
     scores: dict[str, Any] = {"round": round}
     for split in SPLITS:
         rows = record.evaluations.at(round, split)
         if rows:
-            domains = {
-                row.domain: {"accuracy": row.accuracy, "loss": _finite(row.loss)} for row in rows
+            scores[split] = {
+                "accuracy": rule.measure(record.evaluations, round, split),
+                "loss": sum(row.loss for row in rows) / len(rows),
+                "domains": {
+                    row.domain: {"accuracy": row.accuracy, "loss": row.loss} for row in rows
+                },
             }
-            accuracy = record.evaluations.accuracy(round, split)
-            loss = sum(row.loss for row in rows) / len(rows)
-            scores[split] = {"accuracy": accuracy, "loss": _finite(loss), "domains": domains}
     return scores
 
 
-def _finite(value: float) -> float | None:
-    return value if value - value == 0 else None
-
-
-def _bytes(messages: list[MessageEntry]) -> dict[str, float]:
+def _bytes(messages: Sequence[MessageRow]) -> dict[str, float]:
     """Mean bytes per client of the setup, and per client and round of the training."""
     totals: dict[tuple[bool, str], int] = defaultdict(int)
     takers: dict[tuple[bool, str], set[tuple[int, int]]] = defaultdict(set)

@@ -23,7 +23,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from feddg.errors import RunError, nearest
 from feddg.evaluation.accuracy import Score
 from feddg.experiment import Experiment
-from feddg.federation.server import RoundRecord
+from feddg.rows import RoundRow
 from feddg.runs.observer import Observer
 from feddg.runs.reading import flatten
 
@@ -41,12 +41,12 @@ class Tracker(Observer):
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def round(self, record: RoundRecord) -> None:
+    def round(self, row: RoundRow) -> None:
         """Writes the mean loss terms and the cost of a round."""
-        values = {f"loss/{name}": value for name, value in record.terms.items()}
-        values |= {f"bytes/{name}": float(value) for name, value in record.bytes.items()}
-        values |= {f"seconds/{name}": value for name, value in record.seconds.items()}
-        self.write(record.round, values)
+        values = {f"loss/{name}": value for name, value in row.terms.items()}
+        values |= {"bytes/up": float(row.bytes_up), "bytes/down": float(row.bytes_down)}
+        values |= {f"seconds/{name}": value for name, value in row.seconds.items()}
+        self.write(row.round, values)
 
     def scores(self, round: int, scores: Sequence[Score]) -> None:
         """Writes the accuracy of every split and domain."""
@@ -157,9 +157,9 @@ class Guarded(Observer):
         """See :class:`Observer`."""
         self._try(self._tracker.start, experiment, first_round)
 
-    def round(self, record: RoundRecord) -> None:
+    def round(self, row: RoundRow) -> None:
         """See :class:`Observer`."""
-        self._try(self._tracker.round, record)
+        self._try(self._tracker.round, row)
 
     def scores(self, round: int, scores: Sequence[Score]) -> None:
         """See :class:`Observer`."""

@@ -27,7 +27,10 @@ from feddg.federation.turns import load_weights
 from feddg.files import replace_text
 from feddg.messages import Message, Update, Weights
 from feddg.methods.base import Method, State
+from feddg.methods.catalogue import title_of
+from feddg.methods.showing import Redraws
 from feddg.randomness import stream
+from feddg.rows import client_name
 from feddg.runs.folder import (
     EXPERIMENT,
     SNAPSHOTS,
@@ -90,7 +93,7 @@ def analyse(
     """
     subject = _subject(Path(folder), cache or cache_folder(), progress)
     rival = None if beside is None else _rival(Path(beside), subject)
-    rival_name = "" if beside is None else f"{read_run(Path(beside)).method} model"
+    rival_name = "" if beside is None else f"{title_of(read_run(Path(beside)).method)} model"
     content = {
         "features": _features(subject, Path(folder), progress),
         "landscape": _landscape(subject, rival, rival_name, progress),
@@ -201,7 +204,7 @@ def _landscape(
     wanted = [first] if rival is not None else [first, second]
     trained = [_after_a_turn(subject, client) for client in wanted]
     points = [("global model", subject.state.weights)]
-    points += [(f"client {client}", weights) for client, weights in zip(wanted, trained)]
+    points += [(client_name(client), weights) for client, weights in zip(wanted, trained)]
     if rival is not None:
         points.append((rival_name, rival))
     plane = Plane.through(points[0][1], points[1][1], points[2][1])
@@ -233,7 +236,7 @@ def _after_a_turn(subject: _Subject, client: int) -> Weights:
         subject.images.examples,
         dict(subject.memories),
     )
-    transport.agree(state.agreed)
+    transport.hand_out(state.agreed)
     (update,) = (
         reply.keep() if isinstance(reply, Update) else reply
         for reply in transport.train([client], method.broadcast(state))
@@ -348,7 +351,7 @@ def _grey_levels(subject: _Subject, progress: Progress) -> dict[str, Any]:
         before.append(grey_histogram(images))
         after.append(None if redrawn is None else grey_histogram(redrawn))
         domain = subject.images.partition.domain_ids[int(domains[client])]
-        names.append(f"client {client}, {subject.images.table.domain_names[domain]}")
+        names.append(f"{client_name(client)}, {subject.images.table.domain_names[domain]}")
     return {"clients": names, "before": before, "after": after}
 
 
@@ -358,6 +361,8 @@ def _occurrence(values: numpy.ndarray) -> numpy.ndarray:
 
 
 def _redrawn(method: Method, images: Tensor, agreed: Message | None) -> Tensor | None:
+    if not isinstance(method, Redraws):
+        return None
     with torch.no_grad():
         return method.preview(images, agreed)
 

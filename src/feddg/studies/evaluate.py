@@ -3,9 +3,8 @@
 What is measured is written to ``adaptation.jsonl`` in the run's folder before anything is shown.
 """
 
-import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy
@@ -13,8 +12,10 @@ import numpy
 from feddg.errors import AdaptationError
 from feddg.evaluation.accuracy import Evaluation, Score
 from feddg.evaluation.adaptation import ADAPTATIONS, read
-from feddg.evaluation.predictors import Ensemble, NoSettings, Parts
-from feddg.runs.adapted import ADAPTED, OWN, AdaptedScore, read_adapted
+from feddg.evaluation.adaptations.client_ensemble import ClientEnsemble
+from feddg.evaluation.predictors import NoSettings, Parts
+from feddg.rows import AdaptationRow
+from feddg.runs.adapted import ADAPTED, OWN, read_adapted
 from feddg.runs.alphas import write_alphas
 from feddg.runs.folder import RunFolder
 from feddg.runs.model import Trained, load_trained
@@ -31,7 +32,7 @@ class Adaptations:
         refused: reasons of the adaptations that do not suit the model, by name.
     """
 
-    scores: list[AdaptedScore]
+    scores: list[AdaptationRow]
     refused: dict[str, str]
 
 
@@ -85,16 +86,15 @@ def evaluate_run(
     kept = [row for row in read_adapted(path) if row.key not in new]
     scores = [score for rows in found.values() for score in rows]
     with RunFolder(path) as open_folder:
-        text = "".join(json.dumps(asdict(row)) + "\n" for row in (*kept, *scores))
-        open_folder.replace(ADAPTED, text)
+        open_folder.replace_rows(ADAPTED, (*kept, *scores))
         if alphas:
             write_alphas(open_folder, trained.method, trained.network, measure.evaluation)
     asked = [*wanted, *([OWN] if personal else [])]
     return Adaptations([score for name in asked for score in found.get(name, [])], refused)
 
 
-def _known(path: Path, round: int, batch_size: int) -> dict[str, list[AdaptedScore]]:
-    known: dict[str, list[AdaptedScore]] = {}
+def _known(path: Path, round: int, batch_size: int) -> dict[str, list[AdaptationRow]]:
+    known: dict[str, list[AdaptationRow]] = {}
     for row in read_adapted(path):
         if row.key == (row.adaptation, round, batch_size):
             known.setdefault(row.adaptation, []).append(row)
@@ -128,7 +128,7 @@ class _Measurement:
             self._evaluation = replace(evaluation, batch_size=self._batch_size)
         return self._evaluation
 
-    def adapted(self, spelling: str) -> Iterator[AdaptedScore]:
+    def adapted(self, spelling: str) -> Iterator[AdaptationRow]:
         """Scores of every split and domain under one adaptation."""
         self._trained.predictor(spelling)  # refuses before any image is decoded
         evaluation = self.evaluation
@@ -136,7 +136,7 @@ class _Measurement:
         for score in evaluation.scores(predictor):
             yield self._row(spelling, score)
 
-    def personal(self) -> Iterator[AdaptedScore]:
+    def personal(self) -> Iterator[AdaptationRow]:
         """In-domain scores of each client's domains under its own statistics."""
         trained, evaluation = self._trained, self.evaluation
         clients = read_run(self._path).clients
@@ -153,9 +153,17 @@ class _Measurement:
             if part is None or not own.splits:
                 continue
             parts = Parts({client.id: part}, trained.parts.seed)
-            for score in own.scores(Ensemble(trained.network, NoSettings(), parts)):
+            for score in own.scores(ClientEnsemble(trained.network, NoSettings(), parts)):
                 yield self._row(OWN, score, client.id)
 
-    def _row(self, name: str, score: Score, client: int | None = None) -> AdaptedScore:
-        where = (name, self._round, self._batch_size, score.split, score.domain)
-        return AdaptedScore(*where, score.accuracy, score.examples, client)
+    def _row(self, name: str, score: Score, client: int | None = None) -> AdaptationRow:
+        return AdaptationRow(
+            adaptation=name,
+            round=self._round,
+            batch_size=self._batch_size,
+            split=score.split,
+            domain=score.domain,
+            accuracy=score.accuracy,
+            examples=score.examples,
+            client=client,
+        )

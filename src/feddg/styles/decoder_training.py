@@ -63,7 +63,7 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Settings:
+class DecoderSettings:
     """Everything that decides the outcome of a training; the last three are hashes."""
 
     codec: str
@@ -80,7 +80,7 @@ class Settings:
 
 
 @dataclass
-class State:
+class UnfinishedTraining:
     """A training in the making: all that an interruption must not lose."""
 
     decoder: nn.Sequential
@@ -143,7 +143,7 @@ def train_decoder(
     contents = load_images(content, round(2.5 * size))
     styles = load_images(style, round(2.5 * size))
     codec = _untrained(name, encoder, start, seed)
-    settings = Settings(
+    settings = DecoderSettings(
         name, steps, seed, size, batch_size, learning_rate, style_weight, reconstruction_weight,
         encoder=_hash(codec.encoder.state_dict().values()),
         start=_hash(codec.decoder.state_dict().values()),
@@ -216,7 +216,7 @@ class _Batch:
     pooled: bool
 
 
-def _draw_batch(contents: Tensor, styles: Tensor, settings: Settings, step: int) -> _Batch:
+def _draw_batch(contents: Tensor, styles: Tensor, settings: DecoderSettings, step: int) -> _Batch:
     """The batch of one step, a function of the seed and the step alone."""
     generator = stream(settings.seed, "batch", step)
     pooled = _chance(0.3, generator)
@@ -231,7 +231,7 @@ def _images(
     styles: Tensor,
     style_share: float,
     groups: int,
-    settings: Settings,
+    settings: DecoderSettings,
     generator: torch.Generator,
 ) -> Tensor:
     """Crops from one of the two collections; about half of the groups as some variant."""
@@ -261,7 +261,9 @@ def _crops(images: Tensor, count: int, size: int, generator: torch.Generator) ->
     return (resized.flip(-1) if _chance(0.5, generator) else resized).clamp(0, 1)
 
 
-def _train_step(codec: Codec, state: State, batch: _Batch, settings: Settings) -> list[float]:
+def _train_step(
+    codec: Codec, state: UnfinishedTraining, batch: _Batch, settings: DecoderSettings
+) -> list[float]:
     """One optimizer step; returns the loss terms."""
     for group in state.optimizer.param_groups:
         group["lr"] = settings.learning_rate * _schedule(state.step / settings.steps)
@@ -331,9 +333,11 @@ def _pooled(moments: Tensor) -> Tensor:
     return pooled.expand_as(moments)
 
 
-def _start_or_continue(out: Path, settings: Settings, decoder: nn.Sequential) -> State:
+def _start_or_continue(
+    out: Path, settings: DecoderSettings, decoder: nn.Sequential
+) -> UnfinishedTraining:
     """A new training, or the one whose state ``out`` holds."""
-    state = State(decoder, torch.optim.Adam(decoder.parameters()), 0, [])
+    state = UnfinishedTraining(decoder, torch.optim.Adam(decoder.parameters()), 0, [])
     out.mkdir(parents=True, exist_ok=True)
     path = out / "state.safetensors"
     if not path.exists():
@@ -361,7 +365,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise DataError(f"{path}: not the state of a training ({error}); delete it") from error
 
 
-def _restore(state: State, tensors: dict[str, Tensor]) -> None:
+def _restore(state: UnfinishedTraining, tensors: dict[str, Tensor]) -> None:
     decoder = {
         key.removeprefix("decoder."): t for key, t in tensors.items() if key.startswith("decoder.")
     }
@@ -376,7 +380,7 @@ def _restore(state: State, tensors: dict[str, Tensor]) -> None:
     state.optimizer.load_state_dict(adam)
 
 
-def _save(out: Path, settings: Settings, state: State) -> None:
+def _save(out: Path, settings: DecoderSettings, state: UnfinishedTraining) -> None:
     """Writes the state, the decoder and the curve, each replacing the last one whole."""
     tensors = {f"decoder.{key}": weight for key, weight in state.decoder.state_dict().items()}
     for index, moments in state.optimizer.state_dict()["state"].items():

@@ -11,14 +11,14 @@ import torch
 from torch import Generator, Tensor
 
 from feddg.styles.finch import finch
-from feddg.styles.statistics import Moments, style_from_averages
+from feddg.styles.statistics import FeatureMoments, style_from_averages
 
 SMALLEST_DEVIATION = 1e-5
 """Standard deviations of a perturbed style are kept at or above this."""
 
 
 def client_style(
-    moments: Moments,
+    moments: FeatureMoments,
     labels: Tensor | np.ndarray,
     combine: Literal["mean", "mixture"] = "mean",
 ) -> Tensor:

@@ -15,7 +15,7 @@ from feddg.styles.codec import VARIANCE_FLOOR, Codec, images_at_once
 
 
 @dataclass(frozen=True)
-class Moments:
+class FeatureMoments:
     """What is remembered of the feature maps of n images, or of n groups of images.
 
     Attributes:
@@ -38,7 +38,7 @@ class Moments:
         """Returns the style of each row, ``(n, 2, C)`` float64."""
         return style_from_averages(self.averages)
 
-    def pooled(self, groups: Tensor | np.ndarray | None = None) -> "Moments":
+    def pooled(self, groups: Tensor | np.ndarray | None = None) -> "FeatureMoments":
         """Adds rows up into groups.
 
         Args:
@@ -58,10 +58,10 @@ class Moments:
         number = int(labels.max()) + 1
         counts = self.counts.new_zeros(number).index_add_(0, labels, self.counts)
         sums = self.sums.new_zeros(number, *self.sums.shape[1:])
-        return Moments(counts, sums.index_add_(0, labels, self.sums))
+        return FeatureMoments(counts, sums.index_add_(0, labels, self.sums))
 
 
-def image_moments(features: Tensor) -> Moments:
+def image_moments(features: Tensor) -> FeatureMoments:
     """Sums up the feature maps of a batch.
 
     Args:
@@ -73,7 +73,7 @@ def image_moments(features: Tensor) -> Moments:
     values = features.double()
     sums = torch.stack([values.sum((2, 3)), values.square_().sum((2, 3))], dim=1)
     positions = features.shape[2] * features.shape[3]
-    return Moments(sums.new_full((len(features),), positions), sums)
+    return FeatureMoments(sums.new_full((len(features),), positions), sums)
 
 
 def style_from_averages(averages: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ def style_from_averages(averages: Tensor) -> Tensor:
     return torch.stack([mean, (variance + VARIANCE_FLOOR).sqrt()], dim=-2)
 
 
-def measure(codec: Codec, images: Tensor, batch_size: int | None = None) -> Moments:
+def measure(codec: Codec, images: Tensor, batch_size: int | None = None) -> FeatureMoments:
     """Sums up the feature maps of images, on the codec's device.
 
     Args:
@@ -113,4 +113,4 @@ def measure(codec: Codec, images: Tensor, batch_size: int | None = None) -> Mome
     # Outside inference mode: what is made inside may not enter a training step.
     counts = torch.cat([part.counts for part in parts]).cpu()
     sums = torch.cat([part.sums for part in parts]).cpu()
-    return Moments(counts, sums)
+    return FeatureMoments(counts, sums)

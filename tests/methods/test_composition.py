@@ -9,10 +9,13 @@ from pydantic import Field, model_validator
 
 from feddg.errors import ExperimentError
 from feddg.methods.base import Method, MethodSettings
-from feddg.methods.registry import HOOKS, build_method, compose, method_class, methods, register
+from feddg.methods.catalogue import methods, register, title_of
+from feddg.methods.composition import HOOKS, build_method, compose, method_class
+from feddg.methods.showing import Adapts, Redraws
 from feddg.settings import TrainSettings
 from federations import federation, same
 
+NAMES = tuple(methods())
 # Plain gradient descent: Adam would blow differences of rounding up.
 TWO_ROUNDS = TrainSettings(rounds=2, batch_size=4, optimizer="sgd", lr=0.01)
 
@@ -133,7 +136,7 @@ class Plus(Method):
     """Chains: adds a term."""
 
     name = "plus"
-    Settings = PlusSettings
+    settings: PlusSettings
 
     def loss(self, client, batch):
         return super().loss(client, batch) | {"plus": torch.tensor(self.settings.amount)}
@@ -202,7 +205,7 @@ def test_two_parts_may_share_a_replacement():
 def test_parts_with_a_setting_of_the_same_name_are_refused():
     class Other(Method):
         name = "other"
-        Settings = PlusSettings
+        settings: PlusSettings
 
     with pytest.raises(ExperimentError, match="plus and other both have a setting called 'amount'"):
         compose((Plus, Other))
@@ -228,3 +231,40 @@ def test_every_hook_of_the_base_is_known_and_every_method_chains_what_it_can():
 def test_a_second_method_of_the_same_name_is_refused():
     with pytest.raises(ExperimentError, match="two methods are called 'ccst'"):
         register(type("Ccst2", (Method,), {"name": "ccst"}))
+
+
+def test_a_composition_joins_the_titles_of_its_parts():
+    assert method_class("pardon").title == title_of("pardon") == "PARDON"
+    assert method_class("mixstyle+feddg").title == "MixStyle + ELCFS (FedDG)"
+    assert title_of("mixstyle+elcfs") == "MixStyle + ELCFS (FedDG)"
+    assert title_of("FedDG_GA + mine") == "FedDG-GA + mine"
+    assert title_of("mine + yours") == "mine + yours"
+    assert Plus.title == "plus"
+
+
+def test_a_method_without_a_name_is_refused():
+    class Nameless(Method):
+        pass
+
+    with pytest.raises(ExperimentError, match="Nameless has no name"):
+        register(Nameless)
+
+
+def test_settings_are_the_annotated_class_and_are_inherited():
+    class Heir(Plus):
+        name = "heir"
+
+    class Own(Plus):
+        name = "own"
+        settings: MethodSettings
+
+    assert Plus.Settings is Heir.Settings is PlusSettings
+    assert Own.Settings is MethodSettings
+    assert Heir(PlusSettings(amount=2)).settings.amount == 2
+
+
+def test_only_methods_that_have_something_to_show_show_it():
+    shown = {name: build_method(name, {}) for name in NAMES}
+    assert {n for n, method in shown.items() if isinstance(method, Redraws)} == {"ccst", "pardon"}
+    assert {n for n, method in shown.items() if isinstance(method, Adapts)} == {"fedig-a"}
+    assert isinstance(build_method("jigen+pardon", {}), Redraws)

@@ -5,8 +5,8 @@ from sklearn.datasets import load_digits
 from sklearn.linear_model import RidgeClassifier
 from torch import nn
 
-from feddg.data import digits
-from feddg.data.digits import render_digits
+from feddg.data import digit_drawing
+from feddg.data.digit_drawing import render_digits
 from feddg.data.images import ImageTable
 
 INK, CHALK, PHOTO, SKETCH = range(4)
@@ -44,7 +44,7 @@ def test_images_paths_and_order(table: ImageTable) -> None:
 
 
 def test_drawing_again_gives_the_same_images(table: ImageTable) -> None:
-    digits._rendered.cache_clear()
+    digit_drawing._rendered.cache_clear()
     again = render_digits()
     assert table.images is not None
     assert again.images is not None

@@ -1,67 +1,25 @@
-"""Methods by name: ours, third parties' through entry points, and compositions (``ccst+jigen``)."""
+"""Methods by their users' spelling: one, or several in one class (``ccst+jigen``)."""
 
 import functools
-import importlib
 import inspect
 import itertools
-import logging
-import pkgutil
 from collections.abc import Iterable
-from importlib.metadata import entry_points
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import ValidationError, create_model
 
-import feddg.methods
 from feddg.errors import ExperimentError, nearest
 from feddg.methods.base import Method, MethodSettings
+from feddg.methods.catalogue import METHODS
+from feddg.methods.fedavg import FedAvg
 from feddg.settings import merge
 
-ENTRY_POINTS = "feddg.methods"
 HOOKS = [
     name
     for name, member in vars(Method).items()
-    if not name.startswith("_")
-    and name != "preview"  # only a picture in the report; the first part's is shown
-    and (inspect.isfunction(member) or isinstance(member, property))
+    if not name.startswith("_") and (inspect.isfunction(member) or isinstance(member, property))
 ]
 """What a method may override, and a composition must chain."""
-
-log = logging.getLogger("feddg")
-M = TypeVar("M", bound=type[Method])
-_registered: dict[str, type[Method]] = {}
-
-
-def register(method: M) -> M:
-    """Class decorator that adds a method under its name and aliases.
-
-    Raises:
-        ExperimentError: another method already has one of the names.
-    """
-    for name in (method.name, *method.aliases):
-        taken = _registered.get(name)
-        if taken is not None and taken.__qualname__ != method.__qualname__:
-            raise ExperimentError(f"two methods are called {name!r}: {taken} and {method}")
-        _registered[name] = method
-    return method
-
-
-@functools.cache
-def _load_all() -> None:
-    register(Method)
-    for module in pkgutil.iter_modules(feddg.methods.__path__):
-        importlib.import_module(f"feddg.methods.{module.name}")
-    for entry in entry_points(group=ENTRY_POINTS):
-        try:
-            register(entry.load())
-        except Exception as error:  # a broken plug-in must not take the others down
-            log.warning("method %r of %s cannot be loaded: %s", entry.name, entry.value, error)
-
-
-def methods() -> dict[str, type[Method]]:
-    """Returns all methods by name, aliases left out, in alphabetical order."""
-    _load_all()
-    return {name: m for name, m in sorted(_registered.items()) if m.name == name}
 
 
 def method_class(name: str) -> type[Method]:
@@ -70,17 +28,8 @@ def method_class(name: str) -> type[Method]:
     Raises:
         ExperimentError: unknown name (with the nearest known one), or parts that do not combine.
     """
-    _load_all()
-    parts = [_single(part.strip().lower()) for part in name.split("+")]
+    parts = [METHODS.find(part.strip().lower()) for part in name.split("+")]
     return parts[0] if len(parts) == 1 else compose(tuple(parts))
-
-
-def _single(name: str) -> type[Method]:
-    if name not in _registered:
-        raise ExperimentError(
-            f"unknown method {name!r}{nearest(name, _registered)}; `feddg methods` lists them all"
-        )
-    return _registered[name]
 
 
 @functools.cache
@@ -99,6 +48,7 @@ def compose(parts: tuple[type[Method], ...]) -> type[Method]:
     name = _joined_name(parts)
     members = {
         "name": name,
+        "title": " + ".join(part.title for part in parts),
         "aliases": (),
         "summary": " + ".join(part.summary for part in parts),
         "Settings": create_model(f"{name} settings", __base__=_settings(parts)),
@@ -140,7 +90,7 @@ def _arranged(parts: tuple[type[Method], ...]) -> tuple[type[Method], ...]:
 
 def _refuse_impossible(parts: tuple[type[Method], ...]) -> None:
     name = _joined_name(parts)
-    if Method in parts:
+    if FedAvg in parts:
         raise ExperimentError(f"{name}: every method contains fedavg; leave it out")
     if len(set(parts)) < len(parts):
         raise ExperimentError(f"{name}: a method cannot be combined with itself")

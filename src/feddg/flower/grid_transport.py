@@ -18,9 +18,11 @@ from flwr.serverapp import Grid
 
 from feddg.errors import RunError
 from feddg.federation.transport import Reply
-from feddg.flower.parcels import FIELDS, Parcel, arrays, parcel_update
+from feddg.flower.parcels import FIELDS, Parcel, arrays
+from feddg.flower.replies import Introduction, read_fields, read_introduction, read_update
 from feddg.flower.site import on_device
 from feddg.flower.traffic import Traffic
+from feddg.forms import plain_text
 from feddg.messages import Broadcast, Message, Refusal, Scalar, Update, Weights
 
 log = logging.getLogger("feddg")
@@ -28,6 +30,8 @@ log = logging.getLogger("feddg")
 DESCRIBE, TRAIN, ASK, EVALUATE = "query.describe", "train", "query.ask", "evaluate"
 INTRODUCE = "query.introduce"
 AGREED = "agreed"
+MOST_TOLD_AGAIN = 2
+"""How often a site may ask in one exchange for what it was already sent."""
 
 
 @dataclass(frozen=True)
@@ -39,12 +43,14 @@ class Policy:
         wait: seconds it waits for them.
         deadline: seconds a site has for one message; later replies are dropped.
         poll: seconds between two looks at the mailbox.
+        remind: seconds after which the log says who is waited for.
     """
 
     minimum: int = 1
     wait: float = 300.0
     deadline: float = 3600.0
     poll: float = 0.5
+    remind: float = 60.0
 
 
 @dataclass
@@ -55,6 +61,7 @@ class _Exchange:
     round: int = 0
     waiting: dict[str, int] = field(default_factory=dict)
     replies: dict[int, Parcel | Refusal] = field(default_factory=dict)
+    told_again: list[int] = field(default_factory=list)
 
 
 class FlowerTransport:
@@ -94,8 +101,8 @@ class FlowerTransport:
         self.fields: dict[str, Scalar] = {}
         self.memories: dict[int, Weights] = {}
         self.remembered: set[int] = set()
-        self.introductions: dict[int, Message] = {}
-        self.on_introduction: Callable[[int, Message], None] = lambda id, introduction: None
+        self.introductions: dict[int, Introduction] = {}
+        self.on_introduction: Callable[[int, Introduction], None] = lambda id, introduction: None
         self._agreed: Message | None = None
         self._digest = ""
         self._told: set[int] = set()
@@ -114,7 +121,7 @@ class FlowerTransport:
         """Ids of the sites that only evaluate, connected or not."""
         return range(self._trainers, len(self.sites))
 
-    def gather(self, minimum: int) -> dict[int, Message]:
+    def gather(self, minimum: int) -> dict[int, Introduction]:
         """Waits until all sites have introduced themselves, or time is up and ``minimum`` have.
 
         Returns:
@@ -161,6 +168,11 @@ class FlowerTransport:
     def _admit(self, node: int, parcel: Parcel, registered: str) -> None:
         """Gives a node its site's place, unless the name is not its own."""
         name = str(parcel.fields.get("site", ""))
+        try:
+            introduction = read_introduction(parcel)
+        except ValueError as error:
+            log.warning("the node that calls itself %r is left out: %s", name, error)
+            return
         if name not in self.sites:
             log.warning("a node calls itself %r, which is no site of this deployment", name)
         elif registered and registered != name:
@@ -170,19 +182,19 @@ class FlowerTransport:
             log.info("site %s is connected", name)
             self._node_of[id] = node
             self._told.discard(id)
-            self.introductions[id] = parcel.part("introduction")
-            self.on_introduction(id, self.introductions[id])
+            self.introductions[id] = introduction
+            self.on_introduction(id, introduction)
 
     # Transport
 
-    def agree(self, agreed: Message | None) -> None:
-        """Keeps what was agreed; a site is sent it with its next message, once."""
+    def hand_out(self, agreed: Message | None) -> None:
+        """Has every site sent what was agreed with its next message, once."""
         self._agreed = agreed
         content = b"" if agreed is None else agreed.to_bytes()
         self._digest = hashlib.blake2b(content, digest_size=8).hexdigest() if content else ""
         self._told = set()
 
-    def describe(self, clients: Sequence[int], broadcast: Broadcast) -> Iterator[Reply]:
+    def descriptions(self, clients: Sequence[int], broadcast: Broadcast) -> Iterator[Reply]:
         """See :class:`feddg.federation.transport.Transport`."""
         return self._messages(self._exchanged(clients, DESCRIBE, broadcast, {}))
 
@@ -210,7 +222,7 @@ class FlowerTransport:
 
     def _update(self, id: int, parcel: Parcel) -> Update | Refusal:
         try:
-            update = parcel_update(id, parcel)
+            update = read_update(id, parcel)
         except ValueError as error:
             return Refusal(id, f"{self.sites[id]}: {error}")
         update.weights = on_device(update.weights, self.device)
@@ -284,15 +296,25 @@ class FlowerTransport:
         tell: Callable[[int], None] = lambda id: None,
     ) -> Iterator[tuple[int, Parcel | Refusal]]:
         until = time.monotonic() + self._policy.deadline
+        remind = time.monotonic() + self._policy.remind
         for key in keys:
             while key not in exchange.replies:
-                if not self._pull(exchange, tell):
-                    if time.monotonic() >= until:
-                        self._give_up(exchange)
-                        break
+                heard = self._pull(exchange, tell)
+                # Also while there is always something to hear: nobody may keep a round open.
+                if time.monotonic() >= until:
+                    self._give_up(exchange)
+                elif not heard:
                     self._drop_lost(exchange)
                     time.sleep(self._policy.poll)
+                if time.monotonic() >= remind and exchange.waiting:
+                    remind = time.monotonic() + self._policy.remind
+                    self._say_who_is_waited_for(exchange, until)
             yield key, exchange.replies.pop(key)
+
+    def _say_who_is_waited_for(self, exchange: _Exchange, until: float) -> None:
+        late = [self._who(exchange, key) for key in sorted(set(exchange.waiting.values()))]
+        left = max(0.0, until - time.monotonic())
+        log.info("waiting for %s; %.0f s left", ", ".join(late[:20]), left)
 
     def _pull(self, exchange: _Exchange, tell: Callable[[int], None]) -> bool:
         """Fetches replies; returns whether there were any."""
@@ -306,8 +328,12 @@ class FlowerTransport:
                 sent = envelope.metadata.reply_to_message_id
                 self._traffic.answered(sent, envelope.content, parcel)
             if isinstance(parcel, Parcel) and parcel.fields.get("missing") == AGREED:
-                tell(key)
-                continue
+                if exchange.told_again.count(key) < MOST_TOLD_AGAIN:
+                    exchange.told_again.append(key)
+                    tell(key)
+                    continue
+                reason = "says again and again that it was not told what was agreed"
+                parcel = Refusal(key, f"{self._who(exchange, key)}: {reason}")
             exchange.replies[key] = parcel
             if isinstance(parcel, Parcel) and exchange.kind not in (INTRODUCE, EVALUATE):
                 self._told.add(key)
@@ -316,12 +342,16 @@ class FlowerTransport:
     def _opened(self, exchange: _Exchange, key: int, envelope: Envelope) -> Parcel | Refusal:
         who = self._who(exchange, key)
         if envelope.has_error():
-            lines = (envelope.error.reason or "unknown error").strip().splitlines()
-            return Refusal(key, f"{who}: {lines[-1]}")
+            lines = (envelope.error.reason or "").strip().splitlines() or ["unknown error"]
+            return Refusal(key, f"{who}: {plain_text(lines[-1])}")
         try:
             parcel = Parcel.from_records(envelope.content)
-        except (KeyError, ValueError, TypeError) as error:
+            parcel.fields = read_fields(exchange.kind, parcel)
+        except ValueError as error:
             return Refusal(key, f"{who}: its reply cannot be read ({error})")
+        except Exception as error:  # whatever a site sends, it ends as a refusal of that site
+            log.debug("%s sent what cannot be read", who, exc_info=True)
+            return Refusal(key, f"{who}: its reply cannot be read ({type(error).__name__})")
         refusal = parcel.fields.get("refusal")
         return parcel if refusal is None else Refusal(key, f"{who}: {refusal}")
 

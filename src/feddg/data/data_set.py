@@ -1,0 +1,161 @@
+"""Data sets by name: where the images come from, and the experiment they are published with.
+
+All that is particular to one data set stands in one :class:`DataSet`: ours in the modules of
+:mod:`feddg.data.sets`, others where a program calls :func:`register_data_set`, or behind an entry
+point of the group ``feddg.sources`` (a :class:`DataSet`, or only a function that lists images).
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from feddg.data.augmentations import GENERAL_AUGMENTATIONS, AugmentSettings
+from feddg.data.images import ImageTable
+from feddg.errors import DataError, ExperimentError, nearest
+from feddg.registry import Registry
+
+Loader = Callable[..., ImageTable]
+ANY = "folder"
+"""The data set whose preset serves all that have none of their own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Publication:
+    """Where a data set comes from.
+
+    Attributes:
+        citation: authors, title, where and when.
+        address: the official page or file.
+        licence: what its owners allow; empty where they do not say.
+    """
+
+    citation: str
+    address: str = ""
+    licence: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSet:
+    """All that is particular to one data set; every field but the first two is optional.
+
+    Attributes:
+        name: what ``data.source`` and ``preset`` call it.
+        summary: one line.
+        load: lists the images: ``(root, **options) -> ImageTable``, ``root`` a folder or None. None
+            for a protocol without images of its own.
+        instead: what to do where there is no ``load``, as the end of a sentence.
+        preset: values of an experiment's fields; None for those of ``folder``. It is what
+            ``preset`` names, whatever the source, and methods may have presets beside it.
+        domains: in their order, so that a plan can be read where the images are not.
+        validated_by: for each domain, the one that validates while it is tested and two are held
+            out; none for the next in the list.
+        augmentation: its own; ``train.augmentation`` finds it under the data set's name.
+        classes: in the order of their labels, as published.
+        counts: images of each domain as published; a copy that differs is worth a warning.
+        split_counts: images of each official split, by role (``train``, ``val``, ``test``,
+            ``id_val``, ``id_test``). The loader gives each image's role in ``ImageTable.split``,
+            and an experiment that holds nothing out uses it.
+        publication: whom to cite, and what is allowed.
+    """
+
+    name: str
+    summary: str
+    load: Loader | None = None
+    instead: str = ""
+    preset: Mapping[str, Any] | None = None
+    domains: tuple[str, ...] = ()
+    validated_by: Mapping[str, str] = field(default_factory=dict)
+    augmentation: AugmentSettings | None = None
+    classes: tuple[str, ...] = ()
+    counts: Mapping[str, int] = field(default_factory=dict)
+    split_counts: Mapping[str, int] = field(default_factory=dict)
+    publication: Publication | None = None
+
+    def __post_init__(self) -> None:
+        if self.load is None and not self.instead:
+            raise DataError(f"data set {self.name!r} has no load: say what to do instead")
+        if self.validated_by and not (
+            set(self.validated_by) == set(self.domains) >= set(self.validated_by.values())
+            and all(test != val for test, val in self.validated_by.items())
+        ):
+            raise DataError(
+                f"data set {self.name!r}: validated_by must name, for each of its domains, another"
+            )
+        if self.counts and set(self.counts) != set(self.domains):
+            raise DataError(f"data set {self.name!r}: counts must be by its domains")
+
+    @property
+    def defined_by(self) -> Loader | None:
+        """What tells it from another definition of the same name."""
+        return self.load
+
+
+def _adopt(name: str, loaded: Any) -> DataSet:
+    definition = from_loader(name, loaded) if callable(loaded) else loaded
+    if not isinstance(definition, DataSet):
+        kind = type(loaded).__name__
+        raise DataError(f"a data set is a DataSet or a function from a root to images, not {kind}")
+    if definition.name != name:
+        raise DataError(f"its entry point must be called {definition.name!r} as it is itself")
+    return definition
+
+
+DATA_SETS: Registry[DataSet] = Registry(
+    "data set", "feddg.data.sets", group="feddg.sources", error=DataError, adopt=_adopt
+)
+"""All data sets, those without images included."""
+
+
+def register_data_set(definition: DataSet) -> DataSet:
+    """Makes a data set known: as a source, a preset, and an augmentation if it has its own.
+
+    Raises:
+        DataError: another data set has the name.
+    """
+    return DATA_SETS.add(definition.name, definition)
+
+
+def from_loader(name: str, load: Loader) -> DataSet:
+    """Returns a data set of which nothing is known but its images."""
+    first_line = (inspect.getdoc(load) or "").partition("\n")[0]
+    return DataSet(name=name, summary=first_line, load=load)
+
+
+def presets() -> dict[str, Mapping[str, Any]]:
+    """Returns experiment values by the name of their data set or protocol."""
+    return {name: one.preset for name, one in DATA_SETS.items() if one.preset is not None}
+
+
+def preset_of(source: str) -> str:
+    """Returns the preset that a source has unless another is named."""
+    return source if source in presets() else ANY
+
+
+def augmentations() -> dict[str, AugmentSettings]:
+    """Returns all augmentations by name: the general ones and those of data sets.
+
+    Raises:
+        ExperimentError: a data set's own has the name of a general one.
+    """
+    own = {name: one.augmentation for name, one in DATA_SETS.items() if one.augmentation}
+    for name in own.keys() & GENERAL_AUGMENTATIONS.keys():
+        raise ExperimentError(
+            f"the data set {name!r} has an augmentation, and a general one is called the same; "
+            "rename one"
+        )
+    return {**GENERAL_AUGMENTATIONS, **own}
+
+
+def find_augmentation(name: str) -> AugmentSettings:
+    """Returns the augmentation called ``name``.
+
+    Raises:
+        ExperimentError: there is none; names the nearest, and all.
+    """
+    known = augmentations()
+    if name not in known:
+        raise ExperimentError(
+            f"unknown augmentation {name!r}{nearest(name, known)}; there are: {', '.join(known)}"
+        )
+    return known[name]

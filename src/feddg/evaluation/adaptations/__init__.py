@@ -1,0 +1,1 @@
+"""Test-time adaptations, a registered definition each: see :mod:`feddg.evaluation.adaptation`."""

@@ -1,0 +1,98 @@
+"""Numbers that say how good predictions are, one registered definition each.
+
+A definition is a name and a function of an :class:`Outcome`, in a module of this package, or behind
+an entry point of the group ``feddg.metrics``. Every evaluation computes all of them, on each split
+and domain by itself; averages over domains are the readers' business.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+from torch import Tensor
+
+from feddg.errors import FeddgError
+from feddg.registry import Registry
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What a predictor made of the images of one domain of one split.
+
+    Attributes:
+        confusion: ``(classes, classes)`` counts, true class by predicted class.
+        logits: ``(n, classes)`` float32 on the CPU, unnormalised log-probabilities; None where only
+            counts are known, as from another site.
+        labels: ``(n,)`` class ids, int64; None where ``logits`` is.
+    """
+
+    confusion: numpy.ndarray
+    logits: Tensor | None = None
+    labels: Tensor | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """One number for an outcome.
+
+    Attributes:
+        name: its key in rows and tables.
+        summary: one line, with its range.
+        compute: the number; None where it is not defined for this outcome.
+        needs_logits: whether counts are not enough; then it is left out where there are no logits.
+        higher_is_better: of two, which is preferred; None for a number that describes the images.
+        order: its place in tables; smaller ones first.
+    """
+
+    name: str
+    summary: str
+    compute: Callable[[Outcome], float | None]
+    needs_logits: bool = False
+    higher_is_better: bool | None = True
+    order: int = 100
+
+    @property
+    def defined_by(self) -> Callable[[Outcome], float | None]:
+        """What tells it from another definition of the same name."""
+        return self.compute
+
+
+def _adopt(name: str, loaded: Any) -> Metric:
+    if not isinstance(loaded, Metric) or loaded.name != name:
+        raise FeddgError(f"expected a Metric called {name!r}, found {loaded!r}")
+    return loaded
+
+
+METRICS: Registry[Metric] = Registry(
+    "metric",
+    "feddg.evaluation.metrics",
+    group="feddg.metrics",
+    order=lambda metric: (metric.order, metric.name),
+    adopt=_adopt,
+)
+"""All metrics, in the order of tables."""
+
+
+def register_metric(metric: Metric) -> Metric:
+    """Makes a metric known.
+
+    Raises:
+        FeddgError: another one has its name.
+    """
+    return METRICS.add(metric.name, metric)
+
+
+def measure(outcome: Outcome) -> dict[str, float]:
+    """Returns every metric of an outcome by name; one that is not defined for it is left out."""
+    values = {
+        name: metric.compute(outcome)
+        for name, metric in METRICS.items()
+        if outcome.logits is not None or not metric.needs_logits
+    }
+    return {
+        name: float(value)
+        for name, value in values.items()
+        if value is not None and math.isfinite(value)
+    }

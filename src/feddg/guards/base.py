@@ -1,0 +1,171 @@
+"""A guard: what happens to an update between the client that trains and the server that fuses.
+
+Hooks, in the order of a round::
+
+    tell (server)                         what this round's clients are told
+    protect (client)                      sees the update and the weights it started from
+    receive (server)                      sees each update as it comes; may refuse it
+    collect (server)                      sees the stream of those accepted; may wait for all
+    finish (server)                       sees the method's aggregate and what it started from
+
+A guard object keeps no state: what lasts is in ``Passage.memory``, which checkpoints keep, what a
+round needs in ``Passage.scratch``. So one object serves every transport and several threads, and a
+failed round leaves nothing behind. Hooks at both sides that every method goes through are after
+pfl-research (Granqvist et al., NeurIPS 2024).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeVar
+
+from pydantic import BaseModel
+
+from feddg.errors import ExperimentError
+from feddg.messages import Message, Update, Weights
+from feddg.methods.base import State
+from feddg.registry import Registry
+from feddg.settings import Settings
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What both sides know of the weights.
+
+    Attributes:
+        fused: float entries of which clients send their own version and the server makes one; all
+            but those that stay with the clients.
+        trained: the parameters among them.
+    """
+
+    fused: frozenset[str] = frozenset()
+    trained: frozenset[str] = frozenset()
+
+
+@dataclass
+class Passage:
+    """A round's updates on their way past one guard, at the server.
+
+    Attributes:
+        facts: about the weights.
+        sent: the weights that the round's clients were sent.
+        told: what the guard told them.
+        memory: the guard's own tensors; replace entries, never change one in place.
+        scratch: anything until the round ends.
+    """
+
+    facts: Facts
+    sent: Weights
+    told: Message
+    memory: Weights
+    scratch: dict[str, Any] = field(default_factory=dict)
+
+
+class NoSettings(Settings):
+    """For guards that have none."""
+
+
+class Guard:
+    """Base of all guards: lets everything pass.
+
+    Attributes:
+        name: registry name, and prefix of all it sends or keeps.
+        summary: one line.
+        Settings: the pydantic model of its settings.
+        breaks: what of a method it cannot survive, by :data:`feddg.guards.compatibility.TRAITS`,
+            and why.
+        fuses: whether it decides by itself what many updates become; only one guard can.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str] = ""
+    Settings: ClassVar[type[BaseModel]] = NoSettings
+    breaks: ClassVar[dict[str, str]] = {}
+    fuses: ClassVar[bool] = False
+
+    def __init__(self, settings: BaseModel | None = None) -> None:
+        self.settings: Any = settings if settings is not None else self.Settings()
+
+    @property
+    def plain_mean(self) -> str | None:
+        """Why the server must take the plain mean of all updates, or None if it need not."""
+        return None
+
+    @property
+    def least(self) -> int:
+        """How many updates a round needs."""
+        return 1
+
+    @property
+    def sends(self) -> dict[str, str]:
+        """What it adds to what leaves a client, as ``update/name`` of the ledger, with what it is.
+
+        Names are without the guard's prefix.
+        """
+        return {}
+
+    def initial_memory(self) -> Weights:
+        """Returns the guard's tensors before round 1."""
+        return {}
+
+    def tell(self, memory: Weights) -> Message:
+        """Returns what this round's clients are told."""
+        return Message()
+
+    def protect(self, update: Update, received: Weights, told: Message, facts: Facts) -> Update:
+        """At the client: returns the update as it may leave.
+
+        Args:
+            update: as trained; its tensors may be the network's own, so they are never changed.
+            received: the weights that the client was sent.
+            told: what :meth:`tell` returned.
+            facts: about the weights.
+
+        Raises:
+            ClientError: it may not leave.
+        """
+        return update
+
+    def receive(self, update: Update, passage: Passage) -> Update:
+        """At the server: returns one update as it may be used.
+
+        Raises:
+            ClientError: it is refused, by its client's name.
+        """
+        return update
+
+    def collect(self, updates: Iterator[Update], passage: Passage) -> Iterator[Update]:
+        """At the server: yields what the method's ``aggregate`` is given for the updates.
+
+        An update's tensors are valid until the next is drawn: ``update.keep()`` where all are
+        needed.
+
+        Raises:
+            NotEnoughUpdates: there are fewer than it needs.
+        """
+        return updates
+
+    def finish(self, state: State, passage: Passage) -> State:
+        """At the server: returns the aggregate as it may be released."""
+        return state
+
+    def add(self, update: Update, name: str, value: int | float | str) -> Update:
+        """Puts a number among what an update says, under the guard's prefix; returns the update."""
+        scalars = {**update.extras.scalars, f"{self.name}/{name}": value}
+        update.extras = Message(update.extras.tensors, scalars)
+        return update
+
+
+GUARDS: Registry[type[Guard]] = Registry(
+    "guard", "feddg.guards", group="feddg.guards", error=ExperimentError
+)
+G = TypeVar("G", bound=type[Guard])
+
+
+def register(guard: G) -> G:
+    """Class decorator that adds a guard under its name.
+
+    Raises:
+        ExperimentError: another guard has the name.
+    """
+    GUARDS.add(guard.name, guard)
+    return guard

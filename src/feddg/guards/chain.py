@@ -1,0 +1,199 @@
+"""All guards of a run, as the round loop and the clients call them.
+
+Guards compose like layers: at the client in the order they are declared, the first nearest to the
+training; at the server the other way round. What a guard says travels among a message's extras
+under its name, so the ledger lists it.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from pydantic import ValidationError
+from torch import nn
+
+from feddg.errors import ExperimentError, nearest
+from feddg.guards.base import GUARDS, Facts, Guard, Passage
+from feddg.guards.clipping import Clipping
+from feddg.guards.compatibility import require_compatible
+from feddg.messages import Broadcast, Message, Update, Weights, joined
+from feddg.methods.base import Method, State, local_names, shared_parameters
+from feddg.settings import GuardChoice, PrivacySettings
+
+MEMORY = "guards/"
+"""Prefix of all guards' tensors among the state's extras, where checkpoints keep them."""
+
+
+class Guards:
+    """The guards of a run, in their order.
+
+    Args:
+        guards: none lets everything pass.
+        facts: about the weights.
+    """
+
+    def __init__(self, guards: Sequence[Guard] = (), facts: Facts | None = None) -> None:
+        self.guards, self.facts = tuple(guards), facts or Facts()
+
+    def initial_extras(self) -> Weights:
+        """Returns the guards' tensors before round 1, under their names among the extras."""
+        return {
+            _memory(guard) + name: tensor
+            for guard in self.guards
+            for name, tensor in guard.initial_memory().items()
+        }
+
+    def protect(self, update: Update, received: Weights, extras: Message) -> Update:
+        """At the client: returns the update as it may leave.
+
+        Args:
+            update: as trained.
+            received: the weights of the broadcast.
+            extras: the extras of the broadcast.
+
+        Raises:
+            ClientError: it may not leave.
+        """
+        for guard in self.guards:
+            told = _under(f"{guard.name}/", extras)
+            update = guard.protect(update, received, told, self.facts)
+        return update
+
+    def open(self, state: State) -> "GuardedRound":
+        """Begins a round from the state that its clients are sent."""
+        passages = []
+        for guard in self.guards:
+            memory = _under(_memory(guard), Message(state.extras)).tensors
+            passages.append(Passage(self.facts, state.weights, guard.tell(memory), memory))
+        return GuardedRound(list(zip(self.guards, passages)))
+
+
+NO_GUARDS = Guards()
+
+
+class GuardedRound:
+    """One round at the server, past all guards."""
+
+    def __init__(self, stations: list[tuple[Guard, Passage]]) -> None:
+        self._stations = stations
+
+    def address(self, broadcast: Broadcast) -> Broadcast:
+        """Returns the broadcast with what the guards tell the clients."""
+        if not self._stations:
+            return broadcast
+        told = [_prefixed(f"{guard.name}/", passage.told) for guard, passage in self._stations]
+        return replace(broadcast, extras=joined(broadcast.extras, *told))
+
+    def receive(self, update: Update) -> Update:
+        """Returns one update as it may be used.
+
+        Raises:
+            ClientError: a guard refuses it.
+        """
+        for guard, passage in reversed(self._stations):
+            update = guard.receive(update, passage)
+        return update
+
+    def collect(self, updates: Iterator[Update]) -> Iterator[Update]:
+        """Returns what the method's ``aggregate`` is given for the accepted updates."""
+        for guard, passage in reversed(self._stations):
+            updates = guard.collect(updates, passage)
+        return updates
+
+    def finish(self, state: State) -> State:
+        """Returns the aggregate as it may be released, with the guards' memory in it."""
+        for guard, passage in reversed(self._stations):
+            state = guard.finish(state, passage)
+            own = {_memory(guard) + name: t for name, t in passage.memory.items()}
+            state.extras = state.extras | own
+        return state
+
+
+def build_guards(
+    privacy: PrivacySettings,
+    choices: Iterable[GuardChoice],
+    method: Method,
+    network: nn.Module,
+    *,
+    trains_statistics: bool,
+    updates: int,
+) -> Guards:
+    """Returns a run's guards: clipping first, if asked for, then those named.
+
+    Raises:
+        ExperimentError: they cannot protect what the method sends; says why.
+    """
+    guards = [guard_of(choice) for choice in choices]
+    if privacy.clipping != "none":
+        guards.insert(0, Clipping(privacy))
+    require_compatible(
+        guards, method, network, trains_statistics=trains_statistics, updates=updates
+    )
+    return Guards(guards, facts_of(method, network))
+
+
+def guard_of(choice: GuardChoice) -> Guard:
+    """Returns the guard that an experiment names.
+
+    Raises:
+        ExperimentError: it is unknown, or a setting is unknown or out of range.
+    """
+    guard = GUARDS.find(choice.name)
+    try:
+        return guard(guard.Settings(**choice.settings))
+    except ValidationError as error:
+        fault = error.errors()[0]
+        field = ".".join(str(part) for part in fault["loc"])
+        known = list(guard.Settings.model_fields)
+        wrong = f"{fault['msg']} (got {fault['input']!r})"
+        if fault["type"] == "extra_forbidden":
+            listing = ", ".join(known) or "none at all"
+            wrong = f"is unknown{nearest(field, known)}; it has: {listing}"
+        raise ExperimentError(f"guard {guard.name}, setting {field!r}: {wrong}") from None
+
+
+def resolved_choice(said: Any) -> dict[str, Any]:
+    """Returns a guard's name with all its settings, from what an experiment says of it.
+
+    Raises:
+        ExperimentError: it names no guard that can be had this way.
+    """
+    try:
+        choice = GuardChoice.model_validate(said)
+    except ValidationError:
+        raise ExperimentError(
+            f"guards: write names, or a name with settings, not {said!r}; there are: "
+            f"{GUARDS.names()}"
+        ) from None
+    if choice.name == Clipping.name:
+        raise ExperimentError(
+            "guards: clipping is asked for as `privacy: {clipping: fixed}` (or adaptive)"
+        )
+    settings = guard_of(choice).settings.model_dump(mode="json")
+    return {"name": choice.name, "settings": settings}
+
+
+def facts_of(method: Method, network: nn.Module) -> Facts:
+    """Returns what guards need to know of a method's weights."""
+    local, state = local_names(method, network), network.state_dict()
+    floats = {name for name, tensor in state.items() if tensor.is_floating_point()}
+    return Facts(frozenset(floats - local), frozenset(shared_parameters(method, network)))
+
+
+def _memory(guard: Guard) -> str:
+    return f"{MEMORY}{guard.name}/"
+
+
+def _under(prefix: str, message: Message) -> Message:
+    cut = len(prefix)
+    return Message(
+        {name[cut:]: t for name, t in message.tensors.items() if name.startswith(prefix)},
+        {name[cut:]: s for name, s in message.scalars.items() if name.startswith(prefix)},
+    )
+
+
+def _prefixed(prefix: str, message: Message) -> Message:
+    return Message(
+        {prefix + name: tensor for name, tensor in message.tensors.items()},
+        {prefix + name: scalar for name, scalar in message.scalars.items()},
+    )

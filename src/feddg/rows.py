@@ -1,0 +1,295 @@
+"""The rows of a run's files: one class for each kind, which both writes it and reads it.
+
+A new row, or a new field of one, is defined here and nowhere else; a field that older folders lack
+has a default. The module lies at the bottom, below the rooms that write rows (evaluation,
+federation, flower, runs, studies), and it needs no PyTorch, so that reports open quickly.
+
+Whatever is written is valid JSON: a number that is not finite becomes ``null``, and is read as NaN.
+Fields and kinds of rows that this version does not know are left out on reading.
+"""
+
+import math
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
+
+from pydantic import BeforeValidator, ConfigDict, Field, computed_field
+
+from feddg.row_files import JsonFile, Row, RowFile
+
+TEST, VAL, ID_VAL, ID_TEST = "test", "val", "id_val", "id_test"
+SPLITS: Final = (TEST, VAL, ID_VAL, ID_TEST)
+"""Held-out test and validation domains; in-domain validation and test images."""
+Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
+"""A float; ``null`` stands for one that is not finite, which JSON cannot hold."""
+Direction = Literal["up", "down"]
+Groups = dict[str, tuple[tuple[int, ...], ...]]
+"""By what clients were grouped, and the ids of each group's clients."""
+
+
+def client_name(id: int) -> str:
+    """Returns what a client without a name of its own is called, everywhere."""
+    return f"client-{id}"
+
+
+# metrics.jsonl
+
+
+class SetupRow(Row):
+    """The exchange before round 1.
+
+    Attributes:
+        seconds: its wall time.
+        groups: how the method grouped the clients, if it did.
+    """
+
+    kind: Literal["setup"] = "setup"
+    round: int = 0
+    seconds: Number = 0.0
+    groups: Groups = Field(default_factory=dict)
+
+
+class RefusedUpdate(Row):
+    """An update the server did not use."""
+
+    client: int
+    reason: str
+
+
+class RoundRow(Row):
+    """One round of training: who took part, and what it cost.
+
+    Attributes:
+        round: 1 for the first.
+        clients: ids of the clients asked to train, ascending.
+        refused: updates that were not used, with the reason.
+        terms: mean of each loss term over the used updates, weighted by examples.
+        examples: training images behind the used updates.
+        images: images that went through clients' networks.
+        seconds: wall time by activity: ``train`` (spent in clients), ``aggregate`` (the rest of the
+            round), ``evaluate``.
+        bytes_up: sent by the clients in this round.
+        bytes_down: sent to the clients in this round.
+    """
+
+    identity: ClassVar = ("round",)
+    kind: Literal["round"] = "round"
+    round: int
+    clients: list[int]
+    refused: tuple[RefusedUpdate, ...] = ()
+    terms: dict[str, Number] = Field(default_factory=dict)
+    examples: int = 0
+    images: int = 0
+    seconds: dict[str, Number] = Field(default_factory=dict)
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def images_per_second(self) -> float:
+        """Images per second of training; 0 when nothing was trained."""
+        training = self.seconds.get("train", 0.0)
+        return self.images / training if training else 0.0
+
+    def took(self, **seconds: float) -> Self:
+        """Returns the row with the time of further activities."""
+        return self.model_copy(update={"seconds": self.seconds | seconds})
+
+
+class EvaluationRow(Row):
+    """How the global model did on one domain of one split after one round.
+
+    Attributes:
+        round: the round just finished; 0 is before training.
+        split: one of ``SPLITS``.
+        domain: name of the domain.
+        accuracy: share of images classified correctly, in [0, 1].
+        loss: mean cross-entropy over the images.
+        examples: number of images.
+        metrics: further numbers by name; see :mod:`feddg.evaluation.metrics`.
+        confusion: ``confusion[true][predicted]`` counts, or None when not recorded.
+    """
+
+    identity: ClassVar = ("round", "split", "domain")
+    kind: Literal["evaluation"] = "evaluation"
+    round: int
+    split: str
+    domain: str
+    accuracy: Number
+    loss: Number = math.nan
+    examples: int
+    metrics: dict[str, Number] = Field(default_factory=dict)
+    confusion: list[list[int]] | None = None
+
+
+# ledger.jsonl
+
+
+class TensorEntry(Row):
+    """One tensor of a message layout."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+
+
+class LayoutRow(Row):
+    """What a message consists of; many messages share one layout."""
+
+    kind: Literal["layout"] = "layout"
+    id: str
+    tensors: tuple[TensorEntry, ...]
+    scalars: tuple[str, ...] = ()
+
+
+class MessageRow(Row):
+    """One message between the server and a client; ``up`` leaves the client."""
+
+    kind: Literal["message"] = "message"
+    round: int
+    direction: Direction
+    client: int
+    purpose: str
+    layout: str
+    bytes: int
+
+
+class RefusalRow(Row):
+    """What a client sent, or failed to send, and why it was not used."""
+
+    kind: Literal["refusal"] = "refusal"
+    round: int
+    client: int
+    reason: str
+
+
+# adaptation.jsonl and traffic.jsonl
+
+
+class AdaptationRow(Row):
+    """One domain of one split under one test-time adaptation.
+
+    Attributes:
+        adaptation: as it was asked for; or ``own statistics``.
+        round: the round whose model was evaluated.
+        batch_size: images per batch.
+        split: one of ``SPLITS``.
+        domain: domain name.
+        accuracy: in [0, 1].
+        examples: images.
+        client: whose own statistics, or None.
+    """
+
+    identity: ClassVar = ("adaptation", "round", "batch_size")
+    adaptation: str
+    round: int
+    batch_size: int
+    split: str
+    domain: str
+    accuracy: Number
+    examples: int
+    client: int | None = None
+
+
+class TrafficRow(Row):
+    """A message over a network that was answered, and what it cost.
+
+    Attributes:
+        at: when it was sent, seconds since 1970.
+        kind: what it asked for: ``train``, ``query.introduce``, ...
+        round: the round it belongs to.
+        site: the site's name, or its node while it has none.
+        bytes_down: to the site, as Flower counts them.
+        bytes_up: from the site.
+        seconds: from sending to fetching the reply.
+        busy: of these, in our code at the site.
+        train: of these, in training; the rest is Flower's: starting a process, looking into
+            mailboxes, carrying bytes.
+    """
+
+    at: Number
+    kind: str
+    round: int
+    site: str
+    bytes_down: int
+    bytes_up: int
+    seconds: Number
+    busy: Number
+    train: Number
+
+
+# clients.json
+
+
+class ClientRow(Row):
+    """What one client holds: its number of images per domain and per class."""
+
+    id: int
+    name: str = Field(default_factory=lambda known: client_name(known["id"]))
+    domains: list[int]
+    classes: list[int]
+
+
+class BadImageRow(Row):
+    """An image file that could not be read, and why."""
+
+    path: str
+    reason: str
+
+
+class ClientsTable(JsonFile):
+    """Who holds what: ``clients.json``.
+
+    Attributes:
+        domains: names of the domains that the clients' counts refer to.
+        classes: names of the classes.
+        clients: by id.
+        bad_images: the files left out.
+    """
+
+    domains: list[str]
+    classes: list[str]
+    clients: list[ClientRow]
+    bad_images: list[BadImageRow] = Field(default_factory=list)
+
+
+# summary.json
+
+
+class SummaryFile(JsonFile):
+    """How a run ended and what it took: ``summary.json``.
+
+    Beside the fields it holds, under the name of each selection rule, the round that the rule
+    chooses with its scores by split and domain, or None where the rule finds none.
+
+    Attributes:
+        status: ``completed``, ``interrupted`` or ``failed``.
+        rounds: rounds trained.
+        seconds: wall time by activity, and ``total``.
+        images_per_second: of training.
+        bytes: sent per client in the setup, per client and round, and in ``total``.
+        error: why the run failed, if it did.
+        peak_memory_bytes: largest resident memory of the process.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    status: str
+    rounds: int = 0
+    seconds: dict[str, Number] = Field(default_factory=dict)
+    images_per_second: Number = 0.0
+    bytes: dict[str, int | float] = Field(default_factory=dict)
+    error: str | None = None
+    peak_memory_bytes: int | None = None
+
+    def __getitem__(self, name: str) -> Any:
+        """Returns what the file holds under ``name``."""
+        return dict(self)[name]
+
+
+MetricsRow = SetupRow | RoundRow | EvaluationRow
+LedgerRow = LayoutRow | MessageRow | RefusalRow
+METRICS_ROWS = RowFile[MetricsRow](Annotated[MetricsRow, Field(discriminator="kind")], tagged=True)
+LEDGER_ROWS = RowFile[LedgerRow](Annotated[LedgerRow, Field(discriminator="kind")], tagged=True)
+EVALUATION_ROWS = RowFile[EvaluationRow](EvaluationRow)
+ADAPTATION_ROWS = RowFile[AdaptationRow](AdaptationRow)
+TRAFFIC_ROWS = RowFile[TrafficRow](TrafficRow)

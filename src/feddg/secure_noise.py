@@ -1,0 +1,120 @@
+"""Gaussian noise that nobody can take off again: from the operating system's entropy, on a grid.
+
+Noise that protects somebody must not come from a seeded generator: PyTorch's on the CPU uses 32
+bits of its seed, so that whoever sees the values before and after finds it by trying all. And noise
+drawn in floating point leaves traces: which numbers a float can hold depends on the value under the
+noise (Mironov, "On Significance of the Least Significant Bits for Differential Privacy", CCS 2012).
+
+Every draw here is fresh from ``os.urandom``, the kernel's cryptographic generator; there is no key
+to find and no state to copy. The noise is a discrete Gaussian: an integer Z with
+P(Z = z) ~ exp(-z^2 / (2 D^2)), D = 2^24, times the grid's step = deviation / D. Values are put on
+the grid before the noise is added, so that every outcome is possible for every value, and the sum's
+rounding to a float is a function of the outcome alone. On a grid this mechanism costs exactly what
+the continuous Gaussian costs, rho = sensitivity^2 / (2 deviation^2) (Canonne, Kamath and Steinke,
+"The Discrete Gaussian for Differential Privacy", NeurIPS 2020, Theorem 4). Going to the grid moves
+a value by at most half a step: for n values the sensitivity grows by at most sqrt(n) steps, 0.02 %
+of the deviation for 11 million.
+
+Sampling (Ducas et al., "Lattice Signatures and Bimodal Gaussians", CRYPTO 2013, Algorithms 11 and
+12): |Z| = K x + y with D = 4 K; x from a table of a discrete Gaussian of deviation 4, y uniform
+below K, kept with probability exp(-t (t + 2 x) / 32), t = y / K; then a sign; zero keeps but one.
+Probabilities are compared with 53 bits, so that each is right to about 2^-50.
+
+Why this and not the sum of several floating-point Gaussians (Holohan and Braghin 2021, Opacus'
+secure mode): that makes the attack expensive, this makes it impossible, at the same price.
+"""
+
+import decimal
+import functools
+import math
+import os
+from collections.abc import Sequence
+
+import numpy
+import torch
+from torch import Tensor
+
+FINENESS = 24
+"""A grid's step is the deviation times 2 to the minus this."""
+_COARSE = 4
+_CHUNK = 1 << 18
+_BYTES = 8 + 8 + 4
+
+
+def add_noise(values: Tensor, deviation: float) -> Tensor:
+    """Returns ``values``, put on the noise's grid, plus Gaussian noise; float64.
+
+    This is the form to release something in: the sum's digits say nothing about the value.
+
+    Args:
+        values: what is hidden, any shape.
+        deviation: standard deviation of the noise, above 0.
+    """
+    step = _step(deviation)
+    grid = torch.round(values.detach().double() / step)
+    return (grid + _integers(values.shape).to(grid.device)) * step
+
+
+def gaussian(shape: Sequence[int], deviation: float) -> Tensor:
+    """Returns noise alone, float64 of ``shape``; to hide something with it, use ``add_noise``."""
+    return _integers(shape) * _step(deviation)
+
+
+def discrete_gaussian(count: int, fineness: int = FINENESS) -> numpy.ndarray:
+    """Returns ``count`` independent integers, a discrete Gaussian of deviation ``2**fineness``.
+
+    Args:
+        count: how many.
+        fineness: 2 to 26.
+
+    Returns:
+        int64 ``(count,)``.
+    """
+    drawn = numpy.empty(count, dtype=numpy.int64)
+    filled = 0
+    while filled < count:
+        # Nine in ten candidates are kept.
+        wanted = min(_CHUNK, int(1.15 * (count - filled)) + 64)
+        kept = _candidates(wanted, fineness)[: count - filled]
+        drawn[filled : filled + len(kept)] = kept
+        filled += len(kept)
+    return drawn
+
+
+def _integers(shape: Sequence[int]) -> Tensor:
+    return torch.from_numpy(discrete_gaussian(math.prod(shape))).double().reshape(tuple(shape))
+
+
+def _step(deviation: float) -> float:
+    if not (math.isfinite(deviation) and deviation > 0):
+        raise ValueError(f"the deviation of noise must be finite and above 0, not {deviation}")
+    return math.ldexp(deviation, -FINENESS)
+
+
+def _candidates(count: int, fineness: int) -> numpy.ndarray:
+    """Draws candidates and returns those that are kept."""
+    entropy = os.urandom(_BYTES * count)
+    coarse, chance = numpy.frombuffer(entropy, numpy.uint64, 2 * count).reshape(2, count)
+    low = numpy.frombuffer(entropy, numpy.uint32, count, 16 * count)
+    width = 2**fineness // _COARSE
+    x = numpy.searchsorted(_table(), coarse, side="right").astype(numpy.int64)
+    y = (low & numpy.uint32(width - 1)).astype(numpy.int64)
+    negative = (low >> numpy.uint32(31)).astype(bool)
+    t = y / width
+    likely = numpy.exp(-t * (t + 2 * x) / (2 * _COARSE**2))
+    size = x * width + y
+    kept = (chance >> numpy.uint64(11)) * 2.0**-53 < likely
+    kept &= ~(negative & (size == 0))
+    signed: numpy.ndarray = numpy.where(negative, -size, size)[kept]
+    return signed
+
+
+@functools.cache
+def _table() -> numpy.ndarray:
+    """Returns cumulative probabilities of 0, 1, ... times 2^64, for a half Gaussian on integers."""
+    with decimal.localcontext() as context:
+        context.prec = 50
+        weights = [(decimal.Decimal(-x * x) / (2 * _COARSE**2)).exp() for x in range(10 * _COARSE)]
+        total = sum(weights)
+        sums = [sum(weights[: x + 1]) / total * 2**64 for x in range(len(weights) - 1)]
+        return numpy.array([min(int(s), 2**64 - 1) for s in sums], dtype=numpy.uint64)

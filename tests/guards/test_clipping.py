@@ -1,0 +1,343 @@
+"""Clipped and noised updates: by hand, verified at the server, and what the noise is."""
+
+import math
+
+import numpy
+import pytest
+import torch
+from scipy import stats
+
+from feddg.errors import ExperimentError
+from feddg.experiment import Experiment
+from feddg.guards.base import Facts, Passage
+from feddg.guards.clipping import Clipping, epsilon
+from feddg.messages import Message, Refusal, Update
+from feddg.methods.base import State
+from feddg.runs.prepare import build, guards_for
+from feddg.settings import PrivacySettings, TrainSettings
+from federations import federation, same
+
+
+def clipped(kind, norm, received, trained):
+    """What leaves a client that was sent ``received`` and trained to ``trained``."""
+    floats = frozenset(name for name, t in received.items() if t.is_floating_point())
+    guard = Clipping(PrivacySettings(clipping=kind))
+    update = Update(0, 7, trained, terms={"cross_entropy": 2.0})
+    return guard.protect(update, received, Message({}, {"norm": norm}), Facts(floats, floats))
+
+
+@pytest.mark.parametrize("kind", ["fixed", "adaptive"])
+def test_a_change_of_length_5_becomes_one_of_length_1(kind):
+    received = {"a": torch.tensor([1.0]), "n": torch.tensor(3), "b": torch.tensor([[2.0, 2.0]])}
+    trained = {"a": torch.tensor([4.0]), "n": torch.tensor(9), "b": torch.tensor([[2.0, 6.0]])}
+    update = clipped(kind, 1.0, received, trained)
+    torch.testing.assert_close(update.weights["a"], torch.tensor([1.6]))
+    torch.testing.assert_close(update.weights["b"], torch.tensor([[2.0, 2.8]]))
+    assert update.weights["n"].item() == 9
+    assert update.weights["n"].dtype == torch.int64
+    assert trained["a"].item() == 4.0  # the network's own tensors are left alone
+    assert update.terms == {}
+    assert update.examples == 7
+    assert update.extras.scalars == ({"clipping/norm_bit": 1} if kind == "adaptive" else {})
+
+
+@pytest.mark.parametrize("change", [0.0, 0.5])
+def test_a_short_change_stays_as_it_is(change):
+    update = clipped("adaptive", 1.0, {"a": torch.zeros(1)}, {"a": torch.full((1,), change)})
+    assert update.weights["a"].item() == change
+    assert update.extras.scalars == {"clipping/norm_bit": 0}
+
+
+@pytest.mark.parametrize("norm", [0.01, 3.0, 1e6])
+def test_it_clips_as_flowers_own_adaptive_clipping_does(norm):
+    theirs = pytest.importorskip("flwr.supercore.differential_privacy")
+    chance = torch.Generator().manual_seed(4)
+    received = {name: torch.randn(50, 20, generator=chance) for name in "abc"}
+    trained = {name: t + torch.randn(50, 20, generator=chance) / 9 for name, t in received.items()}
+    expected = [t.numpy().copy() for t in trained.values()]
+    bit = theirs.compute_adaptive_clip_model_update(
+        expected, [t.numpy() for t in received.values()], norm
+    )
+    update = clipped("adaptive", norm, received, trained)
+    assert update.extras.scalars["clipping/norm_bit"] == int(bit)
+    for found, wanted in zip(update.weights.values(), expected, strict=True):
+        # Theirs sums the squares in float32.
+        numpy.testing.assert_allclose(found.numpy(), wanted, rtol=1e-6, atol=1e-6)
+
+
+FROZEN = {"model": {"backbone": "cnn", "weights": None, "normalization": "frozen"}}
+
+
+def chosen(privacy=None, method="fedavg", **fields):
+    settings = privacy or {"clipping": "fixed"}
+    fields = {"data": "digits", "hold_out": "sketch", "clients": 3, **FROZEN, **fields}
+    return Experiment(method=method, privacy=settings, **fields)
+
+
+def guarded(**privacy):
+    experiment = chosen(privacy)
+    method, network = build(experiment, 10)
+    guards = guards_for(experiment, method, network)
+    extras = guards.initial_extras()
+    return method, guards, lambda: State(dict(network.state_dict()), dict(extras))
+
+
+def released(method, guards, state, updates):
+    """The server's side of a round."""
+    passing = guards.open(state)
+    accepted = (passing.receive(update) for update in updates)
+    return passing.finish(method.aggregate(state, passing.collect(accepted)))
+
+
+def test_the_mean_of_four_gets_noise_of_a_quarter_of_the_norm_times_the_multiplier():
+    method, guards, start = guarded(clipping="fixed", clipping_norm=2.0, noise_multiplier=3.0)
+    sent = start().weights
+    updates = [Update(k, 10**k, sent) for k in range(4)]
+    first, second = (released(method, guards, start(), updates).weights for _ in range(2))
+    trained = sorted(guards.facts.trained)
+    noise = torch.cat([(first[n].double() - sent[n].double()).flatten() for n in trained])
+    assert len(noise) > 10_000
+    low, high = stats.chi2.ppf([5e-10, 1 - 5e-10], len(noise))
+    assert low < float(noise.square().sum()) / (2.0 * 3.0 / 4) ** 2 < high
+    assert stats.kstest(noise.numpy() / 1.5, "norm").pvalue > 1e-9
+    assert all(not torch.equal(first[name], second[name]) for name in trained)
+    frozen = first.keys() - set(trained)
+    assert frozen
+    assert all(torch.equal(first[name], sent[name]) for name in frozen)
+
+
+def test_every_client_counts_the_same():
+    method, guards, start = guarded(clipping="fixed", clipping_norm=1e9)
+    sent = start().weights
+    updates = [
+        Update(k, examples, {n: torch.full_like(t, k) for n, t in sent.items()})
+        for k, examples in enumerate((1, 10, 1000))
+    ]
+    found = released(method, guards, start(), updates).weights
+    for name in guards.facts.trained:
+        torch.testing.assert_close(found[name], torch.ones_like(found[name]))
+
+
+@pytest.mark.parametrize(("bits", "factor"), [((1, 1), 0.1), ((0, 0), -0.1), ((1, 0), 0.0)])
+def test_the_norm_grows_while_most_updates_are_clipped(bits, factor):
+    method, guards, start = guarded(clipping="adaptive", clipping_norm=0.5)
+    updates = [
+        Update(k, 5, start().weights, Message({}, {"clipping/norm_bit": bit}))
+        for k, bit in enumerate(bits)
+    ]
+    found = released(method, guards, start(), updates)
+    told = guards.open(found).address(method.broadcast(found)).extras.scalars
+    assert told == {"clipping/norm": pytest.approx(0.5 * math.exp(factor))}
+
+
+def test_the_count_of_clipped_updates_is_noised_too():
+    settings = {"clipping": "adaptive", "clipping_norm": 0.5, "noise_multiplier": 1.0}
+    method, guards, start = guarded(**settings)
+    update = Update(0, 5, start().weights, Message({}, {"clipping/norm_bit": 1}))
+    norms = [
+        float(released(method, guards, start(), [update]).extras["guards/clipping/norm"])
+        for _ in range(100)
+    ]
+    shares = numpy.array([0.5 - math.log(norm / 0.5) / 0.2 for norm in norms])  # noise alone
+    low, high = stats.chi2.ppf([5e-10, 1 - 5e-10], len(shares))
+    assert low < (shares**2).sum() < high
+
+
+def test_epsilon_in_closed_form():
+    assert epsilon(2, 1.0) == pytest.approx(1 + 2 * math.sqrt(5 * math.log(10)))
+    assert epsilon(1, 0.0) == math.inf
+
+
+# Whole rounds, and what the server verifies
+
+LOUD = TrainSettings(rounds=2, batch_size=4, optimizer="sgd", lr=0.5)
+
+
+def loud(**privacy):
+    return federation(privacy={"clipping": "fixed", **privacy}, train=LOUD, freeze=True)
+
+
+def test_in_process_no_update_is_longer_than_the_norm_and_none_is_refused():
+    small = loud(clipping="adaptive", clipping_norm=0.25)
+    start = small.server.state.weights
+    record = small.server.round()
+    assert record.refused == []
+    assert record.terms == {}
+    change = [small.server.state.weights[n].double() - t.double() for n, t in start.items()]
+    length = math.sqrt(sum(float(part.square().sum()) for part in change))
+    assert 0.05 < length <= 0.25 + 1e-6
+    norm = small.server.state.extras["guards/clipping/norm"]
+    assert norm.item() == pytest.approx(0.25 * math.exp(0.1))  # all three were clipped
+
+
+def test_the_ledger_lists_what_the_guard_says_and_nothing_else():
+    small, plain = loud(clipping="adaptive"), federation(train=LOUD, freeze=True)
+    said = []
+    for run in (small, plain):
+        run.run(1)
+        layouts = {row["id"]: set(row["scalars"]) for row in run.ledger if row["kind"] == "layout"}
+        rows = [row for row in run.ledger if row["kind"] == "message"]
+        said.append({(row["direction"], s) for row in rows for s in layouts[row["layout"]]})
+    assert said[0] - said[1] == {("down", "clipping/norm"), ("up", "clipping/norm_bit")}
+    guard = small.server.guards.guards[0]
+    assert [f"clipping/{entry.removeprefix('update/')}" for entry in guard.sends] == [
+        "clipping/norm_bit"
+    ]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedprox"])
+def test_the_variance_of_the_released_mean_in_process(method):
+    runs = [
+        federation(
+            method,
+            privacy={"clipping": "fixed", "clipping_norm": 0.25, "noise_multiplier": z},
+            train=LOUD,
+            freeze=True,
+        )
+        for z in (0.0, 2.0)
+    ]
+    quiet, noisy = (run.run(1) for run in runs)
+    names = sorted(runs[0].server.guards.facts.trained)
+    noise = torch.cat([(noisy[n].double() - quiet[n].double()).flatten() for n in names])
+    deviation = 2.0 * 0.25 / 3
+    low, high = stats.chi2.ppf([5e-10, 1 - 5e-10], len(noise))
+    assert low < float((noise / deviation).square().sum()) < high
+    assert stats.kstest(noise.numpy() / deviation, "norm").pvalue > 1e-9
+
+
+def tampering(small, change):
+    """Has client 1's updates changed on their way."""
+    original = small.transport.train
+
+    def train(clients, broadcast):
+        for reply in original(clients, broadcast):
+            yield change(reply.keep()) if reply.client == 1 else reply
+
+    small.transport.train = train
+    return small
+
+
+def lengthened(by):
+    def change(update):
+        name = "classifier.weight"
+        update.weights[name] = update.weights[name] + by
+        return update
+
+    return change
+
+
+def saying(bit):
+    def change(update):
+        update.extras = Message({}, {} if bit is None else {"clipping/norm_bit": bit})
+        return update
+
+    return change
+
+
+@pytest.mark.parametrize("by", [1e30, 0.5, 1e-4])
+def test_a_change_longer_than_the_norm_is_refused_by_name(by):
+    small = tampering(loud(clipping_norm=0.05), lengthened(by))
+    record = small.server.round()
+    assert [refusal.client for refusal in record.refused] == [1]
+    assert "long; the norm is 0.05" in record.refused[0].reason
+    assert [row["client"] for row in small.ledger if row["kind"] == "refusal"] == [1]
+
+
+@pytest.mark.parametrize("bit", [None, 2, -1, 0.5, True, "1", "x" * 10_000, 10**400])
+def test_a_norm_bit_that_is_none_is_refused_by_name(bit):
+    small = tampering(loud(clipping="adaptive", clipping_norm=0.05), saying(bit))
+    record = small.server.round()
+    assert [refusal.client for refusal in record.refused] == [1]
+    assert "must be 0 or 1" in record.refused[0].reason
+    assert len(record.refused[0].reason) < 200
+
+
+@pytest.mark.parametrize("norm", [1e-6, 1e-3, 0.1, 10.0])
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_honest_rounding_is_never_refused(norm, scale):
+    chance = torch.Generator().manual_seed(1)
+    sent = {"a": torch.randn(300, 300, generator=chance) * scale}
+    trained = {"a": sent["a"] + torch.randn(300, 300, generator=chance)}
+    update = clipped("fixed", norm, sent, trained)
+    facts = Facts(frozenset("a"), frozenset("a"))
+    passage = Passage(facts, sent, Message({}, {"norm": norm}), {})
+    assert Clipping(PrivacySettings(clipping="fixed")).receive(update, passage) is update
+
+
+def test_a_wide_norm_without_noise_is_fedavg_with_equal_counts():
+    plain = federation(sizes=(6, 6, 6), freeze=True).run()
+    wide = {"clipping": "fixed", "clipping_norm": 1e6}
+    found = federation(sizes=(6, 6, 6), freeze=True, privacy=wide).run()
+    for name, tensor in plain.items():
+        torch.testing.assert_close(found[name], tensor, rtol=1e-6, atol=1e-7)
+
+
+def test_clients_that_train_at_once_clip_alike():
+    privacy = {"clipping": "adaptive", "clipping_norm": 0.2}
+    alone, together = (
+        federation(privacy=privacy, train=LOUD, freeze=True, at_once=n) for n in (1, 3)
+    )
+    assert same(alone.run(), together.run())
+
+
+def test_a_failed_round_leaves_the_norm_alone_and_a_restart_goes_on_from_it():
+    small = loud(clipping="adaptive", clipping_norm=0.25)
+    before = small.server.state.extras["guards/clipping/norm"].clone()
+    original = small.transport.train
+    small.transport.train = lambda clients, broadcast: iter([Refusal(id, "no") for id in clients])
+    with pytest.raises(Exception, match="0 good updates"):
+        small.server.round()
+    assert torch.equal(small.server.state.extras["guards/clipping/norm"], before)
+    small.transport.train = original
+    small.server.round()
+    state = small.server.state
+    again = loud(clipping="adaptive", clipping_norm=0.25)
+    again.resume(State(state.weights, state.extras, round=1, rounds=2), {})
+    for run in (small, again):
+        run.server.round()
+    assert same(again.server.state.weights, small.server.state.weights)
+    assert same(again.server.state.extras, small.server.state.extras)
+    assert not torch.equal(state.extras["guards/clipping/norm"], before)
+
+
+# What it goes with
+
+UNSOUND = {
+    "pardon": "describe/style .* neither clipped nor noised",
+    "ccst": "describe/styles",
+    "fpl": "update/fpl/",
+    "scaffold": "update/",
+    "feddg-ga": "answer:",
+    "fedbn": "stay with each client",
+    "fedgma": "its own 'aggregate'",
+    "randaug+fedgma": "its own 'aggregate'",
+}
+
+
+@pytest.mark.parametrize("name", UNSOUND)
+def test_methods_that_clipping_does_not_protect_are_refused(name):
+    experiment = chosen(method=name)
+    with pytest.raises(ExperimentError, match=UNSOUND[name]):
+        guards_for(experiment, *build(experiment, 10))
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedprox", "mixstyle", "jigen", "randaug+rsc"])
+def test_methods_whose_server_takes_the_mean_of_weights_are_protected(name):
+    experiment = chosen(method=name)
+    assert guards_for(experiment, *build(experiment, 10)).guards
+
+
+def test_running_statistics_are_refused_unless_frozen():
+    def protected(normalization):
+        model = {"backbone": "resnet18", "weights": None, "normalization": normalization}
+        experiment = chosen(model=model)
+        return guards_for(experiment, *build(experiment, 10))
+
+    with pytest.raises(ExperimentError, match=r"set model.normalization to frozen"):
+        protected("train")
+    assert protected("frozen")
+
+
+def test_noise_without_clipping_is_refused():
+    with pytest.raises(ExperimentError, match="set clipping"):
+        chosen({"noise_multiplier": 1.0})

@@ -1,0 +1,197 @@
+"""Rows of files: what is written is read back, and damage is named."""
+
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feddg.errors import RunError
+from feddg.rows import (
+    ADAPTATION_ROWS,
+    EVALUATION_ROWS,
+    LEDGER_ROWS,
+    METRICS_ROWS,
+    TRAFFIC_ROWS,
+    AdaptationRow,
+    ClientRow,
+    ClientsTable,
+    EvaluationRow,
+    LayoutRow,
+    MessageRow,
+    RefusalRow,
+    RefusedUpdate,
+    RoundRow,
+    SetupRow,
+    SummaryFile,
+    TensorEntry,
+    TrafficRow,
+    client_name,
+)
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+counts = st.integers(0, 10**12)
+numbers = st.floats()
+by_name = st.dictionaries(texts, numbers, max_size=3)
+evaluations = st.builds(
+    EvaluationRow,
+    round=counts,
+    split=texts,
+    domain=texts,
+    accuracy=numbers,
+    loss=numbers,
+    examples=counts,
+    confusion=st.none() | st.lists(st.lists(counts, max_size=3), max_size=3),
+)
+metrics = st.one_of(
+    evaluations,
+    st.builds(
+        SetupRow,
+        seconds=numbers,
+        groups=st.dictionaries(texts, st.lists(st.lists(counts, max_size=3), max_size=3)),
+    ),
+    st.builds(
+        RoundRow,
+        round=counts,
+        clients=st.lists(counts, max_size=3),
+        refused=st.lists(st.builds(RefusedUpdate, client=counts, reason=texts), max_size=2),
+        terms=by_name,
+        examples=counts,
+        images=counts,
+        seconds=by_name,
+        bytes_up=counts,
+        bytes_down=counts,
+    ),
+)
+tensors = st.builds(
+    TensorEntry, name=texts, shape=st.lists(counts, max_size=4), dtype=texts, bytes=counts
+)
+ledger = st.one_of(
+    st.builds(LayoutRow, id=texts, tensors=st.lists(tensors), scalars=st.lists(texts)),
+    st.builds(
+        MessageRow,
+        round=counts,
+        direction=st.sampled_from(["up", "down"]),
+        client=counts,
+        purpose=texts,
+        layout=texts,
+        bytes=counts,
+    ),
+    st.builds(RefusalRow, round=counts, client=counts, reason=texts),
+)
+adapted = st.builds(
+    AdaptationRow,
+    adaptation=texts,
+    round=counts,
+    batch_size=counts,
+    split=texts,
+    domain=texts,
+    accuracy=numbers,
+    examples=counts,
+    client=st.none() | counts,
+)
+traffic = st.builds(
+    TrafficRow,
+    **dict.fromkeys(("at", "seconds", "busy", "train"), numbers),
+    **dict.fromkeys(("round", "bytes_up", "bytes_down"), counts),
+    **dict.fromkeys(("kind", "site"), texts),
+)
+KINDS = [
+    (METRICS_ROWS, metrics),
+    (LEDGER_ROWS, ledger),
+    (ADAPTATION_ROWS, adapted),
+    (TRAFFIC_ROWS, traffic),
+    (EVALUATION_ROWS, evaluations),
+]
+
+
+def as_read(value):
+    """A value as reading should give it back: what is not finite is NaN, which equals itself."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else "NaN"
+    if isinstance(value, dict):
+        return {name: as_read(own) for name, own in value.items()}
+    return [as_read(own) for own in value] if isinstance(value, list | tuple) else value
+
+
+def refuse(constant):
+    raise AssertionError(f"{constant} is no JSON")
+
+
+@pytest.mark.parametrize(("file", "kinds"), KINDS)
+@given(data=st.data())
+def test_what_is_written_is_read_back(tmp_path_factory, file, kinds, data):
+    rows = data.draw(st.lists(kinds, max_size=4))
+    path = tmp_path_factory.mktemp("rows") / "rows.jsonl"
+    path.write_text("".join(row.to_json() + "\n" for row in rows), encoding="utf-8")
+    for line in path.read_text(encoding="utf-8").split("\n")[:-1]:
+        json.loads(line, parse_constant=refuse)
+    expected = [as_read(row.model_dump()) for row in rows]
+    assert [as_read(row.model_dump()) for row in file.read(path)] == expected
+    # Each alone, as where one of them is damaged.
+    with path.open("a", encoding="utf-8") as lines:
+        lines.write('{"kind"')
+    assert [as_read(row.model_dump()) for row in file.read(path)] == expected
+    assert [as_read(row.model_dump()) for row in file.parse(file.to_text(rows))] == expected
+
+
+ROUND = '{"kind":"round","round":1,"clients":[0,2]}'
+
+
+def read(tmp_path, *lines):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("\n".join(lines) + "\n")
+    return METRICS_ROWS.read(path)
+
+
+def test_what_another_version_knows_is_left_out(tmp_path):
+    newer = ROUND.replace('"round":1', '"round":2,"wind":"north","images_per_second":3')
+    rows = read(tmp_path, ROUND, '{"kind":"weather","round":1}', newer, "")
+    assert rows == [RoundRow(round=1, clients=[0, 2]), RoundRow(round=2, clients=[0, 2])]
+
+
+def test_numbers_that_older_versions_wrote_outside_json_are_read(tmp_path):
+    (row,) = read(tmp_path, ROUND[:-1] + ',"terms":{"a":NaN,"b":Infinity,"c":null,"d":1}}')
+    assert math.isnan(row.terms["a"])
+    assert math.isnan(row.terms["c"])
+    assert (row.terms["b"], row.terms["d"]) == (math.inf, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ('{"kind":"round","clients":[0]}', "in row 3: it lacks 'round'"),
+        ('{"round":1,"clients":[0]}', "in row 3: it lacks 'kind'"),
+        ('{"kind":"round","round":1,"clients":["x"]}', r"in row 3: 'clients\.0': .*integer"),
+        ("[1]", "in row 3: .*object"),
+        ('{"kind":"ro', "in row 3: Invalid JSON"),
+    ],
+)
+def test_a_damaged_row_is_named_with_its_file_and_field(tmp_path, line, words):
+    with pytest.raises(RunError, match=rf"metrics\.jsonl is damaged {words}"):
+        read(tmp_path, ROUND, "", line, ROUND)
+
+
+def test_a_damaged_file_is_named_with_its_field(tmp_path):
+    path = tmp_path / "clients.json"
+    assert ClientsTable.read(path) is None
+    path.write_text('{"domains":["a"],"classes":["b"],"clients":[{"id":4,"domains":[1]}]}')
+    with pytest.raises(RunError, match=r"clients\.json is damaged: it lacks 'clients\.0\.classes'"):
+        ClientsTable.read(path)
+
+
+def test_a_client_without_a_name_is_called_one_way():
+    assert ClientRow(id=7, domains=[], classes=[]).name == client_name(7) == "client-7"
+    assert ClientRow(id=7, name="hospital", domains=[], classes=[]).name == "hospital"
+
+
+def test_a_summary_holds_what_every_rule_chose(tmp_path):
+    summary = SummaryFile(status="completed", final={"round": 3, "test": {"loss": math.nan}})
+    path = tmp_path / "summary.json"
+    path.write_text(summary.to_text())
+    found = SummaryFile.read(path)
+    assert found["final"] == {"round": 3, "test": {"loss": None}}
+    assert found["status"] == "completed"
+    with pytest.raises(KeyError):
+        found["tail"]
