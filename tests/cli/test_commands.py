@@ -6,6 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from feddg.cli import app
+from feddg.runs.folder import RunFolder
 
 TINY = ["--rounds", "1", "--local-epochs", "1", "--batch-size", "64", "--clients", "3", "-q"]
 
@@ -88,7 +89,8 @@ def test_a_run_does_not_import_what_only_pages_and_comparisons_need():
 
     code = (
         "import sys; from feddg.api import run; import feddg.cli.progress; "
-        "print({'plotly', 'scipy.stats', 'torchvision', 'sklearn'} & {*sys.modules})"
+        "from feddg.methods.registry import methods; methods(); "
+        "print({'plotly', 'scipy.stats', 'torchvision', 'sklearn', 'pandas'} & {*sys.modules})"
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout.strip() == "set()"
@@ -116,6 +118,25 @@ def test_a_run_that_cannot_begin_leaves_no_folder(feddg, tmp_path):
     code, _, _ = feddg("run", *where, "--weights", "no.pth", *TINY)
     assert code == 1
     assert not any((tmp_path / "runs").iterdir())
+
+
+def test_a_failed_runs_folder_stays_where_it_holds_anything_else(tmp_path):
+    folder = tmp_path / "mine"
+    with RunFolder(folder) as ours:
+        ours.write_json("clients.json", {})
+        (folder / "figures").mkdir()
+        ours.remove_unstarted()
+        assert (folder / "clients.json").is_file()
+        (folder / "figures").rmdir()
+        ours.remove_unstarted()
+        assert not folder.exists()
+    folder.mkdir()
+    (folder / "notes.txt").write_text("mine")
+    with RunFolder(folder) as theirs:
+        theirs.write_json("clients.json", {})
+        (folder / "notes.txt").unlink()
+        theirs.remove_unstarted()
+        assert (folder / "clients.json").is_file()
 
 
 def test_without_a_terminal_a_run_prints_lines_and_none_when_quiet(feddg):

@@ -24,16 +24,19 @@ Decisions:
 
 from dataclasses import replace
 from threading import Lock
+from typing import TYPE_CHECKING
 
 import torch
 from pydantic import Field
 from torch import Tensor
-from torchvision.transforms.v2 import RandAugment
 
 from feddg.clients.client import Client
 from feddg.clients.examples import Batch
 from feddg.methods.base import Method, MethodSettings
 from feddg.methods.catalogue import register
+
+if TYPE_CHECKING:
+    from torchvision.transforms.v2 import RandAugment
 
 _global_generator = Lock()
 """Held while torchvision draws from the one generator that all threads share."""
@@ -65,6 +68,8 @@ class RandAug(Method):
         """The loss of the varied images."""
         chance = client.stream("randaug", client.steps)
         seed = int(torch.randint(2**62, (), generator=chance))
+        from torchvision.transforms.v2 import RandAugment  # a second to import
+
         transform = RandAugment(self.settings.operations, self.settings.magnitude)
         varied = replace(
             batch,
@@ -74,7 +79,7 @@ class RandAug(Method):
         return super().loss(client, varied)
 
 
-def each(transform: RandAugment, images: Tensor, seed: int) -> Tensor:
+def each(transform: "RandAugment", images: Tensor, seed: int) -> Tensor:
     """Transforms images one by one, each with its own draws; equal seeds make equal draws.
 
     Args:

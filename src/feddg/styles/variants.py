@@ -9,7 +9,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torchvision.transforms.functional import gaussian_blur
 
 Variant = Callable[[Tensor, torch.Generator], Tensor]
 
@@ -45,6 +44,8 @@ def line_drawing(images: Tensor, generator: torch.Generator) -> Tensor:
 
 def flat_colours(images: Tensor, generator: torch.Generator) -> Tensor:
     """Smooth, saturated areas of few tones with dark outlines."""
+    from torchvision.transforms.functional import gaussian_blur  # a second to import
+
     smooth = gaussian_blur(images, [5, 5], [1.5, 1.5])
     levels = 2 + int(_between(0, 4, generator))
     luminance = _luminance(smooth)
@@ -81,6 +82,8 @@ def _paper_with_lines(images: Tensor, generator: torch.Generator) -> Tensor:
     """Returns ``(B, 1, H, W)``: 1 on paper, towards 0 where a neighbourhood's edge is dark."""
     width = _between(0.6, 1.6, generator)
     luminance = _luminance(images)
+    from torchvision.transforms.functional import gaussian_blur
+
     fine, coarse = (gaussian_blur(luminance, [9, 9], [s, s]) for s in (width, 1.6 * width))
     threshold = _between(0.005, 0.03, generator)
     return torch.sigmoid((fine - coarse + threshold) * _between(100, 400, generator))
