@@ -17,6 +17,7 @@ from feddg.evaluation.accuracy import Evaluation, Score
 from feddg.experiment import Experiment
 from feddg.federation.server import RoundRecord
 from feddg.files import replace_text
+from feddg.flower.identity import Identities
 from feddg.flower.judges import JudgeScores
 from feddg.flower.privacy import Privacy, private
 from feddg.flower.site import load_pixels, positions, read_experiment, test_images
@@ -62,6 +63,9 @@ class Deployment(Privacy):
     wait_seconds: Positive = Field(300.0, description="how long to wait for them")
     round_deadline: Positive = Field(3600.0, description="seconds a site has for one message")
     poll_seconds: Positive = Field(0.5, description="between two looks at the mailbox")
+    unnamed_sites: bool = Field(
+        False, description="take nodes whose key has no name, or who have none: to try things out"
+    )
 
     @classmethod
     def read(cls, run_config: Mapping[str, Any]) -> "Deployment":
@@ -150,6 +154,7 @@ def _prepared(
         raise ExperimentError(
             f"{path} was begun with {known['privacy']}; to change that, choose another 'out'"
         )
+    identities = Identities(known.get("keys", {}) if known else {}, not deployment.unnamed_sites)
     transport = FlowerTransport(
         grid,
         names,
@@ -158,6 +163,7 @@ def _prepared(
         device,
         judges=deployment.judge_names,
         traffic=Traffic(append_to(path / TRAFFIC)),
+        identities=identities,
     )
     found = transport.gather(deployment.minimum)
     known = known or {
@@ -166,12 +172,10 @@ def _prepared(
     }
 
     def join(id: int, introduction: Message) -> None:
-        if id in transport.judges:
-            return
         # Classes are fixed by the network; a late joiner's domain is new, and numbered as it comes.
-        known["domains"] = list(
-            dict.fromkeys([*known["domains"], *_counts(introduction, "domains")])
-        )
+        more = {} if id in transport.judges else _counts(introduction, "domains")
+        known["domains"] = list(dict.fromkeys([*known["domains"], *more]))
+        known["keys"] = identities.keys
         content = json.dumps(known, indent=1)
         replace_text(file, content)
         transport.fields = {key: json.dumps(known[key]) for key in ("classes", "domains")}

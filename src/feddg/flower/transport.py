@@ -14,10 +14,12 @@ from dataclasses import dataclass, field
 import torch
 from flwr.app import ConfigRecord, RecordDict
 from flwr.app import Message as Envelope
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 
 from feddg.errors import RunError
 from feddg.federation.transport import Reply
+from feddg.flower.identity import Identities
 from feddg.flower.parcels import FIELDS, Parcel, arrays, parcel_update
 from feddg.flower.site import on_device
 from feddg.flower.traffic import Traffic
@@ -68,6 +70,7 @@ class FlowerTransport:
         device: where the server computes.
         judges: names of sites that only evaluate; their ids follow the others'.
         traffic: is told of every message.
+        identities: whose name is whose; by default any node is what it says, as in a simulation.
 
     Attributes:
         sites: names of all sites, the judges' last.
@@ -86,10 +89,12 @@ class FlowerTransport:
         *,
         judges: Sequence[str] = (),
         traffic: Traffic | None = None,
+        identities: Identities | None = None,
     ) -> None:
         self._grid, self._run, self._policy = grid, run, policy
         self.sites, self._trainers = (*sites, *judges), len(sites)
         self._traffic = traffic or Traffic()
+        self._identities = identities or Identities(strict=False)
         self.device = device or torch.device("cpu")
         self.fields: dict[str, Scalar] = {}
         self.memories: dict[int, Weights] = {}
@@ -147,7 +152,9 @@ class FlowerTransport:
         return {id for id, node in self._node_of.items() if node in nodes}
 
     def _introduce(self, nodes: list[int]) -> None:
-        names = {info.node_id: info.name for info in self._grid.get_nodes()}
+        infos = {info.node_id: info for info in self._grid.get_nodes()}
+        # A name is the key's that was registered first.
+        nodes = sorted(nodes, key=lambda n: (infos[n].registered_at if n in infos else "", n))
         exchange = _Exchange(INTRODUCE)
         for node in nodes:
             self._send(exchange, node, node, Parcel().to_records())
@@ -156,15 +163,14 @@ class FlowerTransport:
             if isinstance(parcel, Refusal):
                 log.warning("a node cannot take part: %s", parcel.reason)
                 continue
-            self._admit(node, parcel, names.get(node, ""))
+            self._admit(node, parcel, infos.get(node))
 
-    def _admit(self, node: int, parcel: Parcel, registered: str) -> None:
+    def _admit(self, node: int, parcel: Parcel, info: NodeInfo | None) -> None:
         """Gives a node its site's place, unless the name is not its own."""
         name = str(parcel.fields.get("site", ""))
-        if name not in self.sites:
-            log.warning("a node calls itself %r, which is no site of this deployment", name)
-        elif registered and registered != name:
-            log.warning("the node registered as %r calls itself %r: left out", registered, name)
+        objection = self._identities.objection(name, info, self.sites)
+        if objection is not None:
+            log.warning("left out: node %d %s", node, objection)
         else:
             id = self.sites.index(name)
             log.info("site %s is connected", name)
