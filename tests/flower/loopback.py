@@ -98,15 +98,20 @@ class Loopback:
             assert found == 1, key
         file.write_text(text)
 
-    def call(self, *command, timeout: float = 60) -> str:
-        done = subprocess.run(
+    def attempt(
+        self, *command, environment: dict[str, str] | None = None, timeout: float = 180
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
             [str(part) for part in command],
             cwd=self.app,
-            env=self.environment,
+            env=environment or self.environment,
             capture_output=True,
             text=True,
             timeout=timeout,
         )
+
+    def call(self, *command, timeout: float = 180) -> str:
+        done = self.attempt(*command, timeout=timeout)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
@@ -166,8 +171,8 @@ class Loopback:
         self.call("ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", key)
         return key
 
-    def feddg(self, *arguments, timeout: float = 120) -> str:
-        return self.call(sys.executable, "-m", "feddg", *arguments, timeout=timeout)
+    def feddg(self, *arguments) -> str:
+        return self.call(sys.executable, "-m", "feddg", *arguments)
 
     def register(self, site: str) -> None:
         key = self.make_key(site)
@@ -175,7 +180,7 @@ class Loopback:
         self.call(*NGINX, "-s", "reload")
 
     def start_node(
-        self, site: str, *, key: str = "", link: str = "", trust: Path | None = None, **more
+        self, site: str, *, key: str = "", link: str = "", trust: bool = True, **more
     ) -> subprocess.Popen:
         """Starts a SuperNode.
 
@@ -183,10 +188,10 @@ class Loopback:
             site: what it calls itself.
             key: whose key it has; by default its own.
             link: where it connects; by default to the proxy.
-            trust: whose apps it runs; by default the coordinator's.
+            trust: whether it runs the coordinator's apps alone, as documented, or any.
             more: changes of its config.
         """
-        images = self.images if isinstance(self.images, str) else self.images[site]
+        images = self.images if isinstance(self.images, str) else self.images.get(site, "")
         config = {
             "site": site,
             "images": images.format(site=site),
@@ -199,7 +204,7 @@ class Loopback:
         return self.spawn(
             site, BIN / "flower-supernode", "--superlink", link or self.address,
             "--root-certificates", self.app / "keys" / "ca.crt",
-            "--trusted-entities", trust or self.app / "keys" / "trusted.yaml",
+            *(("--trusted-entities", self.app / "keys" / "trusted.yaml") if trust else ()),
             "--auth-supernode-private-key", self.folder / f"{key or site}-key",
             "--port", free_port(),
             "--node-config", " ".join(f'{key}="{value}"' for key, value in config.items()),
