@@ -177,35 +177,39 @@ class Loopback:
     def register(self, site: str) -> None:
         key = self.make_key(site)
         self.feddg("deploy", "register", ".", site, f"{key}.pub")
+        self.reload()
+
+    def reload(self) -> None:
+        """Has the proxy read the list of registered keys again."""
         self.call(*NGINX, "-s", "reload")
 
     def start_node(
-        self, site: str, *, key: str = "", link: str = "", trust: bool = True, **more
+        self, name: str, *, link: str = "", trust: bool = True, **more
     ) -> subprocess.Popen:
         """Starts a SuperNode.
 
         Args:
-            site: what it calls itself.
-            key: whose key it has; by default its own.
+            name: whose key it has, and what it calls itself.
             link: where it connects; by default to the proxy.
             trust: whether it runs the coordinator's apps alone, as documented, or any.
             more: changes of its config.
         """
-        images = self.images if isinstance(self.images, str) else self.images.get(site, "")
+        images = self.images if isinstance(self.images, str) else self.images.get(name, "")
         config = {
-            "site": site,
-            "images": images.format(site=site),
-            "cache": self.folder / f"cache-{site}",
+            "site": name,
+            "images": images.format(site=name),
+            "cache": self.folder / f"cache-{name}",
             "device": "cpu",
             **more,
         }
-        if not images.startswith("digits:"):
-            config["domain"] = site  # a folder root/class/*
+        if not str(config["images"]).startswith("digits:"):
+            config["domain"] = name  # a folder root/class/*
+        keys = self.app / "keys"
         return self.spawn(
-            site, BIN / "flower-supernode", "--superlink", link or self.address,
-            "--root-certificates", self.app / "keys" / "ca.crt",
-            *(("--trusted-entities", self.app / "keys" / "trusted.yaml") if trust else ()),
-            "--auth-supernode-private-key", self.folder / f"{key or site}-key",
+            name, BIN / "flower-supernode", "--superlink", link or self.address,
+            "--root-certificates", keys / "ca.crt",
+            *(("--trusted-entities", keys / "trusted.yaml") if trust else ()),
+            "--auth-supernode-private-key", self.folder / f"{name}-key",
             "--port", free_port(),
             "--node-config", " ".join(f'{key}="{value}"' for key, value in config.items()),
         )  # fmt: skip
