@@ -129,7 +129,9 @@ def test_strangers_kills_and_a_coordinators_restart_change_no_bit(deploy, tmp_pa
     await_round(loopback, 2)
     loopback.kill("superlink")
     loopback.start_link()
-    assert loopback.finish(loopback.run()) == "finished:completed", loopback.log("superlink")[-5000:]
+    assert loopback.finish(loopback.run()) == "finished:completed", loopback.log("superlink")[
+        -5000:
+    ]
 
     assert "but the name belongs to the key SHA256:" in loopback.log("superlink")
     expected = run(chosen, tmp_path / "in-process", cache=tmp_path / "cache", report=False)

@@ -15,8 +15,8 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is an optional extra")
 
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
-from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.superlink.routers.fleet import router as fleet
+from flwr.supernode.fleet_http_client import FleetHttpClient
 
 from feddg.experiment import Experiment
 from feddg.flower.app_folder import write_app

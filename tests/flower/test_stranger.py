@@ -30,7 +30,7 @@ pytestmark = [
 
 SITES = ("hospital-a", "hospital-b")
 
-THIEF = '''
+THIEF = """
 import json
 from pathlib import Path
 
@@ -38,7 +38,8 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
-client, server = ClientApp(), ServerApp()
+client = ClientApp()
+server = ServerApp()
 
 
 @client.query("steal")
@@ -62,7 +63,7 @@ def main(grid, context):
     place = Path(str(context.run_config["loot"]))
     place.with_suffix(".new").write_text(json.dumps(told))
     place.with_suffix(".new").rename(place)
-'''
+"""
 
 PROJECT = """[project]
 name = "thief"

@@ -1,8 +1,8 @@
 """The coordinator's signature under a deployment's app; sites run no app without it.
 
-The form is Flower's (its ``--trusted-entities``): ed25519 over the time of signing, 8 bytes, big end
-first, and the SHA-256 digest of the bundled app. Flower 1.41 itself signs only what is published on
-its hub; here the signature is made, and kept, beside the app.
+The form is Flower's (its ``--trusted-entities``): ed25519 over the time of signing, 8 bytes, big
+end first, and the SHA-256 digest of the bundled app. Flower 1.41 itself signs only what is
+published on its hub; here the signature is made, and kept, beside the app.
 """
 
 import base64
