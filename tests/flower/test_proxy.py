@@ -20,7 +20,7 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 
 from feddg.experiment import Experiment
 from feddg.flower.app_folder import write_app
-from feddg.flower.control import _let_through, public_key
+from feddg.flower.control import let_through, public_key
 from feddg.flower.start_files import FLEET_METHODS, REGISTERED
 
 NGINX = shutil.which("nginx") or shutil.which("/usr/sbin/nginx")
@@ -59,7 +59,7 @@ def proxy(tmp_path_factory):
     for script in ("make_keys.sh", "sites/ink/make_key.sh"):
         subprocess.run(["sh", folder / script], capture_output=True, check=True)
     pem = public_key(folder / "sites" / "ink" / "ink.pub")
-    _let_through(folder / REGISTERED, "ink", pem)
+    let_through(folder / REGISTERED, "ink", pem)
     upstream = ThreadingHTTPServer(("127.0.0.1", behind), Recorder)
     upstream.received = []
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
@@ -49,7 +50,7 @@ def public_key(file: Path) -> bytes:
     """
     try:
         key = load_ssh_public_key(file.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, UnsupportedAlgorithm) as error:
         raise FeddgError(f"{file} is no public key: {error}") from None
     if not isinstance(key, EllipticCurvePublicKey):
         raise FeddgError(f"{file}: sites' keys are of type ecdsa; the site runs make_key.sh")
@@ -68,7 +69,8 @@ def register_site(folder: Path, site: str, key: Path) -> None:
         FeddgError: another key was registered under this name, this key under another, the site is
             not of this deployment, or the SuperLink cannot be reached.
     """
-    if not (folder / "sites" / site).is_dir():
+    sites = folder / "sites"
+    if not sites.is_dir() or site not in {known.name for known in sites.iterdir()}:
         raise FeddgError(f"{site!r} is no site of the deployment {folder}")
     pem = public_key(key)
     with _superlink(folder) as client:
@@ -85,14 +87,15 @@ def register_site(folder: Path, site: str, key: Path) -> None:
             raise FeddgError(f"{key} is registered as {owner.name or 'a site without a name'}")
         if owner is None:
             client.RegisterNode(RegisterNodeRequest(public_key=pem, name=site))
-    _let_through(folder / REGISTERED, site, pem)
+    let_through(folder / REGISTERED, site, pem)
 
 
-def _let_through(file: Path, site: str, pem: bytes) -> None:
+def let_through(file: Path, site: str, pem: bytes) -> None:
+    """Puts a site's key on the proxy's list, in place of the one it had."""
     lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
-    others = [line for line in lines if not line.endswith(f" {site};")]
-    own = f'"{base64.b64encode(pem).decode("ascii")}" {site};'
-    replace_text(file, "\n".join([*others, own]) + "\n")
+    of_site = {line.rpartition(" ")[2]: line for line in lines}
+    of_site[f"{site};"] = f'"{base64.b64encode(pem).decode("ascii")}" {site};'
+    replace_text(file, "".join(f"{of_site[name]}\n" for name in sorted(of_site)))
 
 
 def run_signed(folder: Path, *, stream: bool = False) -> int:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 from flwr.cli.build import build_fab_from_disk
@@ -137,7 +137,7 @@ def _signed(content: bytes, signed_at: int) -> bytes:
 def _private_key(file: Path) -> Ed25519PrivateKey:
     try:
         key = load_ssh_private_key(file.read_bytes(), password=None)
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise FeddgError(f"{file} is no signing key ({error}); make_keys.sh makes one") from None
     if not isinstance(key, Ed25519PrivateKey):
         raise FeddgError(f"{file} is no ed25519 key, which signing needs; make_keys.sh makes one")
@@ -148,6 +148,6 @@ def _trusted(file: Path) -> dict[str, Ed25519PublicKey]:
     try:
         entries = yaml.safe_load(file.read_text(encoding="utf-8"))
         keys = {str(id): load_ssh_public_key(str(text).encode()) for id, text in entries.items()}
-    except (OSError, ValueError, AttributeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, AttributeError, yaml.YAMLError, UnsupportedAlgorithm) as error:
         raise FeddgError(f"{file} lists no trusted keys ({error}); make_keys.sh makes it") from None
     return {id: key for id, key in keys.items() if isinstance(key, Ed25519PublicKey)}
