@@ -2,9 +2,12 @@
 
 import json
 from collections.abc import Callable, Iterable
+from functools import cache
 from itertools import count
 from typing import Any
 
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.proto.node_pb2 import NodeInfo
@@ -18,6 +21,13 @@ from feddg.flower import client_app, server_app
 Fault = Callable[[str, Message], bool]
 
 
+@cache
+def public_key(owner: str) -> bytes:
+    """The public key of somebody, in PEM."""
+    key = ec.generate_private_key(ec.SECP384R1()).public_key()
+    return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+
+
 class LocalGrid(Grid):
     """Nodes that live in this process, each with its own context.
 
@@ -26,6 +36,8 @@ class LocalGrid(Grid):
         silent: names of sites that never reply to a training message.
         fail: decides by site and message whether the node's process dies on it.
         received: (site, message type) of every message delivered.
+        registered: name of a node's key by what the node calls itself, where they differ.
+        keys: public key of every node, PEM.
     """
 
     def __init__(self, app: ClientApp, sites: dict[str, dict[str, Any]], run_config: Any) -> None:
@@ -41,12 +53,14 @@ class LocalGrid(Grid):
         self.received: list[tuple[str, str]] = []
         self.sent: list[Message] = []
         self.registered: dict[str, str] = {}
+        self.keys: dict[int, bytes] = {}
         for name, config in reversed(list(sites.items())):  # ids in another order than names
             self.connect(name, config)
 
-    def connect(self, name: str, config: dict[str, Any]) -> None:
+    def connect(self, name: str, config: dict[str, Any], key: bytes = b"") -> None:
         node = next(self._ids)
         self.nodes[node] = name
+        self.keys[node] = key or public_key(name)
         node_config = {"site": name, **config}
         self.contexts[node] = Context(1, node, node_config, RecordDict(), self._run_config)
 
@@ -64,9 +78,13 @@ class LocalGrid(Grid):
         return [node for node, name in self.nodes.items() if name not in self.offline]
 
     def get_nodes(self) -> Iterable[NodeInfo]:
-        names = self.registered
         return [
-            NodeInfo(node_id=node, name=names.get(self.nodes[node], ""))
+            NodeInfo(
+                node_id=node,
+                name=self.registered.get(self.nodes[node], self.nodes[node]),
+                public_key=self.keys[node],
+                registered_at=f"{node:09}",
+            )
             for node in self.get_node_ids()
         ]
 

@@ -1,5 +1,6 @@
 """A real SuperLink and SuperNodes on this machine. Minutes; run with -m slow."""
 
+import base64
 import json
 import sys
 import time
@@ -11,16 +12,20 @@ pytest.importorskip("flwr", reason="Flower is an optional extra")
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from loopback import Loopback
+from loopback import BIN, Loopback, has_nginx
 from test_inprocess_grid import refusals
 
 from feddg.api import run
 from feddg.experiment import Experiment
+from feddg.flower.control import public_key
 from feddg.runs.reading import read_rows, read_run
 from federations import same
 from flower_grid import SITES, SMALL, weights
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not has_nginx(), reason="nginx is not installed"),
+]
 
 
 @pytest.fixture
@@ -28,13 +33,15 @@ def deploy(tmp_path):
     """Starts deployments, and ends their processes."""
     started = []
 
-    def start(method, rounds, **config):
+    def start(method, rounds, sites=SITES, judges=(), server=None, **config):
         train = {**SMALL["train"], "rounds": rounds, "local_steps": 5}
-        chosen = Experiment(**{**SMALL, "method": method, "train": train})
-        loopback = Loopback(tmp_path, chosen, SITES, **config)
+        clients = {**SMALL["clients"], "number": len(sites)}
+        fields = {**SMALL, "method": method, "train": train, "clients": clients}
+        chosen = Experiment(**{**fields, "server": server or {}})
+        loopback = Loopback(tmp_path, chosen, sites, judges=judges, **config)
         started.append(loopback)
         loopback.start_link()
-        for site in SITES:
+        for site in (*sites, *judges):
             loopback.register(site)
             loopback.start_node(site)
         return chosen, loopback
@@ -61,7 +68,8 @@ def test_pardon_over_tls_gives_the_bits_of_the_in_process_transport(deploy, tmp_
     stranger = loopback.start_node("stranger")
     status = loopback.finish(loopback.run())
     assert status == "finished:completed", loopback.log("superlink")[-5000:]
-    assert stranger.wait(60) != 0
+    stranger.wait(60)
+    assert "SuperNode ID" not in loopback.log("stranger")
     expected = run(chosen, tmp_path / "in-process", cache=tmp_path / "cache", report=False)
     assert same(weights(loopback.path), weights(expected.folder))
     assert read_run(loopback.path).status == "completed"
@@ -74,7 +82,7 @@ def test_a_killed_site_is_missed_and_takes_part_again(deploy):
     await_round(loopback, 1)
     loopback.kill("photo")
     await_round(loopback, 2)
-    loopback.start_node("photo")
+    loopback.serve_node("photo")
     assert loopback.finish(started) == "finished:completed"
     assert {client for _, client, _ in refusals(loopback)} == {2}
     rows = [row for row in read_rows(loopback.path / "metrics.jsonl") if row["kind"] == "round"]
@@ -90,8 +98,52 @@ def test_all_sites_killed_fails_the_run_and_the_same_line_finishes_it(deploy, tm
     assert loopback.finish(started) == "finished:failed"
     assert read_run(loopback.path).status == "failed"
     for site in SITES:
-        loopback.start_node(site)
-    loopback.config["wait-seconds"] = 300.0
+        loopback.serve_node(site)
+    loopback.configure(**{"wait-seconds": 300.0})
     assert loopback.finish(loopback.run()) == "finished:completed"
     expected = run(chosen, tmp_path / "in-process", cache=tmp_path / "cache", report=False)
     assert same(weights(loopback.path), weights(expected.folder))
+
+
+def test_strangers_kills_and_a_coordinators_restart_change_no_bit(deploy, tmp_path):
+    """Two sites and a judge behind the proxy; a site and the coordinator are killed in between."""
+    both, again = SITES[:2], {"min_updates": 2, "attempts": 3}
+    chosen, loopback = deploy("fedbn", 4, both, ("sketch",), again, **{"round-deadline": 120.0})
+    thief = loopback.make_key("thief")
+    # The coordinator's slip: Flower itself registers a second key under a name.
+    loopback.call(BIN / "flwr", "supernode", "register", f"{thief}.pub", "feddg", "--name", "ink")
+    let_through = loopback.app / "proxy" / "sites.map"
+    kept = let_through.read_text()
+    loopback.feddg("deploy", "register", ".", "chalk", str(loopback.folder / "chalk-key.pub"))
+    assert let_through.read_text() == kept
+    let_through.write_text(kept + f'"{proxy_key(thief)}" thief;\n')
+    loopback.reload()
+    loopback.start_node("thief", site="ink", images="digits:ink")
+    loopback.make_key("stranger")
+    stranger = loopback.start_node("stranger", images="digits:ink")
+
+    loopback.run()
+    await_round(loopback, 1)
+    assert stranger.poll() is not None
+    assert "SuperNode ID" not in loopback.log("stranger")
+    loopback.kill("chalk")
+    loopback.serve_node("chalk")
+    await_round(loopback, 2)
+    loopback.kill("superlink")
+    loopback.start_link()
+    assert loopback.finish(loopback.run()) == "finished:completed", loopback.log("superlink")[
+        -5000:
+    ]
+
+    assert "but the name belongs to the key SHA256:" in loopback.log("superlink")
+    expected = run(chosen, tmp_path / "in-process", cache=tmp_path / "cache", report=False)
+    assert same(weights(loopback.path), weights(expected.folder))
+    rows = [row for row in read_rows(loopback.path / "metrics.jsonl") if "accuracy" in row]
+    assert {row["domain"] for row in rows} == {"sketch", "sketch at sketch"}
+    for row in rows:
+        twin = {**row, "domain": "sketch"}
+        assert twin in [{**other} for other in rows]
+
+
+def proxy_key(key):
+    return base64.b64encode(public_key(Path(f"{key}.pub"))).decode("ascii")

@@ -11,9 +11,10 @@ from feddg.errors import ExperimentError, RunError
 from feddg.experiment import Experiment
 from feddg.federation.server import NotEnoughUpdates
 from feddg.flower import client_app, server_app
+from feddg.flower.identity import fingerprint
 from feddg.runs.reading import read_rows, read_run
 from federations import same
-from flower_grid import SITES, SMALL, Deployment, LocalGrid, experiment, weights
+from flower_grid import SITES, SMALL, Deployment, LocalGrid, experiment, public_key, weights
 
 
 @pytest.mark.parametrize("method", ["fedavg", "pardon", "fedbn"])
@@ -155,6 +156,41 @@ def test_a_node_may_not_take_the_name_another_key_was_registered_under(deploy):
     deployment.grid.registered = {"ink": "somebody-else"}
     with pytest.raises(RunError, match="missing: ink"):
         deployment.start()
+
+
+def test_a_name_belongs_to_the_first_key_that_had_it_over_restarts_too(deploy, caplog):
+    deployment = deploy()
+    thief = {**deployment.nodes["ink"], "cache": str(deployment.folder / "thief")}
+    deployment.grid.connect("ink", thief, public_key("thief"))  # registered as ink as well, later
+    deployment.grid.fail = lambda site, message: message.metadata.message_type == "train"
+    with pytest.raises(NotEnoughUpdates):
+        deployment.start()
+    assert "but the name belongs to the key SHA256:" in caplog.text
+    trained = [m for m in deployment.grid.sent if m.metadata.message_type == "train"]
+    assert {m.metadata.dst_node_id for m in trained} == {100, 101, 102}
+    kept = json.loads((deployment.path / "deployment.json").read_text())["keys"]
+    assert kept == {site: fingerprint(public_key(site)) for site in SITES}
+    # The site is away and the thief alone: the name is not free.
+    deployment.grid = LocalGrid(client_app.app, deployment.nodes, deployment.config)
+    deployment.grid.keys[102] = public_key("thief")
+    with pytest.raises(RunError, match="missing: ink"):
+        deployment.start()
+    # It comes back with its own key.
+    deployment.grid = LocalGrid(client_app.app, deployment.nodes, deployment.config)
+    deployment.start()
+    assert read_run(deployment.path).status == "completed"
+
+
+def test_a_key_without_a_name_can_take_none_unless_that_is_asked_for(deploy, caplog):
+    deployment = deploy()
+    deployment.grid.registered = dict.fromkeys(SITES, "")
+    with pytest.raises(RunError, match="missing: ink, chalk, photo"):
+        deployment.start()
+    assert "its key was registered without a name" in caplog.text
+    trying = deploy(**{"unnamed-sites": True})
+    trying.grid.registered = dict.fromkeys(SITES, "")
+    trying.start()
+    assert read_run(trying.path).status == "completed"
 
 
 def test_in_domain_shares_are_refused():

@@ -90,8 +90,8 @@ def test_the_written_app_holds_the_experiment_and_readable_start_lines(tmp_path)
     assert Deployment.read(config).site_names == sites
     assert (tmp_path / "app/LICENSE").is_file()
     start = (tmp_path / "app/START.md").read_text()
-    assert "--name north-2" in start
-    assert "--superlink 10.1.2.3:8443" in start
+    assert "feddg deploy register . north-2 north-2.pub" in start
+    assert "--superlink 10.1.2.3:8443 --root-certificates ca.crt --trusted-entities" in start
     script = (tmp_path / "app/make_keys.sh").read_text()
     assert "subjectAltName=DNS:localhost,IP:127.0.0.1,IP:10.1.2.3" in script
     subprocess.run(["sh", "-n", tmp_path / "app/make_keys.sh"], check=True)
@@ -112,6 +112,7 @@ def _without_data(sites):
         (["a", "a"], "h:1", "each once"),
         (["a"], "host", "HOST:PORT"),
         (["a"], "h';rm:1", "HOST:PORT"),
+        (["a"], "host:70000", "HOST:PORT"),
     ],
 )
 def test_names_that_do_not_work_are_refused(sites, address, words, tmp_path):

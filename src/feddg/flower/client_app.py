@@ -33,7 +33,9 @@ def _reply(envelope: Envelope, context: Context, work: Work) -> Envelope:
     """
     started = time.perf_counter()
     try:
-        kind = SimulatedSite if SIMULATED in context.run_config else Site
+        # What a SuperNode's own config says is never overruled by what is sent to it.
+        simulated = SIMULATED in context.run_config and "site" not in context.node_config
+        kind = SimulatedSite if simulated else Site
         site = kind(context.node_config, context.run_config)
         result = work(site, Parcel.from_records(envelope.content))
     except MissingAgreement:

@@ -15,11 +15,13 @@ from typing import Any
 import torch
 from flwr.app import ConfigRecord, RecordDict
 from flwr.app import Message as Envelope
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 
 from feddg.errors import RunError
 from feddg.federation.ledger import Ledger
 from feddg.federation.transport import Reply
+from feddg.flower.identity import Identities
 from feddg.flower.parcels import FIELDS, Parcel, arrays, contents
 from feddg.flower.replies import Introduction, read_fields, read_introduction, read_update
 from feddg.flower.site import on_device
@@ -88,6 +90,8 @@ class FlowerTransport:
         device: where the server computes.
         judges: names of sites that only evaluate; their ids follow the others'.
         traffic: is told of every message.
+        identities: whose name is whose; by default any node is what it says, as in a simulation.
+        introduced: how many images sites joined this run with, in an earlier part of it.
 
     Attributes:
         sites: names of all sites, the judges' last.
@@ -106,10 +110,13 @@ class FlowerTransport:
         *,
         judges: Sequence[str] = (),
         traffic: Traffic | None = None,
+        identities: Identities | None = None,
+        introduced: Mapping[str, int] | None = None,
     ) -> None:
         self._grid, self._run, self._policy = grid, run, policy
         self.sites, self._trainers = (*sites, *judges), len(sites)
         self._traffic = traffic or Traffic()
+        self._identities = identities or Identities(strict=False)
         self.device = device or torch.device("cpu")
         self.fields: dict[str, Scalar] = {}
         self.memories: dict[int, Weights] = {}
@@ -117,7 +124,8 @@ class FlowerTransport:
         self._ledger: Ledger | None = None
         self._unentered: list[tuple[Any, ...]] = []
         self._round = 0
-        self._counts: dict[int, int] = {}
+        counted = introduced or {}
+        self._counts = {id: counted[n] for id, n in enumerate(self.sites) if n in counted}
         self.introduced: Mapping[int, int] = self._counts
         self.introductions: dict[int, Introduction] = {}
         self.on_introduction: Callable[[int, Introduction], None] = lambda id, introduction: None
@@ -205,7 +213,9 @@ class FlowerTransport:
         return {id for id, node in self._node_of.items() if node in nodes}
 
     def _introduce(self, nodes: list[int]) -> None:
-        names = {info.node_id: info.name for info in self._grid.get_nodes()}
+        infos = {info.node_id: info for info in self._grid.get_nodes()}
+        # A name is the key's that was registered first.
+        nodes = sorted(nodes, key=lambda n: (infos[n].registered_at if n in infos else "", n))
         exchange = _Exchange(INTRODUCE, ("introduce", "introduce"), self._round)
         for node in nodes:
             self._send(exchange, node, node, Parcel().to_records())
@@ -214,20 +224,20 @@ class FlowerTransport:
             if isinstance(parcel, Refusal):
                 log.warning("a node cannot take part: %s", parcel.reason)
                 continue
-            self._admit(node, parcel, names.get(node, ""))
+            self._admit(node, parcel, infos.get(node))
 
-    def _admit(self, node: int, parcel: Parcel, registered: str) -> None:
+    def _admit(self, node: int, parcel: Parcel, info: NodeInfo | None) -> None:
         """Gives a node its site's place, unless the name is not its own."""
         name = str(parcel.fields.get("site", ""))
         try:
             introduction = read_introduction(parcel)
         except ValueError as error:
-            log.warning("the node that calls itself %r is left out: %s", name, error)
+            log.warning("left out: node %d calls itself %r, but %s", node, name, error)
             return
-        if name not in self.sites:
-            log.warning("a node calls itself %r, which is no site of this deployment", name)
-        elif registered and registered != name:
-            log.warning("the node registered as %r calls itself %r: left out", registered, name)
+        objection = self._identities.objection(name, info, self.sites)
+        objection = objection or self._changed(name, introduction)
+        if objection is not None:
+            log.warning("left out: node %d %s", node, objection)
         else:
             id = self.sites.index(name)
             log.info("site %s is connected", name)
@@ -236,6 +246,16 @@ class FlowerTransport:
             self.introductions[id] = introduction
             self._counts.setdefault(id, introduction.images)
             self.on_introduction(id, introduction)
+
+    def _changed(self, name: str, introduction: Introduction) -> str | None:
+        """Says so where a site holds other images than it introduced itself with, or None."""
+        before = self._counts.get(self.sites.index(name))
+        if before is None or before == introduction.images:
+            return None
+        return (
+            f"calls itself {name!r} and has {introduction.images} images, but it joined this run "
+            f"with {before}; a run's images stay the same: start a new run for others"
+        )
 
     # Transport
 

@@ -17,6 +17,7 @@ from feddg.evaluation.accuracy import Evaluation, Score
 from feddg.experiment import Experiment
 from feddg.files import replace_text
 from feddg.flower.grid_transport import FlowerTransport, Policy
+from feddg.flower.identity import Identities
 from feddg.flower.judges import JudgeScores
 from feddg.flower.replies import Introduction
 from feddg.flower.site import load_pixels, positions, read_experiment, test_images
@@ -62,6 +63,9 @@ class Deployment(Settings):
     wait_seconds: Positive = Field(300.0, description="how long to wait for them")
     round_deadline: Positive = Field(3600.0, description="seconds a site has for one message")
     poll_seconds: Positive = Field(0.5, description="between two looks at the mailbox")
+    unnamed_sites: bool = Field(
+        False, description="take nodes whose key has no name, or who have none: to try things out"
+    )
 
     @classmethod
     def read(cls, run_config: Mapping[str, Any]) -> "Deployment":
@@ -156,6 +160,7 @@ def _prepared(
     device = choose_device(experiment.device)
     known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
     run = known["run"] if known else f"{experiment.id}-{secrets.token_hex(6)}"
+    identities = Identities(known.get("keys", {}) if known else {}, not deployment.unnamed_sites)
     transport = FlowerTransport(
         grid,
         names,
@@ -164,6 +169,8 @@ def _prepared(
         device,
         judges=deployment.judge_names,
         traffic=Traffic(append_to(path / TRAFFIC)),
+        identities=identities,
+        introduced=known.get("images", {}) if known else {},
     )
     found = transport.gather(deployment.minimum)
     known = known or {
@@ -172,10 +179,11 @@ def _prepared(
     }
 
     def join(id: int, introduction: Introduction) -> None:
-        if id in transport.judges:
-            return
         # Classes are fixed by the network; a late joiner's domain is new, and numbered as it comes.
-        known["domains"] = list(dict.fromkeys([*known["domains"], *introduction.domains]))
+        more = {} if id in transport.judges else introduction.domains
+        known["domains"] = list(dict.fromkeys([*known["domains"], *more]))
+        known["keys"] = identities.keys
+        known["images"] = {transport.sites[k]: n for k, n in transport.introduced.items()}
         content = json.dumps(known, indent=1)
         replace_text(file, content)
         transport.fields = {key: json.dumps(known[key]) for key in ("classes", "domains")}
