@@ -48,7 +48,7 @@ from feddg.forms import Sent
 from feddg.messages import Message, joined
 from feddg.methods.base import Method
 from feddg.methods.catalogue import register
-from feddg.methods.style_exchange import StyleExchange, StyleSettings
+from feddg.methods.style_exchange import LARGEST_MOMENT, StyleExchange, StyleSettings
 from feddg.rows import Groups
 from feddg.settings import Fraction
 from feddg.styles.codec import transfer
@@ -132,6 +132,8 @@ class Pardon(StyleExchange, Method):
         "describe/style": Sent(
             "one style vector, the mean over the clusters of its images",
             lambda method, known: (2, method.codec().channels),
+            low=-LARGEST_MOMENT,
+            high=LARGEST_MOMENT,
             when=lambda method: method.redraws,
         )
     }

@@ -15,6 +15,9 @@ from feddg.settings import Fraction
 from feddg.styles.codec import Codec, adain, load_codec, transfer
 from feddg.styles.statistics import FeatureMoments, measure
 
+LARGEST_MOMENT = 1e4
+"""No image in [0, 1] has features whose mean or deviation is larger than this."""
+
 
 class StyleSettings(MethodSettings):
     """Which codec, and how strongly it re-draws."""
