@@ -1,4 +1,4 @@
-"""A real transport and server over sites of which some lie: what they send is changed on its way."""
+"""A real transport and server over sites of which some lie: what they send is changed."""
 
 from collections.abc import Callable, Iterable
 from types import SimpleNamespace

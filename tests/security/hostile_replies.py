@@ -1,4 +1,4 @@
-"""What a hostile site may send in place of an honest reply: one function a lie, by kind of reply."""
+"""What a hostile site may send in place of an honest reply, by kind of reply."""
 
 import io
 import json
