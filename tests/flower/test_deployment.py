@@ -140,9 +140,8 @@ def test_strangers_kills_and_a_coordinators_restart_change_no_bit(deploy, tmp_pa
     assert same(weights(loopback.path), weights(expected.folder))
     rows = [row for row in read_rows(loopback.path / "metrics.jsonl") if "accuracy" in row]
     assert {row["domain"] for row in rows} == {"sketch", "sketch at sketch"}
-    for row in rows:
-        twin = {**row, "domain": "sketch"}
-        assert twin in [{**other} for other in rows]
+    # The judge's counts are the coordinator's own.
+    assert all({**row, "domain": "sketch"} in rows for row in rows)
 
 
 def proxy_key(key):
