@@ -131,11 +131,11 @@ def test_strangers_kills_and_a_coordinators_restart_change_no_bit(deploy, tmp_pa
     await_round(loopback, 2)
     loopback.kill("superlink")
     loopback.start_link()
-    assert loopback.finish(loopback.run()) == "finished:completed", loopback.log("superlink")[
-        -5000:
-    ]
+    ended = loopback.run()
+    assert loopback.finish(ended) == "finished:completed", loopback.log("superlink")[-5000:]
 
-    assert "but the name belongs to the key SHA256:" in loopback.log("superlink")
+    said = loopback.call(BIN / "flwr", "log", ended, "feddg", "--show")
+    assert "but the name belongs to the key SHA256:" in said
     expected = run(chosen, tmp_path / "in-process", cache=tmp_path / "cache", report=False)
     assert same(weights(loopback.path), weights(expected.folder))
     rows = [row for row in read_rows(loopback.path / "metrics.jsonl") if "accuracy" in row]
