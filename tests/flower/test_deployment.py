@@ -36,7 +36,9 @@ def deploy(tmp_path):
     def start(method, rounds, sites=SITES, judges=(), server=None, **config):
         train = {**SMALL["train"], "rounds": rounds, "local_steps": 5}
         clients = {**SMALL["clients"], "number": len(sites)}
-        fields = {**SMALL, "method": method, "train": train, "clients": clients}
+        # In-process, domains of no site are held out.
+        held = ["sketch", *(site for site in SITES if site not in sites)]
+        fields = {**SMALL, "method": method, "train": train, "clients": clients, "hold_out": held}
         chosen = Experiment(**{**fields, "server": server or {}})
         loopback = Loopback(tmp_path, chosen, sites, judges=judges, **config)
         started.append(loopback)
