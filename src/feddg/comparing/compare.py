@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from feddg.comparing.plan import Cell, Plan, distinct, expand_plan, load_plan
+from feddg.comparing.plan import Plan, PlannedCell, distinct, expand_plan, load_plan
 from feddg.comparing.pool import LOG_FOLDER, Outcome, Processes, Task, Watcher, run_here
 from feddg.comparing.results import COMPARISON
 from feddg.errors import FeddgError
@@ -31,7 +31,7 @@ class Work:
 
     plan: Plan
     out: Path
-    cells: Sequence[Cell]
+    cells: Sequence[PlannedCell]
     folders: Mapping[str, Path]
     missing: Sequence[Task]
 

@@ -156,7 +156,7 @@ class Plan(Settings):
 
 
 @dataclass(frozen=True)
-class Cell:
+class PlannedCell:
     """One cell of a plan.
 
     Attributes:
@@ -196,7 +196,7 @@ def load_plan(source: "Plan | Path | str | Mapping[str, Any]") -> Plan:
     return Plan(**({"name": path.stem} | fields))
 
 
-def expand_plan(plan: Plan, overrides: Mapping[str, Any] | None = None) -> list[Cell]:
+def expand_plan(plan: Plan, overrides: Mapping[str, Any] | None = None) -> list[PlannedCell]:
     """Returns the plan's cells, seed by seed, so that a table is whole after the first seed.
 
     Args:
@@ -244,7 +244,7 @@ def _cell(
     heading: str,
     points: Sequence[Point | None],
     seed: int,
-) -> Cell:
+) -> PlannedCell:
     known = method_class(variant.method).Settings.model_fields
     method = {"name": variant.method, "settings": variant.settings}
     fields = merge(expand(plan.base), {"method": method})
@@ -258,7 +258,7 @@ def _cell(
     fields = merge(fields, expand(variant.experiment))
     conditions = tuple((name, text) for name, _, text in used)
     experiment = Experiment(**{**fields, "seed": seed, "name": None})
-    return Cell(variant.name, heading, conditions, seed, experiment)
+    return PlannedCell(variant.name, heading, conditions, seed, experiment)
 
 
 def _clients_point(pair: tuple[int, int | None]) -> Point:
@@ -355,7 +355,7 @@ def _explain(error: ValidationError) -> str:
     return f"plan, {where}: {fault['msg'].removeprefix('Value error, ')} (got {fault['input']!r})"
 
 
-def distinct(cells: Sequence[Cell]) -> Iterator[Experiment]:
+def distinct(cells: Sequence[PlannedCell]) -> Iterator[Experiment]:
     """Yields each experiment of the cells once, in their order."""
     seen: set[str] = set()
     for cell in cells:
