@@ -64,7 +64,7 @@ def test_three_steps_write_a_decoder_that_loads(folders, tmp_path: Path) -> None
 
 
 def test_loss_falls(folders, tmp_path: Path) -> None:
-    train_codec(**folders, out=tmp_path, recipe=recipe(100))
+    train_codec(**folders, out=tmp_path, recipe=recipe(100, learning_rate=2e-3))
     with (tmp_path / "loss.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [int(row["step"]) for row in rows] == [25, 50, 75, 100]

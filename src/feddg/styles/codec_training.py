@@ -51,7 +51,7 @@ class Recipe:
         seed: of the first weights and all draws.
         sizes: sides of the square crops in pixels, one of which is drawn at every step; repeat
             one to draw it more often.
-        batch_pixels: of a step's contents together: 65,536 are 16 images of 64 pixels.
+        batch_pixels: of a step's contents together: 32,768 are 8 images of 64 pixels.
         learning_rate: Adam's, at the start.
         style_weight: of the style term against the content term; the AdaIN paper's is 10.
         reconstruction_weight: of the term at strength 0.
@@ -63,8 +63,8 @@ class Recipe:
     steps: int = 4000
     seed: int = 0
     sizes: tuple[int, ...] = (64,)
-    batch_pixels: int = 2**16
-    learning_rate: float = 2e-3
+    batch_pixels: int = 2**15
+    learning_rate: float = 1e-3
     style_weight: float = 10.0
     reconstruction_weight: float = 5.0
     counterpart_weight: float = 5.0

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal, Self, cast
+from typing import ClassVar, Literal, Self, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from feddg.models.backbones import read_weights
 from feddg.randomness import stream
 from feddg.styles.codec import Codec, StyleLayer
 
+M = TypeVar("M", bound=nn.Module)
 Plan = Sequence[int | Literal["pool", "up"]]
 
 
@@ -62,7 +63,7 @@ class ConvolutionalCodec(Codec):
     def __init__(
         self,
         encoder: nn.Sequential,
-        decoder: nn.Sequential,
+        decoder: nn.Module,
         style_layer: StyleLayer = "output",
     ) -> None:
         super().__init__(style_layer)
@@ -94,6 +95,11 @@ class ConvolutionalCodec(Codec):
         return cls.architecture
 
     @classmethod
+    def parts(cls, architecture: Architecture) -> tuple[nn.Sequential, nn.Module]:
+        """Returns encoder and decoder without weights (on the meta device)."""
+        return architecture.modules()
+
+    @classmethod
     def load(cls, encoder: Path | None, decoder: Path | None, style_layer: StyleLayer) -> Self:
         """Returns the codec with the weights in two files; see :meth:`Codec.load`."""
         files = cls.file("encoder", encoder), cls.file("decoder", decoder)
@@ -113,13 +119,11 @@ class ConvolutionalCodec(Codec):
         return cls(*parts).to(memory_format=torch.channels_last)
 
     @classmethod
-    def _filled(
-        cls, encoder: Path | None, decoder: Path | None
-    ) -> tuple[nn.Sequential, nn.Sequential]:
+    def _filled(cls, encoder: Path | None, decoder: Path | None) -> tuple[nn.Sequential, nn.Module]:
         """Both modules with the weights in their files; one without a file has none."""
         weights = _read(encoder, cls.name)
         others = _read(decoder, cls.name)
-        modules = cls.fitted(weights, others).modules()
+        modules = cls.parts(cls.fitted(weights, others))
         if encoder is not None:
             _fill(modules[0], weights, encoder)
         if decoder is not None:
@@ -174,11 +178,11 @@ class Reflect(nn.Module):
         return padded
 
 
-def initialised(module: nn.Sequential, seed: int, part: str) -> nn.Sequential:
+def initialised(module: M, seed: int, part: str) -> M:
     """Gives a part of a codec random weights that suit ReLU (He et al. 2015)."""
     module.to_empty(device="cpu")
     generator = stream(seed, "codec", part)
-    for layer in module:
+    for layer in module.modules():
         if isinstance(layer, nn.Conv2d):
             nn.init.kaiming_normal_(layer.weight, nonlinearity="relu", generator=generator)
             nn.init.zeros_(cast(Tensor, layer.bias))
@@ -186,7 +190,7 @@ def initialised(module: nn.Sequential, seed: int, part: str) -> nn.Sequential:
 
 
 def _fill(
-    module: nn.Sequential,
+    module: nn.Module,
     weights: Mapping[str, Tensor],
     source: Path,
     partner: Path | None = None,
