@@ -183,7 +183,7 @@ def initialised(module: M, seed: int, part: str) -> M:
     module.to_empty(device="cpu")
     generator = stream(seed, "codec", part)
     for layer in module.modules():
-        if isinstance(layer, nn.Conv2d):
+        if isinstance(layer, nn.Conv2d | nn.Linear):
             nn.init.kaiming_normal_(layer.weight, nonlinearity="relu", generator=generator)
             nn.init.zeros_(cast(Tensor, layer.bias))
     return module
