@@ -170,10 +170,9 @@ class Pardon(StyleExchange, Method):
         if self.settings.local_features == "style":
             vectors = moments.styles().flatten(1)
         else:
-            images = client.examples.images()
-            device = next(self.codec().parameters()).device
-            parts = torch.split(images.to(device), 64)
-            maps = [self.codec().style_features(part / 255) for part in parts]
+            codec = self.codec()
+            parts = torch.split(client.examples.images(), 64)
+            maps = [codec.style_features(codec.prepared(part)) for part in parts]
             vectors = torch.cat(maps).flatten(1).cpu()
         partitions = finch(vectors.numpy())
         return torch.from_numpy(getattr(partitions, self.settings.local_partition))
