@@ -161,7 +161,9 @@ class Server:
                 return self._attempt(attempt, spoilers)
             except RoundSpoiled as error:
                 log.warning("%s; the round is done again without", error)
-                spoilers |= {refusal.client: refusal for refusal in error.refusals}
+                for refusal in error.refusals:
+                    self.ledger.refusal(self.state.round + 1, refusal.client, refusal.reason)
+                    spoilers[refusal.client] = refusal
             except NotEnoughUpdates as error:
                 log.warning("%s", error)
                 attempt += 1
