@@ -22,6 +22,7 @@ from feddg.experiment import Experiment, expand
 from feddg.methods.composition import method_class
 from feddg.runs.selection_rules import FINAL, SELECTION_RULES
 from feddg.settings import Settings, merge
+from feddg.yaml_text import read_fields_of
 
 
 class Variant(Settings):
@@ -185,14 +186,7 @@ def load_plan(source: "Plan | Path | str | Mapping[str, Any]") -> Plan:
     if isinstance(source, Mapping):
         return Plan(**source)
     path = Path(source)
-    if not path.is_file():
-        raise ExperimentError(f"plan file {path} does not exist")
-    try:
-        fields = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ExperimentError(f"plan file {path} is not valid YAML: {error}") from None
-    if not isinstance(fields, dict):
-        raise ExperimentError(f"plan file {path} must hold fields such as 'base:' and 'methods:'")
+    fields = read_fields_of(path, "plan file", ExperimentError)
     return Plan(**({"name": path.stem} | fields))
 
 

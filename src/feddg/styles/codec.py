@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from feddg.errors import WeightsError
+from feddg.files import is_file
 from feddg.models.backbones import read_weights
 from feddg.randomness import stream
 
@@ -317,7 +318,7 @@ def load_weights(module: nn.Sequential, path: Path) -> None:
     Raises:
         WeightsError: the file is missing, unreadable or does not fit.
     """
-    if not path.is_file():
+    if not is_file(path, WeightsError):
         raise WeightsError(f"{path}: no such weights file. {VGG19_FILES}")
     weights = read_weights(path)
     needed = {}

@@ -30,7 +30,7 @@ from torch.nn import functional
 from feddg.data.decoding import UnusableImageError, decode_image
 from feddg.data.images import IMAGE_SUFFIXES
 from feddg.errors import DataError, WeightsError
-from feddg.files import replace_bytes
+from feddg.files import is_file, private_folder, replace_bytes, why
 from feddg.randomness import stream
 from feddg.styles.codec import (
     VARIANCE_FLOOR,
@@ -338,9 +338,12 @@ def _start_or_continue(
 ) -> UnfinishedTraining:
     """A new training, or the one whose state ``out`` holds."""
     state = UnfinishedTraining(decoder, torch.optim.Adam(decoder.parameters()), 0, [])
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        private_folder(out)
+    except OSError as error:
+        raise DataError(f"Cannot write into {out}: {why(error)}.") from None
     path = out / "state.safetensors"
-    if not path.exists():
+    if not is_file(path, DataError):
         return state
     found, tensors = _read(path)
     if found != asdict(settings):
