@@ -31,6 +31,6 @@ class CheckedRows:
         if self._seen[positions].all():
             return
         for position in np.unique(positions[~self._seen[positions]]).tolist():
-            if zlib.crc32(self._pixels[position]) != self._sums[position]:
+            if zlib.crc32(self._pixels[position].data) != self._sums[position]:
                 self._repair(position)
             self._seen[position] = True

@@ -389,7 +389,7 @@ def _repair(entry: _Entry, files: _Files, place: int) -> None:
                 f"The pixel cache {entry.folder} is damaged at {path}, which cannot be decoded "
                 f"again ({error}). {remedy}"
             ) from None
-    if zlib.crc32(pixels) != entry.sums[place]:
+    if zlib.crc32(pixels.data) != entry.sums[place]:
         raise DataError(
             f"The pixel cache {entry.folder} is damaged at {path}, and that file is another one "
             f"now. {remedy}"

@@ -191,13 +191,26 @@ class RunFolder:
         for name in (METRICS, LEDGER):
             # As they are: what another version of this program wrote is kept whole.
             last = math.inf if keep_ledger and name == LEDGER else last_round
-            rows = read_rows(self.path / name) if last >= 0 else []
+            rows = read_rows(self.path / name) if last >= 0 else self._begun_again(name)
             kept = [row for row in rows if _round_of(row, self.path / name) <= last]
             layouts |= {str(row.get("id")) for row in kept if row.get("kind") == "layout"}
             self._say_missing(name, kept, last_round)
             lines = (to_json(row, inf_nan_mode="null").decode() + "\n" for row in kept)
             self.replace(name, "".join(lines))
         return layouts
+
+    def _begun_again(self, name: str) -> list[dict[str, Any]]:
+        """Says so where rounds were recorded that no checkpoint knows."""
+        with suppress(RunError):  # a damaged file is dropped as well
+            if name == METRICS and any(
+                r.get("kind") == "round" for r in read_rows(self.path / name)
+            ):
+                log.warning(
+                    "There is no checkpoint in %s, though rounds were recorded; the run begins "
+                    "again",
+                    self.path,
+                )
+        return []
 
     def _say_missing(self, name: str, rows: list[dict[str, Any]], last_round: int) -> None:
         """Says which of the rounds that the checkpoint knows have no row."""
