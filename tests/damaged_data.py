@@ -195,7 +195,7 @@ def entry(cache: Path) -> Path:
     return found
 
 
-def cached(damage: Callable[[Path], Any]) -> Callable[[Place], None]:
+def cached(name: str, damage: Callable[[Path], Any]) -> Callable[[Place], None]:
     """Opens images from a cache that was damaged; what comes out is what went in."""
 
     def play(place: Place) -> None:
@@ -203,7 +203,7 @@ def cached(damage: Callable[[Path], Any]) -> Callable[[Place], None]:
         _, first = opened(place.images, cache)
         expected = first.gather(range(24))
         first.close()
-        damage(entry(cache))
+        damage(entry(cache) / name)
         _, again = opened(place.images, cache)
         assert (again.gather(range(24)) == expected).all()
         damaged_no_more = numpy.load(entry(cache) / "pixels.npy")
@@ -213,7 +213,7 @@ def cached(damage: Callable[[Path], Any]) -> Callable[[Place], None]:
 
 
 def cached_without_source(place: Place) -> None:
-    _, first = opened(place.images, place.root / "cache")
+    opened(place.images, place.root / "cache")
     flip(entry(place.root / "cache") / "pixels.npy")
     table, pixels, _ = open_pixels(from_folder(place.images), SIZE, cache=place.root / "cache")
     (place.images / table.paths[21]).unlink()
@@ -250,10 +250,8 @@ def pickled(path: Path) -> None:
 AGAIN = "one line, and the images are decoded again"
 CASES += [
     *(
-        Case(
-            CACHE, f"`{name}` {how}", happens, cached(lambda p, d=damage, n=name: d(p / n)), said=s
-        )
-        for name, how, damage, happens, s in (
+        Case(CACHE, f"`{name}` {how}", happens, cached(name, damage), said=line)
+        for name, how, damage, happens, line in (
             (
                 *("pixels.npy", "has a flipped bit", flip),
                 *("one line, and that image is decoded again", "was damaged at c/.*decoded again"),
@@ -383,7 +381,7 @@ CASES += [
         ),
         ("the split file is missing", split(lambda p: None), "No such file"),
         ("the split file is a pipe", split(pipe), "it is a pipe"),
-        ("the split file is not UTF-8", split(lambda p: p.write_bytes(b"\xff")), "not UTF-8"),
+        ("the split file is not UTF-8", split(lambda p: p.write_bytes(b"\xff")), "cannot be read"),
         ("the split file lacks columns", split(write("a,b\n")), "has no column path and no split"),
         (
             "the split file lists an image twice",
@@ -436,7 +434,7 @@ CASES += [
             ("the method's name is a list", "method: {name: [a]}\n", "method"),
             (
                 "the method's settings are a list",
-                "method: {name: fedprox, settings: [1]}\n",
+                "method: {name: sfa, settings: [1]}\n",
                 "settings",
             ),
             ("a number is NaN", "train: {lr: .nan}\n", r"train\.lr: .*"),
@@ -446,7 +444,7 @@ CASES += [
             (
                 "clients are too many",
                 "clients: {number: 2, per_round: 9}\n",
-                "clients.per_round is 9",
+                "per_round is 9",
             ),
             ("a guard is a number", "guards: [3]\n", "guards"),
         )

@@ -36,8 +36,9 @@ def damaged(name: str, damage: Callable[[Path], Any]) -> Callable[[Place], None]
     """Continues a run of which one file is damaged."""
 
     def play(place: Place) -> None:
-        damage(place.run / name)
-        continued(place)
+        path = place.run
+        damage(path / name)
+        continued(place, path)
 
     return play
 
@@ -125,10 +126,16 @@ CASES: list[Case] = [
             "is cut short": cut,
             "is missing": os.unlink,
             "is empty": write(""),
-            "is a folder": folder,
             "is a pipe": pipe,
             "is a link to itself": loop,
         }.items()
+    ),
+    Case(
+        RESUMED,
+        "the newest state is a folder",
+        "one line, it goes on from the checkpoint before, and ends where that folder is in the way",
+        damaged(LAST, folder),
+        error=r"cannot write .*state-3\.safetensors: Is a directory",
     ),
     *(
         Case(RESUMED, f"a client's memory {how}", FALLS, damaged(MEMORY, damage), said=BEFORE)
@@ -225,7 +232,7 @@ CASES: list[Case] = [
                 "`metrics.jsonl` has a round that is a word",
                 "metrics.jsonl",
                 lambda p: p.write_text('{"kind":"round","round":"two"}\n' + p.read_text()),
-                r"metrics\.jsonl is damaged: 'round' is 'two'",
+                r"metrics\.jsonl is damaged in row 1: 'round'",
             ),
             ("`metrics.jsonl` is a folder", "metrics.jsonl", folder, "it is a folder"),
             ("`ledger.jsonl` is a pipe", "ledger.jsonl", pipe, "it is a pipe"),
@@ -264,9 +271,7 @@ CASES: list[Case] = [
         lambda p: another_experiment(p, "\nseed: 0", "\nseed: 1", "mine"),
         error=r"the folder's checkpoint is of \w{8}",
     ),
-    Case(
-        RESUMED, "the folder has another run's id", "error", renamed, error=r"name is of 01234567"
-    ),
+    Case(RESUMED, "the folder has another run's id", "error", renamed, error="is of 01234567"),
     Case(RESUMED, "half-written files of a killed process", "they are removed", debris),
     Case(
         RESUMED,
@@ -280,7 +285,7 @@ CASES: list[Case] = [
         "the output folder is a link to itself",
         "error that names it",
         opened(loop),
-        error="cannot write .*Too many levels",
+        error="cannot write .*File exists",
     ),
     Case(
         RESUMED,

@@ -198,6 +198,11 @@ def _choice(said: Any) -> Any:
         return {"name": said}
     if not isinstance(said, Mapping):
         return said
+    if not isinstance(said.get("settings") or {}, Mapping):
+        raise ExperimentError(
+            f"the settings of {_short(said.get('name'))} must be fields "
+            f"(got {_short(said['settings'])})"
+        )
     settings = {k: v for k, v in said.items() if k not in ("name", "settings")}
     rest = {k: v for k, v in said.items() if k in ("name", "settings")}
     return merge(rest, {"settings": settings}) if settings else rest

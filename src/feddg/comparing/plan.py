@@ -117,7 +117,9 @@ class Plan(Settings):
     @classmethod
     def _variants(cls, value: Any) -> Any:
         entries = [value] if isinstance(value, str | dict) else value
-        return [_variant(entry) for entry in entries]
+        return (
+            [_variant(entry) for entry in entries] if isinstance(entries, list | tuple) else value
+        )
 
     @field_validator("hold_out", mode="before")
     @classmethod

@@ -152,7 +152,7 @@ def _reason(path: Path, error: Exception) -> str:
         return f"cannot be read: {error.strerror}"
     if isinstance(error, UnidentifiedImageError):
         empty = path.is_file() and path.stat().st_size == 0
-        return "empty file" if empty else f"not an image in a known format ({', '.join(FORMATS)})"
+        return "empty file" if empty else "not an image in a known format"
     if isinstance(error, Image.DecompressionBombError | Image.DecompressionBombWarning):
         return f"more than {MOST_PIXELS:,} pixels"
     text = " ".join(str(error).split()) or type(error).__name__

@@ -12,7 +12,7 @@ import numpy as np
 from feddg.csv_cells import as_cell, from_cell
 from feddg.data.images import ImageTable, plain_name
 from feddg.errors import DataError
-from feddg.files import read_text
+from feddg.files import open_file, why
 from feddg.randomness import numpy_stream
 
 COLUMNS = ("", "split", "domain_remapped", "domain", "category", "y", "path")
@@ -192,7 +192,8 @@ def _spread(quotas: np.ndarray, room: np.ndarray, random: np.random.Generator) -
 def _read(csv_path: Path) -> dict[str, str]:
     """Returns the split of each path a benchmark's file lists."""
     try:
-        text = read_text(csv_path, DataError, errors="strict")
+        with open_file(csv_path) as file:
+            text = file.read().decode("utf-8-sig")
         lines = csv.DictReader(io.StringIO(text, newline=""))
         missing = {"split", "path"} - set(lines.fieldnames or ())
         if missing:
@@ -201,8 +202,8 @@ def _read(csv_path: Path) -> dict[str, str]:
                 f"expected {', '.join(COLUMNS[1:])}."
             )
         found = [(from_cell(line["path"] or ""), line["split"] or "") for line in lines]
-    except csv.Error as error:
-        raise DataError(f"Split file {csv_path} cannot be read: {error}.") from None
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"Split file {csv_path} cannot be read: {why(error)}.") from None
     return _unique(csv_path, found)
 
 

@@ -98,7 +98,7 @@ class CheckpointIndex(JsonFile):
         Raises:
             RunError: a file is missing or damaged.
         """
-        return {name: self._checked(folder / name, load_file) for name in names}
+        return {name: self._checked(folder / name, _read_copies) for name in names}
 
     def load_part(self, folder: Path, prefix: str) -> Weights:
         """Returns the tensors of the state under a prefix such as ``weights/``, without it.
@@ -309,6 +309,11 @@ def _under(prefix: str, tensors: Weights) -> Weights:
         for name, tensor in tensors.items()
         if name.startswith(prefix)
     }
+
+
+def _read_copies(path: Path) -> Weights:
+    """Reads tensors into memory of their own, so that the file may be removed."""
+    return {name: tensor.clone() for name, tensor in load_file(path).items()}
 
 
 def _read_part(path: Path, prefix: str) -> Weights:

@@ -202,12 +202,10 @@ class RunFolder:
     def _begun_again(self, name: str) -> list[dict[str, Any]]:
         """Says so where rounds were recorded that no checkpoint knows."""
         with suppress(RunError):  # a damaged file is dropped as well
-            if name == METRICS and any(
-                r.get("kind") == "round" for r in read_rows(self.path / name)
-            ):
+            rows = read_rows(self.path / name) if name == METRICS else []
+            if any(row.get("kind") == "round" for row in rows):
                 log.warning(
-                    "There is no checkpoint in %s, though rounds were recorded; the run begins "
-                    "again",
+                    "There is no checkpoint in %s, though rounds were recorded; it begins again",
                     self.path,
                 )
         return []
