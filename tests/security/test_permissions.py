@@ -206,4 +206,5 @@ def test_an_unwritable_cache_is_said(nobody, caplog):
     with caplog.at_level(logging.WARNING, "feddg"):
         found = kept_array(nobody / "cache" / "twins.npy", lambda: numpy.arange(3))
     assert found.tolist() == [0, 1, 2]
-    assert "Cannot keep" in caplog.text and "Permission denied" in caplog.text
+    assert "Cannot keep" in caplog.text
+    assert "Permission denied" in caplog.text

@@ -281,15 +281,12 @@ class ChangeSizes:
 
 
 def _floats(weights: Weights) -> Weights:
-    # Contiguous, as from a checkpoint: a sum's last bits depend on the order in memory, and a run that
-    # goes on is to end in the same bits.
-    return {n: t.detach().contiguous() for n, t in weights.items() if t.is_floating_point()}
+    return {name: t.detach() for name, t in weights.items() if t.is_floating_point()}
 
 
 def _distance(weights: Weights, received: Weights) -> float:
     names = [name for name in received if name in weights]
-    ours = [weights[name].detach().contiguous() for name in names]
-    changes = torch._foreach_sub(ours, [received[name] for name in names])
+    changes = torch._foreach_sub([weights[n].detach() for n in names], [received[n] for n in names])
     norm = float(torch.nn.utils.get_total_norm(changes))
     # The norm of finite numbers can overflow in float32: such a change is certainly too long.
     return norm if math.isfinite(norm) else math.inf

@@ -5,6 +5,7 @@ index names the files of the server's state and of what clients remember, with t
 damaged checkpoint is found when it is read; the one before it takes its place, and that is said.
 """
 
+import json
 import logging
 import re
 import zlib
@@ -16,7 +17,6 @@ from typing import Annotated, Any, Self
 
 from pydantic import ConfigDict, Field, NonNegativeInt
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
 
 from feddg.errors import RunError
 from feddg.files import checksum, is_file, why
@@ -32,6 +32,7 @@ EARLIER_KEPT = 2
 EARLIER_BYTES = 4 * 2**30
 """Most disk space that they may take; where a checkpoint is larger, fewer are kept, or none."""
 
+_ORDER = "order"
 _INDEX = re.compile(r"checkpoint-(\d+)\.json")
 _FileName = Annotated[str, Field(pattern=r"^[a-z0-9-]+\.safetensors$")]
 
@@ -128,14 +129,14 @@ class Checkpoints:
 
     Args:
         folder: where they are.
-        write_tensors: writes a file of tensors, by its name.
+        write_tensors: writes a file of tensors with metadata, by its name.
         write_index: writes an index, by its name.
     """
 
     def __init__(
         self,
         folder: Path,
-        write_tensors: Callable[[str, Weights], None],
+        write_tensors: Callable[[str, Weights, dict[str, str]], None],
         write_index: Callable[[str, JsonFile], None],
     ) -> None:
         self._folder = folder
@@ -158,9 +159,10 @@ class Checkpoints:
         sums = dict((before and before.checksums) or {})
         for id in sorted(changed):
             files[id] = f"memory-{id}-{state.round}.safetensors"
-            self._write_tensors(files[id], memories[id])
+            self._write_tensors(files[id], memories[id], _in_order(memories[id]))
         name = f"state-{state.round}.safetensors"
-        self._write_tensors(name, _tensors(state))
+        tensors = _tensors(state)
+        self._write_tensors(name, tensors, _in_order(tensors))
         new = {name, *(files[id] for id in changed)}
         present = {name, *files.values()}
         for file in present:
@@ -311,9 +313,23 @@ def _under(prefix: str, tensors: Weights) -> Weights:
     }
 
 
+def _in_order(tensors: Weights) -> dict[str, str]:
+    """Returns the metadata that keeps the names in order, which the format itself does not."""
+    return {_ORDER: json.dumps(list(tensors))}
+
+
 def _read_copies(path: Path) -> Weights:
-    """Reads tensors into memory of their own, so that the file may be removed."""
-    return {name: tensor.clone() for name, tensor in load_file(path).items()}
+    """Reads tensors in the order in which they were written, into memory of their own.
+
+    The last bits of a sum over all of them depend on the order, and a run that goes on is to end in
+    the bits that it would have ended in.
+    """
+    with safe_open(path, framework="pt") as file:
+        names = list(file.keys())
+        order = json.loads((file.metadata() or {}).get(_ORDER, "null")) or names
+        if sorted(order) != sorted(names):
+            raise ValueError("it holds other tensors than it says")
+        return {name: file.get_tensor(name).clone() for name in order}
 
 
 def _read_part(path: Path, prefix: str) -> Weights:

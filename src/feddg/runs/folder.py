@@ -79,7 +79,7 @@ class RunFolder:
         self._experiment: str | None = None
         self._checkpoints = Checkpoints(
             path / CHECKPOINTS,
-            lambda name, tensors: self.write_tensors(f"{CHECKPOINTS}/{name}", tensors),
+            lambda name, *content: self.write_tensors(f"{CHECKPOINTS}/{name}", *content),
             lambda name, index: self.write_json(f"{CHECKPOINTS}/{name}", index),
         )
 
