@@ -187,6 +187,11 @@ class EvaluateSettings(Settings):
         1, ge=1, description="rounds between evaluations; the last round is always evaluated"
     )
     batch_size: int = Field(256, ge=1, description="images per batch when measuring")
+    pictures: bool = Field(
+        True,
+        description="show some training images in the report, as the method re-draws them; never "
+        "at sites of a deployment",
+    )
 
 
 class MethodChoice(Settings):

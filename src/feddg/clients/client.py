@@ -3,19 +3,18 @@
 import itertools
 import math
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy
 import torch
 from torch import Tensor
 
+from feddg.arrays import kept_array
 from feddg.clients.examples import Batch, Examples, rows_of, split_batches
 from feddg.clients.worker import Worker
 from feddg.data.augment import apply, draw
 from feddg.data.pixels import as_unit
 from feddg.errors import ClientError
-from feddg.files import replace_file
 from feddg.messages import Message, Weights
 from feddg.models.network import Network
 from feddg.models.norm import freeze_statistics
@@ -204,23 +203,15 @@ class Client:
     def cached(self, key: str, compute: Callable[[], Tensor]) -> Tensor:
         """Returns ``compute()``, kept on disk under ``key`` and the identity of its images.
 
-        The tensor must be a function of the client's images and ``key`` alone.
+        The tensor must be a function of the client's images and ``key`` alone. A damaged file is
+        made anew, and where none can be kept the result is used without: both are logged.
         """
         folder = self.worker.cache
         if folder is None:
             return compute()
         file = folder / f"{self.examples.cache_key}-{key}.npy"
-        if not file.is_file():
-            array = compute().cpu().numpy()
-            replace_file(file, lambda aside: _save(aside, array))
-        # Copy-on-write: read by page like a read-only map, yet torch may wrap it without a warning.
-        return torch.from_numpy(numpy.load(file, mmap_mode="c"))
+        return torch.from_numpy(kept_array(file, lambda: compute().cpu().numpy()))
 
 
 def _total(terms: dict[str, Tensor]) -> Tensor:
     return torch.stack([term.float() for term in terms.values()]).sum()
-
-
-def _save(file: Path, array: numpy.ndarray) -> None:
-    with file.open("wb") as stream:  # by name, numpy would add an ending
-        numpy.save(stream, array, allow_pickle=False)

@@ -20,6 +20,7 @@ from feddg.federation.ledger import Ledger
 from feddg.federation.server import Server, initial_state
 from feddg.federation.transport import Transport
 from feddg.federation.turns import load_weights
+from feddg.files import is_file
 from feddg.guards.chain import NO_GUARDS, Guards
 from feddg.messages import Weights
 from feddg.methods.base import Method, State
@@ -29,7 +30,16 @@ from feddg.rows import ClientsTable, LedgerRow, MetricsRow, SetupRow
 from feddg.runs.alphas import write_alphas
 from feddg.runs.facts import clients_table, environment
 from feddg.runs.figures import draw_figures
-from feddg.runs.folder import EXPERIMENT, LEDGER, METRICS, SNAPSHOTS, SUMMARY, RunFolder
+from feddg.runs.folder import (
+    EXPERIMENT,
+    FIGURES,
+    LEDGER,
+    METRICS,
+    SNAPSHOTS,
+    SUMMARY,
+    RunFolder,
+    check_identity,
+)
 from feddg.runs.observer import Observer, Together
 from feddg.runs.prepare import (
     Progress,
@@ -86,13 +96,17 @@ def in_process(
     guards = guards_for(experiment, method, network)
     workers = build_workers(experiment, network, cache)
     worker = workers[0]
+
+    def draw(folder: Path, state: State) -> None:
+        draw_figures(folder, images, method, state, experiment.seed)
+
     return Prepared(
         method,
         worker,
         InProcess(method, workers, len(images.partition), images.examples, memories, guards),
         build_evaluation(experiment, images, worker),
         clients_table(images),
-        draw=lambda folder, state: draw_figures(folder, images, method, state, experiment.seed),
+        draw=draw if experiment.evaluate.pictures else lambda folder, state: None,
         guards=guards,
     )
 
@@ -154,12 +168,14 @@ def resume(
     """Continues the run in ``folder`` from its last completed round.
 
     Raises:
-        RunError: the folder holds no run.
+        RunError: the folder holds no run, or the run of another experiment than it says.
     """
     path = Path(folder)
-    if not (path / EXPERIMENT).is_file():
+    if not is_file(path / EXPERIMENT):
         raise RunError(f"{path} holds no run: there is no {EXPERIMENT} in it")
-    return carry_out(path, load_stored(path / EXPERIMENT), observer=observer, cache=cache)
+    experiment = load_stored(path / EXPERIMENT)
+    check_identity(path, experiment)
+    return carry_out(path, experiment, observer=observer, cache=cache)
 
 
 def carry_out(
@@ -193,8 +209,7 @@ def carry_out(
 
 def is_complete(folder: Path) -> bool:
     """Whether the run in ``folder`` ended with its last round."""
-    summary = folder / SUMMARY
-    return summary.is_file() and read_run(folder).status == "completed"
+    return is_file(folder / SUMMARY) and read_run(folder).status == "completed"
 
 
 @dataclass
@@ -310,7 +325,10 @@ class _Execution:
         row = SetupRow(seconds=self.seconds["setup"], groups=server.groups)
         scores = self._evaluate(server, found.evaluation, 0)
         writer.keep(server.state, [row, *(score.row(0) for score in scores)])
-        found.draw(self.folder.path / "figures", server.state)
+        try:
+            found.draw(self.folder.path / FIGURES, server.state)
+        except OSError as error:
+            raise self.folder.unwritable(self.folder.path / FIGURES, error) from None
 
     def _rounds(self, server: Server, writer: "Records", evaluation: Evaluation | None) -> None:
         rounds, every = self.experiment.train.rounds, self.experiment.evaluate.every

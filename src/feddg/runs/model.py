@@ -13,7 +13,8 @@ from feddg.federation.turns import load_weights
 from feddg.methods.base import Method, local_names
 from feddg.models.network import Network
 from feddg.models.precision import choose_device
-from feddg.runs.folder import EXPERIMENT, checkpoint_memories, checkpoint_weights
+from feddg.runs.checkpoints import checkpoint_memories, checkpoint_weights
+from feddg.runs.folder import EXPERIMENT
 from feddg.runs.prepare import build
 from feddg.runs.reading import read_run
 
