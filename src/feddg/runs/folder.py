@@ -8,9 +8,9 @@ continued.
 import errno
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +29,23 @@ from feddg.runs.reading import read_rows
 
 EXPERIMENT, SUMMARY = "experiment.yaml", "summary.json"
 SNAPSHOTS = "snapshots"
+MODELS = "models"
 METRICS, LEDGER = "metrics.jsonl", "ledger.jsonl"
 
 
 @dataclass
 class Checkpoint:
-    """A run after some round: the server's state and what clients remember."""
+    """A run after some round: the server's state and what clients remember.
+
+    Attributes:
+        state: the server's.
+        memories: by client.
+        models: files in ``models/`` by the rule that chose them.
+    """
 
     state: State
     memories: dict[int, Weights]
+    models: Mapping[str, str] = field(default_factory=dict)
 
 
 class RunFolder:
@@ -185,7 +193,11 @@ class RunFolder:
     # Checkpoints
 
     def save_checkpoint(
-        self, state: State, memories: dict[int, Weights], changed: set[int]
+        self,
+        state: State,
+        memories: dict[int, Weights],
+        changed: set[int],
+        models: Mapping[str, str] | None = None,
     ) -> None:
         """Writes the state after a round; the previous checkpoint stays until this one is whole.
 
@@ -193,6 +205,8 @@ class RunFolder:
             state: the server's state.
             memories: what clients remember.
             changed: clients whose memory differs from the previous checkpoint.
+            models: the files in ``models/`` that count now, by the rule that chose them; others
+                are removed once the checkpoint is whole.
         """
         files = dict(self._memory_files)
         for id in sorted(changed):
@@ -208,10 +222,11 @@ class RunFolder:
         self.write_tensors(f"checkpoint/{name}", tensors)
         scalars = None if agreed is None else agreed.scalars
         content = {"round": state.round, "rounds": state.rounds, "state": name}
-        content |= {"agreed": scalars, "memories": files}
+        content |= {"agreed": scalars, "memories": files, "models": dict(models or {})}
         self.write_json("checkpoint/checkpoint.json", content)
         self._memory_files = files
-        self._sweep({name, *files.values()})
+        self._sweep("checkpoint", {name, "checkpoint.json", *files.values()})
+        self._sweep(MODELS, (models or {}).values(), "*.safetensors")
 
     def load_checkpoint(self) -> Checkpoint | None:
         """Returns the last whole checkpoint, or None if there is none yet.
@@ -243,11 +258,11 @@ class RunFolder:
             content["round"],
             content.get("rounds", 0),
         )
-        return Checkpoint(state, memories)
+        return Checkpoint(state, memories, content.get("models", {}))
 
-    def _sweep(self, keep: set[str]) -> None:
-        for file in (self.path / "checkpoint").iterdir():
-            if file.name not in keep and file.name != "checkpoint.json":
+    def _sweep(self, folder: str, keep: Collection[str], pattern: str = "*") -> None:
+        for file in (self.path / folder).glob(pattern):
+            if file.name not in keep:
                 with suppress(OSError):
                     file.unlink()
 
@@ -274,20 +289,38 @@ def _under(prefix: str, tensors: Weights) -> Weights:
     }
 
 
-def checkpoint_weights(folder: Path) -> Weights:
-    """Returns the global weights in a run folder's checkpoint; only reads.
+def checkpoint_index(folder: Path) -> dict[str, Any]:
+    """Returns what a run folder's checkpoint says of itself: ``checkpoint.json``; only reads.
 
     Raises:
         RunError: there is no whole checkpoint.
     """
-    index = folder / "checkpoint" / "checkpoint.json"
     try:
-        name = json.loads(index.read_text(encoding="utf-8"))["state"]
-        with safe_open(index.parent / name, framework="pt") as file:
-            names = [key for key in file.keys() if key.startswith("weights/")]  # noqa: SIM118
-            return {key.removeprefix("weights/"): file.get_tensor(key) for key in names}
+        text = (folder / "checkpoint" / "checkpoint.json").read_text(encoding="utf-8")
+        content: dict[str, Any] = json.loads(text)
+        return content
+    except (OSError, ValueError) as error:
+        raise _no_checkpoint(folder, error) from None
+
+
+def checkpoint_weights(folder: Path, prefix: str = "weights/") -> Weights:
+    """Returns the global weights in a run folder's checkpoint; only reads.
+
+    Args:
+        folder: the run's.
+        prefix: of other tensors of the checkpoint, which are returned by the rest of their names.
+
+    Raises:
+        RunError: there is no whole checkpoint.
+    """
+    index = checkpoint_index(folder)
+    try:
+        path = folder / "checkpoint" / index["state"]
+        with safe_open(path, framework="pt") as file:
+            names = [key for key in file.keys() if key.startswith(prefix)]  # noqa: SIM118
+            return {key.removeprefix(prefix): file.get_tensor(key) for key in names}
     except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise RunError(f"{folder} holds no whole checkpoint ({error})") from None
+        raise _no_checkpoint(folder, error) from None
 
 
 def checkpoint_memories(folder: Path) -> dict[int, Weights]:
@@ -298,9 +331,12 @@ def checkpoint_memories(folder: Path) -> dict[int, Weights]:
     Raises:
         RunError: there is no whole checkpoint.
     """
-    index = folder / "checkpoint" / "checkpoint.json"
+    files = checkpoint_index(folder).get("memories", {})
     try:
-        files = json.loads(index.read_text(encoding="utf-8"))["memories"]
-        return {int(id): load_file(index.parent / name) for id, name in files.items()}
+        return {int(id): load_file(folder / "checkpoint" / name) for id, name in files.items()}
     except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise RunError(f"{folder} holds no whole checkpoint ({error})") from None
+        raise _no_checkpoint(folder, error) from None
+
+
+def _no_checkpoint(folder: Path, error: Exception) -> RunError:
+    return RunError(f"{folder} holds no whole checkpoint ({error})")
