@@ -86,7 +86,7 @@ def test_a_run_that_has_only_its_experiment_is_empty_but_readable(folder_maker, 
     assert run.environment == {}
     assert (run.rounds_done, run.metrics.rounds, run.ledger.messages) == (0, [], [])
     assert run.pictures() == []
-    assert [rule.choose(run.evaluations) for rule in SELECTION_RULES.values()] == [None, None, None]
+    assert [rule.choose(run.evaluations) for rule in SELECTION_RULES.values()] == [None] * 6
 
 
 @pytest.mark.parametrize("rest", ['{"kind":"evaluat', "\0\0\0\0", '{"kind":"round","round":7,"cl'])
