@@ -118,7 +118,7 @@ def test_damage_elsewhere_names_the_file_and_the_row(folder_maker):
 def test_a_row_without_a_needed_field_is_named(folder_maker):
     folder = folder_maker().write()
     append(folder / "metrics.jsonl", '{"kind":"evaluation","round":1}\n')
-    with pytest.raises(RunError, match=r"metrics\.jsonl is damaged in row 50: it lacks 'split'"):
+    with pytest.raises(RunError, match=r"metrics\.jsonl is damaged in row 62: it lacks 'split'"):
         _ = read_run(folder).metrics
 
 

@@ -49,7 +49,8 @@ def test_every_row_is_read_in_full():
     files = {"round": "metrics", "evaluation": "metrics", "message": "ledger", "layout": "ledger"}
     for kind, rows in parts.items():
         found = [json.loads(row.to_json()) for row in rows]
-        found = [{k: v for k, v in row.items() if k != "weights"} for row in found]
+        younger = {"weights": "last", "metrics": {}}
+        found = [{k: v for k, v in row.items() if younger.get(k) != v} for row in found]
         assert found == lines(f"{files[kind]}.jsonl", kind), kind
         assert found
     adapted = [row.model_dump(exclude={"which"}) for row in read_adapted(WRITTEN)]
