@@ -28,9 +28,20 @@ log = logging.getLogger("feddg")
 
 _NOT_IDENTITY = {"name", "device"}
 _LATER = {
-    "train": ("select_every", "decay", "gradient_clipping"),
-    "server": ("largest_change",),
-    "evaluate": ("pictures",),
+    "train": (
+        "select_every",
+        "decay",
+        "gradient_clipping",
+        "schedule",
+        "warmup_rounds",
+        "schedule_final",
+        "schedule_steps",
+        "schedule_gamma",
+        "label_smoothing",
+        "head_rounds",
+    ),
+    "server": ("largest_change", "serve", "tail", "ema", "interpolate"),
+    "evaluate": ("pictures", "averages"),
 }
 _PARTS = {
     name
@@ -73,8 +84,8 @@ class Experiment(ExperimentSettings):
         """Eight hexadecimal digits that differ for every different experiment."""
         content = self.model_dump(mode="json", exclude=_NOT_IDENTITY)
         for part, field in ((part, f) for part, fields in _LATER.items() for f in fields):
-            default = type(getattr(self, part)).model_fields[field].default
-            if content[part][field] == default:
+            own = getattr(self, part)
+            if getattr(own, field) == type(own).model_fields[field].default:
                 del content[part][field]
         for part in _LATER_PARTS:
             if getattr(self, part) == type(self).model_fields[part].default:

@@ -3,14 +3,17 @@
 import itertools
 import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import numpy
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from feddg.arrays import kept_array
 from feddg.clients.examples import Batch, Examples, rows_of, split_batches
+from feddg.clients.schedule import in_round
 from feddg.clients.worker import Worker
 from feddg.data.augment import apply, draw
 from feddg.data.pixels import as_unit
@@ -20,6 +23,7 @@ from feddg.models.network import Network
 from feddg.models.norm import freeze_statistics
 from feddg.randomness import numpy_stream, stream
 from feddg.rows import client_name
+from feddg.settings import TrainSettings
 
 
 class Client:
@@ -78,6 +82,40 @@ class Client:
         """Where it computes."""
         return self.worker.device
 
+    @cached_property
+    def train(self) -> TrainSettings:
+        """How it trains in this round: ``lr`` is the round's learning rate."""
+        return in_round(self.worker.train, self.round)
+
+    @property
+    def trains_heads_only(self) -> bool:
+        """Whether the featurizer stays as it is in this round."""
+        return 0 < self.round <= self.worker.train.head_rounds
+
+    @contextmanager
+    def held_still(self) -> Iterator[None]:
+        """Keeps the featurizer from being trained in its block, in a round that trains heads."""
+        trained = [p for p in self.network.featurizer.parameters() if p.requires_grad]
+        held = trained if self.trains_heads_only else []
+        try:
+            for parameter in held:
+                parameter.requires_grad_(False)
+                parameter.grad = None
+            yield
+        finally:
+            for parameter in held:
+                parameter.requires_grad_(True)
+
+    def class_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Returns the cross-entropy that classes are trained by, with label smoothing if asked for.
+
+        Args:
+            logits: ``(B, classes)``.
+            labels: ``(B,)`` class ids.
+        """
+        smoothing = self.worker.train.label_smoothing
+        return nn.functional.cross_entropy(logits, labels, label_smoothing=smoothing)
+
     def stream(self, *names: str | int) -> torch.Generator:
         """Returns the client's own random stream of this round for a purpose."""
         return stream(self.worker.seed, "client", self.id, self.round, *names)
@@ -97,6 +135,8 @@ class Client:
         alone = len(self.training) == 1 or self.worker.train.batch_size == 1
         if self.worker.freeze or alone:
             freeze_statistics(self.network)
+        if self.trains_heads_only:
+            self.network.featurizer.eval()
 
     def batches(self) -> Iterator[Batch]:
         """Yields this round's mini-batches in the client's own random order, augmented.

@@ -9,9 +9,9 @@ import json
 import logging
 import re
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -32,6 +32,8 @@ EARLIER_KEPT = 2
 EARLIER_BYTES = 4 * 2**30
 """Most disk space that they may take; where a checkpoint is larger, fewer are kept, or none."""
 
+MODEL_KEY = "models/"
+"""What the checksums' names of kept models begin with."""
 _ORDER = "order"
 _INDEX = re.compile(r"checkpoint-(\d+)\.json")
 _FileName = Annotated[str, Field(pattern=r"^[a-z0-9-]+\.safetensors$")]
@@ -39,10 +41,17 @@ _FileName = Annotated[str, Field(pattern=r"^[a-z0-9-]+\.safetensors$")]
 
 @dataclass
 class Checkpoint:
-    """A run after some round: the server's state and what clients remember."""
+    """A run after some round: the server's state and what clients remember.
+
+    Attributes:
+        state: the server's.
+        memories: by client.
+        models: files in ``models/`` by the rule that chose them.
+    """
 
     state: State
     memories: dict[int, Weights]
+    models: Mapping[str, str] = field(default_factory=dict)
 
 
 class CheckpointIndex(JsonFile):
@@ -54,6 +63,7 @@ class CheckpointIndex(JsonFile):
         state: file of the server's state.
         agreed: scalars of what the setup agreed on; None where it agreed on nothing.
         memories: files of what clients remember, by the client's id.
+        models: files in ``models/``, by the rule that chose them.
         experiment: the experiment's id; None as version 0.1 wrote it, like all below.
         checksums: CRC-32 of every file, by name.
         checksum: CRC-32 of this index without it.
@@ -66,6 +76,7 @@ class CheckpointIndex(JsonFile):
     state: _FileName
     agreed: dict[str, Any] | None
     memories: dict[NonNegativeInt, _FileName]
+    models: dict[str, _FileName] = Field(default_factory=dict)
     experiment: str | None = None
     checksums: dict[str, int] | None = None
     checksum: int | None = None
@@ -101,6 +112,14 @@ class CheckpointIndex(JsonFile):
         """
         return {name: self._checked(folder / name, _read_copies) for name in names}
 
+    def load_model(self, folder: Path, file: str) -> Weights:
+        """Returns the weights of a kept model in ``folder``.
+
+        Raises:
+            RunError: the file is missing or damaged.
+        """
+        return self._checked(folder / file, _read_copies, f"{MODEL_KEY}{file}")
+
     def load_part(self, folder: Path, prefix: str) -> Weights:
         """Returns the tensors of the state under a prefix such as ``weights/``, without it.
 
@@ -109,8 +128,10 @@ class CheckpointIndex(JsonFile):
         """
         return self._checked(folder / self.state, lambda path: _read_part(path, prefix))
 
-    def _checked(self, path: Path, read: Callable[[Path], Weights]) -> Weights:
-        known = (self.checksums or {}).get(path.name)
+    def _checked(
+        self, path: Path, read: Callable[[Path], Weights], key: str | None = None
+    ) -> Weights:
+        known = (self.checksums or {}).get(key or path.name)
         try:
             if not is_file(path):
                 raise RunError(f"{path} is missing.")
@@ -131,6 +152,7 @@ class Checkpoints:
         folder: where they are.
         write_tensors: writes a file of tensors with metadata, by its name.
         write_index: writes an index, by its name.
+        models: folder of the models that rules chose.
     """
 
     def __init__(
@@ -138,13 +160,24 @@ class Checkpoints:
         folder: Path,
         write_tensors: Callable[[str, Weights, dict[str, str]], None],
         write_index: Callable[[str, JsonFile], None],
+        models: Path,
     ) -> None:
-        self._folder = folder
+        self._folder, self._models = folder, models
         self._write_tensors, self._write_index = write_tensors, write_index
         self._kept: list[CheckpointIndex] = []
 
+    @property
+    def models(self) -> set[str]:
+        """Names of the model files that a kept checkpoint needs."""
+        return {file for index in self._kept for file in index.models.values()}
+
     def save(
-        self, state: State, memories: dict[int, Weights], changed: set[int], experiment: str | None
+        self,
+        state: State,
+        memories: dict[int, Weights],
+        changed: set[int],
+        experiment: str | None,
+        models: Mapping[str, str],
     ) -> None:
         """Writes the state after a round; the ones before stay until this one is whole.
 
@@ -153,6 +186,7 @@ class Checkpoints:
             memories: what clients remember.
             changed: clients whose memory differs from the previous checkpoint.
             experiment: the experiment's id.
+            models: files in ``models/`` that count now, by the rule that chose them.
         """
         before = self._kept[0] if self._kept else None
         files = dict(before.memories) if before else {}
@@ -168,12 +202,19 @@ class Checkpoints:
         for file in present:
             if file in new or file not in sums:
                 sums[file] = checksum(self._folder / file)
+        for file in models.values():
+            key = f"{MODEL_KEY}{file}"
+            present.add(key)
+            # One of this very round may have been written before, in a round that did not count.
+            if key not in sums or file == f"round-{state.round}.safetensors":
+                sums[key] = checksum(self._models / file)
         index = CheckpointIndex(
             round=state.round,
             rounds=state.rounds,
             state=name,
             agreed=None if state.agreed is None else state.agreed.scalars,
             memories=files,
+            models=dict(models),
             experiment=experiment,
             checksums={file: sums[file] for file in sorted(present)},
         ).sealed()
@@ -218,7 +259,8 @@ class Checkpoints:
         if index.agreed is not None:
             agreed = Message(_under("agreed/", parts), index.agreed)
         weights, extras = _under("weights/", parts), _under("extras/", parts)
-        return Checkpoint(State(weights, extras, agreed, index.round, index.rounds), memories)
+        state = State(weights, extras, agreed, index.round, index.rounds)
+        return Checkpoint(state, memories, index.models)
 
     def _paths(self) -> list[Path]:
         """Index files, newest first; the newest has two."""
@@ -261,13 +303,17 @@ def newest_index(folder: Path) -> CheckpointIndex:
     return CheckpointIndex.read_whole(path)
 
 
-def checkpoint_weights(folder: Path) -> Weights:
+def checkpoint_weights(folder: Path, prefix: str = "weights/") -> Weights:
     """Returns the global weights in a run folder's checkpoint; only reads.
+
+    Args:
+        folder: the run's.
+        prefix: of other tensors of the checkpoint, which are returned by the rest of their names.
 
     Raises:
         RunError: there is no whole checkpoint.
     """
-    return newest_index(folder).load_part(folder / CHECKPOINTS, "weights/")
+    return newest_index(folder).load_part(folder / CHECKPOINTS, prefix)
 
 
 def checkpoint_memories(folder: Path) -> dict[int, Weights]:

@@ -10,7 +10,7 @@ import json
 import logging
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ from feddg.runs.reading import read_rows
 log = logging.getLogger("feddg")
 
 EXPERIMENT, SUMMARY = "experiment.yaml", "summary.json"
-SNAPSHOTS, FIGURES = "snapshots", "figures"
+SNAPSHOTS, FIGURES, MODELS = "snapshots", "figures", "models"
 METRICS, LEDGER = "metrics.jsonl", "ledger.jsonl"
 
 
@@ -81,6 +81,7 @@ class RunFolder:
             path / CHECKPOINTS,
             lambda name, *content: self.write_tensors(f"{CHECKPOINTS}/{name}", *content),
             lambda name, index: self.write_json(f"{CHECKPOINTS}/{name}", index),
+            path / MODELS,
         )
 
     def remove_unstarted(self) -> None:
@@ -228,13 +229,24 @@ class RunFolder:
     # Checkpoints
 
     def save_checkpoint(
-        self, state: State, memories: dict[int, Weights], changed: set[int]
+        self,
+        state: State,
+        memories: dict[int, Weights],
+        changed: set[int],
+        models: Mapping[str, str] | None = None,
     ) -> None:
-        """Writes the state after a round, see :meth:`Checkpoints.save`."""
+        """Writes the state after a round, see :meth:`Checkpoints.save`.
+
+        Models that no kept checkpoint names are removed then.
+        """
         try:
-            self._checkpoints.save(state, memories, changed, self._experiment)
+            self._checkpoints.save(state, memories, changed, self._experiment, models or {})
         except OSError as error:
             raise self.unwritable(self.path / CHECKPOINTS, error) from None
+        for file in (self.path / MODELS).glob("*.safetensors"):
+            if file.name not in self._checkpoints.models:
+                with suppress(OSError):
+                    file.unlink()
 
     def load_checkpoint(self) -> Checkpoint | None:
         """Returns the last whole checkpoint, or None, see :meth:`Checkpoints.load`."""
