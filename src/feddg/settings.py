@@ -188,7 +188,7 @@ class ServerSettings(Settings):
     largest_change: Positive | None = Field(
         100.0,
         description="how many times the median change of the weights an update's may be long; none "
-        "for any",
+        "for any, as under a guard that replaces the mean",
     )
     attempts: int = Field(
         2,

@@ -16,7 +16,7 @@ from feddg.guards.krum import scores, squared_distances
 from feddg.messages import Message, Update
 from feddg.methods.base import Method, State
 from feddg.runs.prepare import build, guards_for
-from feddg.settings import GuardChoice, TrainSettings
+from feddg.settings import GuardChoice, ServerSettings, TrainSettings
 from federations import federation, same
 
 NAMES = frozenset({"a", "b"})
@@ -193,7 +193,8 @@ def poisoned(bad, *guards):
     Returns:
         The federation, and what its honest clients send.
     """
-    small, honest = federation(guards=guards, **TEN), []
+    free = ServerSettings(largest_change=None)  # what the guards do by themselves
+    small, honest = federation(guards=guards, server_settings=free, **TEN), []
     original = small.transport.train
 
     def train(clients, broadcast):
