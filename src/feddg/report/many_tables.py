@@ -162,7 +162,7 @@ def margin_table(results: Results, rule: SelectionRule = FINAL) -> Table | None:
     caption = (
         "Test accuracy after the final round minus that of the best other method, paired by "
         "scenario and seed. The interval is Student's t over the pairs; bold where it excludes "
-        "zero. The best other method was picked by these same numbers, which favours it a little."
+        "zero. None is claimed below three pairs, or where all differences are equal. The best other method was picked by these same numbers, which favours it a little."
     )
     return Table(heads, rows, caption)
 
@@ -175,11 +175,11 @@ def points(difference: float | None) -> str:
 
 
 def interval_text(margin: Margin | None) -> str:
-    """``-0.4 to +2.1``, or that there is only one pair."""
+    """``-0.4 to +2.1``, or why none is claimed."""
     if margin is None:
         return MISSING
     if margin.low is None:
-        return "one pair only"
+        return f"none: {margin.why_no_interval}"
     return f"{points(margin.low)} to {points(margin.high)}"
 
 
