@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
+from itertools import pairwise
 from typing import Final
 
 import numpy
@@ -264,5 +265,5 @@ def _end_steps(evaluations: Evaluations, split: str) -> list[float]:
     """Steps between evaluations at the end; that from the untrained model is another matter."""
     values = [evaluations.accuracy(round_, split) for round_ in evaluations.rounds if round_ > 0]
     curve = [value for value in values if value is not None and math.isfinite(value)]
-    steps = [after - before for before, after in zip(curve, curve[1:])]
+    steps = [after - before for before, after in pairwise(curve)]
     return steps[-max(WINDOW, len(steps) // 3) :]
