@@ -13,13 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from run_folders import FolderMaker
 from typer.main import get_command
 
 from feddg.cli import app
 from feddg.errors import RunError
-from feddg.report import write_report
 from feddg.methods.catalogue import METHODS
+from feddg.report import write_report
 from feddg.report.blocks import Code
 from feddg.report.charts import (
     class_accuracy,
@@ -27,13 +26,14 @@ from feddg.report.charts import (
     client_heat_map,
     confusion_matrix,
 )
+from feddg.report.cost_section import cost_of
 from feddg.report.looks import looks_of
 from feddg.report.next_steps import run_steps
-from feddg.report.cost_section import cost_of
 from feddg.report.several_page import run_labels
 from feddg.report.wording import counted, duration, listed, number, percent, size, spelled
 from feddg.rows import ClientRow, ClientsTable
 from feddg.runs.reading import read_run
+from run_folders import FolderMaker
 
 NASTY = '<script>alert("x")</script><img src=http://example.org/x onerror=alert(1)>&amp;'
 

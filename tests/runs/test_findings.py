@@ -150,7 +150,8 @@ def test_a_rise_at_the_end_is_told_from_noise(accuracies, rising):
 
 def test_movement_is_held_against_the_margin():
     moved = movement(curve([0.5, 0.8, 0.7, 0.8, 0.7]))
-    assert moved == pytest.approx(0.1)
+    assert moved == pytest.approx((0.2 / 3 + 0.4 / 3 + 0.2 / 3) / 3)
+    assert movement(curve([0.5, 0.6, 0.7, 0.8])) == pytest.approx(0), "a trend is no unrest"
     assert unsteady(moved, -0.05).kind is FindingKind.UNSTEADY
     assert unsteady(moved, 0.2) is None
     assert unsteady(movement(curve([0.5, 0.6])), 0.0) is None

@@ -12,8 +12,8 @@ from feddg.comparing.compare import Comparison, Work
 from feddg.comparing.estimate import Estimate, estimate
 from feddg.comparing.results import read_comparison
 from feddg.report import blocks
-from feddg.report.finding_words import interval_words
-from feddg.report.headline import finding_sentences
+from feddg.report.finding_words import interval_words, remark_words
+from feddg.report.headline import finding_sentences, found_in
 from feddg.report.many_tables import accuracy_table, margin_table
 from feddg.report.verdict import verdict_words, warnings_about
 from feddg.report.wording import counted, duration, spelled
@@ -43,7 +43,8 @@ def results_table(folders: Sequence[Path]) -> Table:
     table.add_column("domain")
     table.add_column("largest\nclass", justify="right")
     for record in records:
-        table.add_column(f"{record.method}\n(95 % interval)\nbalanced", justify="right")
+        name = escape(f"{record.method}{remark_words(found_in(record))}")
+        table.add_column(f"{name}\n(95 % interval)\nbalanced", justify="right")
     for split, domain in _rows(records):
         rows = [_last_row(record, split, domain) for record in records]
         largest = next((_share(row, "largest_class_share") for row in rows if row), "-")

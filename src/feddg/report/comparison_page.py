@@ -29,6 +29,7 @@ from feddg.rows import ID_TEST, SPLITS, VAL
 from feddg.runs.selection_rules import FINAL, SELECTION_RULES
 
 MOST_FACTS = 8
+MOST_NAMED = 4
 MOST_COLUMNS = 6
 
 
@@ -47,6 +48,7 @@ def results_page(results: Results) -> Page:
         title=_title(results),
         lead=verdict_words(results),
         tags=[
+            *([results.name] if results.title == results.name else []),
             counted(len({result.run.folder for result in results.results}), "run"),
             counted(len(results.methods), "method"),
             counted(len(results.seeds), "seed"),
@@ -62,10 +64,17 @@ def results_page(results: Results) -> Page:
 
 
 def _title(results: Results) -> str:
-    """The comparison's title with its data set, unless the title says it already."""
+    """The title its author gave, or the methods; with data set and test domain if it lacks them."""
+    own = results.title != results.name
+    methods = [spelled(method) for method in results.methods]
+    who = listed(methods) if len(methods) <= MOST_NAMED else counted(len(methods), "method")
+    title = results.title if own else who
     where = on_data([result.run for result in results.results])
-    name = where.removeprefix(" on ")
-    return results.title if name.lower() in results.title.lower() else f"{results.title}{where}"
+    title += "" if where.removeprefix(" on ").lower() in title.lower() else where
+    scenarios = {result.place.scenario for result in results.results}
+    if own or len(scenarios) != 1:
+        return title
+    return f"{title}, tested on {readable(listed(scenarios.pop().split('+')))}"
 
 
 def _cautions(results: Results) -> list[Prose]:

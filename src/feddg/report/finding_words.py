@@ -53,8 +53,8 @@ def finding_sentence(finding: Finding, classes: Sequence[str] = ()) -> str:
     if finding.kind is FindingKind.CONSTANT:
         return (
             f"No better than a constant model: always naming the largest class reaches {figure} "
-            f"of the images, the model {beside}. Either the interval of its accuracy includes "
-            "that, or its balanced accuracy is no better than guessing."
+            f"of the images, the model {beside}. The difference, or that between its balanced "
+            "accuracy and guessing, is no more than chance explains."
         )
     if finding.kind is FindingKind.ONE_CLASS:
         name = _class_name(finding.class_id, classes)
@@ -70,8 +70,9 @@ def finding_sentence(finding: Finding, classes: Sequence[str] = ()) -> str:
             f"{rounds}. The run was stopped before it had learned what it could."
         )
     return (
-        f"From one evaluation to the next, accuracy moves by {percent(finding.figure)} points on "
-        f"average, more than the {percent(finding.beside)} points between the methods: which "
+        "From one evaluation to the next, accuracy strays from its trend by "
+        f"{percent(finding.figure)} points on average, more than the {percent(finding.beside)} "
+        "points between the methods: which "
         "round is looked at decides which is better."
     )
 

@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from feddg.comparing.method_findings import method_findings
 from feddg.comparing.results import Results
 from feddg.report.blocks import Block, Code, Prose, Section
 from feddg.report.wording import number
@@ -100,6 +101,11 @@ def _comparison_steps(results: Results, decided: bool) -> Iterator[Step]:
     again = ("compare", str(plan), "--out", str(plan.parent))
     if results.open:
         yield "Carry out what is missing; complete runs are kept:", _command(*again)
+    kinds = {one.kind for method in results.methods for one in method_findings(results, method)}
+    planned = {result.run.rounds_planned for result in results.results}
+    if FindingKind.RISING in kinds and len(planned) == 1 and (rounds := planned.pop()):
+        longer = (*again[:3], f"{plan.parent}-longer", "--rounds", str(2 * rounds))
+        yield "Accuracy still rose in some runs: train twice as long:", _command(*longer)
     if not decided and len(results.methods) > 1:
         seeds = max(2 * len(results.seeds), REPEATS)
         yield (

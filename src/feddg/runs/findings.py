@@ -242,11 +242,14 @@ def _rising(evaluations: Evaluations, found: Standing, split: str) -> Finding | 
 def movement(evaluations: Evaluations, split: str = TEST) -> float | None:
     """Returns how far accuracy moves from one evaluation to the next at the end of a run.
 
-    The mean size of the steps of a run's last third, a share in [0, 1]; None where there are too
-    few.
+    The mean distance of the steps of a run's last third from their mean, which is the trend and no
+    unrest: a share in [0, 1]; None where there are too few.
     """
     steps = _end_steps(evaluations, split)
-    return math.fsum(map(abs, steps)) / len(steps) if len(steps) >= LEAST_STEPS else None
+    if len(steps) < LEAST_STEPS:
+        return None
+    trend = math.fsum(steps) / len(steps)
+    return math.fsum(abs(step - trend) for step in steps) / len(steps)
 
 
 def unsteady(moved: float | None, margin: float) -> Finding | None:
