@@ -28,6 +28,7 @@ _NOT_IDENTITY = {"name", "device"}
 _LATER = {
     "train": ("select_every", "decay", "gradient_clipping"),
     "server": ("largest_change",),
+    "evaluate": ("select_by",),
 }
 _LATER_PARTS = ("privacy", "guards")
 """Fields and parts younger than some run folders: not in the hash where they say nothing new."""

@@ -187,6 +187,11 @@ class EvaluateSettings(Settings):
         1, ge=1, description="rounds between evaluations; the last round is always evaluated"
     )
     batch_size: int = Field(256, ge=1, description="images per batch when measuring")
+    select_by: Literal["accuracy", "balanced_accuracy", "macro_f1"] = Field(
+        "accuracy",
+        description="what validation chooses a round by, mean over its domains (iWildCam: "
+        "macro_f1)",
+    )
 
 
 class MethodChoice(Settings):

@@ -1,5 +1,6 @@
 """Carries out an experiment: setup, rounds, evaluation, records, checkpoints."""
 
+import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from feddg.clients.threads import threads
 from feddg.clients.worker import Worker
 from feddg.errors import RunError
 from feddg.evaluation.accuracy import Evaluation, Score
+from feddg.evaluation.support import support_warning
 from feddg.experiment import Experiment, load_stored
 from feddg.federation.checks import MessageChecks
 from feddg.federation.inprocess import InProcess
@@ -43,6 +45,7 @@ from feddg.runs.prepare import (
 from feddg.runs.reading import RunRecord, read_run
 from feddg.runs.summary import summarize
 
+log = logging.getLogger("feddg")
 Elsewhere = Callable[[Server, Sequence[Score]], Sequence[Score]]
 
 
@@ -301,6 +304,10 @@ class _Execution:
     def _describe(self, found: Prepared) -> None:
         self.folder.write_json("environment.json", environment(self.experiment, found.worker))
         self.folder.write_json("clients.json", found.clients)
+        if found.evaluation is not None:
+            thin = support_warning(found.evaluation, found.clients.classes)
+            if thin is not None:
+                log.warning("%s", thin)
 
     def _setup(self, server: Server, writer: "Records", found: Prepared) -> None:
         with self.timed("setup"):
