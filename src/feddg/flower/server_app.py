@@ -23,6 +23,7 @@ from feddg.flower.replies import Introduction
 from feddg.flower.site import load_pixels, positions, read_experiment, test_images
 from feddg.flower.traffic import Traffic, append_to
 from feddg.messages import Weights
+from feddg.methods.base import require_network_fit
 from feddg.models.precision import choose_device
 from feddg.report import ensure_report
 from feddg.rows import ClientRow, ClientsTable, RoundRow
@@ -192,6 +193,7 @@ def _prepared(
         join(id, introduction)
     transport.on_introduction = join
     method, network = build(experiment, len(known["classes"]))
+    require_network_fit(method)
     guards = guards_for(experiment, method, network)
     worker = build_worker(experiment, network, cache)
     return Prepared(

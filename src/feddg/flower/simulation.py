@@ -25,6 +25,7 @@ from feddg.flower.grid_transport import FlowerTransport, Policy
 from feddg.flower.simulated_site import SIMULATED
 from feddg.flower.traffic import Traffic, append_to
 from feddg.messages import Weights
+from feddg.methods.base import require_network_fit
 from feddg.report import ensure_report
 from feddg.rows import client_name
 from feddg.runs.execute import Prepared, Run, carry_out, in_process
@@ -130,6 +131,7 @@ def coordinate(
         experiment: Experiment, cache: Path, progress: Progress, memories: dict[int, Weights]
     ) -> Prepared:
         found = in_process(experiment, cache, progress, {})
+        require_network_fit(found.method)
         number = experiment.clients.number
         names = [client_name(id) for id in range(number)]
         transport = FlowerTransport(

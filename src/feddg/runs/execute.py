@@ -13,7 +13,7 @@ from torch import nn
 from feddg.clients.threads import threads
 from feddg.clients.worker import Worker
 from feddg.errors import RunError
-from feddg.evaluation.accuracy import Evaluation, Score
+from feddg.evaluation.accuracy import Evaluation, Score, mean_score
 from feddg.evaluation.support import support_warning
 from feddg.experiment import Experiment, load_stored
 from feddg.federation.checks import MessageChecks
@@ -24,7 +24,7 @@ from feddg.federation.transport import Transport
 from feddg.federation.turns import load_weights
 from feddg.guards.chain import NO_GUARDS, Guards
 from feddg.messages import Weights
-from feddg.methods.base import Method, State
+from feddg.methods.base import Method, State, has_global_model, local_names
 from feddg.models.network import Network
 from feddg.randomness import stream
 from feddg.rows import ClientsTable, LedgerRow, MetricsRow, SetupRow
@@ -87,7 +87,7 @@ def in_process(
     images = load_images(experiment, cache, progress)
     method, network = build(experiment, len(images.table.class_names))
     guards = guards_for(experiment, method, network)
-    workers = build_workers(experiment, network, cache)
+    workers = build_workers(images.trained_by(experiment), network, cache)
     worker = workers[0]
     return Prepared(
         method,
@@ -341,7 +341,7 @@ class _Execution:
     ) -> Sequence[Score]:
         scores: list[Score] = []
         if evaluation is not None:
-            scores += evaluation.scores(predictor(server.method, self.network, server.state))
+            scores += measured(evaluation, server, self.network)
         scores += self.elsewhere(server, scores)
         if scores:
             self.observer.scores(round, scores)
@@ -395,6 +395,29 @@ def predictor(method: Method, network: Network, state: State) -> nn.Module:
     """Returns the global model as a predictor, on the network that clients also use."""
     load_weights(network, state.weights)
     return method.predictor(network)
+
+
+def measured(evaluation: Evaluation, server: Server, network: Network) -> list[Score]:
+    """Returns the scores of the global model, or their mean over clients that share none.
+
+    A client that has not trained yet counts with the weights it would start from.
+    """
+    method, state = server.method, server.state
+    if has_global_model(method, network):
+        return evaluation.scores(predictor(method, network, state))
+    memories = server.transport.memories
+    ids = server.transport.clients
+    local = local_names(method, network)
+    waiting = sum(id not in memories for id in ids)
+    found: list[list[Score]] = []
+    if waiting:
+        found += [evaluation.scores(predictor(method, network, state))] * waiting
+    for id in ids:
+        if id in memories:
+            own = {name: tensor for name, tensor in memories[id].items() if name in local}
+            load_weights(network, own)
+            found.append(evaluation.scores(method.predictor(network)))
+    return [mean_score(scores) for scores in zip(*found, strict=True)]
 
 
 def on_device(state: State, device: torch.device) -> State:
