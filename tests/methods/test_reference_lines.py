@@ -14,8 +14,10 @@ from feddg.flower.simulation import simulate
 from feddg.methods.composition import build_method
 from feddg.models.backbones import build_network
 from feddg.randomness import stream
-from feddg.runs.execute import measured
+from feddg.runs.execute import in_process
+from feddg.runs.folder import checkpoint_memories
 from feddg.runs.model import load_model
+from feddg.runs.observer import Observer
 from feddg.runs.prepare import deal, load_table
 from feddg.settings import TrainSettings
 from federations import CLASSES, SmallFederation, federation, same
@@ -84,10 +86,6 @@ def test_no_weights_leave_a_client_and_the_starting_network_is_sent_while_it_is_
     assert down[2] == down[3] < 100
 
 
-class Fixed(nn.Module):
-    """Logits by what a weight says; stands in for a network."""
-
-
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
     return tmp_path_factory.mktemp("cache")
@@ -100,9 +98,6 @@ def alone(tmp_path_factory, cache):
 
 
 def test_a_domain_has_the_mean_over_all_clients_own_models(alone, cache):
-    from feddg.runs.execute import in_process
-    from feddg.runs.folder import checkpoint_memories
-
     memories = checkpoint_memories(alone.folder)
     assert sorted(memories) == [0, 1, 2]
     found = in_process(alone.experiment, cache, lambda *_: None, {})
@@ -127,11 +122,6 @@ def test_there_is_no_model_to_be_loaded(alone):
 
 
 def test_it_goes_on_where_it_stopped_with_the_same_numbers(alone, cache, tmp_path):
-    class Stop(Exception):
-        pass
-
-    from feddg.runs.observer import Observer
-
     class AfterOne(Observer):
         def round(self, row):
             if row.round == 2:
@@ -154,7 +144,7 @@ def dealt(**change):
     ("clients", "train", "share"),
     [
         ({"number": 3}, {"local_epochs": 2, "batch_size": 50}, 1),
-        ({"number": 6, "per_round": 2}, {"batch_size": 50}, 1 / 3),
+        ({"number": 6, "per_round": 2}, {"batch_size": 50, "local_epochs": 1}, 1 / 3),
         ({"number": 4, "per_round": 3}, {"batch_size": 50, "local_steps": 7}, 3 / 4),
     ],
 )
@@ -164,10 +154,12 @@ def test_one_client_holds_everything_and_takes_the_steps_of_a_round(clients, tra
     experiment, gathered = dealt(clients=clients, train=train, method="centralised")
     assert spread.steps is None
     assert len(gathered.partition) == 1
-    assert len(gathered.examples(0)) == sum(len(spread.examples(id)) for id in range(len(spread.partition)))
+    assert len(gathered.examples(0)) == sum(
+        len(spread.examples(id)) for id in range(len(spread.partition))
+    )
     steps = [
         train.get("local_steps")
-        or train.get("local_epochs", 1) * len([0 for start in range(0, size, 50) if size - start != 1])
+        or train["local_epochs"] * len([0 for start in range(0, size, 50) if size - start != 1])
         for size in spread.partition.sizes
     ]
     assert gathered.steps == round(sum(steps) * share)

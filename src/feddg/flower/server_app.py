@@ -24,6 +24,7 @@ from feddg.flower.site import load_pixels, positions, read_experiment, test_imag
 from feddg.flower.traffic import Traffic, append_to
 from feddg.messages import Weights
 from feddg.methods.base import require_network_fit
+from feddg.methods.composition import method_class
 from feddg.models.precision import choose_device
 from feddg.report import ensure_report
 from feddg.rows import ClientRow, ClientsTable, RoundRow
@@ -131,6 +132,7 @@ def coordinate(grid: Grid, run_config: Mapping[str, Any]) -> Run:
         FeddgError: the run cannot start or go on; what was computed is kept.
     """
     experiment = read_experiment(run_config)
+    require_network_fit(method_class(experiment.method.name))
     deployment = Deployment.read(run_config)
     names = deployment.site_names
     if len(set(names)) < len(names) or len(names) != experiment.clients.number:
@@ -193,7 +195,6 @@ def _prepared(
         join(id, introduction)
     transport.on_introduction = join
     method, network = build(experiment, len(known["classes"]))
-    require_network_fit(method)
     guards = guards_for(experiment, method, network)
     worker = build_worker(experiment, network, cache)
     return Prepared(

@@ -245,7 +245,7 @@ def has_global_model(method: Method, network: nn.Module) -> bool:
     return not network.state_dict().keys() <= local_names(method, network)
 
 
-def require_network_fit(method: Method) -> None:
+def require_network_fit(method: type[Method]) -> None:
     """Raises ExperimentError if a method can only run where all images are."""
     if method.in_process_only:
         raise ExperimentError(
