@@ -33,6 +33,6 @@ def _thin_parts(evaluation: Evaluation, class_names: Sequence[str]) -> Iterator[
         counts = numpy.bincount(evaluation.labels[rows], minlength=evaluation.classes)
         thin = numpy.flatnonzero(counts < FEW)
         if len(thin):
-            named = ", ".join(f"{class_names[i]} {counts[i]}" for i in thin[:3])
+            named = ", ".join(f"{class_names[i]} ({counts[i]})" for i in thin[:3])
             more = f" and {len(thin) - 3} more" if len(thin) > 3 else ""
             yield f"{split} {evaluation.domain_names[domain]}: {named}{more}"
