@@ -42,6 +42,7 @@ from feddg.runs.prepare import (
 )
 from feddg.runs.reading import RunRecord, read_run
 from feddg.runs.summary import summarize
+from feddg.runs.warning_light import write_warning_light
 
 Elsewhere = Callable[[Server, Sequence[Score]], Sequence[Score]]
 
@@ -326,8 +327,9 @@ class _Execution:
             found = [score.row(row.round, with_confusion=last) for score in scores]
             writer.keep(server.state, [row, *found])
         if evaluation is not None:
-            predictor(server.method, self.network, server.state)
+            model = predictor(server.method, self.network, server.state)
             write_alphas(self.folder, server.method, self.network, evaluation)
+            write_warning_light(self.folder, model, evaluation)
 
     def _evaluate(
         self, server: Server, evaluation: Evaluation | None, round: int

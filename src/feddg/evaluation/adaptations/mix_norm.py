@@ -63,6 +63,11 @@ class MixNorm(Predictor):
         """Goes back to the running statistics."""
         self._kept = {}
 
+    @property
+    def keeps_state(self) -> bool:
+        """Only where the kept moments follow the images."""
+        return bool(self.settings.tau)
+
     def views(self, images: Tensor) -> Tensor:
         """Returns the images and their views, ``(5 B, 3, H, W)``, view by view."""
         crops = [self._crop(images, *box) for box in self._boxes]
