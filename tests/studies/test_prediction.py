@@ -213,14 +213,13 @@ def test_the_warning_light_knows_foreign_images(finished, cache, tmp_path):
     assert light.inside == 0.95
     images = load_images(load_stored(finished / EXPERIMENT), cache, lambda *_: None)
     inside = images.pixels.gather(torch.from_numpy(images.splits.id_val))
-    foreign = torch.randint(
-        0, 256, inside.shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
-    )
+    order = torch.randperm(inside[0, 0].numel(), generator=torch.Generator().manual_seed(0))
+    foreign = inside.flatten(2)[..., order].view_as(inside)  # the same colours, no digit
     with torch.inference_mode():
         energies = [energy(model(as_unit(part))) for part in (inside, foreign)]
     assert len(inside) == light.images
     assert float((energies[0] <= light.threshold).float().mean()) == pytest.approx(0.95, abs=0.01)
-    assert separation(*energies) > 0.8
+    assert separation(*energies) > 0.6
 
 
 def test_another_models_threshold_is_never_used(finished, images):

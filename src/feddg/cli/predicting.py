@@ -1,4 +1,4 @@
-"""What a user does with a trained model: ``predict``."""
+"""What a user does with a trained model: ``predict`` and ``export``."""
 
 from pathlib import Path
 from typing import Annotated
@@ -60,3 +60,29 @@ def predict(
         typer.echo(f"unlike anything seen in training: {done.unlike}")
     if done.failed == done.files:
         raise typer.Exit(1)
+
+
+@app.command()
+def export(
+    run: RunArgument,
+    onnx: Annotated[Path | None, typer.Option(help="write ONNX (extra `export`)")] = None,
+    torch: Annotated[Path | None, typer.Option(help="write a torch.export program, .pt2")] = None,
+    safetensors: Annotated[Path | None, typer.Option(help="write the weights alone")] = None,
+    adapt: AdaptOption = None,
+    floats: Annotated[
+        bool, typer.Option("--float-input", help="images in [0, 1] instead of 0..255")
+    ] = False,
+) -> None:
+    """Write a run's model as a file that works without feddg, and a model card beside it."""
+    from feddg.studies.export import export_run, one_format
+
+    chosen = one_format([("onnx", onnx), ("torch", torch), ("safetensors", safetensors)])
+    format, path = chosen
+    done = export_run(run, path, format, adapt=adapt, input_kind="float" if floats else "uint8")
+    if done.checked:
+        typer.echo(
+            f"checked on {done.checked} images: labels are the run's, probabilities within "
+            f"{done.difference:.1e}"
+        )
+    typer.echo(f"model: {done.path}")
+    typer.echo(f"model card: {done.card}")

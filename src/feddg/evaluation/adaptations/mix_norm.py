@@ -83,7 +83,7 @@ class MixNorm(Predictor):
 
     def forward(self, images: Tensor) -> Tensor:
         """Returns logits ``(B, classes)`` of the images as they are."""
-        return super().forward(self.views(images))[: len(images)]
+        return super().forward(self.views(images))[: images.shape[0]]
 
     def rule(self, images: Tensor) -> Rule:
         """Mixes moments pooled over views, image by image."""
