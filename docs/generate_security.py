@@ -1,6 +1,6 @@
 """Writes the table of hostile replies in docs/security.md: plays every lie, notes what is said.
 
-    python docs/generate_security.py      (about a minute)
+python docs/generate_security.py      (about a minute)
 """
 
 import logging
@@ -11,8 +11,9 @@ HERE = Path(__file__).parent
 TESTS = HERE.parent / "tests"
 sys.path[:0] = [str(TESTS), str(TESTS / "security")]
 
-from hostile_grid import HostileFederation
 from hostile_replies import ENVELOPE, LIES
+
+from hostile_grid import HostileFederation
 
 PAGE = HERE / "security.md"
 MARK = "<!-- lies -->\n"

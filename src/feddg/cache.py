@@ -25,7 +25,7 @@ _NAMES = {
     "pixels": re.compile(r"pixels-[0-9a-f]{32}"),
     "checks": re.compile(r"checked-[0-9a-f]{32}\.json"),
     "twins": re.compile(r"[0-9a-f]{24}-.+\.npy"),
-    "partial": re.compile(r"partial-[0-9a-f]{32}|\.[0-9a-f]{24}-.+\.npy\.\d+\.\d+"),
+    "partial": re.compile(r"partial-[0-9a-f]{32}|\.([0-9a-f]{24}-|checked-).+\.\d+\.\d+"),
 }
 
 

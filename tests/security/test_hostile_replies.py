@@ -1,5 +1,7 @@
 """Every lie of a site is refused by its name, and the others go on as if it had not been there."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -138,3 +140,10 @@ def test_whatever_the_fields_say_the_run_goes_on(entries):
     assert all(torch.isfinite(t).all() for t in server.state.weights.values())
     accepted = not federation.refusals
     assert accepted or {client for client, _ in federation.refusals} == {0}
+
+
+def test_the_page_knows_every_lie():
+    page = Path(__file__).parents[2] / "docs" / "security.md"
+    text = page.read_text("utf-8")
+    missing = [name for _, name in CASES if f"| {name} |" not in text]
+    assert not missing, "run python docs/generate_security.py"

@@ -56,3 +56,7 @@ def main() -> None:
     except FeddgError as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(1)
+    except OSError as error:  # a disk may fail anywhere; whatever computes says what it was doing
+        place = f"{error.filename}: " if error.filename else ""
+        typer.echo(f"error: {place}{error.strerror or error}", err=True)
+        sys.exit(1)

@@ -13,6 +13,13 @@ RunArgument = Annotated[Path, typer.Argument(help="the run folder")]
 AdaptOption = Annotated[
     str | None, typer.Option(help="a test-time adaptation, see `feddg adaptations`")
 ]
+WhichOption = Annotated[
+    str | None,
+    typer.Option(
+        help="the model: final, tail, ema, best_in_domain, best_held_out, interpolated; by "
+        "default what the run serves"
+    ),
+]
 
 
 @app.command()
@@ -24,6 +31,7 @@ def predict(
         bool, typer.Option("--probabilities", help="a column for every class")
     ] = False,
     adapt: AdaptOption = None,
+    which: WhichOption = None,
     batch_size: Annotated[int, typer.Option(min=1, help="images per batch")] = 64,
     device: Annotated[str, typer.Option(help="cpu, cuda or auto")] = "auto",
     quiet: QuietOption = False,
@@ -42,6 +50,7 @@ def predict(
                 images,
                 out,
                 adapt=adapt,
+                which=which,
                 probabilities=probabilities,
                 device=device,
                 batch_size=batch_size,
@@ -69,6 +78,7 @@ def export(
     torch: Annotated[Path | None, typer.Option(help="write a torch.export program, .pt2")] = None,
     safetensors: Annotated[Path | None, typer.Option(help="write the weights alone")] = None,
     adapt: AdaptOption = None,
+    which: WhichOption = None,
     floats: Annotated[
         bool, typer.Option("--float-input", help="images in [0, 1] instead of 0..255")
     ] = False,
@@ -78,7 +88,9 @@ def export(
 
     chosen = one_format([("onnx", onnx), ("torch", torch), ("safetensors", safetensors)])
     format, path = chosen
-    done = export_run(run, path, format, adapt=adapt, input_kind="float" if floats else "uint8")
+    done = export_run(
+        run, path, format, adapt=adapt, which=which, input_kind="float" if floats else "uint8"
+    )
     if done.checked:
         typer.echo(
             f"checked on {done.checked} images: labels are the run's, probabilities within "

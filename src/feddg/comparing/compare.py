@@ -9,9 +9,9 @@ from typing import Any
 from feddg.comparing.plan import Plan, PlannedCell, distinct, expand_plan, load_plan
 from feddg.comparing.pool import LOG_FOLDER, Outcome, Processes, Task, Watcher, run_here
 from feddg.comparing.results import COMPARISON
-from feddg.errors import FeddgError
+from feddg.errors import FeddgError, RunError
 from feddg.experiment import Experiment
-from feddg.files import replace_text
+from feddg.files import entries, is_file, replace_text, why
 from feddg.runs.execute import is_complete
 from feddg.runs.folder import EXPERIMENT
 from feddg.runs.prepare import Progress, cache_folder, load_table
@@ -62,8 +62,11 @@ class Work:
             ],
         }
         text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
-        replace_text(self.out / COMPARISON, text)
-        replace_text(self.out / "plan.yaml", plan.to_yaml())
+        try:
+            replace_text(self.out / COMPARISON, text)
+            replace_text(self.out / "plan.yaml", plan.to_yaml())
+        except OSError as error:
+            raise RunError(f"Cannot write into {self.out}: {why(error)}.") from None
 
 
 @dataclass(frozen=True)
@@ -129,8 +132,8 @@ def _present(out: Path) -> dict[str, Path]:
         return {}
     return {
         path.name.rpartition("-")[2]: path
-        for path in sorted(out.iterdir())
-        if (path / EXPERIMENT).is_file()
+        for path in (out / entry.name for entry in entries(out, RunError))
+        if is_file(path / EXPERIMENT)
     }
 
 

@@ -22,6 +22,7 @@ from feddg.experiment import Experiment, expand
 from feddg.methods.composition import method_class
 from feddg.runs.selection_rules import FINAL, SELECTION_RULES
 from feddg.settings import Settings, merge
+from feddg.yaml_text import read_fields_of
 
 
 class Variant(Settings):
@@ -116,7 +117,9 @@ class Plan(Settings):
     @classmethod
     def _variants(cls, value: Any) -> Any:
         entries = [value] if isinstance(value, str | dict) else value
-        return [_variant(entry) for entry in entries]
+        return (
+            [_variant(entry) for entry in entries] if isinstance(entries, list | tuple) else value
+        )
 
     @field_validator("hold_out", mode="before")
     @classmethod
@@ -185,14 +188,7 @@ def load_plan(source: "Plan | Path | str | Mapping[str, Any]") -> Plan:
     if isinstance(source, Mapping):
         return Plan(**source)
     path = Path(source)
-    if not path.is_file():
-        raise ExperimentError(f"plan file {path} does not exist")
-    try:
-        fields = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ExperimentError(f"plan file {path} is not valid YAML: {error}") from None
-    if not isinstance(fields, dict):
-        raise ExperimentError(f"plan file {path} must hold fields such as 'base:' and 'methods:'")
+    fields = read_fields_of(path, "plan file", ExperimentError)
     return Plan(**({"name": path.stem} | fields))
 
 

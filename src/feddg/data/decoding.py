@@ -9,6 +9,8 @@ from typing import Literal
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from feddg.files import open_file
+
 Resize = Literal["squash", "crop", "pad"]
 """How an image becomes square.
 
@@ -18,6 +20,10 @@ short side and cuts the centre out; ``pad`` scales the long side and adds black 
 
 MOST_PIXELS = 89_478_485
 """Larger images (Pillow's own limit, 268 MB as RGB) are refused as decompression bombs."""
+
+FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP")
+"""What a file's content may be, whatever its name: Pillow knows dozens of formats, and for some of
+them it starts other programs (Ghostscript for EPS)."""
 
 _ORIENTATIONS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -55,7 +61,7 @@ def decode_image(path: Path, size: int, resize: Resize = "squash") -> np.ndarray
         UnusableImageError: for an empty, truncated, unknown or oversized file.
     """
     try:
-        with Image.open(path) as image:
+        with open_file(path) as file, Image.open(file, formats=FORMATS) as image:
             _refuse_oversized(image)
             # A JPEG far larger than needed is decoded at 1/2, 1/4 or 1/8, never below three times
             # the wanted size: several times faster, and hardly distinguishable after resizing.
@@ -142,10 +148,11 @@ def _upright(pixels: Image.Image, source: Image.Image) -> Image.Image:
 def _reason(path: Path, error: Exception) -> str:
     if isinstance(error, FileNotFoundError):
         return "file not found"
-    if path.is_file() and path.stat().st_size == 0:
-        return "empty file"
+    if isinstance(error, OSError) and error.errno is not None:
+        return f"cannot be read: {error.strerror}"
     if isinstance(error, UnidentifiedImageError):
-        return "not an image in a known format"
+        empty = path.is_file() and path.stat().st_size == 0
+        return "empty file" if empty else "not an image in a known format"
     if isinstance(error, Image.DecompressionBombError | Image.DecompressionBombWarning):
         return f"more than {MOST_PIXELS:,} pixels"
     text = " ".join(str(error).split()) or type(error).__name__

@@ -6,40 +6,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy
 import torch
-from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 import feddg
-from feddg.data.decoding import UnusableImageError, decode_image, make_square, quiet_pillow
-from feddg.data.pixels import as_unit
-from feddg.data.sources import load_source
-from feddg.errors import AdaptationError, FeddgError, RunError
-from feddg.experiment import Experiment
+from feddg.errors import AdaptationError, RunError
 from feddg.files import replace_file, replace_text
-from feddg.randomness import stream
 from feddg.runs.model import Trained, load_trained
 from feddg.runs.warning_light import fingerprint, read_warning_light
 from feddg.studies.deployed_graph import (
     OUTPUTS,
     InputKind,
-    as_input,
     deployed,
-    example,
     quiet_exporters,
     traced,
 )
+from feddg.studies.export_check import RANDOM_IMAGES, Outputs, difference, images_to_check
 from feddg.studies.model_card import model_card
 
 Format = Literal["onnx", "torch", "safetensors"]
 OPSET = 18
-RANDOM_IMAGES, REAL_IMAGES = 64, 128
-TOLERANCE = 1e-4
-"""Largest difference of a probability from the run's own."""
-Outputs = tuple[numpy.ndarray, numpy.ndarray]
 
 
 @dataclass(frozen=True)
@@ -67,6 +55,7 @@ def export_run(
     format: Format,
     *,
     adapt: str | None = None,
+    which: str | None = None,
     input_kind: InputKind = "uint8",
 ) -> Exported:
     """Writes a run's model as one file, and a model card beside it (``path`` with ``.md``).
@@ -82,6 +71,7 @@ def export_run(
         path: the file; one that exists is replaced.
         format: which kind of file.
         adapt: a test-time adaptation without memory.
+        which: the model by a selection rule, see :func:`feddg.runs.model.load_model`.
         input_kind: ``uint8`` images in 0..255, or ``float`` ones in [0, 1].
 
     Raises:
@@ -92,7 +82,7 @@ def export_run(
     if format == "safetensors" and adapt is not None:
         raise AdaptationError("weights alone hold no adaptation; export it with --onnx or --torch")
     onnx = _onnx() if format == "onnx" else None
-    trained = load_trained(run)
+    trained = load_trained(run, which=which)
     metadata = _metadata(Path(run), trained, format, adapt, input_kind)
     if format == "safetensors":
         _put(path, lambda aside: _write_weights(aside, trained, metadata))
@@ -100,7 +90,7 @@ def export_run(
     model = trained.predictor(adapt)
     size = trained.experiment.data.image_size
     program = _traced(deployed(model, input_kind), size, adapt)
-    images, real = _images_to_check(trained.experiment)
+    images, real = images_to_check(trained.experiment)
     metadata["checked"] = {"random_images": RANDOM_IMAGES, "real_images": real}
     found: list[float] = []
 
@@ -109,7 +99,7 @@ def export_run(
             answer = _write_onnx(aside, program, metadata, onnx)
         else:
             answer = _write_program(aside, program, metadata)
-        found.append(_difference(model, answer, images, input_kind, path))
+        found.append(difference(model, answer, images, input_kind, path))
 
     _put(path, write)
     card = _write_card(Path(run), path, metadata)
@@ -128,6 +118,8 @@ def _metadata(
         "experiment": experiment.id,
         "method": experiment.method.name,
         "backbone": experiment.model.backbone,
+        "model": trained.which,
+        "round": trained.round,
         "weights": fingerprint(own),
         "class_names": list(trained.class_names),
         "image_size": size,
@@ -152,71 +144,6 @@ def _traced(graph: Any, size: int, adapt: str | None) -> Any:
         what = f"adaptation {adapt}" if adapt else "this method's predictor"
         reason = " ".join(str(error).split())[:200]
         raise RunError(f"{what} cannot be written as a graph: {reason}") from None
-
-
-def _images_to_check(experiment: Experiment) -> tuple[Tensor, int]:
-    """Returns uint8 images, random ones and real ones, and the number of real ones."""
-    size = experiment.data.image_size
-    random = example(size, RANDOM_IMAGES, "uint8", experiment.seed)
-    real = _real_images(experiment)
-    return (
-        torch.cat([random, torch.from_numpy(numpy.stack(real)).permute(0, 3, 1, 2)])
-        if real
-        else random
-    ), len(real)
-
-
-def _real_images(experiment: Experiment) -> list[numpy.ndarray]:
-    """Some images of the run's source as in training; none where it is not at hand."""
-    data = experiment.data
-    try:
-        table = load_source(data.source, data.root)
-    except FeddgError:
-        return []
-    order = torch.randperm(len(table), generator=stream(experiment.seed, "export check"))
-    rows = order[:REAL_IMAGES].tolist()
-    if table.images is not None:
-        shown = (Image.fromarray(table.images[row]).convert("RGB") for row in rows)
-        return [make_square(image, data.image_size, data.resize) for image in shown]
-    assert table.root is not None
-    found = []
-    with quiet_pillow():
-        for row in rows:
-            try:
-                file = table.root / table.paths[row]
-                found.append(decode_image(file, data.image_size, data.resize))
-            except UnusableImageError:
-                continue
-    return found
-
-
-def _difference(
-    model: torch.nn.Module,
-    answer: Callable[[Tensor], Outputs],
-    images: Tensor,
-    kind: InputKind,
-    path: Path,
-) -> float:
-    """Returns the largest difference of probabilities between a file and the run.
-
-    Raises:
-        RunError: it is too large, or a label differs.
-    """
-    largest, device = 0.0, next(model.parameters()).device
-    # One image, an odd number and all others: the batch must not matter.
-    for part in (images[:1], images[1:8], images[8:]):
-        with torch.inference_mode():
-            expected = model(as_unit(part, device)).float().softmax(1).cpu().numpy()
-        probabilities, labels = answer(as_input(part, kind))
-        gap = float(numpy.abs(probabilities - expected).max())
-        wrong = int((labels != expected.argmax(1)).sum())
-        if wrong or not gap <= TOLERANCE:
-            raise RunError(
-                f"{path} was not written: on {wrong} of {len(part)} images it gives another label "
-                f"than the run, and probabilities differ by up to {gap:.2g}"
-            )
-        largest = max(largest, gap)
-    return largest
 
 
 def _write_onnx(

@@ -55,14 +55,21 @@ class BatchPredictor:
         run: the run folder.
         adapt: a test-time adaptation, as in ``feddg evaluate``.
         device: ``cpu``, ``cuda`` or ``auto``.
+        which: the model by a selection rule, see :func:`feddg.runs.model.load_model`.
 
     Raises:
-        RunError: the folder holds no model.
+        RunError: the folder holds no model, or none by that rule.
         AdaptationError: the adaptation is unknown, or does not suit the model.
     """
 
-    def __init__(self, run: Path | str, adapt: str | None = None, device: str = "cpu") -> None:
-        trained: Trained = load_trained(run, device)
+    def __init__(
+        self,
+        run: Path | str,
+        adapt: str | None = None,
+        device: str = "cpu",
+        which: str | None = None,
+    ) -> None:
+        trained: Trained = load_trained(run, device, which)
         self.experiment, self.class_names = trained.experiment, trained.class_names
         self._own = trained.predictor()
         self._model: nn.Module = self._own if adapt is None else trained.predictor(adapt)
@@ -127,6 +134,7 @@ def predict(
     images: Path | str | Sequence[Path | str],
     *,
     adapt: str | None = None,
+    which: str | None = None,
     device: str = "cpu",
     batch_size: int = BATCH_SIZE,
 ) -> Iterator[Prediction]:
@@ -137,6 +145,7 @@ def predict(
         images: files, folders (with all below them) or globs; see
             :func:`feddg.studies.image_files.image_files`.
         adapt: a test-time adaptation, as in ``feddg evaluate``; none for the method's own way.
+        which: the model by a selection rule, see :func:`feddg.runs.model.load_model`.
         device: ``cpu``, ``cuda`` or ``auto``.
         batch_size: files per forward pass.
 
@@ -149,7 +158,7 @@ def predict(
         DataError: something named does not exist.
     """
     named = [images] if isinstance(images, str | Path) else images
-    files, predictor = image_files(named), BatchPredictor(run, adapt, device)
+    files, predictor = image_files(named), BatchPredictor(run, adapt, device, which)
     return chain.from_iterable(predict_batches(predictor, files, batch_size))
 
 

@@ -74,6 +74,7 @@ def predict_files(
     out: Path,
     *,
     adapt: str | None = None,
+    which: str | None = None,
     probabilities: bool = False,
     device: str = "cpu",
     batch_size: int = BATCH_SIZE,
@@ -91,6 +92,7 @@ def predict_files(
         images: files, folders, globs.
         out: the table; ends in ``.csv``, ``.jsonl`` or ``.parquet``. One that exists is replaced.
         adapt: a test-time adaptation, as in ``feddg evaluate``.
+        which: the model by a selection rule, see :func:`feddg.runs.model.load_model`.
         probabilities: whether every class has a column.
         device: ``cpu``, ``cuda`` or ``auto``.
         batch_size: files per forward pass.
@@ -104,7 +106,7 @@ def predict_files(
     """
     check_suffix(out)
     total = count_files(images)
-    predictor = BatchPredictor(run, adapt, device)
+    predictor = BatchPredictor(run, adapt, device, which)
     table = _Table(predictor, out, adapt, probabilities, batch_size, progress, on_bad)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from feddg.errors import WeightsError
+from feddg.files import is_file
 from feddg.models.backbones import read_weights
 from feddg.randomness import stream
 from feddg.styles.codec import Codec, StyleLayer
@@ -227,7 +228,7 @@ def _misfit(
 def _read(path: Path | None, name: str) -> dict[str, Tensor]:
     if path is None:
         return {}
-    if not path.is_file():
+    if not is_file(path, WeightsError):
         raise WeightsError(
             f"{path}: no such weights file for codec {name!r}; the codec 'compact' needs no files"
         )
