@@ -16,6 +16,7 @@ from feddg.data.pixels import as_unit
 from feddg.errors import AdaptationError, RunError
 from feddg.evaluation.energy import energy
 from feddg.runs.model import load_model, load_trained
+from feddg.runs.reading import read_run
 from feddg.studies import export as export_module
 from feddg.studies.deployed_graph import as_input, example
 from feddg.studies.export import export_run
@@ -145,6 +146,8 @@ def test_the_command_writes_a_card(run_of, tmp_path):
         assert f"## {heading}" in text
     assert "| ink | " in text
     assert "| update | 3 | " in text
+    scores = read_run(run).evaluations.at(1, "test")
+    assert f"| {scores[0].accuracy:.1%} |" in text
     assert "ink/0/" not in text  # no file of the training images
 
 

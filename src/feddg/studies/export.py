@@ -24,7 +24,7 @@ from feddg.studies.deployed_graph import (
     traced,
 )
 from feddg.studies.export_check import RANDOM_IMAGES, Outputs, difference, images_to_check
-from feddg.studies.model_card import model_card
+from feddg.studies.model_card import OWN_WAY, model_card
 
 Format = Literal["onnx", "torch", "safetensors"]
 OPSET = 18
@@ -130,7 +130,7 @@ def _metadata(
     found |= {
         "input": f"RGB images (batch, 3, {size}, {size}), {values}",
         "outputs": list(OUTPUTS),
-        "adaptation": adapt or "the method's own",
+        "adaptation": adapt or OWN_WAY,
         # The threshold is for energies of the model as it was trained.
         "energy_threshold": light.threshold if light is not None and adapt is None else None,
     }

@@ -1,6 +1,6 @@
 """A model card: what a model was trained on, how good it is, and what it is for."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +9,11 @@ from scipy.stats import binomtest
 
 from feddg.rows import TEST, VAL, EvaluationRow
 from feddg.runs.reading import LedgerRecord, RunRecord, read_run
+from feddg.runs.selection_rules import find_rule
 
 CONFIDENCE = 0.95
+OWN_WAY = "the method's own"
+"""What a file without a test-time adaptation says of it."""
 LICENCES = {
     "none": "The weights were trained from random values. They take the terms of the training "
     "images; fill them in.",
@@ -37,10 +40,10 @@ def model_card(run: Path | str, metadata: Mapping[str, Any]) -> str:
         f"# {record.name}: an image classifier for domains nobody trained on",
         "\n".join(_introduction(record, metadata)),
         "## Trained on\n\n" + "\n".join(_trained_on(record)),
-        "## Results\n\n" + "\n".join(_results(record)),
+        "## Results\n\n" + "\n".join(_results(record, metadata)),
         "## What left the sites\n\n" + "\n".join(_what_left(record.ledger)),
         "## Use\n\n" + "\n".join(_use(metadata)),
-        "## Limits\n\n" + "\n".join(_limits(record)),
+        "## Limits\n\n" + "\n".join(_limits(record, metadata)),
         "## Licence of the weights\n\n" + _licence(record),
     ]
     return "\n\n".join(parts) + "\n"
@@ -59,7 +62,7 @@ def _front_matter(record: RunRecord, metadata: Mapping[str, Any]) -> str:
             "dataset": {"type": "held-out-domain", "name": row.domain},
             "metrics": [{"type": "accuracy", "value": round(row.accuracy, 4)}],
         }
-        for row in _final(record, TEST)
+        for row in _measured(record, metadata, TEST)
     ]
     fields: dict[str, Any] = {
         "license": "other",
@@ -103,12 +106,15 @@ def _trained_on(record: RunRecord) -> Iterator[str]:
     yield f"Held by {len(clients.clients)} clients. Images of each class: {listed}."
 
 
-def _results(record: RunRecord) -> Iterator[str]:
-    rows = [*_final(record, TEST), *_final(record, VAL)]
+def _results(record: RunRecord, metadata: Mapping[str, Any]) -> Iterator[str]:
+    round_ = f"{metadata['round']} (`{metadata['model']}`)"
+    rows = [*_measured(record, metadata, TEST), *_measured(record, metadata, VAL)]
     if not rows:
-        yield "No held-out domain was evaluated: nothing is known about domains nobody trained on."
+        yield "This model was not measured on a held-out domain: nothing is known about others."
         return
-    yield "Accuracy on domains that no site trained on, after the last round."
+    yield f"Accuracy on domains that no site trained on; the model is that of round {round_}."
+    if metadata.get("adaptation") not in (None, OWN_WAY):
+        yield "It was measured without the test-time adaptation that this file holds."
     yield ""
     yield from ("| domain | split | images | accuracy | 95 % interval |", "|---|---|---:|---:|---|")
     for row in rows:
@@ -161,12 +167,12 @@ def _use(metadata: Mapping[str, Any]) -> Iterator[str]:
     yield "  setting where a person can overrule the answer."
 
 
-def _limits(record: RunRecord) -> Iterator[str]:
+def _limits(record: RunRecord, metadata: Mapping[str, Any]) -> Iterator[str]:
     yield "- It always answers with one of its classes, also for images that show none of them."
     yield "- Accuracy in a new domain may be lower than in any of the table: measure it first."
     yield "- Probabilities are not calibrated for domains nobody trained on."
     yield "- The warning light misses some foreign images and reports some familiar ones."
-    if not any(_final(record, TEST)):
+    if not any(_measured(record, metadata, TEST)):
         yield "- No test domain was held out."
 
 
@@ -180,9 +186,10 @@ def _licence(record: RunRecord) -> str:
     )
 
 
-def _final(record: RunRecord, split: str) -> Sequence[EvaluationRow]:
-    rounds = record.evaluations.rounds
-    return record.evaluations.at(rounds[-1], split) if rounds else ()
+def _measured(record: RunRecord, metadata: Mapping[str, Any], split: str) -> list[EvaluationRow]:
+    """The evaluations of the very model that is described, none where it was not measured."""
+    rule = find_rule(metadata["model"])
+    return record.evaluations.of(rule.weights).at(metadata["round"], split)
 
 
 def _cell(text: str) -> str:
