@@ -148,7 +148,10 @@ def _what_left(ledger: LedgerRecord) -> Iterator[str]:
         text = f"{len(held)} tensors" if len(held) > 3 else ", ".join(held) or "numbers only"
         yield f"| {_cell(purpose)} | {len(sizes)} | {sum(sizes)} | {_cell(text)} |"
     yield ""
-    yield "No image left a site as an image. Model updates can still leak something of them."
+    yield (
+        "The run's ledger lists every tensor of every message. Model updates can leak something of "
+        "the images behind them."
+    )
 
 
 def _use(metadata: Mapping[str, Any]) -> Iterator[str]:
@@ -163,8 +166,10 @@ def _use(metadata: Mapping[str, Any]) -> Iterator[str]:
             f"- Warning light: an `energy` above {metadata['energy_threshold']:.4f} marks an image "
             "as unlike those of training; so it does 5 % of in-domain validation images."
         )
-    yield "- Intended for: the classes above, in images like those of the domains above, in a "
-    yield "  setting where a person can overrule the answer."
+    yield (
+        "- Intended for: the classes above, in images like those of the domains above, where a "
+        "person can overrule the answer."
+    )
 
 
 def _limits(record: RunRecord, metadata: Mapping[str, Any]) -> Iterator[str]:
