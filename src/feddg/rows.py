@@ -276,6 +276,20 @@ class ClientsTable(JsonFile):
 # summary.json
 
 
+class EnergyThreshold(Row):
+    """Above which energy an image is unlike those of training; one entry of a warning light.
+
+    Attributes:
+        threshold: the energy, see :mod:`feddg.evaluation.energy`.
+        inside: share of the in-domain validation images at or below it.
+        images: how many of them there were.
+    """
+
+    threshold: float
+    inside: float
+    images: int
+
+
 class SummaryFile(JsonFile):
     """How a run ended and what it took: ``summary.json``.
 

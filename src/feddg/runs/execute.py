@@ -65,6 +65,7 @@ from feddg.runs.prepare import (
 )
 from feddg.runs.reading import RunRecord, read_run
 from feddg.runs.summary import summarize
+from feddg.runs.warning_light import write_warning_light
 
 log = logging.getLogger("feddg")
 Elsewhere = Callable[[Server, Weights, Sequence[Score]], Sequence[Score]]
@@ -377,8 +378,9 @@ class _Execution:
             weights = served(server.state, self.experiment.server.serve)
             if INTERPOLATED in writer.models.files:
                 weights = writer.models.read(INTERPOLATED)
-            predictor(server.method, self.network, weights)
+            model = predictor(server.method, self.network, weights)
             write_alphas(self.folder, server.method, self.network, evaluation)
+            write_warning_light(self.folder, model, evaluation)
 
     def _evaluate(
         self, server: Server, evaluation: Evaluation | None, writer: "Records"
