@@ -52,7 +52,7 @@ def _chosen(record: RunRecord, rule: SelectionRule) -> dict[str, Any] | None:
             scores[split] = {
                 "accuracy": rule.measure(record.evaluations, round, split),
                 "loss": sum(row.loss for row in rows) / len(rows),
-                "metrics": _aggregates(record.evaluations, round, split),
+                "metrics": _aggregates(record.evaluations.of(rule.weights), round, split),
                 "domains": {row.domain: _domain(record.evaluations, row) for row in rows},
             }
     return scores
