@@ -68,10 +68,13 @@ class MessageChecks:
         self._introduced = introduced if introduced is not None else {}
 
     def update_fault(self, update: Update) -> str | None:
-        """Says what is wrong with an update, or None if it may be used."""
+        """Says what is wrong with an update, or None if it may be used.
+
+        Whether its weights are finite shows in how far it moved them: see :class:`ChangeSizes`.
+        """
         return (
             self._examples_fault(update)
-            or weights_fault(update.weights, self._weights)
+            or layout_fault(update.weights, self._weights)
             or self.message_fault("update", update.extras)
         )
 
@@ -121,11 +124,8 @@ class MessageChecks:
         return None
 
 
-def weights_fault(weights: Weights, expected: Mapping[str, Tensor]) -> str | None:
-    """Says what is wrong with the weights of an update, or None.
-
-    Checks names, shapes and dtypes against ``expected``, and that every float entry is finite.
-    """
+def layout_fault(weights: Weights, expected: Mapping[str, Tensor]) -> str | None:
+    """Says which names, shapes or dtypes of weights are not those of ``expected``, or None."""
     missing, unknown = expected.keys() - weights.keys(), weights.keys() - expected.keys()
     if missing or unknown:
         parts = [f"lack {sorted(missing)[:3]}"] * bool(missing)
@@ -137,8 +137,7 @@ def weights_fault(weights: Weights, expected: Mapping[str, Tensor]) -> str | Non
         if tensor.shape != want.shape or tensor.dtype != want.dtype:
             got = f"{tuple(tensor.shape)} {tensor.dtype}"
             return f"weight {name!r} is {got}, expected {tuple(want.shape)} {want.dtype}"
-    bad = first_not_finite(weights.items())
-    return None if bad is None else f"weight {bad!r} is not finite (NaN or infinite)"
+    return None
 
 
 def _entries(message: Message) -> Iterator[tuple[str, Tensor | Scalar]]:
@@ -236,6 +235,9 @@ class ChangeSizes:
     def fault(self, update: Update) -> str | None:
         """Says that an update's change is too long to be believed, or None; takes note of it."""
         length = _distance(update.weights, self._received)
+        bad = None if math.isfinite(length) else first_not_finite(update.weights.items())
+        if bad is not None:
+            return f"weight {bad!r} is not finite (NaN or infinite)"
         if self._medians:
             limit = self._times * statistics.median(self._medians)
             beside = f"{self._times:g} times the median change of the last rounds"
