@@ -19,6 +19,7 @@ from torch import Tensor
 
 from feddg.errors import FeddgError, RunError
 from feddg.forms import Known, Sent, plain_text
+from feddg.guards.distances import distance
 from feddg.messages import Message, Refusal, Scalar, Update, Weights, first_not_finite
 from feddg.methods.base import Method, has_global_model
 from feddg.models.network import Network
@@ -234,7 +235,7 @@ class ChangeSizes:
 
     def fault(self, update: Update) -> str | None:
         """Says that an update's change is too long to be believed, or None; takes note of it."""
-        length = _distance(update.weights, self._received)
+        length = _length(update.weights, self._received)
         bad = None if math.isfinite(length) else first_not_finite(update.weights.items())
         if bad is not None:
             return f"weight {bad!r} is not finite (NaN or infinite)"
@@ -287,11 +288,11 @@ def _floats(weights: Weights) -> Weights:
     return {name: t.detach() for name, t in weights.items() if t.is_floating_point()}
 
 
-def _distance(weights: Weights, received: Weights) -> float:
-    names = [name for name in received if name in weights]
-    if not names:
-        return 0.0  # a method that shares no weights
-    changes = torch._foreach_sub([weights[n].detach() for n in names], [received[n] for n in names])
-    norm = float(torch.nn.utils.get_total_norm(changes))
-    # The norm of finite numbers can overflow in float32: such a change is certainly too long.
-    return norm if math.isfinite(norm) else math.inf
+def _length(weights: Weights, received: Weights) -> float:
+    """Returns how far the weights are from those received.
+
+    Nine digits: a float64 sum over another memory order differs in its last bits, and what is
+    remembered must not depend on the transport.
+    """
+    found = distance(weights, received, [name for name in received if name in weights])
+    return float(f"{found:.9g}")
