@@ -112,10 +112,12 @@ class Sent:
             return f"is {type(value).__name__}, expected a number"
         if self.integer and not isinstance(value, int):
             return "must be a whole number"
-        if not math.isfinite(value):
+        if isinstance(value, float) and not math.isfinite(value):
             return "is not finite (NaN or infinite)"
         low, high = self.low, self._highest(known)
-        return None if low <= value <= high else f"is {value:g}, outside {low:g} .. {high:g}"
+        # A whole number may be too large to be written as a fraction, or to be read at all.
+        shown = f"{value:g}" if abs(value) < 1e300 else "enormous"
+        return None if low <= value <= high else f"is {shown}, outside {low:g} .. {high:g}"
 
     def _shape(self, method: Any, known: Known, name: str) -> Shape | None:
         if self.entry_of is not None:

@@ -2,7 +2,6 @@
 
 import numpy
 import torch
-from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 INSIDE_SHARE = 0.95
@@ -53,4 +52,6 @@ def separation(inside: Tensor, outside: Tensor) -> float:
     """
     scores = torch.cat([inside, outside]).numpy()
     foreign = numpy.concatenate([numpy.zeros(len(inside)), numpy.ones(len(outside))])
+    from sklearn.metrics import roc_auc_score  # slow to import, rarely needed
+
     return float(roc_auc_score(foreign, scores))

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from feddg.errors import FeddgError, RunError
 from feddg.forms import Known, Sent, plain_text
-from feddg.guards.distances import distance
+from feddg.guards.distances import distance, length
 from feddg.messages import Message, Refusal, Scalar, Update, Weights, first_not_finite
 from feddg.methods.base import Method, has_global_model
 from feddg.models.network import Network
@@ -230,13 +230,13 @@ class ChangeSizes:
     def begin(self, received: Weights) -> None:
         """Starts a round from the weights that its clients are sent."""
         self._received = _floats(received)
-        self._norm = float(torch.nn.utils.get_total_norm(list(self._received.values())))
+        self._norm = length(self._received, self._received)
         self.lengths = {}
 
     def fault(self, update: Update) -> str | None:
         """Says that an update's change is too long to be believed, or None; takes note of it."""
-        length = _length(update.weights, self._received)
-        bad = None if math.isfinite(length) else first_not_finite(update.weights.items())
+        moved = _length(update.weights, self._received)
+        bad = None if math.isfinite(moved) else first_not_finite(update.weights.items())
         if bad is not None:
             return f"weight {bad!r} is not finite (NaN or infinite)"
         if self._medians:
@@ -245,10 +245,14 @@ class ChangeSizes:
         else:
             limit = LARGEST_SCALE * (self._norm + 1) if math.isfinite(self._times) else math.inf
             beside = "training can"
-        if not length <= limit:
-            return f"it moved the weights by {length:.3g}, more than {beside} ({limit:.3g})"
-        self.lengths[update.client] = length
+        if not moved <= limit:
+            return f"it moved the weights by {moved:.3g}, more than {beside} ({limit:.3g})"
+        self.lengths[update.client] = moved
         return None
+
+    def forget(self, client: int) -> None:
+        """Leaves out of account what a client sent: it was refused for another reason."""
+        self.lengths.pop(client, None)
 
     def outliers(self) -> list[Refusal]:
         """Returns the clients of this round that moved the weights too far beside the others."""

@@ -264,6 +264,7 @@ class Server:
                 return guarded.receive(reply)
             except ClientError as error:
                 fault = str(error)
+                changes.forget(reply.client)
         return Refusal(reply.client, f"update refused: {fault}")
 
     def _refuse(self, round: int, refusal: Refusal) -> None:
