@@ -1,5 +1,6 @@
 """The parts of an experiment: plain, validated settings, free of what they steer."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -21,6 +22,12 @@ def _finite(value: float) -> float:
     return value
 
 
+def _absolute(path: Path) -> Path:
+    """A folder is the same wherever a command is given; links keep their names."""
+    return path if path.is_absolute() else Path(os.path.abspath(path.expanduser()))
+
+
+FixedPath = Annotated[Path, AfterValidator(_absolute)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0), AfterValidator(_finite)]
 
@@ -39,7 +46,7 @@ class DataSettings(Settings):
         description="a data set: digits, folder (any images), a benchmark such as pacs, or a "
         "registered one",
     )
-    root: Path | None = Field(None, description="the images' folder: root/domain/class/*.jpg")
+    root: FixedPath | None = Field(None, description="the images' folder: root/domain/class/*.jpg")
     image_size: int = Field(
         128, ge=8, le=1024, description="side of the square training images, pixels"
     )
@@ -49,7 +56,7 @@ class DataSettings(Settings):
     on_bad_image: Literal["skip", "fail"] = Field(
         "skip", description="files that cannot be used are left out, or end the run"
     )
-    split_file: Path | None = Field(
+    split_file: FixedPath | None = Field(
         None, description="a benchmark's split CSV; replaces hold_out's random split"
     )
     id_val: Fraction = Field(

@@ -15,6 +15,7 @@ from feddg.files import replace_text
 from feddg.runs.execute import is_complete
 from feddg.runs.folder import EXPERIMENT
 from feddg.runs.prepare import Progress, cache_folder, load_table
+from feddg.runs.same_images import ImagesNow, find_folder
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,9 @@ def prepare_work(
     plan: Plan | Path | str | Mapping[str, Any],
     out: Path | str | None = None,
     overrides: Mapping[str, Any] | None = None,
+    *,
+    again: bool = False,
+    cache: Path | None = None,
 ) -> Work:
     """Expands a plan and looks up what of it has been done.
 
@@ -105,18 +109,22 @@ def prepare_work(
         plan: a plan, its file, or its fields.
         out: the folder of the runs; ``comparisons/NAME`` by default.
         overrides: experiment fields that win over everything the plan says.
+        again: whether to start runs anew, beside the old ones, whose images were others.
+        cache: where hashes of images are remembered; the user's cache by default.
 
     Raises:
         ExperimentError: the plan holds an invalid experiment.
+        RunError: images changed since a run began.
     """
     loaded = load_plan(plan).fixed(overrides or {})
     folder = Path(out) if out is not None else Path("comparisons") / loaded.name
     cells = expand_plan(loaded)
     present = _present(folder)
+    now = ImagesNow(cache or cache_folder())
     folders: dict[str, Path] = {}
     missing: list[Task] = []
     for experiment in distinct(cells):
-        path = present.get(experiment.id, folder / experiment.label)
+        path = find_folder(experiment, folder, now, again=again, begun=present.get(experiment.id))
         folders[experiment.id] = path
         if not is_complete(path):
             missing.append(Task(experiment, path))

@@ -181,6 +181,7 @@ def open_pixels(
     budget_bytes: int = BUDGET_BYTES,
     on_bad_image: Literal["skip", "fail"] = "skip",
     progress: Progress | None = None,
+    seen: Callable[[str], object] | None = None,
 ) -> tuple[ImageTable, PixelStore, list[BadImage]]:
     """Makes a table's pixels ready, decoding each file at most once per resolution.
 
@@ -192,6 +193,7 @@ def open_pixels(
         budget_bytes: tables that would need more than this are decoded on demand.
         on_bad_image: leave unusable files out with a warning, or fail.
         progress: called with (done, total) while files are decoded.
+        seen: called with the path of each file right after it was decoded, in several threads.
 
     Returns:
         The table without its bad rows, a store whose row i is that table's row i, and the files
@@ -204,7 +206,7 @@ def open_pixels(
     _check_settings(size, resize, on_bad_image)
     if table.images is not None:
         return table, _rendered(table.images, size, resize), []
-    files = _Files.of(table, size, resize)
+    files = _Files.of(table, size, resize, seen)
     pixels = None
     with quiet_pillow():
         if cache is None or files.cache_bytes > budget_bytes:
@@ -248,12 +250,19 @@ class _Files:
     paths: tuple[str, ...]
     size: int
     resize: Resize
+    seen: Callable[[str], object] | None = None
 
     @classmethod
-    def of(cls, table: ImageTable, size: int, resize: Resize) -> "_Files":
+    def of(
+        cls,
+        table: ImageTable,
+        size: int,
+        resize: Resize,
+        seen: Callable[[str], object] | None = None,
+    ) -> "_Files":
         if table.root is None or len(table) == 0:
             raise DataError("There are no images to open: the table is empty.")
-        return cls(table.root.resolve(), tuple(sorted(set(table.paths))), size, resize)
+        return cls(table.root.resolve(), tuple(sorted(set(table.paths))), size, resize, seen)
 
     @property
     def cache_bytes(self) -> int:
@@ -290,6 +299,9 @@ class _Files:
             return decode_image(self.root / path, self.size, self.resize)
         except UnusableImageError as error:
             return BadImage(path, str(error))
+        finally:
+            if self.seen is not None:
+                self.seen(path)
 
 
 def _stamp(path: Path) -> tuple[int, int]:

@@ -11,6 +11,7 @@ from torch import nn
 
 from feddg.clients.threads import threads
 from feddg.clients.worker import Worker
+from feddg.data.fingerprint import ImagesFile
 from feddg.errors import RunError
 from feddg.evaluation.accuracy import Evaluation, Score
 from feddg.experiment import Experiment, load_stored
@@ -41,6 +42,7 @@ from feddg.runs.prepare import (
     load_images,
 )
 from feddg.runs.reading import RunRecord, read_run
+from feddg.runs.same_images import IMAGES, ImagesNow, check_images, find_folder
 from feddg.runs.summary import summarize
 
 Elsewhere = Callable[[Server, Sequence[Score]], Sequence[Score]]
@@ -60,6 +62,7 @@ class Prepared:
         draw: writes the report's figures once the method has agreed on something.
         guards: what happens to updates on their way.
         remote: whether clients are elsewhere, so that what was sent is sent, whatever came of it.
+        contents: which images are trained and tested on, where they are here.
     """
 
     method: Method
@@ -71,6 +74,7 @@ class Prepared:
     draw: Callable[[Path, State], None] = lambda folder, state: None
     guards: Guards = NO_GUARDS
     remote: bool = False
+    contents: ImagesFile | None = None
 
 
 Prepare = Callable[[Experiment, Path, Progress, dict[int, Weights]], Prepared]
@@ -94,6 +98,7 @@ def in_process(
         clients_table(images),
         draw=lambda folder, state: draw_figures(folder, images, method, state, experiment.seed),
         guards=guards,
+        contents=images.contents,
     )
 
 
@@ -127,12 +132,13 @@ def run(
     observer: Observer | None = None,
     cache: Path | None = None,
     snapshots: Collection[int] = (),
+    again: bool = False,
 ) -> Run:
     """Carries out an experiment, or goes on with it, or finds it done.
 
     The run's folder is ``out / experiment.label``. A completed experiment is not run again; an
     interrupted one continues from its last completed round, with the same numbers as if it had
-    never stopped.
+    never stopped. Its images must be those it was begun with.
 
     Args:
         experiment: what to run.
@@ -140,11 +146,12 @@ def run(
         observer: is told what happens.
         cache: folder for decoded pixels and twins; the user's cache by default.
         snapshots: rounds whose global weights are kept, for ``feddg report --analyses``.
+        again: whether to start anew, beside the old run, where its images were others.
 
     Raises:
         FeddgError: the experiment cannot be carried out; what was computed is kept.
     """
-    folder = Path(out) / experiment.label
+    folder = find_folder(experiment, out, ImagesNow(cache or cache_folder()), again=again)
     return carry_out(folder, experiment, observer=observer, cache=cache, snapshots=snapshots)
 
 
@@ -154,12 +161,14 @@ def resume(
     """Continues the run in ``folder`` from its last completed round.
 
     Raises:
-        RunError: the folder holds no run.
+        RunError: the folder holds no run, or its images are not those it was begun with.
     """
     path = Path(folder)
     if not (path / EXPERIMENT).is_file():
         raise RunError(f"{path} holds no run: there is no {EXPERIMENT} in it")
-    return carry_out(path, load_stored(path / EXPERIMENT), observer=observer, cache=cache)
+    experiment = load_stored(path / EXPERIMENT)
+    check_images(path, lambda: ImagesNow(cache or cache_folder())(experiment))
+    return carry_out(path, experiment, observer=observer, cache=cache)
 
 
 def carry_out(
@@ -301,6 +310,8 @@ class _Execution:
     def _describe(self, found: Prepared) -> None:
         self.folder.write_json("environment.json", environment(self.experiment, found.worker))
         self.folder.write_json("clients.json", found.clients)
+        if found.contents is not None:
+            self.folder.write_json(IMAGES, found.contents)
 
     def _setup(self, server: Server, writer: "Records", found: Prepared) -> None:
         with self.timed("setup"):

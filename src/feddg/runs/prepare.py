@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy
 import torch
@@ -14,6 +15,7 @@ from feddg.clients.examples import Examples
 from feddg.clients.threads import clients_at_once, threads_for
 from feddg.clients.worker import Worker
 from feddg.data.data_set import find_augmentation
+from feddg.data.fingerprint import ContentHashes, ImagesFile, images_file
 from feddg.data.images import ImageTable
 from feddg.data.partition import Partition, dealt_alike, partition
 from feddg.data.pixels import BadImage, PixelStore, open_pixels
@@ -44,6 +46,7 @@ class Images:
         splits: rows by role.
         partition: training rows by client.
         seed: the experiment's.
+        contents: which images these are, for the run's folder.
     """
 
     table: ImageTable
@@ -52,6 +55,7 @@ class Images:
     splits: Splits
     partition: Partition
     seed: int = 0
+    contents: ImagesFile | None = None
 
     def examples(self, client: int) -> Examples:
         """Returns the images of a client."""
@@ -86,27 +90,39 @@ def load_images(experiment: Experiment, cache: Path | None, progress: Progress) 
     Raises:
         DataError: the images cannot be used as asked.
     """
-    return deal(experiment, *load_table(experiment, cache, progress))
+    loaded = load_table(experiment, cache, progress)
+    return replace(deal(experiment, *loaded[:3]), contents=loaded.contents)
 
 
-def load_table(
-    experiment: Experiment, cache: Path | None, progress: Progress
-) -> tuple[ImageTable, PixelStore, list[BadImage]]:
-    """Loads the experiment's images: usable rows, their pixels, and the files left out.
+class Loaded(NamedTuple):
+    """The experiment's images: usable rows, their pixels, files left out, and which files."""
+
+    table: ImageTable
+    pixels: PixelStore
+    bad: list[BadImage]
+    contents: ImagesFile
+
+
+def load_table(experiment: Experiment, cache: Path | None, progress: Progress) -> Loaded:
+    """Loads the experiment's images.
 
     Raises:
         DataError: the images cannot be used as asked.
     """
     data = experiment.data
-    return open_pixels(
-        load_source(data.source, data.root),
+    table = load_source(data.source, data.root)
+    hashes = None if table.root is None else ContentHashes(table.root, cache)
+    opened = open_pixels(
+        table,
         data.image_size,
         cache=cache,
         resize=data.resize,
         budget_bytes=int(data.pixel_budget_gb * 2**30),
         on_bad_image=data.on_bad_image,
         progress=lambda done, total: progress("decoding images", done, total),
+        seen=None if hashes is None else hashes.see,
     )
+    return Loaded(*opened, images_file(table, hashes))
 
 
 def deal(

@@ -21,6 +21,7 @@ from feddg.runs.folder import RunFolder
 from feddg.runs.model import Trained, load_trained
 from feddg.runs.prepare import Progress, build_evaluation, build_worker, cache_folder, load_images
 from feddg.runs.reading import read_run
+from feddg.runs.same_images import ImagesNow, check_images
 
 
 @dataclass(frozen=True)
@@ -61,13 +62,14 @@ def evaluate_run(
 
     Raises:
         AdaptationError: an adaptation asked for by name is unknown or does not suit the model.
-        RunError: the folder holds no model.
+        RunError: the folder holds no model, or its images are not those it was begun with.
     """
     path = Path(folder)
     wanted = list(ADAPTATIONS if adaptations is None else adaptations)
     for spelling in wanted:
         read(spelling)
     trained = load_trained(path)
+    check_images(path, lambda: ImagesNow(cache or cache_folder())(trained.experiment))
     round = read_run(path).rounds_done
     found, refused = _known(path, round, batch_size), {}
     measure = _Measurement(path, trained, round, batch_size, cache, progress)
