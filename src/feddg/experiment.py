@@ -27,6 +27,7 @@ log = logging.getLogger("feddg")
 
 _NOT_IDENTITY = {"name", "device"}
 _LATER = {
+    "data": ("duplicates",),
     "train": ("select_every", "decay", "gradient_clipping"),
     "server": ("largest_change",),
 }

@@ -56,6 +56,11 @@ class DataSettings(Settings):
     on_bad_image: Literal["skip", "fail"] = Field(
         "skip", description="files that cannot be used are left out, or end the run"
     )
+    duplicates: Literal["auto", "refuse", "warn", "ignore"] = Field(
+        "auto",
+        description="copies of training images among those that measure: refuse ends the run; "
+        "auto: refuse, but warn for published data sets and splits",
+    )
     split_file: FixedPath | None = Field(
         None, description="a benchmark's split CSV; replaces hold_out's random split"
     )

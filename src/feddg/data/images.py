@@ -9,9 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
+from feddg.data.formats import usable_formats
 from feddg.errors import DataError, nearest
 
-IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp"})
+IMAGE_SUFFIXES = frozenset(usable_formats())
 LAYOUT = "<root>/<domain>/<class>/<image>, for example images/sketch/dog/0001.jpg"
 
 logger = logging.getLogger("feddg")

@@ -14,8 +14,10 @@ from feddg.cache import cache_folder as cache_folder
 from feddg.clients.examples import Examples
 from feddg.clients.threads import clients_at_once, threads_for
 from feddg.clients.worker import Worker
-from feddg.data.data_set import find_augmentation
-from feddg.data.fingerprint import ContentHashes, ImagesFile, images_file
+from feddg.data.data_set import DATA_SETS, find_augmentation
+from feddg.data.findings import Finding, about_copies, about_labels, about_splits, say
+from feddg.data.fingerprint import ContentHashes, ImagesFile, file_of, images_file
+from feddg.data.ignored import Ignored, about_ignored, ignored_files
 from feddg.data.images import ImageTable
 from feddg.data.partition import Partition, dealt_alike, partition
 from feddg.data.pixels import BadImage, PixelStore, open_pixels
@@ -91,16 +93,50 @@ def load_images(experiment: Experiment, cache: Path | None, progress: Progress) 
         DataError: the images cannot be used as asked.
     """
     loaded = load_table(experiment, cache, progress)
-    return replace(deal(experiment, *loaded[:3]), contents=loaded.contents)
+    say(table_findings(loaded))
+    images = deal(experiment, *loaded[:3])
+    say(split_findings(experiment, loaded, images.splits))
+    return replace(images, contents=loaded.contents)
+
+
+def table_findings(loaded: "Loaded") -> list[Finding]:
+    """Returns what is odd about an experiment's images, whoever holds them."""
+    return [
+        *about_ignored(loaded.ignored),
+        *about_labels(loaded.table, [image.path for image in loaded.bad]),
+    ]
+
+
+def split_findings(
+    experiment: Experiment, loaded: "Loaded", splits: Splits | None
+) -> list[Finding]:
+    """Returns what is odd about how an experiment's images are split, and which are copies."""
+    data, held = experiment.data, experiment.hold_out
+    found: list[Finding] = []
+    if splits is not None:
+        found += about_splits(loaded.table, splits, chosen=bool(held.test or held.val))
+    if data.duplicates != "ignore":
+        files = [file_of(path) for path in loaded.table.paths]
+        contents = loaded.contents.contents()
+        hashes = [contents[file][1] if file in contents else "" for file in files]
+        refuse = data.duplicates == "refuse"
+        if data.duplicates == "auto":
+            refuse = bool(held.test or held.val) and not DATA_SETS.find(data.source).counts
+        found += about_copies(loaded.table, files, hashes, splits, refuse)
+    return found
 
 
 class Loaded(NamedTuple):
-    """The experiment's images: usable rows, their pixels, files left out, and which files."""
+    """The experiment's images: usable rows and their pixels, files left out, which they are.
+
+    ``ignored`` counts, by kind, what lies in their folder and is none of them.
+    """
 
     table: ImageTable
     pixels: PixelStore
     bad: list[BadImage]
     contents: ImagesFile
+    ignored: dict[str, Ignored]
 
 
 def load_table(experiment: Experiment, cache: Path | None, progress: Progress) -> Loaded:
@@ -122,7 +158,7 @@ def load_table(experiment: Experiment, cache: Path | None, progress: Progress) -
         progress=lambda done, total: progress("decoding images", done, total),
         seen=None if hashes is None else hashes.see,
     )
-    return Loaded(*opened, images_file(table, hashes))
+    return Loaded(*opened, images_file(table, hashes), ignored_files(table))
 
 
 def deal(

@@ -1,5 +1,6 @@
 """What `feddg data inspect` finds: counts, bad files, how clients would look."""
 
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
@@ -7,7 +8,14 @@ from rich.table import Table
 
 from feddg.data.inspect import inspect
 from feddg.experiment import Experiment
-from feddg.runs.prepare import Progress, cache_folder, deal, load_table
+from feddg.runs.prepare import (
+    Progress,
+    cache_folder,
+    deal,
+    load_table,
+    split_findings,
+    table_findings,
+)
 
 SHOWN_CLIENTS, SHOWN_FILES = 20, 20
 
@@ -20,22 +28,30 @@ def inspect_experiment(experiment: Experiment, progress: Progress) -> dict[str, 
         progress: is told how far the work is.
 
     Returns:
-        What :func:`feddg.data.inspect.inspect` returns, ``bad_images`` and, when a domain is held
+        What :func:`feddg.data.inspect.inspect` returns, ``bad_images``, ``findings``
+        (what is odd: ``severity`` and ``text`` of each) and, when a domain is held
         out, ``splits`` (images per role) and ``clients`` (images per client and domain).
 
     Raises:
         DataError: there is nothing to inspect.
     """
-    table, pixels, bad = load_table(experiment, cache_folder(), progress)
+    loaded = load_table(experiment, cache_folder(), progress)
+    table, pixels, bad = loaded[:3]
     found = inspect(table)
+    findings = table_findings(loaded)
     found["bad_images"] = [{"path": image.path, "reason": image.reason} for image in bad]
-    if experiment.hold_out.test or experiment.hold_out.val:
+    stopped = any(finding.severity == "error" for finding in findings)
+    if (experiment.hold_out.test or experiment.hold_out.val) and not stopped:
         images = deal(experiment, table, pixels, bad)
         splits, share = images.splits, images.partition
         roles = ("train", "id_val", "id_test", "val", "test")
         found["splits"] = {role: len(getattr(splits, role)) for role in roles}
         names = [table.domain_names[id] for id in share.domain_ids]
         found["clients"] = [dict(zip(names, row.tolist())) for row in share.counts]
+        findings += split_findings(experiment, loaded, splits)
+    else:
+        findings += split_findings(experiment, loaded, None)
+    found["findings"] = [asdict(finding) for finding in findings]
     return found
 
 
@@ -49,11 +65,13 @@ def print_inspection(found: dict[str, Any]) -> None:
     table.add_section()
     table.add_row("all", *(str(found["totals"][domain]) for domain in found["domains"]))
     console.print(table)
-    for names in found["similar_classes"]:
-        console.print(f"[yellow]perhaps one class:[/] {', '.join(names)}")
     _print_bad(console, found["bad_images"])
     if "clients" in found:
         _print_clients(console, found)
+    for finding in found["findings"]:
+        style = {"error": "bold red", "warning": "yellow", "note": "dim"}[finding["severity"]]
+        console.print(f"[{style}]{finding['severity']}:[/]", end=" ")
+        console.print(finding["text"], markup=False, highlight=False, soft_wrap=True)
 
 
 def _print_bad(console: Console, bad: list[dict[str, str]]) -> None:
