@@ -27,7 +27,7 @@ log = logging.getLogger("feddg")
 
 _NOT_IDENTITY = {"name", "device"}
 _LATER = {
-    "data": ("duplicates",),
+    "data": ("duplicates", "range", "bands", "tile"),
     "train": ("select_every", "decay", "gradient_clipping"),
     "server": ("largest_change",),
 }
@@ -68,7 +68,7 @@ class Experiment(ExperimentSettings):
         content = self.model_dump(mode="json", exclude=_NOT_IDENTITY)
         for part, field in ((part, f) for part, fields in _LATER.items() for f in fields):
             default = type(getattr(self, part)).model_fields[field].default
-            if content[part][field] == default:
+            if getattr(getattr(self, part), field) == default:
                 del content[part][field]
         for part in _LATER_PARTS:
             if getattr(self, part) == type(self).model_fields[part].default:

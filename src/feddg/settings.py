@@ -56,6 +56,18 @@ class DataSettings(Settings):
     on_bad_image: Literal["skip", "fail"] = Field(
         "skip", description="files that cannot be used are left out, or end the run"
     )
+    range: Literal["auto", "full", "percentile"] = Field(
+        "auto",
+        description="which values are black and white: auto (by the bit depth a domain uses), full "
+        "(all that a file could hold), percentile (1st to 99th of each image and band)",
+    )
+    bands: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+        (),
+        description="bands that are red, green and blue, from 1, or the one that is grey: 4,3,2",
+    )
+    tile: int | None = Field(
+        None, ge=16, description="larger images are cut into tiles of this side, pixels"
+    )
     duplicates: Literal["auto", "refuse", "warn", "ignore"] = Field(
         "auto",
         description="copies of training images among those that measure: refuse ends the run; "
@@ -73,6 +85,16 @@ class DataSettings(Settings):
     pixel_budget_gb: Positive = Field(
         20.0, description="largest decoded-pixel cache; beyond it images stream"
     )
+
+    @field_validator("bands", mode="before")
+    @classmethod
+    def _three_or_one(cls, value: Any) -> Any:
+        listed = (value,) if isinstance(value, int) else tuple(value or ())
+        if len(listed) not in (0, 1, 3):
+            raise PydanticCustomError(
+                "bands", "name three bands, for red, green and blue, or one for grey"
+            )
+        return listed
 
 
 class HoldOut(Settings):

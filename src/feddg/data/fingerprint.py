@@ -17,6 +17,7 @@ import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from feddg.data.images import ImageTable
+from feddg.data.tiles import Tile
 from feddg.errors import DataError
 from feddg.files import replace_bytes
 from feddg.row_files import JsonFile, Row
@@ -209,7 +210,7 @@ def images_file(table: ImageTable, hashes: ContentHashes | None) -> ImagesFile:
 
 def file_of(path: str) -> str:
     """Returns the path of the file that a row's pixels come from."""
-    return path
+    return Tile.named(path).file
 
 
 def _by_folder(contents: Mapping[str, tuple[int, str]]) -> dict[str, FolderImages]:

@@ -14,13 +14,14 @@ import shutil
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
+from types import MappingProxyType
 from typing import Literal, get_args
 
 import numpy as np
@@ -29,8 +30,18 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from feddg.data.decoding import Resize, UnusableImageError, decode_image, make_square, quiet_pillow
+from feddg.data.bands import Reading, UnusableImageError
+from feddg.data.decoding import (
+    AS_IT_IS,
+    Resize,
+    decode_image,
+    decode_parts,
+    make_square,
+    quiet_pillow,
+)
 from feddg.data.images import ImageTable
+from feddg.data.survey import Survey, survey
+from feddg.data.tiles import Tile, cut
 from feddg.errors import DataError
 
 logger = logging.getLogger("feddg")
@@ -41,11 +52,11 @@ BUDGET_BYTES = 16 * 2**30
 Rows = Tensor | np.ndarray | Sequence[int]
 Progress = Callable[[int, int], None]
 
-_LAYOUT = 1
+_LAYOUT = 2
 """Raise when the cache's layout or the way images are decoded changes."""
 _PIXELS, _FACTS = "pixels.npy", "facts.json"
-_WAVE = 256
-"""Images decoded ahead of the one being written."""
+_WAVE, _WAVE_OF_TILES = 256, 4
+"""Files decoded ahead of the one being written."""
 
 
 @dataclass(frozen=True)
@@ -126,20 +137,16 @@ class ArrayPixels(PixelStore):
 class StreamingPixels(PixelStore):
     """Pixels decoded anew whenever they are gathered, by a pool of threads."""
 
-    def __init__(
-        self, root: Path, paths: Sequence[str], size: int, resize: Resize, fingerprint: str
-    ) -> None:
+    def __init__(self, files: "_Files", paths: Sequence[str], fingerprint: str) -> None:
         """Remembers where the images are.
 
         Args:
-            root: the folder the paths are relative to.
+            files: how they are decoded.
             paths: one path per row, all known to be readable.
-            size: the side of a gathered image in pixels.
-            resize: how an image becomes square.
             fingerprint: see :class:`PixelStore`.
         """
-        super().__init__(size, fingerprint)
-        self._root, self._paths, self._resize = root, tuple(paths), resize
+        super().__init__(files.size, fingerprint)
+        self._files, self._paths = files, tuple(paths)
         self._pool = ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="decode")
         self._alone = Lock()  # quiet_pillow is for one at a time, and the pool has all cores busy
 
@@ -154,7 +161,7 @@ class StreamingPixels(PixelStore):
         """
         paths = [self._paths[row] for row in np.asarray(rows, dtype=np.int64)]
         batch = np.empty((len(paths), self.size, self.size, 3), np.uint8)
-        with self._alone, quiet_pillow():
+        with self._alone, quiet_pillow(tiled=self._files.reading.tile is not None):
             for place, pixels in enumerate(self._pool.map(self._decode, paths)):
                 batch[place] = pixels
         return _channels_last(batch)
@@ -164,12 +171,12 @@ class StreamingPixels(PixelStore):
         self._pool.shutdown(cancel_futures=True)
 
     def _decode(self, path: str) -> np.ndarray:
-        try:
-            return decode_image(self._root / path, self.size, self._resize)
-        except UnusableImageError as error:
+        (found,) = self._files.decode(Tile.named(path).file, [path])
+        if isinstance(found, BadImage):
             raise DataError(
-                f"{self._root / path} was readable before and is not any more: {error}"
-            ) from error
+                f"{self._files.root / path} was readable before and is not any more: {found.reason}"
+            )
+        return found
 
 
 def open_pixels(
@@ -182,6 +189,8 @@ def open_pixels(
     on_bad_image: Literal["skip", "fail"] = "skip",
     progress: Progress | None = None,
     seen: Callable[[str], object] | None = None,
+    reading: Reading = AS_IT_IS,
+    surveyed: Survey | None = None,
 ) -> tuple[ImageTable, PixelStore, list[BadImage]]:
     """Makes a table's pixels ready, decoding each file at most once per resolution.
 
@@ -194,6 +203,9 @@ def open_pixels(
         on_bad_image: leave unusable files out with a warning, or fail.
         progress: called with (done, total) while files are decoded.
         seen: called with the path of each file right after it was decoded, in several threads.
+        reading: which bands become colours, which values black and white, and whether large images
+            are cut into tiles, each a row of the table that is returned.
+        surveyed: how the images are stored; looked at here if None.
 
     Returns:
         The table without its bad rows, a store whose row i is that table's row i, and the files
@@ -206,17 +218,28 @@ def open_pixels(
     _check_settings(size, resize, on_bad_image)
     if table.images is not None:
         return table, _rendered(table.images, size, resize), []
-    files = _Files.of(table, size, resize, seen)
+    tiled = reading.tile is not None
+    if reading.tile is not None and table.root is not None:
+        with quiet_pillow(tiled=True):
+            table = cut(table, reading.tile)
+    depths = (surveyed or survey(table)).depths if table.root is not None else {}
+    files = _Files.of(table, size, resize, seen, reading, depths)
+    if tiled and files.cache_bytes > budget_bytes:
+        raise DataError(
+            f"{len(files.paths):,} tiles need {files.cache_bytes / 2**30:.1f} GB of pixels: raise "
+            "data.pixel_budget_gb, choose larger tiles, or a smaller image size."
+        )
     pixels = None
-    with quiet_pillow():
+    with quiet_pillow(tiled=tiled):
         if cache is None or files.cache_bytes > budget_bytes:
             bad = _checked(files, cache, progress)
         else:
             pixels, bad = _cached(files, cache, progress)
-    _complain(bad, len(files.paths), on_bad_image)
+    once = [BadImage(Tile.named(image.path).file, image.reason) for image in bad]
+    _complain(list(dict.fromkeys(once)), len(files.by_file), on_bad_image)
     broken = {image.path for image in bad}
     kept = table.take([row for row, path in enumerate(table.paths) if path not in broken])
-    return kept, _store(files, kept, pixels), bad
+    return kept, _store(files, kept, pixels), list({image.path: image for image in once}.values())
 
 
 def _rendered(images: np.ndarray, size: int, resize: Resize) -> PixelStore:
@@ -229,7 +252,7 @@ def _rendered(images: np.ndarray, size: int, resize: Resize) -> PixelStore:
 def _store(files: "_Files", table: ImageTable, pixels: np.ndarray | None) -> PixelStore:
     fingerprint = _hash([files.key, table.paths])
     if pixels is None:
-        return StreamingPixels(files.root, table.paths, files.size, files.resize, fingerprint)
+        return StreamingPixels(files, table.paths, fingerprint)
     place = {path: index for index, path in enumerate(files.paths)}
     positions = np.array([place[path] for path in table.paths])
     return ArrayPixels(pixels, positions, fingerprint)
@@ -251,6 +274,8 @@ class _Files:
     size: int
     resize: Resize
     seen: Callable[[str], object] | None = None
+    reading: Reading = AS_IT_IS
+    bits: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -259,10 +284,24 @@ class _Files:
         size: int,
         resize: Resize,
         seen: Callable[[str], object] | None = None,
+        reading: Reading = AS_IT_IS,
+        depths: Mapping[str, int] = MappingProxyType({}),
     ) -> "_Files":
         if table.root is None or len(table) == 0:
             raise DataError("There are no images to open: the table is empty.")
-        return cls(table.root.resolve(), tuple(sorted(set(table.paths))), size, resize, seen)
+        domains = (table.domain_names[domain] for domain in table.domains.tolist())
+        known = zip(table.paths, domains)
+        bits = {path: depths[domain] for path, domain in known if domain in depths}
+        paths = tuple(sorted(set(table.paths)))
+        return cls(table.root.resolve(), paths, size, resize, seen, reading, bits)
+
+    @cached_property
+    def by_file(self) -> dict[str, list[str]]:
+        """The rows' paths by the file they are from: itself, or the tiles of a larger image."""
+        found: dict[str, list[str]] = {}
+        for path in self.paths:
+            found.setdefault(Tile.named(path).file, []).append(path)
+        return found
 
     @property
     def cache_bytes(self) -> int:
@@ -272,7 +311,10 @@ class _Files:
     def key(self) -> str:
         """A hash that changes whenever the decoded pixels could."""
         made_from = [_LAYOUT, PIL.__version__, str(self.root), self.size, self.resize]
-        stamps = [[path, *_stamp(self.root / path)] for path in self.paths]
+        made_from += [asdict(self.reading), sorted(self.bits.items())]
+        stamps = [
+            [paths, *_stamp(self.root / file)] for file, paths in sorted(self.by_file.items())
+        ]
         return _hash([made_from, stamps])
 
     def decode_all(
@@ -291,17 +333,25 @@ class _Files:
         return bad
 
     def _decode_ahead(self, pool: ThreadPoolExecutor) -> Iterator[np.ndarray | BadImage]:
-        for start in range(0, len(self.paths), _WAVE):
-            yield from pool.map(self._decode, self.paths[start : start + _WAVE])
+        files = list(self.by_file.items())
+        wave = _WAVE if self.reading.tile is None else _WAVE_OF_TILES
+        for start in range(0, len(files), wave):
+            for found in pool.map(lambda item: self.decode(*item), files[start : start + wave]):
+                yield from found
 
-    def _decode(self, path: str) -> np.ndarray | BadImage:
+    def decode(self, file: str, paths: Sequence[str]) -> Sequence[np.ndarray | BadImage]:
+        """Decodes rows of one file: all of it, or its tiles."""
+        boxes = [Tile.named(path).box for path in paths]
+        look = (self.size, self.resize, self.reading, self.bits.get(paths[0], 0))
         try:
-            return decode_image(self.root / path, self.size, self.resize)
+            if boxes == [None]:
+                return [decode_image(self.root / file, *look)]
+            return decode_parts(self.root / file, boxes, *look)
         except UnusableImageError as error:
-            return BadImage(path, str(error))
+            return [BadImage(path, str(error)) for path in paths]
         finally:
             if self.seen is not None:
-                self.seen(path)
+                self.seen(file)
 
 
 def _stamp(path: Path) -> tuple[int, int]:

@@ -14,6 +14,7 @@ from feddg.cache import cache_folder as cache_folder
 from feddg.clients.examples import Examples
 from feddg.clients.threads import clients_at_once, threads_for
 from feddg.clients.worker import Worker
+from feddg.data.bands import Reading
 from feddg.data.data_set import DATA_SETS, find_augmentation
 from feddg.data.findings import Finding, about_copies, about_labels, about_splits, say
 from feddg.data.fingerprint import ContentHashes, ImagesFile, file_of, images_file
@@ -23,6 +24,8 @@ from feddg.data.partition import Partition, dealt_alike, partition
 from feddg.data.pixels import BadImage, PixelStore, open_pixels
 from feddg.data.sources import load_source
 from feddg.data.splits import Splits, from_csv, from_roles, hold_out
+from feddg.data.survey import Survey, about_survey, survey
+from feddg.data.tiles import whole_images
 from feddg.errors import ExperimentError
 from feddg.evaluation.accuracy import Evaluation
 from feddg.experiment import Experiment
@@ -103,6 +106,7 @@ def table_findings(loaded: "Loaded") -> list[Finding]:
     """Returns what is odd about an experiment's images, whoever holds them."""
     return [
         *about_ignored(loaded.ignored),
+        *about_survey(loaded.surveyed, loaded.reading),
         *about_labels(loaded.table, [image.path for image in loaded.bad]),
     ]
 
@@ -129,7 +133,8 @@ def split_findings(
 class Loaded(NamedTuple):
     """The experiment's images: usable rows and their pixels, files left out, which they are.
 
-    ``ignored`` counts, by kind, what lies in their folder and is none of them.
+    ``ignored`` counts, by kind, what lies in their folder and is none of them; ``surveyed`` says
+    how they are stored, ``reading`` what is made of it.
     """
 
     table: ImageTable
@@ -137,6 +142,8 @@ class Loaded(NamedTuple):
     bad: list[BadImage]
     contents: ImagesFile
     ignored: dict[str, Ignored]
+    surveyed: Survey
+    reading: Reading
 
 
 def load_table(experiment: Experiment, cache: Path | None, progress: Progress) -> Loaded:
@@ -148,6 +155,8 @@ def load_table(experiment: Experiment, cache: Path | None, progress: Progress) -
     data = experiment.data
     table = load_source(data.source, data.root)
     hashes = None if table.root is None else ContentHashes(table.root, cache)
+    reading = Reading.of(data)
+    surveyed = Survey({}, {}) if table.root is None else survey(table)
     opened = open_pixels(
         table,
         data.image_size,
@@ -157,8 +166,11 @@ def load_table(experiment: Experiment, cache: Path | None, progress: Progress) -
         on_bad_image=data.on_bad_image,
         progress=lambda done, total: progress("decoding images", done, total),
         seen=None if hashes is None else hashes.see,
+        reading=reading,
+        surveyed=surveyed,
     )
-    return Loaded(*opened, images_file(table, hashes), ignored_files(table))
+    contents = images_file(table, hashes)
+    return Loaded(*opened, contents, ignored_files(table), surveyed, reading)
 
 
 def deal(
@@ -170,7 +182,10 @@ def deal(
         DataError: the images cannot be split or dealt out as asked.
     """
     clients = experiment.clients
-    splits = _splits(experiment, table, bad)
+    images, image_of = whole_images(table)  # tiles of one image stay together
+    splits = _splits(experiment, images, bad)
+    if len(images) < len(table):
+        splits = splits.spread(image_of)
     share = partition(
         table.domains[splits.train],
         table.labels[splits.train],
