@@ -4,10 +4,12 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from feddg.cache import cache_folder
 from feddg.experiment import Experiment
 from feddg.runs import execute
 from feddg.runs.execute import Run
 from feddg.runs.observer import Observer
+from feddg.runs.same_images import ImagesNow, find_folder
 
 if TYPE_CHECKING:
     from feddg.comparing.compare import Comparison
@@ -45,9 +47,7 @@ def run(
     Raises:
         FeddgError: the experiment cannot be carried out; what was computed is kept.
     """
-    folder = execute.find_folder(
-        experiment, out, execute.ImagesNow(cache or execute.cache_folder()), again=again
-    )
+    folder = find_folder(experiment, out, ImagesNow(cache or cache_folder()), again=again)
     return run_in(
         folder, experiment, observer=observer, cache=cache, report=report, snapshots=snapshots
     )

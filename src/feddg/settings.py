@@ -89,6 +89,8 @@ class DataSettings(Settings):
     @field_validator("bands", mode="before")
     @classmethod
     def _three_or_one(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            value = value.split(",")
         listed = (value,) if isinstance(value, int) else tuple(value or ())
         if len(listed) not in (0, 1, 3):
             raise PydanticCustomError(

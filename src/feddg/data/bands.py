@@ -74,10 +74,12 @@ def is_deep(image: Image.Image) -> bool:
     """Whether an opened file holds more than 8 bits, or more bands, than Pillow would hand out."""
     if image.format == "TIFF":
         tags = image.tag_v2  # type: ignore[attr-defined]
-        return max(tags.get(_BITS, (1,))) > 8 or tags.get(_SAMPLES, 1) > 4
+        return bool(max(tags.get(_BITS, (1,))) > 8 or tags.get(_SAMPLES, 1) > 4)
     if image.mode not in _PLAIN_MODES:
         return True
-    return any("16B" in str(part) for tile in image.tile for part in _parts(tile[3]))
+    return any(
+        "16B" in str(part) for tile in getattr(image, "tile", ()) for part in _parts(tile[3])
+    )
 
 
 def read_samples(path: Path, image: Image.Image) -> Samples:
@@ -194,7 +196,8 @@ def _to_bytes(values: np.ndarray, range: ValueRange, bits: int) -> np.ndarray:
     else:
         most = 2**32 - 1
     numbers = values.astype(np.int64).clip(0, most)
-    return ((numbers * 255 + most // 2) // most).astype(np.uint8)
+    pixels: np.ndarray = ((numbers * 255 + most // 2) // most).astype(np.uint8)
+    return pixels
 
 
 def _stretch(values: np.ndarray) -> np.ndarray:
@@ -205,7 +208,9 @@ def _stretch(values: np.ndarray) -> np.ndarray:
     filled = np.where(np.isnan(numbers).all(axis=(0, 1)), 0.0, numbers)
     low, high = np.nanpercentile(filled, PERCENTILES, axis=(0, 1))
     width = np.where(high > low, high - low, 1.0)
-    return (np.nan_to_num((filled - low) / width).clip(0, 1) * 255).round().astype(np.uint8)
+    stretched = np.nan_to_num((filled - low) / width).clip(0, 1) * 255
+    pixels: np.ndarray = stretched.round().astype(np.uint8)
+    return pixels
 
 
 def _read_deep_png(path: Path) -> np.ndarray:

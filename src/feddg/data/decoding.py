@@ -12,13 +12,13 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from feddg.data.bands import (
     Reading,
-    UnusableImageError,
     is_deep,
     is_tiff,
     read_samples,
     read_tiff,
     to_image,
 )
+from feddg.data.bands import UnusableImageError as UnusableImageError
 from feddg.data.formats import register_heif
 from feddg.data.tiles import MOST_TILED_PIXELS, Box
 

@@ -25,7 +25,7 @@ from feddg.row_files import JsonFile, Row
 SHOWN = 3
 """Paths named in a difference."""
 
-_HASH_BYTES = 8
+_HASH_BYTES, _PART_BYTES = 8, 2**20
 _Stamp = tuple[int, int, int]
 _Known = dict[str, tuple[int, int, int, str]]
 _KNOWN = TypeAdapter(_Known)
@@ -234,24 +234,25 @@ def _labels(table: ImageTable) -> str:
         for path, label, domain in zip(table.paths, table.labels.tolist(), table.domains.tolist())
     )
     text = "\n".join(rows).encode("utf-8", "surrogateescape")
-    return _text(hashlib.blake2b(text, digest_size=_HASH_BYTES))
+    return _text(hashlib.blake2b(text, digest_size=_HASH_BYTES).digest())
 
 
 def _hash_array(images: np.ndarray) -> str:
     content = hashlib.blake2b(repr(images.shape).encode(), digest_size=_HASH_BYTES)
     content.update(np.ascontiguousarray(images).data)
-    return _text(content)
+    return _text(content.digest())
 
 
 def _hash_file(path: Path) -> str:
+    content = hashlib.blake2b(digest_size=_HASH_BYTES)
     with path.open("rb") as file:
-        return _text(
-            hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=_HASH_BYTES))  # type: ignore[arg-type,return-value]
-        )
+        while part := file.read(_PART_BYTES):
+            content.update(part)
+    return _text(content.digest())
 
 
-def _text(content: "hashlib._Hash") -> str:
-    return base64.urlsafe_b64encode(content.digest()).decode().rstrip("=")
+def _text(content: bytes) -> str:
+    return base64.urlsafe_b64encode(content).decode().rstrip("=")
 
 
 def _stamp(path: Path) -> _Stamp | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from feddg.data.bands import Reading, Samples, bits_used, is_deep, read_samples, read_tiff
 from feddg.data.decoding import MOST_PIXELS, quiet_pillow
@@ -119,7 +119,7 @@ def samples_of(path: Path, *, deep_only: bool = False) -> Samples | None:
             if deep_only and not is_deep(image) and image.mode not in ("LA", "RGBA"):
                 return None
             return read_samples(path, image)
-    except Image.UnidentifiedImageError:
+    except UnidentifiedImageError:
         return read_tiff(path)
 
 

@@ -7,6 +7,9 @@ from rich.console import Console
 from rich.table import Table
 
 from feddg.data.inspect import inspect
+from feddg.data.sources import load_source
+from feddg.data.stored import stored_images
+from feddg.data.survey import SAMPLE
 from feddg.experiment import Experiment
 from feddg.runs.prepare import (
     Progress,
@@ -28,9 +31,10 @@ def inspect_experiment(experiment: Experiment, progress: Progress) -> dict[str, 
         progress: is told how far the work is.
 
     Returns:
-        What :func:`feddg.data.inspect.inspect` returns, ``bad_images``, ``findings``
-        (what is odd: ``severity`` and ``text`` of each) and, when a domain is held
-        out, ``splits`` (images per role) and ``clients`` (images per client and domain).
+        What :func:`feddg.data.inspect.inspect` returns, ``bad_images``, ``findings`` (what is odd:
+        ``severity`` and ``text`` of each), ``stored`` (by domain, see
+        :class:`feddg.data.stored.StoredImages`), ``ignored`` (files by kind) and, when a domain is
+        held out, ``splits`` (images per role) and ``clients`` (images per client and domain).
 
     Raises:
         DataError: there is nothing to inspect.
@@ -38,6 +42,10 @@ def inspect_experiment(experiment: Experiment, progress: Progress) -> dict[str, 
     loaded = load_table(experiment, cache_folder(), progress)
     table, pixels, bad = loaded[:3]
     found = inspect(table)
+    data = experiment.data
+    whole = load_source(data.source, data.root)
+    found["stored"] = {domain: asdict(one) for domain, one in stored_images(whole).items()}
+    found["ignored"] = {kind: one.count for kind, one in loaded.ignored.items()}
     findings = table_findings(loaded)
     found["bad_images"] = [{"path": image.path, "reason": image.reason} for image in bad]
     stopped = any(finding.severity == "error" for finding in findings)
@@ -65,6 +73,8 @@ def print_inspection(found: dict[str, Any]) -> None:
     table.add_section()
     table.add_row("all", *(str(found["totals"][domain]) for domain in found["domains"]))
     console.print(table)
+    if found["stored"]:
+        _print_stored(console, found["stored"])
     _print_bad(console, found["bad_images"])
     if "clients" in found:
         _print_clients(console, found)
@@ -72,6 +82,21 @@ def print_inspection(found: dict[str, Any]) -> None:
         style = {"error": "bold red", "warning": "yellow", "note": "dim"}[finding["severity"]]
         console.print(f"[{style}]{finding['severity']}:[/]", end=" ")
         console.print(finding["text"], markup=False, highlight=False, soft_wrap=True)
+
+
+def _print_stored(console: Console, stored: dict[str, dict[str, Any]]) -> None:
+    looked = sum(one["sampled"] for one in stored.values())
+    title = f"how they are stored (values: of {looked} images, at most {SAMPLE} a domain)"
+    table = Table("domain", "sizes", "kinds", "bits", "values", "mean", title=title)
+    for domain, one in stored.items():
+        sizes = dict.fromkeys(
+            "{} x {}".format(*one[size]) for size in ("smallest", "middle", "largest")
+        )
+        kinds = ", ".join(f"{mode} {count}" for mode, count in one["modes"].items())
+        values = f"{one['low']:g} to {one['high']:g}"
+        bits = str(one["bits"]) if one["bits"] else "float"
+        table.add_row(domain, ", ".join(sizes), kinds, bits, values, f"{one['mean']:.1f}")
+    console.print(table)
 
 
 def _print_bad(console: Console, bad: list[dict[str, str]]) -> None:
