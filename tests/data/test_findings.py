@@ -96,7 +96,7 @@ def test_copies_of_training_images_in_the_test_domain_end_the_run(root, tmp_path
     caplog.clear()
     load(root, tmp_path, id_val=0.0, duplicates="warn")
     assert any("7 of test" in text for text in said(caplog))
-    assert any("14 files with 7 contents are in two domains" in text for text in said(caplog))
+    assert any("14 files are 7 images, in two domains" in text for text in said(caplog))
     caplog.clear()
     load(root, tmp_path, id_val=0.0, duplicates="ignore")
     assert said(caplog) == []
@@ -106,7 +106,7 @@ def test_one_image_in_two_classes(root, tmp_path, caplog):
     shutil.copy(root / "a/x/0.png", root / "a/y/copy.png")
     load(root, tmp_path, id_val=0.0)
     (text,) = said(caplog)
-    assert "2 files with 1 content are in two classes" in text
+    assert "2 files are 1 image, in two classes" in text
     assert "a/x/0.png = a/y/copy.png" in text
 
 

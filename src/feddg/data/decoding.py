@@ -1,5 +1,6 @@
 """One image file becomes a square RGB array, whatever odd kind of image it is."""
 
+import logging
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -32,6 +33,7 @@ short side and cuts the centre out; ``pad`` scales the long side and adds black 
 MOST_PIXELS = 89_478_485
 """Larger images (Pillow's own limit, 268 MB as RGB) are refused as decompression bombs."""
 
+_PILLOW = logging.getLogger("PIL")
 AS_IT_IS = Reading()
 _ONE_HUGE_IMAGE = Lock()
 """Of images that only tiles are cut from, one at a time is in memory."""
@@ -162,16 +164,18 @@ def quiet_pillow(*, tiled: bool = False) -> Iterator[None]:
     Args:
         tiled: whether images are cut into tiles, and may be larger.
     """
-    before = Image.MAX_IMAGE_PIXELS
+    before, level = Image.MAX_IMAGE_PIXELS, _PILLOW.level
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"PIL\.")
         warnings.filterwarnings("error", category=Image.DecompressionBombWarning)
         try:
+            _PILLOW.setLevel(logging.CRITICAL)
             if tiled:
                 Image.MAX_IMAGE_PIXELS = MOST_TILED_PIXELS
             yield
         finally:
             Image.MAX_IMAGE_PIXELS = before
+            _PILLOW.setLevel(level)
 
 
 def make_square(image: Image.Image, size: int, resize: Resize = "squash") -> np.ndarray:

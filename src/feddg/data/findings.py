@@ -170,14 +170,14 @@ def about_copies(
         kind = "labels" if len(labels) > 1 else "domains" if len(domains) > 1 else "same"
         kinds[kind].append(rows)
     said: dict[str, tuple[Severity, str]] = {
-        "labels": ("warning", "are in two classes: one of the labels is wrong"),
-        "domains": ("warning", "are in two domains: a held-out domain is then not unseen"),
-        "same": ("note", "are there twice in the same class of the same domain"),
+        "labels": ("warning", "in two classes: one of the labels is wrong"),
+        "domains": ("warning", "in two domains: held out, one of them would not be unseen"),
+        "same": ("note", "in the same class of the same domain"),
     }
     for kind, (severity, what) in said.items():
         if kinds[kind]:
             yield Finding(
-                severity, f"{_contents(kinds[kind])} {what} ({_pair(files, kinds[kind])})"
+                severity, f"{_contents(kinds[kind])}, {what} ({_pair(files, kinds[kind])})"
             )
     if splits is not None:
         yield from _leaks(files, groups, splits, len(table), refuse)
@@ -253,7 +253,7 @@ def _copies(files: Sequence[str], contents: Sequence[str]) -> list[list[int]]:
 
 def _contents(groups: list[list[int]]) -> str:
     files = sum(map(len, groups))
-    return f"{files} files with {len(groups)} content{'' if len(groups) == 1 else 's'}"
+    return f"{files} files are {images_text(len(groups))}"
 
 
 def _pair(files: Sequence[str], groups: list[list[int]]) -> str:
