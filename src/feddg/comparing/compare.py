@@ -9,12 +9,14 @@ from typing import Any
 from feddg.comparing.plan import Cell, Plan, distinct, expand_plan, load_plan
 from feddg.comparing.pool import LOG_FOLDER, Outcome, Processes, Task, Watcher, run_here
 from feddg.comparing.results import COMPARISON
+from feddg.data.bands import Reading
 from feddg.errors import FeddgError
 from feddg.experiment import Experiment
 from feddg.files import replace_text
 from feddg.runs.execute import is_complete
 from feddg.runs.folder import EXPERIMENT
-from feddg.runs.prepare import Progress, cache_folder, load_table
+from feddg.runs.loading import load_table
+from feddg.runs.prepare import Progress, cache_folder
 from feddg.runs.same_images import ImagesNow, find_folder
 
 
@@ -183,7 +185,7 @@ def _decode_once(experiments: Sequence[Experiment], cache: Path) -> None:
     silent: Progress = lambda what, done, total: None  # noqa: E731
     for experiment in experiments:
         data = experiment.data
-        key = repr((data.source, data.root, data.image_size, data.resize))
+        key = repr((data.source, data.root, data.image_size, data.resize, Reading.of(data)))
         if key in seen:
             continue
         seen.add(key)

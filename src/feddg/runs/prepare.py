@@ -1,11 +1,9 @@
 """From an experiment to everything its run needs: images, splits, clients, network, method."""
 
 import hashlib
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy
 import torch
@@ -14,17 +12,13 @@ from feddg.cache import cache_folder as cache_folder
 from feddg.clients.examples import Examples
 from feddg.clients.threads import clients_at_once, threads_for
 from feddg.clients.worker import Worker
-from feddg.data.bands import Reading
-from feddg.data.data_set import DATA_SETS, find_augmentation
-from feddg.data.findings import Finding, about_copies, about_labels, about_splits, say
-from feddg.data.fingerprint import ContentHashes, ImagesFile, file_of, images_file
-from feddg.data.ignored import Ignored, about_ignored, ignored_files
+from feddg.data.data_set import find_augmentation
+from feddg.data.findings import say
+from feddg.data.fingerprint import ImagesFile
 from feddg.data.images import ImageTable
 from feddg.data.partition import Partition, dealt_alike, partition
-from feddg.data.pixels import BadImage, PixelStore, open_pixels
-from feddg.data.sources import load_source
+from feddg.data.pixels import BadImage, PixelStore
 from feddg.data.splits import Splits, from_csv, from_roles, hold_out
-from feddg.data.survey import Survey, about_survey, survey
 from feddg.data.tiles import whole_images
 from feddg.errors import ExperimentError
 from feddg.evaluation.accuracy import Evaluation
@@ -36,8 +30,8 @@ from feddg.models.backbones import build_network
 from feddg.models.convolution import use_small_map_convolutions
 from feddg.models.network import Network
 from feddg.models.precision import autocast, choose_device, choose_precision
-
-Progress = Callable[[str, int, int], None]
+from feddg.runs.loading import Progress as Progress
+from feddg.runs.loading import load_table, split_findings, table_findings
 
 
 @dataclass(frozen=True)
@@ -100,77 +94,6 @@ def load_images(experiment: Experiment, cache: Path | None, progress: Progress) 
     images = deal(experiment, *loaded[:3])
     say(split_findings(experiment, loaded, images.splits))
     return replace(images, contents=loaded.contents)
-
-
-def table_findings(loaded: "Loaded") -> list[Finding]:
-    """Returns what is odd about an experiment's images, whoever holds them."""
-    return [
-        *about_ignored(loaded.ignored),
-        *about_survey(loaded.surveyed, loaded.reading),
-        *about_labels(loaded.table, [image.path for image in loaded.bad]),
-    ]
-
-
-def split_findings(
-    experiment: Experiment, loaded: "Loaded", splits: Splits | None
-) -> list[Finding]:
-    """Returns what is odd about how an experiment's images are split, and which are copies."""
-    data, held = experiment.data, experiment.hold_out
-    found: list[Finding] = []
-    if splits is not None:
-        found += about_splits(loaded.table, splits, chosen=bool(held.test or held.val))
-    if data.duplicates != "ignore":
-        files = [file_of(path) for path in loaded.table.paths]
-        contents = loaded.contents.contents()
-        hashes = [contents[file][1] if file in contents else "" for file in files]
-        refuse = data.duplicates == "refuse"
-        if data.duplicates == "auto":
-            refuse = bool(held.test or held.val) and not DATA_SETS.find(data.source).counts
-        found += about_copies(loaded.table, files, hashes, splits, refuse)
-    return found
-
-
-class Loaded(NamedTuple):
-    """The experiment's images: usable rows and their pixels, files left out, which they are.
-
-    ``ignored`` counts, by kind, what lies in their folder and is none of them; ``surveyed`` says
-    how they are stored, ``reading`` what is made of it.
-    """
-
-    table: ImageTable
-    pixels: PixelStore
-    bad: list[BadImage]
-    contents: ImagesFile
-    ignored: dict[str, Ignored]
-    surveyed: Survey
-    reading: Reading
-
-
-def load_table(experiment: Experiment, cache: Path | None, progress: Progress) -> Loaded:
-    """Loads the experiment's images.
-
-    Raises:
-        DataError: the images cannot be used as asked.
-    """
-    data = experiment.data
-    table = load_source(data.source, data.root)
-    hashes = None if table.root is None else ContentHashes(table.root, cache)
-    reading = Reading.of(data)
-    surveyed = Survey({}, {}) if table.root is None else survey(table)
-    opened = open_pixels(
-        table,
-        data.image_size,
-        cache=cache,
-        resize=data.resize,
-        budget_bytes=int(data.pixel_budget_gb * 2**30),
-        on_bad_image=data.on_bad_image,
-        progress=lambda done, total: progress("decoding images", done, total),
-        seen=None if hashes is None else hashes.see,
-        reading=reading,
-        surveyed=surveyed,
-    )
-    contents = images_file(table, hashes)
-    return Loaded(*opened, contents, ignored_files(table), surveyed, reading)
 
 
 def deal(

@@ -11,14 +11,8 @@ from feddg.data.sources import load_source
 from feddg.data.stored import stored_images
 from feddg.data.survey import SAMPLE
 from feddg.experiment import Experiment
-from feddg.runs.prepare import (
-    Progress,
-    cache_folder,
-    deal,
-    load_table,
-    split_findings,
-    table_findings,
-)
+from feddg.runs.loading import load_table, split_findings, table_findings
+from feddg.runs.prepare import Progress, cache_folder, deal
 
 SHOWN_CLIENTS, SHOWN_FILES = 20, 20
 
