@@ -152,12 +152,21 @@ class ContentHashes:
 
     def see(self, path: str) -> tuple[int, str]:
         """Returns size and hash of a file; several threads may call it at once."""
-        stamp = _stamp(self._root / path)
+        return self._known_already(path) or self._read(path)
+
+    def _known_already(self, path: str) -> tuple[int, str] | None:
+        known = self._known.get(path)
+        if known is None or known[:3] != self._stamp(path):
+            return None
+        return known[0], known[3]
+
+    def _stamp(self, path: str) -> _Stamp | None:
+        return _stamp(f"{self._root}/{path}")  # a Path takes as long as the look at the file
+
+    def _read(self, path: str) -> tuple[int, str]:
+        stamp = self._stamp(path)
         if stamp is None:
             return -1, ""
-        known = self._known.get(path)
-        if known is not None and known[:3] == stamp:
-            return stamp[0], known[3]
         try:
             content = _hash_file(self._root / path)
         except OSError:
@@ -173,8 +182,11 @@ class ContentHashes:
             DataError: the cache cannot be written.
         """
         distinct = sorted(set(paths))
+        known = {path: self._known_already(path) for path in distinct}
+        new = [path for path, content in known.items() if content is None]
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            found = dict(zip(distinct, pool.map(self.see, distinct)))
+            read = dict(zip(new, pool.map(self._read, new)))
+        found = {path: content or read[path] for path, content in known.items()}
         if self._fresh and self._file is not None:
             try:
                 replace_bytes(self._file, _KNOWN.dump_json(self._known))
@@ -255,10 +267,10 @@ def _text(content: bytes) -> str:
     return base64.urlsafe_b64encode(content).decode().rstrip("=")
 
 
-def _stamp(path: Path) -> _Stamp | None:
+def _stamp(path: str) -> _Stamp | None:
     """Size and times of a regular file; None for anything else."""
     try:
-        status = path.stat()
+        status = os.stat(path)
     except OSError:
         return None
     if not stat.S_ISREG(status.st_mode):
