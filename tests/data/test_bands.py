@@ -12,7 +12,7 @@ from PIL import Image
 
 from feddg.data.bands import Reading, UnusableImageError, bits_used
 from feddg.data.decoding import decode_image, decode_parts
-from feddg.data.formats import heif_is_known, usable_formats
+from feddg.data.image_formats import heif_is_known, usable_formats
 from feddg.data.images import IMAGE_SUFFIXES, from_folder
 from feddg.data.pixels import open_pixels
 from feddg.data.splits import hold_out
@@ -246,7 +246,7 @@ def test_a_damaged_file_is_named_once_not_once_for_every_tile(tmp_path):
 def test_every_suffix_that_counts_as_an_image_is_decoded(tmp_path, suffix):
     path = tmp_path / f"a{suffix}"
     if usable_formats()[suffix] == "HEIF":
-        from feddg.data.formats import register_heif
+        from feddg.data.image_formats import register_heif
 
         register_heif()
     Image.new("RGB", (64, 64), (200, 100, 50)).save(path, usable_formats()[suffix])

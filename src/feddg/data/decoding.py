@@ -20,7 +20,7 @@ from feddg.data.bands import (
     to_image,
 )
 from feddg.data.bands import UnusableImageError as UnusableImageError
-from feddg.data.formats import register_heif
+from feddg.data.image_formats import register_heif
 from feddg.data.tiles import MOST_TILED_PIXELS, Box
 
 Resize = Literal["squash", "crop", "pad"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from feddg.data.findings import SHOWN, Finding
 from feddg.data.fingerprint import file_of
-from feddg.data.formats import REMEDIES
+from feddg.data.image_formats import REMEDIES
 from feddg.data.images import IMAGE_SUFFIXES, ImageTable
 
 DEEPER, OUTSIDE, LEFT_OUT = "in deeper folders", "outside a class folder", "of folders left out"

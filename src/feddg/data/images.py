@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from feddg.data.formats import usable_formats
+from feddg.data.image_formats import usable_formats
 from feddg.errors import DataError, nearest
 
 IMAGE_SUFFIXES = frozenset(usable_formats())

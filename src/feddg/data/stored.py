@@ -12,7 +12,7 @@ from PIL import Image, UnidentifiedImageError
 
 from feddg.data.bands import bits_used, is_deep, read_tiff
 from feddg.data.decoding import quiet_pillow
-from feddg.data.formats import register_heif
+from feddg.data.image_formats import register_heif
 from feddg.data.images import ImageTable
 from feddg.data.survey import SAMPLE, evenly, files_by_domain, samples_of
 
