@@ -9,6 +9,9 @@ import yaml
 from PIL import Image
 
 from feddg.rows import (
+    EMA,
+    LAST,
+    TAIL,
     BadImageRow,
     ClientRow,
     ClientsTable,
@@ -54,8 +57,9 @@ class FolderMaker:
     heterogeneity: float = 0.1
     hyper_parameters: dict[str, Any] = field(default_factory=lambda: {"gamma1": 1.0})
 
-    def accuracy(self, split: str, domain: int, round_: int) -> float:
+    def accuracy(self, split: str, domain: int, round_: int, weights: str = LAST) -> float:
         level = {"test": 0.55, "val": 0.6, "id_val": 0.8, "id_test": 0.79}[split] + self.gain
+        level += {LAST: 0.0, TAIL: 0.03, EMA: 0.02}[weights]
         start = 1 / len(self.classes)
         wobble = 0.02 * math.sin(3 * round_ + domain + len(split))
         return round(start + (level - start) * (1 - math.exp(-round_ / 3)) + wobble, 4)
@@ -113,19 +117,24 @@ class FolderMaker:
         rows: list[MetricsRow] = [*self.evaluation_rows(0)]
         for round_ in range(1, self.rounds + 1):
             rows += [self.round_row(round_), *self.evaluation_rows(round_)]
+        if self.rounds == self.planned:
+            rows += [*self.evaluation_rows(self.rounds, TAIL)]
+            rows += [*self.evaluation_rows(self.rounds, EMA)]
         return rows
 
-    def evaluation_rows(self, round_: int) -> list[EvaluationRow]:
+    def evaluation_rows(self, round_: int, weights: str = LAST) -> list[EvaluationRow]:
         parts = {"test": self.test, "val": self.val}
         parts |= {"id_val": self.training, "id_test": self.training}
         return [
-            self._evaluation(round_, split, index, domain)
+            self._evaluation(round_, split, index, domain, weights)
             for split, domains in parts.items()
             for index, domain in enumerate(domains)
         ]
 
-    def _evaluation(self, round_: int, split: str, index: int, domain: str) -> EvaluationRow:
-        accuracy = self.accuracy(split, index, round_)
+    def _evaluation(
+        self, round_: int, split: str, index: int, domain: str, weights: str
+    ) -> EvaluationRow:
+        accuracy = self.accuracy(split, index, round_, weights)
         return EvaluationRow(
             round=round_,
             split=split,
@@ -134,6 +143,7 @@ class FolderMaker:
             loss=2 - accuracy,
             examples=400 + index,
             confusion=self.confusion() if round_ == self.rounds else None,
+            weights=weights,
         )
 
     def confusion(self) -> list[list[int]]:

@@ -1,6 +1,7 @@
-"""The house as a whole: names that mean one thing."""
+"""The house as a whole: who imports whom, names that mean one thing, and a page that knows them."""
 
 import ast
+import runpy
 from collections import Counter
 from pathlib import Path
 
@@ -10,14 +11,8 @@ import feddg
 
 PACKAGE = Path(feddg.__file__).parent
 SOURCES = sorted(PACKAGE.rglob("*.py"))
-USED_TWICE = {
-    # The reader's copies of rows, which move into the rows' own classes.
-    "Client": "clients/client.py and runs/reading.py",
-    "Evaluation": "evaluation/accuracy.py and runs/reading.py",
-    "Refusal": "messages.py and runs/reading.py",
-    # A cell of a plan and a cell of a table.
-    "Cell": "comparing/plan.py and report/blocks.py",
-}
+USED_TWICE: dict[str, str] = {}
+"""Names that must mean two things, and why."""
 
 
 def class_names() -> list[str]:
@@ -43,3 +38,102 @@ def test_no_name_is_used_twice(names):
 def test_no_exception_has_outlived_its_reason():
     counted = Counter([*class_names(), *module_names()])
     assert all(counted[name] > 1 for name in USED_TWICE), "take it out of USED_TWICE"
+
+
+LEVELS = (
+    {"errors", "settings", "randomness", "files", "registry", "messages", "forms", "rows"}
+    | {"row_files", "secure_noise", "cache"},
+    {"data"},
+    {"models"},
+    {"styles"},
+    {"clients"},
+    {"methods"},
+    {"guards"},
+    {"experiment"},
+    {"origins"},
+    {"evaluation"},
+    {"federation"},
+    {"runs"},
+    {"comparing", "studies"},
+    {"report"},
+    {"flower"},
+    {"api"},
+    {"cli"},
+)
+"""Rooms and single modules from the ground up; those of one level may not import each other,
+except on the ground, where circles are what a test below looks for."""
+RANK = {name: rank for rank, names in enumerate(LEVELS) for name in names}
+FRONT = {"__init__", "__main__"}
+
+
+def imports(source: Path) -> set[str]:
+    """Dotted names of the package's modules that a module imports, late imports too."""
+    found = set()
+    for node in ast.walk(ast.parse(source.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return {name for name in found if name.startswith("feddg.")}
+
+
+def room_of(source: Path) -> str:
+    inside = source.relative_to(PACKAGE).with_suffix("").parts
+    return inside[0]
+
+
+def test_every_room_and_module_at_the_top_has_its_level():
+    assert {room_of(source) for source in SOURCES} - FRONT == RANK.keys()
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda s: str(s.relative_to(PACKAGE)))
+def test_imports_point_downwards(source):
+    room = room_of(source)
+    if room in FRONT:
+        return
+    others = {name.split(".")[1] for name in imports(source)} & RANK.keys() - {room}
+    upwards = {other for other in others if RANK[other] >= RANK[room] and RANK[other] > 0}
+    assert not upwards, f"{room} must not know {upwards}"
+
+
+def test_no_module_imports_itself_around_a_corner():
+    known = {
+        ".".join(("feddg", *source.relative_to(PACKAGE).with_suffix("").parts)): source
+        for source in SOURCES
+    }
+    graph = {name: imports(source) & known.keys() for name, source in known.items()}
+    tops = {name for name in graph if not name.endswith("__init__")}
+    done: set[str] = set()
+
+    def visit(name, path):
+        assert name not in path, " -> ".join((*path, name))
+        if name not in done:
+            for other in graph[name] & tops:
+                if not _late(known[name], other):
+                    visit(other, (*path, name))
+            done.add(name)
+
+    for name in sorted(tops):
+        visit(name, ())
+
+
+def _late(source: Path, other: str) -> bool:
+    """Whether a module imports another only inside functions or for the type checker."""
+    tree = ast.parse(source.read_text("utf-8"))
+    for node in tree.body:
+        if isinstance(node, ast.Import) and other in {alias.name for alias in node.names}:
+            return False
+        if isinstance(node, ast.ImportFrom):
+            names = {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+            if other in names:
+                return False
+    return True
+
+
+def test_the_page_names_every_module():
+    script = PACKAGE.parents[1] / "docs" / "generate_architecture.py"
+    if not script.is_file():
+        pytest.skip("the documentation is not beside the package")
+    namespace = runpy.run_path(str(script))
+    text = namespace["PAGE"].read_text("utf-8")
+    assert text == namespace["page"](text), "run python docs/generate_architecture.py"

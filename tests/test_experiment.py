@@ -181,3 +181,38 @@ def test_every_setting_is_explained_and_the_strongest_word_is_named():
     assert sources["train.rounds"] == "preset pacs"
     assert sources["model.normalization"] == "follows from model.weights"
     assert sources["server.attempts"] == "default"
+
+
+def test_ids_of_experiments_without_younger_fields_stay_what_they_were():
+    """Written down before served weights, schedules, label smoothing and head rounds were there."""
+    one = Experiment(data="digits", hold_out="sketch")
+    other = Experiment(
+        data="digits",
+        hold_out={"val": "chalk", "test": "photo"},
+        method="scaffold",
+        seed=3,
+        server={"optimizer": "fedavgm"},
+        train={"weight_decay": 0.1, "decay": "weights"},
+    )
+    assert (one.id, other.id) == ("7cc36656", "d21350a5")
+    said = one.model_dump(mode="json")
+    assert Experiment(**said).id == one.id
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"train": {"schedule": "cosine"}},
+        {"train": {"schedule_steps": [0.25]}},
+        {"train": {"label_smoothing": 0.1}},
+        {"train": {"head_rounds": 1}},
+        {"server": {"serve": "tail"}},
+        {"server": {"interpolate": 0.5}},
+        {"server": {"interpolate": "auto"}},
+        {"evaluate": {"averages": "never"}},
+    ],
+)
+def test_younger_fields_that_say_something_make_another_experiment(change):
+    chosen = Experiment(data="digits", hold_out="sketch", **change)
+    assert chosen.id != Experiment(data="digits", hold_out="sketch").id
+    assert Experiment(**chosen.model_dump(mode="json")).id == chosen.id

@@ -1,12 +1,9 @@
 """Messages, update checks and the ledger."""
 
-import math
-
-import pytest
 import torch
 
 from feddg.federation.ledger import Ledger
-from feddg.messages import Broadcast, Message, Update, update_fault
+from feddg.messages import Broadcast, Message
 
 
 def test_a_message_survives_its_bytes_with_every_dtype():
@@ -29,39 +26,6 @@ def test_bytes_by_hand():
     message = Message({"a": torch.zeros(2, 3), "b": torch.zeros(5, dtype=torch.int64)}, {"n": 1})
     assert message.size == 2 * 3 * 4 + 5 * 8 + 8
     assert Message({}, {"name": "é"}).size == 2
-
-
-EXPECTED = {"w": torch.zeros(2, 2), "n": torch.tensor(0)}
-
-
-def update(**change):
-    weights = {"w": torch.zeros(2, 2), "n": torch.tensor(4)} | change.pop("weights", {})
-    for name in change.pop("without", ()):
-        del weights[name]
-    return Update(3, change.pop("examples", 5), weights, **change)
-
-
-@pytest.mark.parametrize(
-    ("bad", "words"),
-    [
-        (update(examples=0), "0 examples"),
-        (update(without=["w"]), "misses ['w']"),
-        (update(weights={"x": torch.zeros(1)}), "unknown ['x']"),
-        (update(weights={"w": torch.zeros(2, 3)}), "'w' is (2, 3)"),
-        (update(weights={"w": torch.zeros(2, 2).double()}), "float64"),
-        (update(weights={"w": torch.full((2, 2), math.nan)}), "'w' is not finite"),
-        (update(weights={"w": torch.tensor([[math.inf, -math.inf], [0, 0]])}), "'w' is not finite"),
-        (update(extras=Message({"p": torch.tensor([math.inf])})), "'p' is not finite"),
-    ],
-)
-def test_bad_updates_are_named(bad, words):
-    assert words in (update_fault(bad, EXPECTED) or "")
-
-
-def test_good_updates_pass_even_when_their_sum_overflows():
-    assert update_fault(update(), EXPECTED) is None
-    large = update(weights={"w": torch.full((2, 2), 3e38)})
-    assert update_fault(large, EXPECTED) is None
 
 
 def test_the_ledger_writes_a_layout_once_and_counts_bytes():

@@ -2,8 +2,8 @@
 
 Four questions, all answered on images that no probe was fitted to:
 
-1. Content: does a classifier fitted to one domain's originals still read them after encoding and
-   decoding, and after re-drawing them in every domain's style?
+1. Content: does a classifier fitted to one domain's originals (and one fitted to all domains')
+   still read them after encoding and decoding, and after re-drawing them in every domain's style?
 2. Style: does a classifier of domains take an image re-drawn in domain D's pooled style for D?
 3. Fidelity and cost: error of encoding and decoding, distance to the style asked for, time.
 4. Use: do clients of few images, grouped by their styles alone (FINCH), group by domain?
@@ -132,9 +132,28 @@ def measure_size(
 def _content(
     features: Features, domain: str, fit: dict, test: dict, decoded: dict, redrawn: dict
 ) -> dict:
-    """Accuracy, %, of a classifier of classes fitted to a domain's originals."""
-    images, labels = fit[domain]
-    probe = _probe(features(images), labels)
+    """Accuracy, %, of a classifier of classes fitted to a domain's originals.
+
+    ``other_domains`` says how it reads originals of the other domains: what looks like one of
+    theirs can hardly be read better. ``all_domains`` is the same of a classifier that was fitted
+    to originals of every domain, and so knows their looks.
+    """
+    one = _reading(features, [fit[domain]], domain, test, decoded, redrawn)
+    known = [d for d in fit if d != domain]
+    probe = _probe(features(fit[domain][0]), fit[domain][1])
+    one["other_domains"] = {
+        d: _share(probe.predict(features(test[d][0])) == test[d][1]) for d in known
+    }
+    one["all_domains"] = _reading(features, list(fit.values()), domain, test, decoded, redrawn)
+    return one
+
+
+def _reading(
+    features: Features, fitted: list, domain: str, test: dict, decoded: dict, redrawn: dict
+) -> dict:
+    """Accuracy, %, on a domain's images as they are, decoded and re-drawn."""
+    labels = np.concatenate([labels for _, labels in fitted])
+    probe = _probe(features(torch.cat([images for images, _ in fitted])), labels)
     truth = test[domain][1]
 
     def accuracy(images: Tensor) -> float:

@@ -1,12 +1,14 @@
-"""Draws docs/images/codec.png: before and after, with pictures that anyone may show.
+"""Draws docs/images/codec.png: before and after of some codecs, with pictures anyone may show.
 
 Contents: two photographs from scikit-learn (CC BY 2.0) and one from matplotlib (public domain).
 Styles: those photographs and variants of them (line drawing, flat colours, ...).
 
     python benchmarks/codec/picture.py docs/images/codec.png
+        [--vgg19 ENCODER DECODER] [--size 64 128]
 """
 
-import sys
+import argparse
+from pathlib import Path
 
 import matplotlib
 import numpy as np
@@ -22,28 +24,39 @@ from feddg.styles.codec import Codec, load_codec, transfer
 from feddg.styles.statistics import measure
 from feddg.styles.variants import Variant, flat_colours, inverted, line_drawing, recoloured
 
-SIZES = (64, 128)
 STRENGTHS = (0.5, 1.0)
 
 
 def main() -> None:
     """Writes the picture to the path given."""
+    options = _options()
     matplotlib.use("Agg")
-    codec = load_codec()
+    codecs = [load_codec()]
+    if options.vgg19:
+        codecs.append(load_codec("vgg19", encoder=options.vgg19[0], decoder=options.vgg19[1]))
     photographs = _photographs()
-    figure, grid = pyplot.subplots(6, 10, figsize=(13, 8.2))
-    for row, (size, image) in enumerate((s, i) for s in SIZES for i in photographs):
+    cases = [(s, i, c) for s in options.size for i in photographs for c in codecs]
+    figure, grid = pyplot.subplots(len(cases), 10, figsize=(13, 1.37 * len(cases)))
+    for row, (size, image, codec) in enumerate(cases):
         views = _views(codec, _square(image, size), [_square(p, size) for p in photographs])
         for axes, (title, view) in zip(grid[row], views.items()):
             axes.imshow(view[0].permute(1, 2, 0).numpy())
             axes.set(xticks=[], yticks=[])
             if row == 0:
                 axes.set_title(title, fontsize=9)
-        grid[row][0].set_ylabel(f"{size} px", fontsize=9)
+        grid[row][0].set_ylabel(f"{codec.name}, {size} px", fontsize=9)
     figure.tight_layout(pad=0.3)
-    figure.savefig(sys.argv[1], dpi=64, pil_kwargs={"optimize": True})
-    image = Image.open(sys.argv[1]).convert("RGB").quantize(192)
-    image.save(sys.argv[1], optimize=True)
+    figure.savefig(options.out, dpi=64, pil_kwargs={"optimize": True})
+    image = Image.open(options.out).convert("RGB").quantize(192)
+    image.save(options.out, optimize=True)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("out", type=Path, help="PNG file to write")
+    parser.add_argument("--vgg19", type=Path, nargs=2, help="encoder and decoder to show, too")
+    parser.add_argument("--size", type=int, nargs="+", default=[64, 128], help="image side, pixels")
+    return parser.parse_args()
 
 
 def _photographs() -> list[Image.Image]:

@@ -27,7 +27,7 @@ _NAMES = {
     "checks": re.compile(r"checked-[0-9a-f]{32}\.json"),
     "hashes": re.compile(r"hashes-[0-9a-f]{32}\.json"),
     "twins": re.compile(r"[0-9a-f]{24}-.+\.npy"),
-    "partial": re.compile(r"partial-[0-9a-f]{32}|\.[0-9a-f]{24}-.+\.npy\.\d+\.\d+"),
+    "partial": re.compile(r"partial-[0-9a-f]{32}|\.([0-9a-f]{24}-|checked-|hashes-).+\.\d+\.\d+"),
 }
 
 

@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import re
+import reprlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,14 +23,32 @@ from feddg.errors import ExperimentError, nearest
 from feddg.guards.chain import resolved_choice
 from feddg.methods.composition import build_method, method_class
 from feddg.settings import ClientSettings, ExperimentSettings, Settings, merge
+from feddg.yaml_text import read_fields_of
 
 log = logging.getLogger("feddg")
 
 _NOT_IDENTITY = {"name", "device"}
 _LATER = {
     "data": ("duplicates", "range", "bands", "tile"),
-    "train": ("select_every", "decay", "gradient_clipping"),
-    "server": ("largest_change",),
+    "train": (
+        "select_every",
+        "decay",
+        "gradient_clipping",
+        "schedule",
+        "warmup_rounds",
+        "schedule_final",
+        "schedule_steps",
+        "schedule_gamma",
+        "label_smoothing",
+        "head_rounds",
+    ),
+    "server": ("largest_change", "serve", "tail", "ema", "interpolate"),
+    "evaluate": ("pictures", "averages"),
+}
+_PARTS = {
+    name
+    for name, field in ExperimentSettings.model_fields.items()
+    if isinstance(field.default, Settings)
 }
 _LATER_PARTS = ("privacy", "guards")
 """Fields and parts younger than some run folders: not in the hash where they say nothing new."""
@@ -67,8 +86,8 @@ class Experiment(ExperimentSettings):
         """Eight hexadecimal digits that differ for every different experiment."""
         content = self.model_dump(mode="json", exclude=_NOT_IDENTITY)
         for part, field in ((part, f) for part, fields in _LATER.items() for f in fields):
-            default = type(getattr(self, part)).model_fields[field].default
-            if getattr(getattr(self, part), field) == default:
+            own = getattr(self, part)
+            if getattr(own, field) == type(own).model_fields[field].default:
                 del content[part][field]
         for part in _LATER_PARTS:
             if getattr(self, part) == type(self).model_fields[part].default:
@@ -83,7 +102,12 @@ class Experiment(ExperimentSettings):
 
     @property
     def earlier_labels(self) -> tuple[str, ...]:
-        """Folder names of the time when folders stayed relative to where a command was given."""
+        """Folder names that end in :attr:`earlier_ids`."""
+        return tuple(map(self._label, self.earlier_ids))
+
+    @property
+    def earlier_ids(self) -> tuple[str, ...]:
+        """Ids of the time when folders stayed relative to where a command was given."""
         data = self.data
         relative = {
             name: Path(os.path.relpath(path))
@@ -95,7 +119,7 @@ class Experiment(ExperimentSettings):
         changed = (
             self.model_copy(update={"data": data.model_copy(update=choice)}) for choice in choices
         )
-        return tuple(self._label(experiment.id) for experiment in changed)
+        return tuple(experiment.id for experiment in changed)
 
     def _label(self, id: str) -> str:
         held = "-".join((*self.hold_out.val, *self.hold_out.test)) or "none"
@@ -132,6 +156,12 @@ def load_stored(path: Path) -> Experiment:
     return Experiment(**fields)
 
 
+def was_mended(path: Path) -> bool:
+    """Whether :func:`load_stored` changes what the file says, so that the id is another one."""
+    clients = read_fields(path).get("clients")
+    return isinstance(clients, dict) and _too_many(clients) is not None
+
+
 def read_fields(path: Path | None, over: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Reads the fields of an experiment file, shorthands written out; none of no file.
 
@@ -145,17 +175,7 @@ def read_fields(path: Path | None, over: Mapping[str, Any] | None = None) -> dic
     """
     if path is None:
         return {}
-    if not path.is_file():
-        raise ExperimentError(f"experiment file {path} does not exist")
-    try:
-        fields = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ExperimentError(f"experiment file {path} is not valid YAML: {error}") from None
-    if not isinstance(fields, dict):
-        raise ExperimentError(
-            f"experiment file {path} must hold fields such as 'data:' and 'method:'"
-        )
-    expanded = expand(fields)
+    expanded = expand(read_fields_of(path, "experiment file", ExperimentError))
     return _without_other_method(expanded, over or {}, path)
 
 
@@ -180,8 +200,14 @@ def _without_other_method(
 
 
 def expand(fields: dict[str, Any]) -> dict[str, Any]:
-    """Writes shorthands out: ``data="digits"`` becomes ``data={"source": "digits"}``, and so on."""
-    out = dict(fields)
+    """Writes shorthands out: ``data="digits"`` becomes ``data={"source": "digits"}``, and so on.
+
+    A part of which nothing is said, ``data:`` alone, is left out.
+
+    Raises:
+        ExperimentError: a part holds something else than fields.
+    """
+    out = {k: v for k, v in fields.items() if v is not None or k not in _PARTS}
     for key, inner in (("data", "source"), ("method", "name"), ("model", "backbone")):
         if isinstance(out.get(key), str):
             out[key] = {inner: out[key]}
@@ -196,7 +222,11 @@ def expand(fields: dict[str, Any]) -> dict[str, Any]:
     if guards is not None:
         listed = guards if isinstance(guards, list | tuple) else [guards]
         out["guards"] = [_choice(_plain(guard)) for guard in listed]
-    return {key: _plain(value) for key, value in out.items()}
+    plain = {key: _plain(value) for key, value in out.items()}
+    for part in _PARTS & plain.keys():
+        if not isinstance(plain[part], Mapping):
+            raise ExperimentError(f"{part}: must hold fields (got {_short(plain[part])})")
+    return plain
 
 
 def _choice(said: Any) -> Any:
@@ -205,6 +235,11 @@ def _choice(said: Any) -> Any:
         return {"name": said}
     if not isinstance(said, Mapping):
         return said
+    if not isinstance(said.get("settings") or {}, Mapping):
+        raise ExperimentError(
+            f"the settings of {_short(said.get('name'))} must be fields "
+            f"(got {_short(said['settings'])})"
+        )
     settings = {k: v for k, v in said.items() if k not in ("name", "settings")}
     rest = {k: v for k, v in said.items() if k in ("name", "settings")}
     return merge(rest, {"settings": settings}) if settings else rest
@@ -298,7 +333,11 @@ def _explain(error: ValidationError) -> str:
         return (
             f"unknown field {where!r}{nearest(str(field), fields)}; there are: {', '.join(fields)}"
         )
-    return f"{where}: {fault['msg']} (got {fault['input']!r})"
+    return f"{where}: {fault['msg']} (got {_short(fault['input'])})"
+
+
+def _short(value: Any) -> str:
+    return reprlib.repr(value)
 
 
 def _fields_at(parents: list[str]) -> list[str]:

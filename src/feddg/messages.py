@@ -1,7 +1,7 @@
 """Messages: named tensors and scalars, the only thing that crosses between client and server."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -140,35 +140,6 @@ class Refusal:
 
     client: int
     reason: str
-
-
-def update_fault(update: Update, expected: Mapping[str, Tensor]) -> str | None:
-    """Says what is wrong with an update, or None if it may be used.
-
-    Checks names, shapes and dtypes against ``expected``, a positive number of examples, and that
-    every float entry, weight or extra, is finite.
-    """
-    if update.examples < 1:
-        return f"reports {update.examples} examples; an update needs at least 1"
-    missing, unknown = (
-        expected.keys() - update.weights.keys(),
-        update.weights.keys() - expected.keys(),
-    )
-    if missing or unknown:
-        parts = [f"misses {sorted(missing)[:3]}"] * bool(missing) + [
-            f"has unknown {sorted(unknown)[:3]}"
-        ] * bool(unknown)
-        return "its weights " + " and ".join(parts)
-    for name, tensor in update.weights.items():
-        want = expected[name]
-        if tensor.shape != want.shape or tensor.dtype != want.dtype:
-            got = f"{tuple(tensor.shape)} {tensor.dtype}"
-            return f"weight {name!r} is {got}, expected {tuple(want.shape)} {want.dtype}"
-    for kind, tensors in (("weight", update.weights), ("extra", update.extras.tensors)):
-        name_not_finite = first_not_finite(tensors.items())
-        if name_not_finite is not None:
-            return f"{kind} {name_not_finite!r} is not finite (NaN or infinite)"
-    return None
 
 
 def first_not_finite(tensors: Iterable[tuple[str, Tensor]]) -> str | None:

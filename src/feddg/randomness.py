@@ -29,7 +29,11 @@ def derive_seed(seed: int, *names: Name) -> int:
 
 
 def stream(seed: int, *names: Name) -> torch.Generator:
-    """Returns a fresh CPU generator for the stream ``names`` under ``seed``."""
+    """Returns a fresh CPU generator for the stream ``names`` under ``seed``.
+
+    Of the seed's 63 bits PyTorch's CPU generator (mt19937) uses the lower 32: good enough to keep
+    streams apart, and nothing that must stay secret is drawn from it (see ``secure_noise``).
+    """
     return torch.Generator().manual_seed(derive_seed(seed, *names))
 
 

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from feddg.errors import RunError
+from feddg.files import is_file, read_text
 
 T = TypeVar("T")
 
@@ -46,7 +47,7 @@ class JsonFile(Row):
         Raises:
             RunError: it is damaged; names the file and the field.
         """
-        if not path.is_file():
+        if not is_file(path):
             return None
         try:
             return cls.model_validate_json(read_text(path))
@@ -75,7 +76,7 @@ class RowFile(Generic[T]):
         Raises:
             RunError: a row is damaged; names the file, the row and the field.
         """
-        if not path.is_file():
+        if not is_file(path):
             return []
         text = read_text(path)
         try:  # all at once: faster than line by line
@@ -130,15 +131,3 @@ def numbered_lines(text: str) -> list[tuple[int, str]]:
     """Returns the lines that hold something, with their numbers, from 1."""
     lines = enumerate(text.split("\n"), start=1)
     return [(number, line) for number, line in lines if line.strip(" \r\0")]
-
-
-def read_text(path: Path) -> str:
-    """Returns a file's text; bytes that are no UTF-8 are replaced.
-
-    Raises:
-        RunError: it cannot be read.
-    """
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise RunError(f"Cannot read {path}: {error.strerror}.") from error

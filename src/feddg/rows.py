@@ -18,6 +18,8 @@ from feddg.row_files import JsonFile, Row, RowFile
 TEST, VAL, ID_VAL, ID_TEST = "test", "val", "id_val", "id_test"
 SPLITS: Final = (TEST, VAL, ID_VAL, ID_TEST)
 """Held-out test and validation domains; in-domain validation and test images."""
+LAST, TAIL, EMA, INTERPOLATED = "last", "tail", "ema", "interpolated"
+"""Weights of the last round; means over rounds; mixed with the starting point."""
 Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
 """A float; ``null`` stands for one that is not finite, which JSON cannot hold."""
 Direction = Literal["up", "down"]
@@ -106,9 +108,11 @@ class EvaluationRow(Row):
         examples: number of images.
         metrics: further numbers by name; see :mod:`feddg.evaluation.metrics`.
         confusion: ``confusion[true][predicted]`` counts, or None when not recorded.
+        weights: which weights were measured: those of the ``last`` round, the mean over rounds
+            called ``tail`` or ``ema``, or the ``interpolated`` ones.
     """
 
-    identity: ClassVar = ("round", "split", "domain")
+    identity: ClassVar = ("round", "split", "domain", "weights")
     kind: Literal["evaluation"] = "evaluation"
     round: int
     split: str
@@ -118,6 +122,7 @@ class EvaluationRow(Row):
     examples: int
     metrics: dict[str, Number] = Field(default_factory=dict)
     confusion: list[list[int]] | None = None
+    weights: str = LAST
 
 
 # ledger.jsonl
@@ -177,9 +182,10 @@ class AdaptationRow(Row):
         accuracy: in [0, 1].
         examples: images.
         client: whose own statistics, or None.
+        which: the model's selection rule, as ``load_model`` takes it.
     """
 
-    identity: ClassVar = ("adaptation", "round", "batch_size")
+    identity: ClassVar = ("adaptation", "round", "batch_size", "which")
     adaptation: str
     round: int
     batch_size: int
@@ -188,6 +194,7 @@ class AdaptationRow(Row):
     accuracy: Number
     examples: int
     client: int | None = None
+    which: str = "final"
 
 
 class TrafficRow(Row):

@@ -181,6 +181,40 @@ class TrainSettings(Settings):
         description="how training images are varied: none, aerial, microscope, a data set's own by "
         "its name, or a registered one",
     )
+    schedule: Literal["constant", "cosine", "linear", "step"] = Field(
+        "constant", description="how the learning rate falls from round to round"
+    )
+    warmup_rounds: int = Field(
+        0, ge=0, description="first rounds, in which the learning rate rises to its full value"
+    )
+    schedule_final: Fraction = Field(
+        0.0, description="cosine, linear: what the learning rate falls to, as a share of it"
+    )
+    schedule_steps: tuple[Fraction, ...] = Field(
+        (0.5, 0.75), description="step: after which shares of the rounds the learning rate falls"
+    )
+    schedule_gamma: Positive = Field(
+        0.1, description="step: what the learning rate is multiplied by at each"
+    )
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.0, description="share of the true class's target that is spread over all classes"
+    )
+    head_rounds: int = Field(
+        0,
+        ge=0,
+        description="first rounds, in which the featurizer stays as it is and all after it trains",
+    )
+
+    @model_validator(mode="after")
+    def _trains_in_full(self) -> "TrainSettings":
+        for name in ("warmup_rounds", "head_rounds"):
+            if getattr(self, name) and getattr(self, name) >= self.rounds:
+                raise PydanticCustomError(
+                    "too_many_rounds",
+                    "{name} must be fewer than all {rounds} rounds",
+                    {"name": name, "rounds": self.rounds},
+                )
+        return self
 
 
 class ServerSettings(Settings):
@@ -190,7 +224,7 @@ class ServerSettings(Settings):
     largest_change: Positive | None = Field(
         100.0,
         description="how many times the median change of the weights an update's may be long; none "
-        "for any",
+        "for any, as under a guard that replaces the mean",
     )
     attempts: int = Field(
         2,
@@ -214,6 +248,22 @@ class ServerSettings(Settings):
     tau: Positive = Field(
         1e-3, description="adaptivity: added to the root of the squares (Reddi et al. 2021)"
     )
+    serve: Literal["last", "tail", "ema"] = Field(
+        "last",
+        description="which weights are the result: the last round's, the mean of the last rounds' "
+        "(tail), or an exponential mean of all rounds' (ema)",
+    )
+    tail: Annotated[float, Field(gt=0, le=1)] = Field(
+        0.5, description="tail: the share of the rounds, from the end, that are averaged"
+    )
+    ema: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.9, description="ema: how much of the mean a round leaves in place"
+    )
+    interpolate: Literal["none", "auto"] | Fraction = Field(
+        "none",
+        description="after the last round: share of the served weights in a mixture with those "
+        "that training of the whole network started from; auto chooses it on in-domain validation",
+    )
 
 
 class EvaluateSettings(Settings):
@@ -223,6 +273,16 @@ class EvaluateSettings(Settings):
         1, ge=1, description="rounds between evaluations; the last round is always evaluated"
     )
     batch_size: int = Field(256, ge=1, description="images per batch when measuring")
+    pictures: bool = Field(
+        True,
+        description="show some training images in the report, as the method re-draws them; never "
+        "at sites of a deployment",
+    )
+    averages: Literal["last_round", "every", "never"] = Field(
+        "last_round",
+        description="when means over rounds are measured beside the last weights; what is served "
+        "always is, and never keeps no other mean",
+    )
 
 
 class MethodChoice(Settings):

@@ -102,7 +102,10 @@ def test_a_gradient_in_another_memory_order_counts_the_same(case, layout, other)
     assert weight.stride() == laid_out(plain.detach(), layout).stride()
 
 
-@pytest.mark.parametrize("case", OPTIMIZERS)
+FUSED = [case for case in OPTIMIZERS if case != "sgd"]
+
+
+@pytest.mark.parametrize("case", FUSED)
 def test_what_a_kernel_on_raw_memory_cannot_do_is_refused(case):
     make, _, settings = OPTIMIZERS[case]
     holes = nn.Parameter(torch.randn(4, 6)[:, ::2])
@@ -113,10 +116,24 @@ def test_what_a_kernel_on_raw_memory_cannot_do_is_refused(case):
     overlapping.grad = torch.ones(4, 3)
     with pytest.raises(ClientError, match="overlaps"):
         make([overlapping], 0.1, **settings).step()
+
+
+@pytest.mark.parametrize("case", OPTIMIZERS)
+def test_gradients_unlike_their_parameter_are_refused(case):
+    make, _, settings = OPTIMIZERS[case]
     sparse = nn.Parameter(torch.randn(4, 3))
     sparse.grad = torch.ones(4, 3).to_sparse()
     with pytest.raises(ClientError, match="dense"):
         make([sparse], 0.1, **settings).step()
+
+
+def test_plain_sgd_needs_no_memory_order():
+    everything = torch.ones(4, 6)
+    weight = nn.Parameter(everything[:, ::2])
+    weight.grad = torch.ones(3, 4).t()
+    MemoryOrderSGD([weight], 0.5).step()
+    expected = torch.tensor([0.5, 1.0]).repeat(4, 3)
+    assert torch.equal(everything, expected)
 
 
 @pytest.mark.parametrize("case", ["adam", "sgd, momentum, decay"])

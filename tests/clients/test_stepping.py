@@ -80,7 +80,7 @@ def test_a_refused_step_inside_the_backward_pass_is_an_error_of_the_client(monke
     monkeypatch.setattr(stepping, "PENDING_BYTES", 0)
     layer, stepper = nn.Linear(3, 4), Stepper()
     layer.weight = nn.Parameter(torch.randn(4, 6)[:, ::2])
-    optimizer = stepper.optimizer(layer, settings(KINDS[1]))
+    optimizer = stepper.optimizer(layer, settings(KINDS[2]))
     with pytest.raises(ClientError, match="holes"):
         stepper.descend(optimizer, layer(torch.ones(1, 3)).sum())
 

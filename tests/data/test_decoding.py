@@ -199,7 +199,7 @@ def test_broken_files_have_a_reason(tmp_path: Path) -> None:
         write(tmp_path / "text.jpg", b"not a picture"): "not an image in a known format",
         png_that_claims(8, 8, tmp_path / "hollow.png"): "cannot be decoded",
         tmp_path / "gone.jpg": "file not found",
-        tmp_path: "cannot be decoded",
+        tmp_path: "it is a folder",
     }
     for path, reason in reasons.items():
         with quiet_pillow(), pytest.raises(UnusableImageError, match=reason):

@@ -123,7 +123,7 @@ def test_the_ledger_has_both_directions_of_every_client_and_the_exact_bytes():
     assert down == [model] * 2
     # How many images, how many went through, how long it took, and one term of the loss.
     assert up == [model + 4 * 8] * 2
-    assert (record.bytes_down, record.bytes_up) == (2 * model, 2 * model + 16)
+    assert (record.bytes_down, record.bytes_up) == (2 * model, 2 * model + 64)
     assert sum(row["kind"] == "layout" for row in small.ledger) == 2
 
 

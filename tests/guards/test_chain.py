@@ -8,8 +8,8 @@ from pydantic import Field
 from feddg.api import run
 from feddg.errors import ClientError, ExperimentError
 from feddg.experiment import Experiment
-from feddg.guards.base import GUARDS, Facts, Guard, register
 from feddg.guards.chain import Guards
+from feddg.guards.guard import GUARDS, Guard, WeightFacts, register
 from feddg.messages import Message
 from feddg.runs.reading import read_rows
 from feddg.settings import Settings
@@ -117,7 +117,7 @@ class Noting(Guard):
 
 def test_the_server_undoes_in_the_other_order():
     calls = []
-    guards = Guards([Noting("inner", calls), Noting("outer", calls)], Facts())
+    guards = Guards([Noting("inner", calls), Noting("outer", calls)], WeightFacts())
     small = federation(sizes=(5,))
     small.transport._guards = small.server.guards = guards
     small.server.round()

@@ -9,8 +9,8 @@ from scipy import stats
 
 from feddg.errors import ExperimentError
 from feddg.experiment import Experiment
-from feddg.guards.base import Facts, Passage
 from feddg.guards.clipping import Clipping, epsilon
+from feddg.guards.guard import Passage, WeightFacts
 from feddg.messages import Message, Refusal, Update
 from feddg.methods.base import State
 from feddg.runs.prepare import build, guards_for
@@ -23,7 +23,7 @@ def clipped(kind, norm, received, trained):
     floats = frozenset(name for name, t in received.items() if t.is_floating_point())
     guard = Clipping(PrivacySettings(clipping=kind))
     update = Update(0, 7, trained, terms={"cross_entropy": 2.0})
-    return guard.protect(update, received, Message({}, {"norm": norm}), Facts(floats, floats))
+    return guard.protect(update, received, Message({}, {"norm": norm}), WeightFacts(floats, floats))
 
 
 @pytest.mark.parametrize("kind", ["fixed", "adaptive"])
@@ -259,7 +259,7 @@ def test_honest_rounding_is_never_refused(norm, scale):
     sent = {"a": torch.randn(300, 300, generator=chance) * scale}
     trained = {"a": sent["a"] + torch.randn(300, 300, generator=chance)}
     update = clipped("fixed", norm, sent, trained)
-    facts = Facts(frozenset("a"), frozenset("a"))
+    facts = WeightFacts(frozenset("a"), frozenset("a"))
     passage = Passage(facts, sent, Message({}, {"norm": norm}), {})
     assert Clipping(PrivacySettings(clipping="fixed")).receive(update, passage) is update
 

@@ -10,13 +10,13 @@ from hypothesis import strategies as some
 
 from feddg.errors import ExperimentError, NotEnoughUpdates
 from feddg.experiment import Experiment
-from feddg.guards.base import Facts, Passage
 from feddg.guards.chain import guard_of
+from feddg.guards.guard import Passage, WeightFacts
 from feddg.guards.krum import scores, squared_distances
 from feddg.messages import Message, Update
 from feddg.methods.base import Method, State
 from feddg.runs.prepare import build, guards_for
-from feddg.settings import GuardChoice, TrainSettings
+from feddg.settings import GuardChoice, ServerSettings, TrainSettings
 from federations import federation, same
 
 NAMES = frozenset({"a", "b"})
@@ -39,7 +39,7 @@ def fused(name, rows, **settings):
     rows = torch.as_tensor(rows, dtype=torch.float32)
     guard = guard_of(GuardChoice(name=name, settings=settings))
     sent = updates_of(torch.zeros(1, rows.shape[1]))[0].weights
-    passage = Passage(Facts(NAMES, NAMES), sent, Message(), {})
+    passage = Passage(WeightFacts(NAMES, NAMES), sent, Message(), {})
     state = Method().aggregate(State(sent), guard.collect(iter(updates_of(rows)), passage))
     return torch.cat([state.weights["a"], state.weights["b"].flatten()])
 
@@ -100,7 +100,7 @@ def test_bounding_by_the_median_of_the_rounds_lengths():
 
 def test_counters_take_the_lower_median():
     guard = guard_of(GuardChoice(name="median"))
-    passage = Passage(Facts(NAMES, NAMES), {}, Message(), {})
+    passage = Passage(WeightFacts(NAMES, NAMES), {}, Message(), {})
     (update,) = guard.collect(iter(updates_of(rows_of(4))), passage)
     assert update.weights["n"].item() == 1
     assert update.weights["n"].dtype == torch.int64
@@ -193,7 +193,8 @@ def poisoned(bad, *guards):
     Returns:
         The federation, and what its honest clients send.
     """
-    small, honest = federation(guards=guards, **TEN), []
+    free = ServerSettings(largest_change=None)  # what the guards do by themselves
+    small, honest = federation(guards=guards, server_settings=free, **TEN), []
     original = small.transport.train
 
     def train(clients, broadcast):

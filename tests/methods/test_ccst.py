@@ -188,7 +188,7 @@ def test_only_styles_and_weights_leave_the_client():
     up = [row for row in small.ledger if row.get("direction") == "up"]
     described = [layouts[row["layout"]] for row in up if row["purpose"] == "describe"]
     assert [[(t["name"], t["shape"]) for t in d] for d in described] == [
-        [("styles", [1, 2, load_codec("compact").channels])]
+        [("styles", (1, 2, load_codec("compact").channels))]
     ] * 3
     names = {t["name"] for row in up if row["purpose"] == "update" for t in layouts[row["layout"]]}
     assert names == {f"weights/{name}" for name in small.network.state_dict()}

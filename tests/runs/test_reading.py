@@ -86,7 +86,7 @@ def test_a_run_that_has_only_its_experiment_is_empty_but_readable(folder_maker, 
     assert run.environment == {}
     assert (run.rounds_done, run.metrics.rounds, run.ledger.messages) == (0, [], [])
     assert run.pictures() == []
-    assert [rule.choose(run.evaluations) for rule in SELECTION_RULES.values()] == [None, None, None]
+    assert [rule.choose(run.evaluations) for rule in SELECTION_RULES.values()] == [None] * 6
 
 
 @pytest.mark.parametrize("rest", ['{"kind":"evaluat', "\0\0\0\0", '{"kind":"round","round":7,"cl'])
@@ -118,7 +118,7 @@ def test_damage_elsewhere_names_the_file_and_the_row(folder_maker):
 def test_a_row_without_a_needed_field_is_named(folder_maker):
     folder = folder_maker().write()
     append(folder / "metrics.jsonl", '{"kind":"evaluation","round":1}\n')
-    with pytest.raises(RunError, match=r"metrics\.jsonl is damaged in row 50: it lacks 'split'"):
+    with pytest.raises(RunError, match=r"metrics\.jsonl is damaged in row 62: it lacks 'split'"):
         _ = read_run(folder).metrics
 
 

@@ -117,7 +117,7 @@ def test_the_landscape_holds_its_models(finished):
     landscape = finished.found["landscape"]
     assert [point["name"] for point in landscape["points"]] == [
         "global model",
-        "client 0",
+        "client-0",
         "FedAvg model",
     ]
     origin = landscape["points"][0]
@@ -133,7 +133,7 @@ def test_the_landscape_holds_its_models(finished):
 
 def test_grey_levels_of_every_client_before_and_after(finished):
     levels = finished.found["grey_levels"]
-    assert levels["clients"] == ["client 0, ink", "client 1, chalk", "client 2, photo"]
+    assert levels["clients"] == ["client-0, ink", "client-1, chalk", "client-2, photo"]
     for kind in ("before", "after"):
         assert [sum(shares) for shares in levels[kind]] == pytest.approx([1, 1, 1], abs=1e-4)
     assert levels["before"] != levels["after"]

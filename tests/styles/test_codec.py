@@ -1,4 +1,4 @@
-"""AdaIN, the two codecs, and loading their weights."""
+"""AdaIN, the codecs of convolutions, and loading their weights."""
 
 from importlib import resources
 from pathlib import Path
@@ -8,22 +8,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from feddg.errors import WeightsError
 from feddg.randomness import stream
-from feddg.styles.codec import (
-    ARCHITECTURES,
-    Codec,
-    Reflect,
-    adain,
-    codec_modules,
-    initialised,
-    load_codec,
-    transfer,
-    vgg19_modules,
-)
+from feddg.styles.codec import CODECS, adain, load_codec, transfer
+from feddg.styles.codecs.compact import CompactCodec
+from feddg.styles.convolutional import ConvolutionalCodec, Reflect
 
 
 def random_features(*shape: int, seed: int = 0) -> Tensor:
@@ -39,9 +30,8 @@ def random_style(channels: int, seed: int = 0) -> Tensor:
     return torch.rand(2, channels, generator=stream(seed, "style")) + 0.1
 
 
-def random_codec(seed: int = 0) -> Codec:
-    encoder, decoder = codec_modules("compact")
-    return Codec("compact", initialised(encoder, seed), initialised(decoder, seed + 1)).frozen()
+def random_codec(seed: int = 0) -> CompactCodec:
+    return CompactCodec.untrained(None, None, seed).frozen()
 
 
 def test_adain_by_hand() -> None:
@@ -173,7 +163,7 @@ def test_fingerprint_follows_weights_and_layer() -> None:
     with torch.no_grad():
         next(same.decoder.parameters())[0, 0, 0, 0] += 1e-3
     assert codec.fingerprint() != same.fingerprint()
-    elsewhere = Codec("compact", codec.encoder, codec.decoder, style_layer="conv4_1_pre")
+    elsewhere = CompactCodec(codec.encoder, codec.decoder, style_layer="conv4_1_pre")
     assert elsewhere.fingerprint() != codec.fingerprint()
 
 
@@ -187,86 +177,6 @@ def test_compact_is_small_frozen_and_cached() -> None:
     assert codec.channels == 64
 
 
-def write_vgg19(folder: Path) -> dict[str, Path]:
-    """Random weights under the names and with the keys of the common files."""
-    encoder, decoder = vgg19_modules()
-    deeper = {"31.weight": torch.zeros(1), "51.weight": torch.zeros(512, 512, 3, 3)}
-    paths = {"encoder": folder / "vgg_normalised.pth", "decoder": folder / "decoder.pth"}
-    torch.save(encoder.state_dict() | deeper, paths["encoder"])
-    torch.save(decoder.state_dict(), paths["decoder"])
-    return paths
-
-
-def convolutions(module: nn.Sequential) -> dict[int, tuple[int, int]]:
-    found = {i: layer for i, layer in enumerate(module) if isinstance(layer, nn.Conv2d)}
-    return {i: (layer.in_channels, layer.out_channels) for i, layer in found.items()}
-
-
-def test_vgg19_has_the_layer_indices_of_the_common_files() -> None:
-    encoder, decoder = vgg19_modules()
-    assert len(encoder) == 31
-    assert convolutions(encoder) == {
-        0: (3, 3), 2: (3, 64), 5: (64, 64), 9: (64, 128), 12: (128, 128), 16: (128, 256),
-        19: (256, 256), 22: (256, 256), 25: (256, 256), 29: (256, 512),
-    }  # fmt: skip
-    assert convolutions(decoder) == {
-        1: (512, 256), 5: (256, 256), 8: (256, 256), 11: (256, 256), 14: (256, 128),
-        18: (128, 128), 21: (128, 64), 25: (64, 64), 28: (64, 3),
-    }  # fmt: skip
-
-
-def test_vgg19_loads_state_dicts_and_safetensors(tmp_path: Path) -> None:
-    paths = write_vgg19(tmp_path)
-    codec = load_codec("vgg19", **paths)
-    assert codec.channels == 512
-    images = random_images(1, 3, 17, 20) / 255
-    features = codec.encode(images)
-    assert features.shape == (1, 512, 3, 3)
-    torch.testing.assert_close(features, vgg19_modules()[0](images), rtol=1e-3, atol=1e-4)
-    assert codec.decode(features, (17, 20)).shape == (1, 3, 17, 20)
-    converted = tmp_path / "decoder.safetensors"
-    weights = {key: weight.contiguous() for key, weight in codec.decoder.state_dict().items()}
-    save_file(weights, converted)
-    again = load_codec("vgg19", encoder=paths["encoder"], decoder=converted)
-    assert again.fingerprint() == codec.fingerprint()
-
-
-def test_styles_can_be_measured_before_the_last_relu(tmp_path: Path) -> None:
-    codec = load_codec("vgg19", **write_vgg19(tmp_path), style_layer="conv4_1_pre")
-    images = random_images(2, 3, 16, 16) / 255
-    before = codec.style_features(images)
-    assert before.min() < 0
-    torch.testing.assert_close(before.relu(), codec.encode(images))
-
-
-def test_wrong_weights_are_refused(tmp_path: Path) -> None:
-    paths = write_vgg19(tmp_path)
-    with pytest.raises(WeightsError, match=r"decoder\.pth: 0\.weight is missing"):
-        load_codec("vgg19", encoder=paths["decoder"], decoder=paths["decoder"])
-    narrow = dict(vgg19_modules()[0].state_dict()) | {"5.weight": torch.zeros(32, 64, 3, 3)}
-    torch.save(narrow, tmp_path / "narrow.pth")
-    with pytest.raises(WeightsError, match=r"narrow\.pth: 5\.weight has shape \(32, 64, 3, 3\)"):
-        load_codec("vgg19", encoder=tmp_path / "narrow.pth", decoder=paths["decoder"])
-
-
-def test_missing_and_unreadable_files_are_named(tmp_path: Path) -> None:
-    with pytest.raises(WeightsError, match=r"needs an encoder and a decoder.*'compact' needs no"):
-        load_codec("vgg19")
-    absent = tmp_path / "absent.pth"
-    with pytest.raises(WeightsError, match=r"absent\.pth: no such.*vgg_normalised\.pth.*compact"):
-        load_codec("vgg19", encoder=absent, decoder=absent)
-    for name in ("text.pth", "text.safetensors"):
-        broken = tmp_path / name
-        broken.write_text("not weights")
-        with pytest.raises(WeightsError, match=rf"{name} cannot be read|{name} is not a plain"):
-            load_codec("compact", decoder=broken)
-    torch.save([1, 2], tmp_path / "list.pth")
-    with pytest.raises(WeightsError, match=r"list\.pth"):
-        load_codec("compact", decoder=tmp_path / "list.pth")
-    with pytest.raises(WeightsError, match="no codec 'vgg16'"):
-        load_codec("vgg16")
-
-
 def test_no_file_of_objects_is_unpickled(tmp_path: Path) -> None:
     torch.save(nn.Linear(2, 2), tmp_path / "module.pth")
     with pytest.raises(WeightsError, match=r"module\.pth is not a plain state dict"):
@@ -274,10 +184,11 @@ def test_no_file_of_objects_is_unpickled(tmp_path: Path) -> None:
 
 
 def test_decoders_end_in_rgb_at_the_encoders_scale() -> None:
-    for name, architecture in ARCHITECTURES.items():
-        ups = sum(isinstance(layer, nn.Upsample) for layer in codec_modules(name)[1])
-        assert 2**ups == architecture.stride
-        assert architecture.decoder[-1] == 3
+    shapes = [c.architecture for c in CODECS.values() if issubclass(c, ConvolutionalCodec)]
+    assert len(shapes) == 2
+    for shape in shapes:
+        assert 2 ** shape.decoder.count("up") == shape.stride
+        assert shape.decoder[-1] == 3
 
 
 @given(st.integers(2, 6), st.integers(2, 6), st.sampled_from([torch.float32, torch.bfloat16]))

@@ -2,7 +2,8 @@
 
 A module per group of commands: ``running`` (run, resume, demo), ``comparison`` (compare, report),
 ``measuring`` (evaluate, adaptations, methods), ``inspecting`` (data), ``style``, ``deployment``
-(deploy), ``storage`` (cache). ``flags`` makes the flags of an experiment from its settings,
+(deploy), ``storage`` (cache). ``flags`` makes the flags of an experiment from its settings
+(``field_types``: what they accept),
 ``parsing`` reads what they say, ``common`` is what commands share; ``progress`` shows what goes on,
 ``tables`` what came of it, ``dry_run`` what would. Heavy imports wait until a command needs them.
 """
@@ -53,4 +54,8 @@ def main() -> None:
         app()
     except FeddgError as error:
         typer.echo(f"error: {error}", err=True)
+        sys.exit(1)
+    except OSError as error:  # a disk may fail anywhere; whatever computes says what it was doing
+        place = f"{error.filename}: " if error.filename else ""
+        typer.echo(f"error: {place}{error.strerror or error}", err=True)
         sys.exit(1)

@@ -9,11 +9,12 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, get_args, get_origin
+from typing import Any
 
 import click
 from typer.core import TyperCommand, TyperOption
 
+from feddg.cli.field_types import type_of
 from feddg.cli.parsing import (
     assigned,
     client_counts,
@@ -108,11 +109,13 @@ FLAGS = (
     Flag("--batch-size", "train.batch_size", TRAINING),
     Flag("--optimizer", "train.optimizer", TRAINING),
     Flag("--lr", "train.lr", TRAINING),
+    Flag("--schedule", "train.schedule", TRAINING),
     Flag("--augmentation", "train.augmentation", TRAINING),
     Flag("--backbone", "model.backbone", TRAINING),
     Flag("--weights", "model.weights", TRAINING),
     Flag("--embedding", "model.embedding", TRAINING),
     Flag("--normalization", "model.normalization", TRAINING),
+    Flag("--serve", "server.serve", RUN),
     Flag("--eval-every", "evaluate.every", RUN),
     Flag("--seed", "seed", RUN),
     Flag("--precision", "precision", RUN),
@@ -216,7 +219,7 @@ def _option(flag: Flag, several: bool, defaults: dict[str, str]) -> TyperOption:
     as_text = many or flag.read
     return TyperOption(
         param_decls=names,
-        type=click.STRING if as_text else _type_of(field),
+        type=click.STRING if as_text else type_of(field),
         default=defaults.get(flag.path),
         help=text,
         show_default=True if flag.path in defaults else _default_text(flag.path, field),
@@ -230,47 +233,6 @@ def _default_text(path: str, field: Any) -> str | bool:
     if path.partition(".")[0] in PRESET_PARTS and path not in NOT_PRESET:
         return f"the preset's, else {text}" if text else "the preset's"
     return text or False
-
-
-def _type_of(field: Any) -> click.ParamType:
-    """Returns what click makes of a field's annotation and bounds."""
-    kinds = [kind for kind in get_args(field.annotation) if kind is not type(None)]
-    kind = field.annotation
-    if get_origin(kind) is not Literal and kinds:
-        kind = kinds[0]  # optional
-    if get_origin(kind) is Literal:
-        return click.Choice(get_args(kind))
-    bounds = [*field.metadata]
-    if hasattr(kind, "__metadata__"):
-        bounds += [*kind.__metadata__]
-        kind = get_args(kind)[0]
-    if kind in (int, float):
-        return _range(kind, bounds)
-    from pathlib import Path
-
-    return click.Path(path_type=Path) if kind is Path else click.STRING
-
-
-def _range(kind: type, bounds: list[Any]) -> click.ParamType:
-    limits: dict[str, Any] = {}
-    for bound in _constraints(bounds):
-        for name, side, is_open in (
-            ("ge", "min", False),
-            ("gt", "min", True),
-            ("le", "max", False),
-            ("lt", "max", True),
-        ):
-            value = getattr(bound, name, None)
-            if value is not None:
-                limits |= {side: value, f"{side}_open": is_open}
-    if not limits:
-        return click.INT if kind is int else click.FLOAT
-    return click.IntRange(**limits) if kind is int else click.FloatRange(**limits)
-
-
-def _constraints(bounds: list[Any]) -> list[Any]:
-    """Bounds, those inside a pydantic ``Field`` of an annotation too."""
-    return [inner for bound in bounds for inner in (getattr(bound, "metadata", None) or [bound])]
 
 
 def _within(path: str, parts: tuple[str, ...]) -> bool:

@@ -53,12 +53,21 @@ def evaluate(
     alphas: Annotated[
         bool, typer.Option("--alphas", help="write how far each layer adapts to each image")
     ] = False,
+    which: Annotated[
+        str | None,
+        typer.Option(
+            help="the model: final, tail, ema, best_in_domain, best_held_out, interpolated; by "
+            "default what the run serves"
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Measure a run's model under test-time adaptations; kept in its adaptation.jsonl."""
     from feddg.studies.evaluate import evaluate_run
 
-    found = evaluate_run(folder, adapt, batch_size=batch_size, personal=personal, alphas=alphas)
+    found = evaluate_run(
+        folder, adapt, batch_size=batch_size, personal=personal, alphas=alphas, which=which
+    )
     if as_json:
         print_json([score.model_dump() for score in found.scores])
         return

@@ -13,26 +13,39 @@ app = typer.Typer(help="Train a style codec, or re-draw images with one.", no_ar
 def style_train(
     content: Annotated[list[Path], typer.Option(help="folder(s) of photographs")],
     style: Annotated[list[Path], typer.Option(help="folder(s) of pictures in other styles")],
-    out: Annotated[Path, typer.Option(help="folder for the weights and the loss curve")],
+    out: Annotated[Path, typer.Option(help="folder for weights, loss curve and saved state")],
     steps: Annotated[int, typer.Option(help="training steps")] = 4000,
-    size: Annotated[int, typer.Option(help="side of the training crops, pixels")] = 64,
+    size: Annotated[list[int], typer.Option(help="side(s) of the training crops, pixels")] = [64],  # noqa: B006
     seed: Annotated[int, typer.Option(help="seed")] = 0,
+    codec: Annotated[str, typer.Option(help="which codec to train: compact or vgg19")] = "compact",
+    encoder: Annotated[Path | None, typer.Option(help="the encoder's first weights")] = None,
+    decoder: Annotated[Path | None, typer.Option(help="the decoder's first weights")] = None,
+    loss_network: Annotated[
+        Path | None,
+        typer.Option(help="VGG-19-like encoder that judges; with it, the encoder is trained too"),
+    ] = None,
+    critic: Annotated[float, typer.Option(min=0, help="weight of an adversary; 0 for none")] = 0,
+    save_every: Annotated[int, typer.Option(min=1, help="steps between saved states")] = 250,
 ) -> None:
-    """Train the compact codec's decoder on folders of content and style images."""
+    """Train a codec on folders of content and style images; run again to go on."""
     from rich.progress import Progress
 
-    from feddg.styles.decoder_training import train_decoder
+    from feddg.styles.codec_training import Recipe, train_codec
 
+    sizes = tuple(size)
+    recipe = Recipe(codec, steps=steps, seed=seed, sizes=sizes, critic_weight=critic)
     with Progress(transient=True, disable=not sys.stderr.isatty()) as progress:
-        task = progress.add_task("training the decoder", total=steps)
-        result = train_decoder(
+        task = progress.add_task("training the codec", total=steps)
+        result = train_codec(
             content=content,
             style=style,
             out=out,
-            steps=steps,
-            seed=seed,
-            size=size,
+            recipe=recipe,
+            encoder=encoder,
+            start=decoder,
+            loss_network=loss_network,
             progress=lambda state: progress.update(task, completed=state.step),
+            save_every=save_every,
         )
     typer.echo(result)
 
@@ -44,7 +57,7 @@ def style_transfer(
     out: Annotated[Path, typer.Option(help="folder for the re-drawn images")],
     strength: Annotated[float, typer.Option(min=0, max=1, help="adaIN blend")] = 1.0,
     size: Annotated[int, typer.Option(help="side of the square results, pixels")] = 128,
-    codec: Annotated[str, typer.Option(help="compact or vgg19")] = "compact",
+    codec: Annotated[str, typer.Option(help="compact, vgg19 or colors")] = "compact",
     encoder: Annotated[Path | None, typer.Option(help="encoder weights")] = None,
     decoder: Annotated[Path | None, typer.Option(help="decoder weights")] = None,
 ) -> None:

@@ -3,24 +3,27 @@
 import itertools
 import math
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import numpy
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from feddg.arrays import kept_array
 from feddg.clients.examples import Batch, Examples, rows_of, split_batches
+from feddg.clients.schedule import in_round
 from feddg.clients.worker import Worker
 from feddg.data.augment import apply, draw
 from feddg.data.pixels import as_unit
 from feddg.errors import ClientError
-from feddg.files import replace_file
 from feddg.messages import Message, Weights
 from feddg.models.network import Network
 from feddg.models.norm import freeze_statistics
 from feddg.randomness import numpy_stream, stream
 from feddg.rows import client_name
+from feddg.settings import TrainSettings
 
 
 class Client:
@@ -79,6 +82,40 @@ class Client:
         """Where it computes."""
         return self.worker.device
 
+    @cached_property
+    def train(self) -> TrainSettings:
+        """How it trains in this round: ``lr`` is the round's learning rate."""
+        return in_round(self.worker.train, self.round)
+
+    @property
+    def trains_heads_only(self) -> bool:
+        """Whether the featurizer stays as it is in this round."""
+        return 0 < self.round <= self.worker.train.head_rounds
+
+    @contextmanager
+    def held_still(self) -> Iterator[None]:
+        """Keeps the featurizer from being trained in its block, in a round that trains heads."""
+        trained = [p for p in self.network.featurizer.parameters() if p.requires_grad]
+        held = trained if self.trains_heads_only else []
+        try:
+            for parameter in held:
+                parameter.requires_grad_(False)
+                parameter.grad = None
+            yield
+        finally:
+            for parameter in held:
+                parameter.requires_grad_(True)
+
+    def class_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Returns the cross-entropy that classes are trained by, with label smoothing if asked for.
+
+        Args:
+            logits: ``(B, classes)``.
+            labels: ``(B,)`` class ids.
+        """
+        smoothing = self.worker.train.label_smoothing
+        return nn.functional.cross_entropy(logits, labels, label_smoothing=smoothing)
+
     def stream(self, *names: str | int) -> torch.Generator:
         """Returns the client's own random stream of this round for a purpose."""
         return stream(self.worker.seed, "client", self.id, self.round, *names)
@@ -98,6 +135,8 @@ class Client:
         alone = len(self.training) == 1 or self.worker.train.batch_size == 1
         if self.worker.freeze or alone:
             freeze_statistics(self.network)
+        if self.trains_heads_only:
+            self.network.featurizer.eval()
 
     def batches(self) -> Iterator[Batch]:
         """Yields this round's mini-batches in the client's own random order, augmented.
@@ -204,23 +243,15 @@ class Client:
     def cached(self, key: str, compute: Callable[[], Tensor]) -> Tensor:
         """Returns ``compute()``, kept on disk under ``key`` and the identity of its images.
 
-        The tensor must be a function of the client's images and ``key`` alone.
+        The tensor must be a function of the client's images and ``key`` alone. A damaged file is
+        made anew, and where none can be kept the result is used without: both are logged.
         """
         folder = self.worker.cache
         if folder is None:
             return compute()
         file = folder / f"{self.examples.cache_key}-{key}.npy"
-        if not file.is_file():
-            array = compute().cpu().numpy()
-            replace_file(file, lambda aside: _save(aside, array))
-        # Copy-on-write: read by page like a read-only map, yet torch may wrap it without a warning.
-        return torch.from_numpy(numpy.load(file, mmap_mode="c"))
+        return torch.from_numpy(kept_array(file, lambda: compute().cpu().numpy()))
 
 
 def _total(terms: dict[str, Tensor]) -> Tensor:
     return torch.stack([term.float() for term in terms.values()]).sum()
-
-
-def _save(file: Path, array: numpy.ndarray) -> None:
-    with file.open("wb") as stream:  # by name, numpy would add an ending
-        numpy.save(stream, array, allow_pickle=False)

@@ -19,8 +19,8 @@ class MemoryOrder(torch.optim.Optimizer):
     """An optimizer that works on each number alone and may step on some parameters at a time.
 
     Raises:
-        ClientError: on a step, where the fused kernel cannot work on a tensor (see
-            :func:`in_memory_order`).
+        ClientError: on a step, where its kernel cannot work on a tensor: a gradient is sparse or of
+            another type or device than its parameter, or see :func:`in_memory_order`.
     """
 
     def take_over(self, spent: "MemoryOrder") -> None:
@@ -56,6 +56,9 @@ class MemoryOrderAdam(MemoryOrder, torch.optim.Adam):
 class MemoryOrderSGD(MemoryOrder, torch.optim.SGD):
     """PyTorch's fused SGD, given every tensor in the order of its memory.
 
+    Without momentum and decay a step is one addition, which PyTorch's plain kernel does as fast, in
+    any memory order, and to the same bits.
+
     The momentum of a parameter begins at zero, which makes its first step the plain one. (PyTorch
     has none at all before it, and its fused kernel fails where only some parameters have theirs.)
     """
@@ -76,12 +79,16 @@ class MemoryOrderSGD(MemoryOrder, torch.optim.SGD):
             parameters = [p for p in group["params"] if p.grad is not None]
             gradients = [p.grad for p in parameters]
             momenta = [self._momentum(p) for p in parameters] if group["momentum"] else []
-            _lay_out(parameters, gradients, *([momenta] if momenta else []))
+            fused = bool(group["momentum"] or group["weight_decay"])
+            for parameter, gradient in zip(parameters, gradients):
+                _require_alike(parameter, gradient)
+            if fused:
+                _lay_out(parameters, gradients, *([momenta] if momenta else []))
             sgd(
                 parameters,
                 gradients,
                 momenta,  # type: ignore[arg-type]
-                fused=True,
+                fused=fused or None,
                 weight_decay=group["weight_decay"],
                 momentum=group["momentum"],
                 lr=group["lr"],
@@ -110,11 +117,9 @@ def in_memory_order(parameter: Tensor, gradient: Tensor, *state: Tensor) -> list
         *state: moments of the same shape, updated in place.
 
     Raises:
-        ClientError: a kernel that walks through raw memory cannot work on them: the gradient is
-            sparse or of another type or device, the parameter's memory has holes or overlaps, or
-            a moment lies in another order than its parameter.
+        ClientError: a kernel that walks through raw memory cannot work on them: the parameter's
+            memory has holes or overlaps, or a moment lies in another order than its parameter.
     """
-    _require_alike(parameter, gradient)
     tensors = [parameter, gradient, *state]
     if not parameter.is_contiguous():
         strides = parameter.stride()

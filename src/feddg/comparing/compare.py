@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from feddg.comparing.plan import Cell, Plan, distinct, expand_plan, load_plan
+from feddg.comparing.plan import Plan, PlannedCell, distinct, expand_plan, load_plan
 from feddg.comparing.pool import LOG_FOLDER, Outcome, Processes, Task, Watcher, run_here
 from feddg.comparing.results import COMPARISON
 from feddg.data.bands import Reading
-from feddg.errors import FeddgError
+from feddg.errors import FeddgError, RunError
 from feddg.experiment import Experiment
-from feddg.files import replace_text
+from feddg.files import entries, is_file, replace_text, why
 from feddg.runs.execute import is_complete
 from feddg.runs.folder import EXPERIMENT
 from feddg.runs.loading import load_table
@@ -34,7 +34,7 @@ class Work:
 
     plan: Plan
     out: Path
-    cells: Sequence[Cell]
+    cells: Sequence[PlannedCell]
     folders: Mapping[str, Path]
     missing: Sequence[Task]
 
@@ -65,8 +65,11 @@ class Work:
             ],
         }
         text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
-        replace_text(self.out / COMPARISON, text)
-        replace_text(self.out / "plan.yaml", plan.to_yaml())
+        try:
+            replace_text(self.out / COMPARISON, text)
+            replace_text(self.out / "plan.yaml", plan.to_yaml())
+        except OSError as error:
+            raise RunError(f"Cannot write into {self.out}: {why(error)}.") from None
 
 
 @dataclass(frozen=True)
@@ -139,8 +142,8 @@ def _present(out: Path) -> dict[str, Path]:
         return {}
     return {
         path.name.rpartition("-")[2]: path
-        for path in sorted(out.iterdir())
-        if (path / EXPERIMENT).is_file()
+        for path in (out / entry.name for entry in entries(out, RunError))
+        if is_file(path / EXPERIMENT)
     }
 
 

@@ -203,7 +203,7 @@ def _measured(experiment: Experiment, classes: int) -> Speed | None:
             ready = time.perf_counter()
             record = server.round()
             trained = time.perf_counter()
-            evaluation.scores(predictor(method, network, server.state))
+            evaluation.scores(predictor(method, network, server.state.weights))
             ended = time.perf_counter()
             passes = record.examples * experiment.train.local_epochs
             if experiment.train.local_steps:

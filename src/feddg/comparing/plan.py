@@ -22,6 +22,7 @@ from feddg.experiment import Experiment, expand
 from feddg.methods.composition import method_class
 from feddg.runs.selection_rules import FINAL, SELECTION_RULES
 from feddg.settings import Settings, merge
+from feddg.yaml_text import read_fields_of
 
 
 class Variant(Settings):
@@ -116,7 +117,9 @@ class Plan(Settings):
     @classmethod
     def _variants(cls, value: Any) -> Any:
         entries = [value] if isinstance(value, str | dict) else value
-        return [_variant(entry) for entry in entries]
+        return (
+            [_variant(entry) for entry in entries] if isinstance(entries, list | tuple) else value
+        )
 
     @field_validator("hold_out", mode="before")
     @classmethod
@@ -156,7 +159,7 @@ class Plan(Settings):
 
 
 @dataclass(frozen=True)
-class Cell:
+class PlannedCell:
     """One cell of a plan.
 
     Attributes:
@@ -185,18 +188,11 @@ def load_plan(source: "Plan | Path | str | Mapping[str, Any]") -> Plan:
     if isinstance(source, Mapping):
         return Plan(**source)
     path = Path(source)
-    if not path.is_file():
-        raise ExperimentError(f"plan file {path} does not exist")
-    try:
-        fields = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ExperimentError(f"plan file {path} is not valid YAML: {error}") from None
-    if not isinstance(fields, dict):
-        raise ExperimentError(f"plan file {path} must hold fields such as 'base:' and 'methods:'")
+    fields = read_fields_of(path, "plan file", ExperimentError)
     return Plan(**({"name": path.stem} | fields))
 
 
-def expand_plan(plan: Plan, overrides: Mapping[str, Any] | None = None) -> list[Cell]:
+def expand_plan(plan: Plan, overrides: Mapping[str, Any] | None = None) -> list[PlannedCell]:
     """Returns the plan's cells, seed by seed, so that a table is whole after the first seed.
 
     Args:
@@ -244,7 +240,7 @@ def _cell(
     heading: str,
     points: Sequence[Point | None],
     seed: int,
-) -> Cell:
+) -> PlannedCell:
     known = method_class(variant.method).Settings.model_fields
     method = {"name": variant.method, "settings": variant.settings}
     fields = merge(expand(plan.base), {"method": method})
@@ -258,7 +254,7 @@ def _cell(
     fields = merge(fields, expand(variant.experiment))
     conditions = tuple((name, text) for name, _, text in used)
     experiment = Experiment(**{**fields, "seed": seed, "name": None})
-    return Cell(variant.name, heading, conditions, seed, experiment)
+    return PlannedCell(variant.name, heading, conditions, seed, experiment)
 
 
 def _clients_point(pair: tuple[int, int | None]) -> Point:
@@ -355,7 +351,7 @@ def _explain(error: ValidationError) -> str:
     return f"plan, {where}: {fault['msg'].removeprefix('Value error, ')} (got {fault['input']!r})"
 
 
-def distinct(cells: Sequence[Cell]) -> Iterator[Experiment]:
+def distinct(cells: Sequence[PlannedCell]) -> Iterator[Experiment]:
     """Yields each experiment of the cells once, in their order."""
     seen: set[str] = set()
     for cell in cells:

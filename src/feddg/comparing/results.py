@@ -1,14 +1,16 @@
 """Many runs as one table of results: method, column (scenario and conditions), seed."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from feddg.comparing.intervals import Accuracies, Key
 from feddg.errors import RunError
+from feddg.row_files import JsonFile, Row
 from feddg.rows import TEST
 from feddg.runs.reading import RunRecord, flatten, is_run, read_run
 from feddg.runs.selection_rules import SELECTION_RULES, SelectionRule
@@ -38,6 +40,27 @@ class Place:
     def values(self) -> dict[str, str]:
         """The values of all axes beside method and seed."""
         return {HELD_OUT: self.scenario, **self.conditions}
+
+
+class PlacedRun(Row):
+    """A cell of a comparison, and which run belongs to it."""
+
+    method: str
+    scenario: str
+    conditions: dict[str, str]
+    seed: int
+    folder: Annotated[str, Field(pattern=r"^[^/\\\x00]+$")]
+
+
+class ComparisonFile(JsonFile):
+    """``comparison.json``; see :class:`Results` for the fields."""
+
+    name: str
+    title: str | None = None
+    question: str | None = None
+    differences: list[str] | None = None
+    paper: dict[str, Any] | None = None
+    cells: list[PlacedRun]
 
 
 @dataclass(frozen=True)
@@ -147,29 +170,25 @@ def read_comparison(folder: Path) -> Results:
     Raises:
         RunError: the folder holds no comparison.
     """
-    path = folder / COMPARISON
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RunError(f"{folder} holds no comparison: {path} cannot be read ({error})") from None
-    cells = content["cells"]
-    runs = {name: RunRecord(folder / name) for name in {cell["folder"] for cell in cells}}
+    content = ComparisonFile.read(folder / COMPARISON)
+    if content is None:
+        raise RunError(f"{folder} holds no comparison: there is no {COMPARISON} in it")
+    cells = content.cells
+    runs = {name: RunRecord(folder / name) for name in {cell.folder for cell in cells}}
     complete = {name for name, run in runs.items() if run.status == "completed"}
-    places = [
-        Place(cell["method"], cell["scenario"], cell["conditions"], cell["seed"]) for cell in cells
-    ]
+    places = [Place(cell.method, cell.scenario, cell.conditions, cell.seed) for cell in cells]
     return Results(
-        name=content["name"],
-        title=content.get("title") or content["name"],
-        question=content.get("question") or "",
+        name=content.name,
+        title=content.title or content.name,
+        question=content.question or "",
         results=[
-            Result(place, runs[cell["folder"]])
+            Result(place, runs[cell.folder])
             for place, cell in zip(places, cells)
-            if cell["folder"] in complete
+            if cell.folder in complete
         ],
         open=[(name, _state(runs[name])) for name in sorted(runs) if name not in complete],
-        differences=content.get("differences") or (),
-        paper=content.get("paper"),
+        differences=content.differences or (),
+        paper=content.paper,
         planned=places,
     )
 

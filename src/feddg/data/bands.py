@@ -11,6 +11,7 @@ from typing import Literal
 import numpy as np
 from PIL import Image
 
+from feddg.files import open_file
 from feddg.settings import DataSettings
 
 ValueRange = Literal["auto", "full", "percentile"]
@@ -114,7 +115,7 @@ def read_tiff(path: Path) -> Samples:
     import tifffile
 
     try:
-        with tifffile.TiffFile(path) as file:
+        with open_file(path) as stored, tifffile.TiffFile(stored, name=path.name) as file:
             page = file.pages[0]
             values = page.asarray()
             planar = int(getattr(page, "planarconfig", 1) or 1) == 2 and values.ndim == 3
@@ -130,7 +131,7 @@ def read_tiff(path: Path) -> Samples:
 
 def is_tiff(path: Path) -> bool:
     """Whether a file says of itself that it is a TIFF, whatever Pillow makes of it."""
-    with path.open("rb") as file:
+    with open_file(path) as file:
         return file.read(4) in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 
 
@@ -216,7 +217,8 @@ def _stretch(values: np.ndarray) -> np.ndarray:
 def _read_deep_png(path: Path) -> np.ndarray:
     from imagecodecs import png_decode
 
-    values: np.ndarray = png_decode(path.read_bytes())
+    with open_file(path) as file:
+        values: np.ndarray = png_decode(file.read())
     return values
 
 

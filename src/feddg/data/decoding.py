@@ -3,7 +3,7 @@
 import logging
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from threading import Lock
 from typing import Literal
@@ -20,7 +20,7 @@ from feddg.data.bands import (
     to_image,
 )
 from feddg.data.bands import UnusableImageError as UnusableImageError
-from feddg.data.image_formats import register_heif
+from feddg.data.image_formats import open_image
 from feddg.data.tiles import MOST_TILED_PIXELS, Box
 
 Resize = Literal["squash", "crop", "pad"]
@@ -125,16 +125,13 @@ def decode_parts(
 @contextmanager
 def _opened(path: Path) -> Iterator[Image.Image | None]:
     """Opens a file with Pillow; None for a TIFF of more bands than Pillow knows."""
-    if path.suffix.lower() in (".heic", ".heif"):
-        register_heif()
-    try:
-        image = Image.open(path)
-    except UnidentifiedImageError:
-        if not is_tiff(path):
-            raise
-        yield None
-        return
-    with image:
+    with ExitStack() as opened:
+        image = None
+        try:
+            image = opened.enter_context(open_image(path))
+        except UnidentifiedImageError:
+            if not is_tiff(path):
+                raise
         yield image
 
 
@@ -234,10 +231,11 @@ def _upright(pixels: Image.Image, source: Image.Image) -> Image.Image:
 def _reason(path: Path, error: Exception) -> str:
     if isinstance(error, FileNotFoundError):
         return "file not found"
-    if path.is_file() and path.stat().st_size == 0:
-        return "empty file"
+    if isinstance(error, OSError) and error.errno is not None:
+        return f"cannot be read: {error.strerror}"
     if isinstance(error, UnidentifiedImageError):
-        return "not an image in a known format"
+        empty = path.is_file() and path.stat().st_size == 0
+        return "empty file" if empty else "not an image in a known format"
     if isinstance(error, Image.DecompressionBombError | Image.DecompressionBombWarning):
         return f"more than {MOST_PIXELS:,} pixels; cut it into tiles with data.tile: 512"
     text = " ".join(str(error).split()) or type(error).__name__

@@ -19,7 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 from feddg.data.images import ImageTable
 from feddg.data.tiles import Tile
 from feddg.errors import DataError
-from feddg.files import replace_bytes
+from feddg.files import open_file, replace_bytes
 from feddg.row_files import JsonFile, Row
 
 SHOWN = 3
@@ -146,7 +146,8 @@ class ContentHashes:
         self._fresh = False
         if self._file is not None:
             try:
-                self._known = _KNOWN.validate_json(self._file.read_bytes())
+                with open_file(self._file) as file:
+                    self._known = _KNOWN.validate_json(file.read())
             except (OSError, ValidationError):
                 self._known = {}  # not there yet, or damaged: files are read again
 
@@ -257,7 +258,7 @@ def _hash_array(images: np.ndarray) -> str:
 
 def _hash_file(path: Path) -> str:
     content = hashlib.blake2b(digest_size=_HASH_BYTES)
-    with path.open("rb") as file:
+    with open_file(path) as file:
         while part := file.read(_PART_BYTES):
             content.update(part)
     return _text(content.digest())

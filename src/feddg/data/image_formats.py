@@ -1,10 +1,15 @@
 """Which files are taken for images, and what is said of those that are not."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
 from types import MappingProxyType
 
-from PIL import features
+from PIL import Image, features
+
+from feddg.files import open_file
 
 _ALWAYS = {
     ".jpg": "JPEG",
@@ -59,6 +64,28 @@ def usable_formats() -> dict[str, str]:
     return found | _HEIF if heif_is_known() else found
 
 
+FORMATS = tuple(dict.fromkeys(name for name in usable_formats().values() if name != "HEIF"))
+"""What a file's content may be, whatever its name: Pillow knows dozens of formats, and for some of
+them it starts other programs (Ghostscript for EPS). HEIF must be named so, too."""
+
+
+@contextmanager
+def open_image(path: Path) -> Iterator[Image.Image]:
+    """Opens an image file of a usable format with Pillow; nothing is decoded yet.
+
+    Raises:
+        PIL.UnidentifiedImageError: its content is of none of these formats.
+        OSError: it cannot be opened, or is no plain file.
+    """
+    formats = FORMATS
+    if path.suffix.lower() in _HEIF and heif_is_known():
+        register_heif()
+        formats = (*FORMATS, "HEIF")
+    with open_file(path) as file, Image.open(file, formats=formats) as image:
+        yield image
+
+
+@cache
 def register_heif() -> None:
     """Has Pillow decode HEIF, where the optional package is there; may be called again."""
     if heif_is_known():

@@ -3,7 +3,8 @@
 import logging
 import os
 import re
-from collections.abc import Sequence
+import stat
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,8 +12,11 @@ import numpy as np
 
 from feddg.data.image_formats import usable_formats
 from feddg.errors import DataError, nearest
+from feddg.files import entries, why
 
 IMAGE_SUFFIXES = frozenset(usable_formats())
+_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+"""Control characters, line ends, and bytes that are no UTF-8: no file we write could hold them."""
 LAYOUT = "<root>/<domain>/<class>/<image>, for example images/sketch/dog/0001.jpg"
 
 logger = logging.getLogger("feddg")
@@ -179,22 +183,55 @@ def _check_positions(what: str, positions: np.ndarray, size: int) -> None:
 
 
 def _check_folder(root: Path) -> None:
-    if not root.exists():
-        raise DataError(f"The image folder {root} does not exist. Expected {LAYOUT}.")
-    if not root.is_dir():
+    try:
+        mode = root.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        raise DataError(f"The image folder {root} does not exist. Expected {LAYOUT}.") from None
+    except (OSError, ValueError) as error:
+        raise DataError(f"The image folder {root} cannot be read: {why(error)}.") from None
+    if not stat.S_ISDIR(mode):
         raise DataError(f"{root} is a file, not a folder of images. Expected {LAYOUT}.")
     if not os.access(root, os.R_OK | os.X_OK):
         raise DataError(f"The image folder {root} may not be read. Change its permissions.")
 
 
 def _folders(folder: Path) -> list[str]:
-    with os.scandir(folder) as entries:
-        return sorted(e.name for e in entries if e.is_dir() and not e.name.startswith("."))
+    names = [e.name for e in entries(folder, DataError) if _is_kind(e.is_dir) and e.name[0] != "."]
+    for name in names:
+        if _UNPRINTABLE.search(name):
+            raise DataError(
+                f"The folder {name!r} in {folder} has a name that cannot be printed. Rename it: "
+                "folders name domains and classes."
+            )
+    return names
 
 
 def _image_files(folder: Path) -> list[str]:
-    with os.scandir(folder) as entries:
-        return sorted(e.name for e in entries if _is_image(e.name) and e.is_file())
+    found = [e for e in entries(folder, DataError) if _is_image(e.name)]
+    names = [e.name for e in found if _is_kind(e.is_file)]
+    usable = [name for name in names if not _UNPRINTABLE.search(name)]
+    if len(found) > len(names):
+        logger.warning(
+            "%d entries of %s are named like images and are no files; they are left out.",
+            len(found) - len(names),
+            folder,
+        )
+    if len(names) > len(usable):
+        logger.warning(
+            "%d images in %s are left out: their names cannot be printed, as %r. Rename them.",
+            len(names) - len(usable),
+            folder,
+            next(name for name in names if _UNPRINTABLE.search(name)),
+        )
+    return usable
+
+
+def _is_kind(test: Callable[[], bool]) -> bool:
+    """Asks an entry of a folder what it is; a link that leads nowhere or in a circle is nothing."""
+    try:
+        return test()
+    except OSError:
+        return False
 
 
 def _is_image(name: str) -> bool:

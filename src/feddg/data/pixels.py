@@ -13,7 +13,9 @@ import os
 import shutil
 import time
 import uuid
+import zlib
 from abc import ABC, abstractmethod
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -30,7 +32,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from feddg.arrays import keep_array, open_array
 from feddg.data.bands import Reading, UnusableImageError
+from feddg.data.checked_rows import CheckedRows
 from feddg.data.decoding import (
     AS_IT_IS,
     Resize,
@@ -43,6 +47,16 @@ from feddg.data.images import ImageTable
 from feddg.data.survey import Survey, survey
 from feddg.data.tiles import Tile, cut
 from feddg.errors import DataError
+from feddg.files import (
+    FILE_MODE,
+    open_file,
+    private_folder,
+    replace_text,
+    sweep_asides,
+    sync,
+    sync_folder,
+    why,
+)
 
 logger = logging.getLogger("feddg")
 
@@ -54,7 +68,9 @@ Progress = Callable[[int, int], None]
 
 _LAYOUT = 2
 """Raise when the cache's layout or the way images are decoded changes."""
-_PIXELS, _FACTS = "pixels.npy", "facts.json"
+_PIXELS, _SUMS, _FACTS = "pixels.npy", "checksums.npy", "facts.json"
+_LEFT = 86_400
+"""Age in seconds of what no living process can be writing any more."""
 _WAVE, _WAVE_OF_TILES = 256, 4
 """Files decoded ahead of the one being written."""
 
@@ -106,7 +122,11 @@ class ArrayPixels(PixelStore):
     """Pixels in memory or memory-mapped from the cache."""
 
     def __init__(
-        self, pixels: np.ndarray, positions: np.ndarray | None = None, fingerprint: str = ""
+        self,
+        pixels: np.ndarray,
+        positions: np.ndarray | None = None,
+        fingerprint: str = "",
+        checked: CheckedRows | None = None,
     ) -> None:
         """Wraps an array.
 
@@ -115,9 +135,10 @@ class ArrayPixels(PixelStore):
             positions: ``(rows,)`` int64, where each row's image lies in ``pixels``; None when row
                 i is image i.
             fingerprint: see :class:`PixelStore`.
+            checked: makes sure of images that come from a cache.
         """
         super().__init__(pixels.shape[1], fingerprint)
-        self._pixels = pixels
+        self._pixels, self._checked = pixels, checked
         self._positions = np.arange(len(pixels)) if positions is None else positions
 
     def __len__(self) -> int:
@@ -126,10 +147,13 @@ class ArrayPixels(PixelStore):
     def gather(self, rows: Rows) -> Tensor:
         """Copies the pixels of some rows, see :class:`PixelStore`."""
         positions = self._positions[np.asarray(rows, dtype=np.int64)]
+        if self._checked is not None:
+            self._checked.check(positions)
         return _channels_last(np.take(self._pixels, positions, axis=0))
 
     def close(self) -> None:
         """Lets go of the array or map."""
+        self._checked = None
         self._pixels = np.empty((0, self.size, self.size, 3), np.uint8)
         self._positions = self._positions[:0]
 
@@ -229,17 +253,18 @@ def open_pixels(
             f"{len(files.paths):,} tiles need {files.cache_bytes / 2**30:.1f} GB of pixels: raise "
             "data.pixel_budget_gb, choose larger tiles, or a smaller image size."
         )
-    pixels = None
+    entry = None
     with quiet_pillow(tiled=tiled):
         if cache is None or files.cache_bytes > budget_bytes:
             bad = _checked(files, cache, progress)
         else:
-            pixels, bad = _cached(files, cache, progress)
+            entry = _cached(files, cache, progress)
+            bad = entry.bad
     once = [BadImage(Tile.named(image.path).file, image.reason) for image in bad]
     _complain(list(dict.fromkeys(once)), len(files.by_file), on_bad_image)
     broken = {image.path for image in bad}
     kept = table.take([row for row, path in enumerate(table.paths) if path not in broken])
-    return kept, _store(files, kept, pixels), list({image.path: image for image in once}.values())
+    return kept, _store(files, kept, entry), list({image.path: image for image in once}.values())
 
 
 def _rendered(images: np.ndarray, size: int, resize: Resize) -> PixelStore:
@@ -249,13 +274,14 @@ def _rendered(images: np.ndarray, size: int, resize: Resize) -> PixelStore:
     return ArrayPixels(images, fingerprint=fingerprint)
 
 
-def _store(files: "_Files", table: ImageTable, pixels: np.ndarray | None) -> PixelStore:
+def _store(files: "_Files", table: ImageTable, entry: "_Entry | None") -> PixelStore:
     fingerprint = _hash([files.key, table.paths])
-    if pixels is None:
+    if entry is None:
         return StreamingPixels(files, table.paths, fingerprint)
     place = {path: index for index, path in enumerate(files.paths)}
     positions = np.array([place[path] for path in table.paths])
-    return ArrayPixels(pixels, positions, fingerprint)
+    checked = CheckedRows(entry.pixels, entry.sums, lambda place: _repair(entry, files, place))
+    return ArrayPixels(entry.pixels, positions, fingerprint, checked)
 
 
 def _hash(facts: object, content: np.ndarray | None = None) -> str:
@@ -310,6 +336,10 @@ class _Files:
     @cached_property
     def key(self) -> str:
         """A hash that changes whenever the decoded pixels could."""
+        return self.key_now()
+
+    def key_now(self) -> str:
+        """The same of the files as they are now."""
         made_from = [_LAYOUT, PIL.__version__, str(self.root), self.size, self.resize]
         made_from += [asdict(self.reading), sorted(self.bits.items())]
         stamps = [
@@ -354,17 +384,29 @@ class _Files:
                 self.seen(file)
 
 
-def _stamp(path: Path) -> tuple[int, int]:
+def _stamp(path: Path) -> tuple[int, int, int]:
+    """Size, time of change, and the time nobody can set back: it tells of a change that kept both.
+
+    Not the file's number, which some network file systems make up anew with every mount.
+    """
     try:
         status = path.stat()
     except OSError:
-        return -1, -1
-    return status.st_size, status.st_mtime_ns
+        return -1, -1, -1
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
-def _cached(
-    files: _Files, cache: Path, progress: Progress | None
-) -> tuple[np.ndarray, list[BadImage]]:
+@dataclass(frozen=True)
+class _Entry:
+    """A cache entry: what was decoded, a checksum of each image, and what could not be."""
+
+    folder: Path
+    pixels: np.ndarray
+    sums: np.ndarray
+    bad: list[BadImage]
+
+
+def _cached(files: _Files, cache: Path, progress: Progress | None) -> _Entry:
     """Opens the cache entry of some files, making it first if it is not there."""
     entry = cache / f"pixels-{files.key}"
     found = _open_entry(entry, files)
@@ -377,14 +419,53 @@ def _cached(
     return found
 
 
-def _open_entry(entry: Path, files: _Files) -> tuple[np.ndarray, list[BadImage]] | None:
-    bad = _read_bad(entry / _FACTS)
-    try:
-        pixels = np.load(entry / _PIXELS, mmap_mode="r")
-    except (OSError, ValueError):
+def _open_entry(folder: Path, files: _Files) -> _Entry | None:
+    """Opens an entry; None if there is none, or if it is no whole one of these files."""
+    if not folder.is_dir():
         return None
-    whole = pixels.shape == (len(files.paths), files.size, files.size, 3)
-    return (pixels, bad) if whole and bad is not None else None
+    bad = _read_bad(folder / _FACTS)
+    try:
+        sums = open_array(folder / _SUMS)
+        pixels = np.load(folder / _PIXELS, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError):
+        sums = pixels = np.empty(0)
+    count = len(files.paths)
+    whole = pixels.shape == (count, files.size, files.size, 3) and pixels.dtype == np.uint8
+    if bad is None or not whole or sums.shape != (count,):
+        logger.warning("The pixel cache %s is damaged; the images are decoded again.", folder)
+        return None
+    return _Entry(folder, pixels, sums, bad)
+
+
+def _repair(entry: _Entry, files: _Files, place: int) -> None:
+    """Decodes a damaged image again and writes it where it was; the open map shows it at once."""
+    path, cached = files.paths[place], entry.pixels[place]
+    remedy = "Delete that folder, and the images are decoded again."
+    with quiet_pillow(tiled=files.reading.tile is not None):
+        (pixels,) = files.decode(Tile.named(path).file, [path])
+    if isinstance(pixels, BadImage):
+        if path not in {image.path for image in entry.bad}:
+            raise DataError(
+                f"The pixel cache {entry.folder} is damaged at {path}, which cannot be decoded "
+                f"again ({pixels.reason}). {remedy}"
+            )
+        pixels = np.zeros_like(cached)
+    if zlib.crc32(pixels.data) != entry.sums[place]:
+        raise DataError(
+            f"The pixel cache {entry.folder} is damaged at {path}, and that file is another one "
+            f"now. {remedy}"
+        )
+    try:
+        with (entry.folder / _PIXELS).open("r+b") as file:
+            file.seek(entry.pixels.offset + place * cached.nbytes)  # type: ignore[attr-defined]
+            file.write(pixels.tobytes())
+            sync(file)
+    except OSError as error:
+        raise DataError(
+            f"The pixel cache {entry.folder} is damaged at {path} and cannot be written "
+            f"({why(error)}). {remedy}"
+        ) from None
+    logger.warning("The pixel cache was damaged at %s; it was decoded again.", path)
 
 
 def _make_entry(entry: Path, files: _Files, progress: Progress | None) -> None:
@@ -398,6 +479,7 @@ def _make_entry(entry: Path, files: _Files, progress: Progress | None) -> None:
         _write_entry(aside, files, progress)
         try:
             aside.rename(entry)
+            sync_folder(entry.parent)
         except OSError:
             if _open_entry(entry, files) is None:  # damaged, or a plain failure to rename
                 shutil.rmtree(entry, ignore_errors=True)
@@ -413,11 +495,24 @@ def _write_entry(folder: Path, files: _Files, progress: Progress | None) -> None
         "fortran_order": False,
         "shape": (len(files.paths), files.size, files.size, 3),
     }
+    sums = array("L")
     with (folder / _PIXELS).open("wb") as file:
         np.lib.format.write_array_header_1_0(file, header)
-        bad = files.decode_all(lambda pixels: file.write(pixels.tobytes()), progress)
-        file.flush()
-        os.fsync(file.fileno())
+
+        def keep(pixels: np.ndarray) -> None:
+            content = pixels.tobytes()
+            sums.append(zlib.crc32(content))
+            file.write(content)
+
+        bad = files.decode_all(keep, progress)
+        sync(file)
+    (folder / _PIXELS).chmod(FILE_MODE)
+    if files.key_now() != files.key:
+        raise DataError(
+            f"Images in {files.root} were changed while they were decoded. Start again when "
+            "nothing writes there any more."
+        )
+    keep_array(folder / _SUMS, np.array(sums, np.uint32))
     _write_bad(folder / _FACTS, bad)
 
 
@@ -430,29 +525,31 @@ def _checked(files: _Files, cache: Path | None, progress: Progress | None) -> li
     if bad is None:
         bad = files.decode_all(lambda pixels: None, progress)
         with _writing_to(cache):
-            aside = _new_folder(cache)
-            _write_bad(aside / _FACTS, bad)
-            (aside / _FACTS).replace(answer)
-            aside.rmdir()
+            _sweep(cache)
+            _write_bad(answer, bad)
     return bad
 
 
 def _read_bad(path: Path) -> list[BadImage] | None:
     """Reads a list of bad images; None if it is not there or damaged."""
     try:
-        return [BadImage(**image) for image in json.loads(path.read_text())["bad"]]
-    except (OSError, ValueError, KeyError, TypeError):
+        with open_file(path) as file:
+            content = json.loads(file.read())
+        bad = [BadImage(str(image["path"]), str(image["reason"])) for image in content["bad"]]
+        return bad if content["checksum"] == _hash(content["bad"]) else None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
 def _write_bad(path: Path, bad: list[BadImage]) -> None:
-    path.write_text(json.dumps({"bad": [asdict(image) for image in bad]}, indent=1))
+    rows = [asdict(image) for image in bad]
+    replace_text(path, json.dumps({"checksum": _hash(rows), "bad": rows}, indent=1))
 
 
 @contextmanager
 def _writing_to(cache: Path) -> Iterator[None]:
     try:
-        cache.mkdir(parents=True, exist_ok=True)
+        private_folder(cache)
         yield
     except OSError as error:
         raise DataError(
@@ -463,15 +560,15 @@ def _writing_to(cache: Path) -> Iterator[None]:
 
 def _new_folder(cache: Path) -> Path:
     folder = cache / f"partial-{uuid.uuid4().hex}"
-    folder.mkdir()
-    return folder
+    return private_folder(folder)
 
 
 def _sweep(cache: Path) -> None:
     """Removes what processes that were killed more than a day ago left behind."""
     for left in cache.glob("partial-*"):
-        if time.time() - _stamp(left)[1] / 1e9 > 86_400:
+        if time.time() - _stamp(left)[1] / 1e9 > _LEFT:
             shutil.rmtree(left, ignore_errors=True)
+    sweep_asides(cache, older_than=_LEFT)
 
 
 def as_unit(images: Tensor, device: torch.device | str | None = None) -> Tensor:

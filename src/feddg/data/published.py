@@ -10,6 +10,7 @@ import numpy as np
 from feddg.data.data_set import DataSet
 from feddg.data.images import ImageTable, from_folder, plain_name
 from feddg.errors import DataError
+from feddg.files import entries
 
 logger = logging.getLogger("feddg")
 
@@ -70,7 +71,8 @@ def _domains_folder(
     """Returns the folder that holds the domains: ``root``, or one known folder inside it."""
     wrappers = {plain_name(name) for name in around}
     while root.is_dir():
-        inside = {plain_name(path.name): path for path in root.iterdir() if path.is_dir()}
+        below = (root / entry.name for entry in entries(root, DataError))
+        inside = {plain_name(path.name): path for path in below if path.is_dir()}
         nested = [path for name, path in inside.items() if name in wrappers]
         if len(nested) != 1 or any(known.get(name) in definition.domains for name in inside):
             return root

@@ -1,6 +1,7 @@
 """Which rows train, validate and test: held-out domains, and shares of the training domains."""
 
 import csv
+import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from itertools import permutations
@@ -8,8 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
+from feddg.csv_cells import as_cell, from_cell
 from feddg.data.images import ImageTable, plain_name
 from feddg.errors import DataError
+from feddg.files import open_file, why
 from feddg.randomness import numpy_stream
 
 COLUMNS = ("", "split", "domain_remapped", "domain", "category", "y", "path")
@@ -144,7 +147,8 @@ def write_csv(table: ImageTable, splits: Splits, path: Path | str) -> None:
         for row in np.flatnonzero(roles != "").tolist():
             domain, label = int(table.domains[row]), int(table.labels[row])
             names = (domain, table.domain_names[domain], table.class_names[label])
-            writer.writerow((row, roles[row], *names, label, table.paths[row]))
+            cells = (row, roles[row], *names, label, table.paths[row])
+            writer.writerow(map(as_cell, cells))
 
 
 def leave_one_out(domain_names: Sequence[str]) -> list[Scenario]:
@@ -197,17 +201,18 @@ def _spread(quotas: np.ndarray, room: np.ndarray, random: np.random.Generator) -
 def _read(csv_path: Path) -> dict[str, str]:
     """Returns the split of each path a benchmark's file lists."""
     try:
-        with csv_path.open(newline="", encoding="utf-8-sig") as file:
-            lines = csv.DictReader(file)
-            missing = {"split", "path"} - set(lines.fieldnames or ())
-            if missing:
-                raise DataError(
-                    f"Split file {csv_path} has no column {' and no '.join(sorted(missing))}; "
-                    f"expected {', '.join(COLUMNS[1:])}."
-                )
-            found = [(line["path"] or "", line["split"] or "") for line in lines]
+        with open_file(csv_path) as file:
+            text = file.read().decode("utf-8-sig")
+        lines = csv.DictReader(io.StringIO(text, newline=""))
+        missing = {"split", "path"} - set(lines.fieldnames or ())
+        if missing:
+            raise DataError(
+                f"Split file {csv_path} has no column {' and no '.join(sorted(missing))}; "
+                f"expected {', '.join(COLUMNS[1:])}."
+            )
+        found = [(from_cell(line["path"] or ""), line["split"] or "") for line in lines]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"Split file {csv_path} cannot be read: {error}.") from None
+        raise DataError(f"Split file {csv_path} cannot be read: {why(error)}.") from None
     return _unique(csv_path, found)
 
 

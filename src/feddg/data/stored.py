@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import UnidentifiedImageError
 
 from feddg.data.bands import bits_used, is_deep, read_tiff
 from feddg.data.decoding import quiet_pillow
-from feddg.data.image_formats import register_heif
+from feddg.data.image_formats import open_image
 from feddg.data.images import ImageTable
 from feddg.data.survey import SAMPLE, evenly, files_by_domain, samples_of
 
@@ -55,7 +55,6 @@ def stored_images(table: ImageTable) -> dict[str, StoredImages]:
     if table.root is None:
         return {}
     root = table.root
-    register_heif()
     with quiet_pillow(tiled=True), ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         return {
             domain: _domain(
@@ -92,7 +91,7 @@ def _domain(
 def _head(path: Path) -> tuple[int, int, str] | None:
     """Width, height and kind of a file; None where it cannot be opened."""
     try:
-        with Image.open(path) as image:
+        with open_image(path) as image:
             bands = len(image.getbands())
             deep = is_deep(image) and image.mode in ("RGB", "RGBA")
             return (*image.size, f"16 bits x {bands}" if deep else image.mode)

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import UnidentifiedImageError
 
 from feddg.data.bands import Reading, Samples, bits_used, is_deep, read_samples, read_tiff
 from feddg.data.decoding import MOST_PIXELS, quiet_pillow
 from feddg.data.findings import Finding
+from feddg.data.image_formats import open_image
 from feddg.data.images import ImageTable
 from feddg.data.tiles import Tile
 
@@ -113,7 +114,7 @@ def samples_of(path: Path, *, deep_only: bool = False) -> Samples | None:
         Exception: it cannot be decoded.
     """
     try:
-        with Image.open(path) as image:
+        with open_image(path) as image:
             if image.size[0] * image.size[1] > MOST_PIXELS:
                 return None
             if deep_only and not is_deep(image) and image.mode not in ("LA", "RGBA"):

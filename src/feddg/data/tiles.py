@@ -8,8 +8,8 @@ from math import ceil
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
+from feddg.data.image_formats import open_image
 from feddg.data.images import ImageTable
 
 MOST_TILED_PIXELS = 2**30
@@ -94,7 +94,7 @@ def _starts(length: int, side: int) -> Sequence[int]:
 def _size(path: Path) -> tuple[int, int] | None:
     """Width and height as stored; a turned photograph is cut before it is turned upright."""
     try:
-        with Image.open(path) as image:
+        with open_image(path) as image:
             return image.size
     except Exception:  # decoding says what is wrong with it
         return None

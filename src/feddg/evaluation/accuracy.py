@@ -13,7 +13,7 @@ from feddg.clients.examples import Pixels
 from feddg.data.pixels import as_unit
 from feddg.evaluation.metrics import Predictions, measure
 from feddg.randomness import stream
-from feddg.rows import EvaluationRow
+from feddg.rows import LAST, EvaluationRow
 
 
 @runtime_checkable
@@ -52,7 +52,7 @@ class Score:
         """Share of images classified correctly, in [0, 1]."""
         return self.correct / self.examples
 
-    def row(self, round: int, with_confusion: bool = False) -> EvaluationRow:
+    def row(self, round: int, with_confusion: bool = False, weights: str = LAST) -> EvaluationRow:
         """Returns the row of the run folder's metrics file."""
         return EvaluationRow(
             round=round,
@@ -63,6 +63,7 @@ class Score:
             examples=self.examples,
             metrics=dict(self.metrics),
             confusion=self.confusion.tolist() if with_confusion else None,
+            weights=weights,
         )
 
 

@@ -128,8 +128,9 @@ def weights_fault(weights: Weights, expected: Mapping[str, Tensor]) -> str | Non
     """
     missing, unknown = expected.keys() - weights.keys(), weights.keys() - expected.keys()
     if missing or unknown:
-        parts = [f"misses {sorted(missing)[:3]}"] * bool(missing)
-        parts += [f"has unknown {[plain_text(n, 60) for n in sorted(unknown)[:3]]}"] * bool(unknown)
+        parts = [f"lack {sorted(missing)[:3]}"] * bool(missing)
+        strange = [plain_text(name, 60) for name in sorted(unknown)[:3]]
+        parts += [f"have the unknown {strange}"] * bool(unknown)
         return "its weights " + " and ".join(parts)
     for name, tensor in weights.items():
         want = expected[name]

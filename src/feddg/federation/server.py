@@ -19,6 +19,7 @@ from feddg.federation.checks import (
     state_fault,
 )
 from feddg.federation.ledger import Ledger
+from feddg.federation.served import Means
 from feddg.federation.transport import Reply, Transport
 from feddg.guards.chain import NO_GUARDS, GuardedRound, Guards
 from feddg.messages import (
@@ -88,6 +89,7 @@ class Server:
         ledger: where every message is entered.
         checks: what clients' messages are compared with.
         guards: what happens to updates on their way.
+        means: keeps means over the rounds beside the weights; None for none.
         probe: says what is wrong with weights that are about to become the global model, or None.
         on_client: called after each client of a round with the round and its update or refusal.
         on_setup: called with (done, total) while clients describe themselves.
@@ -108,6 +110,7 @@ class Server:
         ledger: Ledger,
         checks: MessageChecks,
         guards: Guards = NO_GUARDS,
+        means: Means | None = None,
         probe: Callable[[Weights], str | None] = lambda weights: None,
         on_client: Callable[[int, Update | Refusal], None] | None = None,
         on_setup: Callable[[int, int], None] | None = None,
@@ -115,6 +118,7 @@ class Server:
         self.method, self.transport, self.state = method, transport, state
         self.per_round, self.settings, self.seed = per_round, settings, seed
         self.ledger, self.checks, self.guards, self._probe = ledger, checks, guards, probe
+        self.means = means
         self.groups: Groups = {}
         self._on_client = on_client or (lambda round, reply: None)
         self._on_setup = on_setup or (lambda done, total: None)
@@ -161,7 +165,9 @@ class Server:
                 return self._attempt(attempt, spoilers)
             except RoundSpoiled as error:
                 log.warning("%s; the round is done again without", error)
-                spoilers |= {refusal.client: refusal for refusal in error.refusals}
+                for refusal in error.refusals:
+                    self.ledger.refusal(self.state.round + 1, refusal.client, refusal.reason)
+                    spoilers[refusal.client] = refusal
             except NotEnoughUpdates as error:
                 log.warning("%s", error)
                 attempt += 1
@@ -178,6 +184,8 @@ class Server:
             raise NotEnoughUpdates(self._shortage(tally, 0))
         state = self._fused(tally)
         state.round = round
+        if self.means is not None:
+            self.means.add(state)
         self.state = state
         sent = {way: total - before[way] for way, total in self.ledger.bytes.items()}
         return tally.row(time.perf_counter() - started, sent)
@@ -189,7 +197,10 @@ class Server:
             NotEnoughUpdates: too few good updates.
             RoundSpoiled: a client's update cannot be used, and was found out too late.
         """
-        changes = ChangeSizes(self.settings.largest_change, self.state.extras.get(CHANGES))
+        # A guard that withstands bad updates must see them all: it counts on their number.
+        free = any(guard.fuses for guard in self.guards.guards)
+        times = None if free else self.settings.largest_change
+        changes = ChangeSizes(times, self.state.extras.get(CHANGES))
         changes.begin(self.state.weights)
         guarded = self.guards.open(self.state)
         broadcast = guarded.address(self.method.broadcast(self.state))

@@ -45,7 +45,7 @@ def train(client: Client, method: Method, guards: Guards = NO_GUARDS) -> Update:
         ClientError: the client cannot train, or its loss or what it remembers is not finite.
     """
     started = time.perf_counter()
-    with _turn(client):
+    with _turn(client), client.held_still():
         local = _start(client, method)
         client.set_training()
         method.begin(client)

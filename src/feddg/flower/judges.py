@@ -10,7 +10,7 @@ from feddg.evaluation.accuracy import Score
 from feddg.evaluation.metrics import Predictions, measure
 from feddg.federation.server import Server
 from feddg.flower.grid_transport import FlowerTransport
-from feddg.messages import Broadcast, Message, Refusal
+from feddg.messages import Broadcast, Message, Refusal, Weights
 from feddg.rows import EVALUATION_ROWS, TEST, EvaluationRow
 
 log = logging.getLogger("feddg")
@@ -26,15 +26,17 @@ class JudgeScores:
     def __init__(self, transport: FlowerTransport) -> None:
         self._transport = transport
 
-    def __call__(self, server: Server, scores: Sequence[Score]) -> Sequence[Score]:
-        """Returns the scores of this round's weights; a judge that fails is logged and left out.
+    def __call__(
+        self, server: Server, weights: Weights, scores: Sequence[Score]
+    ) -> Sequence[Score]:
+        """Returns the scores of weights of this round; a judge that fails is logged and left out.
 
         A domain that somebody else measured, too, gets its site's name; ``scores`` are from before.
         """
         transport, state = self._transport, server.state
         if not transport.judges:
             return []
-        broadcast = Broadcast(state.round, state.weights)
+        broadcast = Broadcast(state.round, weights)
         found: list[Score] = []
         taken = {score.domain for score in scores}
         for id, reply in transport.evaluate(broadcast):

@@ -175,7 +175,10 @@ def _tensor(array: Array) -> Tensor:
         raise ValueError("an array's header cannot be read") from None
     kind = numpy.dtype(numpy.int16).name if bfloat16 else str(array.dtype)
     if dtype.name not in DTYPES or dtype.name != kind or not dtype.isnative:
-        raise ValueError(f"an array has the type {plain_text(dtype.name, 40)!r}")
+        shown = plain_text(dtype.str, 40)
+        raise ValueError(
+            f"an array's type is {shown!r}, which may not cross or is not what it says"
+        )
     start = stream.tell()
     sizes = all(isinstance(length, int) and length >= 0 for length in shape)
     if not sizes or math.prod(shape) * dtype.itemsize != len(content) - start:

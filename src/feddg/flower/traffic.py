@@ -16,9 +16,9 @@ BUSY = "busy"
 
 def flower_bytes(records: RecordDict) -> int:
     """Returns a message's size as Flower's ``message_size_mod`` counts it."""
-    # Flower's count refuses empty texts.
+    # Flower's count refuses empty texts and lists.
     configs = [
-        ConfigRecord({key: value for key, value in record.items() if value != ""})
+        ConfigRecord({key: value for key, value in record.items() if value not in ("", [])})
         for record in records.config_records.values()
     ]
     arrays = sum(record.count_bytes() for record in records.array_records.values())

@@ -14,9 +14,9 @@ from torch import nn
 
 from feddg.errors import ExperimentError, nearest
 from feddg.forms import Sent
-from feddg.guards.base import GUARDS, Facts, Guard, Passage
 from feddg.guards.clipping import Clipping
 from feddg.guards.compatibility import require_compatible
+from feddg.guards.guard import GUARDS, Guard, Passage, WeightFacts
 from feddg.messages import Broadcast, Message, Update, Weights, joined
 from feddg.methods.base import Method, State, local_names, shared_parameters
 from feddg.settings import GuardChoice, PrivacySettings
@@ -33,8 +33,8 @@ class Guards:
         facts: about the weights.
     """
 
-    def __init__(self, guards: Sequence[Guard] = (), facts: Facts | None = None) -> None:
-        self.guards, self.facts = tuple(guards), facts or Facts()
+    def __init__(self, guards: Sequence[Guard] = (), facts: WeightFacts | None = None) -> None:
+        self.guards, self.facts = tuple(guards), facts or WeightFacts()
 
     @property
     def sends(self) -> dict[str, Sent]:
@@ -183,11 +183,11 @@ def resolved_choice(said: Any) -> dict[str, Any]:
     return {"name": choice.name, "settings": settings}
 
 
-def facts_of(method: Method, network: nn.Module) -> Facts:
+def facts_of(method: Method, network: nn.Module) -> WeightFacts:
     """Returns what guards need to know of a method's weights."""
     local, state = local_names(method, network), network.state_dict()
     floats = {name for name, tensor in state.items() if tensor.is_floating_point()}
-    return Facts(frozenset(floats - local), frozenset(shared_parameters(method, network)))
+    return WeightFacts(frozenset(floats - local), frozenset(shared_parameters(method, network)))
 
 
 def _memory(guard: Guard) -> str:

@@ -29,9 +29,9 @@ import torch
 
 from feddg.errors import ClientError
 from feddg.forms import Sent
-from feddg.guards.base import Facts, Guard, Passage, register
 from feddg.guards.compatibility import DESCRIPTIONS, EXTRAS, FUSION, LOCAL, STATISTICS
 from feddg.guards.distances import distance, length, shrunk
+from feddg.guards.guard import Guard, Passage, WeightFacts, register
 from feddg.messages import Message, Update, Weights
 from feddg.methods.base import State
 from feddg.secure_noise import add_noise
@@ -86,7 +86,9 @@ class Clipping(Guard):
 
     # At a client
 
-    def protect(self, update: Update, received: Weights, told: Message, facts: Facts) -> Update:
+    def protect(
+        self, update: Update, received: Weights, told: Message, facts: WeightFacts
+    ) -> Update:
         """Clips the change; the means of the loss terms stay at the client."""
         if NORM not in told.scalars:
             raise ClientError("was not told the norm to clip its update to")

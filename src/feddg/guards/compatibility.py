@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from torch import nn
 
 from feddg.errors import ExperimentError
-from feddg.guards.base import Guard
+from feddg.guards.guard import Guard
 from feddg.methods.base import Method, local_names
 from feddg.models.norm import statistics_names
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from feddg.errors import NotEnoughUpdates
-from feddg.guards.base import Guard
+from feddg.guards.guard import Guard
 from feddg.messages import Update
 
 _PIECE = 1 << 22

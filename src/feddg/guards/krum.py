@@ -23,9 +23,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from feddg.guards.base import Guard, Passage, register
 from feddg.guards.compatibility import FUSION
 from feddg.guards.fusing import kept
+from feddg.guards.guard import Guard, Passage, register
 from feddg.messages import Update, Weights
 from feddg.settings import Settings
 

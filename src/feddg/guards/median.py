@@ -16,9 +16,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from feddg.guards.base import Guard, Passage, register
 from feddg.guards.compatibility import FUSION
 from feddg.guards.fusing import fused, kept, lower_median
+from feddg.guards.guard import Guard, Passage, register
 from feddg.messages import Update
 
 

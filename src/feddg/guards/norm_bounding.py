@@ -19,10 +19,10 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from feddg.guards.base import Guard, Passage, register
 from feddg.guards.compatibility import EXTRAS
 from feddg.guards.distances import distance, shrunk
 from feddg.guards.fusing import kept
+from feddg.guards.guard import Guard, Passage, register
 from feddg.messages import Update
 from feddg.settings import Positive, Settings
 

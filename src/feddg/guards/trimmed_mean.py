@@ -17,9 +17,9 @@ from typing import ClassVar
 from pydantic import Field
 from torch import Tensor
 
-from feddg.guards.base import Guard, Passage, register
 from feddg.guards.compatibility import FUSION
 from feddg.guards.fusing import fused, kept
+from feddg.guards.guard import Guard, Passage, register
 from feddg.messages import Update
 from feddg.settings import Settings
 

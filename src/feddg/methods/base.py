@@ -159,11 +159,11 @@ class Method:
     def head_loss(self, client: Client, batch: Batch, embeddings: Tensor) -> dict[str, Tensor]:
         """Returns the loss terms of a batch whose embeddings ``(B, d)`` are known."""
         logits = client.network.classifier(embeddings)
-        return {"cross_entropy": nn.functional.cross_entropy(logits, batch.labels)}
+        return {"cross_entropy": client.class_loss(logits, batch.labels)}
 
     def optimizer(self, client: Client) -> torch.optim.Optimizer:
         """Returns the client's optimizer, new each round, over the network's trained parameters."""
-        return client.worker.stepper.optimizer(client.network, client.worker.train)
+        return client.worker.stepper.optimizer(client.network, client.train)
 
     def step(self, client: Client, batch: Batch) -> None:
         """Takes one optimizer step on a batch; override for methods with several."""

@@ -50,7 +50,7 @@ from feddg.forms import Sent
 from feddg.messages import Message, joined
 from feddg.methods.base import Method
 from feddg.methods.catalogue import register
-from feddg.methods.style_exchange import StyleExchange, StyleSettings
+from feddg.methods.style_exchange import LARGEST_MOMENT, StyleExchange, StyleSettings
 from feddg.settings import Fraction
 from feddg.styles.codec import transfer
 
@@ -118,6 +118,8 @@ class Ccst(StyleExchange, Method):
         "describe/styles": Sent(
             "once, the moments of its images' feature maps, 2 x C numbers per style",
             lambda method, known: ("styles", 2, method.codec().channels),
+            low=-LARGEST_MOMENT,
+            high=LARGEST_MOMENT,
         )
     }
     excludes: ClassVar[dict[str, str]] = {

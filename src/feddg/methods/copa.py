@@ -38,7 +38,6 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from feddg.clients.client import Client
 from feddg.clients.examples import Batch
@@ -147,7 +146,7 @@ class COPA(Method):
     def optimizer(self, client: Client) -> torch.optim.Optimizer:
         """Gives the gates a learning rate of their own, and keeps them in [0, 1]."""
         optimizer = super().optimizer(client)
-        gates_apart(optimizer, client.network, client.worker.train, self.settings.gate_lr)
+        gates_apart(optimizer, client.network, client.train, self.settings.gate_lr)
         return optimizer
 
     def head_loss(self, client: Client, batch: Batch, embeddings: Tensor) -> dict[str, Tensor]:
@@ -158,7 +157,7 @@ class COPA(Method):
             return terms
         logits = heads_of(client.network)(embeddings, others)
         labels = batch.labels.expand(len(logits), -1)
-        loss = cross_entropy(logits.flatten(0, 1), labels.flatten())
+        loss = client.class_loss(logits.flatten(0, 1), labels.flatten())
         return terms | {"other_classifiers": self.settings.others * loss}
 
     def report(self, client: Client) -> Message:

@@ -48,7 +48,6 @@ from typing import Any, ClassVar, Literal
 import torch
 from pydantic import Field, field_validator
 from torch import Generator, Tensor
-from torch.nn.functional import cross_entropy
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from feddg.clients.client import Client
@@ -151,7 +150,7 @@ class FedIG(SiloBN):
     def optimizer(self, client: Client) -> torch.optim.Optimizer:
         """Gives gates a learning rate of their own, and keeps them in [0, 1]."""
         optimizer = super().optimizer(client)
-        gates_apart(optimizer, client.network, client.worker.train, self.settings.instance_gate_lr)
+        gates_apart(optimizer, client.network, client.train, self.settings.instance_gate_lr)
         return optimizer
 
     def head_loss(self, client: Client, batch: Batch, embeddings: Tensor) -> dict[str, Tensor]:
@@ -164,7 +163,7 @@ class FedIG(SiloBN):
             varied = self._varied(client, batch)
         if chosen.classification_weight:
             logits = client.network.classifier(varied.detach())
-            loss = cross_entropy(logits, batch.labels)
+            loss = client.class_loss(logits, batch.labels)
             terms = terms | {"agnostic_classification": chosen.classification_weight * loss}
         if chosen.feature_weight:
             squares = (embeddings.float() - varied.float()).square()

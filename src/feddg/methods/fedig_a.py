@@ -39,10 +39,10 @@ from typing import ClassVar
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from feddg.clients.client import Client
 from feddg.clients.examples import Batch
+from feddg.clients.schedule import rate_share
 from feddg.methods.base import MethodSettings
 from feddg.methods.catalogue import register
 from feddg.methods.fedig import GLOBAL, FedIG, FedIGSettings
@@ -108,9 +108,9 @@ class FedIGA(FedIG):
         own = {id(parameter) for parameter in parameters}
         for group in optimizer.param_groups:
             group["params"] = [p for p in group["params"] if id(p) not in own]
-        client.scratch[OPTIMIZER] = torch.optim.SGD(
-            parameters, chosen.adapter_lr or client.worker.train.lr, chosen.adapter_momentum
-        )
+        share = rate_share(client.worker.train, client.round)
+        own_lr = chosen.adapter_lr * share if chosen.adapter_lr else client.train.lr
+        client.scratch[OPTIMIZER] = torch.optim.SGD(parameters, own_lr, chosen.adapter_momentum)
         return optimizer
 
     def step(self, client: Client, batch: Batch) -> None:
@@ -133,7 +133,7 @@ class FedIGA(FedIG):
         share = self.adapter(client.network).share(chance)
         rule = interpolated(client.network, share, client.scratch[GLOBAL].__getitem__)
         with normalised_by(client.network, rule):
-            return cross_entropy(client.network(batch.images), batch.labels)
+            return client.class_loss(client.network(batch.images), batch.labels)
 
     def predictor(self, network: Network) -> nn.Module:
         """Predicts through the adapters, with the mean of alpha."""

@@ -48,7 +48,7 @@ from feddg.forms import Sent
 from feddg.messages import Message, joined
 from feddg.methods.base import Method
 from feddg.methods.catalogue import register
-from feddg.methods.style_exchange import StyleExchange, StyleSettings
+from feddg.methods.style_exchange import LARGEST_MOMENT, StyleExchange, StyleSettings
 from feddg.rows import Groups
 from feddg.settings import Fraction
 from feddg.styles.codec import transfer
@@ -132,6 +132,8 @@ class Pardon(StyleExchange, Method):
         "describe/style": Sent(
             "one style vector, the mean over the clusters of its images",
             lambda method, known: (2, method.codec().channels),
+            low=-LARGEST_MOMENT,
+            high=LARGEST_MOMENT,
             when=lambda method: method.redraws,
         )
     }
@@ -168,10 +170,9 @@ class Pardon(StyleExchange, Method):
         if self.settings.local_features == "style":
             vectors = moments.styles().flatten(1)
         else:
-            images = client.examples.images()
-            device = next(self.codec().parameters()).device
-            parts = torch.split(images.to(device), 64)
-            maps = [self.codec().style_features(part / 255) for part in parts]
+            codec = self.codec()
+            parts = torch.split(client.examples.images(), 64)
+            maps = [codec.style_features(codec.prepared(part)) for part in parts]
             vectors = torch.cat(maps).flatten(1).cpu()
         partitions = finch(vectors.numpy())
         return torch.from_numpy(getattr(partitions, self.settings.local_partition))

@@ -117,7 +117,7 @@ class Scaffold(Method):
     def report(self, client: Client) -> Message:
         """Renews c_k (option II) and reports its change."""
         message = super().report(client)
-        length = client.steps * client.worker.train.lr
+        length = client.steps * client.train.lr
         for name, parameter, c, own in self._client_controls(client):
             received = client.received[name].to(parameter)
             change = (received - parameter.detach()) / length - c

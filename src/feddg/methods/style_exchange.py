@@ -2,25 +2,38 @@
 
 import hashlib
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from torch import Tensor
 
 from feddg.clients.client import Client
 from feddg.clients.examples import Batch
+from feddg.errors import WeightsError
 from feddg.methods.base import MethodSettings
 from feddg.settings import Fraction
-from feddg.styles.codec import Codec, adain, load_codec, transfer
+from feddg.styles.codec import CODECS, Codec, adain, load_codec, transfer
 from feddg.styles.statistics import FeatureMoments, measure
+
+LARGEST_MOMENT = 1e4
+"""No image in [0, 1] has features whose mean or deviation is larger than this."""
+
+
+def _known(codec: str) -> str:
+    try:
+        CODECS.find(codec)
+    except WeightsError as error:
+        raise ValueError(str(error)) from None
+    return codec
 
 
 class StyleSettings(MethodSettings):
     """Which codec, and how strongly it re-draws."""
 
-    codec: Literal["compact", "vgg19"] = Field(
-        "compact", description="compact, or the papers' vgg19"
+    codec: Annotated[str, AfterValidator(_known)] = Field(
+        "compact",
+        description="what measures styles and re-draws: compact, colors, or the papers' vgg19",
     )
     encoder: Path | None = Field(
         None, description="encoder weights of the codec (vgg19 needs them)"

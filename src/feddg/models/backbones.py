@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from feddg.errors import ExperimentError, WeightsError, nearest
+from feddg.files import is_file
 from feddg.models.network import Embedding, Network
 from feddg.randomness import derive_seed
 
@@ -228,7 +229,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     Raises:
         WeightsError: the file is missing or is not a state dict. Nothing is ever unpickled.
     """
-    if not path.is_file():
+    if not is_file(path, WeightsError):
         raise WeightsError(f"weights file {path} does not exist; check --weights")
     try:
         state = (

@@ -1,13 +1,13 @@
 """Accuracy tables: one run by split and domain, or several runs side by side."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from feddg.report.blocks import Cell, Column, Table
 from feddg.report.wording import MISSING, number, percent, readable
 from feddg.rows import ID_TEST, ID_VAL, SPLITS, TEST, VAL
 from feddg.runs.evaluations import Evaluations
 from feddg.runs.reading import RunRecord
-from feddg.runs.selection_rules import FINAL, SELECTION_RULES, SelectionRule
+from feddg.runs.selection_rules import FINAL, SelectionRule, rules_for
 
 SPLIT_HEADINGS = {
     TEST: "Held-out test",
@@ -16,6 +16,8 @@ SPLIT_HEADINGS = {
     ID_TEST: "In-domain test",
 }
 MOST_DOMAINS = 12
+Chosen = Mapping[SelectionRule, int | None]
+"""The round that each rule chooses."""
 
 
 def final_table(run: RunRecord, every_domain: bool = False) -> Table:
@@ -27,12 +29,9 @@ def final_table(run: RunRecord, every_domain: bool = False) -> Table:
             list is cut to its mean, lowest and highest.
     """
     evaluations = run.evaluations
-    chosen = [rule.choose(evaluations) for rule in SELECTION_RULES.values()]
+    chosen = {rule: rule.choose(evaluations) for rule in rules_for([evaluations])}
     columns = [Column("Split", numeric=False), Column("Domain", numeric=False), Column("Images")]
-    columns += [
-        Column(rule.name, _round_note(rule, round_))
-        for rule, round_ in zip(SELECTION_RULES.values(), chosen)
-    ]
+    columns += [Column(rule.name, _round_note(rule, round_)) for rule, round_ in chosen.items()]
     rows: list[list[Cell]] = []
     for split in SPLITS:
         part = _split_rows(evaluations, split, chosen, every_domain)
@@ -52,7 +51,7 @@ def _round_note(rule: SelectionRule, round_: int | None) -> str:
 
 
 def _split_rows(
-    evaluations: Evaluations, split: str, chosen: Sequence[int | None], every_domain: bool
+    evaluations: Evaluations, split: str, chosen: Chosen, every_domain: bool
 ) -> Iterator[list[Cell]]:
     domains = evaluations.domains(split)
     if len(domains) > 1:
@@ -64,7 +63,7 @@ def _split_rows(
         yield _domain_row(evaluations, split, domain, name, chosen, alone=len(domains) == 1)
 
 
-def _mean_row(evaluations: Evaluations, split: str, chosen: Sequence[int | None]) -> list[Cell]:
+def _mean_row(evaluations: Evaluations, split: str, chosen: Chosen) -> list[Cell]:
     last = evaluations.rounds[-1]
     domains, images = (
         evaluations.domains(split),
@@ -72,7 +71,7 @@ def _mean_row(evaluations: Evaluations, split: str, chosen: Sequence[int | None]
     )
     cells = [
         Cell(percent(rule.measure(evaluations, round_, split)), split == TEST, rule.split == split)
-        for rule, round_ in zip(SELECTION_RULES.values(), chosen)
+        for rule, round_ in chosen.items()
     ]
     return [Cell(f"mean of {len(domains)} domains"), Cell(number(images)), *cells]
 
@@ -82,11 +81,12 @@ def _domain_row(
     split: str,
     domain: str,
     name: str,
-    chosen: Sequence[int | None],
+    chosen: Chosen,
     alone: bool,
 ) -> list[Cell]:
     found = [
-        None if round_ is None else evaluations.get(round_, split, domain) for round_ in chosen
+        None if round_ is None else evaluations.of(rule.weights).get(round_, split, domain)
+        for rule, round_ in chosen.items()
     ]
     images = next((row.examples for row in found if row), None)
     cells = [
@@ -95,7 +95,7 @@ def _domain_row(
             strong=alone and split == TEST,
             chose=alone and rule.split == split,
         )
-        for rule, row in zip(SELECTION_RULES.values(), found)
+        for rule, row in zip(chosen, found)
     ]
     return [Cell(name), Cell(number(images)), *cells]
 
@@ -120,21 +120,22 @@ def results_of_runs(runs: Sequence[RunRecord], labels: Sequence[str]) -> Table:
     same = len(set(tested_on)) == 1
     columns = [Column("Run", numeric=False)]
     columns += [] if same else [Column("Held-out test domain", numeric=False)]
-    columns += [Column(rule.name, "held-out test") for rule in SELECTION_RULES.values()]
+    rules = rules_for(run.evaluations for run in runs)
+    columns += [Column(rule.name, "held-out test") for rule in rules]
     columns += [Column("In-domain test", "final round"), Column("Rounds")]
     rows = [
-        [Cell(label, strong=True), *([] if same else [Cell(domains)]), *_result_cells(run)]
+        [Cell(label, strong=True), *([] if same else [Cell(domains)]), *_result_cells(run, rules)]
         for run, label, domains in zip(runs, labels, tested_on)
     ]
     caption = (
         "Accuracy in percent, mean over domains where there are several. The columns of "
-        "held-out test accuracy differ in how the round was chosen; the test split never chooses."
+        "held-out test accuracy differ in how the model was chosen; the test split never chooses."
     )
     return Table(columns, rows, caption)
 
 
-def _result_cells(run: RunRecord) -> list[Cell]:
-    accuracies = [held_out_accuracy(run, rule) for rule in SELECTION_RULES.values()]
+def _result_cells(run: RunRecord, rules: Sequence[SelectionRule]) -> list[Cell]:
+    accuracies = [held_out_accuracy(run, rule) for rule in rules]
     last = FINAL.choose(run.evaluations)
     return [
         *(Cell(percent(value), strong=not index) for index, value in enumerate(accuracies)),

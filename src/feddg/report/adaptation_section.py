@@ -12,6 +12,7 @@ from feddg.report.wording import percent, readable
 from feddg.rows import SPLITS, TEST, AdaptationRow
 from feddg.runs.adapted import Alphas, read_adapted, read_alphas
 from feddg.runs.reading import RunRecord
+from feddg.runs.selection_rules import FINAL, find_rule
 
 _SHORT = ("held-out test", "held-out val.", "in-domain val.", "in-domain test")
 SHORT_SPLITS = dict(zip(SPLITS, _SHORT))
@@ -30,10 +31,11 @@ def adaptation_section(run: RunRecord) -> Section | None:
 
 
 def _table(scores: Sequence[AdaptationRow]) -> Table:
-    """A row per adaptation, of the latest round that was measured."""
-    last = max(score.round for score in scores)
+    """A row per adaptation, of the model that was measured last."""
+    newest = max(enumerate(scores), key=lambda item: (item[1].round, item[0]))[1]
+    last, which = newest.round, newest.which
     found: dict[tuple[str, int], dict[tuple[str, str], list[float]]] = {}
-    for score in (score for score in scores if score.round == last):
+    for score in (score for score in scores if (score.round, score.which) == (last, which)):
         cells = found.setdefault((score.adaptation, score.batch_size), {})
         cells.setdefault((score.split, score.domain), []).append(score.accuracy)
     places = sorted({p for cells in found.values() for p in cells}, key=_order)
@@ -47,8 +49,9 @@ def _table(scores: Sequence[AdaptationRow]) -> Table:
             for p in places
         ]
         rows.append([Cell(f"{name}, batch {batch_size}" if several else name), *texts])
+    spelt = "" if which == FINAL.model else f"“{find_rule(which).name}” "
     caption = (
-        f"Accuracy (%) of the model after round {last} under test-time adaptations (feddg "
+        f"Accuracy (%) of the {spelt}model after round {last} under test-time adaptations (feddg "
         "evaluate). “Global” is no adaptation; “own statistics” serves each client's domain by "
         "the statistics the client keeps, the mean where several clients share a domain."
     )

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from feddg.comparing.results import Results
+from feddg.csv_cells import as_cell
 from feddg.report.blocks import Block, Cell, Column, Fold, Page, Section, Table
 from feddg.rows import SPLITS
 from feddg.runs.selection_rules import SELECTION_RULES
@@ -72,14 +73,14 @@ def to_csv(table: Table) -> str:
     """Returns a table as CSV, texts as they are shown."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([_heading(column) for column in table.columns])
+    writer.writerow([as_cell(_heading(column)) for column in table.columns])
     writer.writerows([[_plain(cell) for cell in row] for row in table.rows])
     return out.getvalue()
 
 
 def _plain(cell: Cell) -> str:
     text = cell.text.replace("\N{NO-BREAK SPACE}", " ").replace("\N{NARROW NO-BREAK SPACE}", "")
-    return "" if text == "–" else text
+    return "" if text == "–" else str(as_cell(text))
 
 
 def to_latex(table: Table) -> str:
@@ -119,7 +120,7 @@ def results_csv(results: Results) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     heads = ["method", "column", "held_out_test", *axes, "seed", "rule", "round", "split"]
-    writer.writerow([*heads, "accuracy", "folder"])
+    writer.writerow(map(as_cell, [*heads, "accuracy", "folder"]))
     for result in results.results:
         place = result.place
         conditions = [place.conditions.get(axis, "") for axis in axes]
@@ -130,5 +131,5 @@ def results_csv(results: Results) -> str:
                 accuracy = result.accuracy(rule, split)
                 if accuracy is not None:
                     last = [rule.name, round_, split, repr(accuracy), result.run.folder.name]
-                    writer.writerow([*first, *last])
+                    writer.writerow(map(as_cell, [*first, *last]))
     return out.getvalue()

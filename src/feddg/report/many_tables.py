@@ -27,9 +27,9 @@ from feddg.report.wording import (
     size,
     spelled,
 )
-from feddg.rows import TEST, VAL
+from feddg.rows import LAST, TEST, VAL
 from feddg.runs.reading import RunRecord
-from feddg.runs.selection_rules import FINAL, SELECTION_RULES, SelectionRule
+from feddg.runs.selection_rules import FINAL, SELECTION_RULES, SelectionRule, rules_for
 
 PRINTED_TOLERANCE = 0.051
 """Printed averages may differ from their row's mean by rounding, in points."""
@@ -94,6 +94,8 @@ def _accuracy_caption(results: Results, rule: SelectionRule, split: str) -> str:
         None: "after the final round",
         VAL: "after the round that is best on held-out validation",
     }.get(rule.split, "after the round that is best on in-domain validation")
+    if rule.weights != LAST:
+        chosen = f"by the weights called “{rule.name}”"
     seeds = len(results.seeds)
     tail = (
         f"Mean ± standard deviation over {counted(seeds, 'seed')}."
@@ -105,11 +107,12 @@ def _accuracy_caption(results: Results, rule: SelectionRule, split: str) -> str:
 
 def rules_table(results: Results) -> Table:
     """Average test accuracy of every method under every selection rule."""
-    found = {rule.name: results.accuracies(rule) for rule in SELECTION_RULES.values()}
+    rules = rules_for(result.run.evaluations for result in results.results)
+    found = {rule.name: results.accuracies(rule) for rule in rules}
     spreads = {
         method: [
             average_over_columns(found[rule.name].get(method, {}), results.columns)
-            for rule in SELECTION_RULES.values()
+            for rule in rules
         ]
         for method in results.methods
     }
@@ -119,12 +122,12 @@ def rules_table(results: Results) -> Table:
         for method, row in spreads.items()
     ]
     caption = (
-        "Average held-out test accuracy in percent. The columns differ in which round's model "
+        "Average held-out test accuracy in percent. The columns differ in which model "
         "counts, and their headings say how it was chosen. The test domains never choose."
     )
     heads = [
         Column("Method", numeric=False),
-        *(Column(rule.name) for rule in SELECTION_RULES.values()),
+        *(Column(rule.name) for rule in rules),
     ]
     return Table(heads, rows, caption)
 

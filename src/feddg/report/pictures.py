@@ -6,6 +6,9 @@ from pathlib import Path
 
 from PIL import Image, UnidentifiedImageError, features
 
+from feddg.data.image_formats import FORMATS
+from feddg.files import open_file
+
 SMALL_ENOUGH = 100_000
 WIDEST = 1600
 QUALITY = 82
@@ -20,8 +23,9 @@ def data_uri(path: Path) -> tuple[str, int, int] | None:
         None when the file is not a readable picture: a report is not the place to fail for it.
     """
     try:
-        content = path.read_bytes()
-        with Image.open(io.BytesIO(content)) as picture:
+        with open_file(path) as file:
+            content = file.read()
+        with Image.open(io.BytesIO(content), formats=FORMATS) as picture:
             picture.load()
             width, height = picture.size
             kind = Image.MIME.get(picture.format or "", "image/png")

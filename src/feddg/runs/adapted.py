@@ -6,12 +6,15 @@ and its file, then a column per layer.
 """
 
 import csv
+import io
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy
 
+from feddg.csv_cells import from_cell
 from feddg.errors import RunError
+from feddg.files import is_file, read_text
 from feddg.rows import ADAPTATION_ROWS, AdaptationRow
 
 ADAPTED = "adaptation.jsonl"
@@ -55,14 +58,14 @@ def read_alphas(folder: Path) -> Alphas | None:
         RunError: the file is damaged.
     """
     path = folder / ALPHAS
-    if not path.is_file():
+    if not is_file(path):
         return None
-    with path.open(newline="", encoding="utf-8") as file:
-        header, *rows = csv.reader(file)
     try:
+        text = io.StringIO(read_text(path, errors="strict"), newline="")
+        header, *rows = csv.reader(text)
         values = numpy.array([row[len(ALPHA_COLUMNS) :] for row in rows], dtype=numpy.float64)
-        splits, domains = (numpy.array([row[i] for row in rows]) for i in (0, 1))
+        splits, domains = (numpy.array([from_cell(row[i]) for row in rows]) for i in (0, 1))
         layers = tuple(header[len(ALPHA_COLUMNS) :])
         return Alphas(layers, splits, domains, values.reshape(len(rows), len(layers)))
-    except (ValueError, IndexError) as error:
+    except (ValueError, IndexError, csv.Error) as error:
         raise RunError(f"{path} is damaged: {error}.") from None

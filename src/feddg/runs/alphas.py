@@ -5,6 +5,7 @@ import io
 
 import torch
 
+from feddg.csv_cells import as_cell
 from feddg.data.pixels import as_unit
 from feddg.evaluation.accuracy import Evaluation
 from feddg.methods.base import Method
@@ -48,5 +49,7 @@ def write_alphas(
             for row, own in zip(batch.tolist(), values):
                 image = evaluation.paths[row] if len(evaluation.paths) else row
                 name = evaluation.domain_names[domain]
-                writer.writerow((split, name, image, *(f"{value:.4f}" for value in own)))
+                writer.writerow(
+                    (split, as_cell(name), as_cell(image), *(f"{value:.4f}" for value in own))
+                )
     folder.replace(ALPHAS, text.getvalue())

@@ -15,22 +15,43 @@ from feddg.data.fingerprint import ImagesFile
 from feddg.errors import RunError
 from feddg.evaluation.accuracy import Evaluation, Score
 from feddg.experiment import Experiment, load_stored
-from feddg.federation.checks import MessageChecks
+from feddg.federation.checks import CHANGES, MessageChecks
 from feddg.federation.inprocess import InProcess
 from feddg.federation.ledger import Ledger
+from feddg.federation.served import MEANS, rounds_in, served
 from feddg.federation.server import Server, initial_state
 from feddg.federation.transport import Transport
 from feddg.federation.turns import load_weights
+from feddg.files import is_file
 from feddg.guards.chain import NO_GUARDS, Guards
 from feddg.messages import Weights
 from feddg.methods.base import Method, State
 from feddg.models.network import Network
 from feddg.randomness import stream
-from feddg.rows import ClientsTable, LedgerRow, MetricsRow, SetupRow
+from feddg.rows import (
+    INTERPOLATED,
+    LAST,
+    ClientsTable,
+    EvaluationRow,
+    LedgerRow,
+    MetricsRow,
+    SetupRow,
+)
 from feddg.runs.alphas import write_alphas
 from feddg.runs.facts import clients_table, environment
 from feddg.runs.figures import draw_figures
-from feddg.runs.folder import EXPERIMENT, LEDGER, METRICS, SNAPSHOTS, SUMMARY, RunFolder
+from feddg.runs.folder import (
+    EXPERIMENT,
+    FIGURES,
+    LEDGER,
+    METRICS,
+    SNAPSHOTS,
+    SUMMARY,
+    RunFolder,
+    check_identity,
+)
+from feddg.runs.interpolation import Interpolation
+from feddg.runs.kept_models import KeptModels, means_of
 from feddg.runs.observer import Observer, Together
 from feddg.runs.prepare import (
     Progress,
@@ -45,7 +66,8 @@ from feddg.runs.reading import RunRecord, read_run
 from feddg.runs.same_images import IMAGES, ImagesNow, check_images, find_folder
 from feddg.runs.summary import summarize
 
-Elsewhere = Callable[[Server, Sequence[Score]], Sequence[Score]]
+Elsewhere = Callable[[Server, Weights, Sequence[Score]], Sequence[Score]]
+"""Measures weights of the server's round where the images are; is told the scores so far."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +80,7 @@ class Prepared:
         transport: what carries the messages.
         evaluation: what the global model is measured on here, if anything.
         clients: who holds what, for ``clients.json``.
-        elsewhere: measures the global model where the images are; is told the scores so far.
+        elsewhere: measures the global model where the images are.
         draw: writes the report's figures once the method has agreed on something.
         guards: what happens to updates on their way.
         remote: whether clients are elsewhere, so that what was sent is sent, whatever came of it.
@@ -70,7 +92,7 @@ class Prepared:
     transport: Transport
     evaluation: Evaluation | None
     clients: ClientsTable
-    elsewhere: Elsewhere = lambda server, scores: ()
+    elsewhere: Elsewhere = lambda server, weights, scores: ()
     draw: Callable[[Path, State], None] = lambda folder, state: None
     guards: Guards = NO_GUARDS
     remote: bool = False
@@ -90,13 +112,17 @@ def in_process(
     guards = guards_for(experiment, method, network)
     workers = build_workers(experiment, network, cache)
     worker = workers[0]
+
+    def draw(folder: Path, state: State) -> None:
+        draw_figures(folder, images, method, state, experiment.seed)
+
     return Prepared(
         method,
         worker,
         InProcess(method, workers, len(images.partition), images.examples, memories, guards),
         build_evaluation(experiment, images, worker),
         clients_table(images),
-        draw=lambda folder, state: draw_figures(folder, images, method, state, experiment.seed),
+        draw=draw if experiment.evaluate.pictures else lambda folder, state: None,
         guards=guards,
         contents=images.contents,
     )
@@ -161,12 +187,14 @@ def resume(
     """Continues the run in ``folder`` from its last completed round.
 
     Raises:
-        RunError: the folder holds no run, or its images are not those it was begun with.
+        RunError: the folder holds no run, or the run of another experiment than it says, or its
+            images are not those it was begun with.
     """
     path = Path(folder)
-    if not (path / EXPERIMENT).is_file():
+    if not is_file(path / EXPERIMENT):
         raise RunError(f"{path} holds no run: there is no {EXPERIMENT} in it")
     experiment = load_stored(path / EXPERIMENT)
+    check_identity(path, experiment)
     check_images(path, lambda: ImagesNow(cache or cache_folder())(experiment))
     return carry_out(path, experiment, observer=observer, cache=cache)
 
@@ -202,8 +230,7 @@ def carry_out(
 
 def is_complete(folder: Path) -> bool:
     """Whether the run in ``folder`` ended with its last round."""
-    summary = folder / SUMMARY
-    return summary.is_file() and read_run(folder).status == "completed"
+    return is_file(folder / SUMMARY) and read_run(folder).status == "completed"
 
 
 @dataclass
@@ -219,6 +246,7 @@ class _Execution:
     seconds: dict[str, float] = field(default_factory=dict)
     network: Network = field(init=False)
     elsewhere: Elsewhere = field(init=False)
+    interpolation: Interpolation = field(init=False)
 
     def carry_out(self) -> None:
         """Runs to the end, or records why not."""
@@ -240,13 +268,18 @@ class _Execution:
             memories = checkpoint.memories if checkpoint else {}
             found = self.prepare(experiment, self.cache, self.observer.work, memories)
             self.network, self.elsewhere = found.worker.network, found.elsewhere
+            self.interpolation = Interpolation(
+                experiment, found.method, self.network, found.evaluation
+            )
         transport, clients = found.transport, len(found.transport.clients)
         last = checkpoint.state.round if checkpoint else -1
         layouts = folder.cut_records(last, keep_ledger=found.remote)
         state = checkpoint.state if checkpoint else self._first_state(found, clients)
         state.rounds = experiment.train.rounds
         state = on_device(state, found.worker.device)
-        writer = Records(folder, transport, self.snapshots)
+        files = checkpoint.models if checkpoint else {}
+        kept = KeptModels(folder, files, read_run(folder.path).metrics.evaluations)
+        writer = Records(folder, transport, kept, self.snapshots)
         ledger = Ledger(writer.carried if found.remote else writer.entered, layouts)
         checks = MessageChecks(
             found.method,
@@ -266,6 +299,7 @@ class _Execution:
             ledger=ledger,
             checks=checks,
             guards=found.guards,
+            means=means_of(experiment, found.method, self.network),
             probe=self._probe(found),
             on_client=self.observer.client,
             on_setup=lambda done, total: self.observer.work("setup", done, total),
@@ -319,37 +353,64 @@ class _Execution:
         if descriptions:
             self.folder.write_tensors("setup.safetensors", descriptions)
         row = SetupRow(seconds=self.seconds["setup"], groups=server.groups)
-        scores = self._evaluate(server, found.evaluation, 0)
-        writer.keep(server.state, [row, *(score.row(0) for score in scores)])
-        found.draw(self.folder.path / "figures", server.state)
+        measured = self._evaluate(server, found.evaluation, writer)
+        self.interpolation.note(server.state, writer.models)
+        writer.keep(server.state, [row, *measured])
+        try:
+            found.draw(self.folder.path / FIGURES, server.state)
+        except OSError as error:
+            raise self.folder.unwritable(self.folder.path / FIGURES, error) from None
 
     def _rounds(self, server: Server, writer: "Records", evaluation: Evaluation | None) -> None:
         rounds, every = self.experiment.train.rounds, self.experiment.evaluate.every
         while server.state.round < rounds:
             row = server.round()
             self.observer.round(row)
-            last = row.round == rounds
-            scores: Sequence[Score] = []
+            if row.round == self.experiment.train.head_rounds:
+                # The whole network changes by other lengths than its heads did.
+                server.state.extras.pop(CHANGES, None)
+            found: Sequence[EvaluationRow] = []
             started = time.perf_counter()
-            if last or row.round % every == 0:
-                scores = self._evaluate(server, evaluation, row.round)
+            if row.round == rounds or row.round % every == 0:
+                found = self._evaluate(server, evaluation, writer)
             row = row.took(evaluate=time.perf_counter() - started)
-            found = [score.row(row.round, with_confusion=last) for score in scores]
+            self.interpolation.note(server.state, writer.models)
             writer.keep(server.state, [row, *found])
         if evaluation is not None:
-            predictor(server.method, self.network, server.state)
+            weights = served(server.state, self.experiment.server.serve)
+            if INTERPOLATED in writer.models.files:
+                weights = writer.models.read(INTERPOLATED)
+            predictor(server.method, self.network, weights)
             write_alphas(self.folder, server.method, self.network, evaluation)
 
     def _evaluate(
-        self, server: Server, evaluation: Evaluation | None, round: int
-    ) -> Sequence[Score]:
-        scores: list[Score] = []
-        if evaluation is not None:
-            scores += evaluation.scores(predictor(server.method, self.network, server.state))
-        scores += self.elsewhere(server, scores)
-        if scores:
-            self.observer.scores(round, scores)
-        return scores
+        self, server: Server, evaluation: Evaluation | None, writer: "Records"
+    ) -> list[EvaluationRow]:
+        """Measures the weights of the server's round, and what is to be measured beside them."""
+        state = server.state
+        last = state.round == self.experiment.train.rounds
+        rows: list[EvaluationRow] = []
+        for name, weights in self._measured(server, writer, last).items():
+            scores: list[Score] = []
+            if evaluation is not None:
+                scores += evaluation.scores(predictor(server.method, self.network, weights))
+            scores += self.elsewhere(server, weights, scores)
+            if scores and name == LAST:
+                self.observer.scores(state.round, scores)
+            rows += [score.row(state.round, with_confusion=last, weights=name) for score in scores]
+        return rows
+
+    def _measured(self, server: Server, writer: "Records", last: bool) -> dict[str, Weights]:
+        """Returns the weights to be measured in a round, by name."""
+        state, averages = server.state, self.experiment.evaluate.averages
+        due = averages == "every" or (last and averages == "last_round")
+        found = {LAST: state.weights}
+        for mean in MEANS:
+            wanted = due or mean == self.experiment.server.serve
+            if wanted and rounds_in(state, mean):
+                found[mean] = served(state, mean)
+        mixture = self.interpolation.finish(state, self.folder, writer.models) if last else None
+        return found if mixture is None else found | {INTERPOLATED: mixture}
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
@@ -370,9 +431,14 @@ class Records:
     """Writes a completed round: its rows first, then the checkpoint that makes it count."""
 
     def __init__(
-        self, folder: RunFolder, transport: Transport, snapshots: Collection[int] = ()
+        self,
+        folder: RunFolder,
+        transport: Transport,
+        models: KeptModels,
+        snapshots: Collection[int] = (),
     ) -> None:
         self._folder, self._transport, self._snapshots = folder, transport, snapshots
+        self.models = models
         self._ledger_rows: list[LedgerRow] = []
 
     def entered(self, row: LedgerRow) -> None:
@@ -391,13 +457,15 @@ class Records:
         if state.round in self._snapshots:
             name = f"{SNAPSHOTS}/round-{state.round}.safetensors"
             self._folder.write_tensors(name, state.weights)
-        self._folder.save_checkpoint(state, self._transport.memories, self._transport.remembered)
+        files = self.models.take_in(state, rows)
+        memories, changed = self._transport.memories, self._transport.remembered
+        self._folder.save_checkpoint(state, memories, changed, files)
         self._transport.remembered.clear()
 
 
-def predictor(method: Method, network: Network, state: State) -> nn.Module:
-    """Returns the global model as a predictor, on the network that clients also use."""
-    load_weights(network, state.weights)
+def predictor(method: Method, network: Network, weights: Weights) -> nn.Module:
+    """Returns a global model as a predictor, on the network that clients also use."""
+    load_weights(network, weights)
     return method.predictor(network)
 
 

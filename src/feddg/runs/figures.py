@@ -7,6 +7,7 @@ import numpy
 import torch
 from PIL import Image
 
+from feddg.files import replace_file, replace_text
 from feddg.methods.base import Method, State
 from feddg.methods.showing import Redraws
 from feddg.randomness import stream
@@ -19,6 +20,9 @@ def draw_figures(folder: Path, images: Images, method: Method, state: State, see
     """Writes ``styles.png``: some training images above what the method re-draws them as.
 
     Methods that re-draw nothing leave no figure.
+
+    Raises:
+        OSError: the figure cannot be written.
     """
     if not isinstance(method, Redraws):
         return
@@ -27,15 +31,15 @@ def draw_figures(folder: Path, images: Images, method: Method, state: State, see
     redrawn = method.preview(originals, state.agreed)
     if redrawn is None:
         return
-    folder.mkdir(exist_ok=True)
     table = images.table
     names = [table.domain_names[d] for d in numpy.unique(table.domains[images.splits.train])]
-    grid(originals, redrawn).save(folder / "styles.png")
+    picture = grid(originals, redrawn)
+    replace_file(folder / "styles.png", lambda aside: picture.save(aside, "PNG"))
     caption = (
         f"Training images ({', '.join(names)}; {PER_DOMAIN} each, in this order), every row of "
         "them above the same images re-drawn in the style that clients train against."
     )
-    (folder / "captions.json").write_text(json.dumps({"styles.png": caption}), encoding="utf-8")
+    replace_text(folder / "captions.json", json.dumps({"styles.png": caption}))
 
 
 def _some_rows(images: Images, seed: int) -> torch.Tensor:

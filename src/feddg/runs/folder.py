@@ -7,37 +7,47 @@ continued.
 
 import errno
 import json
+import logging
 import math
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 from pydantic_core import to_json
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 
 from feddg.errors import RunError
-from feddg.experiment import Experiment, load_stored
-from feddg.files import replace_bytes, replace_file, sync
-from feddg.messages import Message, Weights
+from feddg.experiment import Experiment, load_stored, was_mended
+from feddg.files import (
+    append_text,
+    is_file,
+    private_folder,
+    replace_bytes,
+    replace_file,
+    sweep_asides,
+    why,
+)
+from feddg.messages import Weights
 from feddg.methods.base import State
 from feddg.row_files import JsonFile, Row
+from feddg.runs.checkpoints import (
+    CHECKPOINTS,
+    NEWEST,
+    Checkpoint,
+    CheckpointIndex,
+    Checkpoints,
+)
 from feddg.runs.reading import read_rows
 
+log = logging.getLogger("feddg")
+
 EXPERIMENT, SUMMARY = "experiment.yaml", "summary.json"
-SNAPSHOTS = "snapshots"
+SNAPSHOTS, FIGURES, MODELS = "snapshots", "figures", "models"
 METRICS, LEDGER = "metrics.jsonl", "ledger.jsonl"
-
-
-@dataclass
-class Checkpoint:
-    """A run after some round: the server's state and what clients remember."""
-
-    state: State
-    memories: dict[int, Weights]
 
 
 class RunFolder:
@@ -55,7 +65,7 @@ class RunFolder:
         self._written: set[Path] = set()
         try:
             self._is_new = not path.exists() or not any(path.iterdir())
-            (path / "checkpoint").mkdir(parents=True, exist_ok=True)
+            private_folder(path / CHECKPOINTS)
             self._lock = FileLock(path / ".lock", timeout=0)
             self._lock.acquire()
         except Timeout:
@@ -63,8 +73,16 @@ class RunFolder:
                 f"{path} is being written by another process; wait for it to end"
             ) from None
         except OSError as error:
-            raise self._unwritable(path, error) from None
-        self._memory_files: dict[int, str] = {}
+            raise self.unwritable(path, error) from None
+        for folder in (path, *(path / name for name in (CHECKPOINTS, FIGURES, SNAPSHOTS))):
+            sweep_asides(folder)
+        self._experiment: str | None = None
+        self._checkpoints = Checkpoints(
+            path / CHECKPOINTS,
+            lambda name, *content: self.write_tensors(f"{CHECKPOINTS}/{name}", *content),
+            lambda name, index: self.write_json(f"{CHECKPOINTS}/{name}", index),
+            path / MODELS,
+        )
 
     def remove_unstarted(self) -> None:
         """Removes the folder of a run that failed before its first round, if nobody else was here.
@@ -72,11 +90,11 @@ class RunFolder:
         It stays where there was something in it before, where a checkpoint can be continued, and
         where it holds any file that this run did not write.
         """
-        if not self._is_new or (self.path / "checkpoint" / "checkpoint.json").is_file():
+        if not self._is_new or (self.path / CHECKPOINTS / NEWEST).is_file():
             return
         curves = (self.path / "events").glob("events.out.tfevents.*")
         files = {*self._written, *curves, self.path / ".lock"}
-        folders = {self.path / "checkpoint", *(file.parent for file in files)} - {self.path}
+        folders = {self.path / CHECKPOINTS, *(file.parent for file in files)} - {self.path}
         if not set(self.path.rglob("*")) <= files | folders:
             return
         with suppress(OSError):  # somebody may have put something there just now
@@ -105,7 +123,8 @@ class RunFolder:
             RunError: the folder holds a different experiment.
         """
         file = self.path / EXPERIMENT
-        if file.is_file():
+        self._experiment = experiment.id
+        if is_file(file):
             found = load_stored(file)
             if found.id != experiment.id:
                 raise RunError(
@@ -125,7 +144,7 @@ class RunFolder:
         try:
             replace_bytes(self.path / name, data)
         except OSError as error:
-            raise self._unwritable(self.path / name, error) from None
+            raise self.unwritable(self.path / name, error) from None
 
     def write_json(self, name: str, content: JsonFile | dict[str, Any]) -> None:
         """Replaces a JSON file."""
@@ -144,7 +163,7 @@ class RunFolder:
         try:
             replace_file(self.path / name, lambda aside: save_file(own, aside, metadata))
         except (OSError, SafetensorError) as error:
-            raise self._unwritable(self.path / name, error) from None
+            raise self.unwritable(self.path / name, error) from None
 
     # Records
 
@@ -155,11 +174,9 @@ class RunFolder:
             return
         self._written.add(self.path / name)
         try:
-            with (self.path / name).open("a", encoding="utf-8") as file:
-                file.write(text)
-                sync(file)
+            append_text(self.path / name, text)
         except OSError as error:
-            raise self._unwritable(self.path / name, error) from None
+            raise self.unwritable(self.path / name, error) from None
 
     def replace_rows(self, name: str, rows: Iterable[Row]) -> None:
         """Replaces a JSON-lines file."""
@@ -175,132 +192,127 @@ class RunFolder:
         for name in (METRICS, LEDGER):
             # As they are: what another version of this program wrote is kept whole.
             last = math.inf if keep_ledger and name == LEDGER else last_round
-            rows = read_rows(self.path / name) if last >= 0 else []
-            kept = [row for row in rows if row.get("round", 0) <= last]
-            layouts |= {row["id"] for row in kept if row.get("kind") == "layout"}
+            rows = read_rows(self.path / name) if last >= 0 else self._begun_again(name)
+            kept = [row for row in rows if _round_of(row, self.path / name) <= last]
+            layouts |= {str(row.get("id")) for row in kept if row.get("kind") == "layout"}
+            self._say_missing(name, kept, last_round)
             lines = (to_json(row, inf_nan_mode="null").decode() + "\n" for row in kept)
             self.replace(name, "".join(lines))
         return layouts
 
+    def _begun_again(self, name: str) -> list[dict[str, Any]]:
+        """Says so where rounds were recorded that no checkpoint knows."""
+        with suppress(RunError):  # a damaged file is dropped as well
+            rows = read_rows(self.path / name) if name == METRICS else []
+            if any(row.get("kind") == "round" for row in rows):
+                log.warning(
+                    "There is no checkpoint in %s, though rounds were recorded; it begins again",
+                    self.path,
+                )
+        return []
+
+    def _say_missing(self, name: str, rows: list[dict[str, Any]], last_round: int) -> None:
+        """Says which of the rounds that the checkpoint knows have no row."""
+        kind = "round" if name == METRICS else "message"
+        found = {row.get("round") for row in rows if row.get("kind") == kind}
+        missing = [round for round in range(1, last_round + 1) if round not in found]
+        if missing:
+            log.warning(
+                "%s lacks %d of the %d rounds that the checkpoint has (%s); the run goes on, and "
+                "its report will lack them, too",
+                self.path / name,
+                len(missing),
+                last_round,
+                _spans(missing),
+            )
+
     # Checkpoints
 
     def save_checkpoint(
-        self, state: State, memories: dict[int, Weights], changed: set[int]
+        self,
+        state: State,
+        memories: dict[int, Weights],
+        changed: set[int],
+        models: Mapping[str, str] | None = None,
     ) -> None:
-        """Writes the state after a round; the previous checkpoint stays until this one is whole.
+        """Writes the state after a round, see :meth:`Checkpoints.save`.
 
-        Args:
-            state: the server's state.
-            memories: what clients remember.
-            changed: clients whose memory differs from the previous checkpoint.
+        Models that no kept checkpoint names are removed then.
         """
-        files = dict(self._memory_files)
-        for id in sorted(changed):
-            files[id] = f"memory-{id}-{state.round}.safetensors"
-            self.write_tensors(f"checkpoint/{files[id]}", memories[id])
-        name = f"state-{state.round}.safetensors"
-        agreed = state.agreed
-        tensors = {f"weights/{key}": tensor for key, tensor in state.weights.items()}
-        tensors |= {f"extras/{key}": tensor for key, tensor in state.extras.items()}
-        tensors |= {
-            f"agreed/{key}": tensor for key, tensor in (agreed or Message()).tensors.items()
-        }
-        self.write_tensors(f"checkpoint/{name}", tensors)
-        scalars = None if agreed is None else agreed.scalars
-        content = {"round": state.round, "rounds": state.rounds, "state": name}
-        content |= {"agreed": scalars, "memories": files}
-        self.write_json("checkpoint/checkpoint.json", content)
-        self._memory_files = files
-        self._sweep({name, *files.values()})
-
-    def load_checkpoint(self) -> Checkpoint | None:
-        """Returns the last whole checkpoint, or None if there is none yet.
-
-        Raises:
-            RunError: a file of the checkpoint is missing or damaged.
-        """
-        index = self.path / "checkpoint" / "checkpoint.json"
-        if not index.is_file():
-            return None
         try:
-            content = json.loads(index.read_text(encoding="utf-8"))
-            tensors = load_file(index.parent / content["state"])
-            self._memory_files = {int(id): name for id, name in content["memories"].items()}
-            memories = {
-                id: load_file(index.parent / name) for id, name in self._memory_files.items()
-            }
-        except (OSError, SafetensorError, ValueError, KeyError) as error:
-            raise RunError(
-                f"the checkpoint in {self.path} is damaged ({error}); delete the folder"
-            ) from None
-        agreed = None
-        if content["agreed"] is not None:
-            agreed = Message(_under("agreed/", tensors), content["agreed"])
-        state = State(
-            _under("weights/", tensors),
-            _under("extras/", tensors),
-            agreed,
-            content["round"],
-            content.get("rounds", 0),
-        )
-        return Checkpoint(state, memories)
-
-    def _sweep(self, keep: set[str]) -> None:
-        for file in (self.path / "checkpoint").iterdir():
-            if file.name not in keep and file.name != "checkpoint.json":
+            self._checkpoints.save(state, memories, changed, self._experiment, models or {})
+        except OSError as error:
+            raise self.unwritable(self.path / CHECKPOINTS, error) from None
+        for file in (self.path / MODELS).glob("*.safetensors"):
+            if file.name not in self._checkpoints.models:
                 with suppress(OSError):
                     file.unlink()
 
-    def _unwritable(self, path: Path, error: Exception) -> RunError:
+    def load_checkpoint(self) -> Checkpoint | None:
+        """Returns the last whole checkpoint, or None, see :meth:`Checkpoints.load`."""
+        return self._checkpoints.load()
+
+    def unwritable(self, path: Path, error: Exception) -> RunError:
+        """Returns what to raise where a file of the run cannot be written."""
         full = isinstance(error, OSError) and error.errno == errno.ENOSPC
         full = full or "No space left" in str(error)
         remedy = "free some space" if full else "check the path and its permissions"
-        what = "the disk is full" if full else str(error)
+        what = "the disk is full" if full else why(error)
         return RunError(
             f"cannot write {path}: {what}; {remedy}, then `feddg resume {self.path}` goes on "
             "from the last completed round"
         )
 
 
+def check_identity(folder: Path, experiment: Experiment) -> None:
+    """Compares the experiment in a folder with the ids in the folder's name and checkpoint.
+
+    Args:
+        folder: the run's; a name that ends in no id says nothing.
+        experiment: as it is read from the folder.
+
+    Raises:
+        RunError: somebody changed the one or the other.
+    """
+    if was_mended(folder / EXPERIMENT):
+        return
+    named = re.search(r"-([0-9a-f]{8})(\.\d+)?$", folder.resolve().name)
+    found = {"name": named and named[1], "checkpoint": _trained(folder)}
+    known = (experiment.id, *experiment.earlier_ids)
+    for where, id in found.items():
+        if id and id not in known:
+            raise RunError(
+                f"{folder / EXPERIMENT} says experiment {experiment.id}, but the folder's {where} "
+                f"is of {id}: one of them was changed. Put it back; for another experiment, "
+                f"`feddg run {EXPERIMENT}` makes a folder of its own"
+            )
+
+
+def _trained(folder: Path) -> str | None:
+    try:
+        index = CheckpointIndex.read(folder / CHECKPOINTS / NEWEST)
+    except RunError:  # it is damaged; that is said when it is loaded
+        return None
+    return index.experiment if index else None
+
+
+def _round_of(row: dict[str, Any], path: Path) -> int:
+    round = row.get("round", 0)
+    if isinstance(round, int):
+        return round
+    raise RunError(f"{path} is damaged: 'round' is {round!r}, not a whole number.")
+
+
+def _spans(rounds: list[int]) -> str:
+    """Returns ascending rounds as text: ``1-3, 7``."""
+    spans: list[list[int]] = []
+    for round in rounds:
+        if spans and spans[-1][-1] == round - 1:
+            spans[-1] = [spans[-1][0], round]
+        else:
+            spans.append([round])
+    return ", ".join("-".join(map(str, span)) for span in spans)
+
+
 def _lines(rows: Iterable[Row]) -> str:
     return "".join(row.to_json() + "\n" for row in rows)
-
-
-def _under(prefix: str, tensors: Weights) -> Weights:
-    return {
-        name.removeprefix(prefix): tensor
-        for name, tensor in tensors.items()
-        if name.startswith(prefix)
-    }
-
-
-def checkpoint_weights(folder: Path) -> Weights:
-    """Returns the global weights in a run folder's checkpoint; only reads.
-
-    Raises:
-        RunError: there is no whole checkpoint.
-    """
-    index = folder / "checkpoint" / "checkpoint.json"
-    try:
-        name = json.loads(index.read_text(encoding="utf-8"))["state"]
-        with safe_open(index.parent / name, framework="pt") as file:
-            names = [key for key in file.keys() if key.startswith("weights/")]  # noqa: SIM118
-            return {key.removeprefix("weights/"): file.get_tensor(key) for key in names}
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise RunError(f"{folder} holds no whole checkpoint ({error})") from None
-
-
-def checkpoint_memories(folder: Path) -> dict[int, Weights]:
-    """Returns what clients remember in a run folder's checkpoint, by id; only reads.
-
-    It is empty where clients remember nothing, or keep it to themselves on a network.
-
-    Raises:
-        RunError: there is no whole checkpoint.
-    """
-    index = folder / "checkpoint" / "checkpoint.json"
-    try:
-        files = json.loads(index.read_text(encoding="utf-8"))["memories"]
-        return {int(id): load_file(index.parent / name) for id, name in files.items()}
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise RunError(f"{folder} holds no whole checkpoint ({error})") from None

@@ -13,14 +13,17 @@ from feddg.federation.turns import load_weights
 from feddg.methods.base import Method, local_names
 from feddg.models.network import Network
 from feddg.models.precision import choose_device
-from feddg.runs.folder import EXPERIMENT, checkpoint_memories, checkpoint_weights
+from feddg.runs.checkpoints import checkpoint_memories
+from feddg.runs.folder import EXPERIMENT
+from feddg.runs.kept_models import kept_weights, served_rule
 from feddg.runs.prepare import build
 from feddg.runs.reading import read_run
+from feddg.runs.selection_rules import find_rule
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What a run has learned by its last completed round.
+    """A model that a run has learned.
 
     Attributes:
         experiment: the run's.
@@ -28,6 +31,8 @@ class Trained:
         network: holds the global weights, in eval mode.
         parts: what is kept beside it.
         class_names: in the order of the logits.
+        which: the selection rule whose model it is, as ``load_model`` takes it.
+        round: the round it is from; that of its last model for a mean.
     """
 
     experiment: Experiment
@@ -35,6 +40,8 @@ class Trained:
     network: Network
     parts: Parts
     class_names: tuple[str, ...]
+    which: str = "final"
+    round: int = 0
 
     def predictor(self, adapt: str | None = None) -> nn.Module:
         """Returns the model that predicts: the method's own, or one under an adaptation.
@@ -46,13 +53,14 @@ class Trained:
         return model if adapt is None else adapted(model, adapt, self.parts)
 
 
-def load_trained(folder: Path | str, device: str = "cpu") -> Trained:
-    """Returns what the run in ``folder`` has learned.
+def load_trained(folder: Path | str, device: str = "cpu", which: str | None = None) -> Trained:
+    """Returns what the run in ``folder`` has learned; see :func:`load_model`.
 
     Raises:
-        RunError: the folder holds no model.
+        RunError: the folder holds no model, or none by that rule.
     """
     path = Path(folder)
+    asked = None if which is None else find_rule(which)
     clients = read_run(path).clients
     if clients is None:
         raise RunError(f"{path} stopped before training began: there is no model in it")
@@ -62,7 +70,9 @@ def load_trained(folder: Path | str, device: str = "cpu") -> Trained:
         update={"model": experiment.model.model_copy(update={"weights": None})}
     )
     method, network = build(bare, len(clients.classes))
-    load_weights(network, checkpoint_weights(path))
+    rule = asked or served_rule(path)
+    weights, round = kept_weights(path, rule)
+    load_weights(network, weights)
     local = local_names(method, network)
     own = {
         id: {name: tensor for name, tensor in memory.items() if name in local}
@@ -70,17 +80,26 @@ def load_trained(folder: Path | str, device: str = "cpu") -> Trained:
     }
     parts = Parts({id: part for id, part in own.items() if part}, experiment.seed)
     network.to(choose_device(device)).eval()
-    return Trained(experiment, method, network, parts, tuple(clients.classes))
+    names = tuple(clients.classes)
+    return Trained(experiment, method, network, parts, names, rule.model, round)
 
 
-def load_model(folder: Path | str, device: str = "cpu", adapt: str | None = None) -> nn.Module:
-    """Returns the global model of a run's last completed round, in eval mode.
+def load_model(
+    folder: Path | str,
+    device: str = "cpu",
+    adapt: str | None = None,
+    which: str | None = None,
+) -> nn.Module:
+    """Returns a run's global model, by default the one it serves, in eval mode.
 
     Args:
         folder: the run folder.
         device: where the model goes.
         adapt: a test-time adaptation, such as ``iabn`` or ``fixed:alpha=0.3``; none for the
             method's own way to predict. See :mod:`feddg.evaluation.adaptation`.
+        which: the model by a selection rule: ``final``, ``tail``, ``ema``, ``best_in_domain``,
+            ``best_held_out`` or ``interpolated``; by default what ``server.serve`` and
+            ``server.interpolate`` of the experiment say.
 
     Returns:
         A module that maps RGB images in [0, 1], ``(B, 3, H, W)`` at the run's image size, to
@@ -88,10 +107,10 @@ def load_model(folder: Path | str, device: str = "cpu", adapt: str | None = None
         it has ``reset()``, to be called before images of another domain.
 
     Raises:
-        RunError: the folder holds no model.
+        RunError: the folder holds no model, or none by that rule.
         AdaptationError: the adaptation is unknown, or the model lacks what it needs.
     """
-    trained = load_trained(folder, device)
+    trained = load_trained(folder, device, which)
     model = trained.predictor(adapt)
     model.class_names = trained.class_names  # type: ignore[assignment]
     return model

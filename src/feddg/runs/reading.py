@@ -7,16 +7,15 @@ written yet is ``None`` or empty, and a last line that was cut off is left out.
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-import yaml
-
 from feddg.errors import RunError
-from feddg.row_files import Row, RowFile, read_text
+from feddg.files import entries, is_file, read_text
+from feddg.row_files import Row, RowFile
 from feddg.rows import (
     LEDGER_ROWS,
     METRICS_ROWS,
@@ -32,10 +31,10 @@ from feddg.rows import (
     client_name,
 )
 from feddg.runs.evaluations import Evaluations
+from feddg.yaml_text import parse_fields
 
 EXPERIMENT_FILE: Final = "experiment.yaml"
 
-_YamlLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _PLAIN_ROWS = RowFile[dict[str, Any]](dict[str, Any])
 _R = TypeVar("_R", bound=Row)
 
@@ -84,7 +83,10 @@ class RunRecord:
     @cached_property
     def experiment(self) -> dict[str, Any]:
         """The resolved experiment, nested as in ``experiment.yaml``."""
-        return _parse_mapping(self.folder / EXPERIMENT_FILE, self.experiment_text, _parse_yaml)
+        try:
+            return parse_fields(self.experiment_text)
+        except ValueError as error:
+            raise RunError(f"{self.folder / EXPERIMENT_FILE} is damaged: it {error}.") from None
 
     @cached_property
     def environment(self) -> dict[str, Any]:
@@ -178,7 +180,7 @@ class RunRecord:
         """The pictures of the run with their captions, in the order of the captions file."""
         folder = self.folder / "figures"
         captions = _read_optional(folder / "captions.json") or {}
-        files = sorted(path.name for path in folder.glob("*.png"))
+        files = sorted(path.name for path in folder.glob("*.png") if path.is_file())
         ordered = [name for name in captions if name in files]
         ordered += [name for name in files if name not in captions]
         return [(folder / name, str(captions.get(name, ""))) for name in ordered]
@@ -186,7 +188,7 @@ class RunRecord:
 
 def is_run(folder: Path) -> bool:
     """Whether a folder is a run folder."""
-    return (folder / EXPERIMENT_FILE).is_file()
+    return is_file(folder / EXPERIMENT_FILE)
 
 
 def read_run(folder: Path) -> RunRecord:
@@ -206,7 +208,9 @@ def read_run(folder: Path) -> RunRecord:
         return RunRecord(folder)
     if not folder.is_dir():
         raise RunError(f"There is no run folder {folder}. Check the path.")
-    inside = sum(is_run(path) for path in folder.iterdir())
+    inside = sum(
+        (folder / entry.name / EXPERIMENT_FILE).is_file() for entry in entries(folder, RunError)
+    )
     hint = (
         f"It holds {inside} run folder{'s' if inside > 1 else ''}: name one of them."
         if inside
@@ -231,19 +235,13 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return _PLAIN_ROWS.read(path)
 
 
-def _parse_yaml(text: str) -> Any:
-    return yaml.load(text, Loader=_YamlLoader)
-
-
-def _parse_mapping(path: Path, text: str, parse: Callable[[str], Any]) -> dict[str, Any]:
+def _read_optional(path: Path) -> dict[str, Any] | None:
+    if not is_file(path):
+        return None
     try:
-        content = parse(text)
-    except (ValueError, yaml.YAMLError) as error:
+        content = json.loads(read_text(path))
+    except (ValueError, RecursionError) as error:
         raise RunError(f"{path} is damaged: {error}.") from error
     if not isinstance(content, dict):
         raise RunError(f"{path} is damaged: a mapping of names to values was expected.")
     return content
-
-
-def _read_optional(path: Path) -> dict[str, Any] | None:
-    return _parse_mapping(path, read_text(path), json.loads) if path.is_file() else None

@@ -1,16 +1,18 @@
-"""The rules that choose the round whose model counts; none of them looks at the test split.
+"""The rules that choose the model that counts; none of them looks at the test split.
 
-A new rule is one definition here, or in another package under the entry-point group
-``feddg.selection_rules``: tables, pages, plans and ``summary.json`` find it by themselves.
+A rule chooses a round, and which weights of that round: those the federation trained, or a mean
+over rounds that it keeps beside them. A new rule is one definition here, or in another package
+under the entry-point group ``feddg.selection_rules``: tables, pages, plans, ``summary.json`` and
+``load_model(which=...)`` find it by themselves.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from feddg.errors import RunError
 from feddg.registry import Registry
-from feddg.rows import ID_VAL, VAL
+from feddg.rows import EMA, ID_VAL, INTERPOLATED, LAST, TAIL, VAL
 from feddg.runs.evaluations import Evaluations
 
 Measure = Callable[[Evaluations, int | None, str], float | None]
@@ -18,7 +20,7 @@ Measure = Callable[[Evaluations, int | None, str], float | None]
 
 @dataclass(frozen=True, slots=True)
 class SelectionRule:
-    """A named way to choose the round whose model counts.
+    """A named way to choose the model that counts.
 
     Attributes:
         name: how tables and plans call it.
@@ -26,6 +28,9 @@ class SelectionRule:
         choose: from evaluations to a round, or None when the needed split was not evaluated.
         split: the split that decides, or None where the decision needs no accuracy.
         measure: the accuracy of a split once the round is chosen; that of the round by default.
+        which: how ``load_model`` and model files call it; its key if empty.
+        weights: the weights of the chosen round that count, as in an evaluation's row.
+        optional: tables leave it out where no run has evaluated its weights.
     """
 
     name: str
@@ -33,6 +38,14 @@ class SelectionRule:
     choose: Callable[[Evaluations], int | None]
     split: str | None = None
     measure: Measure = Evaluations.accuracy
+    which: str = ""
+    weights: str = LAST
+    optional: bool = False
+
+    @property
+    def model(self) -> str:
+        """How ``load_model`` and model files call it."""
+        return self.which or self.key
 
 
 SELECTION_RULES: Final = Registry[SelectionRule](
@@ -41,8 +54,31 @@ SELECTION_RULES: Final = Registry[SelectionRule](
 
 
 def add_rule(rule: SelectionRule) -> SelectionRule:
-    """Registers a rule under its name and its key, and returns it."""
-    return SELECTION_RULES.add(rule.name, rule, (rule.key,))
+    """Registers a rule under its name and what else it is called, and returns it."""
+    return SELECTION_RULES.add(rule.name, rule, tuple(dict.fromkeys((rule.key, rule.model))))
+
+
+def find_rule(which: str) -> SelectionRule:
+    """Returns the rule whose model is called ``which``, by any of its names.
+
+    Raises:
+        RunError: there is none; says which there are.
+    """
+    for rule in SELECTION_RULES.values():
+        if which in (rule.model, rule.key, rule.name):
+            return rule
+    known = ", ".join(rule.model for rule in SELECTION_RULES.values())
+    raise RunError(f"no selection rule is called {which!r}; which= takes one of: {known}")
+
+
+def rules_for(runs: Iterable[Evaluations]) -> list[SelectionRule]:
+    """Returns the rules that tables of these runs show: optional ones where a run follows them."""
+    found = list(runs)
+    return [
+        rule
+        for rule in SELECTION_RULES.values()
+        if not rule.optional or any(rule.choose(evaluations) is not None for evaluations in found)
+    ]
 
 
 def final_round(evaluations: Evaluations) -> int | None:
@@ -68,10 +104,33 @@ def _best_round(evaluations: Evaluations, split: str) -> int | None:
     return max(trained, key=lambda r: (trained[r], -r), default=None)
 
 
+def _rule_of_weights(name: str, weights: str) -> SelectionRule:
+    """Returns the rule that the named weights count, as they are after the last round."""
+    parts: dict[str, Any] = {"which": weights, "weights": weights, "optional": True}
+    return SelectionRule(
+        name,
+        weights,
+        lambda evaluations: final_round(evaluations.of(weights)),
+        measure=lambda evaluations, round, split: evaluations.of(weights).accuracy(round, split),
+        **parts,
+    )
+
+
 FINAL: Final = add_rule(SelectionRule("Final round", "final", final_round))
+TAIL_MEAN: Final = add_rule(_rule_of_weights("Mean of the tail", TAIL))
+EMA_MEAN: Final = add_rule(_rule_of_weights("Exponential mean", EMA))
 BEST_IN_DOMAIN: Final = add_rule(
-    SelectionRule("Best in-domain validation", "best_by_id_val", best_in_domain, ID_VAL)
+    SelectionRule(
+        "Best in-domain validation",
+        "best_by_id_val",
+        best_in_domain,
+        ID_VAL,
+        which="best_in_domain",
+    )
 )
 BEST_HELD_OUT: Final = add_rule(
-    SelectionRule("Best held-out validation", "best_by_val", best_held_out, VAL)
+    SelectionRule(
+        "Best held-out validation", "best_by_val", best_held_out, VAL, which="best_held_out"
+    )
 )
+INTERPOLATION: Final = add_rule(_rule_of_weights("Interpolated", INTERPOLATED))

@@ -46,7 +46,7 @@ def _chosen(record: RunRecord, rule: SelectionRule) -> dict[str, Any] | None:
         return None
     scores: dict[str, Any] = {"round": round}
     for split in SPLITS:
-        rows = record.evaluations.at(round, split)
+        rows = record.evaluations.of(rule.weights).at(round, split)
         if rows:
             scores[split] = {
                 "accuracy": rule.measure(record.evaluations, round, split),

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from sklearn.manifold import TSNE
 from torch import Tensor, nn
@@ -24,19 +25,15 @@ from feddg.errors import RunError
 from feddg.experiment import Experiment, load_stored
 from feddg.federation.inprocess import InProcess
 from feddg.federation.turns import load_weights
-from feddg.files import replace_text
+from feddg.files import is_file, replace_text, why
 from feddg.messages import Message, Update, Weights
 from feddg.methods.base import Method, State
 from feddg.methods.catalogue import title_of
 from feddg.methods.showing import Redraws
 from feddg.randomness import stream
 from feddg.rows import client_name
-from feddg.runs.folder import (
-    EXPERIMENT,
-    SNAPSHOTS,
-    RunFolder,
-    checkpoint_weights,
-)
+from feddg.runs.checkpoints import checkpoint_weights
+from feddg.runs.folder import EXPERIMENT, SNAPSHOTS, RunFolder
 from feddg.runs.prepare import Images, Progress, build, build_worker, cache_folder, load_images
 from feddg.runs.reading import read_run
 from feddg.runs.same_images import ImagesNow, check_images
@@ -102,12 +99,15 @@ def analyse(
     }
     path = Path(folder) / ANALYSES
     text = json.dumps(content)
-    replace_text(path, text)
+    try:
+        replace_text(path, text)
+    except OSError as error:
+        raise RunError(f"Cannot write {path}: {why(error)}.") from None
     return path
 
 
 def _subject(folder: Path, cache: Path, progress: Progress) -> _Subject:
-    if not (folder / EXPERIMENT).is_file():
+    if not is_file(folder / EXPERIMENT):
         raise RunError(f"{folder} holds no run: there is no {EXPERIMENT} in it")
     experiment = load_stored(folder / EXPERIMENT)
     with RunFolder(folder) as opened:
@@ -162,8 +162,14 @@ def _features(subject: _Subject, folder: Path, progress: Progress) -> dict[str, 
 
 def snapshots(folder: Path) -> dict[int, Weights]:
     """Returns the global weights that a run kept of earlier rounds, by round."""
-    files = (folder / SNAPSHOTS).glob("round-*.safetensors")
-    return {int(file.stem.removeprefix("round-")): load_file(file) for file in sorted(files)}
+    found: dict[int, Weights] = {}
+    for file in sorted((folder / SNAPSHOTS).glob("round-*.safetensors")):
+        try:
+            if is_file(file):
+                found[int(file.stem.removeprefix("round-"))] = load_file(file)
+        except (OSError, SafetensorError, ValueError) as error:
+            raise RunError(f"{file} is damaged: {why(error)}. Delete it, or run again.") from None
+    return found
 
 
 def _some_of_each_domain(subject: _Subject) -> numpy.ndarray:

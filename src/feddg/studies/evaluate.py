@@ -44,6 +44,7 @@ def evaluate_run(
     batch_size: int = 64,
     personal: bool = False,
     alphas: bool = False,
+    which: str | None = None,
     cache: Path | None = None,
     progress: Progress = lambda what, done, total: None,
 ) -> Adaptations:
@@ -57,22 +58,25 @@ def evaluate_run(
         batch_size: images per batch; it matters to those that need a batch or a stream.
         personal: whether to measure each client's domain under the client's own statistics too.
         alphas: whether to write how much each layer adapts to each image, ``alphas.csv``.
+        which: the model by a selection rule, as in :func:`feddg.load_model`; by default what the
+            run serves.
         cache: folder of decoded pixels; the user's cache by default.
         progress: is told how decoding goes on.
 
     Raises:
         AdaptationError: an adaptation asked for by name is unknown or does not suit the model.
-        RunError: the folder holds no model, or its images are not those it was begun with.
+        RunError: the folder holds no model, or none by that rule, or its images are not those it
+            was begun with.
     """
     path = Path(folder)
     wanted = list(ADAPTATIONS if adaptations is None else adaptations)
     for spelling in wanted:
         read(spelling)
-    trained = load_trained(path)
+    trained = load_trained(path, which=which)
     check_images(path, lambda: ImagesNow(cache or cache_folder())(trained.experiment))
-    round = read_run(path).rounds_done
-    found, refused = _known(path, round, batch_size), {}
-    measure = _Measurement(path, trained, round, batch_size, cache, progress)
+    about = (trained.round, batch_size, trained.which)
+    found, refused = _known(path, about), {}
+    measure = _Measurement(path, trained, batch_size, cache, progress)
     for spelling in wanted:
         if spelling in found:
             continue
@@ -84,7 +88,7 @@ def evaluate_run(
             refused[spelling] = str(error)
     if personal and OWN not in found:
         found[OWN] = list(measure.personal())
-    new = {(name, round, batch_size) for name in found}
+    new = {(name, *about) for name in found}
     kept = [row for row in read_adapted(path) if row.key not in new]
     scores = [score for rows in found.values() for score in rows]
     with RunFolder(path) as open_folder:
@@ -95,10 +99,10 @@ def evaluate_run(
     return Adaptations([score for name in asked for score in found.get(name, [])], refused)
 
 
-def _known(path: Path, round: int, batch_size: int) -> dict[str, list[AdaptationRow]]:
+def _known(path: Path, about: tuple[int, int, str]) -> dict[str, list[AdaptationRow]]:
     known: dict[str, list[AdaptationRow]] = {}
     for row in read_adapted(path):
-        if row.key == (row.adaptation, round, batch_size):
+        if row.key == (row.adaptation, *about):
             known.setdefault(row.adaptation, []).append(row)
     return known
 
@@ -110,12 +114,11 @@ class _Measurement:
         self,
         path: Path,
         trained: Trained,
-        round: int,
         batch_size: int,
         cache: Path | None,
         progress: Callable[[str, int, int], None],
     ) -> None:
-        self._path, self._trained, self._round = path, trained, round
+        self._path, self._trained = path, trained
         self._batch_size, self._cache, self._progress = batch_size, cache, progress
         self._evaluation: Evaluation | None = None
 
@@ -161,7 +164,8 @@ class _Measurement:
     def _row(self, name: str, score: Score, client: int | None = None) -> AdaptationRow:
         return AdaptationRow(
             adaptation=name,
-            round=self._round,
+            round=self._trained.round,
+            which=self._trained.which,
             batch_size=self._batch_size,
             split=score.split,
             domain=score.domain,

@@ -10,6 +10,7 @@ from torch import Tensor
 from feddg.data.decoding import UnusableImageError, decode_image, quiet_pillow
 from feddg.data.images import IMAGE_SUFFIXES
 from feddg.errors import DataError
+from feddg.files import entries, is_file, replace_file, why
 from feddg.styles.codec import load_codec, transfer
 from feddg.styles.interpolate import client_style
 from feddg.styles.statistics import measure
@@ -50,19 +51,22 @@ def redraw_files(
     together = torch.zeros(len(examples), dtype=torch.int64)
     target = client_style(measure(chosen, examples), together)
     redrawn = transfer(chosen, contents, target.float(), strength)
-    out.mkdir(parents=True, exist_ok=True)
     written = [out / f"{file.stem}.png" for file in files]
-    for path, image in zip(written, redrawn):
-        Image.fromarray(image.permute(1, 2, 0).numpy()).save(path)
+    try:
+        for path, image in zip(written, redrawn):
+            _write_png(path, Image.fromarray(image.permute(1, 2, 0).numpy()))
+    except OSError as error:
+        raise DataError(f"Cannot write into {out}: {why(error)}.") from None
     return written
+
+
+def _write_png(path: Path, image: Image.Image) -> None:
+    replace_file(path, lambda aside: image.save(aside, "PNG"))
 
 
 def _decoded(path: Path, size: int) -> tuple[list[Path], Tensor]:
     """Returns the image files at ``path`` and their pixels, uint8 ``(N, 3, size, size)``."""
-    if not path.exists():
-        raise DataError(f"{path} does not exist; name an image or a folder of images")
-    inside = sorted(path.iterdir()) if path.is_dir() else [path]
-    files = [file for file in inside if file.suffix.lower() in IMAGE_SUFFIXES]
+    files = _image_files(path)
     if not files:
         raise DataError(
             f"there is no image in {path}; known endings: {', '.join(sorted(IMAGE_SUFFIXES))}"
@@ -70,6 +74,16 @@ def _decoded(path: Path, size: int) -> tuple[list[Path], Tensor]:
     with quiet_pillow():
         pixels = [torch.from_numpy(_decode(file, size)) for file in files]
     return files, torch.stack(pixels).permute(0, 3, 1, 2).contiguous()
+
+
+def _image_files(path: Path) -> list[Path]:
+    if path.is_dir():
+        inside = [path / entry.name for entry in entries(path, DataError)]
+    elif is_file(path, DataError):
+        inside = [path]
+    else:
+        raise DataError(f"{path} does not exist; name an image or a folder of images")
+    return [file for file in inside if file.suffix.lower() in IMAGE_SUFFIXES]
 
 
 def _decode(file: Path, size: int) -> numpy.ndarray:

@@ -103,11 +103,10 @@ def measure(codec: Codec, images: Tensor, batch_size: int | None = None) -> Feat
     Returns:
         One row per image, on the CPU.
     """
-    parameter = next(codec.parameters())
-    batch_size = batch_size or images_at_once(images, parameter.device)
+    batch_size = batch_size or images_at_once(images, codec.unit.device)
     with torch.inference_mode():
         parts = [
-            image_moments(codec.style_features(part.to(parameter) / 255))
+            image_moments(codec.style_features(codec.prepared(part)))
             for part in torch.split(images, batch_size)
         ]
     # Outside inference mode: what is made inside may not enter a training step.

@@ -29,7 +29,7 @@ from feddg.settings import Settings
 
 
 @dataclass(frozen=True)
-class Facts:
+class WeightFacts:
     """What both sides know of the weights.
 
     Attributes:
@@ -54,14 +54,14 @@ class Passage:
         scratch: anything until the round ends.
     """
 
-    facts: Facts
+    facts: WeightFacts
     sent: Weights
     told: Message
     memory: Weights
     scratch: dict[str, Any] = field(default_factory=dict)
 
 
-class NoSettings(Settings):
+class NoGuardSettings(Settings):
     """For guards that have none."""
 
 
@@ -79,7 +79,7 @@ class Guard:
 
     name: ClassVar[str]
     summary: ClassVar[str] = ""
-    Settings: ClassVar[type[BaseModel]] = NoSettings
+    Settings: ClassVar[type[BaseModel]] = NoGuardSettings
     breaks: ClassVar[dict[str, str]] = {}
     fuses: ClassVar[bool] = False
 
@@ -112,7 +112,9 @@ class Guard:
         """Returns what this round's clients are told."""
         return Message()
 
-    def protect(self, update: Update, received: Weights, told: Message, facts: Facts) -> Update:
+    def protect(
+        self, update: Update, received: Weights, told: Message, facts: WeightFacts
+    ) -> Update:
         """At the client: returns the update as it may leave.
 
         Args:

@@ -1,0 +1,165 @@
+"""The models that a run folder keeps: the best by each rule, and how any of them is found again.
+
+The last round's weights and the means over rounds are in the checkpoint. What else counts lies in
+``models/``, one safetensors file per chosen round, however many rules choose it. A file is written
+before the checkpoint that names it, and removed after one that does not: a process killed at any
+moment leaves what its last whole checkpoint knows.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from feddg.errors import RunError
+from feddg.experiment import Experiment, load_stored
+from feddg.federation.served import MEANS, Means, prefix_of
+from feddg.messages import Weights
+from feddg.methods.base import Method, State
+from feddg.models.network import Network
+from feddg.rows import ID_VAL, INTERPOLATED, LAST, VAL, EvaluationRow, MetricsRow
+from feddg.runs.checkpoints import checkpoint_weights, newest_index
+from feddg.runs.evaluations import Evaluations
+from feddg.runs.folder import EXPERIMENT, MODELS, RunFolder
+from feddg.runs.reading import RunRecord, read_run
+from feddg.runs.selection_rules import FINAL, SELECTION_RULES, SelectionRule, find_rule
+
+START = "start"
+"""What the index calls the weights that the training of the whole network started from."""
+
+
+class KeptModels:
+    """Writes the models that rules choose, as a run goes on.
+
+    Args:
+        folder: the run's.
+        files: by rule, the files that the checkpoint names.
+        rows: the evaluations so far.
+    """
+
+    def __init__(
+        self, folder: RunFolder, files: Mapping[str, str], rows: Sequence[EvaluationRow]
+    ) -> None:
+        self._folder, self._rows = folder, list(rows)
+        self.files = dict(files)
+
+    def take_in(self, state: State, rows: Sequence[MetricsRow]) -> Mapping[str, str]:
+        """Keeps the model of a completed round if a rule chooses it.
+
+        Args:
+            state: that of the round.
+            rows: the round's.
+
+        Returns:
+            All files that are kept now, by rule; for the checkpoint.
+        """
+        new = [row for row in rows if isinstance(row, EvaluationRow)]
+        if new:
+            self._rows += new
+            evaluations = Evaluations(self._rows)
+            for rule in SELECTION_RULES.values():
+                if rule.weights == LAST and rule.model != FINAL.model:
+                    self._choose(rule.model, rule.choose(evaluations), state)
+        return self.files
+
+    def _choose(self, name: str, round: int | None, state: State) -> None:
+        file = f"round-{round}.safetensors"
+        if round == state.round:
+            self.keep(name, file, state.weights)
+        elif file in self.files.values():
+            self.files[name] = file
+        else:  # chosen by a run that kept no models yet, or not at all
+            self.files.pop(name, None)
+
+    def keep(self, name: str, file: str, weights: Weights) -> None:
+        """Writes weights to a file and has the next checkpoint name it."""
+        if file not in self.files.values():
+            self._folder.write_tensors(f"{MODELS}/{file}", weights)
+        self.files[name] = file
+
+    def read(self, name: str) -> Weights:
+        """Returns the weights of a kept model."""
+        return _read(self._folder.path, self.files[name])
+
+    def drop(self, name: str) -> None:
+        """Has the next checkpoint forget a model."""
+        self.files.pop(name, None)
+
+
+def means_of(experiment: Experiment, method: Method, network: Network) -> Means:
+    """Returns what keeps the means over rounds that an experiment serves or measures."""
+    serve, kept = experiment.server.serve, experiment.evaluate.averages != "never"
+    wanted = [mean for mean in MEANS if kept or mean == serve]
+    return Means(method, network, experiment.server, wanted)
+
+
+# Finding a model again
+
+
+def served_rule(folder: Path) -> SelectionRule:
+    """Returns the rule whose model a run serves: what ``server`` in its experiment says."""
+    if INTERPOLATED in _files(folder):
+        return find_rule(INTERPOLATED)
+    serve = load_stored(folder / EXPERIMENT).server.serve
+    # Until the tail begins, the last weights are served in its place.
+    return FINAL if serve == LAST or not _mean(folder, serve) else find_rule(serve)
+
+
+def kept_weights(folder: Path, rule: SelectionRule) -> tuple[Weights, int]:
+    """Returns the weights that a rule chooses of a run, and the round they are from; only reads.
+
+    Raises:
+        RunError: there is no checkpoint, or no model by this rule; says why.
+    """
+    if rule.model == FINAL.model:
+        return checkpoint_weights(folder), _round(folder)
+    if rule.weights in MEANS:
+        mean = _mean(folder, rule.weights)
+        if not mean:
+            raise RunError(_no_mean(folder, rule))
+        return checkpoint_weights(folder) | mean, _round(folder)
+    files = _files(folder)
+    if rule.model not in files:
+        raise RunError(_no_model(read_run(folder), rule))
+    round = rule.choose(read_run(folder).evaluations)
+    return _read(folder, files[rule.model]), _round(folder) if round is None else round
+
+
+def _no_mean(folder: Path, rule: SelectionRule) -> str:
+    experiment = load_stored(folder / EXPERIMENT)
+    kept = experiment.evaluate.averages != "never" or experiment.server.serve == rule.weights
+    if not kept:
+        return f"{folder} keeps no {rule.model!r} model: its evaluate.averages is never"
+    return (
+        f"{folder} keeps no {rule.model!r} model after round {_round(folder)} of "
+        f"{experiment.train.rounds}: the mean has not begun, or the run was made by a version that "
+        "kept none"
+    )
+
+
+def _no_model(run: RunRecord, rule: SelectionRule) -> str:
+    start = f"{run.folder} has no {rule.model!r} model: "
+    if rule.weights == INTERPOLATED:
+        return start + "that takes server.interpolate, and the run's last round"
+    round = rule.choose(run.evaluations)
+    if round is not None:
+        return start + f"the rule chooses round {round}, whose weights this run did not keep"
+    needed = {
+        ID_VAL: "no in-domain validation images were measured (data.id_val sets some aside)",
+        VAL: "no held-out validation domain was measured (hold_out.val names one)",
+    }
+    return start + needed.get(rule.split or "", "the rule chooses no round yet")
+
+
+def _mean(folder: Path, mean: str) -> Weights:
+    return checkpoint_weights(folder, f"extras/{prefix_of(mean)}")
+
+
+def _round(folder: Path) -> int:
+    return newest_index(folder).round
+
+
+def _files(folder: Path) -> dict[str, str]:
+    return dict(newest_index(folder).models)
+
+
+def _read(folder: Path, file: str) -> Weights:
+    return newest_index(folder).load_model(folder / MODELS, file)

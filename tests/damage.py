@@ -1,0 +1,179 @@
+"""Cases of damage: what is wrong, and what happens then. The page in ``docs`` is made from them."""
+
+import os
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy
+from PIL import Image
+
+from feddg.experiment import Experiment
+from feddg.runs.execute import run
+
+ROUNDS, SIZE = 3, 8
+PAGE = Path(__file__).parent.parent / "docs" / "security_cases.md"
+
+
+@dataclass(frozen=True)
+class Original:
+    """A finished run with its images and caches, to be copied and damaged."""
+
+    images: Path
+    cache: Path
+    folder: Path
+
+    @classmethod
+    def made(cls, root: Path) -> "Original":
+        """Trains for a second."""
+        images = draw_images(root / "images")
+        experiment = Experiment(
+            data={"root": images, "image_size": SIZE, "id_val": 0, "id_test": 0},
+            hold_out="c",
+            method="scaffold",  # its clients remember something
+            clients=2,
+            model={"backbone": "cnn", "weights": None},
+            train={"rounds": ROUNDS, "local_steps": 1, "batch_size": 4},
+            evaluate={"every": ROUNDS},
+            device="cpu",
+        )
+        done = run(experiment, root / "runs", cache=root / "cache")
+        return cls(images, root / "cache", done.folder)
+
+
+class Place:
+    """Where one case is played: copies of the original, made when they are asked for."""
+
+    def __init__(self, root: Path, original: Original) -> None:
+        self.root, self.original, self.cache = root, original, original.cache
+
+    @property
+    def finished(self) -> Path:
+        """A copy of the finished run."""
+        folder = self.root / "runs" / self.original.folder.name
+        if not folder.exists():
+            shutil.copytree(self.original.folder, folder)
+        return folder
+
+    @property
+    def run(self) -> Path:
+        """A copy of the run without its end."""
+        (self.finished / "summary.json").unlink(missing_ok=True)
+        return self.finished
+
+    @property
+    def images(self) -> Path:
+        """A copy of the images."""
+        folder = self.root / "images"
+        if not folder.exists():
+            shutil.copytree(self.original.images, folder)
+        return folder
+
+    def file(self, name: str, content: str | bytes) -> Path:
+        """A file with some content."""
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return path
+
+
+@dataclass(frozen=True)
+class Case:
+    """One case.
+
+    Attributes:
+        family: heading in the table.
+        what: what is wrong.
+        happens: what happens, in words.
+        play: does the damage and uses what is damaged; checks a recovery.
+        error: pattern of the one error line; None where it recovers.
+        said: pattern of the line that tells of a recovery; None where there is nothing to tell.
+    """
+
+    family: str
+    what: str
+    happens: str
+    play: Callable[[Place], Any]
+    error: str | None = None
+    said: str | None = None
+
+    @property
+    def id(self) -> str:
+        """A name for the test."""
+        return re.sub(r"[^a-z0-9]+", "-", f"{self.family} {self.what}".lower()).strip("-")
+
+
+def draw_images(root: Path) -> Path:
+    """Draws three domains of two classes, four images of each."""
+    chance = numpy.random.default_rng(0)
+    for domain in "abc":
+        for label in ("cat", "dog"):
+            (root / domain / label).mkdir(parents=True)
+            for number in range(4):
+                pixels = chance.integers(0, 256, (SIZE, SIZE, 3), numpy.uint8)
+                Image.fromarray(pixels).save(root / domain / label / f"{number}.png")
+    return root
+
+
+def flip(path: Path, at: float = 0.9) -> None:
+    """Flips one bit, some way into a file."""
+    content = bytearray(path.read_bytes())
+    content[int(at * (len(content) - 1))] ^= 1
+    path.write_bytes(content)
+
+
+def cut(path: Path) -> None:
+    """Cuts a file in half."""
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def pipe(path: Path) -> Path:
+    """Puts a pipe, which nobody writes to, in place of a file."""
+    path.unlink(missing_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    os.mkfifo(path)
+    return path
+
+
+def folder(path: Path) -> Path:
+    """Puts a folder in place of a file."""
+    path.unlink(missing_ok=True)
+    path.mkdir(parents=True)
+    return path
+
+
+def loop(path: Path) -> Path:
+    """Puts a link that leads to itself in place of a file."""
+    path.unlink(missing_ok=True)
+    path.symlink_to(path.name)
+    return path
+
+
+def page(cases: list[Case]) -> str:
+    """Returns the page that tells of the cases."""
+    lines = [
+        "# What damage does",
+        "",
+        "Every line is a test (`tests/security/test_damaged_folders.py`), and this page is made "
+        "from them: `python tests/security/test_damaged_folders.py` writes it anew. Nothing here "
+        "ends in a traceback, waits for ever, or passes in silence.",
+        "",
+        "- Files are 0600 and folders 0700 where they are made; folders that are there keep their "
+        "mode.",
+        "- Every file of a checkpoint has a CRC-32 in its index, and the index has its own. The "
+        "two checkpoints before the newest are kept while together they take no more than 4 GiB.",
+        "- A decoded image is compared with its CRC-32 when a process first uses it, a kept array "
+        "when a process first opens it. A checksum finds accidents, not an attacker who can write "
+        "to the disk.",
+        "- Images are JPEG, PNG, BMP, GIF, TIFF or WebP by their content, whatever their names.",
+        "- Pictures of training images are drawn where everything runs in one process, unless "
+        "`evaluate.pictures` is false; never from images of a deployment's sites.",
+        "- In CSV files a text that a spreadsheet would compute has an apostrophe before it.",
+    ]
+    for family in dict.fromkeys(case.family for case in cases):
+        lines += ["", f"## {family}", "", "| What is wrong | What happens |", "|:--|:--|"]
+        lines += [f"| {c.what} | {c.happens} |" for c in cases if c.family == family]
+    return "\n".join(lines) + "\n"

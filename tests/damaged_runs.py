@@ -1,0 +1,455 @@
+"""Damaged run folders, as they are continued, read and compared."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+
+from damage import ROUNDS, Case, Place, cut, flip, folder, loop, pipe
+from feddg.comparing.results import read_comparison
+from feddg.runs.adapted import read_adapted, read_alphas
+from feddg.runs.execute import resume
+from feddg.runs.folder import RunFolder
+from feddg.runs.model import load_trained
+from feddg.runs.reading import read_run
+
+DEEP = '{"a":' * 100_000 + "1" + "}" * 100_000
+RESUMED, READ, COMPARED = "A run is continued", "A run is read", "A comparison is read"
+SAME = ", to the same weights"
+
+
+def continued(place: Place, path: Path | None = None) -> None:
+    """Continues the run and compares its end with the original's."""
+    done = resume(path or place.run, cache=place.cache)
+    assert done.record.status == "completed"
+    name = f"checkpoint/state-{ROUNDS}.safetensors"
+    ours, theirs = load_file(done.folder / name), load_file(place.original.folder / name)
+    assert all((ours[key] == tensor).all() for key, tensor in theirs.items())
+
+
+def damaged(name: str, damage: Callable[[Path], Any]) -> Callable[[Place], None]:
+    """Continues a run of which one file is damaged."""
+
+    def play(place: Place) -> None:
+        path = place.run
+        damage(path / name)
+        continued(place, path)
+
+    return play
+
+
+def write(content: str) -> Callable[[Path], Any]:
+    """Puts something else into a file."""
+    return lambda path: path.write_text(content)
+
+
+def change(**fields: Any) -> Callable[[Path], Any]:
+    """Changes fields of a JSON file."""
+    return lambda path: path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+def without(*words: str) -> Callable[[Path], Any]:
+    """Takes the lines out of a file that hold all of some words."""
+
+    def damage(path: Path) -> None:
+        lines = path.read_text().splitlines(keepends=True)
+        path.write_text("".join(x for x in lines if not all(word in x for word in words)))
+
+    return damage
+
+
+def states_flipped(place: Place, *rounds: int) -> None:
+    for round in rounds:
+        flip(place.run / f"checkpoint/state-{round}.safetensors")
+    continued(place)
+
+
+def as_version_0_1(place: Place) -> None:
+    index = place.run / "checkpoint/checkpoint.json"
+    for file in index.parent.glob("checkpoint-*.json"):
+        file.unlink()
+    fields = json.loads(index.read_text())
+    old = {key: fields[key] for key in ("round", "rounds", "state", "agreed", "memories")}
+    index.write_text(json.dumps(old))
+    continued(place)
+
+
+def no_checkpoint(place: Place) -> None:
+    shutil.rmtree(place.run / "checkpoint")
+    continued(place)
+
+
+def renamed(place: Place) -> None:
+    continued(place, place.run.rename(place.run.with_name("scaffold-01234567")))
+
+
+def another_experiment(place: Place, old: str, new: str, name: str | None = None) -> None:
+    path = place.run
+    text = (path / "experiment.yaml").read_text()
+    assert old in text
+    (path / "experiment.yaml").write_text(text.replace(old, new))
+    continued(place, path.rename(path.with_name(name)) if name else path)
+
+
+def debris(place: Place) -> None:
+    left = [".metrics.jsonl.4194305.1", "checkpoint/.state-3.safetensors.4194305.1"]
+    for name in left:
+        (place.run / name).write_text("half")
+    continued(place)
+    assert not any((place.run / name).exists() for name in left)
+
+
+def opened(make: Callable[[Path], Path]) -> Callable[[Place], None]:
+    def play(place: Place) -> None:
+        with RunFolder(make(place.root / "new") / "run"):
+            pass
+
+    return play
+
+
+FALLS = "one line, and it goes on from the checkpoint before" + SAME
+NOTHING_LOST = "one line, and it goes on from the copy of the index" + SAME
+BEFORE = rf"Going on from the checkpoint of round {ROUNDS - 1}\."
+NEWEST = rf"checkpoint\.json is .*Going on from the checkpoint of round {ROUNDS}\."
+LAST, MEMORY = f"checkpoint/state-{ROUNDS}.safetensors", f"checkpoint/memory-0-{ROUNDS}.safetensors"
+INDEX = "checkpoint/checkpoint.json"
+CASES: list[Case] = [
+    *(
+        Case(RESUMED, f"the newest state {how}", FALLS, damaged(LAST, damage), said=BEFORE)
+        for how, damage in {
+            "has a flipped bit": flip,
+            "is cut short": cut,
+            "is missing": os.unlink,
+            "is empty": write(""),
+            "is a pipe": pipe,
+            "is a link to itself": loop,
+        }.items()
+    ),
+    Case(
+        RESUMED,
+        "the newest state is a folder",
+        "one line, it goes on from the checkpoint before, and ends where that folder is in the way",
+        damaged(LAST, folder),
+        error=r"cannot write .*state-3\.safetensors: Is a directory",
+    ),
+    *(
+        Case(RESUMED, f"a client's memory {how}", FALLS, damaged(MEMORY, damage), said=BEFORE)
+        for how, damage in {"has a flipped bit": flip, "is missing": os.unlink}.items()
+    ),
+    Case(
+        RESUMED,
+        "the two newest states have flipped bits",
+        "one line, and it goes on from two rounds before" + SAME,
+        lambda p: states_flipped(p, 2, 3),
+        said=r"Going on from the checkpoint of round 1\.",
+    ),
+    Case(
+        RESUMED,
+        "all states have flipped bits",
+        "error: there is no other checkpoint",
+        lambda p: states_flipped(p, 1, 2, 3),
+        error=r"state-3\.safetensors is damaged.*no other checkpoint.*delete",
+    ),
+    *(
+        Case(RESUMED, f"the index {how}", NOTHING_LOST, damaged(INDEX, damage), said=NEWEST)
+        for how, damage in {
+            "has a flipped bit": flip,
+            "is cut short": cut,
+            "is missing": os.unlink,
+            "is empty": write(""),
+            "is a list": write("[1, 2]"),
+            "is nested 100,000 levels deep": write(DEEP),
+            "says that the round is NaN": lambda p: p.write_text(
+                p.read_text().replace('"round": 3', '"round": NaN')
+            ),
+            "says round 10^5000": lambda p: p.write_text(
+                p.read_text().replace('"round": 3', '"round": 1' + "0" * 5000)
+            ),
+            "names a file outside of the folder": change(state="../../other.safetensors"),
+            "has its files in a list": change(memories=["memory-0-3.safetensors"]),
+        }.items()
+    ),
+    Case(
+        RESUMED,
+        "the index is of version 0.1, without checksums",
+        "it goes on" + SAME,
+        as_version_0_1,
+    ),
+    Case(
+        RESUMED,
+        "the checkpoints are gone, the records are there",
+        "one line, and it begins again" + SAME,
+        no_checkpoint,
+        said=r"no checkpoint.*begins again",
+    ),
+    Case(
+        RESUMED,
+        "`checkpoint` is a file",
+        "error that names it",
+        damaged("checkpoint", lambda p: (shutil.rmtree(p), p.write_text(""))),
+        error=r"cannot write .*checkpoint|cannot write .*exists",
+    ),
+    *(
+        Case(
+            RESUMED,
+            what,
+            "one line that names the rounds, and it goes on",
+            damaged(name, damage),
+            said=said,
+        )
+        for what, name, damage, said in (
+            ("`metrics.jsonl` is gone", "metrics.jsonl", os.unlink, r"lacks 3 of the 3.*\(1-3\)"),
+            (
+                "`metrics.jsonl` lacks a round",
+                "metrics.jsonl",
+                without('"round":2', '"kind":"round"'),
+                r"metrics\.jsonl lacks 1 of the 3 rounds .*\(2\)",
+            ),
+            ("`ledger.jsonl` is gone", "ledger.jsonl", os.unlink, r"ledger\.jsonl lacks 3"),
+            (
+                "`ledger.jsonl` lacks two rounds",
+                "ledger.jsonl",
+                lambda p: (without('"round":1,')(p), without('"round":3,')(p)),
+                r"ledger\.jsonl lacks 2 .*\(1, 3\)",
+            ),
+        )
+    ),
+    *(
+        Case(RESUMED, what, "error that names file and fault", damaged(name, damage), error=error)
+        for what, name, damage, error in (
+            (
+                "`metrics.jsonl` has a damaged row",
+                "metrics.jsonl",
+                lambda p: p.write_text("{oops\n" + p.read_text()),
+                r"metrics\.jsonl is damaged in row 1",
+            ),
+            (
+                "`metrics.jsonl` has a round that is a word",
+                "metrics.jsonl",
+                lambda p: p.write_text('{"kind":"round","round":"two"}\n' + p.read_text()),
+                r"metrics\.jsonl is damaged in row 1: 'round'",
+            ),
+            ("`metrics.jsonl` is a folder", "metrics.jsonl", folder, "it is a folder"),
+            ("`ledger.jsonl` is a pipe", "ledger.jsonl", pipe, "it is a pipe"),
+            ("`summary.json` is empty", "summary.json", write(""), r"summary\.json is damaged"),
+            ("`summary.json` is a list", "summary.json", write("[]"), r"summary\.json is damaged"),
+            ("`summary.json` is deep", "summary.json", write(DEEP), r"summary\.json is damaged"),
+            ("`summary.json` is a pipe", "summary.json", pipe, "it is a pipe"),
+            ("`experiment.yaml` is gone", "experiment.yaml", os.unlink, "holds no run"),
+            ("`experiment.yaml` is a folder", "experiment.yaml", folder, "it is a folder"),
+            ("`experiment.yaml` is a pipe", "experiment.yaml", pipe, "it is a pipe"),
+            (
+                "`experiment.yaml` is a link to itself",
+                "experiment.yaml",
+                loop,
+                r"experiment\.yaml: Too many levels",
+            ),
+            (
+                "`experiment.yaml` is binary",
+                "experiment.yaml",
+                lambda p: p.write_bytes(b"\xff\xfe\x00"),
+                "is not UTF-8",
+            ),
+        )
+    ),
+    Case(
+        RESUMED,
+        "somebody changed the experiment's seed",
+        "error that names both experiments",
+        lambda p: another_experiment(p, "\nseed: 0", "\nseed: 1"),
+        error=r"says experiment \w{8}, but the folder's name is of \w{8}",
+    ),
+    Case(
+        RESUMED,
+        "the experiment was changed and the folder renamed",
+        "error: the checkpoint is of another one",
+        lambda p: another_experiment(p, "\nseed: 0", "\nseed: 1", "mine"),
+        error=r"the folder's checkpoint is of \w{8}",
+    ),
+    Case(RESUMED, "the folder has another run's id", "error", renamed, error="is of 01234567"),
+    Case(RESUMED, "half-written files of a killed process", "they are removed", debris),
+    Case(
+        RESUMED,
+        "the output folder is a file",
+        "error that names it",
+        opened(lambda p: (p.write_text(""), p)[1]),
+        error="cannot write .*Not a directory|cannot write .*exists",
+    ),
+    Case(
+        RESUMED,
+        "the output folder is a link to itself",
+        "error that names it",
+        opened(loop),
+        error="cannot write .*File exists",
+    ),
+    Case(
+        RESUMED,
+        "the run's name has 5,000 letters",
+        "error that names it",
+        opened(lambda p: p / ("x" * 5000)),
+        error="cannot write .*too long",
+    ),
+]
+
+
+def read_all(path: Path) -> None:
+    """Reads every part of a run folder."""
+    run = read_run(path)
+    assert run.experiment
+    for part in ("environment", "clients", "metrics", "ledger", "analyses", "summary"):
+        getattr(run, part)
+    run.pictures()
+    read_adapted(path)
+    read_alphas(path)
+
+
+def read(name: str, damage: Callable[[Path], Any]) -> Callable[[Place], None]:
+    def play(place: Place) -> None:
+        target = place.finished / name
+        target.parent.mkdir(exist_ok=True)
+        damage(target)
+        read_all(place.finished)
+
+    return play
+
+
+def served(place: Place, damage: Callable[[Path], Any], name: str) -> None:
+    damage(place.finished / name)
+    load_trained(place.finished)
+
+
+CASES += [
+    *(
+        Case(READ, what, "error that names file and fault", read(name, damage), error=error)
+        for what, name, damage, error in (
+            ("`clients.json` is cut short", "clients.json", cut, r"clients\.json is damaged"),
+            (
+                "`clients.json` has other types",
+                "clients.json",
+                change(classes=3),
+                r"clients\.json is damaged: 'classes'",
+            ),
+            ("`clients.json` is a pipe", "clients.json", pipe, "it is a pipe"),
+            (
+                "`environment.json` is a list",
+                "environment.json",
+                write("[]"),
+                r"environment\.json is damaged",
+            ),
+            (
+                "`environment.json` is nested 100,000 levels deep",
+                "environment.json",
+                write(DEEP),
+                r"environment\.json is damaged",
+            ),
+            (
+                "`analyses.json` holds a number of 5,000 digits",
+                "analyses.json",
+                write('{"a": ' + "1" * 5000 + "}"),
+                r"analyses\.json is damaged",
+            ),
+            (
+                "`captions.json` is cut short",
+                "figures/captions.json",
+                write('{"styles.png": "Tra'),
+                r"captions\.json is damaged",
+            ),
+            ("`alphas.csv` is empty", "alphas.csv", write(""), r"alphas\.csv is damaged"),
+            (
+                "`alphas.csv` has words for numbers",
+                "alphas.csv",
+                write("split,domain,image,layer\ntest,a,b,much\n"),
+                r"alphas\.csv is damaged",
+            ),
+            (
+                "`alphas.csv` is not UTF-8",
+                "alphas.csv",
+                lambda p: p.write_bytes(b"split\xff"),
+                r"alphas\.csv is not UTF-8",
+            ),
+            ("`alphas.csv` is a pipe", "alphas.csv", pipe, "it is a pipe"),
+            (
+                "`adaptation.jsonl` lacks a field",
+                "adaptation.jsonl",
+                write('{"split": "test"}\n'),
+                r"adaptation\.jsonl is damaged in row 1: it lacks",
+            ),
+            (
+                "`experiment.yaml` is a list",
+                "experiment.yaml",
+                write("- a\n"),
+                r"experiment\.yaml is damaged: it must hold fields",
+            ),
+        )
+    ),
+    Case(
+        READ,
+        "a link to itself in place of the folder",
+        "error",
+        lambda p: read_run(loop(p.root / "a")),
+        error="Too many levels",
+    ),
+    Case(
+        READ,
+        "a file in place of the folder",
+        "error",
+        lambda p: read_run(p.file("a", "")),
+        error="There is no run folder",
+    ),
+    *(
+        Case(
+            READ,
+            f"the model is loaded, and the {what}",
+            "error: no other round's model is taken for it",
+            partial(served, damage=damage, name=name),
+            error=error,
+        )
+        for what, name, damage, error in (
+            ("newest state has a flipped bit", LAST, flip, "its checksum is another one"),
+            ("newest state is a pipe", LAST, pipe, "it is a pipe"),
+            ("index is gone", INDEX, os.unlink, "holds no whole checkpoint"),
+            ("index has a flipped bit", INDEX, flip, r"checkpoint\.json is damaged"),
+        )
+    ),
+]
+
+
+def compared(content: str) -> Callable[[Place], None]:
+    def play(place: Place) -> None:
+        read_comparison(place.file("comparison/comparison.json", content).parent)
+
+    return play
+
+
+CELL = '{"method": "a", "scenario": "b", "conditions": {}, "seed": 0, "folder": %s}'
+CASES += [
+    Case(COMPARED, what, "error that names file and fault", play, error=error)
+    for what, play, error in (
+        ("no `comparison.json`", lambda p: read_comparison(p.root), "holds no comparison"),
+        ("`comparison.json` is empty", compared(""), r"comparison\.json is damaged"),
+        ("it is a list", compared("[]"), r"comparison\.json is damaged"),
+        ("it has no cells", compared('{"name": "a"}'), "lacks 'cells'"),
+        ("its cells are a number", compared('{"name": "a", "cells": 3}'), "'cells'"),
+        ("it is nested 100,000 levels deep", compared(DEEP), r"comparison\.json is damaged"),
+        (
+            "a cell's run lies outside of its folder",
+            compared('{"name": "a", "cells": [' + CELL % '"../../b"' + "]}"),
+            r"cells\.0\.folder",
+        ),
+        (
+            "a cell's run is a number",
+            compared('{"name": "a", "cells": [' + CELL % "3" + "]}"),
+            r"cells\.0\.folder",
+        ),
+        (
+            "it is a pipe",
+            lambda p: read_comparison(pipe(p.root / "c" / "comparison.json").parent),
+            "it is a pipe",
+        ),
+    )
+]

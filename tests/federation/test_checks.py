@@ -1,0 +1,280 @@
+"""Messages against their declared forms, changes against others' changes, and spoiled rounds."""
+
+import math
+from typing import ClassVar
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as some
+
+from feddg.errors import RunError
+from feddg.federation.checks import ChangeSizes, MessageChecks, RoundSpoiled, weights_fault
+from feddg.forms import Known, Sent, names_fault, plain_text
+from feddg.messages import Message, Update
+from feddg.methods.base import Method
+from feddg.methods.composition import build_method
+from feddg.settings import ServerSettings
+from federations import federation, same
+
+EXPECTED = {"w": torch.zeros(2, 2), "n": torch.tensor(0)}
+
+
+def weights(without=(), **change):
+    found = {"w": torch.zeros(2, 2), "n": torch.tensor(4)} | change
+    return {name: tensor for name, tensor in found.items() if name not in without}
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        (weights(without=["w"]), "lack ['w']"),
+        (weights(x=torch.zeros(1)), "unknown ['x']"),
+        (weights(w=torch.zeros(2, 3)), "'w' is (2, 3)"),
+        (weights(w=torch.zeros(2, 2).double()), "float64"),
+        (weights(w=torch.full((2, 2), math.nan)), "'w' is not finite"),
+        (weights(w=torch.tensor([[math.inf, -math.inf], [0, 0]])), "'w' is not finite"),
+    ],
+)
+def test_bad_weights_are_named(bad, words):
+    assert words in (weights_fault(bad, EXPECTED) or "")
+
+
+def test_good_weights_pass_even_when_their_sum_overflows():
+    assert weights_fault(weights(), EXPECTED) is None
+    assert weights_fault(weights(w=torch.full((2, 2), 3e38)), EXPECTED) is None
+
+
+# Declared forms
+
+KNOWN = Known(classes=3, clients=4, features=5, image_size=16, shapes={"a": torch.Size([2, 2])})
+
+
+class Talkative(Method):
+    """Sends one of each form."""
+
+    name: ClassVar[str] = "talkative"
+    sends: ClassVar = Method.sends | {
+        "update/fixed": Sent("two by features", (2, "features")),
+        "update/held": Sent("one row each", ("held", 3)),
+        "update/ids": Sent("their classes", ("held",), torch.int64, low=0, high="classes"),
+        "update/entries/*": Sent("like weights", entry_of="entries/"),
+        "update/count": Sent("a whole number", integer=True, low=0, high=9),
+        "update/rarely": Sent("only if asked", when=lambda method: False),
+    }
+
+
+def extras(without=(), scalars=None, **change):
+    tensors = {
+        "fixed": torch.zeros(2, 5),
+        "held": torch.zeros(7, 3),
+        "ids": torch.zeros(7, dtype=torch.int64),
+        "entries/a": torch.zeros(2, 2),
+    } | change
+    kept = {name: tensor for name, tensor in tensors.items() if name not in without}
+    return Message(kept, {"count": 3} if scalars is None else scalars)
+
+
+@pytest.fixture
+def checks():
+    found = MessageChecks(Talkative(), federation().network, 4)
+    found._known = KNOWN
+    return found
+
+
+def test_what_fits_passes(checks):
+    assert checks.message_fault("update", extras()) is None
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        (extras(without=["fixed"]), "lacks 'fixed'"),
+        (extras(scalars={}), "lacks 'count'"),
+        (extras(more=torch.zeros(1)), "undeclared entry 'more'"),
+        (extras(rarely=torch.zeros(1)), "undeclared entry 'rarely'"),
+        (extras(scalars={"count": 3, "more": 1}), "undeclared entry 'more'"),
+        (extras(fixed=torch.zeros(2, 6)), "(2, 6), expected (2, features)"),
+        (extras(fixed=torch.zeros(10)), "(10)"),
+        (extras(fixed=torch.zeros(2, 5).half()), "is float16, expected float32"),
+        (extras(fixed=torch.full((2, 5), math.nan)), "not finite"),
+        (extras(held=torch.zeros(0, 3), ids=torch.zeros(0, dtype=torch.int64)), "(0, 3)"),
+        (extras(ids=torch.zeros(6, dtype=torch.int64)), "'ids' has shape (6)"),
+        (extras(ids=torch.full((7,), 3)), "outside 0 .. 2"),
+        (extras(ids=torch.full((7,), -1)), "outside 0 .. 2"),
+        (extras(**{"entries/a": torch.zeros(4)}), "'entries/a'"),
+        (extras(**{"entries/b": torch.zeros(2, 2)}), "'entries/b'"),
+        (extras(scalars={"count": 3.0}), "whole number"),
+        (extras(scalars={"count": True}), "expected a number"),
+        (extras(scalars={"count": "3"}), "expected a number"),
+        (extras(scalars={"count": 10}), "outside 0 .. 9"),
+        (extras(scalars={"count": torch.zeros(())}), "must be a number"),
+        (extras(scalars={"count": 3, "fixed": 2}), "must be a tensor"),
+    ],
+)
+def test_what_does_not_fit_is_named(checks, message, words):
+    if any(isinstance(value, torch.Tensor) for value in message.scalars.values()):
+        message = Message({**message.tensors, "count": torch.zeros(())}, {})
+    fault = checks.message_fault("update", message)
+    assert words in (fault or "")
+
+
+@pytest.mark.parametrize("count", [0, -3, 2.5, True, "10", 10**30])
+def test_the_number_of_examples_is_what_was_introduced(count):
+    small = federation()
+    checks = MessageChecks(small.method, small.network, 3, introduced={1: 10})
+    sound = {name: tensor.clone() for name, tensor in small.server.state.weights.items()}
+    assert checks.update_fault(Update(1, 10, sound)) is None
+    assert "examples" in checks.update_fault(Update(1, count, sound))
+
+
+@pytest.mark.parametrize("name", ["pardon", "ccst", "elcfs", "fpl", "copa", "scaffold", "feddg-ga"])
+def test_every_method_that_sends_more_declares_its_forms(name):
+    more = {k: form for k, form in build_method(name, {}).sends.items() if k not in Method.sends}
+    assert more
+    assert all(form.shape is not None or form.entry_of or form.integer for form in more.values())
+
+
+@given(some.text(max_size=600))
+def test_plain_text_is_one_harmless_line(text):
+    found = plain_text(text, 100)
+    assert len(found) <= 100
+    assert found.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        ([], "names no class"),
+        (["a"] * 2, "twice"),
+        (["a", ""], "without a name"),
+        (["a", 3], "without a name"),
+        (["a\nb"], "not plain"),
+        (["x" * 201], "too long"),
+        ([str(i) for i in range(11)], "more than 10"),
+    ],
+)
+def test_odd_names_are_said(names, words):
+    assert words in names_fault(names, "class", 10)
+    assert names_fault(["a", "b"], "class", 10) is None
+
+
+# How far clients move the weights
+
+
+def moved(client, by):
+    return Update(client, 1, {"w": torch.full((4,), by), "n": torch.tensor(1)})
+
+
+def begun(times=10.0, medians=None):
+    sizes = ChangeSizes(times, medians)
+    sizes.begin({"w": torch.zeros(4), "n": torch.tensor(1)})
+    return sizes
+
+
+def test_lengths_are_those_of_the_change():
+    sizes = begun()
+    for client, by in enumerate((1.0, 2.0, 3.0)):
+        assert sizes.fault(moved(client, by)) is None
+    assert sizes.lengths == {0: 2.0, 1: 4.0, 2: 6.0}
+    assert sizes.outliers() == []
+    assert sizes.end().tolist() == [4.0]
+
+
+def test_one_far_beyond_the_last_rounds_is_refused_at_once():
+    sizes = begun(medians=torch.tensor([4.0, 4.0, 5.0], dtype=torch.float64))
+    assert sizes.fault(moved(0, 20.0)) is None
+    assert "more than 10 times the median change" in sizes.fault(moved(1, 20.1))
+
+
+def test_one_far_beyond_its_round_is_found_when_all_are_in():
+    sizes = begun()
+    for client, by in enumerate((1.0, 1.0, 1.0, 1.0, 30.0)):
+        assert sizes.fault(moved(client, by)) is None
+    assert [refusal.client for refusal in sizes.outliers()] == [4]
+
+
+def test_two_alone_accuse_nobody_and_none_means_no_limit():
+    sizes = begun()
+    assert sizes.fault(moved(0, 1.0)) is None
+    assert sizes.fault(moved(1, 30.0)) is None
+    assert sizes.outliers() == []
+    free = begun(times=None, medians=torch.tensor([1.0], dtype=torch.float64))
+    assert free.fault(moved(0, 1e30)) is None
+
+
+def test_clients_that_move_nothing_make_nobody_an_outlier():
+    sizes = begun()
+    for client, by in enumerate((0.0, 0.0, 0.0, 1.0)):
+        assert sizes.fault(moved(client, by)) is None
+    assert sizes.outliers() == []
+
+
+# Spoiled rounds
+
+
+class Fragile(Method):
+    """Its server chokes on what client 1 sends."""
+
+    def aggregate(self, state, updates):
+        def watched():
+            for update in updates:
+                if update.client == 1:
+                    raise KeyError("no such class")
+                yield update
+
+        return super().aggregate(state, watched())
+
+
+def test_a_hook_that_fails_on_a_message_refuses_its_client_and_the_round_goes_on():
+    small, calm = federation(Fragile()), federation()
+    row = small.server.round()
+    calm.server.sample = lambda round, attempt=0: [0, 2]
+    calm.server.round()
+    assert same(small.server.state.weights, calm.server.state.weights)
+    assert [refusal.client for refusal in row.refused] == [1]
+    assert "cannot be worked with (KeyError)" in row.refused[0].reason
+
+
+class Exploding(Method):
+    """Its server makes an endless model of client 2's update."""
+
+    def aggregate(self, state, updates):
+        held = [update.keep() for update in updates]
+        state = super().aggregate(state, iter(held))
+        if any(update.client == 2 for update in held):
+            state.weights = {n: t * math.inf for n, t in state.weights.items()}
+        return state
+
+
+def test_an_endless_aggregate_never_becomes_the_model_and_somebody_is_named():
+    small = federation(Exploding(), server_settings=ServerSettings(min_updates=1, attempts=1))
+    farthest = 2
+    small.server.round()
+    assert all(torch.isfinite(t).all() for t in small.server.state.weights.values())
+    reasons = [row["reason"] for row in small.ledger if row["kind"] == "refusal"]
+    assert any("moved the weights farthest" in reason for reason in reasons)
+    assert farthest in {row["client"] for row in small.ledger if row["kind"] == "refusal"}
+
+
+def test_a_probe_that_never_passes_ends_the_run_with_the_state_as_it_was():
+    small = federation()
+    before = {name: tensor.clone() for name, tensor in small.server.state.weights.items()}
+    small.server._probe = lambda weights: "predictions are not finite"
+    with pytest.raises(RunError, match="0 good updates of 0"):
+        small.server.round()
+    assert same(small.server.state.weights, before)
+    assert small.server.state.round == 0
+
+
+def test_a_spoiled_round_names_everybody():
+    from feddg.messages import Refusal
+
+    error = RoundSpoiled(3, [Refusal(1, "a"), Refusal(4, "b")])
+    assert str(error) == "round 3: client 1: a; client 4: b"
+
+
+def test_the_medians_are_remembered_in_the_state():
+    small = federation()
+    small.run(2)
+    assert len(small.server.state.extras["server/changes"]) == 2

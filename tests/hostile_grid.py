@@ -1,0 +1,153 @@
+"""A real transport and server over sites of which some lie: what they send is changed."""
+
+from collections.abc import Callable, Iterable
+from types import SimpleNamespace
+from typing import Any
+
+from flwr.app import Message as Envelope
+from flwr.app import RecordDict
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
+
+from feddg.federation.checks import MessageChecks
+from feddg.federation.ledger import Ledger
+from feddg.federation.server import Server
+from feddg.flower.grid_transport import ASK, DESCRIBE, INTRODUCE, TRAIN, FlowerTransport, Policy
+from feddg.flower.parcels import Parcel, update_parcel
+from feddg.flower.replies import Introduction
+from feddg.messages import Broadcast, Message
+from federations import SIZE, SmallFederation, federation
+
+Change = Callable[[RecordDict], RecordDict]
+"""What a hostile site makes of its reply."""
+
+
+class HostileGrid(Grid):
+    """Nodes 100, 101, ... that answer at once: honestly, or what ``change`` makes of it.
+
+    Attributes:
+        change: by site and kind of message, what becomes of the reply.
+        sent: number of messages by kind.
+    """
+
+    def __init__(self, small: SmallFederation, names: tuple[str, ...]) -> None:
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+        self.small, self.names = small, names
+        self.change: dict[tuple[int, str], Change] = {}
+        self.sent: list[str] = []
+        self._replies: dict[str, Envelope] = {}
+
+    def set_run(self, run: Any) -> None: ...
+
+    @property
+    def run(self) -> Any:
+        raise NotImplementedError
+
+    def create_message(self, *args: Any, **kwargs: Any) -> Envelope:
+        raise NotImplementedError
+
+    def send_and_receive(self, messages: Any, *, timeout: float | None = None) -> Any:
+        raise NotImplementedError
+
+    def get_node_ids(self) -> Iterable[int]:
+        return [100 + site for site in range(len(self.names))]
+
+    def get_nodes(self) -> Iterable[Any]:
+        return [
+            SimpleNamespace(
+                node_id=node, name=self.names[node - 100], registered_at="", public_key=b""
+            )
+            for node in self.get_node_ids()
+        ]
+
+    def push_messages(self, messages: Iterable[Envelope]) -> Iterable[str]:
+        ids = []
+        for message in messages:
+            id = f"message-{len(self.sent)}"
+            message.metadata.__dict__["_message_id"] = id
+            kind, site = message.metadata.message_type, message.metadata.dst_node_id - 100
+            self.sent.append(kind)
+            records = self._answered(kind, site, Parcel.from_records(message.content)).to_records()
+            change = self.change.get((site, kind), lambda honest: honest)
+            self._replies[id] = Envelope(change(records), reply_to=message)
+            ids.append(id)
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Envelope]:
+        return [self._replies.pop(id) for id in list(message_ids) if id in self._replies]
+
+    def _answered(self, kind: str, site: int, asked: Parcel) -> Parcel:
+        if kind == INTRODUCE:
+            count = self.small.sizes[site]
+            counts = {"classes": {"a": count}, "domains": {f"domain {site}": count}}
+            introduction = Introduction(**counts).message
+            return Parcel({"site": self.names[site], "busy": 0.1}, {"introduction": introduction})
+        there = self.small.transport
+        if "agreed" in asked.parts:
+            there.hand_out(asked.parts["agreed"], again=True)
+        extras = asked.part("extras")
+        round = int(asked.fields["round"])
+        broadcast = Broadcast(round, asked.part("weights").tensors, extras)
+        if kind == TRAIN:
+            (reply,) = (update_parcel(update) for update in there.train([site], broadcast))
+            return reply
+        if kind == DESCRIBE:
+            replies = there.descriptions([site], broadcast)
+        else:
+            assert kind == ASK, kind
+            replies = there.ask([site], broadcast, str(asked.fields["question"]), extras)
+        ((_, message),) = replies
+        assert isinstance(message, Message), message
+        return Parcel(parts={"reply": message})
+
+
+class HostileFederation:
+    """Four sites, a transport and a server; ``lie`` makes a site hostile before ``run``."""
+
+    def __init__(self, method: str = "fedavg", sites: int = 4, **options: Any) -> None:
+        sizes = tuple(4 + site for site in range(sites))
+        self.small = federation(method, sizes=sizes, **options)
+        names = tuple(f"site-{site}" for site in range(sites))
+        self.grid = HostileGrid(self.small, names)
+        policy = Policy(minimum=1, wait=0.01, deadline=5.0, poll=0.001)
+        self.transport = FlowerTransport(self.grid, names, "run-1", policy)
+        self.rows: list[Any] = []
+
+    def lie(self, site: int, kind: str, change: Change) -> None:
+        """Has ``change`` make of every reply of a kind what it likes."""
+        self.grid.change[site, kind] = change
+
+    def run(self, rounds: int = 1) -> Server:
+        """Gathers the sites, sets up, runs rounds; returns the server."""
+        small = self.small
+        self.transport.gather(1)
+        self.transport.fields = {"classes": "[]", "domains": "[]"}
+        guards = small.built_guards()
+        network, sites = small.network, len(small.sizes)
+        self.server = Server(
+            small.method,
+            self.transport,
+            small.server.state,
+            per_round=None,
+            settings=small.server_settings,
+            seed=small.seed,
+            ledger=Ledger(self.rows.append),
+            checks=MessageChecks(
+                small.method,
+                network,
+                sites,
+                image_size=SIZE,
+                also=guards.sends,
+                introduced=self.transport.introduced,
+            ),
+            guards=guards,
+        )
+        self.server.setup()
+        for _ in range(rounds):
+            self.row = self.server.round()
+        return self.server
+
+    @property
+    def refusals(self) -> list[tuple[int, str]]:
+        """(client, reason) of every refusal in the ledger."""
+        return [(row.client, row.reason) for row in self.rows if row.kind == "refusal"]

@@ -1,0 +1,283 @@
+"""Served weights of whole runs: means, rules and kept models against independent calculations."""
+
+import json
+import math
+import shutil
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from feddg.api import resume, run
+from feddg.errors import ExperimentError, RunError
+from feddg.experiment import Experiment
+from feddg.federation.checks import CHANGES
+from feddg.runs import folder as folder_module
+from feddg.runs.checkpoints import checkpoint_weights
+from feddg.runs.kept_models import kept_weights
+from feddg.runs.model import load_model, load_trained
+from feddg.runs.prepare import build_evaluation, build_worker, load_images
+from feddg.runs.reading import read_rows, read_run
+from feddg.runs.selection_rules import SELECTION_RULES, find_rule
+from feddg.studies.evaluate import evaluate_run
+from federations import same
+
+ROUNDS = 4
+SMALL = {
+    "data": {"source": "digits", "image_size": 16},
+    "hold_out": {"val": "chalk", "test": "sketch"},
+    "clients": {"number": 6, "per_round": 3},
+    "train": {"rounds": ROUNDS, "local_steps": 4, "batch_size": 32, "lr": 3e-3},
+    "precision": "float32",
+    "device": "cpu",
+}
+RULES = ("final", "tail", "ema", "best_in_domain", "best_held_out")
+
+
+def experiment(**change) -> Experiment:
+    fields = {**SMALL, **change}
+    return Experiment(**{**fields, "train": {**SMALL["train"], **fields["train"]}})
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, cache):
+    """A run of which every round's model was kept as a snapshot."""
+    chosen, out = experiment(server={"interpolate": "auto"}), tmp_path_factory.mktemp("runs")
+    return run(chosen, out, cache=cache, snapshots=range(ROUNDS + 1)).folder
+
+
+def snapshots(folder: Path) -> list[dict[str, torch.Tensor]]:
+    return [load_file(folder / f"snapshots/round-{r}.safetensors") for r in range(ROUNDS + 1)]
+
+
+def moved(mean, model, share):
+    """A mean moved towards a model, entry by entry; counters are the model's."""
+    return {
+        name: mean[name] + (tensor - mean[name]) * share if tensor.is_floating_point() else tensor
+        for name, tensor in model.items()
+    }
+
+
+def weights_of(folder, which):
+    return kept_weights(folder, find_rule(which))[0]
+
+
+def rows_of(folder):
+    """The evaluations as they stand in the file, read by nothing of ours but JSON."""
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [row for row in rows if row["kind"] == "evaluation"]
+
+
+def mean_accuracy(rows, split, weights="last"):
+    """Accuracy of a split by round, the mean over its domains."""
+    found = defaultdict(list)
+    for row in rows:
+        if (row["split"], row["weights"]) == (split, weights):
+            found[row["round"]].append(row["accuracy"])
+    return {round: math.fsum(values) / len(values) for round, values in found.items()}
+
+
+def test_tail_and_ema_are_those_of_a_plain_loop_over_the_saved_models(finished):
+    models = snapshots(finished)
+    tail = moved(models[3], models[4], 1 / 2)
+    ema = models[1]
+    for before, model in enumerate(models[2:], start=1):
+        ema = moved(ema, model, 1 - min(0.9, before / (before + 9)))
+    assert same(weights_of(finished, "tail"), tail)
+    assert same(weights_of(finished, "ema"), ema)
+    assert same(weights_of(finished, "final"), models[4])
+
+
+def test_every_rule_is_what_an_independent_calculation_finds(finished, cache):
+    rows, models = rows_of(finished), snapshots(finished)
+    summary = json.loads((finished / "summary.json").read_text())
+    chosen = {"final": ROUNDS, "tail": ROUNDS, "ema": ROUNDS, "interpolated": ROUNDS}
+    for which, split in (("best_in_domain", "id_val"), ("best_held_out", "val")):
+        by_round = {r: a for r, a in mean_accuracy(rows, split).items() if r > 0}
+        chosen[which] = min(r for r, a in by_round.items() if a == max(by_round.values()))
+        assert same(weights_of(finished, which), models[chosen[which]])
+    trained = load_trained(finished, which="final")
+    images = load_images(trained.experiment, cache, lambda *_: None)
+    for which, round in chosen.items():
+        rule = find_rule(which)
+        assert rule.choose(read_run(finished).evaluations) == round
+        weights = which if which in ("tail", "ema", "interpolated") else "last"
+        expected = mean_accuracy(rows, "test", weights)[round]
+        assert summary[rule.key]["round"] == round
+        assert summary[rule.key]["test"]["accuracy"] == expected
+        network = trained.network
+        network.load_state_dict(weights_of(finished, which))
+        worker = build_worker(trained.experiment, network, cache)
+        scores = build_evaluation(trained.experiment, images, worker).scores(network)
+        (test,) = [score for score in scores if score.split == "test"]
+        assert test.accuracy == expected
+
+
+def test_a_model_is_loaded_by_its_rule(finished):
+    images = torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    logits = {}
+    for which in (*RULES, "interpolated"):
+        trained = load_trained(finished, which=which)
+        assert trained.which == which
+        assert same(dict(trained.network.state_dict()), weights_of(finished, which))
+        with torch.no_grad():
+            logits[which] = load_model(finished, which=which)(images)
+    assert not torch.equal(logits["final"], logits["tail"])
+    with torch.no_grad():
+        assert torch.equal(load_model(finished)(images), logits["interpolated"])
+
+
+def test_only_files_that_a_rule_needs_are_kept(finished):
+    index = json.loads((finished / "checkpoint/checkpoint.json").read_text())["models"]
+    assert index.keys() == {"best_in_domain", "best_held_out", "interpolated"}
+    files = {file.name for file in (finished / "models").iterdir()}
+    assert files == {*index.values(), "interpolation.json"}
+
+
+def test_the_interpolation_chose_on_in_domain_validation_alone(finished):
+    choice = json.loads((finished / "models/interpolation.json").read_text())
+    tried = {float(s): a for s, a in choice["in_domain_validation"].items()}
+    assert choice["share"] == max(s for s, a in tried.items() if a == max(tried.values()))
+    models = snapshots(finished)
+    if choice["share"] < 1:
+        assert same(
+            weights_of(finished, "interpolated"), moved(models[0], models[4], choice["share"])
+        )
+    else:
+        assert same(weights_of(finished, "interpolated"), models[4])
+    assert mean_accuracy(rows_of(finished), "id_val", "interpolated")[ROUNDS] == max(tried.values())
+
+
+def everything(folder: Path) -> dict[str, bytes]:
+    """All that a run leaves of its weights, and its evaluations."""
+    index = json.loads((folder / "checkpoint/checkpoint.json").read_text())
+    tensors = load_file(folder / "checkpoint" / index["state"])
+    found = {k: t.numpy().tobytes() for k, t in tensors.items() if CHANGES not in k}
+    found |= {p.name: p.read_bytes() for p in (folder / "models").iterdir()}
+    metrics = [row for row in read_rows(folder / "metrics.jsonl") if row["kind"] == "evaluation"]
+    return found | {
+        "metrics": json.dumps(metrics).encode(),
+        "index": repr(index["models"]).encode(),
+    }
+
+
+@pytest.mark.parametrize("fatal", ["state-1", "state-3", "state-4", "round-", "interpolated"])
+def test_a_run_that_breaks_off_anywhere_ends_the_same(
+    finished, tmp_path, cache, monkeypatch, fatal
+):
+    real, count = folder_module.save_file, 0
+
+    def breaks(tensors, path, metadata=None):
+        nonlocal count
+        count += fatal in str(path)
+        if count == (2 if fatal == "round-" else 1) and fatal in str(path):
+            raise KeyboardInterrupt
+        real(tensors, path, metadata)
+
+    chosen = experiment(server={"interpolate": "auto"})
+    monkeypatch.setattr(folder_module, "save_file", breaks)
+    with pytest.raises(KeyboardInterrupt):
+        run(chosen, tmp_path, cache=cache, report=False)
+    monkeypatch.undo()
+    done = resume(tmp_path / chosen.label, cache=cache).folder
+    assert everything(done) == everything(finished)
+
+
+def test_what_is_served_is_measured_whenever_the_last_weights_are(tmp_path, cache):
+    chosen = experiment(server={"serve": "ema"}, evaluate={"averages": "never"})
+    folder = run(chosen, tmp_path, cache=cache, report=False).folder
+    measured = defaultdict(set)
+    for row in rows_of(folder):
+        measured[row["weights"]].add(row["round"])
+    assert measured == {"last": {0, 1, 2, 3, 4}, "ema": {1, 2, 3, 4}}
+    assert load_trained(folder).which == "ema"
+    with pytest.raises(RunError, match=r"no 'tail' model: its evaluate\.averages is never"):
+        load_model(folder, which="tail")
+    with pytest.raises(RunError, match=r"'interpolated' model: that takes server\.interpolate"):
+        load_model(folder, which="interpolated")
+
+
+def test_means_are_measured_every_time_where_asked_for(tmp_path, cache):
+    chosen = experiment(evaluate={"averages": "every", "every": 2}, server={"tail": 0.25})
+    folder = run(chosen, tmp_path, cache=cache, report=False).folder
+    measured = defaultdict(set)
+    for row in rows_of(folder):
+        measured[row["weights"]].add(row["round"])
+    assert measured == {"last": {0, 2, 4}, "ema": {2, 4}, "tail": {4}}
+    assert same(weights_of(folder, "tail"), checkpoint_weights(folder))
+
+
+def test_a_rule_without_a_model_says_why(finished, tmp_path, cache):
+    with pytest.raises(RunError, match=r"no selection rule is called 'best'.*best_held_out"):
+        load_model(finished, which="best")
+    chosen = experiment(hold_out={"test": "sketch"}, train={"rounds": 1})
+    folder = run(chosen, tmp_path, cache=cache, report=False).folder
+    with pytest.raises(RunError, match=r"no held-out validation domain was measured"):
+        load_model(folder, which="best_held_out")
+
+
+def test_folders_of_earlier_versions_have_their_last_model_only(finished, tmp_path):
+    old = tmp_path / "old"
+    shutil.copytree(finished, old)
+    index = json.loads((old / "checkpoint/checkpoint.json").read_text())
+    del index["models"]
+    (old / "checkpoint/checkpoint.json").write_text(json.dumps(index))
+    state = old / "checkpoint" / index["state"]
+    tensors = {k: t for k, t in load_file(state).items() if not k.startswith("extras/served/")}
+    folder_module.save_file(tensors, state)
+    text = (old / "metrics.jsonl").read_text().splitlines()
+    lines = [json.loads(line) for line in text]
+    lines = [row for row in lines if row.pop("weights", "last") == "last"]
+    (old / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
+    assert load_trained(old).which == "final"
+    assert same(weights_of(old, "final"), weights_of(finished, "final"))
+    with pytest.raises(RunError, match="made by a version that kept none"):
+        load_model(old, which="tail")
+    with pytest.raises(RunError, match=r"chooses round \d, whose weights this run did not keep"):
+        load_model(old, which="best_in_domain")
+    rules = SELECTION_RULES.values()
+    found = {rule.model: rule.choose(read_run(old).evaluations) for rule in rules}
+    before = {rule.model: rule.choose(read_run(finished).evaluations) for rule in rules}
+    assert found == before | {"tail": None, "ema": None, "interpolated": None}
+
+
+def test_auto_needs_in_domain_validation(tmp_path, cache):
+    data = {**SMALL["data"], "id_val": 0.0}
+    with pytest.raises(ExperimentError, match=r"server\.interpolate: auto.*set data\.id_val"):
+        run(experiment(data=data, server={"interpolate": "auto"}), tmp_path, cache=cache)
+
+
+def test_interpolation_starts_where_training_of_the_whole_network_does(tmp_path, cache):
+    chosen = experiment(
+        train={"head_rounds": 2}, server={"interpolate": 0.5, "serve": "tail", "tail": 0.25}
+    )
+    folder = run(chosen, tmp_path, cache=cache, snapshots=range(ROUNDS + 1), report=False).folder
+    models = snapshots(folder)
+    expected = moved(models[2], models[4], 0.5)
+    assert same(weights_of(folder, "interpolated"), expected)
+    for name, tensor in models[2].items():
+        if name.startswith("featurizer."):
+            assert torch.equal(tensor, models[0][name])
+    index = json.loads((folder / "checkpoint/checkpoint.json").read_text())
+    tensors = load_file(folder / "checkpoint" / index["state"])
+    # Two rounds of the heads and two of all: only the latter's changes are remembered.
+    assert len(tensors[f"extras/{CHANGES}"]) == 2
+
+
+def test_adaptations_are_measured_on_the_model_that_is_asked_for(finished, cache):
+    ours = {}
+    for which in ("final", "tail"):
+        found = evaluate_run(finished, ["global"], which=which, cache=cache)
+        ours[which] = {(row.split, row.domain): row.accuracy for row in found.scores}
+        assert {row.which for row in found.scores} == {which}
+    for row in rows_of(finished):
+        which = {"last": "final", "tail": "tail"}.get(row["weights"])
+        if which and row["round"] == ROUNDS:
+            assert ours[which][row["split"], row["domain"]] == row["accuracy"]

@@ -1,0 +1,75 @@
+"""Damage of every kind ends in one line or in a recovery that is told of; see ``docs``."""
+
+import logging
+import re
+import signal
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":  # writes the page
+    sys.path.insert(0, str(Path(__file__).parent.parent))
+
+import pytest
+
+import damaged_data
+import damaged_runs
+from damage import PAGE, Case, Original, Place, page
+from feddg.errors import FeddgError
+
+CASES = [*damaged_runs.CASES, *damaged_data.CASES]
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory) -> Original:
+    """A finished run."""
+    return Original.made(tmp_path_factory.mktemp("original"))
+
+
+@pytest.fixture
+def place(tmp_path, original) -> Place:
+    """Where a case is played."""
+    return Place(tmp_path, original)
+
+
+@pytest.fixture(autouse=True)
+def _never_waits():
+    """Ends a test that waits for what never comes, as a pipe's writer."""
+
+    def give_up(*_):
+        raise AssertionError("it waits for ever")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(300)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.id for case in CASES])
+def test_damage_is_told_of(case: Case, place, caplog):
+    with caplog.at_level(logging.WARNING, "feddg"):
+        if case.error is None:
+            case.play(place)
+            told = [record.getMessage() for record in caplog.records]
+            assert all("\n" not in line for line in told)
+            if case.said is None:
+                assert not told
+            else:
+                assert any(re.search(case.said, line) for line in told), told
+        else:
+            with pytest.raises(FeddgError) as raised:
+                case.play(place)
+            assert re.search(case.error, str(raised.value)), raised.value
+            assert "\n" not in str(raised.value)
+
+
+def test_every_case_is_one():
+    assert len({case.id for case in CASES}) == len(CASES) >= 70
+
+
+def test_the_page_tells_of_every_case():
+    assert PAGE.read_text("utf-8") == page(CASES), f"run `python {Path(__file__).name}`"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(CASES), "utf-8")

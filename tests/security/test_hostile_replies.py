@@ -1,0 +1,149 @@
+"""Every lie of a site is refused by its name, and the others go on as if it had not been there."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="Flower is an optional extra")
+
+from flwr.app import Array, ConfigRecord, RecordDict
+from hostile_replies import ENVELOPE, LIES
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as some
+
+from federations import same
+from hostile_grid import HostileFederation
+
+CASES = [(kind, name) for kind, lies in LIES.items() for name in (*lies, *ENVELOPE)]
+METHOD = {"query.describe": "pardon"}
+HARMLESS = {"a refusal with control characters", "a text of ten megabytes"}
+
+
+def lie(kind, name):
+    return {**ENVELOPE, **LIES[kind]}[name]
+
+
+_expected = {}
+
+
+def without_site_0(method):
+    """The weights after a round in which site 0 refused of itself."""
+    if method not in _expected:
+        fine = HostileFederation(method)
+        quiet = RecordDict({"fields": ConfigRecord({"parts": "", "refusal": "not today"})})
+        for kind in ("train", "query.describe"):
+            fine.lie(0, kind, lambda honest: quiet)
+        _expected[method] = fine.run().state.weights
+    return _expected[method]
+
+
+def test_there_are_more_than_150_lies():
+    assert len(CASES) >= 150
+
+
+@pytest.mark.parametrize(("kind", "name"), CASES)
+def test_a_lie_is_refused_by_name_and_the_round_goes_on(kind, name, caplog):
+    method = METHOD.get(kind, "fedavg")
+    federation = HostileFederation(method)
+    federation.lie(0, kind, lie(kind, name))
+    if kind == "query.describe":  # a site that cannot describe itself may still train well
+        quiet = RecordDict({"fields": ConfigRecord({"parts": "", "refusal": "not today"})})
+        federation.lie(0, "train", lambda honest: quiet)
+    server = federation.run()
+    assert server.state.round == 1
+    assert same(server.state.weights, without_site_0(method))
+    assert {client for client, _ in federation.refusals} == {0}
+    for record in caplog.records:
+        said = record.getMessage()
+        assert said.isprintable()
+        assert len(said) < 2000
+        assert "site-0" in said or "node 100" in said or "client 0" in said
+
+
+@pytest.mark.parametrize("length", [1e4, 1e5, 1e6, 1e20])
+def test_an_update_far_longer_than_the_others_is_refused(length):
+    federation = HostileFederation()
+    federation.run()  # so that the median of a round is known
+
+    def far(records):
+        record = records.array_records["weights"]
+        for key, old in list(record.items()):
+            values = old.numpy()
+            if values.dtype.kind == "f":
+                record[key] = Array(values + values.dtype.type(length))
+        return records
+
+    federation.lie(0, "train", far)
+    federation.server.round()
+    assert {client for client, _ in federation.refusals} == {0}
+    assert "moved the weights by" in federation.refusals[-1][1]
+    assert all(torch.isfinite(t).all() for t in federation.server.state.weights.values())
+    assert federation.server.state.round == 2
+
+
+def test_a_site_that_always_asks_again_is_given_up():
+    federation = HostileFederation("pardon")
+    asked = RecordDict({"fields": ConfigRecord({"parts": "", "missing": "agreed"})})
+    federation.lie(0, "train", lambda honest: asked)
+    federation.run()
+    assert federation.grid.sent.count("train") == 4 + 2
+    assert [client for client, _ in federation.refusals] == [0]
+    assert "again and again" in federation.refusals[0][1]
+
+
+def test_a_site_that_comes_back_with_other_images_is_left_out(caplog):
+    federation = HostileFederation()
+    federation.run()
+    federation.transport._known.clear()
+    more = '{"a": 4000}'
+    changed = {"introduction/classes": more, "introduction/domains": '{"domain 0": 4000}'}
+
+    def introduce(records):
+        for key, value in changed.items():
+            records.config_records["fields"][key] = value
+        return records
+
+    federation.lie(0, "query.introduce", introduce)
+    federation.transport._online()
+    assert "4000 images, but it joined this run with 4" in caplog.text
+    assert federation.transport.introduced[0] == 4
+
+
+VALUES = some.one_of(
+    some.integers(-(2**63), 2**63 - 1),
+    some.floats(),
+    some.text(max_size=200),
+    some.booleans(),
+    some.binary(max_size=50),
+    some.lists(some.integers(-5, 5), max_size=4),
+)
+KEYS = some.one_of(
+    some.sampled_from(["parts", "examples", "seconds", "images", "busy", "missing", "terms/a"]),
+    some.text(min_size=1, max_size=20),
+)
+
+
+@settings(max_examples=40, suppress_health_check=list(HealthCheck))
+@given(some.dictionaries(KEYS, VALUES, max_size=6))
+def test_whatever_the_fields_say_the_run_goes_on(entries):
+    federation = HostileFederation()
+
+    def change(records):
+        for key, value in entries.items():
+            records.config_records["fields"][key] = value
+        return records
+
+    federation.lie(0, "train", change)
+    server = federation.run()
+    assert server.state.round == 1
+    assert all(torch.isfinite(t).all() for t in server.state.weights.values())
+    accepted = not federation.refusals
+    assert accepted or {client for client, _ in federation.refusals} == {0}
+
+
+def test_the_page_knows_every_lie():
+    page = Path(__file__).parents[2] / "docs" / "security.md"
+    text = page.read_text("utf-8")
+    missing = [name for _, name in CASES if f"| {name} |" not in text]
+    assert not missing, "run python docs/generate_security.py"
