@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from feddg.methods.catalogue import register as register
     from feddg.runs.execute import Run as Run
     from feddg.runs.model import load_model as load_model
+    from feddg.studies.prediction import predict as predict
 
 try:
     __version__ = version("feddg")
@@ -38,6 +39,7 @@ _HOME = {
     "compare": "feddg.api",
     "load_experiment": "feddg.experiment",
     "load_model": "feddg.runs.model",
+    "predict": "feddg.studies.prediction",
     "register": "feddg.methods.catalogue",
     "resume": "feddg.api",
     "run": "feddg.api",

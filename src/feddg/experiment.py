@@ -43,7 +43,7 @@ _LATER = {
         "head_rounds",
     ),
     "server": ("largest_change", "serve", "tail", "ema", "interpolate"),
-    "evaluate": ("pictures", "averages"),
+    "evaluate": ("pictures", "averages", "select_by"),
 }
 _PARTS = {
     name

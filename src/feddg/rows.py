@@ -124,6 +124,20 @@ class EvaluationRow(Row):
     confusion: list[list[int]] | None = None
     weights: str = LAST
 
+    def metric(self, name: str) -> float | None:
+        """Returns a metric by name, or None where it is not known; older rows have accuracy."""
+        return self.accuracy if name == "accuracy" else self.metrics.get(name)
+
+    @property
+    def support(self) -> list[int] | None:
+        """Images of each class, or None where who was taken for whom was not recorded."""
+        if self.confusion is None:
+            return None
+        counts = [sum(row) for row in self.confusion]
+        # Several models' predictions of the same images are counted together.
+        models = max(1, sum(counts) // max(1, self.examples))
+        return [count // models for count in counts]
+
 
 # ledger.jsonl
 
@@ -260,6 +274,20 @@ class ClientsTable(JsonFile):
 
 
 # summary.json
+
+
+class EnergyThreshold(Row):
+    """Above which energy an image is unlike those of training; one entry of a warning light.
+
+    Attributes:
+        threshold: the energy, see :mod:`feddg.evaluation.energy`.
+        inside: share of the in-domain validation images at or below it.
+        images: how many of them there were.
+    """
+
+    threshold: float
+    inside: float
+    images: int
 
 
 class SummaryFile(JsonFile):

@@ -283,6 +283,11 @@ class EvaluateSettings(Settings):
         description="when means over rounds are measured beside the last weights; what is served "
         "always is, and never keeps no other mean",
     )
+    select_by: Literal["accuracy", "balanced_accuracy", "macro_f1"] = Field(
+        "accuracy",
+        description="what validation chooses a round by, mean over its domains (iWildCam: "
+        "macro_f1)",
+    )
 
 
 class MethodChoice(Settings):

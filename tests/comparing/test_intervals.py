@@ -44,7 +44,7 @@ def test_margin_is_scipy_s_paired_t_interval(ours, theirs):
     a, b = np.array([[r[k] for k in shared] for r in (ours, theirs)])
     assert margin.pairs == len(shared)
     assert margin.mean == pytest.approx((a - b).mean(), abs=1e-12)
-    if len(shared) == 1:
+    if len(shared) < 3:
         assert margin.low is None
     elif np.ptp(a - b) > 1e-6:
         expected = stats.ttest_rel(a, b).confidence_interval(0.95)
@@ -58,6 +58,17 @@ def test_the_margin_turns_round_with_the_methods(ours, theirs):
         assert there.mean == pytest.approx(-back.mean, abs=1e-12)
     if there is not None and there.low is not None:
         assert there.low == pytest.approx(-back.high, abs=1e-12)
+
+
+@given(st.floats(-0.5, 0.5), st.integers(1, 20))
+def test_equal_differences_decide_nothing(gain, pairs):
+    """They would give an interval of no width, which excludes zero whatever they are."""
+    theirs = {("a", seed): 0.5 + 0.01 * seed for seed in range(pairs)}
+    margin = paired_margin({key: value + gain for key, value in theirs.items()}, theirs)
+    assert margin.mean == pytest.approx(gain)
+    assert (margin.low, margin.high, margin.decided) == (None, None, False)
+    expected = {1: "one pair only", 2: "only 2 pairs"}.get(pairs, "all differences equal")
+    assert margin.why_no_interval == expected
 
 
 def draws(random, seeds, gain=0.0):

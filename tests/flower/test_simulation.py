@@ -29,7 +29,7 @@ def five_clients(method):
 def test_simulated_nodes_give_the_bits_of_the_in_process_run(method, tmp_path):
     chosen = five_clients(method)
     expected = run(chosen, tmp_path / "in-process", cache=tmp_path / "cache", report=False)
-    nodes = {f"node {id}": {"partition-id": id} for id in range(5)}
+    nodes = {f"client-{id}": {"partition-id": id} for id in range(5)}
     grid = LocalGrid(SimulatedApp(simulated_config(chosen, tmp_path / "cache")), nodes, {})
     found = coordinate(grid, chosen, tmp_path / "runs", tmp_path / "cache")
     assert same(weights(found.folder), weights(expected.folder))

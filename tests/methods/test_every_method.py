@@ -9,7 +9,7 @@ from typing import get_type_hints
 import pytest
 import torch
 
-from feddg.methods.base import Method, State
+from feddg.methods.base import Method, State, has_global_model
 from feddg.methods.catalogue import methods
 from feddg.methods.composition import method_class
 from feddg.models.precision import autocast
@@ -27,6 +27,23 @@ def build(name: str, **fields: object) -> SmallFederation:
     return federation(name, sizes=(6, 5, 4, 6), per_round=2, train=train, **fields)
 
 
+def learned(
+    small: SmallFederation,
+    state: State | None = None,
+    memories: dict | None = None,
+    like: dict | None = None,
+) -> dict[str, torch.Tensor]:
+    """The global weights; or, where clients share none, their own models' by client.
+
+    Clients of ``like`` that have trained nothing yet count with the weights they would start from.
+    """
+    state, memories = state or small.server.state, memories or small.transport.memories
+    if has_global_model(small.method, small.network):
+        return state.weights
+    models = dict.fromkeys(like or (), state.weights) | memories
+    return {f"{id}/{name}": t for id, model in models.items() for name, t in model.items()}
+
+
 @functools.cache
 def finished(name: str) -> tuple[SmallFederation, State, dict[int, dict[str, torch.Tensor]]]:
     """Two rounds of a method, and copies of the state and memories after the first."""
@@ -39,13 +56,13 @@ def finished(name: str) -> tuple[SmallFederation, State, dict[int, dict[str, tor
 
 @pytest.mark.parametrize("name", NAMES)
 def test_two_rounds_finish_finite_and_predict(name):
-    small, first, _ = finished(name)
+    small, first, memories = finished(name)
     state = small.server.state
     assert state.round == 2
     assert all(hasattr(reply, "terms") for reply in small.replies), small.replies
     for tensor in (*state.weights.values(), *state.extras.values()):
         assert torch.isfinite(tensor).all()
-    assert not same(state.weights, first.weights)
+    assert not same(learned(small), learned(small, first, memories))
     predict = small.method.predictor(small.network).eval()
     with torch.no_grad():
         logits = predict(torch.rand(5, 3, 16, 16))
@@ -55,14 +72,17 @@ def test_two_rounds_finish_finite_and_predict(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_round_in_mixed_precision_is_near_the_one_in_float32(name):
-    small, first, _ = finished(name)
+    small, first, memories = finished(name)
     mixed = build(name)
     mixed.worker.autocast = autocast("bfloat16", torch.device("cpu"))
     mixed.run(1)
     assert all(hasattr(reply, "terms") for reply in mixed.replies), mixed.replies
+    untrained = learned(build(name), like=memories)
+    names = [n for n, _ in small.network.named_parameters()]
+    trained = [*names, *(f"{id}/{n}" for id in memories for n in names)]
     before, exact, rounded = (
-        torch.cat([state[n].flatten() for n, p in small.network.named_parameters()])
-        for state in (build(name).server.state.weights, first.weights, mixed.server.state.weights)
+        torch.cat([weights[n].flatten() for n in trained if n in weights])
+        for weights in (untrained, learned(small, first, memories), learned(mixed))
     )
     moved, wanted = rounded - before, exact - before
     assert torch.cosine_similarity(moved, wanted, dim=0) > 0.5

@@ -6,7 +6,7 @@ import numpy
 import pytest
 import torch
 
-from feddg.data.augment import DIGITS
+from feddg.data.data_set import find_augmentation
 from feddg.errors import ExperimentError
 from feddg.messages import Message
 from feddg.methods.composition import build_method, method_class
@@ -266,7 +266,7 @@ def test_cached_and_on_the_fly_twins_agree_without_augmentation():
 
 
 def test_twins_are_augmented_as_their_originals():
-    _, client, batch = begun({"strength": 0.0}, augmentation=DIGITS)
+    _, client, batch = begun({"strength": 0.0}, augmentation=find_augmentation("digits"))
     still = client.batch(torch.arange(7), client.stream("augment"))
     assert torch.equal(batch.views["twin"], still.views["twin"])
     small, other, _ = begun({"strength": 0.0})

@@ -5,11 +5,13 @@ import torch
 from torchvision.transforms.v2 import RandAugment
 
 from feddg.clients.examples import Batch
-from feddg.data.augment import PACS
+from feddg.data.data_set import find_augmentation
 from feddg.errors import ExperimentError
 from feddg.methods.composition import build_method
 from feddg.methods.randaug import each
 from federations import colored_images, federation, same
+
+PACS = find_augmentation("pacs")
 
 
 def images(count=6):

@@ -13,7 +13,8 @@ from feddg.comparing.intervals import paired_margin
 from feddg.comparing.results import read_comparison, results_of
 from feddg.errors import RunError
 from feddg.report import write_comparison, write_report
-from feddg.report.blocks import Cell, Column, Table
+from feddg.report.blocks import Cell, Column, Facts, Table
+from feddg.report.comparison_page import results_page
 from feddg.report.formats import to_csv, to_latex, to_markdown
 from feddg.report.many_tables import (
     accuracy_table,
@@ -21,8 +22,10 @@ from feddg.report.many_tables import (
     paper_table,
     rules_table,
 )
+from feddg.report.verdict import verdict_words, warnings_about
 from feddg.rows import TEST, VAL
 from feddg.runs.selection_rules import FINAL, INTERPOLATION, SELECTION_RULES
+from run_folders import FolderMaker
 
 SCENARIOS = ("photo", "sketch")
 GAINS = {"fedavg": 0.0, "pardon": 0.06, "mixstyle": 0.03}
@@ -115,7 +118,7 @@ def test_accuracies_agree_with_pandas(comparison, rule, split):
     found = texts(accuracy_table(read_comparison(folder), rule, split))
     for method, name in SPELLED.items():
         expected = [shown(*by_column.loc[method, scenario]) for scenario in SCENARIOS]
-        assert found[name] == [*expected, shown(*averages.loc[method])]
+        assert found[name][:3] == [*expected, shown(*averages.loc[method])]
 
 
 def test_the_rules_that_a_run_follows_stand_side_by_side(comparison):
@@ -180,6 +183,80 @@ def test_results_csv_holds_every_number(comparison):
             rtol=1e-12,
         )
         assert (found["round"].sort_index() == expected["round"].sort_index()).all()
+
+
+class Nothing(FolderMaker):
+    """Runs of a model that always names the class that 60 % of the images are of."""
+
+    def accuracy(self, split, domain, round_):
+        return 0.6 if round_ else 1 / 3
+
+    def confusion(self):
+        return [[240, 0, 0], [100, 0, 0], [60, 0, 0]]
+
+
+def test_a_constant_model_that_wins_is_never_named_without_the_remark(tmp_path, folder_maker):
+    """It is ahead by equal differences: neither a success nor a decision."""
+    folders = [
+        maker(name=f"{method}{seed}", method=method, seed=seed, gain=-0.1)
+        for method, maker in (("fedavg", nothing_in(tmp_path)), ("pardon", folder_maker))
+        for seed in range(3)
+    ]
+    results = results_of([maker.write() for maker in folders])
+    remark = "(but no better than a constant model in all of 3 runs)"
+    text = verdict_words(results)
+    assert text.startswith("FedAvg recognised 60.0")
+    assert remark in text
+    assert "No interval is claimed (all differences equal): nothing is decided." in text
+    assert "larger than chance" not in text
+    page = results_page(results)
+    assert "no better than a constant model in all of 3 runs" in page.opening[0].text
+    rows = texts(accuracy_table(results, FINAL))
+    assert "FedAvg (no better than a constant model in all of 3 runs)" in rows
+    assert "PARDON" in rows
+    (facts,) = [block for block in page.opening if isinstance(block, Facts)]
+    assert not any(fact.accent for fact in facts.facts)
+
+
+def nothing_in(folder):
+    return lambda name, **fields: Nothing(folder / name, **fields)
+
+
+def test_rounds_that_move_more_than_methods_differ_are_named(tmp_path):
+    class Wobbling(FolderMaker):
+        def accuracy(self, split, domain, round_):
+            return 0.7 + 0.1 * (-1) ** round_ + self.gain
+
+    folders = [
+        Wobbling(tmp_path / f"{method}{seed}", method=method, seed=seed, gain=gain).write()
+        for method, gain in (("fedavg", 0.0), ("pardon", 0.01))
+        for seed in range(3)
+    ]
+    said = warnings_about(results_of(folders))
+    assert any("more than the 1.0 points between the methods" in sentence for sentence in said)
+
+
+def test_balanced_accuracy_and_the_largest_class_stand_beside_the_accuracies(comparison):
+    folder, makers = comparison()
+    counts = np.array(next(iter(makers.values())).confusion())
+    support = counts.sum(axis=1)
+    table = accuracy_table(read_comparison(folder), FINAL)
+    assert [column.heading for column in table.columns[-2:]] == ["Balanced", "Largest class"]
+    assert texts(table)["FedAvg"][-2:] == [
+        f"{100 * np.mean(counts.diagonal() / support):.1f}",
+        f"{100 * support.max() / support.sum():.1f}",
+    ]
+
+
+def test_an_untitled_comparison_names_methods_data_and_domain(folder_maker):
+    folders = [
+        folder_maker(f"{method}{seed}", method=method, seed=seed).write()
+        for method in ("fedavg", "pardon")
+        for seed in range(2)
+    ]
+    page = results_page(results_of(folders))
+    assert page.title == "FedAvg and PARDON on pacs, tested on photo"
+    assert "64 pixels a side" in page.tags
 
 
 def test_an_incomplete_run_is_left_out_and_named(comparison):

@@ -3,6 +3,7 @@
 import html
 import json
 import re
+import shlex
 import shutil
 from collections import Counter
 from html.parser import HTMLParser
@@ -12,15 +13,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from typer.main import get_command
 
+from feddg.cli import app
 from feddg.errors import RunError
+from feddg.methods.catalogue import METHODS
 from feddg.report import write_report
-from feddg.report.charts import client_groups, client_heat_map
+from feddg.report.blocks import Code
+from feddg.report.charts import (
+    class_accuracy,
+    client_groups,
+    client_heat_map,
+    confusion_matrix,
+)
 from feddg.report.cost_section import cost_of
+from feddg.report.looks import looks_of
+from feddg.report.next_steps import run_steps
 from feddg.report.several_page import run_labels
 from feddg.report.wording import counted, duration, listed, number, percent, size, spelled
 from feddg.rows import ClientRow, ClientsTable
 from feddg.runs.reading import read_run
+from run_folders import FolderMaker
 
 NASTY = '<script>alert("x")</script><img src=http://example.org/x onerror=alert(1)>&amp;'
 
@@ -133,13 +146,33 @@ def test_the_final_table_shows_the_rules_by_name(folder_maker, read_page):
         "Best held-out validation": (1 + int(np.argmax(held_out)), "last"),
     }
     heading = page.row("Domain", "Images")
-    assert heading[2:] == [f"{rule}round {r}" for rule, (r, _) in chosen.items()]
-    assert page.row("photo") == [
+    assert heading[2:7] == [f"{rule}round {r}" for rule, (r, _) in chosen.items()]
+    row = page.row("photo")
+    assert row[:7] == [
         "photo",
         "400",
         *(f"{100 * maker.accuracy('test', 0, r, w):.1f}" for r, w in chosen.values()),
     ]
+    low, high = _wilson(maker.accuracy("test", 0, 6), 400)
+    counts = np.array(maker.confusion())
+    support = counts.sum(axis=1)
+    assert heading[7:] == [
+        "95 % intervalfinal round",
+        "Balancedfinal round",
+        "Largest classof the images",
+    ]
+    assert row[7:] == [
+        f"{100 * low:.1f} to {100 * high:.1f}",
+        f"{100 * np.mean(counts.diagonal() / support):.1f}",
+        f"{100 * support.max() / support.sum():.1f}",
+    ]
     assert page.row("mean of 2 domains")[1:3] == ["801", f"{100 * in_domain[-1]:.1f}"]
+
+
+def _wilson(share, examples):
+    """The interval as the solution of (p - share)^2 = z^2 p (1 - p) / n, found by its roots."""
+    square = 1.959964**2 / examples
+    return sorted(np.roots([1 + square, -(2 * share + square), share**2]))
 
 
 def test_the_confusion_matrix_is_in_percent_of_its_rows(folder_maker, read_page):
@@ -182,7 +215,7 @@ def test_the_busiest_site_is_named_with_what_it_sent(folder_maker, read_page):
 def test_headline_pictures_and_environment_are_there(folder_maker, read_page):
     page = read_page(folder_maker().write())
     text = "".join(page.text)
-    assert "PARDON, tested on photo" in text
+    assert "PARDON on pacs, tested on photo" in text
     assert "completed, 6 rounds" in text
     assert "Style picture 0: before and after." in text
     assert page.tags["img"] == 1
@@ -201,6 +234,119 @@ def test_the_groups_of_clients_are_counted_and_named(folder_maker, read_page):
     assert first[1] == "10"
     assert first[2] == "client-0 and 9 more" + "".join(even)
     assert page.row("Group 2")[1:] == ["9", "client-1 and 8 more" + "".join(odd)]
+
+
+class ConstantMaker(FolderMaker):
+    """A run whose model always names the class that is 60 % of the images, from round 1 on."""
+
+    def accuracy(self, split, domain, round_):
+        return 0.6 if round_ else 1 / 3
+
+    def confusion(self):
+        return [[240, 0, 0], [100, 0, 0], [60, 0, 0]]
+
+
+def test_a_model_that_learned_nothing_is_not_headlined_as_a_success(tmp_path, read_page):
+    page = read_page(ConstantMaker(tmp_path / "nothing").write())
+    text = " ".join("".join(page.text).split())
+    lead = text[text.index("No better than a constant model: after 6 rounds") :]
+    assert "recognised 60.0 %" in lead
+    assert "(95 % interval 55.1 to 64.7)" in lead
+    assert "balanced accuracy is 33.3 % (guessing: 33.3 %)" in lead
+    assert "100.0 % of the predictions are “dog”, which is 60.0 % of the images" in text
+    assert "feddg run" in text
+    assert "--lr 0.001" in text
+
+
+def test_a_constant_model_beside_another_is_marked(tmp_path, folder_maker, read_page):
+    nothing = ConstantMaker(tmp_path / "nothing", method="fedavg").write()
+    other = folder_maker("other", gain=-0.2).write()
+    text = "".join(read_page(nothing, other).text)
+    assert "FedAvg (no better than a constant model) recognised 60.0" in text
+
+
+def test_a_rising_run_is_told_to_train_longer(tmp_path, folder_maker, read_page):
+    text = "".join(read_page(RisingMaker(tmp_path / "rising").write()).text)
+    assert "Still rising: accuracy rose by 21.0 points over the last 3 rounds" in text
+    assert "--rounds 12" in text
+    assert "Still rising" not in "".join(read_page(ConstantMaker(tmp_path / "flat").write()).text)
+
+
+class RisingMaker(FolderMaker):
+    def accuracy(self, split, domain, round_):
+        return 0.4 + 0.07 * round_
+
+
+def test_commands_of_what_to_do_next_are_ones_the_console_takes(tmp_path, folder_maker):
+    makers = [
+        ConstantMaker(tmp_path / "nothing"),
+        RisingMaker(tmp_path / "rising"),
+        folder_maker("good"),
+        folder_maker("stopped", rounds=2, status="interrupted"),
+    ]
+    commands = [
+        block.text
+        for maker in makers
+        for section in run_steps(read_run(maker.write()))
+        for block in section.blocks
+        if isinstance(block, Code)
+    ]
+    assert {shlex.split(command)[1] for command in commands} == {
+        "run",
+        "compare",
+        "evaluate",
+        "resume",
+    }
+    console = get_command(app)
+    for command in commands:
+        _, name, *rest = shlex.split(command)
+        console.commands[name].make_context(name, rest)  # raises where it takes no such option
+
+
+def test_classes_stand_with_their_images_recall_and_precision(folder_maker, read_page):
+    maker = folder_maker()
+    counts = np.array(maker.confusion())
+    row = read_page(maker.write()).row("elephant", str(counts[1].sum()))
+    assert row[2:5] == [
+        f"{100 * counts[1, 1] / counts[1].sum():.1f}",
+        f"{100 * counts[1, 1] / counts[:, 1].sum():.1f}",
+        str(counts[:, 1].sum()),
+    ]
+
+
+@given(arrays(np.int64, (3, 3), elements=st.integers(0, 40)))
+def test_matrix_and_bars_say_the_same_percent(counts):
+    counts = counts.astype(float)
+    names = ["a", "b", "c"]
+    (heat,) = confusion_matrix(counts, names, "").figure["data"]
+    (bars,) = class_accuracy(counts, names).figure["data"]
+    assert [heat["text"][index][index] for index in range(3)] == list(bars["text"])
+    assert heat["texttemplate"] == "%{text}"
+
+
+def test_a_bar_that_ends_at_100_has_room_for_its_text():
+    layout = class_accuracy(np.eye(2), ["a", "b"]).figure["layout"]
+    assert layout["xaxis"]["range"][1] >= 115
+
+
+def test_a_method_looks_the_same_on_every_page():
+    alone = looks_of({"PARDON": "pardon"})
+    beside = looks_of({"CCST": "ccst", "mine": "mine", "FedAvg": "fedavg", "PARDON": "pardon"})
+    assert alone["PARDON"] == beside["PARDON"]
+    assert len(set(beside.values())) == 4
+    assert len(set(looks_of({name: name for name in METHODS}).values())) == len(METHODS)
+    twice = looks_of({"a": "pardon", "b": "pardon"})
+    assert twice["a"] != twice["b"]
+
+
+def test_data_set_size_and_day_are_named(folder_maker, read_page):
+    folder = folder_maker().write()
+    environment = json.loads((folder / "environment.json").read_text())
+    environment["started"] = "2026-03-01T23:10:00+00:00"
+    (folder / "environment.json").write_text(json.dumps(environment))
+    text = "".join(read_page(folder).text)
+    assert "64 pixels a side" in text
+    assert "1 March 2026" in text
 
 
 def test_label_skew_adds_a_map_of_classes(folder_maker, read_page):
@@ -327,7 +473,7 @@ def test_a_comparison_puts_runs_side_by_side(folder_maker, read_page):
     assert page.row("FedAvg")[1] == f"{scores[0]:.1f}"
     assert page.row("PARDON")[1] == f"{scores[1]:.1f}"
     text = "".join(page.text)
-    assert "FedAvg against PARDON, tested on photo" in text
+    assert "FedAvg against PARDON on pacs, tested on photo" in text
     (margin,) = re.findall(r"([\d.]+) points more than FedAvg", text)
     assert float(margin) == pytest.approx(scores[1] - scores[0], abs=0.051)
     lines = page.charts[0]["data"]

@@ -5,12 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from feddg.methods.registry import build_method
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from feddg.errors import ExperimentError, WeightsError
+from feddg.methods.composition import build_method
 from feddg.randomness import stream
 from feddg.styles.codec import CODECS, Codec, load_codec, register_codec, transfer
 from feddg.styles.statistics import measure

@@ -1,9 +1,9 @@
 """The command line: thin, no logic of its own.
 
 A module per group of commands: ``running`` (run, resume, demo), ``comparison`` (compare, report),
-``measuring`` (evaluate, adaptations, methods), ``inspecting`` (data), ``style``, ``deployment``
-(deploy), ``storage`` (cache). ``flags`` makes the flags of an experiment from its settings
-(``field_types``: what they accept),
+``measuring`` (evaluate, adaptations, methods), ``predicting`` (predict, export), ``inspecting``
+(data), ``style``, ``deployment`` (deploy), ``storage`` (cache). ``flags`` makes the flags of an
+experiment from its settings (``field_types``: what they accept),
 ``parsing`` reads what they say, ``common`` is what commands share; ``progress`` shows what goes on,
 ``tables`` what came of it, ``dry_run`` what would. Heavy imports wait until a command needs them.
 """
@@ -18,6 +18,7 @@ from feddg.cli import (
     deployment,
     inspecting,
     measuring,
+    predicting,
     running,
     storage,
     style,
@@ -32,7 +33,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for group in (running.app, comparison.app, measuring.app):
+for group in (running.app, comparison.app, measuring.app, predicting.app):
     app.add_typer(group)
 app.add_typer(inspecting.app, name="data")
 app.add_typer(style.app, name="style")

@@ -56,7 +56,7 @@ def style_transfer(
     style: Annotated[Path, typer.Option(help="an image, or a folder whose pooled style to take")],
     out: Annotated[Path, typer.Option(help="folder for the re-drawn images")],
     strength: Annotated[float, typer.Option(min=0, max=1, help="adaIN blend")] = 1.0,
-    size: Annotated[int, typer.Option(help="side of the square results, pixels")] = 128,
+    size: Annotated[int, typer.Option(help="longer side of the results, pixels")] = 128,
     codec: Annotated[str, typer.Option(help="compact, vgg19 or colors")] = "compact",
     encoder: Annotated[Path | None, typer.Option(help="encoder weights")] = None,
     decoder: Annotated[Path | None, typer.Option(help="decoder weights")] = None,
@@ -64,7 +64,9 @@ def style_transfer(
     """Re-draw images in the style of another image, or of a folder of images."""
     from feddg.studies.redraw import redraw_files
 
-    written = redraw_files(
+    done = redraw_files(
         images, style, out, strength, size, codec=codec, encoder=encoder, decoder=decoder
     )
-    typer.echo(f"{len(written)} images written to {out}")
+    for path, reason in done.skipped:
+        typer.echo(f"left out: {path}: {reason}", err=True)
+    typer.echo(f"{len(done.written)} images written to {out}")

@@ -12,9 +12,13 @@ from feddg.comparing.compare import Comparison, Work
 from feddg.comparing.estimate import Estimate, estimate
 from feddg.comparing.results import read_comparison
 from feddg.report import blocks
+from feddg.report.finding_words import interval_words, remark_words
+from feddg.report.headline import finding_sentences, found_in
 from feddg.report.many_tables import accuracy_table, margin_table
-from feddg.report.wording import counted, duration
-from feddg.rows import SPLITS
+from feddg.report.verdict import verdict_words, warnings_about
+from feddg.report.wording import counted, duration, spelled
+from feddg.rows import SPLITS, EvaluationRow
+from feddg.runs.findings import accuracy_interval, measured
 from feddg.runs.reading import RunRecord, read_run
 from feddg.runs.selection_rules import FINAL
 from feddg.studies.evaluate import Adaptations
@@ -29,18 +33,35 @@ SHORT_SPLIT_WORDS = {"test": "test", "val": "val", "id_val": "seen, val", "id_te
 
 
 def results_table(folders: Sequence[Path]) -> Table:
-    """Returns the final accuracies of runs, one column per run, one row per split and domain."""
+    """Returns the final accuracies of runs, one column per run, one row per split and domain.
+
+    Beside every accuracy: its 95 % interval, balanced accuracy, and the share of the largest class.
+    """
     records = [read_run(folder) for folder in folders]
     table = Table(title="accuracy after the final round")
     table.add_column("split")
     table.add_column("domain")
+    table.add_column("largest\nclass", justify="right")
     for record in records:
-        table.add_column(record.method, justify="right")
+        name = escape(f"{record.method}{remark_words(found_in(record))}")
+        table.add_column(f"{name}\n(95 % interval)\nbalanced", justify="right")
     for split, domain in _rows(records):
-        cells = [_accuracy(record, split, domain) for record in records]
+        rows = [_last_row(record, split, domain) for record in records]
+        largest = next((_share(row, "largest_class_share") for row in rows if row), "-")
+        cells = [_accuracy(row) for row in rows]
         style = "bold" if split == "test" else None
-        table.add_row(SPLIT_WORDS[split], domain, *cells, style=style)
+        table.add_row(SPLIT_WORDS[split], domain, largest, *cells, style=style)
     return table
+
+
+def findings_text(folders: Sequence[Path]) -> str:
+    """Returns what speaks against the accuracies of runs, a line each; empty where nothing does."""
+    several = len(folders) > 1
+    lines = []
+    for run in map(read_run, folders):
+        name = f"{spelled(run.method)}: " if several else ""
+        lines += [f"note: {name}{sentence}" for sentence in finding_sentences(run)]
+    return "\n".join(lines)
 
 
 def adaptation_table(found: Adaptations) -> Table:
@@ -69,10 +90,22 @@ def _rows(records: Sequence[RunRecord]) -> list[tuple[str, str]]:
     return list(dict.fromkeys(pairs))
 
 
-def _accuracy(record: RunRecord, split: str, domain: str) -> str:
+def _last_row(record: RunRecord, split: str, domain: str) -> EvaluationRow | None:
     rounds = record.evaluations.rounds
-    found = record.evaluations.get(rounds[-1], split, domain) if rounds else None
-    return f"{found.accuracy:.1%}" if found else "-"
+    return record.evaluations.get(rounds[-1], split, domain) if rounds else None
+
+
+def _accuracy(row: EvaluationRow | None) -> str:
+    """Accuracy; below it, its interval and the balanced accuracy."""
+    if row is None:
+        return "-"
+    interval = interval_words(accuracy_interval([row]))
+    return f"{row.accuracy:.1%}\n({interval})\n{_share(row, 'balanced_accuracy')}"
+
+
+def _share(row: EvaluationRow, name: str) -> str:
+    value = measured(row, name)
+    return "-" if value is None else f"{value:.1%}"
 
 
 def print_work(console: Console, work: Work, jobs: int, measure: bool) -> None:
@@ -143,6 +176,9 @@ def print_comparison(done: Comparison) -> None:
         margins = margin_table(results)
         if margins is not None:
             console.print(as_rich(margins))
+        console.print(verdict_words(results), markup=False, highlight=False)
+        for warning in warnings_about(results):
+            console.print(f"note: {warning}", markup=False, highlight=False)
     for outcome in done.failures:
         console.print(
             f"{outcome.status}: {outcome.task.folder.name}: {outcome.error or ''}",

@@ -7,6 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 
 CONFIDENCE = 0.95
+LEAST_PAIRS = 3
+"""Fewer pairs give no interval: of two, Student's t reaches 12.7 standard errors, and two that
+happen to agree would seem certain."""
+NO_SPREAD = 1e-9
+"""Differences this close are equal: what is left is rounding of sums."""
 Key = tuple[str, int]
 """A column (scenario and conditions) and a seed: what two methods are paired by."""
 Accuracies = Mapping[Key, float]
@@ -33,7 +38,9 @@ class Margin:
 
     Attributes:
         mean: mean difference.
-        low: lower end of the confidence interval of the mean; None for a single pair.
+        low: lower end of the confidence interval of the mean; None where none is claimed: of
+            fewer than ``LEAST_PAIRS`` pairs, and of differences that are all equal, which tell
+            nothing about how far they vary.
         high: its upper end.
         pairs: how many pairs.
     """
@@ -47,6 +54,15 @@ class Margin:
     def decided(self) -> bool:
         """Whether the interval excludes zero."""
         return self.low is not None and self.high is not None and self.low * self.high > 0
+
+    @property
+    def why_no_interval(self) -> str:
+        """Why none is claimed, in a few words; empty where there is one."""
+        if self.low is not None:
+            return ""
+        if self.pairs < LEAST_PAIRS:
+            return "one pair only" if self.pairs == 1 else f"only {self.pairs} pairs"
+        return "all differences equal"
 
 
 def spread(values: Iterable[float]) -> Spread | None:
@@ -86,8 +102,8 @@ def paired_margin(ours: Accuracies, theirs: Accuracies) -> Margin | None:
         return None
     differences = np.array([ours[key] - theirs[key] for key in keys])
     mean = float(differences.mean())
-    if len(keys) == 1:
-        return Margin(mean, None, None, 1)
+    if len(keys) < LEAST_PAIRS or np.ptp(differences) <= NO_SPREAD:
+        return Margin(mean, None, None, len(keys))
     from scipy import stats  # half a second
 
     error = float(differences.std(ddof=1)) / math.sqrt(len(keys))

@@ -46,7 +46,7 @@ _ORIENTATIONS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-_ORIENTATION_TAG = 0x0112
+_ORIENTATION_TAG, _LYING = 0x0112, (5, 6, 7, 8)
 
 
 def decode_image(
@@ -119,6 +119,25 @@ def decode_parts(
     except UnusableImageError:
         raise
     except Exception as error:  # Pillow's decoders raise many kinds on a broken file
+        raise UnusableImageError(_reason(path, error)) from error
+
+
+def upright_size(path: Path) -> tuple[int, int]:
+    """Returns width and height of an image once it obeys the camera's orientation tag.
+
+    Raises:
+        UnusableImageError: for a file that no image can be read from.
+    """
+    try:
+        with _opened(path) as image:
+            if image is None:
+                height, width, _ = read_tiff(path).values.shape
+                return width, height
+            width, height = image.size
+            return (height, width) if _orientation(image) in _LYING else (width, height)
+    except UnusableImageError:
+        raise
+    except Exception as error:  # Pillow's readers raise many kinds on a broken file
         raise UnusableImageError(_reason(path, error)) from error
 
 
@@ -220,12 +239,16 @@ def _to_rgb(path: Path, image: Image.Image, reading: Reading, bits: int) -> Imag
 
 
 def _upright(pixels: Image.Image, source: Image.Image) -> Image.Image:
-    try:
-        orientation = source.getexif().get(_ORIENTATION_TAG, 1)
-    except Exception:  # a damaged tag block says nothing about the pixels
-        return pixels
-    transpose = _ORIENTATIONS.get(orientation)
+    transpose = _ORIENTATIONS.get(_orientation(source))
     return pixels if transpose is None else pixels.transpose(transpose)
+
+
+def _orientation(source: Image.Image) -> int:
+    try:
+        found: int = source.getexif().get(_ORIENTATION_TAG, 1)
+    except Exception:  # a damaged tag block says nothing about the pixels
+        return 1
+    return found
 
 
 def _reason(path: Path, error: Exception) -> str:

@@ -1,8 +1,9 @@
 """Accuracy of a predictor on every split and domain."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 import numpy
@@ -37,6 +38,8 @@ class Score:
         loss: mean cross-entropy.
         confusion: ``(classes, classes)`` counts, true class by predicted class.
         metrics: every registered metric that is defined for them, by name.
+        models: how many models were asked; ``correct`` and ``confusion`` count all their answers,
+            ``loss`` and ``metrics`` are means over them.
     """
 
     split: str
@@ -46,11 +49,12 @@ class Score:
     loss: float
     confusion: numpy.ndarray
     metrics: Mapping[str, float] = field(default_factory=dict)
+    models: int = 1
 
     @property
     def accuracy(self) -> float:
         """Share of images classified correctly, in [0, 1]."""
-        return self.correct / self.examples
+        return self.correct / (self.examples * self.models)
 
     def row(self, round: int, with_confusion: bool = False, weights: str = LAST) -> EvaluationRow:
         """Returns the row of the run folder's metrics file."""
@@ -65,6 +69,25 @@ class Score:
             confusion=self.confusion.tolist() if with_confusion else None,
             weights=weights,
         )
+
+
+def mean_score(scores: Sequence[Score]) -> Score:
+    """Returns how several models do on average on one domain of one split, each counted once.
+
+    A metric that is not defined for each of them is left out.
+    """
+    first, count = scores[0], len(scores)
+    shared = [name for name in first.metrics if all(name in score.metrics for score in scores)]
+    return replace(
+        first,
+        correct=sum(score.correct for score in scores),
+        loss=math.fsum(score.loss for score in scores) / count,
+        confusion=numpy.sum([score.confusion for score in scores], axis=0),
+        metrics={
+            name: math.fsum(score.metrics[name] for score in scores) / count for name in shared
+        },
+        models=count,
+    )
 
 
 @dataclass(frozen=True)

@@ -84,6 +84,11 @@ class Predictor(nn.Module):
     def reset(self) -> None:
         """Forgets the images seen so far; call it between domains."""
 
+    @property
+    def keeps_state(self) -> bool:
+        """Whether an answer depends on the images seen before it."""
+        return type(self).reset is not Predictor.reset
+
     def rule(self, images: Tensor) -> Rule:
         """Returns how layers normalise this batch ``(B, 3, H, W)``."""
         raise NotImplementedError

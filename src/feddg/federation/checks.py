@@ -20,7 +20,7 @@ from torch import Tensor
 from feddg.errors import FeddgError, RunError
 from feddg.forms import Known, Sent, plain_text
 from feddg.messages import Message, Refusal, Scalar, Update, Weights, first_not_finite
-from feddg.methods.base import Method
+from feddg.methods.base import Method, has_global_model
 from feddg.models.network import Network
 
 log = logging.getLogger("feddg")
@@ -56,7 +56,7 @@ class MessageChecks:
         introduced: Mapping[int, int] | None = None,
     ) -> None:
         self._method = method
-        state = network.state_dict()
+        state = network.state_dict() if has_global_model(method, network) else {}
         # Shapes and dtypes never change, and cost no memory on the meta device.
         self._weights = {name: tensor.to("meta") for name, tensor in state.items()}
         shapes = {name: tensor.shape for name, tensor in self._weights.items()}
@@ -287,6 +287,8 @@ def _floats(weights: Weights) -> Weights:
 
 def _distance(weights: Weights, received: Weights) -> float:
     names = [name for name in received if name in weights]
+    if not names:
+        return 0.0  # a method that shares no weights
     changes = torch._foreach_sub([weights[n].detach() for n in names], [received[n] for n in names])
     norm = float(torch.nn.utils.get_total_norm(changes))
     # The norm of finite numbers can overflow in float32: such a change is certainly too long.

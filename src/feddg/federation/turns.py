@@ -67,6 +67,8 @@ def train(client: Client, method: Method, guards: Guards = NO_GUARDS) -> Update:
     client.memory.update({name: state[name].detach().clone() for name in local})
     _require_finite_memory(client)
     seconds = time.perf_counter() - started
+    if local >= state.keys():
+        state = {}  # nothing is shared, so nothing leaves
     update = Update(client.id, len(client.examples), state, extras, terms, seconds, images)
     return guards.protect(update, client.received, client.extras)
 

@@ -9,6 +9,8 @@ from typing import Any
 from feddg.errors import ExperimentError
 from feddg.experiment import Experiment
 from feddg.flower.start_files import Doors, start_files
+from feddg.methods.base import require_network_fit
+from feddg.methods.composition import method_class
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9_-]*"
 
@@ -93,6 +95,7 @@ def write_app(
     Raises:
         ExperimentError: a name, the address or the folder cannot be used.
     """
+    require_network_fit(method_class(experiment.method.name))
     everybody = [*sites, *judges]
     doors = _checked(everybody, address, superlink_port)
     folder, out = folder.expanduser().resolve(), out.expanduser().resolve()

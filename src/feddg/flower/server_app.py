@@ -23,6 +23,8 @@ from feddg.flower.replies import Introduction
 from feddg.flower.site import load_pixels, positions, read_experiment, test_images
 from feddg.flower.traffic import Traffic, append_to
 from feddg.messages import Weights
+from feddg.methods.base import require_network_fit
+from feddg.methods.composition import method_class
 from feddg.models.precision import choose_device
 from feddg.report import ensure_report
 from feddg.rows import ClientRow, ClientsTable, RoundRow
@@ -130,6 +132,7 @@ def coordinate(grid: Grid, run_config: Mapping[str, Any]) -> Run:
         FeddgError: the run cannot start or go on; what was computed is kept.
     """
     experiment = read_experiment(run_config)
+    require_network_fit(method_class(experiment.method.name))
     deployment = Deployment.read(run_config)
     names = deployment.site_names
     if len(set(names)) < len(names) or len(names) != experiment.clients.number:

@@ -25,6 +25,8 @@ from feddg.flower.grid_transport import FlowerTransport, Policy
 from feddg.flower.simulated_site import SIMULATED
 from feddg.flower.traffic import Traffic, append_to
 from feddg.messages import Weights
+from feddg.methods.base import require_network_fit
+from feddg.methods.composition import method_class
 from feddg.report import ensure_report
 from feddg.rows import client_name
 from feddg.runs.execute import Prepared, Run, carry_out, in_process
@@ -83,6 +85,7 @@ def simulate(
     Raises:
         FeddgError: Ray is missing, or the experiment cannot be carried out.
     """
+    require_network_fit(method_class(experiment.method.name))
     if find_spec("ray") is None:
         raise FeddgError("Flower's simulation needs Ray: pip install 'flwr[simulation]'")
     for key in _OFF:

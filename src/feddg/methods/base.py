@@ -35,6 +35,7 @@ from torch import Tensor, nn
 
 from feddg.clients.client import Client
 from feddg.clients.examples import Batch
+from feddg.errors import ExperimentError
 from feddg.forms import Sent
 from feddg.messages import Broadcast, Message, Update, Weights
 from feddg.models.network import Network
@@ -86,6 +87,9 @@ class Method:
         sends: what leaves a client under the default settings, as ``purpose/name`` of the ledger
             (``*`` stands for any name) with what it is. Its page and its test both read this.
         excludes: methods this one cannot be combined with, and why.
+        gathers_images: whether all training images are put in one place first, as no federation
+            does: one client then takes as many steps as a round's clients together.
+        in_process_only: why it cannot run over a network; empty where it can.
     """
 
     name: ClassVar[str]
@@ -103,6 +107,8 @@ class Method:
         "update/terms/*": Sent("the mean of each term of its loss"),
     }
     excludes: ClassVar[dict[str, str]] = {}
+    gathers_images: ClassVar[bool] = False
+    in_process_only: ClassVar[str] = ""
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         """Fills in what the class says elsewhere: ``Settings`` and, without one, ``title``."""
@@ -227,9 +233,25 @@ def local_names(method: Method, network: nn.Module) -> set[str]:
     return {
         f"{prefix}.{name}" if prefix else name
         for prefix, module in network.named_modules()
-        for name in (*module._parameters, *module._buffers)
-        if name not in module._non_persistent_buffers_set and method.is_local(name, module)
+        for name, entry in (*module._parameters.items(), *module._buffers.items())
+        if entry is not None  # such as the bias of a layer without one
+        and name not in module._non_persistent_buffers_set
+        and method.is_local(name, module)
     }
+
+
+def has_global_model(method: Method, network: nn.Module) -> bool:
+    """Whether the clients share anything of the network; else each has a model of its own."""
+    return not network.state_dict().keys() <= local_names(method, network)
+
+
+def require_network_fit(method: type[Method]) -> None:
+    """Raises ExperimentError if a method can only run where all images are."""
+    if method.in_process_only:
+        raise ExperimentError(
+            f"{method.name} cannot run over a network: {method.in_process_only}; "
+            "`feddg run` runs it in one process"
+        )
 
 
 def shared_parameters(method: Method, network: nn.Module) -> dict[str, nn.Parameter]:

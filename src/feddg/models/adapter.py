@@ -127,7 +127,9 @@ def interpolated(
         alpha = share(numbers[layer], layer, ours, image)
         if watch is not None:
             watch(numbers[layer], alpha)
-        if not alpha.requires_grad and not alpha.any():
+        # A graph that is traced must not depend on the images it is traced with.
+        traced = torch.compiler.is_compiling()
+        if not traced and not alpha.requires_grad and not alpha.any():
             return normalize_stored(layer, inputs, kept)  # the plain model, to the bit
         return normalize(layer, inputs, ours.mixed(image, alpha[:, None]))
 

@@ -57,6 +57,13 @@ def use_small_map_convolutions(network: nn.Module) -> None:
             module.__class__ = SmallMapConv2d
 
 
+def use_plain_convolutions(network: nn.Module) -> None:
+    """Undoes :func:`use_small_map_convolutions`, in place: for graphs that leave PyTorch."""
+    for module in network.modules():
+        if type(module) is SmallMapConv2d:
+            module.__class__ = nn.Conv2d  # type: ignore[assignment]
+
+
 def _is_plain(layer: nn.Conv2d) -> bool:
     pairs = (layer.kernel_size, layer.stride, layer.dilation)
     square = all(a == b for a, b in pairs) and not isinstance(layer.padding, str)

@@ -51,3 +51,37 @@ class MeanOverHeads(nn.Module):
             return logits.float().log_softmax(-1)
         logits = heads(embeddings, heads.trained).float().log_softmax(-1)
         return logits.logsumexp(0) - math.log(len(logits))
+
+    def traceable(self) -> nn.Module:
+        """Returns the same predictor without a branch, as a graph needs it; weights are shared."""
+        trained = self.heads.trained
+        if not trained.any():
+            return nn.Sequential(self.network, nn.LogSoftmax(-1))
+        weight, bias = self.heads.weight[trained], self.heads.bias[trained]
+        return MeanOverAllHeads(self.network, weight, bias)
+
+
+class MeanOverAllHeads(nn.Module):
+    """Predicts by the mean of all given heads' softmax; gives its logarithm.
+
+    Args:
+        network: gives the embeddings.
+        weight: ``(heads, classes, d)``.
+        bias: ``(heads, classes)``.
+    """
+
+    weight: Tensor
+    bias: Tensor
+
+    def __init__(self, network: Network, weight: Tensor, bias: Tensor) -> None:
+        super().__init__()
+        self.network = network
+        self.register_buffer("weight", weight)
+        self.register_buffer("bias", bias)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Returns log-probabilities ``(B, classes)``."""
+        embeddings = self.network.features(images)
+        logits = torch.einsum("bd,hcd->hbc", embeddings, self.weight) + self.bias[:, None]
+        shares = logits.float().log_softmax(-1)
+        return shares.logsumexp(0) - math.log(len(self.weight))

@@ -3,9 +3,11 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from feddg.report.blocks import Cell, Column, Table
+from feddg.report.finding_words import interval_words
 from feddg.report.wording import MISSING, number, percent, readable
-from feddg.rows import ID_TEST, ID_VAL, SPLITS, TEST, VAL
+from feddg.rows import ID_TEST, ID_VAL, SPLITS, TEST, VAL, EvaluationRow
 from feddg.runs.evaluations import Evaluations
+from feddg.runs.findings import accuracy_interval, mean_measured, standing
 from feddg.runs.reading import RunRecord
 from feddg.runs.selection_rules import FINAL, SelectionRule, rules_for
 
@@ -32,14 +34,17 @@ def final_table(run: RunRecord, every_domain: bool = False) -> Table:
     chosen = {rule: rule.choose(evaluations) for rule in rules_for([evaluations])}
     columns = [Column("Split", numeric=False), Column("Domain", numeric=False), Column("Images")]
     columns += [Column(rule.name, _round_note(rule, round_)) for rule, round_ in chosen.items()]
+    columns += [Column(heading, "final round") for heading in ("95 % interval", "Balanced")]
+    columns.append(Column("Largest class", "of the images"))
     rows: list[list[Cell]] = []
     for split in SPLITS:
         part = _split_rows(evaluations, split, chosen, every_domain)
         rows += [[Cell(SPLIT_HEADINGS[split]), *row] for row in part]
     caption = (
-        "Accuracy in percent. Each of the last columns shows one and the same model, chosen "
-        "by the rule in its heading; the underlined number made the choice. The test split never "
-        "chooses."
+        "Accuracy in percent. Each column named after a rule shows one and the same model, chosen "
+        "by that rule; the underlined number made the choice. The test split never chooses. The "
+        "interval is that of the final round's accuracy (Wilson), the balanced accuracy is the "
+        "mean over classes, and the share of the largest class is what a constant model reaches."
     )
     return Table(columns, rows, caption, grouped=True)
 
@@ -73,7 +78,15 @@ def _mean_row(evaluations: Evaluations, split: str, chosen: Chosen) -> list[Cell
         Cell(percent(rule.measure(evaluations, round_, split)), split == TEST, rule.split == split)
         for rule, round_ in chosen.items()
     ]
-    return [Cell(f"mean of {len(domains)} domains"), Cell(number(images)), *cells]
+    beside = _beside_cells(evaluations.at(last, split))
+    return [Cell(f"mean of {len(domains)} domains"), Cell(number(images)), *cells, *beside]
+
+
+def _beside_cells(rows: Sequence[EvaluationRow]) -> list[Cell]:
+    """What the final round's accuracy must be read beside: interval, balanced, largest class."""
+    names = ("balanced_accuracy", "largest_class_share")
+    beside = (percent(mean_measured(rows, name)) for name in names)
+    return [Cell(interval_words(accuracy_interval(rows)) or MISSING), *map(Cell, beside)]
 
 
 def _domain_row(
@@ -97,7 +110,8 @@ def _domain_row(
         )
         for rule, row in zip(chosen, found)
     ]
-    return [Cell(name), Cell(number(images)), *cells]
+    last = evaluations.get(evaluations.rounds[-1], split, domain)
+    return [Cell(name), Cell(number(images)), *cells, *_beside_cells([last] if last else [])]
 
 
 def _extremes(evaluations: Evaluations, split: str) -> dict[str, str]:
@@ -122,6 +136,8 @@ def results_of_runs(runs: Sequence[RunRecord], labels: Sequence[str]) -> Table:
     columns += [] if same else [Column("Held-out test domain", numeric=False)]
     rules = rules_for(run.evaluations for run in runs)
     columns += [Column(rule.name, "held-out test") for rule in rules]
+    columns += [Column(heading, "final round") for heading in ("95 % interval", "Balanced")]
+    columns += [Column("Largest class", "of the images")]
     columns += [Column("In-domain test", "final round"), Column("Rounds")]
     rows = [
         [Cell(label, strong=True), *([] if same else [Cell(domains)]), *_result_cells(run, rules)]
@@ -137,8 +153,12 @@ def results_of_runs(runs: Sequence[RunRecord], labels: Sequence[str]) -> Table:
 def _result_cells(run: RunRecord, rules: Sequence[SelectionRule]) -> list[Cell]:
     accuracies = [held_out_accuracy(run, rule) for rule in rules]
     last = FINAL.choose(run.evaluations)
+    at = standing(run.evaluations, last)
     return [
         *(Cell(percent(value), strong=not index) for index, value in enumerate(accuracies)),
+        Cell(interval_words(at.accuracy) if at else MISSING),
+        Cell(percent(at.balanced if at else None)),
+        Cell(percent(at.constant if at else None)),
         Cell(percent(run.evaluations.accuracy(last, ID_TEST))),
         Cell(rounds_text(run)),
     ]

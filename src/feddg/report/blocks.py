@@ -83,11 +83,12 @@ class Gallery:
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One key number: what it is, its value, and how to read it."""
+    """One key number: what it is, its value, how to read it, and whether it stands out."""
 
     label: str
     value: str
     note: str = ""
+    accent: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 
 from feddg.report.blocks import Chart
+from feddg.report.looks import looks_of
 from feddg.report.wording import number, readable, shortened
 from feddg.rows import ID_TEST, ID_VAL, SPLITS, TEST, VAL, ClientRow, ClientsTable, RoundRow
 from feddg.runs.evaluations import Evaluations
@@ -23,7 +24,6 @@ from feddg.runs.reading import RunRecord
 
 HELD_OUT_COLOURS = ("#c8324b", "#d98a00", "#8c3f8f", "#e0653a")
 TRAINING_COLOURS = ("#1f78a4", "#2a9d6f", "#5b6bc0", "#3bb0b0", "#7a8b2f", "#6f7f8f")
-RUN_COLOURS = ("#6f7f8f", "#c8324b", "#1f78a4", "#d98a00", "#2a9d6f", "#8c3f8f", "#3bb0b0")
 HEAT_COLOURS = ((0.0, "#f7f9fa"), (0.5, "#7fb8bd"), (1.0, "#0b5c66"))
 SPLIT_TITLES = {
     TEST: "held-out test",
@@ -38,6 +38,8 @@ CLASSES_WITH_TEXT = 12
 MOST_COLUMNS = 100
 LABELLED_CLIENTS = 24
 
+BEYOND_100 = {"range": [0, 116], "tickvals": [0, 20, 40, 60, 80, 100]}
+"""An axis of percent with room for the text of a bar that ends at 100."""
 LOG_AXIS = {"type": "log", "dtick": 1, "exponentformat": "power"}
 
 Counts = NDArray[np.float64]
@@ -173,10 +175,12 @@ def _spans_magnitudes(values: Sequence[float]) -> bool:
 
 def held_out_accuracy_of_runs(runs: Sequence[RunRecord], labels: Sequence[str]) -> Chart:
     """Held-out test accuracy over rounds, one line per run."""
-    lines = [
-        line_of(_mean_points(run.evaluations, TEST), label_of(label), colour, width=3, scale=100)
-        for run, label, colour in zip(runs, labels, cycle(RUN_COLOURS))
-    ]
+    looks = looks_of({label: run.method for run, label in zip(runs, labels)})
+    lines = []
+    for run, label in zip(runs, labels):
+        points = _mean_points(run.evaluations, TEST)
+        line = line_of(points, label_of(label), looks[label].colour, width=3, scale=100)
+        lines.append(line.update(line_dash=looks[label].dash))
     caption = (
         "Accuracy on the held-out test domain after each round, one line per run (mean over "
         "domains where there are several)."
@@ -241,7 +245,8 @@ def confusion_matrix(counts: Counts, classes: Sequence[str], caption: str) -> Ch
     heat = go.Heatmap(
         z=shares.round(1).tolist(),
         customdata=counts.astype(int).tolist(),
-        texttemplate="%{z:.0f}" if with_text else None,
+        text=[[whole_percent(share) for share in row] for row in shares],
+        texttemplate="%{text}" if with_text else None,
         hovertemplate="%{y} recognised as %{x}<br>%{customdata} images, %{z:.1f} %<extra></extra>",
         zmin=0,
         zmax=100,
@@ -271,7 +276,7 @@ def class_accuracy(counts: Counts, classes: Sequence[str]) -> Chart:
         y=list(range(len(order))),
         orientation="h",
         marker={"color": "#2b8a94"},
-        text=[f"{shares[index]:.0f}" for index in order],
+        text=[whole_percent(shares[index]) for index in order],
         textposition="outside",
         cliponaxis=False,
         customdata=[
@@ -282,12 +287,20 @@ def class_accuracy(counts: Counts, classes: Sequence[str]) -> Chart:
     names = [classes[index] for index in order]
     present = shares[totals > 0]
     layout = {
-        "xaxis": {"title": {"text": "correct (%)"}, "range": [0, 105]},
+        "xaxis": {
+            "title": {"text": "correct (%)"},
+        }
+        | BEYOND_100,
         "yaxis": names_axis(names, "") | {"showgrid": False, "autorange": "reversed"},
         "shapes": [_mean_mark(float(present.mean()) if present.size else 0.0)],
         "bargap": 0.3,
     }
     return chart_of([bars], layout, _class_height(len(order)), caption)
+
+
+def whole_percent(share: float) -> str:
+    """A share in percent without decimals; one rounding for matrix and bars, halves to even."""
+    return f"{share:.0f}"
 
 
 def _mean_mark(position: float) -> dict[str, Any]:

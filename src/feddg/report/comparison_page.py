@@ -2,11 +2,7 @@
 
 from collections.abc import Sequence
 
-from feddg.comparing.intervals import (
-    average_over_columns,
-    best_other,
-    paired_margin,
-)
+from feddg.comparing.intervals import average_over_columns
 from feddg.comparing.results import Results
 from feddg.report import many_charts as charts
 from feddg.report import many_tables as tables
@@ -22,11 +18,18 @@ from feddg.report.blocks import (
     Section,
     Table,
 )
-from feddg.report.wording import counted, listed, percent, percent_sign, readable, spelled
+from feddg.report.cost_section import cost_table
+from feddg.report.finding_words import alarm_words
+from feddg.report.glossary import glossary
+from feddg.report.headline import data_tags, on_data
+from feddg.report.next_steps import comparison_steps
+from feddg.report.verdict import best_method, is_decided, verdict_words, warnings_about
+from feddg.report.wording import counted, listed, percent, readable, spelled
 from feddg.rows import ID_TEST, SPLITS, VAL
 from feddg.runs.selection_rules import FINAL, SELECTION_RULES
 
 MOST_FACTS = 8
+MOST_NAMED = 4
 MOST_COLUMNS = 6
 
 
@@ -42,65 +45,57 @@ def results_page(results: Results) -> Page:
         _runs_section(results),
     ]
     return Page(
-        title=results.title,
-        lead=_lead(results),
+        title=_title(results),
+        lead=verdict_words(results),
         tags=[
+            *([results.name] if results.title == results.name else []),
             counted(len({result.run.folder for result in results.results}), "run"),
             counted(len(results.methods), "method"),
             counted(len(results.seeds), "seed"),
+            *data_tags([result.run for result in results.results]),
         ],
         opening=[*_cautions(results), *_facts(results)],
-        sections=[section for section in sections if section is not None],
+        sections=[
+            *(section for section in sections if section is not None),
+            *comparison_steps(results, is_decided(results)),
+            glossary(),
+        ],
     )
 
 
-def _lead(results: Results) -> str:
-    accuracies = results.accuracies(FINAL)
-    averages = {
-        method: average.mean
-        for method, values in accuracies.items()
-        if (average := average_over_columns(values, results.columns)) is not None
-    }
-    question = f"{results.question} " if results.question else ""
-    if not averages:
-        return f"{question}No method has a result in every column yet."
-    best = max(averages, key=lambda method: averages[method])
-    over = "" if len(results.columns) == 1 else f", averaged over {len(results.columns)} columns"
-    text = (
-        f"{question}{spelled(best)} recognised {percent_sign(averages[best])} of the held-out test "
-        f"images after the final round{over}"
-    )
-    other = best_other(best, accuracies)
-    margin = paired_margin(accuracies[best], accuracies[other]) if other else None
-    if other is None or margin is None:
-        return f"{text}."
-    text += f", {percent(margin.mean)} points more than {spelled(other)}"
-    if margin.low is None:
-        return f"{text}; from one pair of runs, nothing follows."
-    verdict = (
-        "The difference is larger than chance between these runs explains."
-        if margin.decided
-        else "These runs do not decide which of the two is better."
-    )
-    return f"{text} (95 % interval {tables.interval_text(margin)}). {verdict}"
+def _title(results: Results) -> str:
+    """The title its author gave, or the methods; with data set and test domain if it lacks them."""
+    own = results.title != results.name
+    methods = [spelled(method) for method in results.methods]
+    who = listed(methods) if len(methods) <= MOST_NAMED else counted(len(methods), "method")
+    title = results.title if own else who
+    where = on_data([result.run for result in results.results])
+    title += "" if where.removeprefix(" on ").lower() in title.lower() else where
+    scenarios = {result.place.scenario for result in results.results}
+    if own or len(scenarios) != 1:
+        return title
+    return f"{title}, tested on {readable(listed(scenarios.pop().split('+')))}"
 
 
 def _cautions(results: Results) -> list[Prose]:
-    if not results.open:
-        return []
-    shown = [f"{name} ({state})" for name, state in results.open[:5]]
-    more = f" and {len(results.open) - 5} more" if len(results.open) > 5 else ""
-    text = f"Not complete, and left out: {listed(shown) if not more else ', '.join(shown)}{more}."
-    return [Prose(text, notice=True)]
+    cautions = [Prose(text, notice=True) for text in warnings_about(results)]
+    if results.open:
+        shown = [f"{name} ({state})" for name, state in results.open[:5]]
+        more = f" and {len(results.open) - 5} more" if len(results.open) > 5 else ""
+        text = f"Not complete, and left out: {listed(shown) if not more else ', '.join(shown)}"
+        cautions.insert(0, Prose(f"{text}{more}.", notice=True))
+    return cautions
 
 
 def _facts(results: Results) -> list[Facts]:
     accuracies = results.accuracies(FINAL)
+    best = best_method(results) if is_decided(results) else None
     facts = [
         Fact(
             spelled(method),
             tables.spread_text(average_over_columns(accuracies[method], results.columns)),
-            "held-out test, final round, %",
+            alarm_words(results, method) or "held-out test, final round, %",
+            accent=method == best,
         )
         for method in results.methods
         if method in accuracies
@@ -170,7 +165,7 @@ def _cost_section(results: Results) -> Section | None:
         return None
     found = [charts.accuracy_against(results, what) for what in ("bytes", "seconds")]
     blocks = [chart for chart in found if chart is not None]
-    return Section("Cost", [tables.cost_table(results), *blocks])
+    return Section("Cost", [cost_table(results), *blocks])
 
 
 def _runs_section(results: Results) -> Section:

@@ -1,11 +1,13 @@
 """What a run took: time, memory, bytes."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from feddg.comparing.results import Results
 from feddg.report.blocks import Cell, Column, Shares, Table
-from feddg.report.wording import duration, number, readable, size
+from feddg.report.wording import duration, number, readable, size, spelled
 from feddg.runs.reading import RunRecord
 
 ACTIVITIES = {
@@ -118,3 +120,49 @@ def time_shares(cost: Cost) -> Shares:
         if value > VISIBLE_SHARE * cost.total_seconds
     ]
     return Shares(parts, f"Where the time went: {duration(cost.total_seconds)} in all.")
+
+
+def cost_table(results: Results) -> Table:
+    """What a run of each method took, mean over its runs."""
+    heads = [
+        Column("Method", numeric=False),
+        Column("Time", "a run"),
+        Column("Training", "a round"),
+        Column("Fusing", "a round"),
+        Column("Before training"),
+        Column("Images", "per second"),
+        Column("From a client", "per round"),
+        Column("From a client", "before training"),
+        Column("Peak memory"),
+    ]
+    rows = [_cost_cells(method, [r.run for r in results.of(method)]) for method in results.methods]
+    return Table(heads, rows, "Mean over the runs of a method.")
+
+
+def _cost_cells(method: str, runs: Sequence[RunRecord]) -> list[Cell]:
+    costs = [cost_of(run) for run in runs]
+    rounds = [max(1, run.rounds_done) for run in runs]
+
+    def seconds(activity: str, per_round: bool) -> float | None:
+        values = [cost.seconds.get(activity, 0.0) for cost in costs]
+        return _mean([v / r for v, r in zip(values, rounds)] if per_round else values)
+
+    def mean_bytes(name: str) -> float | None:
+        return _mean([cost.bytes.get(name, 0.0) for cost in costs])
+
+    texts = [
+        spelled(method),
+        duration(_mean([cost.total_seconds for cost in costs])),
+        duration(seconds("train", per_round=True)),
+        duration(seconds("aggregate", per_round=True)),
+        duration(seconds("setup", per_round=False)),
+        number(_mean([cost.images_per_second or 0.0 for cost in costs])),
+        size(mean_bytes("up_per_client_round")),
+        size(mean_bytes("setup_up_per_client")),
+        size(_mean([float(cost.peak_memory or 0) for cost in costs])),
+    ]
+    return [Cell(text) for text in texts]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return math.fsum(values) / len(values) if values else None

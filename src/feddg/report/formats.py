@@ -2,13 +2,16 @@
 
 import csv
 import io
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 
 from feddg.comparing.results import Results
 from feddg.csv_cells import as_cell
+from feddg.evaluation.metrics import METRICS
 from feddg.report.blocks import Block, Cell, Column, Fold, Page, Section, Table
 from feddg.rows import SPLITS
+from feddg.runs.evaluations import AGGREGATES
 from feddg.runs.selection_rules import SELECTION_RULES
 
 _LATEX = {
@@ -120,7 +123,8 @@ def results_csv(results: Results) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     heads = ["method", "column", "held_out_test", *axes, "seed", "rule", "round", "split"]
-    writer.writerow(map(as_cell, [*heads, "accuracy", "folder"]))
+    numbers = _numbers(results)
+    writer.writerow(map(as_cell, [*heads, "accuracy", "folder", *map("_".join, numbers)]))
     for result in results.results:
         place = result.place
         conditions = [place.conditions.get(axis, "") for axis in axes]
@@ -131,5 +135,16 @@ def results_csv(results: Results) -> str:
                 accuracy = result.accuracy(rule, split)
                 if accuracy is not None:
                     last = [rule.name, round_, split, repr(accuracy), result.run.folder.name]
-                    writer.writerow(map(as_cell, [*first, *last]))
+                    found = result.run.evaluations.of(rule.weights)
+                    more = [found.value(round_, split, *number) for number in numbers]
+                    told = ["" if value is None else repr(value) for value in more]
+                    writer.writerow(map(as_cell, [*first, *last, *told]))
     return out.getvalue()
+
+
+def _numbers(results: Results) -> list[tuple[str, str]]:
+    """Every metric of the runs with every aggregate over domains, as columns."""
+    runs = [result.run.evaluations for result in results.results]
+    known = {name for run in runs for split in SPLITS for name in run.metrics(split)}
+    metrics = [name for name in METRICS if name in known] + sorted(known - METRICS.keys())
+    return list(itertools.product(metrics, AGGREGATES))

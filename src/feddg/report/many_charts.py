@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -13,27 +12,20 @@ from feddg.comparing.results import HELD_OUT, Results
 from feddg.report.blocks import Chart
 from feddg.report.charts import (
     LOG_AXIS,
-    RUN_COLOURS,
     chart_of,
     curves_of,
     label_of,
     line_of,
     names_axis,
 )
+from feddg.report.looks import looks_of
 from feddg.report.wording import spelled
 from feddg.rows import TEST
 from feddg.runs.reading import RunRecord
 from feddg.runs.selection_rules import FINAL
 
-DASHES = ("solid", "dot", "dash", "dashdot")
 WIDE_RANGE = 20
 Cumulative = Callable[[RunRecord], dict[int, float]]
-
-
-def styles(methods: Sequence[str]) -> dict[str, tuple[str, str]]:
-    """Colour and dash of every method, the same in all charts of a page."""
-    looks = ((colour, dash) for dash in DASHES for colour in RUN_COLOURS)
-    return dict(zip(methods, cycle(looks)))
 
 
 def learning_curves(results: Results) -> Chart | None:
@@ -226,7 +218,8 @@ def margin_plot(accuracies: Mapping[str, Accuracies], base: str) -> Chart | None
     }
     caption = (
         f"Test accuracy after the final round minus that of {spelled(base)}, paired by scenario "
-        "and seed, with 95 % confidence intervals; dark where the interval excludes zero."
+        "and seed, with 95 % confidence intervals; dark where the interval excludes zero. A dot "
+        "without an interval has none: fewer than three pairs, or differences all equal."
     )
     return chart_of([dots], layout, 120 + 36 * len(order), caption)
 
@@ -235,9 +228,9 @@ def margin_plot(accuracies: Mapping[str, Accuracies], base: str) -> Chart | None
 
 
 def _line(method: str, points: Sequence[tuple[float, float]], results: Results) -> go.Scatter:
-    colour, dash = styles(results.methods)[method]
-    line = line_of(points, label_of(spelled(method)), colour, width=2.5, scale=100)
-    line.update(line_dash=dash)
+    look = looks_of({name: name for name in results.methods})[method]
+    line = line_of(points, label_of(spelled(method)), look.colour, width=2.5, scale=100)
+    line.update(line_dash=look.dash)
     return line
 
 

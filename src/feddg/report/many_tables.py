@@ -16,19 +16,17 @@ from feddg.comparing.intervals import (
 from feddg.comparing.results import Results
 from feddg.report.accuracy_section import SPLIT_HEADINGS
 from feddg.report.blocks import Cell, Column, Table
-from feddg.report.cost_section import cost_of
+from feddg.report.finding_words import marked
 from feddg.report.wording import (
     MISSING,
     counted,
-    duration,
     number,
     percent,
     readable,
-    size,
     spelled,
 )
 from feddg.rows import LAST, TEST, VAL
-from feddg.runs.reading import RunRecord
+from feddg.runs.findings import standing
 from feddg.runs.selection_rules import FINAL, SELECTION_RULES, SelectionRule, rules_for
 
 PRINTED_TOLERANCE = 0.051
@@ -56,15 +54,41 @@ def accuracy_table(
         if method in accuracies
     }
     best = _best(spreads.values())
+    beside = {method: _beside_accuracy(results, method, rule, split) for method in spreads}
+    # Runs of before these were recorded have none.
+    known = any(value is not None for values in beside.values() for value in values)
     rows = [
-        [Cell(spelled(method)), *(_spread_cell(s, b) for s, b in zip(row, best))]
+        [
+            Cell(marked(results, method)),
+            *(_spread_cell(s, b) for s, b in zip(row, best)),
+            *(Cell(percent(value)) for value in beside[method] if known),
+        ]
         for method, row in spreads.items()
     ]
     heads = [Column("Method", numeric=False), *(Column(readable(column)) for column in columns)]
+    if known:
+        heads += [Column("Balanced", "mean of all runs"), Column("Largest class", "of the images")]
     caption = _accuracy_caption(results, rule, split)
     if axis:
         caption += " Each column is an average over everything else that varies."
     return Table(heads, rows, caption)
+
+
+def _beside_accuracy(
+    results: Results, method: str, rule: SelectionRule, split: str
+) -> list[float | None]:
+    """Balanced accuracy and the constant model's accuracy, means over all runs of a method."""
+    found = [
+        standing(result.run.evaluations, result.rounds[rule.name], split)
+        for result in results.of(method)
+    ]
+    whole = [at for at in found if at is not None]
+    balanced = [at.balanced for at in whole if at.balanced is not None]
+    constant = [at.constant for at in whole if at.constant is not None]
+    return [
+        math.fsum(values) / len(values) if whole and len(values) == len(whole) else None
+        for values in (balanced, constant)
+    ]
 
 
 def _best(rows: Iterable[Sequence[Spread | None]]) -> list[float | None]:
@@ -165,7 +189,8 @@ def margin_table(results: Results, rule: SelectionRule = FINAL) -> Table | None:
     caption = (
         "Test accuracy after the final round minus that of the best other method, paired by "
         "scenario and seed. The interval is Student's t over the pairs; bold where it excludes "
-        "zero. The best other method was picked by these same numbers, which favours it a little."
+        "zero. None is claimed below three pairs, or where all differences are equal. The best "
+        "other method was picked by these same numbers, which favours it a little."
     )
     return Table(heads, rows, caption)
 
@@ -178,58 +203,12 @@ def points(difference: float | None) -> str:
 
 
 def interval_text(margin: Margin | None) -> str:
-    """``-0.4 to +2.1``, or that there is only one pair."""
+    """``-0.4 to +2.1``, or why none is claimed."""
     if margin is None:
         return MISSING
     if margin.low is None:
-        return "one pair only"
+        return f"none: {margin.why_no_interval}"
     return f"{points(margin.low)} to {points(margin.high)}"
-
-
-def cost_table(results: Results) -> Table:
-    """What a run of each method took, mean over its runs."""
-    heads = [
-        Column("Method", numeric=False),
-        Column("Time", "a run"),
-        Column("Training", "a round"),
-        Column("Fusing", "a round"),
-        Column("Before training"),
-        Column("Images", "per second"),
-        Column("From a client", "per round"),
-        Column("From a client", "before training"),
-        Column("Peak memory"),
-    ]
-    rows = [_cost_cells(method, [r.run for r in results.of(method)]) for method in results.methods]
-    return Table(heads, rows, "Mean over the runs of a method.")
-
-
-def _cost_cells(method: str, runs: Sequence[RunRecord]) -> list[Cell]:
-    costs = [cost_of(run) for run in runs]
-    rounds = [max(1, run.rounds_done) for run in runs]
-
-    def seconds(activity: str, per_round: bool) -> float | None:
-        values = [cost.seconds.get(activity, 0.0) for cost in costs]
-        return _mean([v / r for v, r in zip(values, rounds)] if per_round else values)
-
-    def mean_bytes(name: str) -> float | None:
-        return _mean([cost.bytes.get(name, 0.0) for cost in costs])
-
-    texts = [
-        spelled(method),
-        duration(_mean([cost.total_seconds for cost in costs])),
-        duration(seconds("train", per_round=True)),
-        duration(seconds("aggregate", per_round=True)),
-        duration(seconds("setup", per_round=False)),
-        number(_mean([cost.images_per_second or 0.0 for cost in costs])),
-        size(mean_bytes("up_per_client_round")),
-        size(mean_bytes("setup_up_per_client")),
-        size(_mean([float(cost.peak_memory or 0) for cost in costs])),
-    ]
-    return [Cell(text) for text in texts]
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return math.fsum(values) / len(values) if values else None
 
 
 def paper_table(results: Results, split: str) -> Table | None:

@@ -6,18 +6,25 @@ from feddg.report import charts
 from feddg.report.accuracy_section import held_out_accuracy, results_of_runs
 from feddg.report.blocks import Block, Fact, Facts, Fold, Page, Prose, Section
 from feddg.report.cost_section import cost_of_runs
-from feddg.report.settings_section import differing_settings
-from feddg.report.single_page import (
+from feddg.report.finding_words import finding_sentence, interval_words, remark_words
+from feddg.report.glossary import glossary
+from feddg.report.headline import (
+    data_tags,
+    finding_sentences,
+    found_in,
     key_facts,
     notices,
-    pictures_section,
+    on_data,
     result_sentence,
-    run_sections,
+    standing_of,
     status_text,
     tested_on,
 )
+from feddg.report.settings_section import differing_settings
+from feddg.report.single_page import pictures_section, run_sections
 from feddg.report.wording import counted, listed, percent, percent_sign, spelled
 from feddg.rows import TEST
+from feddg.runs.findings import Finding, movement, unsteady
 from feddg.runs.reading import RunRecord
 from feddg.runs.selection_rules import FINAL
 
@@ -38,9 +45,9 @@ def comparison_page(runs: Sequence[RunRecord]) -> Page:
     return Page(
         title=_title(runs, labels),
         lead=_comparison_sentence(runs, labels),
-        tags=[counted(len(runs), "run")],
+        tags=[counted(len(runs), "run"), *data_tags(runs)],
         opening=[*_cautions(runs, labels), _accuracy_facts(runs, labels)],
-        sections=[section for section in sections if section is not None],
+        sections=[*(section for section in sections if section is not None), glossary()],
     )
 
 
@@ -61,7 +68,8 @@ def run_labels(runs: Sequence[RunRecord]) -> list[str]:
 def _title(runs: Sequence[RunRecord], labels: Sequence[str]) -> str:
     who = " against ".join(labels) if len(labels) <= 2 else listed(labels)
     who = who if len(labels) <= MOST_NAMED else counted(len(labels), "run")
-    return f"{who}{tested_on(runs[0])}" if _same_test_domains(runs) else who
+    where = on_data(runs)
+    return f"{who}{where}{tested_on(runs[0])}" if _same_test_domains(runs) else f"{who}{where}"
 
 
 def _same_test_domains(runs: Sequence[RunRecord]) -> bool:
@@ -71,7 +79,10 @@ def _same_test_domains(runs: Sequence[RunRecord]) -> bool:
 def _comparison_sentence(runs: Sequence[RunRecord], labels: Sequence[str]) -> str:
     """Who did better and by how much, for as much as single runs can tell."""
     scores = [held_out_accuracy(run, FINAL) for run in runs]
-    known = [(score, label) for score, label in zip(scores, labels) if score is not None]
+    # What speaks against a number stands right behind the name it belongs to.
+    remarks = (remark_words(found_in(run)) for run in runs)
+    named = [f"{label}{remark}" for label, remark in zip(labels, remarks)]
+    known = [(score, label) for score, label in zip(scores, named) if score is not None]
     if len(known) < 2 or not _same_test_domains(runs):
         return "The runs side by side."
     ranked = sorted(known, key=lambda pair: -pair[0])
@@ -101,7 +112,22 @@ def _cautions(runs: Sequence[RunRecord], labels: Sequence[str]) -> list[Prose]:
             "so far."
         )
         cautions.append(Prose(text, notice=True))
+    for run, label in zip(runs, labels):
+        sentences = finding_sentences(run)
+        cautions += [Prose(f"{label}: {sentence}", notice=True) for sentence in sentences]
+    if (finding := _unsteady(runs)) is not None:
+        cautions.append(Prose(finding_sentence(finding), notice=True))
     return cautions
+
+
+def _unsteady(runs: Sequence[RunRecord]) -> Finding | None:
+    """Whether rounds move more than the two best runs differ."""
+    scored = [(score, run) for run in runs if (score := held_out_accuracy(run, FINAL)) is not None]
+    best = sorted(scored, key=lambda pair: -pair[0])[:2]
+    moved = [move for _, run in best if (move := movement(run.evaluations)) is not None]
+    if len(best) < 2 or len(moved) < 2 or not _same_test_domains(runs):
+        return None
+    return unsteady(sum(moved) / 2, best[0][0] - best[1][0])
 
 
 def _accuracy_facts(runs: Sequence[RunRecord], labels: Sequence[str]) -> Facts:
@@ -110,11 +136,20 @@ def _accuracy_facts(runs: Sequence[RunRecord], labels: Sequence[str]) -> Facts:
             Fact(
                 label,
                 percent_sign(held_out_accuracy(run, FINAL)),
-                "held-out test accuracy, final round",
+                _accuracy_note(run),
             )
             for run, label in zip(runs, labels)
         ]
     )
+
+
+def _accuracy_note(run: RunRecord) -> str:
+    at = standing_of(run)
+    note = "held-out test accuracy, final round"
+    if at is None:
+        return note
+    balanced = f"; balanced {percent_sign(at.balanced)}" if at.balanced is not None else ""
+    return f"{note}; 95 % interval {interval_words(at.accuracy)}{balanced}"
 
 
 def _results_section(runs: Sequence[RunRecord], labels: Sequence[str]) -> Section:

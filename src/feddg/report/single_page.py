@@ -1,17 +1,11 @@
 """The page of one run."""
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import numpy as np
 
 from feddg.report import charts
-from feddg.report.accuracy_section import (
-    final_table,
-    has_long_splits,
-    held_out_accuracy,
-    rounds_text,
-)
+from feddg.report.accuracy_section import final_table, has_long_splits
 from feddg.report.adaptation_section import adaptation_section
 from feddg.report.analyses_section import analyses_sections
 from feddg.report.blocks import (
@@ -19,8 +13,6 @@ from feddg.report.blocks import (
     Cell,
     Code,
     Column,
-    Fact,
-    Facts,
     Fold,
     Gallery,
     Page,
@@ -29,23 +21,26 @@ from feddg.report.blocks import (
     Section,
     Table,
 )
+from feddg.report.classes_section import class_table
 from feddg.report.cost_section import cost_of, cost_of_runs, time_shares
+from feddg.report.glossary import glossary
 from feddg.report.groups_section import groups_table
-from feddg.report.ledger_section import ledger_sentences, ledger_table
-from feddg.report.settings_section import mapping_table
-from feddg.report.wording import (
-    counted,
-    duration,
-    listed,
-    number,
-    percent_sign,
-    readable,
-    size,
-    spelled,
+from feddg.report.headline import (
+    data_tags,
+    key_facts,
+    notices,
+    on_data,
+    result_sentence,
+    status_text,
+    tested_on,
 )
-from feddg.rows import ID_TEST, ID_VAL, TEST, BadImageRow, EvaluationRow
+from feddg.report.ledger_section import ledger_sentences, ledger_table
+from feddg.report.next_steps import run_steps
+from feddg.report.settings_section import mapping_table
+from feddg.report.wording import counted, number, readable, spelled
+from feddg.rows import TEST, BadImageRow, EvaluationRow
 from feddg.runs.reading import RunRecord
-from feddg.runs.selection_rules import FINAL, final_round
+from feddg.runs.selection_rules import final_round
 
 MOST_LISTED = 50
 MOST_CONFUSIONS = 3
@@ -54,11 +49,11 @@ MOST_CONFUSIONS = 3
 def run_page(run: RunRecord) -> Page:
     """Everything about one run."""
     return Page(
-        title=f"{spelled(run.method)}{tested_on(run)}",
+        title=f"{spelled(run.method)}{on_data([run])}{tested_on(run)}",
         lead=result_sentence(run),
-        tags=[run.name, status_text(run)],
+        tags=[run.name, status_text(run), *data_tags([run])],
         opening=[*notices(run), key_facts(run)],
-        sections=run_sections(run),
+        sections=[*run_sections(run), *run_steps(run), glossary()],
     )
 
 
@@ -77,89 +72,6 @@ def run_sections(run: RunRecord, with_pictures: bool = True) -> list[Section]:
         _details_section(run),
     ]
     return [section for section in sections if section is not None and section.blocks]
-
-
-# --- headline -----------------------------------------------------------------------------------
-
-
-def tested_on(run: RunRecord) -> str:
-    """``, tested on photo``: the end of a heading, empty when no domain is held out."""
-    names = [readable(name) for name in run.held_out(TEST)]
-    whose = listed(names) if len(names) <= 3 else f"{len(names)} held-out domains"
-    return f", tested on {whose}" if names else ""
-
-
-def result_sentence(run: RunRecord) -> str:
-    """The result in plain words."""
-    accuracy = held_out_accuracy(run, FINAL)
-    if accuracy is None:
-        return "The held-out test domain has not been evaluated yet."
-    round_ = final_round(run.evaluations)
-    when = "before any training" if round_ == 0 else f"after {counted(round_ or 0, 'round')}"
-    held_out = [readable(name) for name in run.held_out(TEST)]
-    whose = listed(held_out) if len(held_out) <= 3 else f"{len(held_out)} held-out domains"
-    return (
-        f"{when[0].upper()}{when[1:]}, the shared model recognised {percent_sign(accuracy)} of "
-        f"the images of {whose}, which no client trained on{_guessing(run)}."
-    )
-
-
-def _guessing(run: RunRecord) -> str:
-    classes = len(run.clients.classes) if run.clients else 0
-    return f" (guessing among {classes} classes: {percent_sign(1 / classes)})" if classes else ""
-
-
-def status_text(run: RunRecord) -> str:
-    """The status in a few words."""
-    if run.status == "completed":
-        return f"completed, {counted(run.rounds_done, 'round')}"
-    return f"{run.status}, {rounds_text(run)} rounds"
-
-
-def notices(run: RunRecord) -> Iterator[Prose]:
-    """What to know before trusting the numbers: a run that is unfinished, interrupted or failed."""
-    if run.status == "completed":
-        return
-    words = {
-        "unfinished": "This run has not ended: it is still going on, or it was cut off.",
-        "interrupted": "This run was interrupted.",
-        "failed": f"This run failed: {run.error or 'no reason was recorded'}",
-    }
-    yield Prose(
-        f"{words.get(run.status, f'The status of this run is {run.status}.')} The page shows "
-        f"{rounds_text(run)} rounds; “final round” means the last one evaluated so far.",
-        notice=True,
-    )
-
-
-def key_facts(run: RunRecord) -> Facts:
-    """The numbers a reader looks for first."""
-    last = final_round(run.evaluations)
-    accuracy = held_out_accuracy(run, FINAL)
-    in_domain = run.evaluations.accuracy(last, ID_TEST)
-    split = "test" if in_domain is not None else "validation"
-    in_domain = in_domain if in_domain is not None else run.evaluations.accuracy(last, ID_VAL)
-    cost = cost_of(run)
-    facts = [
-        Fact("Held-out test", percent_sign(accuracy), "correct, final round"),
-        Fact(f"In-domain {split}", percent_sign(in_domain), "correct, final round"),
-        *_federation_facts(run),
-        Fact("Time", duration(cost.total_seconds), f"{number(cost.images_per_second)} images/s"),
-        Fact("Sent by a client", size(cost.bytes.get("up_per_client_round")), "per round"),
-    ]
-    return Facts(facts)
-
-
-def _federation_facts(run: RunRecord) -> Iterator[Fact]:
-    settings = run.experiment.get("clients") or {}
-    total = len(run.clients.clients) if run.clients else settings.get("number")
-    per_round = settings.get("per_round") or total
-    if total is not None:
-        yield Fact("Clients", number(total), f"{number(per_round)} in each round")
-    model = run.experiment.get("model") or {}
-    if model.get("backbone"):
-        weights = Path(str(model.get("weights") or "none")).name
-        yield Fact("Model", str(model["backbone"]), f"starting weights: {weights}")
 
 
 # --- sections -----------------------------------------------------------------------------------
@@ -189,6 +101,7 @@ def _confusion_section(run: RunRecord) -> Section | None:
         )
         matrix = charts.confusion_matrix(counts, classes, caption)
         blocks.append(Pair(matrix, charts.class_accuracy(counts, classes)))
+        blocks.append(class_table(counts, classes, name))
     return Section("Mistakes by class", blocks)
 
 

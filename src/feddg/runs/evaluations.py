@@ -1,9 +1,64 @@
 """The evaluations of a run, looked up by round, split and domain."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
 
+import numpy
+
+from feddg.evaluation.metrics import METRICS, Metric, Predictions, measure
 from feddg.rows import LAST, EvaluationRow
+
+Aggregate = Callable[[Sequence[EvaluationRow], str], float | None]
+"""One number for the domains of a split, from their rows and the name of a metric."""
+
+
+def _values(rows: Sequence[EvaluationRow], metric: str) -> list[float] | None:
+    """A metric of each row, or None unless all have it."""
+    found = [row.metric(metric) for row in rows]
+    known = [value for value in found if value is not None]
+    return known if known and len(known) == len(found) else None
+
+
+def _domain_mean(rows: Sequence[EvaluationRow], metric: str) -> float | None:
+    values = _values(rows, metric)
+    return math.fsum(values) / len(values) if values else None
+
+
+def _worst_domain(rows: Sequence[EvaluationRow], metric: str) -> float | None:
+    kind: Metric | None = METRICS.get(metric)
+    if kind is not None and kind.higher_is_better is None:
+        return None
+    values = _values(rows, metric)
+    if not values or any(math.isnan(value) for value in values):
+        return None
+    return min(values) if kind is None or kind.higher_is_better else max(values)
+
+
+def _pooled(rows: Sequence[EvaluationRow], metric: str) -> float | None:
+    images = sum(row.examples for row in rows)
+    values = _values(rows, metric)
+    if metric == "accuracy":
+        total = math.fsum(row.accuracy * row.examples for row in rows)
+        return total / images if images else None
+    counts = [row.confusion for row in rows if row.confusion is not None]
+    if not values or len(counts) < len(rows):
+        return None
+    together = numpy.sum([numpy.array(count) for count in counts], axis=0)
+    return measure(Predictions(together)).get(metric)
+
+
+AGGREGATES: Final[dict[str, Aggregate]] = {
+    "domain_mean": _domain_mean,
+    "pooled": _pooled,
+    "worst_domain": _worst_domain,
+}
+"""How the domains of a split become one number, by name.
+
+``domain_mean`` counts each domain once; ``pooled`` counts each image once, as if the split were one
+domain; ``worst_domain`` is the domain that does worst. Metrics other than accuracy can be pooled
+only where rows hold who was taken for whom (the last round's do) and counts are enough for them.
+"""
 
 
 class Evaluations:
@@ -18,9 +73,17 @@ class Evaluations:
     Args:
         rows: evaluations of any weights.
         weights: those that count.
+        select_by: the metric that chooses a round.
     """
 
-    def __init__(self, rows: Iterable[EvaluationRow], weights: str = LAST) -> None:
+    def __init__(
+        self,
+        rows: Iterable[EvaluationRow],
+        weights: str = LAST,
+        *,
+        select_by: str = "accuracy",
+    ) -> None:
+        self.select_by = select_by
         self._rows, self._weights = list(rows), weights
         self._others: dict[str, Evaluations] = {weights: self}
         self._by_round: dict[int, dict[tuple[str, str], EvaluationRow]] = {}
@@ -44,7 +107,7 @@ class Evaluations:
         """
         if weights not in self._others:
             whole = self if self._weights == LAST else self.of(LAST)
-            found = Evaluations(self._rows, weights)
+            found = Evaluations(self._rows, weights, select_by=self.select_by)
             found._keep_rounds_as_whole_as(whole)
             self._others[weights] = found
         return self._others[weights]
@@ -74,7 +137,36 @@ class Evaluations:
 
     def accuracy(self, round_: int | None, split: str) -> float | None:
         """Accuracy of a split after one round: the mean over its domains, each counted once."""
+        return self.value(round_, split)
+
+    def value(
+        self,
+        round_: int | None,
+        split: str,
+        metric: str = "accuracy",
+        aggregate: str = "domain_mean",
+    ) -> float | None:
+        """A metric of a split after one round, over its domains; None where it is not known.
+
+        Args:
+            round_: the round; None for none.
+            split: one of ``SPLITS``.
+            metric: a name of :data:`feddg.evaluation.metrics.METRICS`.
+            aggregate: a name of :data:`AGGREGATES`.
+        """
         rows = self.at(round_, split) if round_ is not None else []
-        if not rows:
-            return None
-        return math.fsum(row.accuracy for row in rows) / len(rows)
+        return AGGREGATES[aggregate](rows, metric) if rows else None
+
+    def metrics(self, split: str) -> list[str]:
+        """Names of the metrics that a split's evaluations hold, in the order of tables."""
+        rows = (row for r in self.rounds for row in self.at(r, split))
+        found = {"accuracy", *(name for row in rows for name in row.metrics)}
+        return [name for name in METRICS if name in found] + sorted(found - METRICS.keys())
+
+    def support(self, split: str, domain: str) -> list[int] | None:
+        """Images of each class in a domain of a split; None before the last round counted them."""
+        for round_ in reversed(self.rounds):
+            row = self.get(round_, split, domain)
+            if row is not None and row.support is not None:
+                return row.support
+        return None

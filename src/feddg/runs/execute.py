@@ -1,5 +1,6 @@
 """Carries out an experiment: setup, rounds, evaluation, records, checkpoints."""
 
+import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +14,8 @@ from feddg.clients.threads import threads
 from feddg.clients.worker import Worker
 from feddg.data.fingerprint import ImagesFile
 from feddg.errors import RunError
-from feddg.evaluation.accuracy import Evaluation, Score
+from feddg.evaluation.accuracy import Evaluation, Score, mean_score
+from feddg.evaluation.support import support_warning
 from feddg.experiment import Experiment, load_stored
 from feddg.federation.checks import CHANGES, MessageChecks
 from feddg.federation.inprocess import InProcess
@@ -25,7 +27,7 @@ from feddg.federation.turns import load_weights
 from feddg.files import is_file
 from feddg.guards.chain import NO_GUARDS, Guards
 from feddg.messages import Weights
-from feddg.methods.base import Method, State
+from feddg.methods.base import Method, State, has_global_model, local_names
 from feddg.models.network import Network
 from feddg.randomness import stream
 from feddg.rows import (
@@ -65,7 +67,9 @@ from feddg.runs.prepare import (
 from feddg.runs.reading import RunRecord, read_run
 from feddg.runs.same_images import IMAGES, ImagesNow, check_images, find_folder
 from feddg.runs.summary import summarize
+from feddg.runs.warning_light import write_warning_light
 
+log = logging.getLogger("feddg")
 Elsewhere = Callable[[Server, Weights, Sequence[Score]], Sequence[Score]]
 """Measures weights of the server's round where the images are; is told the scores so far."""
 
@@ -110,7 +114,7 @@ def in_process(
     images = load_images(experiment, cache, progress)
     method, network = build(experiment, len(images.table.class_names))
     guards = guards_for(experiment, method, network)
-    workers = build_workers(experiment, network, cache)
+    workers = build_workers(images.trained_by(experiment), network, cache)
     worker = workers[0]
 
     def draw(folder: Path, state: State) -> None:
@@ -278,7 +282,8 @@ class _Execution:
         state.rounds = experiment.train.rounds
         state = on_device(state, found.worker.device)
         files = checkpoint.models if checkpoint else {}
-        kept = KeptModels(folder, files, read_run(folder.path).metrics.evaluations)
+        before = read_run(folder.path).metrics.evaluations
+        kept = KeptModels(folder, files, before, experiment.evaluate.select_by)
         writer = Records(folder, transport, kept, self.snapshots)
         ledger = Ledger(writer.carried if found.remote else writer.entered, layouts)
         checks = MessageChecks(
@@ -346,6 +351,10 @@ class _Execution:
         self.folder.write_json("clients.json", found.clients)
         if found.contents is not None:
             self.folder.write_json(IMAGES, found.contents)
+        if found.evaluation is not None:
+            thin = support_warning(found.evaluation, found.clients.classes)
+            if thin is not None:
+                log.warning("%s", thin)
 
     def _setup(self, server: Server, writer: "Records", found: Prepared) -> None:
         with self.timed("setup"):
@@ -380,8 +389,9 @@ class _Execution:
             weights = served(server.state, self.experiment.server.serve)
             if INTERPOLATED in writer.models.files:
                 weights = writer.models.read(INTERPOLATED)
-            predictor(server.method, self.network, weights)
+            model = predictor(server.method, self.network, weights)
             write_alphas(self.folder, server.method, self.network, evaluation)
+            write_warning_light(self.folder, model, evaluation)
 
     def _evaluate(
         self, server: Server, evaluation: Evaluation | None, writer: "Records"
@@ -393,7 +403,7 @@ class _Execution:
         for name, weights in self._measured(server, writer, last).items():
             scores: list[Score] = []
             if evaluation is not None:
-                scores += evaluation.scores(predictor(server.method, self.network, weights))
+                scores += measured(evaluation, server, self.network, weights)
             scores += self.elsewhere(server, weights, scores)
             if scores and name == LAST:
                 self.observer.scores(state.round, scores)
@@ -405,6 +415,8 @@ class _Execution:
         state, averages = server.state, self.experiment.evaluate.averages
         due = averages == "every" or (last and averages == "last_round")
         found = {LAST: state.weights}
+        if not has_global_model(server.method, self.network):
+            return found
         for mean in MEANS:
             wanted = due or mean == self.experiment.server.serve
             if wanted and rounds_in(state, mean):
@@ -467,6 +479,31 @@ def predictor(method: Method, network: Network, weights: Weights) -> nn.Module:
     """Returns a global model as a predictor, on the network that clients also use."""
     load_weights(network, weights)
     return method.predictor(network)
+
+
+def measured(
+    evaluation: Evaluation, server: Server, network: Network, weights: Weights
+) -> list[Score]:
+    """Returns the scores of the global model, or their mean over clients that share none.
+
+    A client that has not trained yet counts with the weights it would start from.
+    """
+    method = server.method
+    if has_global_model(method, network):
+        return evaluation.scores(predictor(method, network, weights))
+    memories = server.transport.memories
+    ids = server.transport.clients
+    local = local_names(method, network)
+    waiting = sum(id not in memories for id in ids)
+    found: list[list[Score]] = []
+    if waiting:
+        found += [evaluation.scores(predictor(method, network, weights))] * waiting
+    for id in ids:
+        if id in memories:
+            own = {name: tensor for name, tensor in memories[id].items() if name in local}
+            load_weights(network, own)
+            found.append(evaluation.scores(method.predictor(network)))
+    return [mean_score(scores) for scores in zip(*found, strict=True)]
 
 
 def on_device(state: State, device: torch.device) -> State:

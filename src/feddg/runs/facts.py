@@ -4,6 +4,7 @@ import os
 import platform
 import resource
 import sys
+from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any
 
@@ -20,6 +21,7 @@ def environment(experiment: Experiment, worker: Worker) -> dict[str, Any]:
     """Returns what the run's numbers may depend on beside the experiment."""
     autocast = worker.autocast()
     return {
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "feddg": version("feddg"),
         "python": platform.python_version(),
         "torch": torch.__version__,

@@ -33,12 +33,17 @@ class KeptModels:
         folder: the run's.
         files: by rule, the files that the checkpoint names.
         rows: the evaluations so far.
+        select_by: the metric that chooses a round.
     """
 
     def __init__(
-        self, folder: RunFolder, files: Mapping[str, str], rows: Sequence[EvaluationRow]
+        self,
+        folder: RunFolder,
+        files: Mapping[str, str],
+        rows: Sequence[EvaluationRow],
+        select_by: str = "accuracy",
     ) -> None:
-        self._folder, self._rows = folder, list(rows)
+        self._folder, self._rows, self._select_by = folder, list(rows), select_by
         self.files = dict(files)
 
     def take_in(self, state: State, rows: Sequence[MetricsRow]) -> Mapping[str, str]:
@@ -54,7 +59,7 @@ class KeptModels:
         new = [row for row in rows if isinstance(row, EvaluationRow)]
         if new:
             self._rows += new
-            evaluations = Evaluations(self._rows)
+            evaluations = Evaluations(self._rows, select_by=self._select_by)
             for rule in SELECTION_RULES.values():
                 if rule.weights == LAST and rule.model != FINAL.model:
                     self._choose(rule.model, rule.choose(evaluations), state)

@@ -10,7 +10,7 @@ from feddg.evaluation.adaptation import adapt as adapted
 from feddg.evaluation.predictors import Parts
 from feddg.experiment import Experiment, load_stored
 from feddg.federation.turns import load_weights
-from feddg.methods.base import Method, local_names
+from feddg.methods.base import Method, has_global_model, local_names
 from feddg.models.network import Network
 from feddg.models.precision import choose_device
 from feddg.runs.checkpoints import checkpoint_memories
@@ -73,6 +73,11 @@ def load_trained(folder: Path | str, device: str = "cpu", which: str | None = No
     rule = asked or served_rule(path)
     weights, round = kept_weights(path, rule)
     load_weights(network, weights)
+    if not has_global_model(method, network):
+        raise RunError(
+            f"{path}: under {method.name} every client has a model of its own, and there is none "
+            "that all share; the run's tables hold what was measured of them"
+        )
     local = local_names(method, network)
     own = {
         id: {name: tensor for name, tensor in memory.items() if name in local}

@@ -9,7 +9,7 @@ import numpy
 import torch
 
 from feddg.cache import cache_folder as cache_folder
-from feddg.clients.examples import Examples
+from feddg.clients.examples import Examples, split_batches
 from feddg.clients.threads import clients_at_once, threads_for
 from feddg.clients.worker import Worker
 from feddg.data.data_set import find_augmentation
@@ -25,7 +25,7 @@ from feddg.evaluation.accuracy import Evaluation
 from feddg.experiment import Experiment
 from feddg.guards.chain import Guards, build_guards
 from feddg.methods.base import Method
-from feddg.methods.composition import build_method
+from feddg.methods.composition import build_method, method_class
 from feddg.models.backbones import build_network
 from feddg.models.convolution import use_small_map_convolutions
 from feddg.models.network import Network
@@ -45,6 +45,8 @@ class Images:
         splits: rows by role.
         partition: training rows by client.
         seed: the experiment's.
+        steps: optimizer steps a client takes in a round, where the way images were dealt out says
+            so; None where the experiment does.
         contents: which images these are, for the run's folder.
     """
 
@@ -54,7 +56,15 @@ class Images:
     splits: Splits
     partition: Partition
     seed: int = 0
+    steps: int | None = None
     contents: ImagesFile | None = None
+
+    def trained_by(self, experiment: Experiment) -> Experiment:
+        """Returns the experiment as clients train by it."""
+        if self.steps is None:
+            return experiment
+        train = experiment.train.model_copy(update={"local_steps": self.steps})
+        return experiment.model_copy(update={"train": train})
 
     def examples(self, client: int) -> Examples:
         """Returns the images of a client."""
@@ -124,7 +134,23 @@ def deal(
             "train.select_every tries a client's models on its own validation images, and there "
             "are none; set data.id_val above 0 (FedIG: 0.2)"
         )
-    return Images(table, pixels, bad, splits, share, experiment.seed)
+    steps = None
+    if method_class(experiment.method.name).gathers_images:
+        steps = _steps_of_a_round(experiment, share)
+        share = Partition(numpy.zeros_like(share.owners), share.domains, 1)
+    return Images(table, pixels, bad, splits, share, experiment.seed, steps)
+
+
+def _steps_of_a_round(experiment: Experiment, share: Partition) -> int:
+    """Returns the optimizer steps that a round's clients take together, on average over draws."""
+    train, number = experiment.train, len(share)
+    steps = [
+        train.local_steps
+        or train.local_epochs * len(split_batches(torch.arange(size), train.batch_size))
+        for size in share.sizes.tolist()
+    ]
+    taking_part = min(number, experiment.clients.per_round or number)
+    return max(1, round(sum(steps) * taking_part / number))
 
 
 def _splits(experiment: Experiment, table: ImageTable, bad: list[BadImage]) -> Splits:

@@ -121,7 +121,8 @@ class RunRecord:
     @cached_property
     def evaluations(self) -> Evaluations:
         """The evaluations, for look-up by round, split and domain."""
-        return Evaluations(self.metrics.evaluations)
+        said = (self.experiment.get("evaluate") or {}).get("select_by") or "accuracy"
+        return Evaluations(self.metrics.evaluations, select_by=str(said))
 
     @cached_property
     def experiment_text(self) -> str:

@@ -4,7 +4,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from feddg.rows import SPLITS, MessageRow, SummaryFile
+from feddg.rows import SPLITS, EvaluationRow, MessageRow, SummaryFile
+from feddg.runs.evaluations import AGGREGATES, Evaluations
 from feddg.runs.facts import peak_memory
 from feddg.runs.reading import RunRecord
 from feddg.runs.selection_rules import SELECTION_RULES, SelectionRule
@@ -51,11 +52,30 @@ def _chosen(record: RunRecord, rule: SelectionRule) -> dict[str, Any] | None:
             scores[split] = {
                 "accuracy": rule.measure(record.evaluations, round, split),
                 "loss": sum(row.loss for row in rows) / len(rows),
-                "domains": {
-                    row.domain: {"accuracy": row.accuracy, "loss": row.loss} for row in rows
-                },
+                "metrics": _aggregates(record.evaluations.of(rule.weights), round, split),
+                "domains": {row.domain: _domain(record.evaluations, row) for row in rows},
             }
     return scores
+
+
+def _aggregates(evaluations: Evaluations, round: int, split: str) -> dict[str, dict[str, float]]:
+    """Every metric of a split over its domains, by metric and aggregate, as far as known."""
+    found = {
+        metric: {
+            name: value
+            for name in AGGREGATES
+            if (value := evaluations.value(round, split, metric, name)) is not None
+        }
+        for metric in evaluations.metrics(split)
+    }
+    return {metric: values for metric, values in found.items() if values}
+
+
+def _domain(evaluations: Evaluations, row: EvaluationRow) -> dict[str, Any]:
+    """The scores of one domain, with how many images of each class they rest on."""
+    scores = {"accuracy": row.accuracy, "loss": row.loss, "metrics": row.metrics}
+    support = evaluations.support(row.split, row.domain)
+    return scores if support is None else scores | {"support": support}
 
 
 def _bytes(messages: Sequence[MessageRow]) -> dict[str, float]:

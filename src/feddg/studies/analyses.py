@@ -27,7 +27,7 @@ from feddg.federation.inprocess import InProcess
 from feddg.federation.turns import load_weights
 from feddg.files import is_file, replace_text, why
 from feddg.messages import Message, Update, Weights
-from feddg.methods.base import Method, State
+from feddg.methods.base import Method, State, has_global_model
 from feddg.methods.catalogue import title_of
 from feddg.methods.showing import Redraws
 from feddg.randomness import stream
@@ -117,6 +117,8 @@ def _subject(folder: Path, cache: Path, progress: Progress) -> _Subject:
     check_images(folder, lambda: ImagesNow(cache)(experiment))
     images = load_images(experiment, cache, progress)
     method, network = build(experiment, len(images.table.class_names))
+    if not has_global_model(method, network):
+        raise RunError(f"{folder}: under {method.name} there is no global model to look into")
     first = {name: tensor.detach().clone() for name, tensor in network.state_dict().items()}
     worker = build_worker(experiment, network, cache)
     return _Subject(

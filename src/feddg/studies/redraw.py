@@ -1,19 +1,37 @@
 """Re-draws image files in the style of another image, or of a folder of images."""
 
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-import numpy
 import torch
 from PIL import Image
 from torch import Tensor
 
-from feddg.data.decoding import UnusableImageError, decode_image, quiet_pillow
+from feddg.data.decoding import UnusableImageError, decode_image, quiet_pillow, upright_size
 from feddg.data.images import IMAGE_SUFFIXES
 from feddg.errors import DataError
 from feddg.files import entries, is_file, replace_file, why
 from feddg.styles.codec import load_codec, transfer
 from feddg.styles.interpolate import client_style
 from feddg.styles.statistics import measure
+
+LEAST_SIDE = 16
+"""A shorter side leaves a codec's feature maps no room: a strip is made this wide."""
+
+
+@dataclass(frozen=True)
+class Redrawn:
+    """What became of image files.
+
+    Attributes:
+        written: the files written.
+        skipped: the files that could not be used, of images and of styles, each with the reason.
+    """
+
+    written: Sequence[Path]
+    skipped: Sequence[tuple[Path, str]]
 
 
 def redraw_files(
@@ -26,68 +44,125 @@ def redraw_files(
     codec: str = "compact",
     encoder: Path | None = None,
     decoder: Path | None = None,
-) -> list[Path]:
-    """Re-draws images and writes them as PNG files of the same names.
+) -> Redrawn:
+    """Re-draws images and writes them as PNG files of the same names, in folders of the same names.
+
+    Images keep their shape. A file that cannot be used is left out and named in the result.
 
     Args:
-        images: an image file, or a folder of images.
-        style: an image file, or a folder whose pooled style is taken.
+        images: an image file, or a folder of images, at any depth.
+        style: an image file, or a folder whose pooled style is taken, at any depth.
         out: folder for the results; made if absent.
         strength: AdaIN blend in [0, 1].
-        size: side of the square results, pixels.
+        size: the longer side of the results, pixels.
         codec: see :func:`feddg.styles.codec.load_codec`.
         encoder: the codec's encoder weights, or None for its own.
         decoder: the codec's decoder weights, or None for its own.
 
     Returns:
-        The files written.
+        The files written and those left out.
 
     Raises:
-        DataError: there is no usable image.
+        DataError: there is no usable image, or no usable style.
     """
     chosen = load_codec(codec, encoder=encoder, decoder=decoder)
-    files, contents = _decoded(images, size)
-    _, examples = _decoded(style, size)
-    together = torch.zeros(len(examples), dtype=torch.int64)
-    target = client_style(measure(chosen, examples), together)
-    redrawn = transfer(chosen, contents, target.float(), strength)
-    written = [out / f"{file.stem}.png" for file in files]
+    skipped: list[tuple[Path, str]] = []
+    with quiet_pillow():
+        examples = [_square(pixels) for _, pixels in _decoded(_files(style), size, skipped)]
+        if not examples:
+            raise DataError(f"no image in {style} can be used as a style: {_first(skipped)}")
+        together = torch.zeros(len(examples), dtype=torch.int64)
+        target = client_style(measure(chosen, torch.stack(examples)), together).float()
+        files = _files(images, leave_out=out)
+        names = _names(files, images, out)
+        written = []
+        for file, pixels in _decoded(files, size, skipped):
+            redrawn = transfer(chosen, pixels[None], target, strength)[0]
+            _write(names[file], Image.fromarray(redrawn.permute(1, 2, 0).numpy()))
+            written.append(names[file])
+    if not written:
+        raise DataError(f"no image in {images} can be used: {_first(skipped)}")
+    return Redrawn(written, skipped)
+
+
+def _write(path: Path, image: Image.Image) -> None:
     try:
-        for path, image in zip(written, redrawn):
-            _write_png(path, Image.fromarray(image.permute(1, 2, 0).numpy()))
+        replace_file(path, lambda aside: image.save(aside, "PNG"))
     except OSError as error:
-        raise DataError(f"Cannot write into {out}: {why(error)}.") from None
-    return written
+        raise DataError(f"Cannot write {path}: {why(error)}.") from None
 
 
-def _write_png(path: Path, image: Image.Image) -> None:
-    replace_file(path, lambda aside: image.save(aside, "PNG"))
+def _first(skipped: Sequence[tuple[Path, str]]) -> str:
+    path, reason = skipped[-1]
+    return f"{path}: {reason}"
 
 
-def _decoded(path: Path, size: int) -> tuple[list[Path], Tensor]:
-    """Returns the image files at ``path`` and their pixels, uint8 ``(N, 3, size, size)``."""
-    files = _image_files(path)
+def _files(path: Path, leave_out: Path | None = None) -> list[Path]:
+    """Returns the image files at ``path``, at any depth, but for those of an earlier result."""
+    own = leave_out.resolve() if leave_out is not None else None
+    if path.is_dir():
+        entries(path, DataError)  # says so where it cannot be read
+        found = sorted(path.rglob("*"))
+    elif is_file(path, DataError):
+        found = [path]
+    else:
+        raise DataError(f"{path} does not exist; name an image or a folder of images")
+    files = [
+        file
+        for file in found
+        if file.suffix.lower() in IMAGE_SUFFIXES
+        and not file.is_dir()
+        and own not in file.resolve().parents
+    ]
     if not files:
         raise DataError(
             f"there is no image in {path}; known endings: {', '.join(sorted(IMAGE_SUFFIXES))}"
         )
-    with quiet_pillow():
-        pixels = [torch.from_numpy(_decode(file, size)) for file in files]
-    return files, torch.stack(pixels).permute(0, 3, 1, 2).contiguous()
+    return files
 
 
-def _image_files(path: Path) -> list[Path]:
-    if path.is_dir():
-        inside = [path / entry.name for entry in entries(path, DataError)]
-    elif is_file(path, DataError):
-        inside = [path]
-    else:
-        raise DataError(f"{path} does not exist; name an image or a folder of images")
-    return [file for file in inside if file.suffix.lower() in IMAGE_SUFFIXES]
+def _names(files: Sequence[Path], images: Path, out: Path) -> dict[Path, Path]:
+    """Returns where each file's result goes; two files never share a place."""
+    top = images if images.is_dir() else images.parent
+    places = {file: out / file.relative_to(top).with_suffix(".png") for file in files}
+    often = Counter(places.values())
+    return {
+        file: place if often[place] == 1 else place.with_name(f"{file.name}.png")
+        for file, place in places.items()
+    }
 
 
-def _decode(file: Path, size: int) -> numpy.ndarray:
-    try:
-        return decode_image(file, size, "squash")
-    except UnusableImageError as error:
-        raise DataError(f"{file} cannot be used: {error}") from None
+def _decoded(
+    files: Sequence[Path], size: int, skipped: list[tuple[Path, str]]
+) -> Iterator[tuple[Path, Tensor]]:
+    """Yields files with their pixels, uint8 ``(3, H, W)``; the longer side is ``size``."""
+    for file in files:
+        try:
+            pixels = torch.from_numpy(decode_image(file, size, "pad"))
+            width, height = upright_size(file)
+        except UnusableImageError as error:
+            skipped.append((file, str(error)))
+            continue
+        scale = size / max(width, height)
+        yield file, _unpadded(pixels, max(1, round(width * scale)), max(1, round(height * scale)))
+
+
+def _unpadded(pixels: Tensor, width: int, height: int) -> Tensor:
+    """Cuts the frame off that made ``(size, size, 3)`` pixels square."""
+    top, left = (pixels.shape[0] - height) // 2, (pixels.shape[1] - width) // 2
+    cut = pixels[top : top + height, left : left + width].permute(2, 0, 1).contiguous()
+    least = (max(height, LEAST_SIDE), max(width, LEAST_SIDE))
+    return cut if least == (height, width) else _resized(cut, *least)
+
+
+def _square(pixels: Tensor) -> Tensor:
+    """A style's statistics count every place of an image alike, so its shape matters little."""
+    side = max(pixels.shape[1:])
+    return _resized(pixels, side, side)
+
+
+def _resized(pixels: Tensor, height: int, width: int) -> Tensor:
+    wanted = torch.nn.functional.interpolate(
+        pixels[None].float(), (height, width), mode="bilinear", antialias=True
+    )
+    return wanted[0].round().clamp(0, 255).to(torch.uint8)

@@ -35,7 +35,7 @@ class Fixed(Predictor):
         alpha = self.settings.alpha
 
         def share(number: int, layer: _BatchNorm, ours: Moments, image: Moments) -> Tensor:
-            return torch.full((len(image.mean),), alpha, device=image.mean.device)
+            return torch.full((image.mean.shape[0],), alpha, device=image.mean.device)
 
         return interpolated(self.model, share)
 

@@ -63,6 +63,11 @@ class MixNorm(Predictor):
         """Goes back to the running statistics."""
         self._kept = {}
 
+    @property
+    def keeps_state(self) -> bool:
+        """Only where the kept moments follow the images."""
+        return bool(self.settings.tau)
+
     def views(self, images: Tensor) -> Tensor:
         """Returns the images and their views, ``(5 B, 3, H, W)``, view by view."""
         crops = [self._crop(images, *box) for box in self._boxes]
@@ -78,7 +83,7 @@ class MixNorm(Predictor):
 
     def forward(self, images: Tensor) -> Tensor:
         """Returns logits ``(B, classes)`` of the images as they are."""
-        return super().forward(self.views(images))[: len(images)]
+        return super().forward(self.views(images))[: images.shape[0]]
 
     def rule(self, images: Tensor) -> Rule:
         """Mixes moments pooled over views, image by image."""

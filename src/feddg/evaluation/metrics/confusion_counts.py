@@ -15,6 +15,19 @@ def _balanced_accuracy(predictions: Predictions) -> float | None:
     return float(recall.mean()) if seen.any() else None
 
 
+def _macro_f1(predictions: Predictions) -> float | None:
+    """F1 = 2 hits / (images + predictions) of each class with images (iWildCam's official score).
+
+    As WILDS computes it: Koh et al., "WILDS" (ICML 2021), section 4.1.1 and its code, which leaves
+    out classes without images even where some are predicted.
+    """
+    support = predictions.confusion.sum(axis=1)
+    seen = support > 0
+    predicted = predictions.confusion.sum(axis=0)
+    scores = 2 * predictions.confusion.diagonal()[seen] / (support + predicted)[seen]
+    return float(scores.mean()) if seen.any() else None
+
+
 def _largest_class_share(predictions: Predictions) -> float | None:
     support = predictions.confusion.sum(axis=1)
     return int(support.max()) / int(support.sum()) if support.any() else None
@@ -34,6 +47,14 @@ register_metric(
         summary="mean over the classes with images of the share classified correctly, in [0, 1]",
         compute=_balanced_accuracy,
         order=10,
+    )
+)
+register_metric(
+    Metric(
+        name="macro_f1",
+        summary="mean over the classes with images of their F1 score, in [0, 1]",
+        compute=_macro_f1,
+        order=20,
     )
 )
 register_metric(

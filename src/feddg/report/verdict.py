@@ -1,0 +1,88 @@
+"""What a comparison comes to, in words: which method is best, and what speaks against saying so."""
+
+from feddg.comparing.intervals import Margin, average_over_columns, best_other, paired_margin
+from feddg.comparing.method_findings import method_findings, unsteady_best
+from feddg.comparing.results import Results
+from feddg.report.finding_words import alarm_words, finding_sentence, how_often
+from feddg.report.many_tables import interval_text
+from feddg.report.wording import counted, percent, percent_sign, spelled
+from feddg.runs.selection_rules import FINAL
+
+
+def best_method(results: Results) -> str | None:
+    """The method with the best average after the final round; None where none has every column."""
+    averages = _averages(results)
+    return max(averages, key=lambda method: averages[method], default=None)
+
+
+def _averages(results: Results) -> dict[str, float]:
+    return {
+        method: average.mean
+        for method, values in results.accuracies(FINAL).items()
+        if (average := average_over_columns(values, results.columns)) is not None
+    }
+
+
+def _margin_of(results: Results, best: str) -> tuple[str, Margin] | None:
+    """The best other method, and the margin over it."""
+    accuracies = results.accuracies(FINAL)
+    other = best_other(best, accuracies)
+    margin = paired_margin(accuracies[best], accuracies[other]) if other else None
+    return (other, margin) if other is not None and margin is not None else None
+
+
+def is_decided(results: Results) -> bool:
+    """Whether the best method is told from the next one."""
+    best = best_method(results)
+    found = _margin_of(results, best) if best is not None else None
+    return found is not None and found[1].decided
+
+
+def verdict_words(results: Results) -> str:
+    """The result in plain words."""
+    question = f"{results.question} " if results.question else ""
+    best = best_method(results)
+    if best is None:
+        return f"{question}No method has a result in every column yet."
+    over = "" if len(results.columns) == 1 else f", averaged over {len(results.columns)} columns"
+    text = (
+        f"{question}{spelled(best)} recognised {percent_sign(_averages(results)[best])} of the "
+        f"held-out test images after the final round{over}{_but(results, best)}"
+    )
+    found = _margin_of(results, best)
+    if found is None:
+        return f"{text}."
+    other, margin = found
+    text += f", {percent(margin.mean)} points more than {spelled(other)}{_but(results, other)}"
+    if margin.low is None:
+        return f"{text}. No interval is claimed ({margin.why_no_interval}): nothing is decided."
+    verdict = (
+        "The difference is larger than chance between these runs explains."
+        if margin.decided
+        else "These runs do not decide which of the two is better."
+    )
+    return f"{text} (95 % interval {interval_text(margin)}). {verdict}"
+
+
+def _but(results: Results, method: str) -> str:
+    """The alarms about a method, in parentheses after its number; empty without any."""
+    alarms = alarm_words(results, method)
+    return f" (but {alarms})" if alarms else ""
+
+
+def warnings_about(results: Results) -> list[str]:
+    """What must be known before trusting the numbers, a sentence each; the gravest first."""
+    found = [one for method in results.methods for one in method_findings(results, method)]
+    said = [
+        f"{spelled(one.method)}: {how_often(one)}."
+        for one in sorted(found, key=lambda one: -one.severity)
+    ]
+    best = best_method(results)
+    unsteady = unsteady_best(results, best) if best is not None else None
+    if unsteady is not None:
+        said.append(finding_sentence(unsteady))
+    if len(results.seeds) == 1 and len(results.methods) > 1:
+        said.append(
+            f"{counted(1, 'seed')} only: how much of a difference is chance cannot be told."
+        )
+    return said

@@ -1,0 +1,109 @@
+"""Predictions as rows of CSV, JSON lines or Parquet."""
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from feddg.errors import DataError
+from feddg.studies.prediction import Prediction
+
+TEXT_SUFFIXES = (".csv", ".jsonl")
+SUFFIXES = (*TEXT_SUFFIXES, ".parquet")
+FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
+
+
+def columns(class_names: Sequence[str], probabilities: bool) -> list[str]:
+    """Returns the names of the columns."""
+    names = ["file", "label", "confidence", "energy", "unlike_training", "reason"]
+    return names + [f"probability: {name}" for name in class_names if probabilities]
+
+
+def cells(row: Prediction, classes: int, probabilities: bool) -> list[Any]:
+    """Returns what a prediction holds, column by column; None where there is nothing."""
+    unlike = None if row.unlike_training is None else ("yes" if row.unlike_training else "no")
+    found = [row.file, row.label, _rounded(row.confidence), _rounded(row.energy), unlike]
+    shares = row.probabilities or (None,) * classes
+    return [*found, row.reason, *(_rounded(share) for share in shares if probabilities)]
+
+
+def csv_text(rows: Sequence[Sequence[Any]]) -> str:
+    """Returns rows as lines of CSV; texts that a spreadsheet would compute begin with ``'``."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerows([_plain(cell) for cell in row] for row in rows)
+    return text.getvalue()
+
+
+def json_lines(rows: Sequence[Sequence[Any]], names: Sequence[str]) -> str:
+    """Returns rows as JSON lines, one object each."""
+    objects = (dict(zip(names, row)) for row in rows)
+    return "".join(json.dumps(found, ensure_ascii=False) + "\n" for found in objects)
+
+
+def check_suffix(out: Path) -> None:
+    """Makes sure that a file can be written as its ending says.
+
+    Raises:
+        DataError: the ending is unknown, or its extra is not installed.
+    """
+    if out.suffix.lower() not in SUFFIXES:
+        raise DataError(f"{out} must end in one of {', '.join(SUFFIXES)}")
+    if out.suffix.lower() == ".parquet":
+        parquet()
+
+
+def parquet() -> Any:
+    """Returns PyArrow, with its Parquet module loaded.
+
+    Raises:
+        DataError: it is not installed.
+    """
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise DataError(
+            "Parquet needs PyArrow: pip install 'feddg[parquet]'; or let --out end in .csv"
+        ) from None
+    return pyarrow
+
+
+class ParquetRows:
+    """A Parquet file that grows by batches of rows.
+
+    Args:
+        path: the file.
+        names: of its columns; numbers are float64, everything else text.
+    """
+
+    def __init__(self, path: Path, names: Sequence[str]) -> None:
+        arrow = parquet()
+        number, text = arrow.float64(), arrow.string()
+        kinds = [
+            (name, number if name in ("confidence", "energy") or ": " in name else text)
+            for name in names
+        ]
+        self._arrow, self._schema = arrow, arrow.schema(kinds)
+        self._writer = arrow.parquet.ParquetWriter(path, self._schema)
+
+    def append(self, rows: Sequence[Sequence[Any]]) -> None:
+        """Writes rows as one group."""
+        table = [dict(zip(self._schema.names, row)) for row in rows]
+        self._writer.write_table(self._arrow.Table.from_pylist(table, schema=self._schema))
+
+    def close(self) -> None:
+        """Writes the file's end."""
+        self._writer.close()
+
+
+def _rounded(value: float | None) -> float | None:
+    """Six decimals: the digits that do not depend on the machine."""
+    return None if value is None else round(value, 6)
+
+
+def _plain(cell: Any) -> Any:
+    risky = isinstance(cell, str) and cell.startswith(FORMULA_STARTS)
+    return f"'{cell}" if risky else cell

@@ -1,0 +1,213 @@
+"""Every client alone, and all images in one place: against plain loops and by hand."""
+
+import json
+import logging
+
+import numpy
+import pytest
+import torch
+from torch import nn
+
+from feddg import Experiment, run
+from feddg.errors import ExperimentError, RunError
+from feddg.flower.simulation import simulate
+from feddg.methods.composition import build_method
+from feddg.models.backbones import build_network
+from feddg.randomness import stream
+from feddg.runs.execute import in_process
+from feddg.runs.folder import checkpoint_memories
+from feddg.runs.model import load_model
+from feddg.runs.observer import Observer
+from feddg.runs.prepare import deal, load_table
+from feddg.settings import TrainSettings
+from federations import CLASSES, SmallFederation, federation, same
+
+TRAIN = TrainSettings(rounds=3, batch_size=4, optimizer="sgd", lr=0.05)
+SMALL = {
+    "data": {"source": "digits", "id_val": 0.1, "id_test": 0.1},
+    "hold_out": {"val": "chalk", "test": "sketch"},
+    "clients": {"number": 3},
+    "train": {"rounds": 2, "batch_size": 64},
+}
+
+
+def plain_loop(small: SmallFederation, id: int, rounds: list[int]) -> nn.Module:
+    """Torch alone: the network trained on a client's images, in the order of its random streams."""
+    network = build_network("cnn", CLASSES, weights=None, embedding="none", seed=0)
+    network = network.to(memory_format=torch.channels_last).train()
+    held = small.examples(id)
+    for round in rounds:
+        optimizer = torch.optim.SGD(network.parameters(), lr=0.05)
+        order = torch.randperm(len(held), generator=stream(0, "client", id, round, "order"))
+        batches = list(order.split(4))
+        if len(batches[-1]) == 1:
+            batches[-2:] = [torch.cat(batches[-2:])]
+        for batch in batches:
+            images = small.pixels.gather(held.rows[batch]).float() / 255
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(network(images), held.labels[batch]).backward()
+            optimizer.step()
+    return network
+
+
+def close(one: dict, other: dict) -> bool:
+    return one.keys() == other.keys() and all(
+        torch.allclose(one[name].float(), other[name].float(), atol=1e-5) for name in one
+    )
+
+
+def test_each_client_alone_is_a_plain_loop_over_its_own_images():
+    small = federation("local", train=TRAIN)
+    start = {name: tensor.clone() for name, tensor in small.server.state.weights.items()}
+    small.run()
+    for id, memory in small.transport.memories.items():
+        assert close(memory, plain_loop(small, id, [1, 2, 3]).state_dict())
+    assert not close(small.transport.memories[0], small.transport.memories[1])
+    assert same(small.server.state.weights, start)
+
+
+def test_a_client_that_rests_keeps_its_model_and_one_that_comes_late_starts_from_the_first():
+    small = federation("local", train=TRAIN)
+    turns = {1: [0, 1], 2: [1], 3: [1, 2]}
+    small.server.sample = lambda round, attempt=0: turns[round]
+    small.run()
+    for id, rounds in {0: [1], 1: [1, 2, 3], 2: [3]}.items():
+        assert close(small.transport.memories[id], plain_loop(small, id, rounds).state_dict())
+
+
+def test_no_weights_leave_a_client_and_the_starting_network_is_sent_while_it_is_needed():
+    small = federation("local", train=TRAIN)
+    small.run()
+    layouts = {row["id"]: row["tensors"] for row in small.ledger if row["kind"] == "layout"}
+    messages = [row for row in small.ledger if row["kind"] == "message"]
+    assert not any(layouts[row["layout"]] for row in messages if row["direction"] == "up")
+    down = {row["round"]: row["bytes"] for row in messages if row["direction"] == "down"}
+    assert down[1] > 10_000
+    assert down[2] == down[3] < 100
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory, cache):
+    """A completed run of clients alone."""
+    return run(Experiment(**SMALL, method="local"), tmp_path_factory.mktemp("runs"), cache=cache)
+
+
+def test_a_domain_has_the_mean_over_all_clients_own_models(alone, cache):
+    memories = checkpoint_memories(alone.folder)
+    assert sorted(memories) == [0, 1, 2]
+    found = in_process(alone.experiment, cache, lambda *_: None, {})
+    network, evaluation = found.worker.network, found.evaluation
+    labels = torch.from_numpy(evaluation.labels)
+    for split, domain, rows in evaluation.parts():
+        name = evaluation.domain_names[domain]
+        right = []
+        for memory in memories.values():
+            network.load_state_dict(memory)
+            logits = evaluation.predict(network.eval(), rows)
+            right.append(float((logits.argmax(1) == labels[rows]).double().mean()))
+        row = alone.record.evaluations.get(2, split, name)
+        assert row.accuracy == pytest.approx(numpy.mean(right), abs=1e-6)
+        assert row.examples == len(rows)
+        assert row.support == numpy.bincount(labels[rows], minlength=10).tolist()
+
+
+def test_there_is_no_model_to_be_loaded(alone):
+    with pytest.raises(RunError, match="under local every client has a model of its own"):
+        load_model(alone.folder)
+
+
+def test_it_goes_on_where_it_stopped_with_the_same_numbers(alone, cache, tmp_path):
+    class AfterOne(Observer):
+        def round(self, row):
+            if row.round == 2:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(alone.experiment, tmp_path, cache=cache, observer=AfterOne())
+    again = run(alone.experiment, tmp_path, cache=cache)
+    rows = [row for row in again.record.metrics.evaluations]
+    assert rows == alone.record.metrics.evaluations
+
+
+def dealt(**change):
+    """The images of an experiment, dealt out."""
+    experiment = Experiment(**{**SMALL, **change})
+    return experiment, deal(experiment, *load_table(experiment, None, lambda *_: None))
+
+
+@pytest.mark.parametrize(
+    ("clients", "train", "share"),
+    [
+        ({"number": 3}, {"local_epochs": 2, "batch_size": 50}, 1),
+        ({"number": 6, "per_round": 2}, {"batch_size": 50, "local_epochs": 1}, 1 / 3),
+        ({"number": 4, "per_round": 3}, {"batch_size": 50, "local_steps": 7}, 3 / 4),
+    ],
+)
+def test_one_client_holds_everything_and_takes_the_steps_of_a_round(clients, train, share):
+    train = {"rounds": 1, **train}
+    _, spread = dealt(clients=clients, train=train)
+    experiment, gathered = dealt(clients=clients, train=train, method="centralised")
+    assert spread.steps is None
+    assert len(gathered.partition) == 1
+    assert len(gathered.examples(0)) == sum(
+        len(spread.examples(id)) for id in range(len(spread.partition))
+    )
+    steps = [
+        train.get("local_steps")
+        or train["local_epochs"] * len([0 for start in range(0, size, 50) if size - start != 1])
+        for size in spread.partition.sizes
+    ]
+    assert gathered.steps == round(sum(steps) * share)
+    assert gathered.trained_by(experiment).train.local_steps == gathered.steps
+    assert numpy.array_equal(gathered.splits.test, spread.splits.test)
+
+
+def test_all_images_in_one_place_is_a_plain_loop_over_them():
+    small = federation("centralised", sizes=(18,), train=TRAIN)
+    small.run()
+    assert close(small.server.state.weights, plain_loop(small, 0, [1, 2, 3]).state_dict())
+
+
+def test_a_centralised_run_says_who_held_what_and_beats_chance(tmp_path, cache):
+    done = run(
+        Experiment(**{**SMALL, "train": {"rounds": 3, "batch_size": 32}}, method="centralised"),
+        tmp_path,
+        cache=cache,
+    )
+    held = json.loads((done.folder / "clients.json").read_text())["clients"]
+    assert [len(held), sum(held[0]["classes"])] == [1, sum(held[0]["domains"])]
+    assert done.record.evaluations.accuracy(3, "id_test") > 0.3
+    assert [row.clients for row in done.record.metrics.rounds] == [[0]] * 3
+
+
+@pytest.mark.parametrize("name", ["local", "centralised", "mixstyle+local", "centralised+mixstyle"])
+def test_they_do_not_run_over_a_network(name, tmp_path):
+    with pytest.raises(ExperimentError, match="cannot run over a network"):
+        simulate(Experiment(**SMALL, method=name), tmp_path, cache=tmp_path / "cache")
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("local", {"guards": "median"}, "local sends no weights: leave guards away"),
+        ("centralised", {"privacy": {"clipping": "fixed"}}, "leave privacy away"),
+        ("local", {"server": {"optimizer": "fedadam"}}, "server.optimizer"),
+        ("centralised", {"server": {"min_updates": 2}}, "set server.min_updates to 1"),
+    ],
+)
+def test_what_needs_updates_of_many_is_refused(name, change, words):
+    experiment = Experiment(**SMALL, **change, method=name)
+    with pytest.raises(ExperimentError, match=words):
+        build_method(name, {}).check(experiment)
+
+
+def test_thin_classes_are_warned_of_once_in_a_run(tmp_path, cache, caplog):
+    with caplog.at_level(logging.WARNING, "feddg"):
+        run(Experiment(**SMALL, method="fedavg"), tmp_path, cache=cache)
+    said = [r.message for r in caplog.records if "rest on few images" in r.message]
+    assert len(said) == 1

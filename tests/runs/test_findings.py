@@ -1,0 +1,162 @@
+"""What a run's numbers say against themselves, on made-up rows with a known answer."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from feddg.rows import TEST, EvaluationRow
+from feddg.runs.evaluations import Evaluations
+from feddg.runs.findings import FindingKind, Severity, findings, movement, standing, unsteady
+from feddg.runs.proportions import mean_of_shares, wilson
+
+START = [[0, 0, 60], [0, 0, 20], [0, 0, 20]]
+
+
+def row(round_, counts, domain="photo"):
+    counts = np.array(counts)
+    return EvaluationRow(
+        round=round_,
+        split=TEST,
+        domain=domain,
+        accuracy=float(counts.trace() / counts.sum()),
+        examples=int(counts.sum()),
+        confusion=counts.tolist(),
+    )
+
+
+def curve(accuracies, examples=1000):
+    """Evaluations of a balanced two-class test set with these accuracies from round 0 on."""
+    half = examples // 2
+    rows = []
+    for round_, accuracy in enumerate(accuracies):
+        right = round(accuracy * half)
+        rows.append(row(round_, [[right, half - right], [half - right, right]]))
+    return Evaluations(rows)
+
+
+def kinds(evaluations):
+    return [found.kind for found in findings(evaluations, evaluations.rounds[-1])]
+
+
+@given(st.integers(1, 5000), st.data())
+def test_wilson_is_scipys(examples, data):
+    correct = data.draw(st.integers(0, examples))
+    theirs = stats.binomtest(correct, examples).proportion_ci(method="wilson")
+    ours = wilson(correct / examples, examples)
+    assert (ours.low, ours.high) == pytest.approx((theirs.low, theirs.high), abs=1e-12)
+
+
+def test_no_share_has_no_interval():
+    with pytest.raises(ValueError, match="no share"):
+        wilson(0.5, 0)
+
+
+def test_the_mean_of_two_domains_is_covered_as_often_as_promised():
+    random = np.random.default_rng(3)
+    true, sizes = (0.9, 0.4), (60, 150)
+    covered = 0
+    for _ in range(2000):
+        parts = [(random.binomial(n, p) / n, n) for p, n in zip(true, sizes)]
+        covered += mean_of_shares(parts).includes(sum(true) / 2)
+    # a standard error of 0.005
+    assert 0.93 < covered / 2000 < 0.97
+
+
+def test_a_model_that_names_one_class_is_no_better_than_a_constant():
+    """The case of the issue: 60 % correct, one class 60 % of the images, 98 % of predictions."""
+    evaluations = Evaluations(
+        [row(0, START), row(1, [[589, 7, 0], [198, 6, 0], [192, 4, 4]])],
+    )
+    found = findings(evaluations, 1)
+    assert [one.kind for one in found] == [FindingKind.CONSTANT, FindingKind.ONE_CLASS]
+    assert found[0].severity is Severity.ALARM
+    assert found[0].figure == pytest.approx(0.596)
+    assert found[1].figure == pytest.approx(0.979)
+    assert (found[1].beside, found[1].class_id) == (pytest.approx(0.596), 0)
+    at = standing(evaluations, 1)
+    assert at.balanced == pytest.approx(np.mean([589 / 596, 6 / 204, 4 / 200]))
+    assert at.chance == pytest.approx(1 / 3)
+
+
+def test_a_model_that_learned_is_not_accused():
+    good = [[550, 30, 16], [20, 170, 14], [10, 20, 170]]
+    assert kinds(Evaluations([row(0, START), row(1, good)])) == []
+
+
+def test_a_high_accuracy_with_a_balanced_one_near_chance_is_found():
+    """Slightly better than the constant by images, but classes are told apart by no more."""
+    counts = [[9000, 0], [995, 5]]
+    found = findings(Evaluations([row(1, counts)]), 1)
+    assert found[0].kind is FindingKind.CONSTANT
+
+
+@given(
+    st.integers(2, 6),
+    st.data(),
+)
+def test_every_constant_model_is_found_whatever_the_classes(classes, data):
+    support = data.draw(st.lists(st.integers(1, 300), min_size=classes, max_size=classes))
+    named = data.draw(st.integers(0, classes - 1))
+    counts = np.zeros((classes, classes), int)
+    counts[:, named] = support
+    assert FindingKind.CONSTANT in kinds(Evaluations([row(3, counts)]))
+
+
+def test_one_constant_serves_all_domains():
+    """Each domain has another commonest class: no constant reaches the mean of their shares."""
+    rows = [row(1, [[80, 0], [20, 0]], "a"), row(1, [[20, 0], [80, 0]], "b")]
+    assert standing(Evaluations(rows), 1).constant == pytest.approx(0.5)
+
+
+def test_rows_without_confusion_use_their_recorded_metrics():
+    recorded = EvaluationRow(
+        round=2,
+        split=TEST,
+        domain="photo",
+        accuracy=0.6,
+        examples=100,
+        metrics={"balanced_accuracy": 0.26, "largest_class_share": 0.59},
+    )
+    at = standing(Evaluations([recorded]), 2)
+    assert (at.constant, at.balanced, at.predicted) == (0.59, 0.26, None)
+    assert kinds(Evaluations([recorded])) == [FindingKind.CONSTANT]
+
+
+def test_below_the_start_is_found():
+    assert FindingKind.BELOW_START in kinds(curve([0.7, 0.65, 0.69, 0.66]))
+    assert kinds(curve([0.5, 0.7, 0.71, 0.7])) == []
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "rising"),
+    [
+        ([0.5, 0.6, 0.65, 0.7, 0.75], True),
+        ([0.5, 0.6, 0.7, 0.8], True),
+        ([0.5, 0.6, 0.7], False),  # one step between trained rounds tells nothing
+        ([0.5, 0.6, 0.85, 0.86, 0.861], False),  # levelled
+        ([0.5, 0.8, 0.82, 0.79, 0.81, 0.80], False),
+        ([0.5, 0.8, 0.75, 0.7, 0.65], False),
+        ([0.5, *np.linspace(0.55, 0.9, 20)], True),
+        ([0.5, *(0.9 + 0.01 * math.sin(7 * r) for r in range(30))], False),
+    ],
+)
+def test_a_rise_at_the_end_is_told_from_noise(accuracies, rising):
+    assert (FindingKind.RISING in kinds(curve(accuracies))) == rising
+
+
+def test_movement_is_held_against_the_margin():
+    moved = movement(curve([0.5, 0.8, 0.7, 0.8, 0.7]))
+    assert moved == pytest.approx((0.2 / 3 + 0.4 / 3 + 0.2 / 3) / 3)
+    assert movement(curve([0.5, 0.6, 0.7, 0.8])) == pytest.approx(0), "a trend is no unrest"
+    assert unsteady(moved, -0.05).kind is FindingKind.UNSTEADY
+    assert unsteady(moved, 0.2) is None
+    assert unsteady(movement(curve([0.5, 0.6])), 0.0) is None
+
+
+def test_before_any_training_nothing_is_claimed():
+    assert kinds(Evaluations([row(0, START)])) == []
+    assert findings(Evaluations([]), None) == []

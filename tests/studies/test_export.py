@@ -1,0 +1,173 @@
+"""Exported models answer as the run does, say what they are, and work without feddg."""
+
+import json
+import subprocess
+import sys
+
+import numpy
+import pytest
+import torch
+import yaml
+from safetensors import safe_open
+from typer.testing import CliRunner
+
+from feddg.cli import app
+from feddg.data.pixels import as_unit
+from feddg.errors import AdaptationError, RunError
+from feddg.evaluation.energy import energy
+from feddg.runs.model import load_model, load_trained
+from feddg.runs.reading import read_run
+from feddg.studies import export as export_module
+from feddg.studies.deployed_graph import as_input, example
+from feddg.studies.export import export_run
+from feddg.studies.model_card import wilson
+from trained_runs import trained_run
+
+SHORT = {"train": {"rounds": 1, "local_steps": 15, "batch_size": 32, "augmentation": "none"}}
+
+
+@pytest.fixture(scope="module")
+def run_of(tmp_path_factory):
+    """Gives a short run of a method, trained once."""
+    cache, out, known = tmp_path_factory.mktemp("cache"), tmp_path_factory.mktemp("runs"), {}
+
+    def run(method):
+        if method not in known:
+            known[method] = trained_run(out, cache, method, **SHORT)
+        return known[method]
+
+    return run
+
+
+@pytest.fixture
+def onnxruntime():
+    pytest.importorskip("onnx", reason="needs the extra `export`")
+    pytest.importorskip("onnxscript", reason="needs the extra `export`")
+    return pytest.importorskip("onnxruntime", reason="needs the extra `export`")
+
+
+def expected(run, pixels, adapt=None):
+    with torch.inference_mode():
+        logits = load_model(run, adapt=adapt)(as_unit(pixels)).float()
+    return logits.softmax(1).numpy(), logits.argmax(1).numpy(), energy(logits).numpy()
+
+
+@pytest.mark.parametrize(
+    ("method", "adapt", "kind"),
+    [
+        ("fedavg", None, "uint8"),
+        ("fedavg", "fixed:alpha=0.3", "float"),
+        ("fedig-a", None, "uint8"),
+        ("copa", None, "uint8"),
+    ],
+)
+def test_onnx_answers_as_the_run_does(run_of, tmp_path, onnxruntime, method, adapt, kind):
+    run, path = run_of(method), tmp_path / "model.onnx"
+    done = export_run(run, path, "onnx", adapt=adapt, input_kind=kind)
+    assert done.metadata["checked"] == {"random_images": 64, "real_images": 128}
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    pixels = example(done.metadata["image_size"], 33, "uint8", seed=7)
+    for count in (1, 33):
+        own = pixels[:count]
+        found = session.run(None, {"images": as_input(own, kind).numpy()})
+        shares, labels, energies = expected(run, own, adapt)
+        assert numpy.abs(found[0] - shares).max() < 1e-4
+        assert (found[1] == labels).all()
+        assert numpy.abs(found[2] - energies).max() < 1e-3
+    said = session.get_modelmeta().custom_metadata_map
+    assert json.loads(said["class_names"]) == list(load_trained(run).class_names)
+    assert said["opset"] == "18"
+    assert said["image_size"] == str(done.metadata["image_size"])
+    assert session.get_inputs()[0].shape[0] == "batch"
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedig-a"])
+def test_a_torch_program_works_in_a_process_that_has_no_feddg(run_of, tmp_path, method):
+    run, path = run_of(method), tmp_path / "model.pt2"
+    done = export_run(run, path, "torch")
+    pixels = example(done.metadata["image_size"], 5, "uint8", seed=7)
+    numpy.save(tmp_path / "pixels.npy", pixels.numpy())
+    script = (
+        "import sys, numpy, torch\n"
+        "sys.modules['feddg'] = None\n"
+        "extra = {'feddg.json': ''}\n"
+        "model = torch.export.load('model.pt2', extra_files=extra).module()\n"
+        "shares, labels, _ = model(torch.from_numpy(numpy.load('pixels.npy')))\n"
+        "numpy.save('shares.npy', shares.detach().numpy())\n"
+        "print(extra['feddg.json'])\n"
+    )
+    command = [sys.executable, "-W", "ignore", "-c", script]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert json.loads(ended.stdout)["class_names"] == list(load_trained(run).class_names)
+    assert numpy.abs(numpy.load(tmp_path / "shares.npy") - expected(run, pixels)[0]).max() < 1e-4
+
+
+def test_weights_are_the_runs_to_the_bit(run_of, tmp_path):
+    run, path = run_of("fedavg"), tmp_path / "model.safetensors"
+    export_run(run, path, "safetensors")
+    own = load_trained(run).network.state_dict()
+    with safe_open(path, framework="pt") as file:
+        assert set(file.keys()) == set(own)
+        assert all(torch.equal(file.get_tensor(name), own[name]) for name in own)
+        assert json.loads(file.metadata()["feddg"])["image_size"] == 32
+
+
+@pytest.mark.parametrize("adapt", ["tent", "tsmobn", "random", "mixnorm:tau=0.1"])
+def test_adaptations_with_a_memory_are_refused(run_of, tmp_path, adapt):
+    with pytest.raises(AdaptationError, match="remembers the images"):
+        export_run(run_of("fedavg"), tmp_path / "model.pt2", "torch", adapt=adapt)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_answers_differently_is_not_written(run_of, tmp_path, monkeypatch):
+    write = export_module._write_program
+
+    def wrong(*arguments):
+        answer = write(*arguments)
+        return lambda images: (answer(images)[0] + 2e-4, answer(images)[1])
+
+    monkeypatch.setattr(export_module, "_write_program", wrong)
+    (tmp_path / "model.pt2").write_text("what was there")
+    with pytest.raises(RunError, match="was not written"):
+        export_run(run_of("fedavg"), tmp_path / "model.pt2", "torch")
+    assert [file.name for file in tmp_path.iterdir()] == ["model.pt2"]
+    assert (tmp_path / "model.pt2").read_text() == "what was there"
+
+
+def test_the_command_writes_a_card(run_of, tmp_path):
+    run, path = run_of("fedavg"), tmp_path / "model.safetensors"
+    ended = CliRunner().invoke(app, ["export", str(run), "--safetensors", str(path)])
+    assert ended.exit_code == 0, ended.output
+    text = (tmp_path / "model.md").read_text("utf-8")
+    front = yaml.safe_load(text.split("---")[1])
+    assert front["pipeline_tag"] == "image-classification"
+    assert front["model-index"][0]["results"][0]["dataset"]["name"] == "sketch"
+    for heading in ("Trained on", "Results", "What left the sites", "Use", "Limits", "Licence"):
+        assert f"## {heading}" in text
+    assert "| ink | " in text
+    assert "| update | 3 | " in text
+    scores = read_run(run).evaluations.at(1, "test")
+    assert f"| {scores[0].accuracy:.1%} |" in text
+    assert "ink/0/" not in text  # no file of the training images
+
+
+def test_one_format_is_asked_for(run_of, tmp_path):
+    ended = CliRunner().invoke(app, ["export", str(run_of("fedavg"))])
+    assert isinstance(ended.exception, RunError)
+    with pytest.raises(AdaptationError, match="weights alone"):
+        export_run(run_of("fedavg"), tmp_path / "x.safetensors", "safetensors", adapt="iabn")
+
+
+def test_onnx_without_its_extra_is_one_clear_line(run_of, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    pytest.importorskip("onnx", reason="needs the extra `export`")
+    with pytest.raises(RunError, match=r"feddg\[export\]"):
+        export_run(run_of("fedavg"), tmp_path / "x.onnx", "onnx")
+
+
+def test_the_interval_is_wilsons():
+    low, high = wilson(8, 10)
+    z, n, p = 1.959963984540054, 10, 0.8
+    centre = (p + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * (p * (1 - p) / n + z * z / (4 * n * n)) ** 0.5
+    assert (low, high) == pytest.approx((centre - half, centre + half))

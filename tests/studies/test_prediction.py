@@ -1,0 +1,241 @@
+"""Predictions of new images: streamed, resumed, bad files, formulas, the warning light."""
+
+import csv
+import json
+
+import numpy
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+from feddg.cli import app
+from feddg.data.pixels import as_unit
+from feddg.errors import AdaptationError, DataError
+from feddg.evaluation.energy import energy, separation
+from feddg.experiment import load_stored
+from feddg.runs.folder import EXPERIMENT
+from feddg.runs.model import load_model
+from feddg.runs.prepare import load_images
+from feddg.runs.warning_light import WARNING_LIGHT, read_warning_light
+from feddg.studies import prediction_files
+from feddg.studies.image_files import count_files, image_files
+from feddg.studies.prediction import predict
+from feddg.studies.prediction_files import predict_files
+from trained_runs import trained_run, write_images
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, cache):
+    return trained_run(tmp_path_factory.mktemp("runs"), cache)
+
+
+@pytest.fixture
+def images(tmp_path):
+    write_images(tmp_path / "images" / "deep" / "er", 30)
+    return tmp_path / "images"
+
+
+def read_csv(path):
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_predictions_are_the_models_own(finished, images):
+    model = load_model(finished)
+    found = list(predict(finished, images))
+    assert [row.file for row in found] == sorted(str(p) for p in images.rglob("*.png"))
+    files = [numpy.array(Image.open(row.file)) for row in found]
+    batch = torch.from_numpy(numpy.stack(files)).permute(0, 3, 1, 2)
+    with torch.inference_mode():
+        logits = model(as_unit(batch))
+    shares = logits.softmax(1)
+    assert [row.label for row in found] == [model.class_names[i] for i in shares.argmax(1)]
+    assert torch.tensor([row.probabilities for row in found]).allclose(shares, atol=1e-6)
+    assert torch.tensor([row.energy for row in found]).allclose(energy(logits), atol=1e-4)
+
+
+def test_batches_change_nothing(finished, images):
+    whole = [row.label for row in predict(finished, images, batch_size=64)]
+    assert [row.label for row in predict(finished, images, batch_size=7)] == whole
+    assert [row.label for row in predict(finished, images, adapt="global")] == whole
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
+@pytest.mark.parametrize("stop_after", [1, 3])
+def test_an_interrupted_table_goes_on_to_the_same_bytes(
+    finished, images, tmp_path, monkeypatch, suffix, stop_after
+):
+    monkeypatch.setattr(prediction_files, "SECONDS_BETWEEN_NOTES", 0.0)
+    (images / "broken.png").write_bytes(b"no image")
+    straight, halting = tmp_path / f"a{suffix}", tmp_path / f"b{suffix}"
+    predict_files(finished, [images], straight, batch_size=8)
+    calls = []
+
+    def stop(what, done, total):
+        calls.append((done, total))
+        if len(calls) == stop_after:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        predict_files(finished, [images], halting, batch_size=8, progress=stop)
+    assert not halting.exists()
+    with (tmp_path / f"b{suffix}.part").open("ab") as table:
+        table.write(b"half a ro")  # what a kill in the midst of a batch leaves
+    done = predict_files(finished, [images], halting, batch_size=8)
+    assert done.continued == 8 * (stop_after - 1)
+    assert halting.read_bytes() == straight.read_bytes()
+    assert done.failed == 1
+    assert done.files == 31
+    assert not list(tmp_path.glob("*.part*"))
+
+
+def test_other_work_is_not_continued(finished, images, tmp_path, monkeypatch):
+    monkeypatch.setattr(prediction_files, "SECONDS_BETWEEN_NOTES", 0.0)
+    out = tmp_path / "labels.csv"
+
+    def stop(what, done, total):
+        if done > 8:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        predict_files(finished, [images], out, batch_size=8, progress=stop)
+    write_images(images / "a_folder_in_front", 1)
+    done = predict_files(finished, [images], out, batch_size=8)
+    assert done.continued == 0
+    assert len(read_csv(out)) == 31
+
+
+def test_bad_files_have_a_row_with_the_reason_and_do_not_fail_the_command(
+    finished, images, tmp_path
+):
+    (images / "=cmd.png").write_bytes(b"")
+    (images / "text.jpg").write_text("no image")
+    out = tmp_path / "labels.csv"
+    command = ["predict", str(finished), str(images), "--out", str(out), "-q", "--device", "cpu"]
+    ended = CliRunner().invoke(app, [*command, "--probabilities"])
+    assert ended.exit_code == 0, ended.output
+    assert "30 of 32 images labelled" in ended.output
+    rows = read_csv(out)
+    bad = [row for row in rows if row["reason"]]
+    assert [row["reason"] for row in bad] == ["empty file", "not an image in a known format"]
+    assert all(row["label"] == "" for row in bad)
+    good = next(row for row in rows if not row["reason"])
+    shares = [float(good[name]) for name in good if name.startswith("probability: ")]
+    assert sum(shares) == pytest.approx(1, abs=1e-4)
+    assert max(shares) == float(good["confidence"])
+
+
+def test_all_bad_files_fail_the_command(finished, tmp_path):
+    (tmp_path / "text.jpg").write_text("no image")
+    command = ["predict", str(finished), str(tmp_path / "text.jpg")]
+    ended = CliRunner().invoke(app, [*command, "--out", str(tmp_path / "x.jsonl"), "-q"])
+    assert ended.exit_code == 1
+    row = json.loads((tmp_path / "x.jsonl").read_text())
+    assert row["label"] is None
+
+
+@pytest.mark.parametrize("start", list("=+-@"))
+def test_no_cell_is_a_formula(finished, tmp_path, monkeypatch, start):
+    monkeypatch.chdir(tmp_path)
+    file = write_images(tmp_path, 1)[0].rename(tmp_path / f"{start}SUM(1).png")
+    predict_files(finished, [file.name], tmp_path / "labels.csv")
+    assert read_csv(tmp_path / "labels.csv")[0]["file"] == f"'{file.name}"
+    predict_files(finished, [file.name], tmp_path / "labels.jsonl")
+    assert json.loads((tmp_path / "labels.jsonl").read_text())["file"] == file.name
+
+
+def test_parquet_holds_what_the_csv_holds(finished, images, tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet", reason="needs the extra `parquet`")
+    (images / "text.jpg").write_text("no image")
+    for name in ("labels.csv", "labels.parquet"):
+        predict_files(finished, [images], tmp_path / name, batch_size=8, probabilities=True)
+    rows = parquet.read_table(tmp_path / "labels.parquet").to_pylist()
+    as_text = [{k: "" if v is None else str(v) for k, v in row.items()} for row in rows]
+    assert as_text == read_csv(tmp_path / "labels.csv")
+
+
+def test_parquet_without_its_extra_is_one_clear_line(finished, images, tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    with pytest.raises(DataError, match=r"feddg\[parquet\]"):
+        predict_files(finished, [images], tmp_path / "labels.parquet")
+
+
+def test_what_is_named_is_found(images, tmp_path):
+    files = sorted(images.rglob("*.png"))
+    (images / ".hidden.png").write_bytes(b"")
+    (images / "notes.txt").write_text("")
+    (images / "loop").symlink_to(images, target_is_directory=True)
+    assert list(image_files([images])) == files
+    assert list(image_files([f"{images}/*/*/0000?.png"])) == files[:10]
+    assert list(image_files([f"{images}/**/*.png"]))[: len(files)]
+    assert list(image_files([files[3], files[1]])) == [files[3], files[1]]
+    with pytest.raises(DataError, match="nowhere does not exist"):
+        image_files(["nowhere"])
+    with pytest.raises(DataError, match="there is no image in"):
+        count_files([tmp_path / "*.png"])
+
+
+def test_an_unknown_adaptation_or_ending_is_refused(finished, images, tmp_path):
+    with pytest.raises(AdaptationError, match="adaptation"):
+        predict_files(finished, [images], tmp_path / "x.csv", adapt="nonsense")
+    with pytest.raises(DataError, match=r"must end in one of \.csv"):
+        predict_files(finished, [images], tmp_path / "x.txt")
+    assert list(tmp_path.glob("x*")) == []
+
+
+def test_an_adaptation_with_a_memory_is_never_continued_midway(
+    finished, images, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(prediction_files, "SECONDS_BETWEEN_NOTES", 0.0)
+    work = {"adapt": "tsmobn", "batch_size": 8}
+    predict_files(finished, [images], tmp_path / "a.csv", **work)
+
+    def stop(what, done, total):
+        if done > 8:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        predict_files(finished, [images], tmp_path / "b.csv", progress=stop, **work)
+    done = predict_files(finished, [images], tmp_path / "b.csv", **work)
+    assert done.continued == 0
+    assert (tmp_path / "a.csv").read_bytes() == (tmp_path / "b.csv").read_bytes()
+
+
+def test_the_warning_light_knows_foreign_images(finished, cache, tmp_path):
+    model = load_model(finished)
+    light = read_warning_light(finished, model)
+    assert light.inside == 0.95
+    images = load_images(load_stored(finished / EXPERIMENT), cache, lambda *_: None)
+    inside = images.pixels.gather(torch.from_numpy(images.splits.id_val))
+    order = torch.randperm(inside[0, 0].numel(), generator=torch.Generator().manual_seed(0))
+    foreign = inside.flatten(2)[..., order].view_as(inside)  # the same colours, no digit
+    with torch.inference_mode():
+        energies = [energy(model(as_unit(part))) for part in (inside, foreign)]
+    assert len(inside) == light.images
+    assert float((energies[0] <= light.threshold).float().mean()) == pytest.approx(0.95, abs=0.01)
+    assert separation(*energies) > 0.6
+
+
+def test_another_models_threshold_is_never_used(finished, images):
+    model = load_model(finished)
+    assert read_warning_light(finished, model) is not None
+    with torch.no_grad():
+        next(model.parameters()).add_(1e-3)
+    assert read_warning_light(finished, model) is None
+
+
+def test_a_run_without_a_threshold_says_so(finished, images, tmp_path):
+    kept = (finished / WARNING_LIGHT).read_bytes()
+    (finished / WARNING_LIGHT).unlink()
+    try:
+        done = predict_files(finished, [images], tmp_path / "labels.csv")
+    finally:
+        (finished / WARNING_LIGHT).write_bytes(kept)
+    assert done.unlike is None
+    assert {row["unlike_training"] for row in read_csv(tmp_path / "labels.csv")} == {""}
