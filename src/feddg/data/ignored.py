@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from feddg.data.findings import SHOWN, Finding
 from feddg.data.fingerprint import file_of
 from feddg.data.image_formats import REMEDIES
 from feddg.data.images import IMAGE_SUFFIXES, ImageTable
+from feddg.data.remarks import SHOWN, Remark
 
 DEEPER, OUTSIDE, LEFT_OUT = "in deeper folders", "outside a class folder", "of folders left out"
 
@@ -52,11 +52,11 @@ def ignored_files(table: ImageTable, depth: int = 3) -> dict[str, Ignored]:
     return found
 
 
-def about_ignored(found: dict[str, Ignored]) -> Iterator[Finding]:
+def about_ignored(found: dict[str, Ignored]) -> Iterator[Remark]:
     """Says what is ignored: images and what holds images as warnings, other files as a note."""
     for kind in (DEEPER, OUTSIDE, LEFT_OUT):
         if kind in found:
-            yield Finding(
+            yield Remark(
                 "warning",
                 f"ignored: {_files_text(found[kind])} {kind}; images lie as "
                 "<root>/<domain>/<class>/<image>",
@@ -64,12 +64,12 @@ def about_ignored(found: dict[str, Ignored]) -> Iterator[Finding]:
     for suffix, ignored in found.items():
         if suffix in REMEDIES:
             text = f"ignored: {_files_text(ignored)} ending in {suffix}: {REMEDIES[suffix]}"
-            yield Finding("warning", text)
+            yield Remark("warning", text)
     others = {kind: one.count for kind, one in found.items() if kind not in REMEDIES}
     others = {k: n for k, n in others.items() if k not in (DEEPER, OUTSIDE, LEFT_OUT)}
     if others:
         counts = ", ".join(f"{number} {kind}" for kind, number in sorted(others.items()))
-        yield Finding("note", f"ignored, as they are no images: {counts}")
+        yield Remark("note", f"ignored, as they are no images: {counts}")
 
 
 def _files(root: Path) -> Iterator[str]:

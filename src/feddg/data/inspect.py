@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from feddg.data.findings import similar
 from feddg.data.images import ImageTable
+from feddg.data.remarks import similar
 
 
 def inspect(table: ImageTable) -> dict[str, Any]:

@@ -11,9 +11,9 @@ from PIL import UnidentifiedImageError
 
 from feddg.data.bands import Reading, Samples, bits_used, is_deep, read_samples, read_tiff
 from feddg.data.decoding import MOST_PIXELS, quiet_pillow
-from feddg.data.findings import Finding
 from feddg.data.image_formats import open_image
 from feddg.data.images import ImageTable
+from feddg.data.remarks import Remark
 from feddg.data.tiles import Tile
 
 SAMPLE = 24
@@ -55,18 +55,18 @@ def survey(table: ImageTable) -> Survey:
     return Survey(depths, veiled)
 
 
-def about_survey(found: Survey, reading: Reading) -> Iterator[Finding]:
+def about_survey(found: Survey, reading: Reading) -> Iterator[Remark]:
     """Says what depths were found, and where a band of light is likely taken for transparency."""
     if reading.range == "auto":
         for domain, bits in found.depths.items():
-            yield Finding("note", f"domain '{domain}' uses {bits} bits: white is {2**bits - 1}")
+            yield Remark("note", f"domain '{domain}' uses {bits} bits: white is {2**bits - 1}")
         if len(set(found.depths.values())) > 1:
             depths = ", ".join(f"{domain} {bits}" for domain, bits in found.depths.items())
-            yield Finding("warning", f"the bit depths of domains differ ({depths})")
+            yield Remark("warning", f"the bit depths of domains differ ({depths})")
     if reading.bands:
         return
     for domain, file in found.veiled.items():
-        yield Finding(
+        yield Remark(
             "warning",
             f"images of domain '{domain}' are mostly half transparent ({file}): if the fourth band "
             "is near infrared, set data.bands: [1, 2, 3], or they turn white",

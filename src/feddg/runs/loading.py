@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 from feddg.data.bands import Reading
 from feddg.data.data_set import DATA_SETS
-from feddg.data.findings import Finding, about_copies, about_labels, about_splits
 from feddg.data.fingerprint import ContentHashes, ImagesFile, file_of, images_file
 from feddg.data.ignored import Ignored, about_ignored, ignored_files
 from feddg.data.images import ImageTable
 from feddg.data.pixels import BadImage, PixelStore, open_pixels
+from feddg.data.remarks import Remark, about_copies, about_labels, about_splits
 from feddg.data.sources import load_source
 from feddg.data.splits import Splits
 from feddg.data.survey import Survey, about_survey, survey
@@ -62,7 +62,7 @@ def load_table(experiment: Experiment, cache: Path | None, progress: Progress) -
     return Loaded(*opened, contents, ignored_files(table), surveyed, reading)
 
 
-def table_findings(loaded: Loaded) -> list[Finding]:
+def table_remarks(loaded: Loaded) -> list[Remark]:
     """Returns what is odd about an experiment's images, whoever holds them."""
     return [
         *about_ignored(loaded.ignored),
@@ -71,10 +71,10 @@ def table_findings(loaded: Loaded) -> list[Finding]:
     ]
 
 
-def split_findings(experiment: Experiment, loaded: Loaded, splits: Splits | None) -> list[Finding]:
+def split_remarks(experiment: Experiment, loaded: Loaded, splits: Splits | None) -> list[Remark]:
     """Returns what is odd about how an experiment's images are split, and which are copies."""
     data, held = experiment.data, experiment.hold_out
-    found: list[Finding] = []
+    found: list[Remark] = []
     if splits is not None:
         found += about_splits(loaded.table, splits, chosen=bool(held.test or held.val))
     if data.duplicates != "ignore":

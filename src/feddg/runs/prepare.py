@@ -13,11 +13,11 @@ from feddg.clients.examples import Examples, split_batches
 from feddg.clients.threads import clients_at_once, threads_for
 from feddg.clients.worker import Worker
 from feddg.data.data_set import find_augmentation
-from feddg.data.findings import say
 from feddg.data.fingerprint import ImagesFile
 from feddg.data.images import ImageTable
 from feddg.data.partition import Partition, dealt_alike, partition
 from feddg.data.pixels import BadImage, PixelStore
+from feddg.data.remarks import say
 from feddg.data.splits import Splits, from_csv, from_roles, hold_out
 from feddg.data.tiles import whole_images
 from feddg.errors import ExperimentError
@@ -31,7 +31,7 @@ from feddg.models.convolution import use_small_map_convolutions
 from feddg.models.network import Network
 from feddg.models.precision import autocast, choose_device, choose_precision
 from feddg.runs.loading import Progress as Progress
-from feddg.runs.loading import load_table, split_findings, table_findings
+from feddg.runs.loading import load_table, split_remarks, table_remarks
 
 
 @dataclass(frozen=True)
@@ -100,9 +100,9 @@ def load_images(experiment: Experiment, cache: Path | None, progress: Progress) 
         DataError: the images cannot be used as asked.
     """
     loaded = load_table(experiment, cache, progress)
-    say(table_findings(loaded))
+    say(table_remarks(loaded))
     images = deal(experiment, *loaded[:3])
-    say(split_findings(experiment, loaded, images.splits))
+    say(split_remarks(experiment, loaded, images.splits))
     return replace(images, contents=loaded.contents)
 
 

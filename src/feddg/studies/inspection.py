@@ -11,7 +11,7 @@ from feddg.data.sources import load_source
 from feddg.data.stored import stored_images
 from feddg.data.survey import SAMPLE
 from feddg.experiment import Experiment
-from feddg.runs.loading import load_table, split_findings, table_findings
+from feddg.runs.loading import load_table, split_remarks, table_remarks
 from feddg.runs.prepare import Progress, cache_folder, deal
 
 SHOWN_CLIENTS, SHOWN_FILES = 20, 20
@@ -40,7 +40,7 @@ def inspect_experiment(experiment: Experiment, progress: Progress) -> dict[str, 
     whole = load_source(data.source, data.root)
     found["stored"] = {domain: asdict(one) for domain, one in stored_images(whole).items()}
     found["ignored"] = {kind: one.count for kind, one in loaded.ignored.items()}
-    findings = table_findings(loaded)
+    findings = table_remarks(loaded)
     found["bad_images"] = [{"path": image.path, "reason": image.reason} for image in bad]
     stopped = any(finding.severity == "error" for finding in findings)
     if (experiment.hold_out.test or experiment.hold_out.val) and not stopped:
@@ -50,9 +50,9 @@ def inspect_experiment(experiment: Experiment, progress: Progress) -> dict[str, 
         found["splits"] = {role: len(getattr(splits, role)) for role in roles}
         names = [table.domain_names[id] for id in share.domain_ids]
         found["clients"] = [dict(zip(names, row.tolist())) for row in share.counts]
-        findings += split_findings(experiment, loaded, splits)
+        findings += split_remarks(experiment, loaded, splits)
     else:
-        findings += split_findings(experiment, loaded, None)
+        findings += split_remarks(experiment, loaded, None)
     found["findings"] = [asdict(finding) for finding in findings]
     return found
 

@@ -25,7 +25,7 @@ log = logging.getLogger("feddg")
 
 
 @dataclass(frozen=True)
-class Finding:
+class Remark:
     """One thing worth knowing about the images.
 
     Attributes:
@@ -37,23 +37,23 @@ class Finding:
     text: str
 
 
-def say(findings: Iterable[Finding]) -> None:
-    """Logs findings, a line each.
+def say(remarks: Iterable[Remark]) -> None:
+    """Logs remarks, a line each.
 
     Raises:
         DataError: the first error among them; how many more there are.
     """
-    found = list(findings)
-    for finding in found:
-        if finding.severity != "error":
-            log.log(logging.INFO if finding.severity == "note" else logging.WARNING, finding.text)
-    errors = [finding.text for finding in found if finding.severity == "error"]
+    found = list(remarks)
+    for remark in found:
+        if remark.severity != "error":
+            log.log(logging.INFO if remark.severity == "note" else logging.WARNING, remark.text)
+    errors = [remark.text for remark in found if remark.severity == "error"]
     if errors:
         more = f" ({len(errors) - 1} more: `feddg data inspect` lists them)" if errors[1:] else ""
         raise DataError(errors[0] + more)
 
 
-def about_labels(table: ImageTable, bad: Sequence[str] = ()) -> Iterator[Finding]:
+def about_labels(table: ImageTable, bad: Sequence[str] = ()) -> Iterator[Remark]:
     """Finds names that differ in spelling only, and domains and classes without usable images.
 
     Args:
@@ -62,7 +62,7 @@ def about_labels(table: ImageTable, bad: Sequence[str] = ()) -> Iterator[Finding
     """
     for what, names in (("classes", table.class_names), ("domains", table.domain_names)):
         for group in similar(names):
-            yield Finding(
+            yield Remark(
                 "warning",
                 f"the {what} {listed(group)} differ in spelling only: if they are one, rename "
                 "their folders",
@@ -72,7 +72,7 @@ def about_labels(table: ImageTable, bad: Sequence[str] = ()) -> Iterator[Finding
         if not images:
             out = sum(path.split("/")[0] == domain for path in bad)
             why = f": all its {out} files are left out" if out else ""
-            yield Finding(
+            yield Remark(
                 "error",
                 f"domain '{domain}' has no usable image{why}; repair them, or take the folder out",
             )
@@ -80,13 +80,13 @@ def about_labels(table: ImageTable, bad: Sequence[str] = ()) -> Iterator[Finding
     unused = [name for name, images in zip(table.class_names, classes.tolist()) if not images]
     if np.count_nonzero(classes) < 2:
         left = table.class_names[int(classes.argmax())]
-        yield Finding(
+        yield Remark(
             "error",
             f"only the class '{left}' has usable images: there is nothing to tell apart; at least "
             "two classes are needed",
         )
     elif unused:
-        yield Finding("warning", f"no usable image of {classes_text(unused)} in any domain")
+        yield Remark("warning", f"no usable image of {classes_text(unused)} in any domain")
     lacking = {
         domain: [name for name, images in zip(table.class_names, row) if not images]
         for domain, row in zip(table.domain_names, counts.tolist())
@@ -98,10 +98,10 @@ def about_labels(table: ImageTable, bad: Sequence[str] = ()) -> Iterator[Finding
             for domain, names in list(lacking.items())[:SHOWN]
         ]
         more = f"; and {len(lacking) - SHOWN} more domains" if len(lacking) > SHOWN else ""
-        yield Finding("note", f"classes are missing: {'; '.join(parts)}{more}")
+        yield Remark("note", f"classes are missing: {'; '.join(parts)}{more}")
 
 
-def about_splits(table: ImageTable, splits: Splits, *, chosen: bool) -> Iterator[Finding]:
+def about_splits(table: ImageTable, splits: Splits, *, chosen: bool) -> Iterator[Remark]:
     """Finds classes nobody trains on, and validation sets too small to choose by.
 
     Args:
@@ -112,7 +112,7 @@ def about_splits(table: ImageTable, splits: Splits, *, chosen: bool) -> Iterator
     trained = _counts(table, splits.train)
     if np.count_nonzero(trained) < 2:
         (left,) = np.flatnonzero(trained)
-        yield Finding(
+        yield Remark(
             "error",
             f"only the class '{table.class_names[left]}' is left to train on: there is nothing to "
             "tell apart; hold out fewer domains",
@@ -124,7 +124,7 @@ def about_splits(table: ImageTable, splits: Splits, *, chosen: bool) -> Iterator
             names = [table.class_names[i] for i in unseen]
             images, held = int(counts[unseen].sum()), _domains(table, rows)
             stops: Severity = "error" if chosen and role == "test" else "warning"
-            yield Finding(
+            yield Remark(
                 stops,
                 f"nobody trains on {classes_text(names)}, of which the held-out {role} "
                 f"{'domain' if len(held) == 1 else 'domains'} {listed(held)} "
@@ -134,11 +134,11 @@ def about_splits(table: ImageTable, splits: Splits, *, chosen: bool) -> Iterator
     yield from _about_validation(splits)
 
 
-def _about_validation(splits: Splits) -> Iterator[Finding]:
+def _about_validation(splits: Splits) -> Iterator[Remark]:
     for where, rows in (("held-out", splits.val), ("training", splits.id_val)):
         if 0 < len(rows) < SMALL_VALIDATION:
             margin = 100 * 1.96 * (0.25 / len(rows)) ** 0.5
-            yield Finding(
+            yield Remark(
                 "warning",
                 f"validation on {where} domains has only {images_text(len(rows))}: which round it "
                 f"picks is chance (an accuracy of 50 % is uncertain by {margin:.0f} points)",
@@ -151,7 +151,7 @@ def about_copies(
     contents: Sequence[str],
     splits: Splits | None,
     refuse: bool,
-) -> Iterator[Finding]:
+) -> Iterator[Remark]:
     """Finds files of the same content: within a class, across classes and domains, across splits.
 
     Args:
@@ -176,7 +176,7 @@ def about_copies(
     }
     for kind, (severity, what) in said.items():
         if kinds[kind]:
-            yield Finding(
+            yield Remark(
                 severity, f"{_contents(kinds[kind])}, {what} ({_pair(files, kinds[kind])})"
             )
     if splits is not None:
@@ -185,7 +185,7 @@ def about_copies(
 
 def _leaks(
     files: Sequence[str], groups: list[list[int]], splits: Splits, count: int, refuse: bool
-) -> Iterator[Finding]:
+) -> Iterator[Remark]:
     roles = np.full(count, "", dtype="<U7")
     for role in ("train", "id_val", "id_test", "val", "test"):
         roles[getattr(splits, role)] = role
@@ -202,7 +202,7 @@ def _leaks(
         each = ", ".join(f"{number} of {role}" for role, number in images.items())
         example = _pair(files, next(iter(leaked.values())))
         remedy = "; remove them, or confirm with data.duplicates: warn" if refuse else ""
-        yield Finding(
+        yield Remark(
             "error" if refuse else "warning",
             f"copies of training images are among those that measure ({each}; {example}): "
             f"accuracies are too high{remedy}",
