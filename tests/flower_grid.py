@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 
 from feddg.experiment import Experiment
 from feddg.flower import client_app, server_app
+from feddg.runs.reading import read_rows
 
 Fault = Callable[[str, Message], bool]
 
@@ -172,3 +173,18 @@ def weights(path):
     index = json.loads((path / "checkpoint/checkpoint.json").read_text())
     tensors = load_file(path / "checkpoint" / index["state"])
     return {name: tensor for name, tensor in tensors.items() if name.startswith("weights/")}
+
+
+def ledger(path):
+    """(round, direction, client, purpose, names of what left or reached the method) by message."""
+    rows = read_rows(path / "ledger.jsonl")
+    layouts = {row["id"]: row for row in rows if row["kind"] == "layout"}
+    found = []
+    for row in rows:
+        if row["kind"] == "message":
+            held = layouts[row["layout"]]
+            names = [*(tensor["name"] for tensor in held["tensors"]), *held["scalars"]]
+            shown = sorted(n for n in names if not n.startswith(("fields/", "agreed/")))
+            key = (row["round"], row["direction"], row["client"], row["purpose"])
+            found.append((*key, tuple(shown)))
+    return found

@@ -142,10 +142,11 @@ def test_a_failed_runs_folder_stays_where_it_holds_anything_else(tmp_path):
 def test_without_a_terminal_a_run_prints_lines_and_none_when_quiet(feddg):
     command = ["run", "--data", "digits", "--hold-out", "sketch", *TINY]
     code, _, errors = feddg(*command)
-    assert (code, errors) == (0, "")
+    told = [line for line in errors.splitlines() if not line.startswith("warning: ")]
+    assert (code, told) == (0, [])
     code, _, errors = feddg(*command[:-1], "--seed", "1")
     assert code == 0
-    lines = errors.splitlines()
+    lines = [line for line in errors.splitlines() if not line.startswith("warning: ")]
     assert lines[0] == "fedavg: 1 rounds"
     assert lines[-1].startswith("round   1")
     assert "test/sketch 0." in lines[-1]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from feddg.errors import RunError
-from feddg.federation.checks import ChangeSizes, MessageChecks, RoundSpoiled, weights_fault
+from feddg.federation.checks import ChangeSizes, MessageChecks, RoundSpoiled, layout_fault
 from feddg.forms import Known, Sent, names_fault, plain_text
 from feddg.messages import Message, Update
 from feddg.methods.base import Method
@@ -37,12 +37,19 @@ def weights(without=(), **change):
     ],
 )
 def test_bad_weights_are_named(bad, words):
-    assert words in (weights_fault(bad, EXPECTED) or "")
+    assert words in (fault_of(bad) or "")
+
+
+def fault_of(found):
+    """What is wrong with weights where nobody limits how far they may move."""
+    sizes = ChangeSizes(None)
+    sizes.begin(EXPECTED)
+    return layout_fault(found, EXPECTED) or sizes.fault(Update(0, 1, found))
 
 
 def test_good_weights_pass_even_when_their_sum_overflows():
-    assert weights_fault(weights(), EXPECTED) is None
-    assert weights_fault(weights(w=torch.full((2, 2), 3e38)), EXPECTED) is None
+    assert fault_of(weights()) is None
+    assert fault_of(weights(w=torch.full((2, 2), 3e38))) is None
 
 
 # Declared forms

@@ -14,7 +14,7 @@ from feddg.flower import client_app, server_app
 from feddg.flower.identity import fingerprint
 from feddg.runs.reading import read_rows, read_run
 from federations import same
-from flower_grid import SITES, SMALL, Deployment, LocalGrid, experiment, public_key, weights
+from flower_grid import SITES, SMALL, Deployment, LocalGrid, experiment, ledger, public_key, weights
 
 
 @pytest.mark.parametrize("method", ["fedavg", "pardon", "fedbn"])
@@ -33,21 +33,6 @@ def test_flower_gives_the_bits_of_the_in_process_transport(method, tmp_path):
     asked = [entry for entry in entered if entry[3] != "agree"]
     assert sorted(entry for entry in crossed if entry[3] != "introduce") == sorted(asked)
     assert [entry[1] for entry in crossed if entry[3] == "introduce"] == ["down"] * 3 + ["up"] * 3
-
-
-def ledger(path):
-    """(round, direction, client, purpose, names of what left or reached the method) by message."""
-    rows = read_rows(path / "ledger.jsonl")
-    layouts = {row["id"]: row for row in rows if row["kind"] == "layout"}
-    found = []
-    for row in rows:
-        if row["kind"] == "message":
-            held = layouts[row["layout"]]
-            names = [*(tensor["name"] for tensor in held["tensors"]), *held["scalars"]]
-            shown = sorted(n for n in names if not n.startswith(("fields/", "agreed/")))
-            key = (row["round"], row["direction"], row["client"], row["purpose"])
-            found.append((*key, tuple(shown)))
-    return found
 
 
 QUICK = {**SMALL["train"], "local_steps": 2, "batch_size": 16}

@@ -8,6 +8,7 @@ from pydantic import Field
 from feddg.api import run
 from feddg.errors import ClientError, ExperimentError
 from feddg.experiment import Experiment
+from feddg.forms import Sent
 from feddg.guards.chain import Guards
 from feddg.guards.guard import GUARDS, Guard, WeightFacts, register
 from feddg.messages import Message
@@ -27,6 +28,10 @@ class Toy(Guard):
 
     name = "toy"
     Settings = ToySettings
+
+    @property
+    def sends(self):
+        return {"update/halved": Sent("that it was halved", integer=True, low=1, high=1)}
 
     def initial_memory(self):
         return {"seen": torch.zeros((), dtype=torch.int64)}

@@ -54,7 +54,7 @@ def test_a_lie_is_refused_by_name_and_the_round_goes_on(kind, name, caplog):
     assert server.state.round == 1
     assert same(server.state.weights, without_site_0(method))
     assert {client for client, _ in federation.refusals} == {0}
-    for record in caplog.records:
+    for record in (r for r in caplog.records if r.levelname != "INFO"):
         said = record.getMessage()
         assert said.isprintable()
         assert len(said) < 2000

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from feddg.errors import FeddgError, RunError
 from feddg.forms import Known, Sent, plain_text
+from feddg.guards.distances import distance
 from feddg.messages import Message, Refusal, Scalar, Update, Weights, first_not_finite
 from feddg.methods.base import Method, has_global_model
 from feddg.models.network import Network
@@ -68,10 +69,13 @@ class MessageChecks:
         self._introduced = introduced if introduced is not None else {}
 
     def update_fault(self, update: Update) -> str | None:
-        """Says what is wrong with an update, or None if it may be used."""
+        """Says what is wrong with an update, or None if it may be used.
+
+        Whether its weights are finite shows in how far it moved them: see :class:`ChangeSizes`.
+        """
         return (
             self._examples_fault(update)
-            or weights_fault(update.weights, self._weights)
+            or layout_fault(update.weights, self._weights)
             or self.message_fault("update", update.extras)
         )
 
@@ -121,11 +125,8 @@ class MessageChecks:
         return None
 
 
-def weights_fault(weights: Weights, expected: Mapping[str, Tensor]) -> str | None:
-    """Says what is wrong with the weights of an update, or None.
-
-    Checks names, shapes and dtypes against ``expected``, and that every float entry is finite.
-    """
+def layout_fault(weights: Weights, expected: Mapping[str, Tensor]) -> str | None:
+    """Says which names, shapes or dtypes of weights are not those of ``expected``, or None."""
     missing, unknown = expected.keys() - weights.keys(), weights.keys() - expected.keys()
     if missing or unknown:
         parts = [f"lack {sorted(missing)[:3]}"] * bool(missing)
@@ -137,8 +138,7 @@ def weights_fault(weights: Weights, expected: Mapping[str, Tensor]) -> str | Non
         if tensor.shape != want.shape or tensor.dtype != want.dtype:
             got = f"{tuple(tensor.shape)} {tensor.dtype}"
             return f"weight {name!r} is {got}, expected {tuple(want.shape)} {want.dtype}"
-    bad = first_not_finite(weights.items())
-    return None if bad is None else f"weight {bad!r} is not finite (NaN or infinite)"
+    return None
 
 
 def _entries(message: Message) -> Iterator[tuple[str, Tensor | Scalar]]:
@@ -235,7 +235,10 @@ class ChangeSizes:
 
     def fault(self, update: Update) -> str | None:
         """Says that an update's change is too long to be believed, or None; takes note of it."""
-        length = _distance(update.weights, self._received)
+        length = _length(update.weights, self._received)
+        bad = None if math.isfinite(length) else first_not_finite(update.weights.items())
+        if bad is not None:
+            return f"weight {bad!r} is not finite (NaN or infinite)"
         if self._medians:
             limit = self._times * statistics.median(self._medians)
             beside = f"{self._times:g} times the median change of the last rounds"
@@ -285,11 +288,11 @@ def _floats(weights: Weights) -> Weights:
     return {name: t.detach() for name, t in weights.items() if t.is_floating_point()}
 
 
-def _distance(weights: Weights, received: Weights) -> float:
-    names = [name for name in received if name in weights]
-    if not names:
-        return 0.0  # a method that shares no weights
-    changes = torch._foreach_sub([weights[n].detach() for n in names], [received[n] for n in names])
-    norm = float(torch.nn.utils.get_total_norm(changes))
-    # The norm of finite numbers can overflow in float32: such a change is certainly too long.
-    return norm if math.isfinite(norm) else math.inf
+def _length(weights: Weights, received: Weights) -> float:
+    """Returns how far the weights are from those received.
+
+    Nine digits: a float64 sum over another memory order differs in its last bits, and what is
+    remembered must not depend on the transport.
+    """
+    found = distance(weights, received, [name for name in received if name in weights])
+    return float(f"{found:.9g}")

@@ -153,8 +153,9 @@ class FlowerTransport:
         """Enters a message; one that cannot be read is entered by its size."""
         purpose = exchange.purposes[0 if direction == "down" else 1]
         client = key if exchange.kind != INTRODUCE else self._client_of(key)
-        size = flower_bytes(held)
+        size: int | None = None
         try:
+            size = flower_bytes(held)
             shapes, scalars = contents(held)
         except Exception:
             shapes, scalars, purpose = [], {}, f"{purpose}, unreadable"

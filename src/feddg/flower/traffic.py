@@ -16,9 +16,9 @@ BUSY = "busy"
 
 def flower_bytes(records: RecordDict) -> int:
     """Returns a message's size as Flower's ``message_size_mod`` counts it."""
-    # Flower's count refuses empty texts and lists.
+    # Flower's count refuses what is empty: texts, bytes and lists.
     configs = [
-        ConfigRecord({key: value for key, value in record.items() if value not in ("", [])})
+        ConfigRecord({key: value for key, value in record.items() if value not in ("", b"", [])})
         for record in records.config_records.values()
     ]
     arrays = sum(record.count_bytes() for record in records.array_records.values())

@@ -240,7 +240,8 @@ class Checkpoints:
             except RunError as error:
                 faults += [str(error)]
                 continue
-            self._kept = known[place:]
+            # The newest has two index files, and counts once.
+            self._kept = list({kept.round: kept for kept in reversed(known[place:])}.values())[::-1]
             if faults:
                 log.warning("%s Going on from the checkpoint of round %d.", faults[0], index.round)
             return checkpoint
