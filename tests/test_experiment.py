@@ -1,5 +1,7 @@
 """Experiments: three spellings, presets, identity, errors."""
 
+from pathlib import Path
+
 import pytest
 import yaml
 
@@ -68,7 +70,11 @@ def test_the_papers_protocol_is_the_preset_of_pacs():
 def test_presets_keep_their_experiments_ids(name, id):
     """As the first version computed them: run folders end in them, and are found by them."""
     fields = {"data": {"source": "folder", "root": "x"}, "preset": name, "hold_out": "photo"}
-    assert Experiment(**fields).id == id
+    experiment = Experiment(**fields)
+    (label,) = experiment.earlier_labels  # that version kept relative folders as they were said
+    assert label.endswith(f"-{id}")
+    as_said = experiment.data.model_copy(update={"root": Path("x")})
+    assert experiment.model_copy(update={"data": as_said}).id == id
 
 
 def test_what_the_user_says_wins_over_presets_and_flags_over_the_file(tmp_path):

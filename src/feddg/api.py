@@ -4,10 +4,12 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from feddg.cache import cache_folder
 from feddg.experiment import Experiment
 from feddg.runs import execute
 from feddg.runs.execute import Run
 from feddg.runs.observer import Observer
+from feddg.runs.same_images import ImagesNow, find_folder
 
 if TYPE_CHECKING:
     from feddg.comparing.compare import Comparison
@@ -25,12 +27,13 @@ def run(
     cache: Path | None = None,
     report: bool = True,
     snapshots: Collection[int] = (),
+    again: bool = False,
 ) -> Run:
     """Carries out an experiment, or goes on with it, or finds it done.
 
     The run's folder is ``out / experiment.label``. A completed experiment is not run again; an
     interrupted one continues from its last completed round, with the same numbers as if it had
-    never stopped.
+    never stopped. Its images must be those it was begun with.
 
     Args:
         experiment: what to run.
@@ -39,11 +42,33 @@ def run(
         cache: folder for decoded pixels and twins; the user's cache by default.
         report: whether to write ``report.html`` at the end.
         snapshots: rounds whose global weights are kept, for ``feddg report --analyses``.
+        again: whether to start anew, beside the old run, where its images were others.
 
     Raises:
         FeddgError: the experiment cannot be carried out; what was computed is kept.
     """
-    done = execute.run(experiment, out, observer=observer, cache=cache, snapshots=snapshots)
+    folder = find_folder(experiment, out, ImagesNow(cache or cache_folder()), again=again)
+    return run_in(
+        folder, experiment, observer=observer, cache=cache, report=report, snapshots=snapshots
+    )
+
+
+def run_in(
+    folder: Path,
+    experiment: Experiment,
+    *,
+    observer: Observer | None = None,
+    cache: Path | None = None,
+    report: bool = True,
+    snapshots: Collection[int] = (),
+) -> Run:
+    """Carries out an experiment in a folder that :func:`feddg.runs.same_images.find_folder` found.
+
+    See :func:`run` for the arguments and errors.
+    """
+    done = execute.carry_out(
+        folder, experiment, observer=observer, cache=cache, snapshots=snapshots
+    )
     if report:
         from feddg.report import ensure_report
 
@@ -75,6 +100,7 @@ def compare(
     cache: Path | None = None,
     watcher: "Watcher | None" = None,
     report: bool = True,
+    again: bool = False,
 ) -> "Comparison":
     """Carries out a plan and writes its tables.
 
@@ -91,13 +117,14 @@ def compare(
         cache: folder for decoded pixels and twins; the user's cache by default.
         watcher: is told what happens.
         report: whether to write tables and ``report.html``.
+        again: whether to start runs anew, beside the old ones, whose images were others.
 
     Raises:
         FeddgError: the plan is invalid. A run's failure is listed, not raised.
     """
     from feddg.comparing.compare import carry_out_work, prepare_work
 
-    work = prepare_work(plan, out, overrides)
+    work = prepare_work(plan, out, overrides, again=again, cache=cache)
     done = carry_out_work(work, jobs=jobs, cache=cache, watcher=watcher)
     if report:
         from feddg.report import write_comparison

@@ -8,6 +8,7 @@ so that the experiment in a run folder says everything and later presets cannot 
 import hashlib
 import json
 import logging
+import os
 import re
 import reprlib
 from collections.abc import Mapping
@@ -28,6 +29,7 @@ log = logging.getLogger("feddg")
 
 _NOT_IDENTITY = {"name", "device"}
 _LATER = {
+    "data": ("duplicates", "range", "bands", "tile"),
     "train": (
         "select_every",
         "decay",
@@ -96,9 +98,33 @@ class Experiment(ExperimentSettings):
     @property
     def label(self) -> str:
         """A readable folder name that ends in :attr:`id`."""
+        return self._label(self.id)
+
+    @property
+    def earlier_labels(self) -> tuple[str, ...]:
+        """Folder names that end in :attr:`earlier_ids`."""
+        return tuple(map(self._label, self.earlier_ids))
+
+    @property
+    def earlier_ids(self) -> tuple[str, ...]:
+        """Ids of the time when folders stayed relative to where a command was given."""
+        data = self.data
+        relative = {
+            name: Path(os.path.relpath(path))
+            for name in ("root", "split_file")
+            if (path := getattr(data, name)) is not None
+        }
+        choices = [{name: path} for name, path in relative.items()]
+        choices += [relative] if len(relative) > 1 else []
+        changed = (
+            self.model_copy(update={"data": data.model_copy(update=choice)}) for choice in choices
+        )
+        return tuple(experiment.id for experiment in changed)
+
+    def _label(self, id: str) -> str:
         held = "-".join((*self.hold_out.val, *self.hold_out.test)) or "none"
         words = self.name or f"{self.method.name}-{self.data.source}-{held}-s{self.seed}"
-        return f"{re.sub(r'[^A-Za-z0-9._+-]+', '_', words)}-{self.id}"
+        return f"{re.sub(r'[^A-Za-z0-9._+-]+', '_', words)}-{id}"
 
     def to_yaml(self) -> str:
         """Returns the complete experiment as YAML."""

@@ -1,5 +1,6 @@
 """The parts of an experiment: plain, validated settings, free of what they steer."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -21,6 +22,12 @@ def _finite(value: float) -> float:
     return value
 
 
+def _absolute(path: Path) -> Path:
+    """A folder is the same wherever a command is given; links keep their names."""
+    return path if path.is_absolute() else Path(os.path.abspath(path.expanduser()))
+
+
+FixedPath = Annotated[Path, AfterValidator(_absolute)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0), AfterValidator(_finite)]
 
@@ -39,7 +46,7 @@ class DataSettings(Settings):
         description="a data set: digits, folder (any images), a benchmark such as pacs, or a "
         "registered one",
     )
-    root: Path | None = Field(None, description="the images' folder: root/domain/class/*.jpg")
+    root: FixedPath | None = Field(None, description="the images' folder: root/domain/class/*.jpg")
     image_size: int = Field(
         128, ge=8, le=1024, description="side of the square training images, pixels"
     )
@@ -49,7 +56,24 @@ class DataSettings(Settings):
     on_bad_image: Literal["skip", "fail"] = Field(
         "skip", description="files that cannot be used are left out, or end the run"
     )
-    split_file: Path | None = Field(
+    range: Literal["auto", "full", "percentile"] = Field(
+        "auto",
+        description="which values are black and white: auto (by the bit depth a domain uses), full "
+        "(all that a file could hold), percentile (1st to 99th of each image and band)",
+    )
+    bands: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+        (),
+        description="bands that are red, green and blue, from 1, or the one that is grey: 4,3,2",
+    )
+    tile: int | None = Field(
+        None, ge=16, description="larger images are cut into tiles of this side, pixels"
+    )
+    duplicates: Literal["auto", "refuse", "warn", "ignore"] = Field(
+        "auto",
+        description="copies of training images among those that measure: refuse ends the run; "
+        "auto: refuse, but warn for published data sets and splits",
+    )
+    split_file: FixedPath | None = Field(
         None, description="a benchmark's split CSV; replaces hold_out's random split"
     )
     id_val: Fraction = Field(
@@ -61,6 +85,18 @@ class DataSettings(Settings):
     pixel_budget_gb: Positive = Field(
         20.0, description="largest decoded-pixel cache; beyond it images stream"
     )
+
+    @field_validator("bands", mode="before")
+    @classmethod
+    def _three_or_one(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            value = value.split(",")
+        listed = (value,) if isinstance(value, int) else tuple(value or ())
+        if len(listed) not in (0, 1, 3):
+            raise PydanticCustomError(
+                "bands", "name three bands, for red, green and blue, or one for grey"
+            )
+        return listed
 
 
 class HoldOut(Settings):

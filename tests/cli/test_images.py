@@ -1,7 +1,9 @@
 """Commands on folders of images."""
 
 import json
+import shutil
 
+import numpy as np
 from PIL import Image
 
 TINY = ["--rounds", "1", "--local-epochs", "1", "--batch-size", "64", "--clients", "3", "-q"]
@@ -23,6 +25,36 @@ def test_inspect_lists_bad_files_and_clients(feddg, image_folder, tmp_path):
     }
     assert sum(client["red"] for client in found["clients"]) == found["splits"]["train"]
     assert feddg("data", "inspect", "--root", image_folder, *held)[0] == 0
+
+
+def test_inspect_shows_how_images_are_stored_and_what_is_odd(feddg, image_folder):
+    for number in range(3):
+        values = np.full((30, 40), 100 + number, np.uint16)
+        values[0, 0] = 2**11 - 1
+        Image.fromarray(values).save(image_folder / f"blue/dark/deep{number}.tif")
+    shutil.copy(image_folder / "red/dark/0.png", image_folder / "blue/dark/copy.png")
+    (image_folder / "red/dark/slide.svs").touch()
+    command = ["data", "inspect", "--root", image_folder, "--hold-out", "blue", "--clients", "2"]
+    code, shown, _ = feddg(*command, "--json")
+    assert code == 0
+    found = json.loads(shown)
+    blue, red = found["stored"]["blue"], found["stored"]["red"]
+    assert (blue["smallest"], blue["largest"]) == ([20, 24], [40, 30])
+    assert blue["modes"] == {"RGB": 9, "I;16": 3}
+    assert (blue["bits"], blue["high"], blue["files"]) == (11, 2**11 - 1, 12)
+    assert red["modes"] == {"RGB": 8}
+    assert (red["bits"], red["low"], red["high"]) == (8, 30, 255)
+    assert found["ignored"] == {".svs": 1}
+    texts = [finding["text"] for finding in found["findings"]]
+    errors = [one["text"] for one in found["findings"] if one["severity"] == "error"]
+    assert any(".svs" in text for text in texts)
+    assert any("red/dark/0.png = blue/dark/copy.png" in text for text in errors) or any(
+        "blue/dark/copy.png = red/dark/0.png" in text for text in texts
+    )
+    code, shown, _ = feddg(*command)
+    assert code == 0
+    for words in ("how they are stored", "20 x 24", "40 x 30", "warning:", "OpenSlide"):
+        assert words in shown
 
 
 def test_a_folder_with_bad_images_trains_on_the_rest_and_says_so(feddg, image_folder, tmp_path):

@@ -26,7 +26,14 @@ def filled(feddg, image_folder, tmp_path):
 
 
 def test_it_says_where_and_how_much(feddg, filled):
-    assert held(feddg) == {"pixels": 1, "checks": 1, "twins": 1, "partial": 1, "other": 2}
+    assert held(feddg) == {
+        "pixels": 1,
+        "checks": 1,
+        "hashes": 1,
+        "twins": 1,
+        "partial": 1,
+        "other": 2,
+    }
     code, shown, _ = feddg("cache")
     assert code == 0
     assert str(filled) in shown
@@ -39,7 +46,7 @@ def test_it_says_where_and_how_much(feddg, filled):
 
 def test_clearing_removes_what_is_asked_for_and_never_what_is_not_ours(feddg, filled):
     assert feddg("cache", "clear", "--kind", "twins", "--yes")[0] == 0
-    assert held(feddg) == {"pixels": 1, "checks": 1, "partial": 1, "other": 2}
+    assert held(feddg) == {"pixels": 1, "checks": 1, "hashes": 1, "partial": 1, "other": 2}
     assert feddg("cache", "clear", "-y")[0] == 0
     assert held(feddg) == {"other": 2}
     assert {path.name for path in filled.iterdir()} == {"notes.txt", "pixels-mine"}

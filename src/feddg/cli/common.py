@@ -32,6 +32,11 @@ NoEstimateOption = Annotated[
     bool, typer.Option("--no-estimate", help="do not measure how long it will take")
 ]
 
+AgainOption = Annotated[
+    bool,
+    typer.Option("--again", help="start anew, beside the old run, where its images were others"),
+]
+
 
 def track(names: str | None) -> None:
     """Has runs followed; the environment reaches runs in processes of their own, too."""

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from feddg.cli.common import (
+    AgainOption,
     DryRunOption,
     NoEstimateOption,
     QuietOption,
@@ -36,6 +37,7 @@ def compare(
     dry_run: DryRunOption = False,
     no_estimate: NoEstimateOption = False,
     tracked: TrackOption = None,
+    again: AgainOption = False,
     quiet: QuietOption = False,
 ) -> None:
     """Compare methods over scenarios and seeds: run what is missing, write tables and a report.
@@ -54,7 +56,7 @@ def compare(
     if seeds is not None:
         axes["seeds"] = read_seeds(seeds)
     base = load_plan(plan).model_dump() if plan else {}
-    work = prepare_work(load_plan(base | axes), out, said)
+    work = prepare_work(load_plan(base | axes), out, said, again=again)
     console = Console(stderr=True)
     print_work(console, work, jobs, measure=not no_estimate)
     if dry_run:

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from feddg.cli.common import (
+    AgainOption,
     DryRunOption,
     NoEstimateOption,
     OutOption,
@@ -35,6 +36,7 @@ def run(
     tracked: TrackOption = None,
     dry_run: DryRunOption = False,
     no_estimate: NoEstimateOption = False,
+    again: AgainOption = False,
     quiet: QuietOption = False,
     verbose: VerboseOption = False,
 ) -> None:
@@ -50,17 +52,19 @@ def run(
         show_experiment(said, experiment, out, measure=not no_estimate, quiet=quiet)
         return
     track(tracked)
-    from feddg.api import run as run_experiment
+    from feddg.api import run_in
     from feddg.cli.progress import observer
     from feddg.experiment import load_experiment
     from feddg.runs.execute import is_complete
+    from feddg.runs.prepare import cache_folder
+    from feddg.runs.same_images import ImagesNow, find_folder
 
     chosen = load_experiment(experiment, said)
-    folder = out / chosen.label
+    folder = find_folder(chosen, out, ImagesNow(cache_folder()), again=again)
     if is_complete(folder):
         typer.echo(f"{folder} is complete; nothing is run again", err=True)
     with resumable(folder):
-        done = run_experiment(chosen, out, observer=observer(quiet, verbose), snapshots=kept)
+        done = run_in(folder, chosen, observer=observer(quiet, verbose), snapshots=kept)
     show_results([done.folder], done.report)
 
 

@@ -9,12 +9,15 @@ from typing import Any
 from feddg.comparing.plan import Plan, PlannedCell, distinct, expand_plan, load_plan
 from feddg.comparing.pool import LOG_FOLDER, Outcome, Processes, Task, Watcher, run_here
 from feddg.comparing.results import COMPARISON
+from feddg.data.bands import Reading
 from feddg.errors import FeddgError, RunError
 from feddg.experiment import Experiment
 from feddg.files import entries, is_file, replace_text, why
 from feddg.runs.execute import is_complete
 from feddg.runs.folder import EXPERIMENT
-from feddg.runs.prepare import Progress, cache_folder, load_table
+from feddg.runs.loading import load_table
+from feddg.runs.prepare import Progress, cache_folder
+from feddg.runs.same_images import ImagesNow, find_folder
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,9 @@ def prepare_work(
     plan: Plan | Path | str | Mapping[str, Any],
     out: Path | str | None = None,
     overrides: Mapping[str, Any] | None = None,
+    *,
+    again: bool = False,
+    cache: Path | None = None,
 ) -> Work:
     """Expands a plan and looks up what of it has been done.
 
@@ -108,18 +114,22 @@ def prepare_work(
         plan: a plan, its file, or its fields.
         out: the folder of the runs; ``comparisons/NAME`` by default.
         overrides: experiment fields that win over everything the plan says.
+        again: whether to start runs anew, beside the old ones, whose images were others.
+        cache: where hashes of images are remembered; the user's cache by default.
 
     Raises:
         ExperimentError: the plan holds an invalid experiment.
+        RunError: images changed since a run began.
     """
     loaded = load_plan(plan).fixed(overrides or {})
     folder = Path(out) if out is not None else Path("comparisons") / loaded.name
     cells = expand_plan(loaded)
     present = _present(folder)
+    now = ImagesNow(cache or cache_folder())
     folders: dict[str, Path] = {}
     missing: list[Task] = []
     for experiment in distinct(cells):
-        path = present.get(experiment.id, folder / experiment.label)
+        path = find_folder(experiment, folder, now, again=again, begun=present.get(experiment.id))
         folders[experiment.id] = path
         if not is_complete(path):
             missing.append(Task(experiment, path))
@@ -178,7 +188,7 @@ def _decode_once(experiments: Sequence[Experiment], cache: Path) -> None:
     silent: Progress = lambda what, done, total: None  # noqa: E731
     for experiment in experiments:
         data = experiment.data
-        key = repr((data.source, data.root, data.image_size, data.resize))
+        key = repr((data.source, data.root, data.image_size, data.resize, Reading.of(data)))
         if key in seen:
             continue
         seen.add(key)

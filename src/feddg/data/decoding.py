@@ -1,15 +1,27 @@
 """One image file becomes a square RGB array, whatever odd kind of image it is."""
 
+import logging
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
+from threading import Lock
 from typing import Literal
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from feddg.files import open_file
+from feddg.data.bands import (
+    Reading,
+    is_deep,
+    is_tiff,
+    read_samples,
+    read_tiff,
+    to_image,
+)
+from feddg.data.bands import UnusableImageError as UnusableImageError
+from feddg.data.image_formats import open_image
+from feddg.data.tiles import MOST_TILED_PIXELS, Box
 
 Resize = Literal["squash", "crop", "pad"]
 """How an image becomes square.
@@ -21,10 +33,10 @@ short side and cuts the centre out; ``pad`` scales the long side and adds black 
 MOST_PIXELS = 89_478_485
 """Larger images (Pillow's own limit, 268 MB as RGB) are refused as decompression bombs."""
 
-FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP")
-"""What a file's content may be, whatever its name: Pillow knows dozens of formats, and for some of
-them it starts other programs (Ghostscript for EPS)."""
-
+_PILLOW = logging.getLogger("PIL")
+AS_IT_IS = Reading()
+_ONE_HUGE_IMAGE = Lock()
+"""Of images that only tiles are cut from, one at a time is in memory."""
 _ORIENTATIONS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -34,17 +46,19 @@ _ORIENTATIONS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-_ORIENTATION_TAG = 0x0112
+_ORIENTATION_TAG, _LYING = 0x0112, (5, 6, 7, 8)
 
 
-class UnusableImageError(Exception):
-    """A file that cannot become pixels; the message is the reason, without the file's name."""
-
-
-def decode_image(path: Path, size: int, resize: Resize = "squash") -> np.ndarray:
+def decode_image(
+    path: Path,
+    size: int,
+    resize: Resize = "squash",
+    reading: Reading = AS_IT_IS,
+    bits: int = 0,
+) -> np.ndarray:
     """Decodes an image file to RGB at ``size`` x ``size``.
 
-    Grey, palette, CMYK and 16-bit images become 8-bit RGB, transparent ones are laid over white,
+    Grey, palette, CMYK and deeper images become 8-bit RGB, transparent ones are laid over white,
     the camera's orientation tag is obeyed, and of an animation the first frame is taken.
 
     Pillow may warn about odd files that it can read all the same, see :func:`quiet_pillow`.
@@ -53,6 +67,8 @@ def decode_image(path: Path, size: int, resize: Resize = "squash") -> np.ndarray
         path: the file.
         size: the side of the result in pixels.
         resize: how the image becomes square.
+        reading: which bands become colours, and which values black and white.
+        bits: the depth that images of its domain use, see :func:`feddg.data.bands.to_image`.
 
     Returns:
         ``(size, size, 3)`` uint8.
@@ -60,30 +76,122 @@ def decode_image(path: Path, size: int, resize: Resize = "squash") -> np.ndarray
     Raises:
         UnusableImageError: for an empty, truncated, unknown or oversized file.
     """
+    return decode_parts(path, [None], size, resize, reading, bits)[0]
+
+
+def decode_parts(
+    path: Path,
+    boxes: Sequence[Box | None],
+    size: int,
+    resize: Resize = "squash",
+    reading: Reading = AS_IT_IS,
+    bits: int = 0,
+) -> list[np.ndarray]:
+    """Decodes an image file once and returns parts of it, each at ``size`` x ``size``.
+
+    Args:
+        path: the file.
+        boxes: left, top, right and bottom of each part; None for the whole image.
+        size: see :func:`decode_image`, as the other arguments.
+        resize: how a part becomes square.
+        reading: which bands become colours, and which values black and white.
+        bits: the depth that images of its domain use.
+
+    Raises:
+        UnusableImageError: see :func:`decode_image`.
+    """
+    whole = None in boxes
     try:
-        with open_file(path) as file, Image.open(file, formats=FORMATS) as image:
-            _refuse_oversized(image)
-            # A JPEG far larger than needed is decoded at 1/2, 1/4 or 1/8, never below three times
-            # the wanted size: several times faster, and hardly distinguishable after resizing.
-            image.draft(None, (3 * size, 3 * size))
-            return make_square(_upright(_to_rgb(image), image), size, resize)
+        with _opened(path) as image:
+            if image is None:
+                return _parts_of_wide_tiff(path, boxes, size, resize, reading, bits)
+            pixels = _refuse_oversized(image, MOST_PIXELS if whole else MOST_TILED_PIXELS)
+            with nullcontext() if pixels <= MOST_PIXELS else _ONE_HUGE_IMAGE:
+                if whole:
+                    # A JPEG far larger than needed is decoded at 1/2, 1/4 or 1/8, never below
+                    # three times the wanted size: several times faster, and hardly
+                    # distinguishable after resizing.
+                    image.draft(None, (3 * size, 3 * size))
+                colours = _to_rgb(path, image, reading, bits)
+                return [
+                    make_square(_upright(_part(colours, box), image), size, resize) for box in boxes
+                ]
     except UnusableImageError:
         raise
     except Exception as error:  # Pillow's decoders raise many kinds on a broken file
         raise UnusableImageError(_reason(path, error)) from error
 
 
+def upright_size(path: Path) -> tuple[int, int]:
+    """Returns width and height of an image once it obeys the camera's orientation tag.
+
+    Raises:
+        UnusableImageError: for a file that no image can be read from.
+    """
+    try:
+        with _opened(path) as image:
+            if image is None:
+                height, width, _ = read_tiff(path).values.shape
+                return width, height
+            width, height = image.size
+            return (height, width) if _orientation(image) in _LYING else (width, height)
+    except UnusableImageError:
+        raise
+    except Exception as error:  # Pillow's readers raise many kinds on a broken file
+        raise UnusableImageError(_reason(path, error)) from error
+
+
 @contextmanager
-def quiet_pillow() -> Iterator[None]:
+def _opened(path: Path) -> Iterator[Image.Image | None]:
+    """Opens a file with Pillow; None for a TIFF of more bands than Pillow knows."""
+    with ExitStack() as opened:
+        image = None
+        try:
+            image = opened.enter_context(open_image(path))
+        except UnidentifiedImageError:
+            if not is_tiff(path):
+                raise
+        yield image
+
+
+def _parts_of_wide_tiff(
+    path: Path,
+    boxes: Sequence[Box | None],
+    size: int,
+    resize: Resize,
+    reading: Reading,
+    bits: int,
+) -> list[np.ndarray]:
+    colours = to_image(read_tiff(path), reading, bits)
+    return [make_square(_part(colours, box), size, resize) for box in boxes]
+
+
+def _part(image: Image.Image, box: Box | None) -> Image.Image:
+    return image if box is None else image.crop(box)
+
+
+@contextmanager
+def quiet_pillow(*, tiled: bool = False) -> Iterator[None]:
     """Silences Pillow's remarks on odd files; an oversized one raises.
 
     Enter it around a whole pool of decoding threads, never inside one: warning filters belong to
-    the process.
+    the process, and so does Pillow's limit.
+
+    Args:
+        tiled: whether images are cut into tiles, and may be larger.
     """
+    before, level = Image.MAX_IMAGE_PIXELS, _PILLOW.level
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"PIL\.")
         warnings.filterwarnings("error", category=Image.DecompressionBombWarning)
-        yield
+        try:
+            _PILLOW.setLevel(logging.CRITICAL)
+            if tiled:
+                Image.MAX_IMAGE_PIXELS = MOST_TILED_PIXELS
+            yield
+        finally:
+            Image.MAX_IMAGE_PIXELS = before
+            _PILLOW.setLevel(level)
 
 
 def make_square(image: Image.Image, size: int, resize: Resize = "squash") -> np.ndarray:
@@ -110,19 +218,19 @@ def make_square(image: Image.Image, size: int, resize: Resize = "squash") -> np.
     return np.array(canvas)
 
 
-def _refuse_oversized(image: Image.Image) -> None:
+def _refuse_oversized(image: Image.Image, most: int) -> int:
     width, height = image.size
-    if width * height > MOST_PIXELS:
-        raise UnusableImageError(f"{width} x {height} pixels, more than {MOST_PIXELS:,}")
+    if width * height > most:
+        remedy = "; cut it into tiles with data.tile: 512" if most == MOST_PIXELS else ""
+        raise UnusableImageError(f"{width} x {height} pixels, more than {most:,}{remedy}")
+    return width * height
 
 
-def _to_rgb(image: Image.Image) -> Image.Image:
+def _to_rgb(path: Path, image: Image.Image, reading: Reading, bits: int) -> Image.Image:
+    if reading.bands or reading.range == "percentile" or is_deep(image):
+        return to_image(read_samples(path, image), reading, bits)
     if image.mode == "RGB" and "transparency" not in image.info:
         return image.copy()
-    if image.mode == "F":
-        raise UnusableImageError("floating-point pixels without a known range")
-    if image.mode.startswith("I"):
-        return _from_16_bit(image).convert("RGB")
     if image.has_transparency_data:
         rgba = image.convert("RGBA")
         white = Image.new("RGBA", rgba.size, "white")
@@ -130,19 +238,17 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def _from_16_bit(image: Image.Image) -> Image.Image:
-    """Scales 0..65535 to 0..255 (Pillow would clip a mode "I" image instead)."""
-    values = np.asarray(image).astype(np.int64).clip(0, 65535)
-    return Image.fromarray(((values + 128) // 257).astype(np.uint8))
-
-
 def _upright(pixels: Image.Image, source: Image.Image) -> Image.Image:
-    try:
-        orientation = source.getexif().get(_ORIENTATION_TAG, 1)
-    except Exception:  # a damaged tag block says nothing about the pixels
-        return pixels
-    transpose = _ORIENTATIONS.get(orientation)
+    transpose = _ORIENTATIONS.get(_orientation(source))
     return pixels if transpose is None else pixels.transpose(transpose)
+
+
+def _orientation(source: Image.Image) -> int:
+    try:
+        found: int = source.getexif().get(_ORIENTATION_TAG, 1)
+    except Exception:  # a damaged tag block says nothing about the pixels
+        return 1
+    return found
 
 
 def _reason(path: Path, error: Exception) -> str:
@@ -154,6 +260,6 @@ def _reason(path: Path, error: Exception) -> str:
         empty = path.is_file() and path.stat().st_size == 0
         return "empty file" if empty else "not an image in a known format"
     if isinstance(error, Image.DecompressionBombError | Image.DecompressionBombWarning):
-        return f"more than {MOST_PIXELS:,} pixels"
+        return f"more than {MOST_PIXELS:,} pixels; cut it into tiles with data.tile: 512"
     text = " ".join(str(error).split()) or type(error).__name__
     return f"cannot be decoded: {text}"

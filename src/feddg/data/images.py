@@ -10,10 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
+from feddg.data.image_formats import usable_formats
 from feddg.errors import DataError, nearest
 from feddg.files import entries, why
 
-IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp"})
+IMAGE_SUFFIXES = frozenset(usable_formats())
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 """Control characters, line ends, and bytes that are no UTF-8: no file we write could hold them."""
 LAYOUT = "<root>/<domain>/<class>/<image>, for example images/sketch/dog/0001.jpg"

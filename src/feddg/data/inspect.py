@@ -1,9 +1,9 @@
 """What a table of images holds, in plain numbers and names."""
 
-from itertools import groupby
 from typing import Any
 
-from feddg.data.images import ImageTable, plain_name
+from feddg.data.images import ImageTable
+from feddg.data.remarks import similar
 
 
 def inspect(table: ImageTable) -> dict[str, Any]:
@@ -33,14 +33,9 @@ def inspect(table: ImageTable) -> dict[str, Any]:
             for domain, row in zip(table.domain_names, counts)
             if not row.all()
         },
-        "similar_classes": _similar(names),
+        "similar_classes": similar(names),
         "split": _split_counts(table),
     }
-
-
-def _similar(names: tuple[str, ...]) -> list[list[str]]:
-    groups = (list(group) for _, group in groupby(sorted(names, key=plain_name), key=plain_name))
-    return [sorted(group) for group in groups if len(group) > 1]
 
 
 def _split_counts(table: ImageTable) -> dict[str, int] | None:

@@ -16,13 +16,14 @@ import uuid
 import zlib
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
+from types import MappingProxyType
 from typing import Literal, get_args
 
 import numpy as np
@@ -32,9 +33,19 @@ from PIL import Image
 from torch import Tensor
 
 from feddg.arrays import keep_array, open_array
+from feddg.data.bands import Reading, UnusableImageError
 from feddg.data.checked_rows import CheckedRows
-from feddg.data.decoding import Resize, UnusableImageError, decode_image, make_square, quiet_pillow
+from feddg.data.decoding import (
+    AS_IT_IS,
+    Resize,
+    decode_image,
+    decode_parts,
+    make_square,
+    quiet_pillow,
+)
 from feddg.data.images import ImageTable
+from feddg.data.survey import Survey, survey
+from feddg.data.tiles import Tile, cut
 from feddg.errors import DataError
 from feddg.files import (
     FILE_MODE,
@@ -60,8 +71,8 @@ _LAYOUT = 2
 _PIXELS, _SUMS, _FACTS = "pixels.npy", "checksums.npy", "facts.json"
 _LEFT = 86_400
 """Age in seconds of what no living process can be writing any more."""
-_WAVE = 256
-"""Images decoded ahead of the one being written."""
+_WAVE, _WAVE_OF_TILES = 256, 4
+"""Files decoded ahead of the one being written."""
 
 
 @dataclass(frozen=True)
@@ -150,20 +161,16 @@ class ArrayPixels(PixelStore):
 class StreamingPixels(PixelStore):
     """Pixels decoded anew whenever they are gathered, by a pool of threads."""
 
-    def __init__(
-        self, root: Path, paths: Sequence[str], size: int, resize: Resize, fingerprint: str
-    ) -> None:
+    def __init__(self, files: "_Files", paths: Sequence[str], fingerprint: str) -> None:
         """Remembers where the images are.
 
         Args:
-            root: the folder the paths are relative to.
+            files: how they are decoded.
             paths: one path per row, all known to be readable.
-            size: the side of a gathered image in pixels.
-            resize: how an image becomes square.
             fingerprint: see :class:`PixelStore`.
         """
-        super().__init__(size, fingerprint)
-        self._root, self._paths, self._resize = root, tuple(paths), resize
+        super().__init__(files.size, fingerprint)
+        self._files, self._paths = files, tuple(paths)
         self._pool = ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="decode")
         self._alone = Lock()  # quiet_pillow is for one at a time, and the pool has all cores busy
 
@@ -178,7 +185,7 @@ class StreamingPixels(PixelStore):
         """
         paths = [self._paths[row] for row in np.asarray(rows, dtype=np.int64)]
         batch = np.empty((len(paths), self.size, self.size, 3), np.uint8)
-        with self._alone, quiet_pillow():
+        with self._alone, quiet_pillow(tiled=self._files.reading.tile is not None):
             for place, pixels in enumerate(self._pool.map(self._decode, paths)):
                 batch[place] = pixels
         return _channels_last(batch)
@@ -188,12 +195,12 @@ class StreamingPixels(PixelStore):
         self._pool.shutdown(cancel_futures=True)
 
     def _decode(self, path: str) -> np.ndarray:
-        try:
-            return decode_image(self._root / path, self.size, self._resize)
-        except UnusableImageError as error:
+        (found,) = self._files.decode(Tile.named(path).file, [path])
+        if isinstance(found, BadImage):
             raise DataError(
-                f"{self._root / path} was readable before and is not any more: {error}"
-            ) from error
+                f"{self._files.root / path} was readable before and is not any more: {found.reason}"
+            )
+        return found
 
 
 def open_pixels(
@@ -205,6 +212,9 @@ def open_pixels(
     budget_bytes: int = BUDGET_BYTES,
     on_bad_image: Literal["skip", "fail"] = "skip",
     progress: Progress | None = None,
+    seen: Callable[[str], object] | None = None,
+    reading: Reading = AS_IT_IS,
+    surveyed: Survey | None = None,
 ) -> tuple[ImageTable, PixelStore, list[BadImage]]:
     """Makes a table's pixels ready, decoding each file at most once per resolution.
 
@@ -216,6 +226,10 @@ def open_pixels(
         budget_bytes: tables that would need more than this are decoded on demand.
         on_bad_image: leave unusable files out with a warning, or fail.
         progress: called with (done, total) while files are decoded.
+        seen: called with the path of each file right after it was decoded, in several threads.
+        reading: which bands become colours, which values black and white, and whether large images
+            are cut into tiles, each a row of the table that is returned.
+        surveyed: how the images are stored; looked at here if None.
 
     Returns:
         The table without its bad rows, a store whose row i is that table's row i, and the files
@@ -228,18 +242,29 @@ def open_pixels(
     _check_settings(size, resize, on_bad_image)
     if table.images is not None:
         return table, _rendered(table.images, size, resize), []
-    files = _Files.of(table, size, resize)
+    tiled = reading.tile is not None
+    if reading.tile is not None and table.root is not None:
+        with quiet_pillow(tiled=True):
+            table = cut(table, reading.tile)
+    depths = (surveyed or survey(table)).depths if table.root is not None else {}
+    files = _Files.of(table, size, resize, seen, reading, depths)
+    if tiled and files.cache_bytes > budget_bytes:
+        raise DataError(
+            f"{len(files.paths):,} tiles need {files.cache_bytes / 2**30:.1f} GB of pixels: raise "
+            "data.pixel_budget_gb, choose larger tiles, or a smaller image size."
+        )
     entry = None
-    with quiet_pillow():
+    with quiet_pillow(tiled=tiled):
         if cache is None or files.cache_bytes > budget_bytes:
             bad = _checked(files, cache, progress)
         else:
             entry = _cached(files, cache, progress)
             bad = entry.bad
-    _complain(bad, len(files.paths), on_bad_image)
+    once = [BadImage(Tile.named(image.path).file, image.reason) for image in bad]
+    _complain(list(dict.fromkeys(once)), len(files.by_file), on_bad_image)
     broken = {image.path for image in bad}
     kept = table.take([row for row, path in enumerate(table.paths) if path not in broken])
-    return kept, _store(files, kept, entry), bad
+    return kept, _store(files, kept, entry), list({image.path: image for image in once}.values())
 
 
 def _rendered(images: np.ndarray, size: int, resize: Resize) -> PixelStore:
@@ -252,7 +277,7 @@ def _rendered(images: np.ndarray, size: int, resize: Resize) -> PixelStore:
 def _store(files: "_Files", table: ImageTable, entry: "_Entry | None") -> PixelStore:
     fingerprint = _hash([files.key, table.paths])
     if entry is None:
-        return StreamingPixels(files.root, table.paths, files.size, files.resize, fingerprint)
+        return StreamingPixels(files, table.paths, fingerprint)
     place = {path: index for index, path in enumerate(files.paths)}
     positions = np.array([place[path] for path in table.paths])
     checked = CheckedRows(entry.pixels, entry.sums, lambda place: _repair(entry, files, place))
@@ -274,12 +299,35 @@ class _Files:
     paths: tuple[str, ...]
     size: int
     resize: Resize
+    seen: Callable[[str], object] | None = None
+    reading: Reading = AS_IT_IS
+    bits: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, table: ImageTable, size: int, resize: Resize) -> "_Files":
+    def of(
+        cls,
+        table: ImageTable,
+        size: int,
+        resize: Resize,
+        seen: Callable[[str], object] | None = None,
+        reading: Reading = AS_IT_IS,
+        depths: Mapping[str, int] = MappingProxyType({}),
+    ) -> "_Files":
         if table.root is None or len(table) == 0:
             raise DataError("There are no images to open: the table is empty.")
-        return cls(table.root.resolve(), tuple(sorted(set(table.paths))), size, resize)
+        domains = (table.domain_names[domain] for domain in table.domains.tolist())
+        known = zip(table.paths, domains)
+        bits = {path: depths[domain] for path, domain in known if domain in depths}
+        paths = tuple(sorted(set(table.paths)))
+        return cls(table.root.resolve(), paths, size, resize, seen, reading, bits)
+
+    @cached_property
+    def by_file(self) -> dict[str, list[str]]:
+        """The rows' paths by the file they are from: itself, or the tiles of a larger image."""
+        found: dict[str, list[str]] = {}
+        for path in self.paths:
+            found.setdefault(Tile.named(path).file, []).append(path)
+        return found
 
     @property
     def cache_bytes(self) -> int:
@@ -293,7 +341,10 @@ class _Files:
     def key_now(self) -> str:
         """The same of the files as they are now."""
         made_from = [_LAYOUT, PIL.__version__, str(self.root), self.size, self.resize]
-        stamps = [[path, *_stamp(self.root / path)] for path in self.paths]
+        made_from += [asdict(self.reading), sorted(self.bits.items())]
+        stamps = [
+            [paths, *_stamp(self.root / file)] for file, paths in sorted(self.by_file.items())
+        ]
         return _hash([made_from, stamps])
 
     def decode_all(
@@ -312,14 +363,25 @@ class _Files:
         return bad
 
     def _decode_ahead(self, pool: ThreadPoolExecutor) -> Iterator[np.ndarray | BadImage]:
-        for start in range(0, len(self.paths), _WAVE):
-            yield from pool.map(self._decode, self.paths[start : start + _WAVE])
+        files = list(self.by_file.items())
+        wave = _WAVE if self.reading.tile is None else _WAVE_OF_TILES
+        for start in range(0, len(files), wave):
+            for found in pool.map(lambda item: self.decode(*item), files[start : start + wave]):
+                yield from found
 
-    def _decode(self, path: str) -> np.ndarray | BadImage:
+    def decode(self, file: str, paths: Sequence[str]) -> Sequence[np.ndarray | BadImage]:
+        """Decodes rows of one file: all of it, or its tiles."""
+        boxes = [Tile.named(path).box for path in paths]
+        look = (self.size, self.resize, self.reading, self.bits.get(paths[0], 0))
         try:
-            return decode_image(self.root / path, self.size, self.resize)
+            if boxes == [None]:
+                return [decode_image(self.root / file, *look)]
+            return decode_parts(self.root / file, boxes, *look)
         except UnusableImageError as error:
-            return BadImage(path, str(error))
+            return [BadImage(path, str(error)) for path in paths]
+        finally:
+            if self.seen is not None:
+                self.seen(file)
 
 
 def _stamp(path: Path) -> tuple[int, int, int]:
@@ -379,16 +441,15 @@ def _repair(entry: _Entry, files: _Files, place: int) -> None:
     """Decodes a damaged image again and writes it where it was; the open map shows it at once."""
     path, cached = files.paths[place], entry.pixels[place]
     remedy = "Delete that folder, and the images are decoded again."
-    try:
-        with quiet_pillow():
-            pixels = decode_image(files.root / path, files.size, files.resize)
-    except UnusableImageError as error:
-        pixels = np.zeros_like(cached)
+    with quiet_pillow(tiled=files.reading.tile is not None):
+        (pixels,) = files.decode(Tile.named(path).file, [path])
+    if isinstance(pixels, BadImage):
         if path not in {image.path for image in entry.bad}:
             raise DataError(
                 f"The pixel cache {entry.folder} is damaged at {path}, which cannot be decoded "
-                f"again ({error}). {remedy}"
-            ) from None
+                f"again ({pixels.reason}). {remedy}"
+            )
+        pixels = np.zeros_like(cached)
     if zlib.crc32(pixels.data) != entry.sums[place]:
         raise DataError(
             f"The pixel cache {entry.folder} is damaged at {path}, and that file is another one "

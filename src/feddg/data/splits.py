@@ -39,6 +39,15 @@ class Splits:
     val: np.ndarray
     test: np.ndarray
 
+    def spread(self, of: np.ndarray) -> "Splits":
+        """Returns the splits of rows that each belong to one of these, and share its role.
+
+        Args:
+            of: ``(rows,)`` to which row of these splits each belongs.
+        """
+        parts = {role: np.flatnonzero(np.isin(of, getattr(self, role))) for role in ROLES}
+        return Splits(**parts)
+
 
 ROLES = tuple(field.name for field in fields(Splits))
 

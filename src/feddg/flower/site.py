@@ -16,6 +16,7 @@ from pydantic import Field, ValidationError
 from feddg.clients.client import Client
 from feddg.clients.examples import Examples
 from feddg.clients.worker import Worker
+from feddg.data.bands import Reading
 from feddg.data.images import ImageTable, from_class_folders
 from feddg.data.pixels import PixelStore, open_pixels
 from feddg.data.sources import load_source
@@ -119,6 +120,7 @@ def load_pixels(
         data.image_size,
         cache=cache,
         resize=data.resize,
+        reading=Reading.of(data),
         budget_bytes=int(data.pixel_budget_gb * 2**30),
         on_bad_image=data.on_bad_image,
     )

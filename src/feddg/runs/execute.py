@@ -12,6 +12,7 @@ from torch import nn
 
 from feddg.clients.threads import threads
 from feddg.clients.worker import Worker
+from feddg.data.fingerprint import ImagesFile
 from feddg.errors import RunError
 from feddg.evaluation.accuracy import Evaluation, Score, mean_score
 from feddg.evaluation.support import support_warning
@@ -64,6 +65,7 @@ from feddg.runs.prepare import (
     load_images,
 )
 from feddg.runs.reading import RunRecord, read_run
+from feddg.runs.same_images import IMAGES, ImagesNow, check_images, find_folder
 from feddg.runs.summary import summarize
 from feddg.runs.warning_light import write_warning_light
 
@@ -86,6 +88,7 @@ class Prepared:
         draw: writes the report's figures once the method has agreed on something.
         guards: what happens to updates on their way.
         remote: whether clients are elsewhere, so that what was sent is sent, whatever came of it.
+        contents: which images are trained and tested on, where they are here.
     """
 
     method: Method
@@ -97,6 +100,7 @@ class Prepared:
     draw: Callable[[Path, State], None] = lambda folder, state: None
     guards: Guards = NO_GUARDS
     remote: bool = False
+    contents: ImagesFile | None = None
 
 
 Prepare = Callable[[Experiment, Path, Progress, dict[int, Weights]], Prepared]
@@ -124,6 +128,7 @@ def in_process(
         clients_table(images),
         draw=draw if experiment.evaluate.pictures else lambda folder, state: None,
         guards=guards,
+        contents=images.contents,
     )
 
 
@@ -157,12 +162,13 @@ def run(
     observer: Observer | None = None,
     cache: Path | None = None,
     snapshots: Collection[int] = (),
+    again: bool = False,
 ) -> Run:
     """Carries out an experiment, or goes on with it, or finds it done.
 
     The run's folder is ``out / experiment.label``. A completed experiment is not run again; an
     interrupted one continues from its last completed round, with the same numbers as if it had
-    never stopped.
+    never stopped. Its images must be those it was begun with.
 
     Args:
         experiment: what to run.
@@ -170,11 +176,12 @@ def run(
         observer: is told what happens.
         cache: folder for decoded pixels and twins; the user's cache by default.
         snapshots: rounds whose global weights are kept, for ``feddg report --analyses``.
+        again: whether to start anew, beside the old run, where its images were others.
 
     Raises:
         FeddgError: the experiment cannot be carried out; what was computed is kept.
     """
-    folder = Path(out) / experiment.label
+    folder = find_folder(experiment, out, ImagesNow(cache or cache_folder()), again=again)
     return carry_out(folder, experiment, observer=observer, cache=cache, snapshots=snapshots)
 
 
@@ -184,13 +191,15 @@ def resume(
     """Continues the run in ``folder`` from its last completed round.
 
     Raises:
-        RunError: the folder holds no run, or the run of another experiment than it says.
+        RunError: the folder holds no run, or the run of another experiment than it says, or its
+            images are not those it was begun with.
     """
     path = Path(folder)
     if not is_file(path / EXPERIMENT):
         raise RunError(f"{path} holds no run: there is no {EXPERIMENT} in it")
     experiment = load_stored(path / EXPERIMENT)
     check_identity(path, experiment)
+    check_images(path, lambda: ImagesNow(cache or cache_folder())(experiment))
     return carry_out(path, experiment, observer=observer, cache=cache)
 
 
@@ -340,6 +349,8 @@ class _Execution:
     def _describe(self, found: Prepared) -> None:
         self.folder.write_json("environment.json", environment(self.experiment, found.worker))
         self.folder.write_json("clients.json", found.clients)
+        if found.contents is not None:
+            self.folder.write_json(IMAGES, found.contents)
         if found.evaluation is not None:
             thin = support_warning(found.evaluation, found.clients.classes)
             if thin is not None:

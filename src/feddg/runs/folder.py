@@ -276,10 +276,11 @@ def check_identity(folder: Path, experiment: Experiment) -> None:
     """
     if was_mended(folder / EXPERIMENT):
         return
-    named = re.search(r"-([0-9a-f]{8})$", folder.resolve().name)
+    named = re.search(r"-([0-9a-f]{8})(\.\d+)?$", folder.resolve().name)
     found = {"name": named and named[1], "checkpoint": _trained(folder)}
+    known = (experiment.id, *experiment.earlier_ids)
     for where, id in found.items():
-        if id and id != experiment.id:
+        if id and id not in known:
             raise RunError(
                 f"{folder / EXPERIMENT} says experiment {experiment.id}, but the folder's {where} "
                 f"is of {id}: one of them was changed. Put it back; for another experiment, "

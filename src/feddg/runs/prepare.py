@@ -1,7 +1,6 @@
 """From an experiment to everything its run needs: images, splits, clients, network, method."""
 
 import hashlib
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,11 +13,13 @@ from feddg.clients.examples import Examples, split_batches
 from feddg.clients.threads import clients_at_once, threads_for
 from feddg.clients.worker import Worker
 from feddg.data.data_set import find_augmentation
+from feddg.data.fingerprint import ImagesFile
 from feddg.data.images import ImageTable
 from feddg.data.partition import Partition, dealt_alike, partition
-from feddg.data.pixels import BadImage, PixelStore, open_pixels
-from feddg.data.sources import load_source
+from feddg.data.pixels import BadImage, PixelStore
+from feddg.data.remarks import say
 from feddg.data.splits import Splits, from_csv, from_roles, hold_out
+from feddg.data.tiles import whole_images
 from feddg.errors import ExperimentError
 from feddg.evaluation.accuracy import Evaluation
 from feddg.experiment import Experiment
@@ -29,8 +30,8 @@ from feddg.models.backbones import build_network
 from feddg.models.convolution import use_small_map_convolutions
 from feddg.models.network import Network
 from feddg.models.precision import autocast, choose_device, choose_precision
-
-Progress = Callable[[str, int, int], None]
+from feddg.runs.loading import Progress as Progress
+from feddg.runs.loading import load_table, split_remarks, table_remarks
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class Images:
         seed: the experiment's.
         steps: optimizer steps a client takes in a round, where the way images were dealt out says
             so; None where the experiment does.
+        contents: which images these are, for the run's folder.
     """
 
     table: ImageTable
@@ -55,6 +57,7 @@ class Images:
     partition: Partition
     seed: int = 0
     steps: int | None = None
+    contents: ImagesFile | None = None
 
     def trained_by(self, experiment: Experiment) -> Experiment:
         """Returns the experiment as clients train by it."""
@@ -96,27 +99,11 @@ def load_images(experiment: Experiment, cache: Path | None, progress: Progress) 
     Raises:
         DataError: the images cannot be used as asked.
     """
-    return deal(experiment, *load_table(experiment, cache, progress))
-
-
-def load_table(
-    experiment: Experiment, cache: Path | None, progress: Progress
-) -> tuple[ImageTable, PixelStore, list[BadImage]]:
-    """Loads the experiment's images: usable rows, their pixels, and the files left out.
-
-    Raises:
-        DataError: the images cannot be used as asked.
-    """
-    data = experiment.data
-    return open_pixels(
-        load_source(data.source, data.root),
-        data.image_size,
-        cache=cache,
-        resize=data.resize,
-        budget_bytes=int(data.pixel_budget_gb * 2**30),
-        on_bad_image=data.on_bad_image,
-        progress=lambda done, total: progress("decoding images", done, total),
-    )
+    loaded = load_table(experiment, cache, progress)
+    say(table_remarks(loaded))
+    images = deal(experiment, *loaded[:3])
+    say(split_remarks(experiment, loaded, images.splits))
+    return replace(images, contents=loaded.contents)
 
 
 def deal(
@@ -128,7 +115,10 @@ def deal(
         DataError: the images cannot be split or dealt out as asked.
     """
     clients = experiment.clients
-    splits = _splits(experiment, table, bad)
+    images, image_of = whole_images(table)  # tiles of one image stay together
+    splits = _splits(experiment, images, bad)
+    if len(images) < len(table):
+        splits = splits.spread(image_of)
     share = partition(
         table.domains[splits.train],
         table.labels[splits.train],

@@ -36,6 +36,7 @@ from feddg.runs.checkpoints import checkpoint_weights
 from feddg.runs.folder import EXPERIMENT, SNAPSHOTS, RunFolder
 from feddg.runs.prepare import Images, Progress, build, build_worker, cache_folder, load_images
 from feddg.runs.reading import read_run
+from feddg.runs.same_images import ImagesNow, check_images
 
 ANALYSES = "analyses.json"
 PER_DOMAIN, LANDSCAPE_IMAGES, GRID = 150, 256, 15
@@ -113,6 +114,7 @@ def _subject(folder: Path, cache: Path, progress: Progress) -> _Subject:
         checkpoint = opened.load_checkpoint()
     if checkpoint is None:
         raise RunError(f"{folder} has no completed round to look into")
+    check_images(folder, lambda: ImagesNow(cache)(experiment))
     images = load_images(experiment, cache, progress)
     method, network = build(experiment, len(images.table.class_names))
     if not has_global_model(method, network):

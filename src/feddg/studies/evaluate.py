@@ -21,6 +21,7 @@ from feddg.runs.folder import RunFolder
 from feddg.runs.model import Trained, load_trained
 from feddg.runs.prepare import Progress, build_evaluation, build_worker, cache_folder, load_images
 from feddg.runs.reading import read_run
+from feddg.runs.same_images import ImagesNow, check_images
 
 
 @dataclass(frozen=True)
@@ -64,13 +65,15 @@ def evaluate_run(
 
     Raises:
         AdaptationError: an adaptation asked for by name is unknown or does not suit the model.
-        RunError: the folder holds no model, or none by that rule.
+        RunError: the folder holds no model, or none by that rule, or its images are not those it
+            was begun with.
     """
     path = Path(folder)
     wanted = list(ADAPTATIONS if adaptations is None else adaptations)
     for spelling in wanted:
         read(spelling)
     trained = load_trained(path, which=which)
+    check_images(path, lambda: ImagesNow(cache or cache_folder())(trained.experiment))
     about = (trained.round, batch_size, trained.which)
     found, refused = _known(path, about), {}
     measure = _Measurement(path, trained, batch_size, cache, progress)

@@ -1,13 +1,18 @@
 """What `feddg data inspect` finds: counts, bad files, how clients would look."""
 
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from feddg.data.inspect import inspect
+from feddg.data.sources import load_source
+from feddg.data.stored import stored_images
+from feddg.data.survey import SAMPLE
 from feddg.experiment import Experiment
-from feddg.runs.prepare import Progress, cache_folder, deal, load_table
+from feddg.runs.loading import load_table, split_remarks, table_remarks
+from feddg.runs.prepare import Progress, cache_folder, deal
 
 SHOWN_CLIENTS, SHOWN_FILES = 20, 20
 
@@ -20,22 +25,35 @@ def inspect_experiment(experiment: Experiment, progress: Progress) -> dict[str, 
         progress: is told how far the work is.
 
     Returns:
-        What :func:`feddg.data.inspect.inspect` returns, ``bad_images`` and, when a domain is held
-        out, ``splits`` (images per role) and ``clients`` (images per client and domain).
+        What :func:`feddg.data.inspect.inspect` returns, ``bad_images``, ``findings`` (what is odd:
+        ``severity`` and ``text`` of each), ``stored`` (by domain, see
+        :class:`feddg.data.stored.StoredImages`), ``ignored`` (files by kind) and, when a domain is
+        held out, ``splits`` (images per role) and ``clients`` (images per client and domain).
 
     Raises:
         DataError: there is nothing to inspect.
     """
-    table, pixels, bad = load_table(experiment, cache_folder(), progress)
+    loaded = load_table(experiment, cache_folder(), progress)
+    table, pixels, bad = loaded[:3]
     found = inspect(table)
+    data = experiment.data
+    whole = load_source(data.source, data.root)
+    found["stored"] = {domain: asdict(one) for domain, one in stored_images(whole).items()}
+    found["ignored"] = {kind: one.count for kind, one in loaded.ignored.items()}
+    findings = table_remarks(loaded)
     found["bad_images"] = [{"path": image.path, "reason": image.reason} for image in bad]
-    if experiment.hold_out.test or experiment.hold_out.val:
+    stopped = any(finding.severity == "error" for finding in findings)
+    if (experiment.hold_out.test or experiment.hold_out.val) and not stopped:
         images = deal(experiment, table, pixels, bad)
         splits, share = images.splits, images.partition
         roles = ("train", "id_val", "id_test", "val", "test")
         found["splits"] = {role: len(getattr(splits, role)) for role in roles}
         names = [table.domain_names[id] for id in share.domain_ids]
         found["clients"] = [dict(zip(names, row.tolist())) for row in share.counts]
+        findings += split_remarks(experiment, loaded, splits)
+    else:
+        findings += split_remarks(experiment, loaded, None)
+    found["findings"] = [asdict(finding) for finding in findings]
     return found
 
 
@@ -49,11 +67,30 @@ def print_inspection(found: dict[str, Any]) -> None:
     table.add_section()
     table.add_row("all", *(str(found["totals"][domain]) for domain in found["domains"]))
     console.print(table)
-    for names in found["similar_classes"]:
-        console.print(f"[yellow]perhaps one class:[/] {', '.join(names)}")
+    if found["stored"]:
+        _print_stored(console, found["stored"])
     _print_bad(console, found["bad_images"])
     if "clients" in found:
         _print_clients(console, found)
+    for finding in found["findings"]:
+        style = {"error": "bold red", "warning": "yellow", "note": "dim"}[finding["severity"]]
+        console.print(f"[{style}]{finding['severity']}:[/]", end=" ")
+        console.print(finding["text"], markup=False, highlight=False, soft_wrap=True)
+
+
+def _print_stored(console: Console, stored: dict[str, dict[str, Any]]) -> None:
+    looked = sum(one["sampled"] for one in stored.values())
+    title = f"how they are stored (values: of {looked} images, at most {SAMPLE} a domain)"
+    table = Table("domain", "sizes", "kinds", "bits", "values", "mean", title=title)
+    for domain, one in stored.items():
+        sizes = dict.fromkeys(
+            "{} x {}".format(*one[size]) for size in ("smallest", "middle", "largest")
+        )
+        kinds = ", ".join(f"{mode} {count}" for mode, count in one["modes"].items())
+        values = f"{one['low']:g} to {one['high']:g}"
+        bits = str(one["bits"]) if one["bits"] else "float"
+        table.add_row(domain, ", ".join(sizes), kinds, bits, values, f"{one['mean']:.1f}")
+    console.print(table)
 
 
 def _print_bad(console: Console, bad: list[dict[str, str]]) -> None:

@@ -9,17 +9,16 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from feddg.data.decoding import FORMATS, UnusableImageError, decode_image, quiet_pillow
+from feddg.data.decoding import UnusableImageError, decode_image, quiet_pillow, upright_size
 from feddg.data.images import IMAGE_SUFFIXES
 from feddg.errors import DataError
-from feddg.files import entries, is_file, open_file, replace_file, why
+from feddg.files import entries, is_file, replace_file, why
 from feddg.styles.codec import load_codec, transfer
 from feddg.styles.interpolate import client_style
 from feddg.styles.statistics import measure
 
 LEAST_SIDE = 16
 """A shorter side leaves a codec's feature maps no room: a strip is made this wide."""
-_ORIENTATION, _LYING = 0x0112, (5, 6, 7, 8)
 
 
 @dataclass(frozen=True)
@@ -140,14 +139,10 @@ def _decoded(
     for file in files:
         try:
             pixels = torch.from_numpy(decode_image(file, size, "pad"))
-            with open_file(file) as opened, Image.open(opened, formats=FORMATS) as image:
-                width, height = image.size
-                lying = image.getexif().get(_ORIENTATION) in _LYING
+            width, height = upright_size(file)
         except UnusableImageError as error:
             skipped.append((file, str(error)))
             continue
-        if lying:
-            width, height = height, width
         scale = size / max(width, height)
         yield file, _unpadded(pixels, max(1, round(width * scale)), max(1, round(height * scale)))
 

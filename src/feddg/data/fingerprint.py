@@ -1,0 +1,279 @@
+"""Which images a run was made with: their paths, sizes and content hashes, and what has changed.
+
+Hashes are computed while images are decoded, and remembered in the cache by path, size and times:
+asking again costs a look at each file's entry in its folder, and only changed files are read.
+"""
+
+import base64
+import hashlib
+import os
+import stat
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from pydantic import TypeAdapter, ValidationError
+
+from feddg.data.images import ImageTable
+from feddg.data.tiles import Tile
+from feddg.errors import DataError
+from feddg.files import open_file, replace_bytes
+from feddg.row_files import JsonFile, Row
+
+SHOWN = 3
+"""Paths named in a difference."""
+
+_HASH_BYTES, _PART_BYTES = 8, 2**20
+_Stamp = tuple[int, int, int]
+_Known = dict[str, tuple[int, int, int, str]]
+_KNOWN = TypeAdapter(_Known)
+
+
+class FolderImages(Row):
+    """The images of one folder, in columns.
+
+    Attributes:
+        names: file names, sorted.
+        sizes: bytes; -1 for a file that cannot be read.
+        hashes: of the content, 64 bits in base 64; empty for a file that cannot be read.
+    """
+
+    names: list[str]
+    sizes: list[int]
+    hashes: list[str]
+
+
+class ImagesFile(JsonFile):
+    """The images that a run was begun with: ``images.json``.
+
+    Attributes:
+        root: their folder, as it was called then; no part of the comparison.
+        count: rows of the table.
+        labels: a hash of every image's class and domain.
+        rendered: a hash of the pixels, where they do not come from files.
+        folders: the files by their folder, below the root.
+    """
+
+    root: str | None = None
+    count: int
+    labels: str
+    rendered: str = ""
+    folders: dict[str, FolderImages]
+
+    def to_text(self) -> str:
+        """Returns the content of the file, without the blanks that 100,000 names would need."""
+        return self.model_dump_json() + "\n"
+
+    def contents(self) -> dict[str, tuple[int, str]]:
+        """Returns size and hash of every file by its path."""
+        return {
+            f"{folder}/{name}" if folder else name: (size, content)
+            for folder, images in self.folders.items()
+            for name, size, content in zip(images.names, images.sizes, images.hashes)
+        }
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How the files of a later table differ from those of an earlier one.
+
+    Attributes:
+        added: paths that are new.
+        removed: paths that are gone.
+        moved: paths that are new, of contents whose earlier path is gone.
+        changed: paths whose content is another.
+        labels: whether the same files have other classes or domains.
+        rendered: whether images that come from no files are others.
+    """
+
+    added: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    moved: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    labels: bool = False
+    rendered: bool = False
+
+    def __bool__(self) -> bool:
+        return self != Difference()
+
+    def __str__(self) -> str:
+        if self.rendered:
+            return "they are drawn differently"
+        if self.labels:
+            return "the same files have other classes or domains"
+        parts = ("added", "removed", "moved", "changed")
+        counts = [f"{len(getattr(self, part))} {part}" for part in parts if getattr(self, part)]
+        paths = [path for part in reversed(parts) for path in getattr(self, part)]
+        more = ", ..." if len(paths) > SHOWN else ""
+        return f"{', '.join(counts)} ({', '.join(paths[:SHOWN])}{more})"
+
+
+def difference(before: ImagesFile, now: ImagesFile) -> Difference:
+    """Compares the images of two tables; their root folders may be others."""
+    old, new = before.contents(), now.contents()
+    gone = {content for path, (_, content) in old.items() if path not in new and content}
+    fresh = sorted(new.keys() - old.keys())
+    moved = tuple(path for path in fresh if new[path][1] in gone)
+    arrived = {new[path][1] for path in moved}
+    missing = sorted(old.keys() - new.keys())
+    found = Difference(
+        added=tuple(path for path in fresh if new[path][1] not in gone),
+        removed=tuple(path for path in missing if old[path][1] not in arrived),
+        moved=moved,
+        changed=tuple(sorted(path for path in old.keys() & new.keys() if old[path] != new[path])),
+    )
+    if found or old:
+        return found or Difference(labels=before.labels != now.labels)
+    same = (before.rendered, before.labels, before.count) == (now.rendered, now.labels, now.count)
+    return Difference(rendered=not same)
+
+
+class ContentHashes:
+    """Hashes of files below a folder; what is known from before is not read again.
+
+    Args:
+        root: the folder that paths are relative to.
+        cache: where hashes are remembered; None remembers nothing.
+    """
+
+    def __init__(self, root: Path, cache: Path | None) -> None:
+        self._root = root.resolve()
+        name = hashlib.blake2b(os.fsencode(self._root), digest_size=16).hexdigest()
+        self._file = None if cache is None else cache / f"hashes-{name}.json"
+        self._known: _Known = {}
+        self._fresh = False
+        if self._file is not None:
+            try:
+                with open_file(self._file) as file:
+                    self._known = _KNOWN.validate_json(file.read())
+            except (OSError, ValidationError):
+                self._known = {}  # not there yet, or damaged: files are read again
+
+    def see(self, path: str) -> tuple[int, str]:
+        """Returns size and hash of a file; several threads may call it at once."""
+        return self._known_already(path) or self._read(path)
+
+    def _known_already(self, path: str) -> tuple[int, str] | None:
+        known = self._known.get(path)
+        if known is None or known[:3] != self._stamp(path):
+            return None
+        return known[0], known[3]
+
+    def _stamp(self, path: str) -> _Stamp | None:
+        return _stamp(f"{self._root}/{path}")  # a Path takes as long as the look at the file
+
+    def _read(self, path: str) -> tuple[int, str]:
+        stamp = self._stamp(path)
+        if stamp is None:
+            return -1, ""
+        try:
+            content = _hash_file(self._root / path)
+        except OSError:
+            return -1, ""
+        self._known[path] = (*stamp, content)
+        self._fresh = True
+        return stamp[0], content
+
+    def of(self, paths: Iterable[str]) -> dict[str, tuple[int, str]]:
+        """Returns size and hash of files by path, and remembers them.
+
+        Raises:
+            DataError: the cache cannot be written.
+        """
+        distinct = sorted(set(paths))
+        known = {path: self._known_already(path) for path in distinct}
+        new = [path for path, content in known.items() if content is None]
+        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            read = dict(zip(new, pool.map(self._read, new)))
+        found = {path: content or read[path] for path, content in known.items()}
+        if self._fresh and self._file is not None:
+            try:
+                replace_bytes(self._file, _KNOWN.dump_json(self._known))
+            except OSError as error:
+                raise DataError(
+                    f"Cannot write {self._file}: {error.strerror or error}. "
+                    "Free some space there, or name another cache folder."
+                ) from None
+            self._fresh = False
+        return found
+
+
+def images_file(table: ImageTable, hashes: ContentHashes | None) -> ImagesFile:
+    """Returns what is written down about a table's images.
+
+    Args:
+        table: all images, those included that cannot be decoded.
+        hashes: of the table's root; None for rendered images.
+
+    Raises:
+        DataError: the cache cannot be written.
+    """
+    if table.images is not None or hashes is None:
+        rendered = "" if table.images is None else _hash_array(table.images)
+        return ImagesFile(count=len(table), labels=_labels(table), rendered=rendered, folders={})
+    return ImagesFile(
+        root=str(table.root),
+        count=len(table),
+        labels=_labels(table),
+        folders=_by_folder(hashes.of(map(file_of, table.paths))),
+    )
+
+
+def file_of(path: str) -> str:
+    """Returns the path of the file that a row's pixels come from."""
+    return Tile.named(path).file
+
+
+def _by_folder(contents: Mapping[str, tuple[int, str]]) -> dict[str, FolderImages]:
+    columns: dict[str, tuple[list[str], list[int], list[str]]] = {}
+    for path, (size, content) in sorted(contents.items()):
+        folder, _, name = path.rpartition("/")
+        names, sizes, hashes = columns.setdefault(folder, ([], [], []))
+        names.append(name)
+        sizes.append(size)
+        hashes.append(content)
+    return {
+        folder: FolderImages(names=names, sizes=sizes, hashes=hashes)
+        for folder, (names, sizes, hashes) in columns.items()
+    }
+
+
+def _labels(table: ImageTable) -> str:
+    """A hash of what every path is and where; the order of rows, classes and domains is none."""
+    rows = sorted(
+        f"{path}\0{table.class_names[label]}\0{table.domain_names[domain]}"
+        for path, label, domain in zip(table.paths, table.labels.tolist(), table.domains.tolist())
+    )
+    text = "\n".join(rows).encode("utf-8", "surrogateescape")
+    return _text(hashlib.blake2b(text, digest_size=_HASH_BYTES).digest())
+
+
+def _hash_array(images: np.ndarray) -> str:
+    content = hashlib.blake2b(repr(images.shape).encode(), digest_size=_HASH_BYTES)
+    content.update(np.ascontiguousarray(images).data)
+    return _text(content.digest())
+
+
+def _hash_file(path: Path) -> str:
+    content = hashlib.blake2b(digest_size=_HASH_BYTES)
+    with open_file(path) as file:
+        while part := file.read(_PART_BYTES):
+            content.update(part)
+    return _text(content.digest())
+
+
+def _text(content: bytes) -> str:
+    return base64.urlsafe_b64encode(content).decode().rstrip("=")
+
+
+def _stamp(path: str) -> _Stamp | None:
+    """Size and times of a regular file; None for anything else."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    if not stat.S_ISREG(status.st_mode):
+        return None
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns

@@ -1,0 +1,142 @@
+"""A run goes with its images: whether they are still those it was begun with, and what if not."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from feddg.data.fingerprint import ContentHashes, Difference, ImagesFile, difference, images_file
+from feddg.data.sources import load_source
+from feddg.errors import RunError
+from feddg.experiment import Experiment
+
+IMAGES = "images.json"
+
+log = logging.getLogger("feddg")
+
+
+class ImagesNow:
+    """Tells which images experiments would have now; each data set is looked at once.
+
+    Args:
+        cache: where hashes are remembered.
+    """
+
+    def __init__(self, cache: Path) -> None:
+        self._cache = cache
+        self._found: dict[tuple[str, Path | None], ImagesFile] = {}
+
+    def __call__(self, experiment: Experiment) -> ImagesFile:
+        """Returns the images; nothing is decoded.
+
+        Raises:
+            DataError: they cannot be listed.
+        """
+        data = experiment.data
+        key = (data.source, data.root)
+        if key not in self._found:
+            table = load_source(*key)
+            hashes = None if table.root is None else ContentHashes(table.root, self._cache)
+            self._found[key] = images_file(table, hashes)
+        return self._found[key]
+
+
+def find_folder(
+    experiment: Experiment,
+    out: Path | str,
+    now: Callable[[Experiment], ImagesFile],
+    *,
+    again: bool = False,
+    begun: Path | None = None,
+) -> Path:
+    """Returns the folder of the run of an experiment with the images as they are now.
+
+    That is ``out / experiment.label``, or the same with ``.2``, ``.3``, ... where runs were started
+    anew beside it.
+
+    Args:
+        experiment: what is run.
+        out: the run folder's parent.
+        now: tells the images; not asked where there is nothing to compare them with.
+        again: whether to start anew beside runs whose images were others.
+        begun: the first run's folder, where it has another name.
+
+    Raises:
+        RunError: the images changed since the run began, and ``again`` is not said.
+        DataError: the images cannot be listed.
+    """
+    first = begun or _first_folder(experiment, Path(out))
+    folders = [first, *_later(first)]
+    begun_folders = [folder for folder in folders if has_begun(folder)]
+    if not begun_folders:
+        return folders[-1]
+    images = now(experiment)
+    for folder in reversed(begun_folders):
+        found = _changes(folder, images)
+        if (found is None and not again) or found == Difference():
+            if found is None:
+                _warn(folder)
+            return folder
+    if not has_begun(folders[-1]):
+        return folders[-1]  # somebody wanted to start anew before
+    if again:
+        return _numbered(first, len(folders) + 1)
+    changes = _changes(folders[-1], images)
+    raise RunError(
+        f"images changed since {folders[-1]} began: {changes}; --again starts anew beside it"
+    )
+
+
+def check_images(folder: Path, now: Callable[[], ImagesFile]) -> None:
+    """Makes sure that a run's images are still those it was begun with.
+
+    Raises:
+        RunError: they are not; says what differs.
+    """
+    if not has_begun(folder):
+        return
+    changes = _changes(folder, now())
+    if changes is None:
+        _warn(folder)
+    elif changes:
+        raise RunError(
+            f"images changed since {folder} began: {changes}; put them back, or start anew beside "
+            f"it: `feddg run {folder / 'experiment.yaml'} --out {folder.parent} --again`"
+        )
+
+
+def has_begun(folder: Path) -> bool:
+    """Whether a run has anything that depends on its images."""
+    return (folder / "checkpoint" / "checkpoint.json").is_file()
+
+
+def _first_folder(experiment: Experiment, out: Path) -> Path:
+    """The folder by today's name, or by one that earlier versions gave."""
+    today = out / experiment.label
+    earlier = (out / label for label in experiment.earlier_labels)
+    return next((path for path in (today, *earlier) if has_begun(path)), today)
+
+
+def _later(first: Path) -> list[Path]:
+    found, number = [], 2
+    while (path := _numbered(first, number)).is_dir():
+        found.append(path)
+        number += 1
+    return found
+
+
+def _numbered(first: Path, number: int) -> Path:
+    return first.with_name(f"{first.name}.{number}")
+
+
+def _changes(folder: Path, now: ImagesFile) -> Difference | None:
+    """What differs; None where the run does not say which images it had."""
+    before = ImagesFile.read(folder / IMAGES)
+    return None if before is None else difference(before, now)
+
+
+def _warn(folder: Path) -> None:
+    log.warning(
+        "%s does not say which images it was made with (it was written by version 0.1); they are "
+        "taken to be the same",
+        folder,
+    )

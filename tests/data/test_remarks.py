@@ -1,0 +1,155 @@
+"""What is odd about labels, domains and copies, and where it stops."""
+
+import logging
+import shutil
+
+import pytest
+
+from feddg.data.ignored import about_ignored, ignored_files
+from feddg.data.images import from_folder
+from feddg.errors import DataError
+from feddg.experiment import Experiment
+from feddg.runs.prepare import load_images
+from image_folders import make_folder, noise
+
+
+def load(root, tmp_path, **data):
+    fields = {"source": "folder", "root": root, "image_size": 8, "id_val": 0.5, "id_test": 0.0}
+    chosen = Experiment(
+        data={**fields, **data}, hold_out="c", clients=2, model={"backbone": "cnn", "weights": None}
+    )
+    return load_images(chosen, tmp_path / "cache", lambda *_: None)
+
+
+@pytest.fixture
+def root(tmp_path):
+    return make_folder(tmp_path / "images", each=60)
+
+
+def said(caplog) -> list[str]:
+    texts = [record.getMessage() for record in caplog.records]
+    assert all("\n" not in text for text in texts)
+    return texts
+
+
+def test_nothing_is_said_of_images_that_are_in_order(root, tmp_path, caplog):
+    with caplog.at_level(logging.INFO):
+        load(root, tmp_path)
+    assert said(caplog) == []
+
+
+def test_classes_that_differ_in_spelling_only(root, tmp_path, caplog):
+    make_folder(root, ("a", "c"), ("X",), 3)
+    load(root, tmp_path, duplicates="ignore")
+    assert any("the classes 'X', 'x' differ in spelling only" in text for text in said(caplog))
+
+
+def test_a_class_only_in_the_test_domain_ends_the_run(root, tmp_path):
+    (root / "c/z").mkdir()
+    noise(9001).save(root / "c/z/0.png")
+    with pytest.raises(DataError, match=r"nobody trains on the class 'z', .* 'c' has 1 image"):
+        load(root, tmp_path)
+
+
+def test_a_domain_that_cannot_be_decoded_ends_the_run(root, tmp_path):
+    for file in (root / "b").rglob("*.png"):
+        file.write_text("no image")
+    with pytest.raises(DataError, match="domain 'b' has no usable image: all its 120 files"):
+        load(root, tmp_path)
+
+
+def test_one_class_left_ends_the_run(root, tmp_path):
+    for file in root.glob("*/y/*.png"):
+        file.write_text("no image")
+    with pytest.raises(DataError, match="only the class 'x' has usable images"):
+        load(root, tmp_path)
+
+
+def test_one_class_left_to_train_on_ends_the_run(root, tmp_path):
+    shutil.rmtree(root / "a/y")
+    shutil.rmtree(root / "b/y")
+    with pytest.raises(DataError, match=r"only the class 'x' is left to train on.*1 more"):
+        load(root, tmp_path)
+
+
+def test_missing_classes_are_a_note(root, tmp_path, caplog):
+    shutil.rmtree(root / "b/y")
+    (root / "b/y").mkdir()
+    with caplog.at_level(logging.INFO):
+        load(root, tmp_path)
+    assert said(caplog) == ["classes are missing: b lacks y"]
+
+
+def test_four_validation_images_pick_the_round_and_that_is_said(tmp_path, caplog):
+    load(make_folder(tmp_path / "images", each=5), tmp_path, id_val=0.25)
+    (text,) = said(caplog)
+    assert "validation on training domains has only 4 images" in text
+    assert "uncertain by 49 points" in text  # 1.96 * sqrt(0.25 / 4)
+
+
+def test_copies_of_training_images_in_the_test_domain_end_the_run(root, tmp_path, caplog):
+    for number in range(7):
+        shutil.copy(root / f"a/x/{number}.png", root / f"c/x/copy{number}.png")
+    where = r"copies of training images .*7 of test; a/x/\d.png = c/x/copy\d.png"
+    with pytest.raises(DataError, match=where):
+        load(root, tmp_path, id_val=0.0)
+    caplog.clear()
+    load(root, tmp_path, id_val=0.0, duplicates="warn")
+    assert any("7 of test" in text for text in said(caplog))
+    assert any("14 files are 7 images, in two domains" in text for text in said(caplog))
+    caplog.clear()
+    load(root, tmp_path, id_val=0.0, duplicates="ignore")
+    assert said(caplog) == []
+
+
+def test_one_image_in_two_classes(root, tmp_path, caplog):
+    shutil.copy(root / "a/x/0.png", root / "a/y/copy.png")
+    load(root, tmp_path, id_val=0.0)
+    (text,) = said(caplog)
+    assert "2 files are 1 image, in two classes" in text
+    assert "a/x/0.png = a/y/copy.png" in text
+
+
+def test_an_official_split_with_a_leak_is_warned_about(root, tmp_path, caplog):
+    lines = ["split,path"]
+    for file in sorted(root.rglob("*.png")):
+        path = file.relative_to(root).as_posix()
+        lines.append(f"{'test' if path.startswith('c') else 'train'},{path}")
+    shutil.copy(root / "a/x/0.png", root / "c/x/copy.png")
+    lines.append("test,c/x/copy.png")
+    split = tmp_path / "split.csv"
+    split.write_text("\n".join(lines) + "\n")
+    data = {"source": "folder", "root": root, "image_size": 8, "split_file": split}
+    chosen = Experiment(data=data, clients=2, model={"backbone": "cnn", "weights": None})
+    load_images(chosen, tmp_path / "cache", lambda *_: None)
+    assert any("1 of test" in text for text in said(caplog))
+
+
+def test_what_is_ignored_is_counted_by_kind(root):
+    (root / "a/x/deep").mkdir()
+    for number in range(4):
+        noise(7000 + number).save(root / f"a/x/deep/{number}.png")
+    noise(1).save(root / "a/loose.png")
+    for name in ("a/x/slide.svs", "b/x/other.svs", "readme.txt", "a/LICENSE", "a/.DS_Store"):
+        (root / name).touch()
+    found = ignored_files(from_folder(root))
+    assert {kind: one.count for kind, one in found.items()} == {
+        "in deeper folders": 4,
+        "outside a class folder": 1,
+        ".svs": 2,
+        ".txt": 1,
+        "without a suffix": 1,
+    }
+    texts = {finding.text: finding.severity for finding in about_ignored(found)}
+    assert texts["ignored, as they are no images: 1 .txt, 1 without a suffix"] == "note"
+    (slides,) = [text for text in texts if ".svs" in text]
+    assert "2 files (a/x/slide.svs, b/x/other.svs)" in slides
+    assert "OpenSlide" in slides
+    (deep,) = [text for text in texts if "deeper" in text]
+    assert deep.startswith("ignored: 4 files (a/x/deep/0.png, a/x/deep/1.png, a/x/deep/2.png, ...)")
+
+
+def test_every_run_says_it(root, tmp_path, caplog):
+    (root / "a/x/slide.svs").touch()
+    load(root, tmp_path)
+    assert any(".svs: whole-slide images" in text for text in said(caplog))

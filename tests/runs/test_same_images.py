@@ -1,0 +1,227 @@
+"""A run's images are part of it: what changes them is noticed, wherever the run is used again."""
+
+import logging
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from feddg.api import compare, resume, run
+from feddg.data import fingerprint
+from feddg.data.fingerprint import ImagesFile
+from feddg.errors import DataError, RunError
+from feddg.experiment import Experiment
+from feddg.runs.observer import Observer
+from feddg.runs.same_images import IMAGES, has_begun
+from feddg.studies.evaluate import evaluate_run
+from image_folders import make_folder, noise
+
+SMALL = {
+    "hold_out": "c",
+    "clients": {"number": 2},
+    "model": {"backbone": "cnn", "weights": None, "embedding": "none"},
+    "train": {"rounds": 2, "augmentation": "none"},
+    "server": {"min_updates": 1},
+}
+
+
+@pytest.fixture
+def root(tmp_path) -> Path:
+    return make_folder(tmp_path / "images")
+
+
+@pytest.fixture
+def done(root, tmp_path):
+    """Carries the experiment out, again and again."""
+
+    def carry_out(**more):
+        return run(experiment(root), tmp_path / "runs", cache=tmp_path / "cache", **more)
+
+    return carry_out
+
+
+def experiment(root: Path, **change) -> Experiment:
+    data = {"source": "folder", "root": root, "image_size": 8, "id_val": 0.2, "id_test": 0.2}
+    return Experiment(data=data, **{**SMALL, **change})
+
+
+def remove_class(root: Path) -> None:
+    for domain in "abc":
+        shutil.rmtree(root / domain / "y")
+        make_folder(root, (domain,), ("z",), 1)  # so that there is something to tell apart
+
+
+def move(root: Path) -> None:
+    (root / "a/x/0.png").rename(root / "a/y/moved.png")
+
+
+def double_test_set(root: Path) -> None:
+    for file in sorted((root / "c").rglob("*.png")):
+        shutil.copy(file, file.with_name(f"copy-{file.name}"))
+
+
+def remove_half(root: Path) -> None:
+    for number in range(3):
+        for folder in ("a/x", "a/y", "b/x", "b/y"):
+            (root / folder / f"{number}.png").unlink()
+
+
+def repaint(root: Path) -> None:
+    """Another picture of the same size, as old as the first."""
+    file = root / "b/y/5.png"
+    before = file.stat()
+    file.write_bytes(file.read_bytes()[:-20] + bytes(20))
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert file.stat().st_size == before.st_size
+
+
+CHANGES = [
+    (remove_class, r"3 added, 18 removed \("),
+    (move, r"1 moved \(a/y/moved.png\)"),
+    (double_test_set, r"12 added \(c/x/copy-0.png, "),
+    (remove_half, r"12 removed \(a/x/0.png, a/x/1.png, a/x/2.png, ...\)"),
+    (repaint, r"1 changed \(b/y/5.png\)"),
+]
+
+
+@pytest.mark.parametrize(("change", "said"), CHANGES)
+def test_a_complete_run_is_not_passed_off_as_one_on_changed_images(done, root, change, said):
+    folder = done().folder
+    change(root)
+    with pytest.raises(RunError, match=rf"images changed since .* began: {said}.*--again") as error:
+        done()
+    assert "\n" not in str(error.value)
+    for use in (resume, evaluate_run):
+        with pytest.raises(RunError, match=said):
+            use(folder, cache=root.parent / "cache")
+
+
+def test_a_root_that_was_renamed_away(done, root):
+    folder = done().folder
+    root.rename(root.with_name("elsewhere"))
+    with pytest.raises(DataError, match="does not exist"):
+        done()
+    with pytest.raises(DataError, match="does not exist"):
+        resume(folder, cache=root.parent / "cache")
+
+
+def test_again_starts_anew_beside_the_old_run_and_is_found_from_then_on(done, root):
+    first = done()
+    remove_half(root)
+    second = done(again=True)
+    assert second.folder == first.folder.with_name(f"{first.folder.name}.2")
+    assert second.record.clients != first.record.clients
+    assert done().folder == done(again=True).folder == second.folder
+    make_folder(root)  # the same images as in the beginning
+    assert done().folder == done(again=True).folder == first.folder
+
+
+class Stop(Observer):
+    def round(self, row) -> None:
+        raise KeyboardInterrupt
+
+
+def test_resume_does_not_carry_on_with_half_of_the_images(done, root, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        done(observer=Stop())
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert has_begun(folder)
+    remove_half(root)
+    with pytest.raises(RunError, match=r"12 removed.*put them back"):
+        resume(folder, cache=tmp_path / "cache")
+    make_folder(root)
+    assert resume(folder, cache=tmp_path / "cache").record.status == "completed"
+
+
+def test_compare_stops_before_anything_is_run(root, tmp_path):
+    plan = {
+        "name": "p",
+        "base": experiment(root).model_dump(exclude={"method", "hold_out", "seed"}),
+        "hold_out": ["c"],
+        "methods": ["fedavg"],
+        "seeds": 1,
+    }
+    where = {"out": tmp_path / "p", "cache": tmp_path / "cache", "report": False}
+    assert not compare(plan, **where).failures
+    remove_half(root)
+    with pytest.raises(RunError, match="12 removed"):
+        compare(plan, **where)
+    assert not compare(plan, again=True, **where).failures
+    runs = sorted(path.name for path in (tmp_path / "p").iterdir() if path.is_dir())
+    assert runs[1] == f"{runs[0]}.2"
+
+
+def test_a_run_of_version_0_1_says_nothing_of_its_images_and_is_warned_about(done, root, caplog):
+    folder = done().folder
+    (folder / IMAGES).unlink()
+    remove_half(root)
+    with caplog.at_level(logging.WARNING):
+        assert done().folder == folder
+    (warning,) = [r for r in caplog.records if "does not say which images" in r.getMessage()]
+    assert "\n" not in warning.getMessage()
+    assert done(again=True).folder != folder
+
+
+def test_nothing_is_read_again_that_has_not_changed(done, root, monkeypatch):
+    done()
+    read = []
+    original = fingerprint._hash_file
+    monkeypatch.setattr(fingerprint, "_hash_file", lambda path: read.append(path) or original(path))
+    done()
+    assert read == []
+    noise(99).save(root / "a/x/new.png")
+    with pytest.raises(RunError, match="1 added"):
+        done()
+    assert [path.name for path in read] == ["new.png"]
+
+
+def test_the_file_is_compact_and_read_back(done):
+    file = done().folder / IMAGES
+    content = ImagesFile.read(file)
+    assert len(content.contents()) == content.count == 36
+    assert file.read_text().count("\n") == 1
+    per_image = len(file.read_text()) / content.count
+    assert per_image < 60  # six megabytes for 100,000 images
+
+
+def test_identity_does_not_depend_on_where_the_command_is_given(root, tmp_path, monkeypatch):
+    monkeypatch.chdir(root.parent)
+    here = experiment(Path("images"))
+    monkeypatch.chdir(root)
+    assert here.id == experiment(Path("../images")).id == experiment(root).id
+    assert here.data.root == root
+
+
+def test_a_run_that_was_named_after_a_relative_root_is_found(done, root, tmp_path, monkeypatch):
+    new = done().folder
+    monkeypatch.chdir(root.parent)
+    relative = experiment(root).model_copy(
+        update={"data": experiment(root).data.model_copy(update={"root": Path("images")})}
+    )
+    assert relative.id != experiment(root).id  # as version 0.1 named it
+    new.rename(new.with_name(relative.label))
+    assert done().folder.name == relative.label
+
+
+def test_images_that_are_drawn_are_compared_too(tmp_path):
+    before = ImagesFile(count=1, labels="l", rendered="p", folders={})
+    assert not fingerprint.difference(before, before)
+    changed = before.model_copy(update={"rendered": "q"})
+    assert "drawn differently" in str(fingerprint.difference(before, changed))
+
+
+def test_moved_labels_of_the_same_files_are_a_change(done):
+    before = ImagesFile.read(done().folder / IMAGES)
+    changed = before.model_copy(update={"labels": "other"})
+    assert "other classes or domains" in str(fingerprint.difference(before, changed))
+
+
+def test_a_file_that_cannot_be_read_is_part_of_it(tmp_path):
+    hashes = fingerprint.ContentHashes(tmp_path, None)
+    Image.new("RGB", (2, 2)).save(tmp_path / "a.png")
+    os.mkfifo(tmp_path / "pipe.png")
+    found = hashes.of(["a.png", "gone.png", "pipe.png"])
+    assert found["gone.png"] == found["pipe.png"] == (-1, "")
+    assert found["a.png"][0] == (tmp_path / "a.png").stat().st_size
