@@ -10,8 +10,8 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: .venv/.core  ## FedAvg against PARDON on digits; prints a table and the path of a report
 	$(BIN)/feddg demo
 
-test: .venv/.dev  ## the default test suite
-	$(BIN)/python -m pytest
+test: .venv/.dev  ## the default test suite, a process and a thread for each of up to four cores
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4
 
 slow: .venv/.dev  ## experiments and deployments that take minutes
 	$(BIN)/python -m pytest -m slow
