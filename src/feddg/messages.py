@@ -145,6 +145,8 @@ class Refusal:
 def first_not_finite(tensors: Iterable[tuple[str, Tensor]]) -> str | None:
     """Returns the first name whose float tensor holds a NaN or infinity, or None."""
     named = list(_floats(tensors))
+    if not named:
+        return None
     norm = torch.nn.utils.get_total_norm([tensor for _, tensor in named])
     if torch.isfinite(norm):
         return None
