@@ -127,6 +127,8 @@ def mixed(start: Iterable[Tensor], end: Iterable[Tensor], share: float) -> list[
     where they lie in memory, and then a resumed run would differ in the last bit.
     """
     first = list(start)
+    if not first:  # nothing is shared, as where every client has a model of its own
+        return []
     steps = torch._foreach_mul(torch._foreach_sub(list(end), first), share)
     return list(torch._foreach_add(first, steps))
 
