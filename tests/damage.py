@@ -11,8 +11,8 @@ from typing import Any
 import numpy
 from PIL import Image
 
+from feddg.api import run
 from feddg.experiment import Experiment
-from feddg.runs.execute import run
 
 ROUNDS, SIZE = 3, 8
 PAGE = Path(__file__).parent.parent / "docs" / "security_cases.md"
@@ -40,7 +40,7 @@ class Original:
             evaluate={"every": ROUNDS},
             device="cpu",
         )
-        done = run(experiment, root / "runs", cache=root / "cache")
+        done = run(experiment, root / "runs", cache=root / "cache", report=False)
         return cls(images, root / "cache", done.folder)
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from damage import Original, draw_images
+from feddg.api import run
 from feddg.arrays import kept_array
 from feddg.data.images import from_folder
 from feddg.data.pixels import open_pixels
@@ -20,7 +21,6 @@ from feddg.experiment import Experiment, load_experiment
 from feddg.files import append_text, private_folder, replace_file, replace_text
 from feddg.flower.memory import SiteMemory
 from feddg.report import write_report
-from feddg.runs.execute import run
 from feddg.runs.folder import RunFolder
 from feddg.runs.reading import read_run
 
@@ -89,7 +89,7 @@ def test_twins_figures_and_snapshots_are_for_their_owner_alone(tmp_path, origina
         original.folder / "experiment.yaml",
         {"method": {"name": "ccst", "settings": {}}, "train": {"rounds": 1}},
     )
-    done = run(experiment, tmp_path / "runs", cache=tmp_path / "cache", snapshots=[1])
+    done = run(experiment, tmp_path / "runs", cache=tmp_path / "cache", report=False, snapshots=[1])
     held = [tmp_path / "runs", *done.folder.rglob("*"), *(tmp_path / "cache").rglob("*")]
     parts = {"figures", "snapshots", "checkpoint"}
     assert parts <= {p.name for p in held if p.is_dir()}
@@ -108,7 +108,7 @@ def test_no_pictures_where_none_are_asked_for(tmp_path, original):
             "evaluate": {"pictures": False},
         },
     )
-    done = run(experiment, tmp_path, cache=original.cache)
+    done = run(experiment, tmp_path, cache=original.cache, report=False)
     assert not list(done.folder.rglob("*.png"))
     assert (
         experiment.id

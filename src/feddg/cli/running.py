@@ -87,10 +87,10 @@ def resume(
 @takes("hold_out", "train.rounds", "seed", hold_out="sketch")
 def demo(said: dict[str, Any], out: OutOption = Path("runs"), quiet: QuietOption = False) -> None:
     """FedAvg against PARDON on scanned digits drawn in four ways. Offline, about a minute."""
+    from feddg.api import run as run_experiment
     from feddg.cli.progress import observer
     from feddg.experiment import Experiment
     from feddg.report import write_report
-    from feddg.runs.execute import run as run_experiment
     from feddg.settings import merge
 
     folders = []
@@ -98,6 +98,7 @@ def demo(said: dict[str, Any], out: OutOption = Path("runs"), quiet: QuietOption
         fields = {"data": {"source": "digits"}, "method": {"name": method}}
         chosen = Experiment(**merge(fields, said))
         with resumable(out / chosen.label):
-            folders.append(run_experiment(chosen, out, observer=observer(quiet)).folder)
+            done = run_experiment(chosen, out, observer=observer(quiet), report=False)
+            folders.append(done.folder)
     held = "-".join((*chosen.hold_out.val, *chosen.hold_out.test))
     show_results(folders, write_report(folders, out / f"demo-{held}-s{chosen.seed}.html"))

@@ -65,7 +65,7 @@ from feddg.runs.prepare import (
     load_images,
 )
 from feddg.runs.reading import RunRecord, read_run
-from feddg.runs.same_images import IMAGES, ImagesNow, check_images, find_folder
+from feddg.runs.same_images import IMAGES, ImagesNow, check_images
 from feddg.runs.summary import summarize
 from feddg.runs.warning_light import write_warning_light
 
@@ -155,36 +155,6 @@ class Run:
         return self.folder / "report.html"
 
 
-def run(
-    experiment: Experiment,
-    out: Path | str = "runs",
-    *,
-    observer: Observer | None = None,
-    cache: Path | None = None,
-    snapshots: Collection[int] = (),
-    again: bool = False,
-) -> Run:
-    """Carries out an experiment, or goes on with it, or finds it done.
-
-    The run's folder is ``out / experiment.label``. A completed experiment is not run again; an
-    interrupted one continues from its last completed round, with the same numbers as if it had
-    never stopped. Its images must be those it was begun with.
-
-    Args:
-        experiment: what to run.
-        out: the run folder's parent.
-        observer: is told what happens.
-        cache: folder for decoded pixels and twins; the user's cache by default.
-        snapshots: rounds whose global weights are kept, for ``feddg report --analyses``.
-        again: whether to start anew, beside the old run, where its images were others.
-
-    Raises:
-        FeddgError: the experiment cannot be carried out; what was computed is kept.
-    """
-    folder = find_folder(experiment, out, ImagesNow(cache or cache_folder()), again=again)
-    return carry_out(folder, experiment, observer=observer, cache=cache, snapshots=snapshots)
-
-
 def resume(
     folder: Path | str, *, observer: Observer | None = None, cache: Path | None = None
 ) -> Run:
@@ -216,8 +186,8 @@ def carry_out(
     """Carries out an experiment in the folder ``path``, with clients wherever ``prepare`` says.
 
     A folder made for a run that fails before its first round is removed again, unless
-    ``keep_unstarted``: a comparison's page says from it why. See :func:`run` for the other
-    arguments and errors.
+    ``keep_unstarted``: a comparison's page says from it why. See :func:`feddg.api.run` for the
+    other arguments and errors.
     """
     with RunFolder(path) as folder:
         folder.keep_experiment(experiment)
