@@ -47,6 +47,15 @@ class DataSettings(Settings):
         "registered one",
     )
     root: FixedPath | None = Field(None, description="the images' folder: root/domain/class/*.jpg")
+    options: dict[str, Any] = Field(
+        default_factory=dict,
+        description="what the data set itself takes, as columns of a table; docs/data_sets.md",
+    )
+    own_split: bool = Field(
+        True,
+        description="in-domain validation and test images as the data set's own split has them, "
+        "where it has one; false draws id_val and id_test",
+    )
     image_size: int = Field(
         128, ge=8, le=1024, description="side of the square training images, pixels"
     )

@@ -7,7 +7,7 @@ import numpy
 
 from feddg.comparing.estimate import Estimate, estimate
 from feddg.data.pixels import ArrayPixels
-from feddg.data.sources import load_source
+from feddg.data.sources import load_images_of
 from feddg.experiment import Experiment
 from feddg.runs.facts import peak_memory
 from feddg.runs.prepare import build, deal
@@ -46,7 +46,7 @@ def forecast(experiment: Experiment, measure: bool = True) -> Forecast:
         FeddgError: the experiment cannot be carried out as asked.
     """
     data = experiment.data
-    table = load_source(data.source, data.root)
+    table = load_images_of(data)
     size = data.image_size
     images = deal(experiment, table, ArrayPixels(numpy.empty((0, size, size, 3), numpy.uint8)), [])
     _, network = build(experiment, len(table.class_names))
