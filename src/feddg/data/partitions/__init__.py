@@ -213,7 +213,7 @@ def owners_by(rules: list[PartitionRule], dealing: Dealing) -> np.ndarray:
 def _one_each(owners: np.ndarray, dealing: Dealing, targets: np.ndarray) -> np.ndarray:
     """Gives every client that drew less than half an image one of its main domain."""
     sizes = np.bincount(owners, minlength=dealing.clients)
-    for client in np.flatnonzero(sizes == 0):
+    for client in np.flatnonzero(sizes == 0).tolist():
         rows = dealing.rows_by_domain[int(targets[client].argmax())]
         held = np.bincount(owners[rows], minlength=dealing.clients)
         can_give = sizes > 1
@@ -221,5 +221,6 @@ def _one_each(owners: np.ndarray, dealing: Dealing, targets: np.ndarray) -> np.n
         if not held[giver] or not can_give[giver]:
             rows, giver = np.arange(len(owners)), int(sizes.argmax())
         owners[rows[owners[rows] == giver][-1]] = client
-        sizes[[client, giver]] += (1, -1)
+        sizes[client] += 1
+        sizes[giver] -= 1
     return owners
