@@ -20,9 +20,9 @@ from feddg.federation.initial import initial_state
 from feddg.federation.inprocess import InProcess
 from feddg.federation.ledger import Ledger
 from feddg.federation.server import Server
-from feddg.runs.measuring import predictor
 from feddg.runs.prepare import build, build_workers
 from feddg.runs.reading import RunRecord
+from feddg.runs.round_scores import predictor
 from feddg.settings import ServerSettings
 
 SAMPLE_PIXELS = 64 * 64 * 32

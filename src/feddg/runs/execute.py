@@ -37,13 +37,13 @@ from feddg.runs.folder import (
 from feddg.runs.interpolation import Interpolation
 from feddg.runs.keeping import Records
 from feddg.runs.kept_models import KeptModels, means_of
-from feddg.runs.measuring import Measurer, finite_probe, predictor
 from feddg.runs.observer import Observer, Together
 from feddg.runs.prepare import (
     cache_folder,
 )
 from feddg.runs.prepared import Prepare, Prepared, in_process
 from feddg.runs.reading import RunRecord, read_run
+from feddg.runs.round_scores import Measurer, finite_probe, predictor
 from feddg.runs.same_experiment import check_identity
 from feddg.runs.same_images import IMAGES, ImagesNow, check_images
 from feddg.runs.summary import summarize
