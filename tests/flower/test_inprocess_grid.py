@@ -8,9 +8,8 @@ from PIL import Image
 pytest.importorskip("flwr", reason="Flower is an optional extra")
 
 from feddg.api import run
-from feddg.errors import ExperimentError, RunError
+from feddg.errors import ExperimentError, NotEnoughUpdates, RunError
 from feddg.experiment import Experiment
-from feddg.federation.server import NotEnoughUpdates
 from feddg.flower import client_app, server_app
 from feddg.flower.identity import fingerprint
 from feddg.runs.reading import read_rows, read_run

@@ -29,9 +29,10 @@ from feddg.methods.composition import method_class
 from feddg.models.precision import choose_device
 from feddg.report import ensure_report
 from feddg.rows import ClientRow, ClientsTable, RoundRow
-from feddg.runs.execute import Prepared, Run, carry_out
+from feddg.runs.execute import Run, carry_out
 from feddg.runs.observer import Observer
 from feddg.runs.prepare import Progress, build, build_worker, cache_folder, guards_for
+from feddg.runs.prepared import Prepared
 from feddg.settings import Positive, PrivacySettings, Settings
 
 log = logging.getLogger("feddg")

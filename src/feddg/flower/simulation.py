@@ -30,9 +30,10 @@ from feddg.methods.base import require_network_fit
 from feddg.methods.composition import method_class
 from feddg.report import ensure_report
 from feddg.rows import client_name
-from feddg.runs.execute import Prepared, Run, carry_out, in_process
+from feddg.runs.execute import Run, carry_out
 from feddg.runs.observer import Observer
 from feddg.runs.prepare import Progress, cache_folder
+from feddg.runs.prepared import Prepared, in_process
 
 SIMULATION, TRAFFIC = "simulation.json", "traffic.jsonl"
 
