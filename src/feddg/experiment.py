@@ -19,6 +19,7 @@ import yaml
 from pydantic import ValidationError, model_validator
 
 from feddg.data.data_set import DATA_SETS, find_augmentation, preset_of, presets
+from feddg.data.partitions import rules_of
 from feddg.data.sources import checked_options
 from feddg.errors import DataError, ExperimentError, nearest
 from feddg.guards.chain import resolved_choice
@@ -31,6 +32,7 @@ log = logging.getLogger("feddg")
 _NOT_IDENTITY = {"name", "device"}
 _LATER = {
     "data": ("duplicates", "range", "bands", "tile", "options", "own_split"),
+    "clients": ("shards", "quantity_alpha"),
     "train": (
         "select_every",
         "decay",
@@ -84,6 +86,7 @@ class Experiment(ExperimentSettings):
     @model_validator(mode="after")
     def _check_names(self) -> "Experiment":
         find_augmentation(self.train.augmentation)
+        rules_of(self.clients.partition, self.clients.model_dump())
         return self
 
     @property

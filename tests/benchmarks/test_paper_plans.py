@@ -7,8 +7,9 @@ import pytest
 from PIL import Image
 
 import published_trees
+from feddg.comparing.cells import distinct, expand_plan
 from feddg.comparing.compare import carry_out_work, prepare_work
-from feddg.comparing.plan import distinct, expand_plan, load_plan
+from feddg.comparing.plan import load_plan
 from feddg.comparing.pool import Watcher, run_here
 from feddg.comparing.results import Place, Results
 from feddg.data.data_set import DATA_SETS

@@ -107,8 +107,8 @@ IWILDCAM = register_data_set(
             ),
         ),
         layouts=("`iwildcam_v2.0/{metadata.csv,categories.csv,train/}` (WILDS)",),
-        protocol="official: 243 locations train, 32 validate, 48 test; macro-F1 is the official score "
-        "(`--set evaluate.select_by=macro_f1`)",
+        protocol="official: 243 locations train, 32 validate, 48 test; macro-F1 is "
+        "official (`--set evaluate.select_by=macro_f1`)",
         clients="camera trap",
     )
 )
