@@ -44,6 +44,7 @@ _LATER = {
     ),
     "server": ("largest_change", "serve", "tail", "ema", "interpolate"),
     "evaluate": ("pictures", "averages", "select_by"),
+    "privacy": ("epsilon", "delta", "noised_at", "sampling"),
 }
 _PARTS = {
     name

@@ -13,7 +13,7 @@ from torch import nn
 from feddg.clients.threads import threads
 from feddg.clients.worker import Worker
 from feddg.data.fingerprint import ImagesFile
-from feddg.errors import RunError
+from feddg.errors import BudgetSpent, RunError
 from feddg.evaluation.accuracy import Evaluation, Score, mean_score
 from feddg.evaluation.support import support_warning
 from feddg.experiment import Experiment, load_stored
@@ -25,6 +25,7 @@ from feddg.federation.server import Server, initial_state
 from feddg.federation.transport import Transport
 from feddg.federation.turns import load_weights
 from feddg.files import is_file
+from feddg.guards.account import Account
 from feddg.guards.chain import NO_GUARDS, Guards
 from feddg.messages import Weights
 from feddg.methods.base import Method, State, has_global_model, local_names
@@ -33,10 +34,12 @@ from feddg.randomness import stream
 from feddg.rows import (
     INTERPOLATED,
     LAST,
+    PRIVACY_ROWS,
     ClientsTable,
     EvaluationRow,
     LedgerRow,
     MetricsRow,
+    RoundRow,
     SetupRow,
 )
 from feddg.runs.alphas import write_alphas
@@ -47,6 +50,7 @@ from feddg.runs.folder import (
     FIGURES,
     LEDGER,
     METRICS,
+    PRIVACY,
     SNAPSHOTS,
     SUMMARY,
     RunFolder,
@@ -256,6 +260,7 @@ class _Execution:
         kept = KeptModels(folder, files, before, experiment.evaluate.select_by)
         writer = Records(folder, transport, kept, self.snapshots)
         ledger = Ledger(writer.carried if found.remote else writer.entered, layouts)
+        account = self._account(found.guards, state.round)
         checks = MessageChecks(
             found.method,
             self.network,
@@ -274,6 +279,7 @@ class _Execution:
             ledger=ledger,
             checks=checks,
             guards=found.guards,
+            account=account,
             means=means_of(experiment, found.method, self.network),
             probe=self._probe(found),
             on_client=self.observer.client,
@@ -284,6 +290,27 @@ class _Execution:
             self._describe(found)
             self._setup(server, writer, found)
         self._rounds(server, writer, found.evaluation)
+
+    def _account(self, guards: Guards, rounds: int) -> Account:
+        """Returns what was spent so far, and says what the guards promise.
+
+        Raises:
+            RunError: what was spent on a round is not known any more.
+        """
+        folder = self.folder
+        rows = PRIVACY_ROWS.read(folder.path / PRIVACY)
+        if rows:
+            folder.replace_rows(PRIVACY, rows)  # without a line that was cut off
+        account = Account(rows, lambda row: folder.append(PRIVACY, [row]))
+        missing = set(range(1, rounds + 1)) - account.rounds["update"]
+        if guards.noised and missing:
+            raise RunError(
+                f"{folder.path / PRIVACY} lacks round {min(missing)}: what was spent on it is not "
+                "known, so nothing more can be promised; put the file back, or begin a new run"
+            )
+        for promise in guards.promises:
+            self.observer.promise(promise)
+        return account
 
     def _first_state(self, found: Prepared, clients: int) -> State:
         return initial_state(
@@ -341,16 +368,15 @@ class _Execution:
             raise self.folder.unwritable(self.folder.path / FIGURES, error) from None
 
     def _rounds(self, server: Server, writer: "Records", evaluation: Evaluation | None) -> None:
-        rounds, every = self.experiment.train.rounds, self.experiment.evaluate.every
-        while server.state.round < rounds:
-            row = server.round()
+        every = self.experiment.evaluate.every
+        while (row := self._next_round(server)) is not None:
             self.observer.round(row)
             if row.round == self.experiment.train.head_rounds:
                 # The whole network changes by other lengths than its heads did.
                 server.state.extras.pop(CHANGES, None)
             found: Sequence[EvaluationRow] = []
             started = time.perf_counter()
-            if row.round == rounds or row.round % every == 0:
+            if self._is_last(server) or row.round % every == 0:
                 found = self._evaluate(server, evaluation, writer)
             row = row.took(evaluate=time.perf_counter() - started)
             self.interpolation.note(server.state, writer.models)
@@ -363,12 +389,37 @@ class _Execution:
             write_alphas(self.folder, server.method, self.network, evaluation)
             write_warning_light(self.folder, model, evaluation)
 
+    def _next_round(self, server: Server) -> RoundRow | None:
+        """Runs a round; None after the last, and where another would cost more than may be spent.
+
+        Of the clients whose round would have been the next nothing is released.
+        """
+        if server.state.round == self.experiment.train.rounds:
+            return None
+        try:
+            row = server.round() if server.affordable else None
+        except BudgetSpent as error:
+            log.warning("%s", error)
+            row = None
+        if row is None:
+            log.warning(
+                "the run ends after round %d of %d: another one would cost more than "
+                "privacy.epsilon %s",
+                *(server.state.round, self.experiment.train.rounds),
+                self.experiment.privacy.epsilon,
+            )
+        return row
+
+    def _is_last(self, server: Server) -> bool:
+        rounds = self.experiment.train.rounds
+        return server.state.round == rounds or not server.affordable
+
     def _evaluate(
         self, server: Server, evaluation: Evaluation | None, writer: "Records"
     ) -> list[EvaluationRow]:
         """Measures the weights of the server's round, and what is to be measured beside them."""
         state = server.state
-        last = state.round == self.experiment.train.rounds
+        last = self._is_last(server)
         rows: list[EvaluationRow] = []
         for name, weights in self._measured(server, writer, last).items():
             scores: list[Score] = []

@@ -10,6 +10,7 @@ import torch
 
 from feddg.cache import cache_folder as cache_folder
 from feddg.clients.examples import Examples, split_batches
+from feddg.clients.sampling import Schedule
 from feddg.clients.threads import clients_at_once, threads_for
 from feddg.clients.worker import Worker
 from feddg.data.data_set import find_augmentation
@@ -206,6 +207,9 @@ def guards_for(experiment: Experiment, method: Method, network: Network) -> Guar
         ExperimentError: the guards cannot protect what the method sends.
     """
     clients = experiment.clients
+    number = 1 if method.gathers_images else clients.number
+    per_round = min(number, clients.per_round or number)
+    schedule = Schedule(number, per_round, experiment.seed, experiment.train.rounds)
     return build_guards(
         experiment.privacy,
         experiment.guards,
@@ -213,6 +217,7 @@ def guards_for(experiment: Experiment, method: Method, network: Network) -> Guar
         network,
         trains_statistics=experiment.model.normalization == "train",
         updates=min(clients.number, clients.per_round or clients.number),
+        schedule=schedule,
     )
 
 
