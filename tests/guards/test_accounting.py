@@ -79,9 +79,9 @@ def test_no_noise_costs_everything_and_no_release_nothing():
 
 
 def test_secret_draws_cost_less_than_known_ones():
-    noise = sampled_noise(4.0, 1e-5, 0.25, 8)
-    assert 0.97 * 4 < sampled_epsilon(((noise, 0.25),) * 8, 1e-5) <= 4
-    assert noise < gaussian_noise(4.0, 1e-5) * math.sqrt(8)
+    noise = sampled_noise(2.0, 1e-5, 0.25, 4)
+    assert 0.97 * 2 < sampled_epsilon(((noise, 0.25),) * 4, 1e-5) <= 2
+    assert noise < gaussian_noise(2.0, 1e-5) * math.sqrt(4)
 
 
 @given(st.floats(1e-3, 1e4))

@@ -115,7 +115,10 @@ def sampled_noise(epsilon: float, delta: float, rate: float, rounds: int) -> flo
 
     # All clients in every round need no less.
     high = gaussian_noise(epsilon, delta) * math.sqrt(rounds) * 1.01
-    return rounded_up(_bisected(is_enough, 0.0, high, 1e-3))
+    # From above: the less noise, the longer an answer takes.
+    while is_enough(high / 1.5):
+        high /= 1.5
+    return rounded_up(_bisected(is_enough, high / 1.5, high, 2e-3))
 
 
 def rounded_up(noise: float) -> float:
