@@ -1,7 +1,7 @@
 """What is kept on disk between runs: where it is, how much, and how it is removed.
 
-Decoded pixels are written by :mod:`feddg.data.pixels`, re-drawn images and whatever else methods
-compute once by :meth:`feddg.clients.client.Client.cached`.
+Decoded pixels are written by :mod:`feddg.data.pixel_cache`, re-drawn images and whatever else
+methods compute once by :meth:`feddg.clients.client.Client.cached`.
 """
 
 import os

@@ -32,6 +32,11 @@ def chosen(privacy, **change):
     return Experiment(**{**SMALL, **change, "privacy": privacy})
 
 
+def guards_of(privacy):
+    experiment = chosen(privacy)
+    return guards_for(experiment, *build(experiment, 10))
+
+
 def carried_out(experiment, folder, **options):
     return run(experiment, folder / "runs", cache=folder / "cache", report=False, **options)
 
@@ -182,8 +187,7 @@ def test_a_cut_off_last_line_was_never_released(tmp_path):
 )
 def test_what_cannot_be_met_says_what_could(privacy, words):
     with pytest.raises(ExperimentError, match=words):
-        experiment = chosen(privacy)
-        guards_for(experiment, *build(experiment, 10))
+        guards_of(privacy)
 
 
 def test_the_value_that_could_be_met_can():
@@ -215,5 +219,3 @@ def test_saying_nothing_new_keeps_the_ids_of_older_private_runs():
     # This id was printed by the version before there was an epsilon.
     older = Experiment(data="digits", hold_out="sketch", privacy={"clipping": "fixed"})
     assert older.id == "cc618f5b"
-
-

@@ -6,10 +6,11 @@ from typing import NamedTuple
 
 from feddg.data.bands import Reading
 from feddg.data.data_set import DATA_SETS
+from feddg.data.decoded_files import BadImage
 from feddg.data.fingerprint import ContentHashes, ImagesFile, file_of, images_file
 from feddg.data.ignored import Ignored, about_ignored, ignored_files
 from feddg.data.images import ImageTable
-from feddg.data.pixels import BadImage, PixelStore, open_pixels
+from feddg.data.pixels import PixelStore, open_pixels
 from feddg.data.remarks import Remark, about_copies, about_labels, about_splits
 from feddg.data.sources import load_source
 from feddg.data.splits import Splits

@@ -14,10 +14,11 @@ from feddg.clients.sampling import Schedule
 from feddg.clients.threads import clients_at_once, threads_for
 from feddg.clients.worker import Worker
 from feddg.data.data_set import find_augmentation
+from feddg.data.decoded_files import BadImage
 from feddg.data.fingerprint import ImagesFile
 from feddg.data.images import ImageTable
 from feddg.data.partition import Partition, dealt_alike, partition
-from feddg.data.pixels import BadImage, PixelStore
+from feddg.data.pixels import PixelStore
 from feddg.data.remarks import say
 from feddg.data.splits import Splits, from_csv, from_roles, hold_out
 from feddg.data.tiles import whole_images
@@ -127,6 +128,8 @@ def deal(
         scheme=clients.partition,
         heterogeneity=clients.heterogeneity,
         alpha=clients.alpha,
+        shards=clients.shards,
+        quantity_alpha=clients.quantity_alpha,
         rounding=clients.rounding,
         seed=experiment.seed,
     )
