@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from feddg.comparing.cells import distinct, expand_plan
 from feddg.comparing.compare import carry_out_work, prepare_work
-from feddg.comparing.plan import distinct, expand_plan, load_plan
+from feddg.comparing.plan import load_plan
 from feddg.comparing.pool import Watcher, run_here
 from feddg.comparing.results import Place, Results
 from feddg.data.splits import COLUMNS

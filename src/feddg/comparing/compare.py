@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from feddg.comparing.plan import Plan, PlannedCell, distinct, expand_plan, load_plan
+from feddg.comparing.cells import PlannedCell, distinct, expand_plan
+from feddg.comparing.plan import Plan, load_plan
 from feddg.comparing.pool import LOG_FOLDER, Outcome, Processes, Task, Watcher, run_here
 from feddg.comparing.results import COMPARISON
 from feddg.data.bands import Reading

@@ -16,12 +16,13 @@ from feddg.errors import FeddgError
 from feddg.evaluation.accuracy import Evaluation
 from feddg.experiment import Experiment
 from feddg.federation.checks import MessageChecks
+from feddg.federation.initial import initial_state
 from feddg.federation.inprocess import InProcess
 from feddg.federation.ledger import Ledger
-from feddg.federation.server import Server, initial_state
-from feddg.runs.execute import predictor
+from feddg.federation.server import Server
 from feddg.runs.prepare import build, build_workers
 from feddg.runs.reading import RunRecord
+from feddg.runs.round_scores import predictor
 from feddg.settings import ServerSettings
 
 SAMPLE_PIXELS = 64 * 64 * 32

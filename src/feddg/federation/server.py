@@ -3,10 +3,9 @@
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from feddg.errors import ClientError, NotEnoughUpdates, RunError
 from feddg.federation import server_optimizer
@@ -20,6 +19,7 @@ from feddg.federation.checks import (
 )
 from feddg.federation.ledger import Ledger
 from feddg.federation.served import Means
+from feddg.federation.tally import Tally
 from feddg.federation.transport import Reply, Transport
 from feddg.guards.chain import NO_GUARDS, GuardedRound, Guards
 from feddg.messages import (
@@ -30,50 +30,11 @@ from feddg.messages import (
     Weights,
 )
 from feddg.methods.base import Method, State
-from feddg.models.network import Network
 from feddg.randomness import stream
-from feddg.rows import Direction, Groups, RefusedUpdate, RoundRow
+from feddg.rows import Groups, RoundRow
 from feddg.settings import ServerSettings
 
 log = logging.getLogger("feddg")
-
-
-@dataclass
-class _Tally:
-    """What has happened in a round so far; see :class:`RoundRow`."""
-
-    round: int
-    clients: list[int]
-    refused: list[Refusal] = field(default_factory=list)
-    terms: dict[str, float] = field(default_factory=dict)
-    examples: int = 0
-    images: int = 0
-    training: float = 0.0
-
-    def add(self, update: Update) -> None:
-        """Adds one used update to the means and counts."""
-        self.examples += update.examples
-        self.images += update.images
-        self.training += update.seconds
-        share = update.examples / self.examples
-        for name, value in update.terms.items():
-            before = self.terms.get(name, value)
-            self.terms[name] = before + (value - before) * share
-
-    def row(self, seconds: float, sent: Mapping[Direction, int]) -> RoundRow:
-        """Returns the row of the round, which took ``seconds`` and moved bytes ``sent``."""
-        return RoundRow(
-            round=self.round,
-            clients=self.clients,
-            refused=[RefusedUpdate(client=r.client, reason=r.reason) for r in self.refused],
-            terms=self.terms,
-            examples=self.examples,
-            images=self.images,
-            # Sites train side by side: their seconds may add up to more than the round took.
-            seconds={"train": self.training, "aggregate": max(0.0, seconds - self.training)},
-            bytes_up=sent["up"],
-            bytes_down=sent["down"],
-        )
 
 
 class Server:
@@ -179,7 +140,7 @@ class Server:
         before = dict(self.ledger.bytes)
         round = self.state.round + 1
         clients = [id for id in self.sample(round, attempt) if id not in spoilers]
-        tally = _Tally(round, clients, refused=list(spoilers.values()))
+        tally = Tally(round, clients, refused=list(spoilers.values()))
         if len(clients) < self.settings.min_updates:
             raise NotEnoughUpdates(self._shortage(tally, 0))
         state = self._fused(tally)
@@ -190,7 +151,7 @@ class Server:
         sent = {way: total - before[way] for way, total in self.ledger.bytes.items()}
         return tally.row(time.perf_counter() - started, sent)
 
-    def _fused(self, tally: _Tally) -> State:
+    def _fused(self, tally: Tally) -> State:
         """Returns the state after the clients of a round trained; the server's own stays as it is.
 
         Raises:
@@ -228,7 +189,7 @@ class Server:
         return sorted(ids[i] for i in drawn.tolist())
 
     def _updates(
-        self, tally: _Tally, broadcast: Broadcast, guarded: GuardedRound, changes: ChangeSizes
+        self, tally: Tally, broadcast: Broadcast, guarded: GuardedRound, changes: ChangeSizes
     ) -> Iterator[Update]:
         """Yields the good updates; refuses bad ones by name.
 
@@ -271,7 +232,7 @@ class Server:
         self.ledger.refusal(round, refusal.client, refusal.reason)
         log.warning("round %d, client %d: %s", round, refusal.client, refusal.reason)
 
-    def _shortage(self, tally: _Tally, good: int) -> str:
+    def _shortage(self, tally: Tally, good: int) -> str:
         reason = (
             f"; client {tally.refused[0].client}: {tally.refused[0].reason}"
             if tally.refused
@@ -283,7 +244,7 @@ class Server:
         )
 
     def _asker(
-        self, tally: _Tally, state: State
+        self, tally: Tally, state: State
     ) -> Callable[[str, Message], Iterator[tuple[int, Message]]]:
         def ask(name: str, question: Message) -> Iterator[tuple[int, Message]]:
             refused = {refusal.client for refusal in tally.refused}
@@ -319,34 +280,3 @@ def _stacked(messages: list[Message]) -> Weights:
 
 
 _NOTHING = torch.empty(0, 0, 0, 0, 0)
-
-
-def initial_state(
-    method: Method,
-    network: Network,
-    clients: int,
-    *,
-    rounds: int,
-    settings: ServerSettings,
-    guards: Guards = NO_GUARDS,
-) -> State:
-    """Returns the state before round 1 for a freshly built network.
-
-    Args:
-        method: what will be run.
-        network: what it trains.
-        clients: how many there are in all.
-        rounds: how many there will be, for schedules.
-        settings: the server's; its optimizer may keep tensors in the state.
-        guards: may keep tensors in the state, too.
-    """
-    weights: Weights = {name: clone(t) for name, t in network.state_dict().items()}
-    extras = method.initial_extras(network, clients)
-    extras |= server_optimizer.initial_extras(settings, method, network)
-    extras |= guards.initial_extras()
-    return State(weights, extras, rounds=rounds)
-
-
-def clone(tensor: Tensor) -> Tensor:
-    """Returns an independent copy."""
-    return tensor.detach().clone()
