@@ -46,7 +46,7 @@ from feddg.forms import Sent
 from feddg.messages import Message, joined
 from feddg.methods.base import Method
 from feddg.methods.catalogue import register
-from feddg.methods.reference import CONTENT_VARIANCE, HUE, Difference, Reference
+from feddg.methods.reference import CONTENT_VARIANCE, HUE, CodeDifference, Reference
 from feddg.methods.style_exchange import LARGEST_MOMENT, StyleExchange, StyleSettings
 from feddg.settings import Fraction
 
@@ -109,17 +109,17 @@ class Ccst(StyleExchange, Method):
     reference = Reference(
         "the authors' (JeremyCJM/CCST)",
         (
-            Difference(
+            CodeDifference(
                 "re-draws files of 512 x 512 pixels once, from which training crops",
                 "images are re-drawn at the training size",
                 "one store of decoded images serves all methods",
             ),
-            Difference(
+            CodeDifference(
                 "single mode: one random style for 32 images",
                 "each image draws its own",
                 "the paper's text",
             ),
-            Difference(
+            CodeDifference(
                 "validation images are split off after augmentation: copies of an image stand"
                 " on both sides",
                 "before",

@@ -43,7 +43,7 @@ from feddg.errors import ExperimentError
 from feddg.messages import Message, Update, Weights
 from feddg.methods.base import Method, MethodSettings, State
 from feddg.methods.catalogue import register
-from feddg.methods.reference import Difference, Reference
+from feddg.methods.reference import CodeDifference, Reference
 from feddg.models.network import Network
 
 PRIVATE = "csac/"
@@ -79,13 +79,13 @@ class CSAC(Method):
     reference = Reference(
         "the authors' (junkunyuan/CSAC)",
         (
-            Difference(
+            CodeDifference(
                 "inside the loop over clients a coefficient of 0 replaces the sum so far by "
                 "that client's layer",
                 "the mean is kept, and only if all coefficients are 0",
                 "a fault of the code: the order of the clients would count",
             ),
-            Difference(
+            CodeDifference(
                 "the alignment's kernels and scale: before its weight 0.166 where ours was "
                 "0.037 on the same features",
                 "the mean of five kernels",
@@ -94,27 +94,27 @@ class CSAC(Method):
                 "code's very formula could not be checked",
                 "method.kernels=sum",
             ),
-            Difference(
+            CodeDifference(
                 "another sum over the layers",
                 "their mean",
                 "the same weight for any depth; see above",
                 "method.layers=sum",
             ),
-            Difference(
+            CodeDifference(
                 "another private model stays frozen",
                 "the client's last trained one",
                 "the paper aligns with what the client has learnt. `first`, the model of the "
                 "client's first round, stands for the code's pre-trained one (inference)",
                 "method.private=first",
             ),
-            Difference(
+            CodeDifference(
                 "30 times 60 iterations of each client before the first fusion, then 40 "
                 "rounds of 10 times 20",
                 "rounds and steps are the experiment's; a client's first round stands for the"
                 " pre-training",
                 "one protocol for all methods that are compared",
             ),
-            Difference(
+            CodeDifference(
                 "a bottleneck of 256 before the classifier",
                 "none by default",
                 "the experiment's network",

@@ -45,7 +45,7 @@ from feddg.forms import Sent
 from feddg.messages import Message, joined
 from feddg.methods.base import Method, MethodSettings
 from feddg.methods.catalogue import register
-from feddg.methods.reference import Difference, Reference
+from feddg.methods.reference import CodeDifference, Reference
 from feddg.settings import Fraction, Positive
 
 
@@ -73,31 +73,31 @@ class Elcfs(Method):
     reference = Reference(
         "the authors' (liuquande/FedDG-ELCFS), for segmentation",
         (
-            Difference(
+            CodeDifference(
                 "the trial step is of first order",
                 "it is differentiated, too",
                 "the paper's objective; gradients are 5.5 % apart, and it takes 1.74 times as long",
                 "method.meta_order=first",
             ),
-            Difference(
+            CodeDifference(
                 "training mixes the mean alone (window 0); the demo uses 0.003",
                 "window 0.01",
                 "the paper (from memory); on 32-pixel digits the preset is 0.05",
                 "method.window=0",
             ),
-            Difference(
+            CodeDifference(
                 "amplitudes are replaced in full",
                 "mixed by l ~ U(0, 1)",
                 "the paper, as the author corrected its equation (the printed mask factors "
                 "are wrong)",
                 "method.mixing=full",
             ),
-            Difference(
+            CodeDifference(
                 "two foreign amplitudes are drawn, one is used",
                 "one is drawn",
                 "the same in distribution",
             ),
-            Difference(
+            CodeDifference(
                 "a contrastive term at segmentation boundaries",
                 "left out",
                 "classification has no boundaries",

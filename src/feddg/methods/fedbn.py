@@ -29,7 +29,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from feddg.errors import ExperimentError
 from feddg.methods.base import Method
 from feddg.methods.catalogue import register
-from feddg.methods.reference import Difference, Reference
+from feddg.methods.reference import CodeDifference, Reference
 from feddg.models.network import Network
 from feddg.models.norm import batch_norms
 
@@ -44,13 +44,13 @@ class FedBN(Method):
     reference = Reference(
         "the authors' (med-air/FedBN)",
         (
-            Difference(
+            CodeDifference(
                 "local is what has `bn` in its name, which misses `downsample.1` of a "
                 "torchvision ResNet",
                 "every batch-normalisation layer, found by type",
                 "the paper's rule; a ResNet-18 has 100 such tensors",
             ),
-            Difference(
+            CodeDifference(
                 "clients are tested with their own layers",
                 "an unseen domain is predicted with the clients' average",
                 "an unseen domain has no client (FedIG's protocol)",

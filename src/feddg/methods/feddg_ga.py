@@ -36,7 +36,7 @@ from feddg.forms import Sent
 from feddg.messages import Message, Update, Weights, joined
 from feddg.methods.base import Ask, Method, MethodSettings, State
 from feddg.methods.catalogue import register
-from feddg.methods.reference import HUE, Difference, Reference
+from feddg.methods.reference import HUE, CodeDifference, Reference
 from feddg.models.network import Network
 from feddg.settings import Fraction
 
@@ -68,7 +68,7 @@ class FedDGGA(Method):
     reference = Reference(
         "the authors' (MediaBrain-SJTU/FedDG-GA)",
         (
-            Difference(
+            CodeDifference(
                 "gaps are not centred, are of accuracy, and steps are times 1/3; weights are "
                 "clipped to [0, 1]",
                 "centred gaps of the loss, no factor",
@@ -76,15 +76,15 @@ class FedDGGA(Method):
                 ".533), the code's (.333, .314, .353)",
                 "method.mode=code",
             ),
-            Difference(
+            CodeDifference(
                 "divides by zero if all gaps are 0", "the weights stay", "a fault of the code"
             ),
-            Difference(
+            CodeDifference(
                 "all clients take part in every round",
                 "under sampling the round's clients change among themselves; their sum stays",
                 "unscaled, the first step would be twenty times a weight of 1/100",
             ),
-            Difference(
+            CodeDifference(
                 "gaps are measured on 10 % of each site's images, held out for it",
                 "on the client's training images, in eval mode",
                 "no image less to train on",

@@ -29,7 +29,7 @@ from torch import Tensor
 from feddg.messages import Update, Weights
 from feddg.methods.base import Method, MethodSettings, State, shared_parameters
 from feddg.methods.catalogue import register
-from feddg.methods.reference import Difference, Reference
+from feddg.methods.reference import CodeDifference, Reference
 from feddg.models.network import Network
 from feddg.settings import Fraction, Positive
 
@@ -60,19 +60,19 @@ class FedGMA(Method):
         "that of two benchmarks which include it (inouye-lab/FedDG_Benchmark, PARDON's); the "
         "authors' was not had",
         (
-            Difference(
+            CodeDifference(
                 "what is meant as 1 - mask evaluates to + mask: the multiplier is 1 + A above"
                 " tau, 0 below",
                 "A below tau, 1 above",
                 "the paper; published numbers may come from that fault",
                 "method.legacy_mask=true",
             ),
-            Difference(
+            CodeDifference(
                 "statistics of normalisation are masked, too",
                 "they take the plain mean",
                 "a variance moved beyond the mean change could become negative",
             ),
-            Difference(
+            CodeDifference(
                 "one search parameter for both tau and the step",
                 "two settings",
                 "they are two things",

@@ -24,7 +24,7 @@ from feddg.clients.client import Client
 from feddg.clients.examples import Batch
 from feddg.methods.base import Method, MethodSettings, shared_parameters
 from feddg.methods.catalogue import register
-from feddg.methods.reference import Difference, Reference
+from feddg.methods.reference import CodeDifference, Reference
 
 
 class FedProxSettings(MethodSettings):
@@ -49,12 +49,12 @@ class FedProx(Method):
         "re-implementations in FedBN's, CCST's and inouye-lab/FedDG_Benchmark's code; the "
         "authors' TensorFlow code was not compared",
         (
-            Difference(
+            CodeDifference(
                 "the benchmark sums the norms of the tensors",
                 "the squared norm",
                 "the paper's equation",
             ),
-            Difference(
+            CodeDifference(
                 "FedBN's code leaves the term out of round 1 and of every round's first step",
                 "it is always there",
                 "its gradient is 0 in the first step anyway",

@@ -40,7 +40,7 @@ from feddg.clients.client import Client
 from feddg.clients.examples import Batch
 from feddg.methods.base import Method, MethodSettings
 from feddg.methods.catalogue import register
-from feddg.methods.reference import Difference, Reference
+from feddg.methods.reference import CodeDifference, Reference
 from feddg.models.gaussian import (
     SMALLEST_DEVIATION,
     GaussianEmbedding,
@@ -105,17 +105,17 @@ class FedSR(Method):
     reference = Reference(
         "the authors' (atuannguyen/FedSR)",
         (
-            Difference(
+            CodeDifference(
                 "uniform average of the clients",
                 "weighted by images",
                 "FedAvg's mean, as for every method",
             ),
-            Difference(
+            CodeDifference(
                 "20 samples are drawn anew for every prediction",
                 "20 noise vectors, drawn once for all images",
                 "a prediction must not depend on its batch or on when it is made",
             ),
-            Difference(
+            CodeDifference(
                 "SGD 0.01, momentum 0.9, weight decay 5e-4, 5 steps a round",
                 "the experiment's",
                 "one protocol for all methods that are compared",

@@ -40,7 +40,7 @@ from feddg.forms import Sent
 from feddg.messages import Broadcast, Message, Update, joined
 from feddg.methods.base import Method, MethodSettings, State
 from feddg.methods.catalogue import register
-from feddg.methods.reference import Difference, Reference
+from feddg.methods.reference import CodeDifference, Reference
 from feddg.settings import Positive
 from feddg.styles.finch import finch
 
@@ -75,7 +75,7 @@ class FPL(Method):
     reference = Reference(
         "the authors' (WenkeHuang/RethinkFL)",
         (
-            Difference(
+            CodeDifference(
                 "the contrast is divided by the number of all images in the batch, also of "
                 "those whose class has no prototype",
                 "by the number of those with one",

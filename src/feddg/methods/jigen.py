@@ -37,7 +37,7 @@ from feddg.clients.client import Client
 from feddg.clients.examples import Batch
 from feddg.methods.base import Method, MethodSettings
 from feddg.methods.catalogue import register
-from feddg.methods.reference import HUE, Difference, Reference
+from feddg.methods.reference import HUE, CodeDifference, Reference
 from feddg.models.network import Network
 from feddg.settings import Fraction
 
@@ -97,12 +97,12 @@ class Jigen(Method):
     reference = Reference(
         "the authors' (fmcarlucci/JigenDG)",
         (
-            Difference(
+            CodeDifference(
                 "single tiles turn grey with probability 0.1",
                 "they do not",
                 "one augmentation for all methods that are compared",
             ),
-            Difference(
+            CodeDifference(
                 "permutations are read from a file",
                 "made here by the same greedy rule",
                 "no file to be had; see the decisions",

@@ -43,7 +43,7 @@ from feddg.clients.examples import Batch
 from feddg.messages import Message
 from feddg.methods.base import Method, MethodSettings
 from feddg.methods.catalogue import register
-from feddg.methods.reference import Difference, Reference
+from feddg.methods.reference import CodeDifference, Reference
 from feddg.models.network import Network
 from feddg.settings import Fraction, Positive
 
@@ -145,28 +145,28 @@ class L2d(Method):
     reference = Reference(
         "the authors' PACS script (BUserName/Learning_to_diversify)",
         (
-            Difference(
+            CodeDifference(
                 "the augmented version's embedding is judged by the original's Gaussian",
                 "the original's by the augmented version's",
                 "the paper's q(z | z') (our reading)",
                 "method.condition=original",
             ),
-            Difference(
+            CodeDifference(
                 "picks its checkpoint by the test domain's accuracy",
                 "nothing sees the test domain",
                 "a number chosen on the test set is no test",
             ),
-            Difference(
+            CodeDifference(
                 "mixing weights are as drawn; convolutions have a bias, the colour branch dropout",
                 "weights are positive and sum to 1; no bias, no dropout",
                 "from memory of the code (inference): a mixture stays in range",
             ),
-            Difference(
+            CodeDifference(
                 "the class-wise discrepancy is a sum over the classes",
                 "the mean over those in the batch",
                 "the number of classes in a batch of a client varies",
             ),
-            Difference(
+            CodeDifference(
                 "one augmenter",
                 "every client its own, kept between rounds",
                 "it never leaves the client",

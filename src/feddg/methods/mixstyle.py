@@ -38,7 +38,7 @@ from feddg.clients.client import Client
 from feddg.errors import ExperimentError
 from feddg.methods.base import Method, MethodSettings
 from feddg.methods.catalogue import register
-from feddg.methods.reference import Difference, Reference
+from feddg.methods.reference import CodeDifference, Reference
 from feddg.models.network import Network
 from feddg.settings import Fraction, Positive
 
@@ -113,10 +113,10 @@ class MixStyle(Method):
     reference = Reference(
         "the authors' (KaiyangZhou/mixstyle-release)",
         (
-            Difference(
+            CodeDifference(
                 "the variance divides by n - 1", "by n", "a map of one pixel has a variance then"
             ),
-            Difference(
+            CodeDifference(
                 "after residual stages 1 to 3 on PACS, 1 and 2 on Office-Home",
                 "1 and 2",
                 "the README's advice where one setting serves all",

@@ -40,7 +40,7 @@ from feddg.forms import Sent
 from feddg.messages import Message, joined
 from feddg.methods.base import Method
 from feddg.methods.catalogue import register
-from feddg.methods.reference import CONTENT_VARIANCE, EIGHT_BITS, HUE, Difference, Reference
+from feddg.methods.reference import CONTENT_VARIANCE, EIGHT_BITS, HUE, CodeDifference, Reference
 from feddg.methods.style_exchange import LARGEST_MOMENT, StyleExchange, StyleSettings
 from feddg.rows import Groups
 from feddg.settings import Fraction
@@ -121,32 +121,32 @@ class Pardon(StyleExchange, Method):
     reference = Reference(
         "the authors' (judydnguyen/PARDON-FedDG)",
         (
-            Difference(
+            CodeDifference(
                 "styles are measured in front of the last ReLU, of augmented images that are "
                 "normalised for the classifier",
                 "on the encoder's output, of images in [0, 1] without augmentation",
                 "the text, and what the codec was trained on; the setting moves the layer alone",
                 "method.style_layer=conv4_1_pre",
             ),
-            Difference(
+            CodeDifference(
                 "FINCH inside a client clusters whole feature maps",
                 "style vectors",
                 "the text; maps need 400,000 numbers an image",
                 "method.local_features=flatten",
             ),
-            Difference(
+            CodeDifference(
                 "a client's deviation is that of the clusters' mixture",
                 "the mean of the clusters' deviations",
                 "Eq. 2",
                 "method.combine=mixture",
             ),
-            Difference(
+            CodeDifference(
                 "the median of an even number of groups is the lower of the middle two",
                 "their average",
                 "the definition",
                 "method.median=lower",
             ),
-            Difference(
+            CodeDifference(
                 "the decoder's output counts as normalised already, and is not clamped",
                 "RGB, clamped to [0, 1]",
                 "the decoder draws images",
@@ -154,14 +154,14 @@ class Pardon(StyleExchange, Method):
             CONTENT_VARIANCE,
             EIGHT_BITS,
             HUE,
-            Difference(
+            CodeDifference(
                 "margin 0.3 for every data set",
                 "1.0 for IWildCam",
                 "a third-party summary of the paper says so; neither paper nor code does",
                 "method.margin=0.3",
             ),
-            Difference("gamma2 for IWildCam is not published", "0.1", "a guess: Office-Home's"),
-            Difference(
+            CodeDifference("gamma2 for IWildCam is not published", "0.1", "a guess: Office-Home's"),
+            CodeDifference(
                 "an interpolation style found on disk is taken, whatever it was made from",
                 "computed for every run",
                 "a stale style goes unnoticed",

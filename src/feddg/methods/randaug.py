@@ -30,7 +30,7 @@ from feddg.clients.client import Client
 from feddg.clients.examples import Batch
 from feddg.methods.base import Method, MethodSettings
 from feddg.methods.catalogue import register
-from feddg.methods.reference import Difference, Reference
+from feddg.methods.reference import CodeDifference, Reference
 
 if TYPE_CHECKING:
     from torchvision.transforms.v2 import RandAugment
@@ -56,7 +56,7 @@ class RandAug(Method):
     reference = Reference(
         "torchvision's RandAugment; papers that report it do not say whose they used",
         (
-            Difference(
+            CodeDifference(
                 "Dassl, which several use, has other operations at magnitude 10",
                 "torchvision's, two at 9 of 31",
                 "its defaults",

@@ -38,7 +38,7 @@ from feddg.clients.client import Client
 from feddg.clients.examples import Batch
 from feddg.methods.base import Method, MethodSettings
 from feddg.methods.catalogue import register
-from feddg.methods.reference import Difference, Reference
+from feddg.methods.reference import CodeDifference, Reference
 from feddg.models.network import Network
 from feddg.settings import Fraction
 
@@ -68,7 +68,7 @@ class RandConv(Method):
     reference = Reference(
         "the authors' (wildphoton/RandConv), digits; their PACS script was not released",
         (
-            Difference(
+            CodeDifference(
                 "each version is a convolution of the version before",
                 "of the image",
                 "the paper's Algorithm 1",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Difference:
+class CodeDifference:
     """One thing that a method here does otherwise than its authors' code.
 
     Attributes:
@@ -34,12 +34,12 @@ class Reference:
     """
 
     code: str
-    differences: tuple[Difference, ...] = ()
+    differences: tuple[CodeDifference, ...] = ()
 
 
 NO_DIFFERENCE = "No difference is known."
 
-HUE = Difference(
+HUE = CodeDifference(
     "torchvision's colour jitter: steps in random order, each clamped, the hue shifted in HSV",
     "one matrix an image, clamped once; the hue turns at constant luma (YIQ), which at 0.1 is"
     " 0.076 "
@@ -49,7 +49,7 @@ HUE = Difference(
 )
 """Of every method whose code jitters colours."""
 
-CONTENT_VARIANCE = Difference(
+CONTENT_VARIANCE = CodeDifference(
     "AdaIN divides the content's variance by n - 1",
     "by n, as the style's",
     "one definition of a style; at 28 x 28 places they are 0.06 % apart",
@@ -57,7 +57,7 @@ CONTENT_VARIANCE = Difference(
 )
 """Of the methods that re-draw with AdaIN."""
 
-EIGHT_BITS = Difference(
+EIGHT_BITS = CodeDifference(
     "re-draws every augmented batch, in floating point",
     "all images are re-drawn once, rounded to 8 bits, and augmented with their originals",
     "re-drawing every batch costs several times the training",

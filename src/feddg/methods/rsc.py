@@ -42,7 +42,7 @@ from feddg.clients.examples import Batch
 from feddg.errors import ExperimentError
 from feddg.methods.base import Method, MethodSettings
 from feddg.methods.catalogue import register
-from feddg.methods.reference import HUE, Difference, Reference
+from feddg.methods.reference import HUE, CodeDifference, Reference
 from feddg.models.network import Network
 from feddg.settings import Fraction
 
@@ -76,24 +76,24 @@ class Rsc(Method):
     reference = Reference(
         "the authors' (DeLightCMU/RSC), and DomainBed's",
         (
-            Difference(
+            CodeDifference(
                 "mutes places or channels of the last map",
                 "entries of the embedding, as DomainBed",
                 "it fits every backbone",
                 "method.muting=spatial",
             ),
-            Difference(
+            CodeDifference(
                 "0.3 of the batch, 0.2 more every 10 epochs",
                 "1/3 throughout, as DomainBed",
                 "goes with the form above; epochs are rounds here",
                 "method.muted_images=0.3 method.images_growth=0.2",
             ),
-            Difference(
+            CodeDifference(
                 "each batch is doubled with its mirror images",
                 "augmentation mirrors",
                 "one augmentation for all methods that are compared",
             ),
-            Difference(
+            CodeDifference(
                 "the map is probed through pooling and classifier",
                 "through the whole rest of the network, twice",
                 "any backbone; the same numbers on a ResNet",

@@ -37,7 +37,7 @@ from feddg.forms import Sent
 from feddg.messages import Broadcast, Message, Update, Weights, joined
 from feddg.methods.base import Method, MethodSettings, State, shared_parameters
 from feddg.methods.catalogue import register
-from feddg.methods.reference import Difference, Reference
+from feddg.methods.reference import CodeDifference, Reference
 from feddg.models.network import Network
 from feddg.settings import ExperimentSettings
 
@@ -63,15 +63,15 @@ class Scaffold(Method):
     reference = Reference(
         "re-implementations (NIID-Bench, fluke, FLamby, PFLlib); the authors published none",
         (
-            Difference(
+            CodeDifference(
                 "controls run over the whole state, with gradients of running means and counters",
                 "over shared parameters",
                 "statistics have no gradient",
             ),
-            Difference(
+            CodeDifference(
                 "some divide the controls' sum by the round's clients", "by all N", "the paper"
             ),
-            Difference(
+            CodeDifference(
                 "some take the learning rate after a scheduler changed it",
                 "the one that was used",
                 "the paper's K lr",

@@ -36,7 +36,7 @@ from feddg.clients.client import Client
 from feddg.clients.examples import Batch
 from feddg.methods.base import Method, MethodSettings
 from feddg.methods.catalogue import register
-from feddg.methods.reference import HUE, Difference, Reference
+from feddg.methods.reference import HUE, CodeDifference, Reference
 from feddg.models.network import Network
 from feddg.settings import Positive
 
@@ -59,12 +59,12 @@ class SelfReg(Method):
     reference = Reference(
         "the authors' (dnap512/SelfReg), and DomainBed's",
         (
-            Difference(
+            CodeDifference(
                 "a curriculum over domains, and an average of late weights",
                 "left out",
                 "a client has no second domain, and the federation averages already",
             ),
-            Difference(
+            CodeDifference(
                 "a hidden layer of 1024 for 512 features, 2048 for 2048",
                 "the larger of 1024 and the features",
                 "any backbone; the same for these two",

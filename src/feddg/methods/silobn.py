@@ -29,7 +29,7 @@ from feddg.errors import ExperimentError
 from feddg.methods.base import Method
 from feddg.methods.catalogue import register
 from feddg.methods.fedbn import require_batch_norms
-from feddg.methods.reference import Difference, Reference
+from feddg.methods.reference import CodeDifference, Reference
 from feddg.models.network import Network
 from feddg.settings import ExperimentSettings
 
@@ -44,7 +44,7 @@ class SiloBN(Method):
     reference = Reference(
         "none by the authors; one public re-implementation",
         (
-            Difference(
+            CodeDifference(
                 "it kept all four tensors of a layer at first, which is FedBN, and later the "
                 "statistics",
                 "statistics and their counter stay, scales and shifts are shared",
