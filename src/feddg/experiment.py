@@ -44,9 +44,11 @@ _LATER = {
         "schedule_gamma",
         "label_smoothing",
         "head_rounds",
+        "hue",
     ),
     "server": ("largest_change", "serve", "tail", "ema", "interpolate"),
     "evaluate": ("pictures", "averages", "select_by"),
+    "privacy": ("epsilon", "delta", "noised_at", "sampling"),
 }
 _PARTS = {
     name
@@ -94,9 +96,13 @@ class Experiment(ExperimentSettings):
         """Eight hexadecimal digits that differ for every different experiment."""
         content = self.model_dump(mode="json", exclude=_NOT_IDENTITY)
         for part, field in ((part, f) for part, fields in _LATER.items() for f in fields):
-            own = getattr(self, part)
-            if getattr(own, field) == _default(type(own), field):
+            said = getattr(self, part)
+            if getattr(said, field) == _default(type(said), field):
                 del content[part][field]
+        known, own = method_class(self.method.name).Settings, content["method"]["settings"]
+        for field in known.later_fields():
+            if own.get(field) == known.model_fields[field].default:
+                own.pop(field, None)
         for part in _LATER_PARTS:
             if getattr(self, part) == type(self).model_fields[part].default:
                 del content[part]

@@ -12,6 +12,7 @@ import torch
 
 from feddg.cache import cache_folder as cache_folder
 from feddg.clients.examples import Examples, split_batches
+from feddg.clients.sampling import Schedule
 from feddg.clients.threads import clients_at_once, threads_for
 from feddg.clients.worker import Worker
 from feddg.data.data_set import DATA_SETS, find_augmentation
@@ -227,6 +228,9 @@ def guards_for(experiment: Experiment, method: Method, network: Network) -> Guar
         ExperimentError: the guards cannot protect what the method sends.
     """
     clients = experiment.clients
+    number = 1 if method.gathers_images else clients.number
+    per_round = min(number, clients.per_round or number)
+    schedule = Schedule(number, per_round, experiment.seed, experiment.train.rounds)
     return build_guards(
         experiment.privacy,
         experiment.guards,
@@ -234,6 +238,7 @@ def guards_for(experiment: Experiment, method: Method, network: Network) -> Guar
         network,
         trains_statistics=experiment.model.normalization == "train",
         updates=min(clients.number, clients.per_round or clients.number),
+        schedule=schedule,
     )
 
 
@@ -245,7 +250,9 @@ def build_worker(experiment: Experiment, network: Network, cache: Path | None) -
     return Worker(
         network,
         experiment.train,
-        find_augmentation(experiment.train.augmentation),
+        find_augmentation(experiment.train.augmentation).model_copy(
+            update={"hue": experiment.train.hue}
+        ),
         device,
         experiment.seed,
         autocast(precision, device),
