@@ -41,6 +41,8 @@ class ImageTable:
             site, a writer), otherwise ``None``.
         listed_in: what says which images count, where not all below ``root`` do: the name of a
             file; empty where a folder's layout says so.
+        listed_rows: ``(n,)`` int64 row of each image in that file, as a person counts; None where
+            messages need not tell it.
     """
 
     paths: tuple[str, ...]
@@ -53,9 +55,10 @@ class ImageTable:
     split: np.ndarray | None = None
     clients: np.ndarray | None = None
     listed_in: str = ""
+    listed_rows: np.ndarray | None = None
 
     def __post_init__(self) -> None:
-        for name in ("labels", "domains", "images", "split", "clients"):
+        for name in ("labels", "domains", "images", "split", "clients", "listed_rows"):
             column = getattr(self, name)
             if column is not None and len(column) != len(self.paths):
                 raise ValueError(f"{name} has {len(column)} rows, paths has {len(self.paths)}")
@@ -78,6 +81,7 @@ class ImageTable:
             images=None if self.images is None else self.images[rows],
             split=None if self.split is None else self.split[rows],
             clients=None if self.clients is None else self.clients[rows],
+            listed_rows=None if self.listed_rows is None else self.listed_rows[rows],
         )
 
     def domain_id(self, name: str) -> int:
