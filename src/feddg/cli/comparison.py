@@ -38,6 +38,10 @@ def compare(
     no_estimate: NoEstimateOption = False,
     tracked: TrackOption = None,
     again: AgainOption = False,
+    kept: Annotated[
+        Path | None,
+        typer.Option(help="CSV file of results: what it has is not run again, what ends is added"),
+    ] = None,
     quiet: QuietOption = False,
 ) -> None:
     """Compare methods over scenarios and seeds: run what is missing, write tables and a report.
@@ -56,7 +60,7 @@ def compare(
     if seeds is not None:
         axes["seeds"] = read_seeds(seeds)
     base = load_plan(plan).model_dump() if plan else {}
-    work = prepare_work(load_plan(base | axes), out, said, again=again)
+    work = prepare_work(load_plan(base | axes), out, said, again=again, kept=kept)
     console = Console(stderr=True)
     print_work(console, work, jobs, measure=not no_estimate)
     if dry_run:
