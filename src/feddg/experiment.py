@@ -19,6 +19,7 @@ import yaml
 from pydantic import ValidationError, model_validator
 
 from feddg.data.data_set import find_augmentation, preset_of, presets
+from feddg.data.partitions import rules_of
 from feddg.errors import ExperimentError, nearest
 from feddg.guards.chain import resolved_choice
 from feddg.methods.composition import build_method, method_class
@@ -30,6 +31,7 @@ log = logging.getLogger("feddg")
 _NOT_IDENTITY = {"name", "device"}
 _LATER = {
     "data": ("duplicates", "range", "bands", "tile"),
+    "clients": ("shards", "quantity_alpha"),
     "train": (
         "select_every",
         "decay",
@@ -79,6 +81,7 @@ class Experiment(ExperimentSettings):
     @model_validator(mode="after")
     def _check_names(self) -> "Experiment":
         find_augmentation(self.train.augmentation)
+        rules_of(self.clients.partition, self.clients.model_dump())
         return self
 
     @property

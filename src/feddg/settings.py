@@ -118,8 +118,10 @@ class ClientSettings(Settings):
     per_round: int | None = Field(
         None, ge=1, description="clients sampled per round, K; none for all"
     )
-    partition: Literal["heterogeneous", "domain"] = Field(
-        "heterogeneous", description="by heterogeneity lambda, or clients that hold one domain each"
+    partition: str = Field(
+        "heterogeneous",
+        description="who holds what, rules joined by +: heterogeneous (by lambda), domain, iid; "
+        "dirichlet, class_dirichlet, shards; quantity; see docs/partitions.md",
     )
     heterogeneity: Fraction = Field(
         0.1,
@@ -127,6 +129,12 @@ class ClientSettings(Settings):
     )
     alpha: Positive | None = Field(
         None, description="Dirichlet concentration over labels; none for no label skew"
+    )
+    shards: int | None = Field(
+        None, ge=1, description="label shards per client (McMahan et al. 2017: 2); none for no skew"
+    )
+    quantity_alpha: Positive | None = Field(
+        None, description="Dirichlet concentration over client sizes; none for about equal ones"
     )
     rounding: Literal["strict", "official"] = Field(
         "strict", description="who gets a domain's leftover images"

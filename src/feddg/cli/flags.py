@@ -103,6 +103,8 @@ FLAGS = (
     ),
     Flag("--alpha", "clients.alpha", CLIENTS),
     Flag("--partition", "clients.partition", CLIENTS),
+    Flag("--shards", "clients.shards", CLIENTS),
+    Flag("--quantity-alpha", "clients.quantity_alpha", CLIENTS),
     Flag("--rounds", "train.rounds", TRAINING),
     Flag("--local-epochs", "train.local_epochs", TRAINING),
     Flag("--local-steps", "train.local_steps", TRAINING),

@@ -127,6 +127,8 @@ def deal(
         scheme=clients.partition,
         heterogeneity=clients.heterogeneity,
         alpha=clients.alpha,
+        shards=clients.shards,
+        quantity_alpha=clients.quantity_alpha,
         rounding=clients.rounding,
         seed=experiment.seed,
     )
