@@ -43,6 +43,7 @@ _LATER = {
         "schedule_gamma",
         "label_smoothing",
         "head_rounds",
+        "hue",
     ),
     "server": ("largest_change", "serve", "tail", "ema", "interpolate"),
     "evaluate": ("pictures", "averages", "select_by"),
@@ -89,9 +90,13 @@ class Experiment(ExperimentSettings):
         """Eight hexadecimal digits that differ for every different experiment."""
         content = self.model_dump(mode="json", exclude=_NOT_IDENTITY)
         for part, field in ((part, f) for part, fields in _LATER.items() for f in fields):
-            own = getattr(self, part)
-            if getattr(own, field) == type(own).model_fields[field].default:
+            said = getattr(self, part)
+            if getattr(said, field) == type(said).model_fields[field].default:
                 del content[part][field]
+        known, own = method_class(self.method.name).Settings, content["method"]["settings"]
+        for field in known.later_fields():
+            if own.get(field) == known.model_fields[field].default:
+                own.pop(field, None)
         for part in _LATER_PARTS:
             if getattr(self, part) == type(self).model_fields[part].default:
                 del content[part]

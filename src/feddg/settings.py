@@ -189,6 +189,11 @@ class TrainSettings(Settings):
         description="how training images are varied: none, aerial, microscope, a data set's own by "
         "its name, or a registered one",
     )
+    hue: Literal["rotation", "hsv"] = Field(
+        "rotation",
+        description="how an augmentation changes the hue: a rotation at constant luma (faster), or "
+        "the shift in HSV that torchvision and the methods' published codes take",
+    )
     schedule: Literal["constant", "cosine", "linear", "step"] = Field(
         "constant", description="how the learning rate falls from round to round"
     )

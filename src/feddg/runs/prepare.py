@@ -227,7 +227,9 @@ def build_worker(experiment: Experiment, network: Network, cache: Path | None) -
     return Worker(
         network,
         experiment.train,
-        find_augmentation(experiment.train.augmentation),
+        find_augmentation(experiment.train.augmentation).model_copy(
+            update={"hue": experiment.train.hue}
+        ),
         device,
         experiment.seed,
         autocast(precision, device),
