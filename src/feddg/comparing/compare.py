@@ -138,7 +138,19 @@ def prepare_work(
     """
     loaded = load_plan(plan).fixed(overrides or {})
     folder = Path(out) if out is not None else Path("comparisons") / loaded.name
-    cells = expand_plan(loaded)
+    return work_on(loaded, expand_plan(loaded), folder, again=again, cache=cache, kept=kept)
+
+
+def work_on(
+    plan: Plan,
+    cells: Sequence[PlannedCell],
+    folder: Path,
+    *,
+    again: bool = False,
+    cache: Path | None = None,
+    kept: Path | None = None,
+) -> Work:
+    """Looks up what of the cells of a plan has been done; see :func:`prepare_work`."""
     present = _present(folder)
     now = ImagesNow(cache or cache_folder())
     results = KeptResults.read(kept) if kept is not None else None
@@ -150,7 +162,7 @@ def prepare_work(
         folders[experiment.id] = path
         if experiment.id not in known and not is_complete(path):
             missing.append(Task(experiment, path))
-    return Work(loaded, folder, cells, folders, missing, results)
+    return Work(plan, folder, cells, folders, missing, results)
 
 
 def _present(out: Path) -> dict[str, Path]:
