@@ -124,9 +124,12 @@ def compare(
     Raises:
         FeddgError: the plan is invalid. A run's failure is listed, not raised.
     """
-    from feddg.comparing.compare import carry_out_work, prepare_work
+    from feddg.comparing.compare import carry_out_work, fixed_plan, prepare_work
+    from feddg.comparing.tuning import tune
 
-    work = prepare_work(plan, out, overrides, again=again, cache=cache, kept=kept)
+    whole, folder = fixed_plan(plan, out, overrides)
+    tuned = tune(whole, folder, jobs=jobs, cache=cache, watcher=watcher)
+    work = prepare_work(tuned, folder, again=again, cache=cache, kept=kept, said=whole)
     done = carry_out_work(work, jobs=jobs, cache=cache, watcher=watcher)
     if report:
         from feddg.report import write_comparison

@@ -113,6 +113,25 @@ class Comparison:
         return self.folder / "report.html"
 
 
+def fixed_plan(
+    plan: Plan | Path | str | Mapping[str, Any],
+    out: Path | str | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> tuple[Plan, Path]:
+    """Returns a plan with fields that win over everything it says, and its folder.
+
+    Args:
+        plan: a plan, its file, or its fields.
+        out: the folder of the runs; ``comparisons/NAME`` by default.
+        overrides: experiment fields that win over everything the plan says.
+
+    Raises:
+        ExperimentError: the plan is invalid.
+    """
+    fixed = load_plan(plan).fixed(overrides or {})
+    return fixed, Path(out) if out is not None else Path("comparisons") / fixed.name
+
+
 def prepare_work(
     plan: Plan | Path | str | Mapping[str, Any],
     out: Path | str | None = None,
@@ -121,24 +140,25 @@ def prepare_work(
     again: bool = False,
     cache: Path | None = None,
     kept: Path | None = None,
+    said: Plan | None = None,
 ) -> Work:
     """Expands a plan and looks up what of it has been done.
 
     Args:
-        plan: a plan, its file, or its fields.
+        plan: a plan, its file, or its fields; what it would try first has been tried.
         out: the folder of the runs; ``comparisons/NAME`` by default.
         overrides: experiment fields that win over everything the plan says.
         again: whether to start runs anew, beside the old ones, whose images were others.
         cache: where hashes of images are remembered; the user's cache by default.
         kept: a CSV file of results; what it has is not run, what is complete is added to it.
+        said: the plan as it stands in the folder, where ``plan`` has picked values in it.
 
     Raises:
         ExperimentError: the plan holds an invalid experiment.
         RunError: images changed since a run began, or ``kept`` is damaged.
     """
-    loaded = load_plan(plan).fixed(overrides or {})
-    folder = Path(out) if out is not None else Path("comparisons") / loaded.name
-    return work_on(loaded, expand_plan(loaded), folder, again=again, cache=cache, kept=kept)
+    fixed, folder = fixed_plan(plan, out, overrides)
+    return work_on(said or fixed, expand_plan(fixed), folder, again=again, cache=cache, kept=kept)
 
 
 def work_on(
@@ -222,9 +242,8 @@ def _decode_once(experiments: Sequence[Experiment], cache: Path) -> None:
     silent: Progress = lambda what, done, total: None  # noqa: E731
     for experiment in experiments:
         data = experiment.data
-        key = repr(
-            (data.source, data.root, data.options, data.image_size, data.resize, Reading.of(data))
-        )
+        images = (data.source, data.root, data.options, data.leave_out)
+        key = repr((*images, data.image_size, data.resize, Reading.of(data)))
         if key in seen:
             continue
         seen.add(key)

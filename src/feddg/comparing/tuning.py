@@ -9,7 +9,7 @@ it never opens them (``data.leave_out``).
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,65 +18,27 @@ from feddg.comparing.compare import Work, carry_out_work, work_on
 from feddg.comparing.plan import Plan, Tune, Variant
 from feddg.comparing.pool import Watcher
 from feddg.comparing.results import Place, Result
+from feddg.comparing.tuning_file import TUNING, TriedRow, TuningFile
 from feddg.errors import ExperimentError, RunError
 from feddg.experiment import Experiment, expand
 from feddg.files import replace_text, why
 from feddg.methods.composition import method_class
-from feddg.row_files import JsonFile, Row
-from feddg.rows import ID_VAL, Number
+from feddg.rows import ID_VAL
 from feddg.runs.execute import is_complete
 from feddg.runs.reading import read_run
 from feddg.runs.selection_rules import SELECTION_RULES
 from feddg.settings import leaves, merge
 
-TRIALS, TUNING = "tuning", "tuning.json"
-
-
-class TriedRow(Row):
-    """A combination of values that was tried for a method.
-
-    Attributes:
-        method: the method's label.
-        values: the values by field.
-        accuracy: mean in-domain validation accuracy over its trials, 0 to 1; None where a trial
-            failed.
-        trials: how many there are.
-        picked: whether the table is run with it.
-    """
-
-    method: str
-    values: dict[str, str]
-    accuracy: Number | None = None
-    trials: int
-    picked: bool
-
-
-class TuningFile(JsonFile):
-    """What was tried before a comparison, and what was picked: ``tuning.json``.
-
-    Attributes:
-        rule: which round of a trial counts.
-        rounds: rounds of a trial.
-        seeds: of the trials.
-        tried: all combinations.
-    """
-
-    rule: str
-    rounds: int | None = None
-    seeds: tuple[int, ...]
-    tried: tuple[TriedRow, ...]
+TRIALS = "tuning"
 
 
 @dataclass(frozen=True)
 class _Combination:
-    """Values for a method: the points of each field, in the order of the plan."""
+    """Values for a method: of each field, in the order of the plan, its name and its text."""
 
     method: str
-    points: tuple[Point, ...]
-
-    @property
-    def values(self) -> dict[str, str]:
-        return {name: text for name, _, text in self.points}
+    values: tuple[tuple[str, str], ...]
+    changes: tuple[dict[str, Any], ...] = field(compare=False)
 
 
 def trials_of(plan: Plan) -> dict[_Combination, list[PlannedCell]]:
@@ -95,27 +57,32 @@ def trials_of(plan: Plan) -> dict[_Combination, list[PlannedCell]]:
         for points in itertools.product(*_axes_of(plan.tune, variants[cell.method])):
             if points:
                 trial = _trial(cell, points, plan.tune)
-                found.setdefault(_Combination(cell.method, points), []).append(trial)
+                found.setdefault(_combination(cell.method, points), []).append(trial)
     return found
+
+
+def _combination(method: str, points: Sequence[Point]) -> _Combination:
+    values = tuple((name, text) for name, _, text in points)
+    return _Combination(method, values, tuple(change for _, change, _ in points))
 
 
 def _axes_of(tune: Tune, variant: Variant) -> list[list[Point]]:
     known = method_class(variant.method).Settings.model_fields
     fixed = {*leaves(expand(variant.experiment)), *(f"method.{name}" for name in variant.settings)}
     return [
-        [setting_point(field, value) for value in values]
-        for field, values in tune.settings.items()
-        if field not in fixed
-        and (not field.startswith("method.") or field.removeprefix("method.") in known)
+        [setting_point(name, value) for value in values]
+        for name, values in tune.settings.items()
+        if name not in fixed
+        and (not name.startswith("method.") or name.removeprefix("method.") in known)
     ]
 
 
 def _require_some_use(tune: Tune, variants: Sequence[Variant]) -> None:
     used = {name for variant in variants for axis in _axes_of(tune, variant) for name, *_ in axis}
-    for field in tune.settings:
-        if field.removeprefix("method.") not in used:
+    for name in tune.settings:
+        if name.removeprefix("method.") not in used:
             raise ExperimentError(
-                f"tune: {field} is tried for no method: none has it, or each entry fixes it"
+                f"tune: {name} is tried for no method: none has it, or each entry fixes it"
             )
 
 
@@ -127,8 +94,11 @@ def _trial(cell: PlannedCell, points: Sequence[Point], tune: Tune) -> PlannedCel
         fields = merge(fields, change)
     fields["hold_out"] = {"test": [], "val": []}
     fields["data"]["leave_out"] = [*held.test, *held.val]
-    if fields["data"]["split_file"] is not None:
-        raise ExperimentError("tune: a split file says itself what is held out; name the domains")
+    if not held.test and not held.val:
+        raise ExperimentError(
+            "tune: name the domains that are held out (hold_out), so that no trial opens them; a "
+            "split file or a data set's own split does not say which domains they are"
+        )
     if not fields["data"]["id_val"]:
         raise ExperimentError("tune: there is no in-domain validation; set data.id_val above 0")
     if tune.rounds is not None:
@@ -190,7 +160,7 @@ def picked(plan: Plan, work: Work) -> Plan:
     rows = [
         TriedRow(
             method=combination.method,
-            values=combination.values,
+            values=dict(combination.values),
             accuracy=_mean(values),
             trials=len(values),
             picked=best[combination.method] == combination,
@@ -246,7 +216,7 @@ def _with(variant: Variant, combination: _Combination | None) -> Variant:
         return variant
     settings: dict[str, Any] = dict(variant.settings)
     experiment = expand(variant.experiment)
-    for _, change, _ in combination.points:
+    for change in combination.changes:
         own = dict(change.get("method", {}).get("settings", {}))
         settings |= own
         experiment = experiment if own else merge(experiment, change)
