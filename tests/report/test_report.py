@@ -20,12 +20,8 @@ from feddg.errors import RunError
 from feddg.methods.catalogue import METHODS
 from feddg.report import write_report
 from feddg.report.blocks import Code
-from feddg.report.charts import (
-    class_accuracy,
-    client_groups,
-    client_heat_map,
-    confusion_matrix,
-)
+from feddg.report.class_charts import class_accuracy, confusion_matrix
+from feddg.report.client_charts import client_groups, client_heat_map
 from feddg.report.cost_section import cost_of
 from feddg.report.looks import looks_of
 from feddg.report.next_steps import run_steps

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from feddg.comparing.plan import Plan, PlannedCell, distinct, expand_plan, load_plan
+from feddg.comparing.cells import PlannedCell, distinct, expand_plan
+from feddg.comparing.plan import Plan, load_plan
 from feddg.comparing.pool import LOG_FOLDER, Outcome, Processes, Task, Watcher, run_here
 from feddg.comparing.results import COMPARISON
 from feddg.data.bands import Reading
@@ -188,7 +189,9 @@ def _decode_once(experiments: Sequence[Experiment], cache: Path) -> None:
     silent: Progress = lambda what, done, total: None  # noqa: E731
     for experiment in experiments:
         data = experiment.data
-        key = repr((data.source, data.root, data.image_size, data.resize, Reading.of(data)))
+        key = repr(
+            (data.source, data.root, data.options, data.image_size, data.resize, Reading.of(data))
+        )
         if key in seen:
             continue
         seen.add(key)

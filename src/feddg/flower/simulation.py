@@ -21,7 +21,8 @@ from feddg.errors import FeddgError
 from feddg.experiment import Experiment
 from feddg.files import replace_text
 from feddg.flower import client_app
-from feddg.flower.grid_transport import FlowerTransport, Policy
+from feddg.flower.exchange import Policy
+from feddg.flower.grid_transport import FlowerTransport
 from feddg.flower.simulated_site import SIMULATED
 from feddg.flower.traffic import Traffic, append_to
 from feddg.messages import Weights
@@ -29,9 +30,10 @@ from feddg.methods.base import require_network_fit
 from feddg.methods.composition import method_class
 from feddg.report import ensure_report
 from feddg.rows import client_name
-from feddg.runs.execute import Prepared, Run, carry_out, in_process
+from feddg.runs.execute import Run, carry_out
 from feddg.runs.observer import Observer
 from feddg.runs.prepare import Progress, cache_folder
+from feddg.runs.prepared import Prepared, in_process
 
 SIMULATION, TRAFFIC = "simulation.json", "traffic.jsonl"
 

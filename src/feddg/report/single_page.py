@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from feddg.report import charts
 from feddg.report.accuracy_section import final_table, has_long_splits
 from feddg.report.adaptation_section import adaptation_section
 from feddg.report.analyses_section import analyses_sections
@@ -21,7 +20,10 @@ from feddg.report.blocks import (
     Section,
     Table,
 )
+from feddg.report.charts import Counts
+from feddg.report.class_charts import class_accuracy, confusion_matrix
 from feddg.report.classes_section import class_table
+from feddg.report.client_charts import client_heat_map
 from feddg.report.cost_section import cost_of, cost_of_runs, time_shares
 from feddg.report.glossary import glossary
 from feddg.report.groups_section import groups_table
@@ -36,6 +38,7 @@ from feddg.report.headline import (
 )
 from feddg.report.ledger_section import ledger_sentences, ledger_table
 from feddg.report.next_steps import run_steps
+from feddg.report.round_charts import accuracy_curves, loss_curves
 from feddg.report.settings_section import mapping_table
 from feddg.report.wording import counted, number, readable, spelled
 from feddg.rows import TEST, BadImageRow, EvaluationRow
@@ -80,7 +83,7 @@ def run_sections(run: RunRecord, with_pictures: bool = True) -> list[Section]:
 def _accuracy_section(run: RunRecord) -> Section | None:
     if not run.evaluations.rounds:
         return None
-    blocks: list[Block] = [charts.accuracy_curves(run), final_table(run)]
+    blocks: list[Block] = [accuracy_curves(run), final_table(run)]
     if has_long_splits(run.evaluations):
         blocks.append(Fold("Every domain", [final_table(run, every_domain=True)]))
     return Section("Accuracy", blocks)
@@ -99,13 +102,13 @@ def _confusion_section(run: RunRecord) -> Section | None:
             f"Images of {name}: each row is a true class, each column what the model took it for, "
             "in percent of the row. A perfect model fills the diagonal."
         )
-        matrix = charts.confusion_matrix(counts, classes, caption)
-        blocks.append(Pair(matrix, charts.class_accuracy(counts, classes)))
+        matrix = confusion_matrix(counts, classes, caption)
+        blocks.append(Pair(matrix, class_accuracy(counts, classes)))
         blocks.append(class_table(counts, classes, name))
     return Section("Mistakes by class", blocks)
 
 
-def _confusions(rows: Sequence[EvaluationRow]) -> list[tuple[charts.Counts, str]]:
+def _confusions(rows: Sequence[EvaluationRow]) -> list[tuple[Counts, str]]:
     counts = [np.array(row.confusion, dtype=np.float64) for row in rows]
     if len(rows) > MOST_CONFUSIONS:
         return [(np.sum(counts, axis=0), f"all {len(rows)} held-out test domains")]
@@ -128,9 +131,9 @@ def _clients_section(run: RunRecord) -> Section | None:
         f"{number(sizes[0])} the smallest, {number(sizes[len(sizes) // 2])} the median, "
         f"{number(sizes[-1])} the largest."
     )
-    blocks: list[Block] = [Prose(text), charts.client_heat_map(clients, "domains")]
+    blocks: list[Block] = [Prose(text), client_heat_map(clients, "domains")]
     if (run.experiment.get("clients") or {}).get("alpha") is not None:
-        blocks.append(charts.client_heat_map(clients, "classes"))
+        blocks.append(client_heat_map(clients, "classes"))
     if clients.bad_images:
         blocks.append(_bad_images(clients.bad_images))
     return Section("Who holds what", blocks)
@@ -149,7 +152,7 @@ def _cut_note(total: int) -> str:
 
 def _loss_section(run: RunRecord) -> Section | None:
     blocks: list[Block] = []
-    if (chart := charts.loss_curves(run.metrics.rounds)) is not None:
+    if (chart := loss_curves(run.metrics.rounds)) is not None:
         blocks.append(chart)
     refused = [
         [Cell(number(row.round)), Cell(run.client_name(entry.client)), Cell(entry.reason)]
