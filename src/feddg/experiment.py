@@ -31,7 +31,7 @@ log = logging.getLogger("feddg")
 
 _NOT_IDENTITY = {"name", "device"}
 _LATER = {
-    "data": ("duplicates", "range", "bands", "tile", "options", "own_split"),
+    "data": ("duplicates", "range", "bands", "tile", "options", "own_split", "leave_out"),
     "clients": ("shards", "quantity_alpha"),
     "train": (
         "select_every",

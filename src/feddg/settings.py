@@ -51,6 +51,9 @@ class DataSettings(Settings):
         default_factory=dict,
         description="what the data set itself takes, as columns of a table; docs/data_sets.md",
     )
+    leave_out: tuple[str, ...] = Field(
+        (), description="domains that are never opened, as if they were not there"
+    )
     own_split: bool = Field(
         True,
         description="in-domain validation and test images as the data set's own split has them, "

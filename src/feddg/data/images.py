@@ -4,7 +4,7 @@ import logging
 import os
 import re
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -82,6 +82,25 @@ class ImageTable:
             split=None if self.split is None else self.split[rows],
             clients=None if self.clients is None else self.clients[rows],
             listed_rows=None if self.listed_rows is None else self.listed_rows[rows],
+        )
+
+    def without(self, domains: Iterable[str]) -> "ImageTable":
+        """Returns the table without some domains, which it does not name any more either.
+
+        Raises:
+            DataError: there is no such domain, or no other one.
+        """
+        left_out = {self.domain_id(name) for name in domains}
+        if not left_out:
+            return self
+        kept = [id for id in range(len(self.domain_names)) if id not in left_out]
+        if not kept:
+            raise DataError("Every domain is to be left out; leave one to train on.")
+        table = self.take(np.flatnonzero(np.isin(self.domains, kept)))
+        return replace(
+            table,
+            domains=np.searchsorted(kept, table.domains),
+            domain_names=tuple(self.domain_names[id] for id in kept),
         )
 
     def domain_id(self, name: str) -> int:

@@ -59,7 +59,7 @@ def load_table(experiment: Experiment, cache: Path | None, progress: Progress) -
         reading=reading,
         surveyed=surveyed,
     )
-    contents = images_file(table, hashes)
+    contents = images_file(table, hashes).model_copy(update={"depths": dict(surveyed.depths)})
     return Loaded(*opened, contents, ignored_files(table), surveyed, reading)
 
 

@@ -188,10 +188,11 @@ def _splits(experiment: Experiment, table: ImageTable, bad: list[BadImage]) -> S
     if data.split_file is not None:
         return from_csv(table, data.split_file, [image.path for image in bad])
     in_domain = table.split is not None and {"train", "id_val", "id_test"}.issuperset(table.split)
-    if not held.test and not held.val:
-        # Where domains are known by name, one of them is meant to be held out.
-        if table.split is not None and not (in_domain and DATA_SETS.find(data.source).domains):
-            return from_roles(table.split)
+    # Where domains are known by name, one of them is meant to be held out.
+    official = table.split is not None and not (in_domain and DATA_SETS.find(data.source).domains)
+    if official and table.split is not None and not held.test and not held.val:
+        return from_roles(table.split)
+    if not held.test and not held.val and not data.leave_out:
         raise ExperimentError(
             "name the domain nobody trains on: --hold-out DOMAIN, one of "
             f"{first_names(table.domain_names)}"

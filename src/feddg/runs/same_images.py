@@ -32,7 +32,7 @@ class ImagesNow:
             DataError: they cannot be listed.
         """
         data = experiment.data
-        key = repr((data.source, data.root, data.options))
+        key = repr((data.source, data.root, data.options, data.leave_out))
         if key not in self._found:
             table = load_images_of(data)
             hashes = None if table.root is None else ContentHashes(table.root, self._cache)
@@ -140,3 +140,13 @@ def _warn(folder: Path) -> None:
         "taken to be the same",
         folder,
     )
+
+
+def training_depth(folder: Path) -> int:
+    """Returns the bits that the values of a run's images used; 0 where all are of 8 bits.
+
+    Raises:
+        RunError: the file is damaged.
+    """
+    known = ImagesFile.read(folder / IMAGES)
+    return max(known.depths.values(), default=0) if known is not None else 0
