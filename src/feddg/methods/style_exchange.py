@@ -1,6 +1,7 @@
 """What the methods that re-draw images in another style share: settings, codec, cached twins."""
 
 import hashlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
@@ -60,6 +61,18 @@ class StyleSettings(MethodSettings):
     def correction(self) -> int:
         """What is taken off the number of places in the content's variance."""
         return int(self.content_variance == "n-1")
+
+
+def members(ids: Iterable[int], groups: Tensor) -> tuple[tuple[int, ...], ...]:
+    """Returns the clients of each group.
+
+    Args:
+        ids: the clients, one for each entry of ``groups``.
+        groups: ``(N,)`` the group of each, counted from 0.
+    """
+    of = list(zip(ids, groups.tolist(), strict=True))
+    count = 1 + max((group for _, group in of), default=-1)
+    return tuple(tuple(id for id, own in of if own == group) for group in range(count))
 
 
 class StyleExchange:
