@@ -131,3 +131,8 @@ def test_it_serves_the_tail_unless_told_otherwise():
 def test_what_it_does_itself_is_not_added_to_it(other):
     with pytest.raises(ExperimentError, match="vista"):
         method_class(f"vista+{other}")
+
+
+def test_an_unknown_codec_is_refused():
+    with pytest.raises(ExperimentError, match="unknown codec"):
+        federation("vista", settings={"codec": "nothing"})

@@ -3,10 +3,10 @@
 import hashlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
-from pydantic import AfterValidator, Field
+from pydantic import Field, field_validator
 from torch import Tensor
 
 from feddg.clients.client import Client
@@ -21,18 +21,10 @@ LARGEST_MOMENT = 1e4
 """No image in [0, 1] has features whose mean or deviation is larger than this."""
 
 
-def _known(codec: str) -> str:
-    try:
-        CODECS.find(codec)
-    except WeightsError as error:
-        raise ValueError(str(error)) from None
-    return codec
-
-
 class StyleSettings(MethodSettings):
     """Which codec, and how strongly it re-draws."""
 
-    codec: Annotated[str, AfterValidator(_known)] = Field(
+    codec: str = Field(
         "compact",
         description="what measures styles and re-draws: compact, colors, or the papers' vgg19",
     )
@@ -61,6 +53,15 @@ class StyleSettings(MethodSettings):
     def correction(self) -> int:
         """What is taken off the number of places in the content's variance."""
         return int(self.content_variance == "n-1")
+
+    @field_validator("codec")
+    @classmethod
+    def _known(cls, codec: str) -> str:
+        try:
+            CODECS.find(codec)
+        except WeightsError as error:
+            raise ValueError(str(error)) from None
+        return codec
 
 
 def members(ids: Iterable[int], groups: Tensor) -> tuple[tuple[int, ...], ...]:
