@@ -70,6 +70,8 @@ def _print_forecast(console: Console, found: Forecast) -> None:
     console.print(holdings_table(found.clients))
     for line in in_words(skew_between(found.clients)):
         print_line(console, line)
+    for promise in found.promises:
+        print_line(console, promise)
     print_line(
         console,
         f"memory: {found.weights:,} weights, {decimal(found.weight_bytes)} with gradients and "

@@ -21,7 +21,8 @@ from feddg.errors import FeddgError
 from feddg.experiment import Experiment
 from feddg.files import replace_text
 from feddg.flower import client_app
-from feddg.flower.grid_transport import FlowerTransport, Policy
+from feddg.flower.exchange import Policy
+from feddg.flower.grid_transport import FlowerTransport
 from feddg.flower.simulated_site import SIMULATED
 from feddg.flower.traffic import Traffic, append_to
 from feddg.messages import Weights
