@@ -24,7 +24,7 @@ def holdings_table(clients: ClientsTable) -> Table:
     last.
     """
     domains, classes = _counts(clients, "domains"), _counts(clients, "classes")
-    trained = domains.any(axis=0)
+    trained: numpy.ndarray = domains.any(axis=0)
     domains = domains[:, trained]
     names = [name for name, here in zip(clients.domains, trained.tolist()) if here]
     count = len(clients.clients)
