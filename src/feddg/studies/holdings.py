@@ -24,9 +24,9 @@ def holdings_table(clients: ClientsTable) -> Table:
     last.
     """
     domains, classes = _counts(clients, "domains"), _counts(clients, "classes")
-    trained: numpy.ndarray = domains.any(axis=0)
+    trained = numpy.flatnonzero(domains.sum(axis=0))
     domains = domains[:, trained]
-    names = [name for name, here in zip(clients.domains, trained.tolist()) if here]
+    names = [clients.domains[index] for index in trained.tolist()]
     count = len(clients.clients)
     chosen = numpy.unique(numpy.linspace(0, count - 1, min(count, SHOWN_CLIENTS)).astype(int))
     some = f", {len(chosen)} of them" if len(chosen) < count else ""
