@@ -21,7 +21,16 @@ app = typer.Typer()
 
 @app.command(cls=ExperimentCommand)
 @takes(
-    "method", "data", "hold_out", "clients", "train", "model", "evaluate", "preset", several=True
+    "method",
+    "data",
+    "hold_out",
+    "clients",
+    "train",
+    "server",
+    "model",
+    "evaluate",
+    "preset",
+    several=True,
 )
 def compare(
     said: dict[str, Any],
