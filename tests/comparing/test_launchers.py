@@ -40,12 +40,9 @@ class Notes(Watcher):
 
 
 def weights(work):
-    return {
-        cell.method: load_file(
-            next((work.folders[cell.experiment.id] / "checkpoint").glob("*.safetensors"))
-        )
-        for cell in work.cells
-    }
+    folders = {cell.method: work.folders[cell.experiment.id] for cell in work.cells}
+    files = {method: list(f.glob("checkpoint/*.safetensors")) for method, f in folders.items()}
+    return {method: load_file(found[0]) for method, found in files.items() if found}
 
 
 def carried(folder, cache, launcher=None, options=None, plan=PLAN):
@@ -56,6 +53,7 @@ def carried(folder, cache, launcher=None, options=None, plan=PLAN):
 
 
 def require_alike(one, other):
+    assert set(weights(one)) == {"fedavg", "fedprox"}
     for method, tensors in weights(one).items():
         for name, tensor in weights(other)[method].items():
             assert torch.equal(tensors[name], tensor), f"{method}, {name}"
