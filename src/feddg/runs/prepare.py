@@ -12,13 +12,13 @@ from feddg.cache import cache_folder as cache_folder
 from feddg.clients.examples import Examples, split_batches
 from feddg.clients.threads import clients_at_once, threads_for
 from feddg.clients.worker import Worker
-from feddg.data.data_set import find_augmentation
+from feddg.data.data_set import ANY, expects_weights, find_augmentation
 from feddg.data.decoded_files import BadImage
 from feddg.data.fingerprint import ImagesFile
 from feddg.data.images import ImageTable
 from feddg.data.partition import Partition, dealt_alike, partition
 from feddg.data.pixels import PixelStore
-from feddg.data.remarks import say
+from feddg.data.remarks import Remark, say
 from feddg.data.splits import Splits, from_csv, from_roles, hold_out
 from feddg.data.tiles import whole_images
 from feddg.errors import ExperimentError
@@ -100,11 +100,27 @@ def load_images(experiment: Experiment, cache: Path | None, progress: Progress) 
     Raises:
         DataError: the images cannot be used as asked.
     """
+    say(about_weights(experiment))
     loaded = load_table(experiment, cache, progress)
     say(table_remarks(loaded))
     images = deal(experiment, *loaded[:3])
     say(split_remarks(experiment, loaded, images.splits))
     return replace(images, contents=loaded.contents)
+
+
+def about_weights(experiment: Experiment) -> list[Remark]:
+    """Says so where a preset for a pretrained network is run from scratch."""
+    model, train = experiment.model, experiment.train
+    if model.weights is not None or not expects_weights(experiment.preset or ANY):
+        return []
+    return [
+        Remark(
+            "warning",
+            f"no pretrained weights: {model.backbone} at {experiment.data.image_size} pixels "
+            f"learns from scratch, learning rate {train.lr:g}, {train.rounds} rounds; expect far "
+            "less than with weights from ImageNet (--weights imagenet, or a file)",
+        )
+    ]
 
 
 def deal(
