@@ -40,7 +40,7 @@ def run(
         out: the run folder's parent.
         observer: is told what happens.
         cache: folder for decoded pixels and twins; the user's cache by default.
-        report: whether to write ``report.html`` at the end.
+        report: whether to write ``report.html`` and ``model_card.md`` at the end.
         snapshots: rounds whose global weights are kept, for ``feddg report --analyses``.
         again: whether to start anew, beside the old run, where its images were others.
 
@@ -116,7 +116,7 @@ def compare(
             this process, where methods and sources registered by the caller are known.
         cache: folder for decoded pixels and twins; the user's cache by default.
         watcher: is told what happens.
-        report: whether to write tables and ``report.html``.
+        report: whether to write tables, ``report.html`` and each run's model card.
         again: whether to start runs anew, beside the old ones, whose images were others.
 
     Raises:
@@ -128,6 +128,9 @@ def compare(
     done = carry_out_work(work, jobs=jobs, cache=cache, watcher=watcher)
     if report:
         from feddg.report import write_comparison
+        from feddg.studies.run_card import ensure_card
 
         write_comparison(work.out)
+        for folder in filter(execute.is_complete, work.folders.values()):
+            ensure_card(folder)
     return done

@@ -19,6 +19,7 @@ import yaml
 from pydantic import ValidationError, model_validator
 
 from feddg.data.data_set import (
+    DATA_SETS,
     SCRATCH,
     expects_weights,
     find_augmentation,
@@ -26,7 +27,8 @@ from feddg.data.data_set import (
     presets,
 )
 from feddg.data.partitions import rules_of
-from feddg.errors import ExperimentError, nearest
+from feddg.data.sources import checked_options
+from feddg.errors import DataError, ExperimentError, nearest
 from feddg.guards.chain import resolved_choice
 from feddg.methods.composition import build_method, method_class
 from feddg.settings import ClientSettings, ExperimentSettings, Settings, merge
@@ -36,7 +38,7 @@ log = logging.getLogger("feddg")
 
 _NOT_IDENTITY = {"name", "device"}
 _LATER = {
-    "data": ("duplicates", "range", "bands", "tile"),
+    "data": ("duplicates", "range", "bands", "tile", "options", "own_split"),
     "clients": ("shards", "quantity_alpha"),
     "train": (
         "select_every",
@@ -54,6 +56,7 @@ _LATER = {
     ),
     "server": ("largest_change", "serve", "tail", "ema", "interpolate"),
     "evaluate": ("pictures", "averages", "select_by"),
+    "privacy": ("epsilon", "delta", "noised_at", "sampling"),
 }
 _PARTS = {
     name
@@ -62,6 +65,10 @@ _PARTS = {
 }
 _LATER_PARTS = ("privacy", "guards")
 """Fields and parts younger than some run folders: not in the hash where they say nothing new."""
+
+
+def _default(part: type[Settings], field: str) -> Any:
+    return part.model_fields[field].get_default(call_default_factory=True)
 
 
 class Experiment(ExperimentSettings):
@@ -98,7 +105,7 @@ class Experiment(ExperimentSettings):
         content = self.model_dump(mode="json", exclude=_NOT_IDENTITY)
         for part, field in ((part, f) for part, fields in _LATER.items() for f in fields):
             said = getattr(self, part)
-            if getattr(said, field) == type(said).model_fields[field].default:
+            if getattr(said, field) == _default(type(said), field):
                 del content[part][field]
         known, own = method_class(self.method.name).Settings, content["method"]["settings"]
         for field in known.later_fields():
@@ -290,7 +297,29 @@ def complete(fields: Mapping[str, Any]) -> dict[str, Any]:
     built = build_method(name, choice.get("settings", {}))
     resolved = {"name": method_class(name).name, "settings": built.settings.model_dump(mode="json")}
     guards = [resolved_choice(choice) for choice in full.get("guards", ())]
-    return _decide({**full, "preset": preset, "method": resolved, "guards": guards})
+    return _decide(
+        {
+            **full,
+            "preset": preset,
+            "data": _with_options(full.get("data", {})),
+            "method": resolved,
+            "guards": guards,
+        }
+    )
+
+
+def _with_options(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Completes a data set's own options, where it says which it has."""
+    definition = DATA_SETS.get(str(data.get("source", "folder")))
+    said = data.get("options") or {}
+    if definition is None or definition.options is None or not isinstance(said, Mapping):
+        return data
+    try:
+        checked_options(definition, said)
+    except DataError as error:
+        raise ExperimentError(str(error)) from None
+    options = definition.options(**said).model_dump(mode="json")
+    return {**data, "options": options}
 
 
 def layers(said: dict[str, Any]) -> tuple[str, list[tuple[str, dict[str, Any]]]]:

@@ -68,6 +68,8 @@ def _print_forecast(console: Console, found: Forecast) -> None:
     roles = ", ".join(f"{role} {count}" for role, count in found.splits.items() if count)
     print_line(console, f"images: {roles}")
     print_line(console, f"images by client: {_by_client(found.clients)}")
+    for promise in found.promises:
+        print_line(console, promise)
     print_line(
         console,
         f"memory: {found.weights:,} weights, {decimal(found.weight_bytes)} with gradients and "

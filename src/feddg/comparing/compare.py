@@ -189,7 +189,9 @@ def _decode_once(experiments: Sequence[Experiment], cache: Path) -> None:
     silent: Progress = lambda what, done, total: None  # noqa: E731
     for experiment in experiments:
         data = experiment.data
-        key = repr((data.source, data.root, data.image_size, data.resize, Reading.of(data)))
+        key = repr(
+            (data.source, data.root, data.options, data.image_size, data.resize, Reading.of(data))
+        )
         if key in seen:
             continue
         seen.add(key)

@@ -11,7 +11,7 @@ import torch
 from feddg.clients.examples import Examples
 from feddg.data.images import ImageTable
 from feddg.data.pixels import ArrayPixels
-from feddg.data.sources import load_source
+from feddg.data.sources import load_images_of
 from feddg.errors import FeddgError
 from feddg.evaluation.accuracy import Evaluation
 from feddg.experiment import Experiment
@@ -115,10 +115,11 @@ def _history(finished: Iterable[RunRecord]) -> dict[str, float]:
 
 
 def _table(experiment: Experiment, tables: dict[str, ImageTable | None]) -> ImageTable | None:
-    key = repr((experiment.data.source, experiment.data.root))
+    data = experiment.data
+    key = repr((data.source, data.root, data.options))
     if key not in tables:
         try:
-            tables[key] = load_source(experiment.data.source, experiment.data.root)
+            tables[key] = load_images_of(data)
         except FeddgError:
             tables[key] = None  # the run itself will say what is wrong
     return tables[key]

@@ -7,10 +7,10 @@ import numpy
 
 from feddg.comparing.estimate import Estimate, estimate
 from feddg.data.pixels import ArrayPixels
-from feddg.data.sources import load_source
+from feddg.data.sources import load_images_of
 from feddg.experiment import Experiment
 from feddg.runs.facts import peak_memory
-from feddg.runs.prepare import build, deal
+from feddg.runs.prepare import build, deal, guards_for
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class Forecast:
         memory: this process's largest resident memory so far, in bytes, the measurement's few
             batches included; None where nothing was measured.
         time: seconds by measurement; None where nothing was measured.
+        promises: what the guards promise, a sentence each.
     """
 
     splits: dict[str, int]
@@ -35,6 +36,7 @@ class Forecast:
     weight_bytes: int
     memory: int | None
     time: Estimate | None
+    promises: Sequence[str] = ()
 
 
 def forecast(experiment: Experiment, measure: bool = True) -> Forecast:
@@ -46,10 +48,11 @@ def forecast(experiment: Experiment, measure: bool = True) -> Forecast:
         FeddgError: the experiment cannot be carried out as asked.
     """
     data = experiment.data
-    table = load_source(data.source, data.root)
+    table = load_images_of(data)
     size = data.image_size
     images = deal(experiment, table, ArrayPixels(numpy.empty((0, size, size, 3), numpy.uint8)), [])
-    _, network = build(experiment, len(table.class_names))
+    method, network = build(experiment, len(table.class_names))
+    promises = guards_for(experiment, method, network).promises
     weights = sum(parameter.numel() for parameter in network.parameters())
     copies = 2 + _optimizer_copies(experiment)  # the weights, their gradients, what it remembers
     time = estimate([experiment], [], jobs=1) if measure else None
@@ -62,6 +65,7 @@ def forecast(experiment: Experiment, measure: bool = True) -> Forecast:
         weights * 4 * copies,
         peak_memory() if measure else None,
         time,
+        promises,
     )
 
 

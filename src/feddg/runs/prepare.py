@@ -1,6 +1,8 @@
 """From an experiment to everything its run needs: images, splits, clients, network, method."""
 
 import hashlib
+import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -10,9 +12,10 @@ import torch
 
 from feddg.cache import cache_folder as cache_folder
 from feddg.clients.examples import Examples, split_batches
+from feddg.clients.sampling import Schedule
 from feddg.clients.threads import clients_at_once, threads_for
 from feddg.clients.worker import Worker
-from feddg.data.data_set import ANY, expects_weights, find_augmentation
+from feddg.data.data_set import ANY, DATA_SETS, expects_weights, find_augmentation
 from feddg.data.decoded_files import BadImage
 from feddg.data.fingerprint import ImagesFile
 from feddg.data.images import ImageTable
@@ -33,6 +36,8 @@ from feddg.models.network import Network
 from feddg.models.precision import autocast, choose_device, choose_precision
 from feddg.runs.loading import Progress as Progress
 from feddg.runs.loading import load_table, split_remarks, table_remarks
+
+log = logging.getLogger("feddg")
 
 
 @dataclass(frozen=True)
@@ -180,12 +185,19 @@ def _splits(experiment: Experiment, table: ImageTable, bad: list[BadImage]) -> S
         )
     if data.split_file is not None:
         return from_csv(table, data.split_file, [image.path for image in bad])
-    if not held.test and not held.val and table.split is not None:
-        return from_roles(table.split)
+    in_domain = table.split is not None and {"train", "id_val", "id_test"}.issuperset(table.split)
     if not held.test and not held.val:
-        known = ", ".join(table.domain_names)
+        # Where domains are known by name, one of them is meant to be held out.
+        if table.split is not None and not (in_domain and DATA_SETS.find(data.source).domains):
+            return from_roles(table.split)
         raise ExperimentError(
-            f"name the domain nobody trains on: --hold-out DOMAIN, one of {known}"
+            "name the domain nobody trains on: --hold-out DOMAIN, one of "
+            f"{first_names(table.domain_names)}"
+        )
+    if table.split is not None and data.own_split and not in_domain:
+        log.warning(
+            "The data set's own split holds domains out; it is not used, as hold_out names %s.",
+            first_names((*held.test, *held.val)),
         )
     return hold_out(
         table,
@@ -194,7 +206,14 @@ def _splits(experiment: Experiment, table: ImageTable, bad: list[BadImage]) -> S
         id_val=data.id_val,
         id_test=data.id_test,
         seed=experiment.seed,
+        own=table.split if in_domain and data.own_split else None,
     )
+
+
+def first_names(names: Sequence[str], shown: int = 12) -> str:
+    """Returns the first names, and how many more there are."""
+    more = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return ", ".join(names[:shown]) + more
 
 
 def build(experiment: Experiment, classes: int) -> tuple[Method, Network]:
@@ -225,6 +244,9 @@ def guards_for(experiment: Experiment, method: Method, network: Network) -> Guar
         ExperimentError: the guards cannot protect what the method sends.
     """
     clients = experiment.clients
+    number = 1 if method.gathers_images else clients.number
+    per_round = min(number, clients.per_round or number)
+    schedule = Schedule(number, per_round, experiment.seed, experiment.train.rounds)
     return build_guards(
         experiment.privacy,
         experiment.guards,
@@ -232,6 +254,7 @@ def guards_for(experiment: Experiment, method: Method, network: Network) -> Guar
         network,
         trains_statistics=experiment.model.normalization == "train",
         updates=min(clients.number, clients.per_round or clients.number),
+        schedule=schedule,
     )
 
 

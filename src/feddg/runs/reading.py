@@ -19,12 +19,14 @@ from feddg.row_files import Row, RowFile
 from feddg.rows import (
     LEDGER_ROWS,
     METRICS_ROWS,
+    PRIVACY_ROWS,
     ClientsTable,
     EvaluationRow,
     LayoutRow,
     LedgerRow,
     MessageRow,
     MetricsRow,
+    PrivacyRow,
     RoundRow,
     SetupRow,
     SummaryFile,
@@ -112,6 +114,14 @@ class RunRecord:
     def ledger(self) -> LedgerRecord:
         """Everything in ``ledger.jsonl``."""
         return LedgerRecord(LEDGER_ROWS.read(self.folder / "ledger.jsonl"))
+
+    @cached_property
+    def privacy(self) -> dict[tuple[Any, ...], PrivacyRow]:
+        """What has been spent, by kind of message and unit: the last row of each.
+
+        Empty where nothing was noised.
+        """
+        return {row.key: row for row in PRIVACY_ROWS.read(self.folder / "privacy.jsonl")}
 
     @cached_property
     def analyses(self) -> dict[str, Any] | None:

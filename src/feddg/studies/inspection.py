@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from feddg.data.inspect import inspect
-from feddg.data.sources import load_source
+from feddg.data.sources import load_images_of
 from feddg.data.stored import stored_images
 from feddg.data.survey import SAMPLE
 from feddg.experiment import Experiment
@@ -37,7 +37,7 @@ def inspect_experiment(experiment: Experiment, progress: Progress) -> dict[str, 
     table, pixels, bad = loaded[:3]
     found = inspect(table)
     data = experiment.data
-    whole = load_source(data.source, data.root)
+    whole = load_images_of(data)
     found["stored"] = {domain: asdict(one) for domain, one in stored_images(whole).items()}
     found["ignored"] = {kind: one.count for kind, one in loaded.ignored.items()}
     findings = table_remarks(loaded)
