@@ -105,9 +105,8 @@ def load_images(experiment: Experiment, cache: Path | None, progress: Progress) 
     Raises:
         DataError: the images cannot be used as asked.
     """
-    say(about_weights(experiment))
     loaded = load_table(experiment, cache, progress)
-    say(table_remarks(loaded))
+    say([*table_remarks(loaded), *about_weights(experiment)])
     images = deal(experiment, *loaded[:3])
     say(split_remarks(experiment, loaded, images.splits))
     return replace(images, contents=loaded.contents)
