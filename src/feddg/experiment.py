@@ -26,7 +26,7 @@ from feddg.data.data_set import (
     preset_of,
     presets,
 )
-from feddg.data.partitions import rules_of
+from feddg.data.partitions import counts_clients, rules_of
 from feddg.data.sources import checked_options
 from feddg.errors import DataError, ExperimentError, nearest
 from feddg.guards.chain import resolved_choice
@@ -38,7 +38,7 @@ log = logging.getLogger("feddg")
 
 _NOT_IDENTITY = {"name", "device"}
 _LATER = {
-    "data": ("duplicates", "range", "bands", "tile", "options", "own_split"),
+    "data": ("duplicates", "range", "bands", "tile", "options", "own_split", "leave_out"),
     "clients": ("shards", "quantity_alpha"),
     "train": (
         "select_every",
@@ -364,6 +364,8 @@ def _from_scratch(said: dict[str, Any], preset: str) -> list[tuple[str, dict[str
 def _too_many(clients: Mapping[str, Any]) -> str | None:
     """Says so where more clients are to take part in a round than there are."""
     number, per_round = clients.get("number"), clients.get("per_round")
+    if "partition" in clients and counts_clients(str(clients["partition"])):
+        return None  # the images say how many there are
     if number is None:
         number = ClientSettings().number
     if not isinstance(number, int) or not isinstance(per_round, int) or per_round <= number:

@@ -12,7 +12,6 @@ from feddg.errors import WeightsError
 from feddg.experiment import Experiment
 from feddg.models import backbones
 from feddg.origins import explain
-from feddg.runs.prepare import about_weights
 from federations import federation
 
 FOLDER = {"data": {"source": "folder", "root": "images"}, "hold_out": "c"}
@@ -55,12 +54,15 @@ def test_a_complete_experiment_is_left_as_it_is() -> None:
     assert (again.model.backbone, again.data.image_size) == ("resnet18", 128)
 
 
-def test_a_run_from_scratch_says_so_in_a_line() -> None:
-    (remark,) = about_weights(Experiment(**FOLDER, model={"weights": None}))
-    assert "no pretrained weights: cnn at 64 pixels" in remark.text
-    assert "--weights imagenet" in remark.text
-    assert about_weights(Experiment(data="digits", hold_out="sketch")) == []
-    assert about_weights(Experiment(**FOLDER)) == []
+def test_a_run_from_scratch_says_so_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    said = {**FOLDER, "model": {"weights": None}}
+    assert with_weights_at_hand(said, None) == said
+    line = capsys.readouterr().err
+    assert "no pretrained weights: cnn at 64 pixels" in line
+    assert "--weights imagenet" in line
+    assert line.count("\n") == 1
+    with_weights_at_hand({"data": {"source": "digits"}, "hold_out": "sketch"}, None)
+    assert capsys.readouterr().err == ""
 
 
 def test_weights_that_cannot_be_had_lead_there_unless_they_were_asked_for(
@@ -74,7 +76,7 @@ def test_weights_that_cannot_be_had_lead_there_unless_they_were_asked_for(
     assert Experiment(**said).model.backbone == "cnn"
     line = capsys.readouterr().err
     assert "cannot download" in line
-    assert line.count("\n") == 1
+    assert line.count("\n") == 2
     asked = {**FOLDER, "model": {"weights": "imagenet"}}
     assert with_weights_at_hand(asked, None) == asked
     file = tmp_path / "e.yaml"
