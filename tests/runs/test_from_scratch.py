@@ -14,7 +14,7 @@ from feddg.models import backbones
 from feddg.origins import explain
 from federations import federation
 
-FOLDER = {"data": {"source": "folder", "root": "images"}, "hold_out": "c"}
+FOLDER = {"data": {"source": "folder", "root": str(Path(__file__).parent)}, "hold_out": "c"}
 
 
 @pytest.mark.parametrize("weights", ["none", None])
@@ -80,7 +80,7 @@ def test_weights_that_cannot_be_had_lead_there_unless_they_were_asked_for(
     asked = {**FOLDER, "model": {"weights": "imagenet"}}
     assert with_weights_at_hand(asked, None) == asked
     file = tmp_path / "e.yaml"
-    file.write_text("data: {source: folder, root: images}\nmodel: {weights: imagenet}\n")
+    file.write_text("data: {source: folder}\nmodel: {weights: imagenet}\n")
     assert with_weights_at_hand({}, file) == {}
     assert with_weights_at_hand({**FOLDER, "preset": "folder"}, None)["preset"] == "folder"
     assert capsys.readouterr().err == ""

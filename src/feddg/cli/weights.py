@@ -29,8 +29,11 @@ def with_weights_at_hand(said: dict[str, Any], file: Path | None) -> dict[str, A
 
     below = read_fields(file, expand(said))
     named = merge(below, expand(said))
+    chosen = load_experiment(file, said)
+    if chosen.data.root is not None and not chosen.data.root.is_dir():
+        return said  # which is an error, and the one thing to say
     unsaid = not named.get("preset") and not {"weights", "backbone"} & {*named.get("model", {})}
-    if unsaid and not _can_be_had(load_experiment(file, said)):
+    if unsaid and not _can_be_had(chosen):
         said = merge(said, {"model": {"weights": None}})
     found = explain(said, below)
     if any(setting.source.startswith(f"preset {SCRATCH}") for setting in found.values()):
