@@ -101,6 +101,7 @@ def compare(
     watcher: "Watcher | None" = None,
     report: bool = True,
     again: bool = False,
+    kept: Path | None = None,
 ) -> "Comparison":
     """Carries out a plan and writes its tables.
 
@@ -118,13 +119,17 @@ def compare(
         watcher: is told what happens.
         report: whether to write tables, ``report.html`` and each run's model card.
         again: whether to start runs anew, beside the old ones, whose images were others.
+        kept: a CSV file of results; what it has is not run again, what ends is added to it.
 
     Raises:
         FeddgError: the plan is invalid. A run's failure is listed, not raised.
     """
-    from feddg.comparing.compare import carry_out_work, prepare_work
+    from feddg.comparing.compare import carry_out_work, fixed_plan, prepare_work
+    from feddg.comparing.tuning import tune
 
-    work = prepare_work(plan, out, overrides, again=again, cache=cache)
+    whole, folder = fixed_plan(plan, out, overrides)
+    tuned = tune(whole, folder, jobs=jobs, cache=cache, watcher=watcher)
+    work = prepare_work(tuned, folder, again=again, cache=cache, kept=kept, said=whole)
     done = carry_out_work(work, jobs=jobs, cache=cache, watcher=watcher)
     if report:
         from feddg.report import write_comparison

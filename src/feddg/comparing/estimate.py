@@ -116,7 +116,7 @@ def _history(finished: Iterable[RunRecord]) -> dict[str, float]:
 
 def _table(experiment: Experiment, tables: dict[str, ImageTable | None]) -> ImageTable | None:
     data = experiment.data
-    key = repr((data.source, data.root, data.options))
+    key = repr((data.source, data.root, data.options, data.leave_out))
     if key not in tables:
         try:
             tables[key] = load_images_of(data)

@@ -4,7 +4,7 @@ import logging
 import os
 import re
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -41,6 +41,8 @@ class ImageTable:
             site, a writer), otherwise ``None``.
         listed_in: what says which images count, where not all below ``root`` do: the name of a
             file; empty where a folder's layout says so.
+        listed_rows: ``(n,)`` int64 row of each image in that file, as a person counts; None where
+            messages need not tell it.
     """
 
     paths: tuple[str, ...]
@@ -53,9 +55,10 @@ class ImageTable:
     split: np.ndarray | None = None
     clients: np.ndarray | None = None
     listed_in: str = ""
+    listed_rows: np.ndarray | None = None
 
     def __post_init__(self) -> None:
-        for name in ("labels", "domains", "images", "split", "clients"):
+        for name in ("labels", "domains", "images", "split", "clients", "listed_rows"):
             column = getattr(self, name)
             if column is not None and len(column) != len(self.paths):
                 raise ValueError(f"{name} has {len(column)} rows, paths has {len(self.paths)}")
@@ -78,6 +81,26 @@ class ImageTable:
             images=None if self.images is None else self.images[rows],
             split=None if self.split is None else self.split[rows],
             clients=None if self.clients is None else self.clients[rows],
+            listed_rows=None if self.listed_rows is None else self.listed_rows[rows],
+        )
+
+    def without(self, domains: Iterable[str]) -> "ImageTable":
+        """Returns the table without some domains, which it does not name any more either.
+
+        Raises:
+            DataError: there is no such domain, or no other one.
+        """
+        left_out = {self.domain_id(name) for name in domains}
+        if not left_out:
+            return self
+        kept = [id for id in range(len(self.domain_names)) if id not in left_out]
+        if not kept:
+            raise DataError("Every domain is to be left out; leave one to train on.")
+        table = self.take(np.flatnonzero(np.isin(self.domains, kept)))
+        return replace(
+            table,
+            domains=np.searchsorted(kept, table.domains),
+            domain_names=tuple(self.domain_names[id] for id in kept),
         )
 
     def domain_id(self, name: str) -> int:

@@ -17,6 +17,7 @@ def listed_images(
     listed_in: str,
     split: Sequence[str] | None = None,
     clients: Sequence[str] | None = None,
+    listed_rows: Sequence[int] | None = None,
     class_names: Sequence[str] | None = None,
     domain_names: Sequence[str] | None = None,
 ) -> ImageTable:
@@ -30,6 +31,7 @@ def listed_images(
         listed_in: the file that lists them.
         split: the role of each; None where there is none.
         clients: who holds each; None where nobody knows.
+        listed_rows: the row of each in that file, as a person counts; None for no telling.
         class_names: in the order of labels; sorted by default.
         domain_names: in their order; sorted by default.
     """
@@ -45,6 +47,7 @@ def listed_images(
         split=None if split is None else np.array(split),
         clients=None if clients is None else np.array(clients),
         listed_in=listed_in,
+        listed_rows=None if listed_rows is None else np.array(listed_rows, dtype=np.int64),
     )
 
 

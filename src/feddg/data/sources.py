@@ -63,7 +63,7 @@ def load_source(name: str, root: Path | str | None = None, **options: object) ->
 
 def load_images_of(data: DataSettings) -> ImageTable:
     """Returns the images that an experiment's settings name; see :func:`load_source`."""
-    return load_source(data.source, data.root, **data.options)
+    return load_source(data.source, data.root, **data.options).without(data.leave_out)
 
 
 def checked_options(definition: DataSet, said: Mapping[str, object]) -> dict[str, object]:

@@ -84,6 +84,6 @@ def split_remarks(experiment: Experiment, loaded: Loaded, splits: Splits | None)
         hashes = [contents[file][1] if file in contents else "" for file in files]
         refuse = data.duplicates == "refuse"
         if data.duplicates == "auto":
-            refuse = bool(held.test or held.val) and DATA_SETS.find(data.source).publication is None
+            refuse = data.split_file is None and DATA_SETS.find(data.source).publication is None
         found += about_copies(loaded.table, files, hashes, splits, refuse)
     return found

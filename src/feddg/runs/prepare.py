@@ -19,7 +19,8 @@ from feddg.data.data_set import DATA_SETS, find_augmentation
 from feddg.data.decoded_files import BadImage
 from feddg.data.fingerprint import ImagesFile
 from feddg.data.images import ImageTable
-from feddg.data.partition import Partition, dealt_alike, partition
+from feddg.data.partition import Partition, dealt_alike, held_alike, partition
+from feddg.data.partitions import counts_clients
 from feddg.data.pixels import PixelStore
 from feddg.data.remarks import say
 from feddg.data.splits import Splits, from_csv, from_roles, hold_out
@@ -54,6 +55,8 @@ class Images:
         steps: optimizer steps a client takes in a round, where the way images were dealt out says
             so; None where the experiment does.
         contents: which images these are, for the run's folder.
+        natural: whether clients are who really holds the images, so that in-domain validation
+            images are those of their own.
     """
 
     table: ImageTable
@@ -64,6 +67,16 @@ class Images:
     seed: int = 0
     steps: int | None = None
     contents: ImagesFile | None = None
+    natural: bool = False
+
+    def peopled(self, experiment: Experiment) -> Experiment:
+        """Returns the experiment with as many clients as there are, where the images say so."""
+        if not self.natural:
+            return experiment
+        number, per_round = len(self.partition), experiment.clients.per_round
+        update = {"number": number, "per_round": per_round and min(per_round, number)}
+        clients = experiment.clients.model_copy(update=update)
+        return experiment.model_copy(update={"clients": clients})
 
     def trained_by(self, experiment: Experiment) -> Experiment:
         """Returns the experiment as clients train by it."""
@@ -90,6 +103,9 @@ class Images:
     @cached_property
     def _validation(self) -> list[numpy.ndarray]:
         """Which of the in-domain validation images are each client's own."""
+        holders = self.table.clients
+        if self.natural and holders is not None and len(self.partition) > 1:
+            return held_alike(holders[self.splits.train], holders[self.splits.id_val])
         return dealt_alike(self.partition, self.table.domains[self.splits.id_val], self.seed)
 
     def _key(self, rows: numpy.ndarray) -> str:
@@ -135,8 +151,10 @@ def deal(
         shards=clients.shards,
         quantity_alpha=clients.quantity_alpha,
         rounding=clients.rounding,
+        holders=None if table.clients is None else table.clients[splits.train],
         seed=experiment.seed,
     )
+    natural = counts_clients(clients.partition)
     if experiment.train.select_every and not len(splits.id_val):
         raise ExperimentError(
             "train.select_every tries a client's models on its own validation images, and there "
@@ -146,7 +164,7 @@ def deal(
     if method_class(experiment.method.name).gathers_images:
         steps = _steps_of_a_round(experiment, share)
         share = Partition(numpy.zeros_like(share.owners), share.domains, 1)
-    return Images(table, pixels, bad, splits, share, experiment.seed, steps)
+    return Images(table, pixels, bad, splits, share, experiment.seed, steps, natural=natural)
 
 
 def _steps_of_a_round(experiment: Experiment, share: Partition) -> int:
@@ -170,10 +188,11 @@ def _splits(experiment: Experiment, table: ImageTable, bad: list[BadImage]) -> S
     if data.split_file is not None:
         return from_csv(table, data.split_file, [image.path for image in bad])
     in_domain = table.split is not None and {"train", "id_val", "id_test"}.issuperset(table.split)
-    if not held.test and not held.val:
-        # Where domains are known by name, one of them is meant to be held out.
-        if table.split is not None and not (in_domain and DATA_SETS.find(data.source).domains):
-            return from_roles(table.split)
+    # Where domains are known by name, one of them is meant to be held out.
+    official = table.split is not None and not (in_domain and DATA_SETS.find(data.source).domains)
+    if official and table.split is not None and not held.test and not held.val:
+        return from_roles(table.split)
+    if not held.test and not held.val and not data.leave_out:
         raise ExperimentError(
             "name the domain nobody trains on: --hold-out DOMAIN, one of "
             f"{first_names(table.domain_names)}"

@@ -32,7 +32,7 @@ class ImagesNow:
             DataError: they cannot be listed.
         """
         data = experiment.data
-        key = repr((data.source, data.root, data.options))
+        key = repr((data.source, data.root, data.options, data.leave_out))
         if key not in self._found:
             table = load_images_of(data)
             hashes = None if table.root is None else ContentHashes(table.root, self._cache)
