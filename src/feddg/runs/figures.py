@@ -34,12 +34,28 @@ def draw_figures(folder: Path, images: Images, method: Method, state: State, see
     table = images.table
     names = [table.domain_names[d] for d in numpy.unique(table.domains[images.splits.train])]
     picture = grid(originals, redrawn)
-    replace_file(folder / "styles.png", lambda aside: picture.save(aside, "PNG"))
     caption = (
         f"Training images ({', '.join(names)}; {PER_DOMAIN} each, in this order), every row of "
         "them above the same images re-drawn in the style that clients train against."
     )
-    replace_text(folder / "captions.json", json.dumps({"styles.png": caption}))
+    add_figure(folder, "styles.png", picture, caption)
+
+
+def add_figure(folder: Path, name: str, picture: Image.Image, caption: str) -> None:
+    """Writes a picture for the report, and its caption behind those that are there.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    replace_file(folder / name, lambda aside: picture.save(aside, "PNG"))
+    captions = folder / "captions.json"
+    try:
+        known = json.loads(captions.read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # none yet, or damaged: reading the run says so
+        known = {}
+    known = known if isinstance(known, dict) else {}
+    known.pop(name, None)
+    replace_text(captions, json.dumps({**known, name: caption}, ensure_ascii=False))
 
 
 def _some_rows(images: Images, seed: int) -> torch.Tensor:
@@ -52,19 +68,20 @@ def _some_rows(images: Images, seed: int) -> torch.Tensor:
     return torch.cat(rows)
 
 
-def grid(above: torch.Tensor, below: torch.Tensor) -> Image.Image:
-    """Returns pairs of uint8 images ``(N, 3, H, W)``, one above the other, ``WIDE`` pairs a row.
+def grid(*layers: torch.Tensor) -> Image.Image:
+    """Returns stacks of uint8 images ``(N, 3, H, W)``, one above the other, ``WIDE`` stacks a row.
 
     So narrow a picture can still be made out on a phone. Small images are enlarged, unsmoothed.
     """
-    count, _, height, width = above.shape
+    count, _, height, width = layers[0].shape
     wide, rows = min(WIDE, count), -(-count // WIDE)
-    pair = 2 * height + GAP
-    shape = (rows * (pair + 3 * GAP) - 3 * GAP, wide * (width + GAP) - GAP, 3)
+    stack = len(layers) * (height + GAP) - GAP
+    between = 3 * GAP if len(layers) > 1 else GAP
+    shape = (rows * (stack + between) - between, wide * (width + GAP) - GAP, 3)
     canvas = numpy.full(shape, 255, numpy.uint8)
-    for offset, images in ((0, above), (height + GAP, below)):
+    for layer, images in enumerate(layers):
         for i, image in enumerate(images.permute(0, 2, 3, 1).numpy()):
-            top = (i // wide) * (pair + 3 * GAP) + offset
+            top = (i // wide) * (stack + between) + layer * (height + GAP)
             left = (i % wide) * (width + GAP)
             canvas[top : top + height, left : left + width] = image
     factor = max(1, SCALE_TO // height)
