@@ -13,9 +13,10 @@ from feddg.clients.worker import Worker
 from feddg.data.augmentations import NONE, AugmentSettings
 from feddg.data.pixels import ArrayPixels
 from feddg.federation.checks import MessageChecks
+from feddg.federation.initial import initial_state
 from feddg.federation.inprocess import InProcess
 from feddg.federation.ledger import Ledger
-from feddg.federation.server import Server, initial_state
+from feddg.federation.server import Server
 from feddg.federation.turns import load_weights
 from feddg.guards.chain import Guards, build_guards
 from feddg.methods.base import Method, State

@@ -12,7 +12,8 @@ from flwr.supercore.task_identity import TaskIdentity
 from feddg.federation.checks import MessageChecks
 from feddg.federation.ledger import Ledger
 from feddg.federation.server import Server
-from feddg.flower.grid_transport import ASK, DESCRIBE, INTRODUCE, TRAIN, FlowerTransport, Policy
+from feddg.flower.exchange import Policy
+from feddg.flower.grid_transport import ASK, DESCRIBE, INTRODUCE, TRAIN, FlowerTransport
 from feddg.flower.parcels import Parcel, update_parcel
 from feddg.flower.replies import Introduction
 from feddg.messages import Broadcast, Message

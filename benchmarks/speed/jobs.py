@@ -17,11 +17,12 @@ from feddg.clients.client import Client
 from feddg.data.images import ImageTable
 from feddg.data.sources import register_source
 from feddg.experiment import Experiment
+from feddg.federation.initial import initial_state
 from feddg.federation.ledger import Ledger
-from feddg.federation.server import Server, initial_state
+from feddg.federation.server import Server
 from feddg.models.backbones import build_network
 from feddg.models.precision import autocast
-from feddg.runs.execute import Prepared, in_process
+from feddg.runs.prepared import Prepared, in_process
 
 CLASSES = 10
 

@@ -22,6 +22,8 @@ LAST, TAIL, EMA, INTERPOLATED = "last", "tail", "ema", "interpolated"
 """Weights of the last round; means over rounds; mixed with the starting point."""
 Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
 """A float; ``null`` stands for one that is not finite, which JSON cannot hold."""
+Unbounded = Annotated[float, BeforeValidator(lambda value: math.inf if value is None else value)]
+"""A float above 0; ``null`` stands for infinity."""
 Direction = Literal["up", "down"]
 Groups = dict[str, tuple[tuple[int, ...], ...]]
 """By what clients were grouped, and the ids of each group's clients."""
@@ -179,6 +181,42 @@ class RefusalRow(Row):
     round: int
     client: int
     reason: str
+
+
+# privacy.jsonl
+
+
+class PrivacyRow(Row):
+    """A release under differential privacy, and what all of its kind have cost so far.
+
+    It is written before the release is made, and never taken back: what was noised may have been
+    seen, whatever became of its round.
+
+    Attributes:
+        message: the kind of message, as the ledger's purposes: ``update``, ``describe``.
+        round: the round it belongs to; 0 before the first.
+        clients: whose data is in it.
+        unit: what is hidden: that a ``client`` took part with what it has, or an ``image``.
+        noised_at: where the noise is added: ``server`` (which is trusted), or ``client``.
+        noise: deviation of the noise over the sensitivity; 0 for none.
+        rate: with which probability each client took part, where nobody can know who did; 1 where
+            that is known.
+        epsilon: spent on messages of this kind and unit, this one included; infinite without noise.
+        delta: at which.
+        budget: the epsilon that may be spent on them, or None for any.
+    """
+
+    identity: ClassVar = ("message", "unit")
+    message: str
+    round: int
+    clients: list[int]
+    unit: Literal["client", "image"]
+    noised_at: Literal["server", "client"] = "server"
+    noise: float
+    rate: float = 1.0
+    epsilon: Unbounded
+    delta: float
+    budget: float | None = None
 
 
 # adaptation.jsonl and traffic.jsonl
@@ -473,5 +511,6 @@ METRICS_ROWS = RowFile[MetricsRow](Annotated[MetricsRow, Field(discriminator="ki
 LEDGER_ROWS = RowFile[LedgerRow](Annotated[LedgerRow, Field(discriminator="kind")], tagged=True)
 EVALUATION_ROWS = RowFile[EvaluationRow](EvaluationRow)
 ADAPTATION_ROWS = RowFile[AdaptationRow](AdaptationRow)
+PRIVACY_ROWS = RowFile[PrivacyRow](PrivacyRow)
 TRAFFIC_ROWS = RowFile[TrafficRow](TrafficRow)
 ATTACK_ROWS = RowFile[AttackRow](Annotated[AttackRow, Field(discriminator="kind")], tagged=True)

@@ -3,7 +3,8 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feddg.comparing.plan import Plan, expand_plan, load_plan
+from feddg.comparing.cells import expand_plan
+from feddg.comparing.plan import Plan, load_plan
 from feddg.experiment import Experiment, expand
 from feddg.settings import leaves, merge
 

@@ -5,7 +5,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feddg.comparing.plan import Plan, distinct, expand_plan, load_plan
+from feddg.comparing.cells import distinct, expand_plan
+from feddg.comparing.plan import Plan, load_plan
 from feddg.errors import DataError, ExperimentError
 from feddg.experiment import Experiment
 

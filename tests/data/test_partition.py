@@ -6,13 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feddg.data.partition import (
-    Partition,
-    dirichlet,
-    heterogeneous,
-    one_domain_per_client,
-    partition,
-)
+from feddg.data.partition import Partition, partition
 from feddg.errors import DataError
 
 
@@ -25,6 +19,11 @@ def deal(sizes: tuple[int, ...] | list[int], clients: int, lam: float, **options
     return partition(
         domains, np.zeros_like(domains), clients, **{"heterogeneity": lam, "seed": 0} | options
     )
+
+
+def dirichlet(labels: np.ndarray, clients: int, alpha: float, seed: int) -> list[np.ndarray]:
+    one_domain = np.zeros_like(labels)
+    return partition(one_domain, labels, clients, heterogeneity=1.0, alpha=alpha, seed=seed).rows
 
 
 def slow_homes(sizes: list[int], clients: int) -> list[list[int]]:
@@ -214,17 +213,10 @@ def test_same_seed_same_clients_and_another_seed_others() -> None:
 
 
 def test_which_images_a_client_gets_is_random() -> None:
-    rows = heterogeneous(column(1000), 2, 1.0, seed=0)[0]
+    rows = deal((1000,), 2, 1.0).rows[0]
     # Half of 0..999 at random: the mean of 500 draws without replacement is 499.5 +- 9.
     assert abs(rows.mean() - 499.5) < 45
     assert (np.diff(rows) > 1).any()
-
-
-def test_heterogeneous_is_partition_without_labels() -> None:
-    domains = column(30, 50, 20)
-    found = heterogeneous(domains, 10, 0.2, seed=5, rounding="official")
-    same = partition(domains, np.zeros(100), 10, heterogeneity=0.2, rounding="official", seed=5)
-    assert [rows.tolist() for rows in found] == [rows.tolist() for rows in same.rows]
 
 
 def test_dirichlet_sizes_are_equal_and_large_alpha_means_the_same_mix_everywhere() -> None:
@@ -265,7 +257,8 @@ def test_a_taste_is_the_clients_in_every_domain() -> None:
 @pytest.mark.parametrize("clients_per_domain", [1, 3])
 def test_one_domain_per_client(clients_per_domain: int) -> None:
     domains = column(5, 30, 12)
-    rows = one_domain_per_client(domains, seed=0, clients_per_domain=clients_per_domain)
+    labels = np.zeros_like(domains)
+    rows = partition(domains, labels, 3 * clients_per_domain, scheme="domain", seed=0).rows
     held = [set(domains[r].tolist()) for r in rows]
     assert held == [{d} for d in (0, 1, 2) for _ in range(clients_per_domain)]
     assert sorted(np.concatenate(rows).tolist()) == list(range(47))

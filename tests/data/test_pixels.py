@@ -15,7 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
-from feddg.data import pixels as pixels_module
+from feddg.data import decoded_files, pixel_cache
 from feddg.data.images import ImageTable
 from feddg.data.pixels import ArrayPixels, StreamingPixels, open_pixels
 from feddg.errors import DataError
@@ -48,13 +48,13 @@ def table(tmp_path: Path) -> ImageTable:
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the files decoded so far."""
     names: list[str] = []
-    original = pixels_module.decode_image
+    original = decoded_files.decode_image
 
     def counting(path: Path, *args) -> np.ndarray:
         names.append(path.name)
         return original(path, *args)
 
-    monkeypatch.setattr(pixels_module, "decode_image", counting)
+    monkeypatch.setattr(decoded_files, "decode_image", counting)
     return names
 
 
@@ -317,14 +317,14 @@ def test_a_damaged_entry_is_made_again(table: ImageTable, tmp_path: Path, damage
 def test_the_second_to_finish_takes_what_the_first_made(
     table: ImageTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cache, original = tmp_path / "cache", pixels_module._write_entry
+    cache, original = tmp_path / "cache", pixel_cache._write_entry
 
     def overtaken(folder: Path, *args) -> None:
         original(folder, *args)
-        monkeypatch.setattr(pixels_module, "_write_entry", original)
+        monkeypatch.setattr(pixel_cache, "_write_entry", original)
         open_pixels(table, SIZE, cache=cache)
 
-    monkeypatch.setattr(pixels_module, "_write_entry", overtaken)
+    monkeypatch.setattr(pixel_cache, "_write_entry", overtaken)
     _, store, _ = open_pixels(table, SIZE, cache=cache)
     assert torch.equal(store.gather(range(6)), expected(list(range(6))))
     assert len(list(cache.iterdir())) == 1
@@ -334,17 +334,17 @@ PROCESS = """
 import json, os, signal, sys, time
 from pathlib import Path
 import numpy as np
-from feddg.data import pixels
+from feddg.data import decoded_files, pixels
 from feddg.data.images import ImageTable
 root, cache, own, doomed = Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
-decode, count = pixels.decode_image, []
+decode, count = decoded_files.decode_image, []
 def slowly(*args):
     count.append(1)
     time.sleep(0.05)
     if doomed == "doomed" and len(count) == 4:
         os.kill(os.getpid(), signal.SIGKILL)
     return decode(*args)
-pixels.decode_image = slowly
+decoded_files.decode_image = slowly
 paths = tuple(sorted(path.name for path in root.iterdir()))
 zeros = np.zeros(len(paths), np.int64)
 own.touch()

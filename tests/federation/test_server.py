@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 
-from feddg.errors import ClientError
-from feddg.federation.server import NotEnoughUpdates
+from feddg.errors import ClientError, NotEnoughUpdates
 from feddg.messages import Refusal
 from feddg.methods.base import Method, weighted_mean
 from feddg.settings import ServerSettings, TrainSettings

@@ -3,13 +3,13 @@
 import json
 
 import pytest
+from PIL import Image
 
 pytest.importorskip("flwr", reason="Flower is an optional extra")
 
 from feddg.api import run
-from feddg.errors import ExperimentError, RunError
+from feddg.errors import ExperimentError, NotEnoughUpdates, RunError
 from feddg.experiment import Experiment
-from feddg.federation.server import NotEnoughUpdates
 from feddg.flower import client_app, server_app
 from feddg.flower.identity import fingerprint
 from feddg.runs.reading import read_rows, read_run
@@ -233,6 +233,46 @@ def test_a_site_cannot_train_and_only_evaluate(deploy):
     deployment = deploy(**{"evaluation-sites": "ink"})
     with pytest.raises(ExperimentError, match="'ink' trains"):
         deployment.start()
+
+
+def test_a_site_that_would_train_on_what_the_run_holds_out_is_refused_by_name(deploy, caplog):
+    deployment = deploy(**{"evaluation-sites": "clinic"})
+    # Spelt in another way, it is the same domain.
+    for name, domains in (("photo", ("photo", "SKETCH")), ("clinic", ("sketch",))):
+        images = deployment.folder / f"images-{name}"
+        for domain in domains:
+            draw(images / domain)
+        config = {"images": str(images), "cache": str(deployment.folder / name), "device": "cpu"}
+        deployment.grid.nodes = {k: n for k, n in deployment.grid.nodes.items() if n != name}
+        deployment.grid.connect(name, config)
+    with pytest.raises(RunError, match=r"at least 3 are needed; missing: photo \(it calls itself"):
+        deployment.start()
+    (said,) = [r.getMessage() for r in caplog.records if "left out" in r.getMessage()]
+    assert "'photo' and would train on 'SKETCH', which this run holds out; give 'photo'" in said
+    deployment.config["min-sites"] = 2
+    deployment.start()
+    assert read_run(deployment.path).status == "completed"
+    known = json.loads((deployment.path / "deployment.json").read_text())
+    assert known["domains"] == ["ink", "chalk"]  # the judge may hold it
+
+
+def test_a_folder_whose_name_cannot_cross_is_said_at_the_site_in_one_line(deploy, caplog):
+    deployment = deploy(**{"min-sites": 2})
+    draw(deployment.folder / "images" / "photo ")
+    config = {"images": str(deployment.folder / "images"), "cache": str(deployment.folder / "c")}
+    deployment.grid.nodes = {k: n for k, n in deployment.grid.nodes.items() if n != "photo"}
+    deployment.grid.connect("photo", {**config, "device": "cpu"})
+    deployment.start()
+    (said,) = [r for r in caplog.records if "has a domain name" in r.getMessage()]
+    assert said.exc_info is None
+    assert "photo: the site's own log says why" not in caplog.text  # nobody has its place yet
+
+
+def draw(folder):
+    """A folder of one small picture for every digit."""
+    for digit in "0123456789":
+        (folder / digit).mkdir(parents=True)
+        Image.new("L", (16, 16), 20 * int(digit)).save(folder / digit / "1.png")
 
 
 def test_traffic_says_where_the_time_and_the_bytes_went(deploy):

@@ -106,7 +106,7 @@ def test_its_model_can_be_used(folder):
 
 
 def test_it_is_complete_and_is_not_run_again(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("feddg.runs.execute.load_images", lambda *_: pytest.fail("ran again"))
+    monkeypatch.setattr("feddg.runs.prepared.load_images", lambda *_: pytest.fail("ran again"))
     before = {path: path.read_bytes() for path in folder.glob("*.json*")}
     again = run(load_experiment(folder / "experiment.yaml"), tmp_path)
     assert again.folder == folder

@@ -95,7 +95,7 @@ def test_a_site_that_always_asks_again_is_given_up():
 def test_a_site_that_comes_back_with_other_images_is_left_out(caplog):
     federation = HostileFederation()
     federation.run()
-    federation.transport._known.clear()
+    federation.transport._asked.clear()
     more = '{"a": 4000}'
     changed = {"introduction/classes": more, "introduction/domains": '{"domain 0": 4000}'}
 

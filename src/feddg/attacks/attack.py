@@ -288,8 +288,9 @@ def _require_sent(ledger: LedgerRecord, entry: SentEntry, path: Path) -> None:
     stem = f"weights/{entry.names[0]}" if entry.names else entry.name.removesuffix("*")
     for message in ledger.messages:
         layout = ledger.layouts.get(message.layout)
-        fits = message.direction == "up" and message.purpose == entry.purpose and layout is not None
-        if fits and any(tensor.name.startswith(stem) for tensor in layout.tensors):
+        tensors = layout.tensors if layout is not None else ()
+        fits = message.direction == "up" and message.purpose == entry.purpose
+        if fits and any(tensor.name.startswith(stem) for tensor in tensors):
             return
     raise RunError(
         f"the ledger of {path} shows no message with {entry.key}: nothing of it left a client"

@@ -224,4 +224,5 @@ def _enlarged(images: Images) -> Images:
     side = max(LEAST_SIDE, images.shape[-1])
     if images.shape[-1] == side:
         return images
-    return interpolate(images, (side, side), mode="bilinear", antialias=True)
+    large: Tensor = interpolate(images, (side, side), mode="bilinear", antialias=True)
+    return large

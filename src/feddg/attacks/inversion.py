@@ -85,8 +85,8 @@ class Inverted:
         updates = torch.arange(len(true)) // self.batch_size
         found = retrieval(self.drawn, true, torch.zeros(len(true)), judges.eye)
         rank = clustered_mean(found.ranks, updates).within(0, 1)
-        both = [Collection.of(part, judges.extractor) for part in (self.drawn, true)]
-        scores = collection_scores(*both, judges.extractor, self.search.seed)
+        ours, theirs = (Collection.of(part, judges.extractor) for part in (self.drawn, true))
+        scores = collection_scores(ours, theirs, judges.extractor, self.search.seed)
         scores[judges.perceptual_name] = float(judges.perceptual(self.drawn, true).mean())
         # Another update's images, which are matched with these as those of the update itself are.
         others = self.drawn.roll(self.batch_size, 0)

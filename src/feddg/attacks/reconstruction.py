@@ -242,8 +242,8 @@ class _Measured:
         drawn, true = found.drawn[fed][chosen], self._true[chosen]
         among = retrieval(drawn, true, found.targets.domains[chosen], judges.eye)
         rank = clustered_mean(pairwise["rank"], found.targets.clients[chosen]).within(0, 1)
-        both = [part.take(chosen) for part in (self._of_drawn[fed], self._of_true)]
-        scores = collection_scores(*both, judges.extractor, found.seed)
+        ours, theirs = (part.take(chosen) for part in (self._of_drawn[fed], self._of_true))
+        scores = collection_scores(ours, theirs, judges.extractor, found.seed)
         scores[judges.perceptual_name] = float(pairwise[judges.perceptual_name].mean())
         return ReconstructionRow(
             attacker=found.attacker,

@@ -22,6 +22,7 @@ from feddg.cli.parsing import (
     held_out,
     hold_outs,
     numbers,
+    privacy,
     without_none,
 )
 
@@ -103,6 +104,8 @@ FLAGS = (
     ),
     Flag("--alpha", "clients.alpha", CLIENTS),
     Flag("--partition", "clients.partition", CLIENTS),
+    Flag("--shards", "clients.shards", CLIENTS),
+    Flag("--quantity-alpha", "clients.quantity_alpha", CLIENTS),
     Flag("--rounds", "train.rounds", TRAINING),
     Flag("--local-epochs", "train.local_epochs", TRAINING),
     Flag("--local-steps", "train.local_steps", TRAINING),
@@ -116,6 +119,7 @@ FLAGS = (
     Flag("--embedding", "model.embedding", TRAINING),
     Flag("--normalization", "model.normalization", TRAINING),
     Flag("--serve", "server.serve", RUN),
+    Flag("--privacy", "privacy", RUN, read=privacy),
     Flag("--eval-every", "evaluate.every", RUN),
     Flag("--seed", "seed", RUN),
     Flag("--precision", "precision", RUN),

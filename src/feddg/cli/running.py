@@ -92,6 +92,7 @@ def demo(said: dict[str, Any], out: OutOption = Path("runs"), quiet: QuietOption
     from feddg.experiment import Experiment
     from feddg.report import write_report
     from feddg.settings import merge
+    from feddg.studies.run_card import ensure_card
 
     folders = []
     for method in ("fedavg", "pardon"):
@@ -100,5 +101,6 @@ def demo(said: dict[str, Any], out: OutOption = Path("runs"), quiet: QuietOption
         with resumable(out / chosen.label):
             done = run_experiment(chosen, out, observer=observer(quiet), report=False)
             folders.append(done.folder)
+            ensure_card(done.folder)
     held = "-".join((*chosen.hold_out.val, *chosen.hold_out.test))
     show_results(folders, write_report(folders, out / f"demo-{held}-s{chosen.seed}.html"))

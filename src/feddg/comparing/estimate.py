@@ -11,17 +11,18 @@ import torch
 from feddg.clients.examples import Examples
 from feddg.data.images import ImageTable
 from feddg.data.pixels import ArrayPixels
-from feddg.data.sources import load_source
+from feddg.data.sources import load_images_of
 from feddg.errors import FeddgError
 from feddg.evaluation.accuracy import Evaluation
 from feddg.experiment import Experiment
 from feddg.federation.checks import MessageChecks
+from feddg.federation.initial import initial_state
 from feddg.federation.inprocess import InProcess
 from feddg.federation.ledger import Ledger
-from feddg.federation.server import Server, initial_state
-from feddg.runs.execute import predictor
+from feddg.federation.server import Server
 from feddg.runs.prepare import build, build_workers
 from feddg.runs.reading import RunRecord
+from feddg.runs.round_scores import predictor
 from feddg.settings import ServerSettings
 
 SAMPLE_PIXELS = 64 * 64 * 32
@@ -114,10 +115,11 @@ def _history(finished: Iterable[RunRecord]) -> dict[str, float]:
 
 
 def _table(experiment: Experiment, tables: dict[str, ImageTable | None]) -> ImageTable | None:
-    key = repr((experiment.data.source, experiment.data.root))
+    data = experiment.data
+    key = repr((data.source, data.root, data.options, data.leave_out))
     if key not in tables:
         try:
-            tables[key] = load_source(experiment.data.source, experiment.data.root)
+            tables[key] = load_images_of(data)
         except FeddgError:
             tables[key] = None  # the run itself will say what is wrong
     return tables[key]

@@ -4,22 +4,16 @@ A plan is a base experiment and axes: methods, hold-outs, heterogeneity, clients
 seeds. It expands to cells, one per combination; cells that are the same experiment share a run.
 """
 
-import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from feddg.comparing.fixing import fix_fields
-from feddg.data.data_set import preset_of
-from feddg.data.protocols import known_domains, scenarios
-from feddg.data.sources import load_source
 from feddg.errors import ExperimentError, RunError, nearest
-from feddg.experiment import Experiment, expand
-from feddg.methods.composition import method_class
+from feddg.rows import ID_VAL
 from feddg.runs.selection_rules import FINAL, SELECTION_RULES
 from feddg.settings import Settings, merge
 from feddg.yaml_text import read_fields_of
@@ -46,6 +40,13 @@ class Variant(Settings):
         return self.label or self.method
 
 
+def _rule_name(value: str) -> str:
+    try:
+        return SELECTION_RULES.find(value).name
+    except RunError as error:
+        raise ValueError(str(error)) from None
+
+
 class Published(Settings):
     """Numbers of a paper, to stand beside ours.
 
@@ -66,10 +67,45 @@ class Published(Settings):
     @field_validator("rule")
     @classmethod
     def _known_rule(cls, value: str) -> str:
-        try:
-            return SELECTION_RULES.find(value).name
-        except RunError as error:
-            raise ValueError(str(error)) from None
+        return _rule_name(value)
+
+
+class Tune(Settings):
+    """What is tried for each method before the table is run, on in-domain validation alone.
+
+    Attributes:
+        settings: dotted experiment fields and the values to try; every combination is tried. A
+            ``method.FIELD`` is tried for the methods that have it; a field that a method's own
+            entry fixes is not tried for it.
+        rounds: rounds of a trial; as many as the table's runs by default.
+        seeds: a number of seeds or the seeds of the trials, which need not be the table's.
+        rule: which round of a trial counts.
+    """
+
+    settings: dict[str, tuple[Any, ...]]
+    rounds: int | None = Field(None, ge=1)
+    seeds: tuple[int, ...] = (0,)
+    rule: str = FINAL.name
+
+    @field_validator("seeds", mode="before")
+    @classmethod
+    def _counted(cls, value: Any) -> Any:
+        return list(range(value)) if isinstance(value, int) else value
+
+    @field_validator("rule")
+    @classmethod
+    def _known_rule(cls, value: str) -> str:
+        return _rule_name(value)
+
+    @model_validator(mode="after")
+    def _something_to_try(self) -> "Tune":
+        if not self.settings or not all(self.settings.values()) or not self.seeds:
+            raise ValueError("needs settings with a value each, and a seed")
+        if SELECTION_RULES.find(self.rule).split not in (None, ID_VAL):
+            raise ValueError(
+                f"rule {self.rule!r} looks at held-out images, which trials never open"
+            )
+        return self
 
 
 class Plan(Settings):
@@ -89,6 +125,7 @@ class Plan(Settings):
         settings: further axes: a dotted experiment field and its values. ``method.FIELD`` applies
             to the methods that have the field; the others run once and stand in every column.
         seeds: a number of seeds (0, 1, ...) or the seeds.
+        tune: what is tried for each method first.
         differences: how the setting differs from the paper's, for the report.
         paper: the paper's numbers.
     """
@@ -104,6 +141,7 @@ class Plan(Settings):
     clients: tuple[tuple[int, int | None], ...] = ()
     settings: dict[str, tuple[Any, ...]] = Field(default_factory=dict)
     seeds: tuple[int, ...] = (0,)
+    tune: Tune | None = None
     differences: tuple[str, ...] = ()
     paper: Published | None = None
 
@@ -158,25 +196,6 @@ class Plan(Settings):
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
-@dataclass(frozen=True)
-class PlannedCell:
-    """One cell of a plan.
-
-    Attributes:
-        method: the label of its method.
-        scenario: the held-out test domains, as a column's heading.
-        conditions: the values of the other axes by axis name, in order.
-        seed: the experiment's seed.
-        experiment: what is run.
-    """
-
-    method: str
-    scenario: str
-    conditions: tuple[tuple[str, str], ...]
-    seed: int
-    experiment: Experiment
-
-
 def load_plan(source: "Plan | Path | str | Mapping[str, Any]") -> Plan:
     """Returns a plan from a YAML file or from its fields.
 
@@ -190,137 +209,6 @@ def load_plan(source: "Plan | Path | str | Mapping[str, Any]") -> Plan:
     path = Path(source)
     fields = read_fields_of(path, "plan file", ExperimentError)
     return Plan(**({"name": path.stem} | fields))
-
-
-def expand_plan(plan: Plan, overrides: Mapping[str, Any] | None = None) -> list[PlannedCell]:
-    """Returns the plan's cells, seed by seed, so that a table is whole after the first seed.
-
-    Args:
-        plan: the plan.
-        overrides: experiment fields that win over everything the plan says, for example a smaller
-            image size.
-
-    Raises:
-        ExperimentError: a cell is no valid experiment.
-    """
-    plan = plan.fixed(overrides or {})
-    held = _scenarios(plan)
-    _check_fields(plan)
-    return [
-        _cell(plan, variant, scenario, heading, points, seed)
-        for seed in plan.seeds
-        for scenario, heading in held
-        for points in itertools.product(*_axes(plan))
-        for variant in plan.methods
-    ]
-
-
-Point = tuple[str, dict[str, Any], str]
-"""A value of an axis: the axis's name, the experiment fields it sets, how tables write it."""
-
-
-def _axes(plan: Plan) -> list[list[Point | None]]:
-    """Every axis between scenarios and methods; None stands for what ``base`` says."""
-    lambdas: list[Point | None] = [
-        ("heterogeneity", {"clients": {"heterogeneity": value}}, f"{value:g}")
-        for value in plan.heterogeneity
-    ]
-    clients: list[Point | None] = [_clients_point(pair) for pair in plan.clients]
-    further: list[list[Point | None]] = [
-        [_setting_point(field, value) for value in values]
-        for field, values in plan.settings.items()
-    ]
-    return [lambdas or [None], clients or [None], *further]
-
-
-def _cell(
-    plan: Plan,
-    variant: Variant,
-    scenario: Any,
-    heading: str,
-    points: Sequence[Point | None],
-    seed: int,
-) -> PlannedCell:
-    known = method_class(variant.method).Settings.model_fields
-    method = {"name": variant.method, "settings": variant.settings}
-    fields = merge(expand(plan.base), {"method": method})
-    if scenario is not None:
-        fields["hold_out"] = expand({"hold_out": scenario})["hold_out"]
-    used = [point for point in points if point is not None]
-    for _, change, _ in used:
-        settings = change.get("method", {}).get("settings", {})
-        if all(name in known for name in settings):
-            fields = merge(fields, change)
-    fields = merge(fields, expand(variant.experiment))
-    conditions = tuple((name, text) for name, _, text in used)
-    experiment = Experiment(**{**fields, "seed": seed, "name": None})
-    return PlannedCell(variant.name, heading, conditions, seed, experiment)
-
-
-def _clients_point(pair: tuple[int, int | None]) -> Point:
-    number, per_round = pair
-    text = f"{number}" if per_round is None else f"{per_round} of {number}"
-    return "clients", {"clients": {"number": number, "per_round": per_round}}, text
-
-
-def _setting_point(field: str, value: Any) -> Point:
-    first, *rest = field.split(".")
-    path = ["method", "settings", *rest] if first == "method" else [first, *rest]
-    nested: Any = value
-    for part in reversed(path):
-        nested = {part: nested}
-    return field.removeprefix("method."), nested, _text(value)
-
-
-def _text(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _check_fields(plan: Plan) -> None:
-    for field in plan.settings:
-        if not field.startswith("method."):
-            continue
-        name = field.removeprefix("method.")
-        fields = [f for v in plan.methods for f in method_class(v.method).Settings.model_fields]
-        if name not in fields:
-            raise ExperimentError(
-                f"none of the plan's methods has a setting {name!r}{nearest(name, fields)}"
-            )
-
-
-def _scenarios(plan: Plan) -> list[tuple[Any, str]]:
-    """The hold-outs with the headings of their columns; a heading names the test domains."""
-    base = expand(plan.base)
-    if plan.hold_out is None:
-        held = expand({"hold_out": base.get("hold_out") or {}})["hold_out"]
-        return [(None, _heading(held))]
-    if isinstance(plan.hold_out, str):
-        data = base.get("data", {})
-        source = str(data.get("source", "folder"))
-        preset = str(base.get("preset") or preset_of(source))
-        domains = (
-            plan.domains or known_domains(source, preset) or _domains(source, data.get("root"))
-        )
-        listed: list[Any] = list(scenarios(plan.hold_out, domains, preset))
-    else:
-        listed = [expand({"hold_out": entry})["hold_out"] for entry in plan.hold_out]
-    headings = [_heading(entry) for entry in listed]
-    if len(set(headings)) < len(headings):
-        headings = [_heading(entry, with_val=True) for entry in listed]
-    return list(zip(listed, headings))
-
-
-def _domains(source: str, root: Any) -> tuple[str, ...]:
-    return tuple(load_source(source, root).domain_names)
-
-
-def _heading(held: Mapping[str, Any], with_val: bool = False) -> str:
-    def names(role: str) -> str:
-        value = held.get(role) or ()
-        return "+".join([value] if isinstance(value, str) else value)
-
-    text = names("test") or "as split"
-    return f"{text} (validated on {names('val')})" if with_val and names("val") else text
 
 
 def _variant(entry: Any) -> Any:
@@ -349,12 +237,3 @@ def _explain(error: ValidationError) -> str:
         near = nearest(where, fields)
         return f"a plan has no field {where!r}{near}; there are: {', '.join(fields)}"
     return f"plan, {where}: {fault['msg'].removeprefix('Value error, ')} (got {fault['input']!r})"
-
-
-def distinct(cells: Sequence[PlannedCell]) -> Iterator[Experiment]:
-    """Yields each experiment of the cells once, in their order."""
-    seen: set[str] = set()
-    for cell in cells:
-        if cell.experiment.id not in seen:
-            seen.add(cell.experiment.id)
-            yield cell.experiment

@@ -6,57 +6,34 @@ another resolution never meets a stale cache. Tables too large for that are deco
 the same interface.
 """
 
-import hashlib
-import json
 import logging
 import os
-import shutil
-import time
-import uuid
-import zlib
 from abc import ABC, abstractmethod
-from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
-from functools import cached_property
 from pathlib import Path
 from threading import Lock
-from types import MappingProxyType
 from typing import Literal, get_args
 
 import numpy as np
-import PIL
 import torch
 from PIL import Image
 from torch import Tensor
 
-from feddg.arrays import keep_array, open_array
-from feddg.data.bands import Reading, UnusableImageError
+from feddg.data.bands import Reading
 from feddg.data.checked_rows import CheckedRows
+from feddg.data.decoded_files import BadImage, DecodedFiles, Progress, hash_of
 from feddg.data.decoding import (
     AS_IT_IS,
     Resize,
-    decode_image,
-    decode_parts,
     make_square,
     quiet_pillow,
 )
 from feddg.data.images import ImageTable
+from feddg.data.pixel_cache import CacheEntry, bad_images_of, cached_entry, repair
 from feddg.data.survey import Survey, survey
 from feddg.data.tiles import Tile, cut
 from feddg.errors import DataError
-from feddg.files import (
-    FILE_MODE,
-    open_file,
-    private_folder,
-    replace_text,
-    sweep_asides,
-    sync,
-    sync_folder,
-    why,
-)
 
 logger = logging.getLogger("feddg")
 
@@ -64,23 +41,6 @@ BUDGET_BYTES = 16 * 2**30
 """Default limit of one cache file: PACS at 224 pixels needs 1.5 GB."""
 
 Rows = Tensor | np.ndarray | Sequence[int]
-Progress = Callable[[int, int], None]
-
-_LAYOUT = 2
-"""Raise when the cache's layout or the way images are decoded changes."""
-_PIXELS, _SUMS, _FACTS = "pixels.npy", "checksums.npy", "facts.json"
-_LEFT = 86_400
-"""Age in seconds of what no living process can be writing any more."""
-_WAVE, _WAVE_OF_TILES = 256, 4
-"""Files decoded ahead of the one being written."""
-
-
-@dataclass(frozen=True)
-class BadImage:
-    """A file that was left out, and why."""
-
-    path: str
-    reason: str
 
 
 class PixelStore(ABC):
@@ -161,7 +121,7 @@ class ArrayPixels(PixelStore):
 class StreamingPixels(PixelStore):
     """Pixels decoded anew whenever they are gathered, by a pool of threads."""
 
-    def __init__(self, files: "_Files", paths: Sequence[str], fingerprint: str) -> None:
+    def __init__(self, files: DecodedFiles, paths: Sequence[str], fingerprint: str) -> None:
         """Remembers where the images are.
 
         Args:
@@ -247,7 +207,7 @@ def open_pixels(
         with quiet_pillow(tiled=True):
             table = cut(table, reading.tile)
     depths = (surveyed or survey(table)).depths if table.root is not None else {}
-    files = _Files.of(table, size, resize, seen, reading, depths)
+    files = DecodedFiles.of(table, size, resize, seen, reading, depths)
     if tiled and files.cache_bytes > budget_bytes:
         raise DataError(
             f"{len(files.paths):,} tiles need {files.cache_bytes / 2**30:.1f} GB of pixels: raise "
@@ -256,9 +216,9 @@ def open_pixels(
     entry = None
     with quiet_pillow(tiled=tiled):
         if cache is None or files.cache_bytes > budget_bytes:
-            bad = _checked(files, cache, progress)
+            bad = bad_images_of(files, cache, progress)
         else:
-            entry = _cached(files, cache, progress)
+            entry = cached_entry(files, cache, progress)
             bad = entry.bad
     once = [BadImage(Tile.named(image.path).file, image.reason) for image in bad]
     _complain(list(dict.fromkeys(once)), len(files.by_file), on_bad_image)
@@ -270,305 +230,18 @@ def open_pixels(
 def _rendered(images: np.ndarray, size: int, resize: Resize) -> PixelStore:
     if images.shape[1:3] != (size, size):
         images = np.stack([make_square(Image.fromarray(image), size, resize) for image in images])
-    fingerprint = _hash(images.shape, images)
+    fingerprint = hash_of(images.shape, images)
     return ArrayPixels(images, fingerprint=fingerprint)
 
 
-def _store(files: "_Files", table: ImageTable, entry: "_Entry | None") -> PixelStore:
-    fingerprint = _hash([files.key, table.paths])
+def _store(files: DecodedFiles, table: ImageTable, entry: CacheEntry | None) -> PixelStore:
+    fingerprint = hash_of([files.key, table.paths])
     if entry is None:
         return StreamingPixels(files, table.paths, fingerprint)
     place = {path: index for index, path in enumerate(files.paths)}
     positions = np.array([place[path] for path in table.paths])
-    checked = CheckedRows(entry.pixels, entry.sums, lambda place: _repair(entry, files, place))
+    checked = CheckedRows(entry.pixels, entry.sums, lambda place: repair(entry, files, place))
     return ArrayPixels(entry.pixels, positions, fingerprint, checked)
-
-
-def _hash(facts: object, content: np.ndarray | None = None) -> str:
-    digest = hashlib.blake2b(json.dumps(facts).encode(), digest_size=16)
-    if content is not None:
-        digest.update(np.ascontiguousarray(content).data)
-    return digest.hexdigest()
-
-
-@dataclass(frozen=True)
-class _Files:
-    """What a cache is made from: distinct files in path order, and how they are decoded."""
-
-    root: Path
-    paths: tuple[str, ...]
-    size: int
-    resize: Resize
-    seen: Callable[[str], object] | None = None
-    reading: Reading = AS_IT_IS
-    bits: Mapping[str, int] = field(default_factory=dict)
-
-    @classmethod
-    def of(
-        cls,
-        table: ImageTable,
-        size: int,
-        resize: Resize,
-        seen: Callable[[str], object] | None = None,
-        reading: Reading = AS_IT_IS,
-        depths: Mapping[str, int] = MappingProxyType({}),
-    ) -> "_Files":
-        if table.root is None or len(table) == 0:
-            raise DataError("There are no images to open: the table is empty.")
-        domains = (table.domain_names[domain] for domain in table.domains.tolist())
-        known = zip(table.paths, domains)
-        bits = {path: depths[domain] for path, domain in known if domain in depths}
-        paths = tuple(sorted(set(table.paths)))
-        return cls(table.root.resolve(), paths, size, resize, seen, reading, bits)
-
-    @cached_property
-    def by_file(self) -> dict[str, list[str]]:
-        """The rows' paths by the file they are from: itself, or the tiles of a larger image."""
-        found: dict[str, list[str]] = {}
-        for path in self.paths:
-            found.setdefault(Tile.named(path).file, []).append(path)
-        return found
-
-    @property
-    def cache_bytes(self) -> int:
-        return len(self.paths) * self.size * self.size * 3
-
-    @cached_property
-    def key(self) -> str:
-        """A hash that changes whenever the decoded pixels could."""
-        return self.key_now()
-
-    def key_now(self) -> str:
-        """The same of the files as they are now."""
-        made_from = [_LAYOUT, PIL.__version__, str(self.root), self.size, self.resize]
-        made_from += [asdict(self.reading), sorted(self.bits.items())]
-        stamps = [
-            [paths, *_stamp(self.root / file)] for file, paths in sorted(self.by_file.items())
-        ]
-        return _hash([made_from, stamps])
-
-    def decode_all(
-        self, keep: Callable[[np.ndarray], object], progress: Progress | None
-    ) -> list[BadImage]:
-        """Hands every file's pixels to ``keep`` in path order, black ones for a bad file."""
-        total, bad = len(self.paths), []
-        black = np.zeros((self.size, self.size, 3), np.uint8)
-        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            for done, result in enumerate(self._decode_ahead(pool), start=1):
-                if isinstance(result, BadImage):
-                    bad.append(result)
-                keep(black if isinstance(result, BadImage) else result)
-                if progress is not None:
-                    progress(done, total)
-        return bad
-
-    def _decode_ahead(self, pool: ThreadPoolExecutor) -> Iterator[np.ndarray | BadImage]:
-        files = list(self.by_file.items())
-        wave = _WAVE if self.reading.tile is None else _WAVE_OF_TILES
-        for start in range(0, len(files), wave):
-            for found in pool.map(lambda item: self.decode(*item), files[start : start + wave]):
-                yield from found
-
-    def decode(self, file: str, paths: Sequence[str]) -> Sequence[np.ndarray | BadImage]:
-        """Decodes rows of one file: all of it, or its tiles."""
-        boxes = [Tile.named(path).box for path in paths]
-        look = (self.size, self.resize, self.reading, self.bits.get(paths[0], 0))
-        try:
-            if boxes == [None]:
-                return [decode_image(self.root / file, *look)]
-            return decode_parts(self.root / file, boxes, *look)
-        except UnusableImageError as error:
-            return [BadImage(path, str(error)) for path in paths]
-        finally:
-            if self.seen is not None:
-                self.seen(file)
-
-
-def _stamp(path: Path) -> tuple[int, int, int]:
-    """Size, time of change, and the time nobody can set back: it tells of a change that kept both.
-
-    Not the file's number, which some network file systems make up anew with every mount.
-    """
-    try:
-        status = path.stat()
-    except OSError:
-        return -1, -1, -1
-    return status.st_size, status.st_mtime_ns, status.st_ctime_ns
-
-
-@dataclass(frozen=True)
-class _Entry:
-    """A cache entry: what was decoded, a checksum of each image, and what could not be."""
-
-    folder: Path
-    pixels: np.ndarray
-    sums: np.ndarray
-    bad: list[BadImage]
-
-
-def _cached(files: _Files, cache: Path, progress: Progress | None) -> _Entry:
-    """Opens the cache entry of some files, making it first if it is not there."""
-    entry = cache / f"pixels-{files.key}"
-    found = _open_entry(entry, files)
-    if found is None:
-        with _writing_to(cache):
-            _make_entry(entry, files, progress)
-        found = _open_entry(entry, files)
-    if found is None:
-        raise DataError(f"The pixel cache {entry} is damaged. Delete that folder and try again.")
-    return found
-
-
-def _open_entry(folder: Path, files: _Files) -> _Entry | None:
-    """Opens an entry; None if there is none, or if it is no whole one of these files."""
-    if not folder.is_dir():
-        return None
-    bad = _read_bad(folder / _FACTS)
-    try:
-        sums = open_array(folder / _SUMS)
-        pixels = np.load(folder / _PIXELS, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError):
-        sums = pixels = np.empty(0)
-    count = len(files.paths)
-    whole = pixels.shape == (count, files.size, files.size, 3) and pixels.dtype == np.uint8
-    if bad is None or not whole or sums.shape != (count,):
-        logger.warning("The pixel cache %s is damaged; the images are decoded again.", folder)
-        return None
-    return _Entry(folder, pixels, sums, bad)
-
-
-def _repair(entry: _Entry, files: _Files, place: int) -> None:
-    """Decodes a damaged image again and writes it where it was; the open map shows it at once."""
-    path, cached = files.paths[place], entry.pixels[place]
-    remedy = "Delete that folder, and the images are decoded again."
-    with quiet_pillow(tiled=files.reading.tile is not None):
-        (pixels,) = files.decode(Tile.named(path).file, [path])
-    if isinstance(pixels, BadImage):
-        if path not in {image.path for image in entry.bad}:
-            raise DataError(
-                f"The pixel cache {entry.folder} is damaged at {path}, which cannot be decoded "
-                f"again ({pixels.reason}). {remedy}"
-            )
-        pixels = np.zeros_like(cached)
-    if zlib.crc32(pixels.data) != entry.sums[place]:
-        raise DataError(
-            f"The pixel cache {entry.folder} is damaged at {path}, and that file is another one "
-            f"now. {remedy}"
-        )
-    try:
-        with (entry.folder / _PIXELS).open("r+b") as file:
-            file.seek(entry.pixels.offset + place * cached.nbytes)  # type: ignore[attr-defined]
-            file.write(pixels.tobytes())
-            sync(file)
-    except OSError as error:
-        raise DataError(
-            f"The pixel cache {entry.folder} is damaged at {path} and cannot be written "
-            f"({why(error)}). {remedy}"
-        ) from None
-    logger.warning("The pixel cache was damaged at %s; it was decoded again.", path)
-
-
-def _make_entry(entry: Path, files: _Files, progress: Progress | None) -> None:
-    """Writes an entry aside and renames it: it is there whole or not at all.
-
-    Two processes may do so at once; the first rename wins and the other's work is thrown away.
-    """
-    _sweep(entry.parent)
-    aside = _new_folder(entry.parent)
-    try:
-        _write_entry(aside, files, progress)
-        try:
-            aside.rename(entry)
-            sync_folder(entry.parent)
-        except OSError:
-            if _open_entry(entry, files) is None:  # damaged, or a plain failure to rename
-                shutil.rmtree(entry, ignore_errors=True)
-                aside.rename(entry)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-
-
-def _write_entry(folder: Path, files: _Files, progress: Progress | None) -> None:
-    # Plain writes, not a memory map: on a full disk a map kills the process, a write raises.
-    header = {
-        "descr": "|u1",
-        "fortran_order": False,
-        "shape": (len(files.paths), files.size, files.size, 3),
-    }
-    sums = array("L")
-    with (folder / _PIXELS).open("wb") as file:
-        np.lib.format.write_array_header_1_0(file, header)
-
-        def keep(pixels: np.ndarray) -> None:
-            content = pixels.tobytes()
-            sums.append(zlib.crc32(content))
-            file.write(content)
-
-        bad = files.decode_all(keep, progress)
-        sync(file)
-    (folder / _PIXELS).chmod(FILE_MODE)
-    if files.key_now() != files.key:
-        raise DataError(
-            f"Images in {files.root} were changed while they were decoded. Start again when "
-            "nothing writes there any more."
-        )
-    keep_array(folder / _SUMS, np.array(sums, np.uint32))
-    _write_bad(folder / _FACTS, bad)
-
-
-def _checked(files: _Files, cache: Path | None, progress: Progress | None) -> list[BadImage]:
-    """Finds the bad files by decoding everything once; a cache folder remembers the answer."""
-    if cache is None:
-        return files.decode_all(lambda pixels: None, progress)
-    answer = cache / f"checked-{files.key}.json"
-    bad = _read_bad(answer)
-    if bad is None:
-        bad = files.decode_all(lambda pixels: None, progress)
-        with _writing_to(cache):
-            _sweep(cache)
-            _write_bad(answer, bad)
-    return bad
-
-
-def _read_bad(path: Path) -> list[BadImage] | None:
-    """Reads a list of bad images; None if it is not there or damaged."""
-    try:
-        with open_file(path) as file:
-            content = json.loads(file.read())
-        bad = [BadImage(str(image["path"]), str(image["reason"])) for image in content["bad"]]
-        return bad if content["checksum"] == _hash(content["bad"]) else None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None
-
-
-def _write_bad(path: Path, bad: list[BadImage]) -> None:
-    rows = [asdict(image) for image in bad]
-    replace_text(path, json.dumps({"checksum": _hash(rows), "bad": rows}, indent=1))
-
-
-@contextmanager
-def _writing_to(cache: Path) -> Iterator[None]:
-    try:
-        private_folder(cache)
-        yield
-    except OSError as error:
-        raise DataError(
-            f"Cannot write the pixel cache in {cache}: {error.strerror or error}. "
-            "Free some space there, or name another cache folder."
-        ) from error
-
-
-def _new_folder(cache: Path) -> Path:
-    folder = cache / f"partial-{uuid.uuid4().hex}"
-    return private_folder(folder)
-
-
-def _sweep(cache: Path) -> None:
-    """Removes what processes that were killed more than a day ago left behind."""
-    for left in cache.glob("partial-*"):
-        if time.time() - _stamp(left)[1] / 1e9 > _LEFT:
-            shutil.rmtree(left, ignore_errors=True)
-    sweep_asides(cache, older_than=_LEFT)
 
 
 def as_unit(images: Tensor, device: torch.device | str | None = None) -> Tensor:

@@ -3,11 +3,11 @@
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import torch
-from torch import Tensor
 
+from feddg.clients.sampling import drawn_clients, secret_clients
 from feddg.errors import ClientError, NotEnoughUpdates, RunError
 from feddg.federation import server_optimizer
 from feddg.federation.checks import (
@@ -20,7 +20,9 @@ from feddg.federation.checks import (
 )
 from feddg.federation.ledger import Ledger
 from feddg.federation.served import Means
+from feddg.federation.tally import Tally
 from feddg.federation.transport import Reply, Transport
+from feddg.guards.account import Account
 from feddg.guards.chain import NO_GUARDS, GuardedRound, Guards
 from feddg.messages import (
     Broadcast,
@@ -30,50 +32,10 @@ from feddg.messages import (
     Weights,
 )
 from feddg.methods.base import Method, State
-from feddg.models.network import Network
-from feddg.randomness import stream
-from feddg.rows import Direction, Groups, RefusedUpdate, RoundRow
+from feddg.rows import Groups, RoundRow
 from feddg.settings import ServerSettings
 
 log = logging.getLogger("feddg")
-
-
-@dataclass
-class _Tally:
-    """What has happened in a round so far; see :class:`RoundRow`."""
-
-    round: int
-    clients: list[int]
-    refused: list[Refusal] = field(default_factory=list)
-    terms: dict[str, float] = field(default_factory=dict)
-    examples: int = 0
-    images: int = 0
-    training: float = 0.0
-
-    def add(self, update: Update) -> None:
-        """Adds one used update to the means and counts."""
-        self.examples += update.examples
-        self.images += update.images
-        self.training += update.seconds
-        share = update.examples / self.examples
-        for name, value in update.terms.items():
-            before = self.terms.get(name, value)
-            self.terms[name] = before + (value - before) * share
-
-    def row(self, seconds: float, sent: Mapping[Direction, int]) -> RoundRow:
-        """Returns the row of the round, which took ``seconds`` and moved bytes ``sent``."""
-        return RoundRow(
-            round=self.round,
-            clients=self.clients,
-            refused=[RefusedUpdate(client=r.client, reason=r.reason) for r in self.refused],
-            terms=self.terms,
-            examples=self.examples,
-            images=self.images,
-            # Sites train side by side: their seconds may add up to more than the round took.
-            seconds={"train": self.training, "aggregate": max(0.0, seconds - self.training)},
-            bytes_up=sent["up"],
-            bytes_down=sent["down"],
-        )
 
 
 class Server:
@@ -89,6 +51,7 @@ class Server:
         ledger: where every message is entered.
         checks: what clients' messages are compared with.
         guards: what happens to updates on their way.
+        account: what the run has spent on noised releases.
         means: keeps means over the rounds beside the weights; None for none.
         probe: says what is wrong with weights that are about to become the global model, or None.
         on_client: called after each client of a round with the round and its update or refusal.
@@ -110,6 +73,7 @@ class Server:
         ledger: Ledger,
         checks: MessageChecks,
         guards: Guards = NO_GUARDS,
+        account: Account | None = None,
         means: Means | None = None,
         probe: Callable[[Weights], str | None] = lambda weights: None,
         on_client: Callable[[int, Update | Refusal], None] | None = None,
@@ -118,7 +82,7 @@ class Server:
         self.method, self.transport, self.state = method, transport, state
         self.per_round, self.settings, self.seed = per_round, settings, seed
         self.ledger, self.checks, self.guards, self._probe = ledger, checks, guards, probe
-        self.means = means
+        self.account, self.means = account or Account(), means
         self.groups: Groups = {}
         self._on_client = on_client or (lambda round, reply: None)
         self._on_setup = on_setup or (lambda done, total: None)
@@ -179,8 +143,8 @@ class Server:
         before = dict(self.ledger.bytes)
         round = self.state.round + 1
         clients = [id for id in self.sample(round, attempt) if id not in spoilers]
-        tally = _Tally(round, clients, refused=list(spoilers.values()))
-        if len(clients) < self.settings.min_updates:
+        tally = Tally(round, clients, refused=list(spoilers.values()))
+        if len(clients) < self._fewest:
             raise NotEnoughUpdates(self._shortage(tally, 0))
         state = self._fused(tally)
         state.round = round
@@ -190,19 +154,18 @@ class Server:
         sent = {way: total - before[way] for way, total in self.ledger.bytes.items()}
         return tally.row(time.perf_counter() - started, sent)
 
-    def _fused(self, tally: _Tally) -> State:
+    def _fused(self, tally: Tally) -> State:
         """Returns the state after the clients of a round trained; the server's own stays as it is.
 
         Raises:
             NotEnoughUpdates: too few good updates.
             RoundSpoiled: a client's update cannot be used, and was found out too late.
         """
-        # A guard that withstands bad updates must see them all: it counts on their number.
-        free = any(guard.fuses for guard in self.guards.guards)
-        times = None if free else self.settings.largest_change
+        times = None if self.guards.sees_all else self.settings.largest_change
         changes = ChangeSizes(times, self.state.extras.get(CHANGES))
         changes.begin(self.state.weights)
-        guarded = self.guards.open(self.state)
+        guarded = self.guards.open(self.state, self.account)
+        guarded.asked(tally.clients)
         broadcast = guarded.address(self.method.broadcast(self.state))
         incoming = Attributed(self._updates(tally, broadcast, guarded, changes), tally.round)
         # Nothing is replaced before enough updates are in: a failed attempt leaves the state alone.
@@ -213,22 +176,37 @@ class Server:
         state = server_optimizer.step(self.settings, self.state.weights, state)
         state = self.method.after_round(state, self._asker(tally, state))
         fault = state_fault(state.weights, state.extras) or self._probe(state.weights)
+        if fault is not None and self.guards.noised:
+            raise RunError(f"round {tally.round}: {fault}; the noise may be too large to train")
         if fault is not None:
             raise changes.spoiled(tally.round, fault)
         state.extras[CHANGES] = changes.end()
         return state
 
+    @property
+    def affordable(self) -> bool:
+        """Whether the next round stays within what may be spent on it."""
+        round = self.state.round + 1
+        return self.guards.afford(round, self.sample(round), self.account)
+
+    @property
+    def is_last(self) -> bool:
+        """Whether no round follows."""
+        return self.state.round == self.state.rounds or not self.affordable
+
+    @property
+    def _fewest(self) -> int:
+        """The fewest good updates; a secret draw may be of nobody, and nobody may know."""
+        return 0 if self.guards.secret_rate is not None else self.settings.min_updates
+
     def sample(self, round: int, attempt: int = 0) -> list[int]:
-        """Returns the ids of a round's clients, ascending; drawn without replacement."""
-        ids = list(self.transport.clients)
-        if self.per_round is None or self.per_round >= len(ids):
-            return ids
-        names = ("sample", round, attempt) if attempt else ("sample", round)
-        drawn = torch.randperm(len(ids), generator=stream(self.seed, *names))[: self.per_round]
-        return sorted(ids[i] for i in drawn.tolist())
+        """Returns the ids of a round's clients, ascending: see :mod:`feddg.clients.sampling`."""
+        if self.guards.secret_rate is not None:
+            return secret_clients(self.transport.clients, self.guards.secret_rate)
+        return drawn_clients(self.transport.clients, self.per_round, self.seed, round, attempt)
 
     def _updates(
-        self, tally: _Tally, broadcast: Broadcast, guarded: GuardedRound, changes: ChangeSizes
+        self, tally: Tally, broadcast: Broadcast, guarded: GuardedRound, changes: ChangeSizes
     ) -> Iterator[Update]:
         """Yields the good updates; refuses bad ones by name.
 
@@ -247,7 +225,7 @@ class Server:
             good += 1
             tally.add(reply)
             yield reply
-        if good < self.settings.min_updates:
+        if good < self._fewest:
             raise NotEnoughUpdates(self._shortage(tally, good))
         outliers = changes.outliers()
         if outliers:
@@ -271,7 +249,7 @@ class Server:
         self.ledger.refusal(round, refusal.client, refusal.reason)
         log.warning("round %d, client %d: %s", round, refusal.client, refusal.reason)
 
-    def _shortage(self, tally: _Tally, good: int) -> str:
+    def _shortage(self, tally: Tally, good: int) -> str:
         reason = (
             f"; client {tally.refused[0].client}: {tally.refused[0].reason}"
             if tally.refused
@@ -283,7 +261,7 @@ class Server:
         )
 
     def _asker(
-        self, tally: _Tally, state: State
+        self, tally: Tally, state: State
     ) -> Callable[[str, Message], Iterator[tuple[int, Message]]]:
         def ask(name: str, question: Message) -> Iterator[tuple[int, Message]]:
             refused = {refusal.client for refusal in tally.refused}
@@ -319,34 +297,3 @@ def _stacked(messages: list[Message]) -> Weights:
 
 
 _NOTHING = torch.empty(0, 0, 0, 0, 0)
-
-
-def initial_state(
-    method: Method,
-    network: Network,
-    clients: int,
-    *,
-    rounds: int,
-    settings: ServerSettings,
-    guards: Guards = NO_GUARDS,
-) -> State:
-    """Returns the state before round 1 for a freshly built network.
-
-    Args:
-        method: what will be run.
-        network: what it trains.
-        clients: how many there are in all.
-        rounds: how many there will be, for schedules.
-        settings: the server's; its optimizer may keep tensors in the state.
-        guards: may keep tensors in the state, too.
-    """
-    weights: Weights = {name: clone(t) for name, t in network.state_dict().items()}
-    extras = method.initial_extras(network, clients)
-    extras |= server_optimizer.initial_extras(settings, method, network)
-    extras |= guards.initial_extras()
-    return State(weights, extras, rounds=rounds)
-
-
-def clone(tensor: Tensor) -> Tensor:
-    """Returns an independent copy."""
-    return tensor.detach().clone()

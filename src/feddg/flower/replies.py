@@ -2,10 +2,12 @@
 
 import json
 import math
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from feddg.errors import DataError
 from feddg.flower.parcels import Parcel
 from feddg.forms import names_fault, plain_text
 from feddg.messages import Message, Scalar, Update
@@ -87,6 +89,21 @@ class Introduction(_Declared):
         if not 1 <= images <= MOST_IMAGES or sum(self.domains.values()) != images:
             raise ValueError("its counts by class and by domain are not those of the same images")
         return self
+
+    @classmethod
+    def of(cls, classes: Mapping[str, int], domains: Mapping[str, int]) -> "Introduction":
+        """Returns the introduction of a site that holds these images.
+
+        Raises:
+            DataError: its folders have names that cannot cross.
+        """
+        try:
+            return cls(classes=dict(classes), domains=dict(domains))
+        except ValidationError as error:
+            raise DataError(
+                f"This site's folder of images {explained(error)}; rename or empty it, "
+                "as the coordinator would refuse it."
+            ) from None
 
     @property
     def images(self) -> int:

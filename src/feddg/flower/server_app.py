@@ -16,7 +16,8 @@ from feddg.errors import ExperimentError
 from feddg.evaluation.accuracy import Evaluation, Score
 from feddg.experiment import Experiment
 from feddg.files import replace_text
-from feddg.flower.grid_transport import FlowerTransport, Policy
+from feddg.flower.exchange import Policy
+from feddg.flower.grid_transport import FlowerTransport
 from feddg.flower.identity import Identities
 from feddg.flower.judges import JudgeScores
 from feddg.flower.replies import Introduction
@@ -28,9 +29,10 @@ from feddg.methods.composition import method_class
 from feddg.models.precision import choose_device
 from feddg.report import ensure_report
 from feddg.rows import ClientRow, ClientsTable, RoundRow
-from feddg.runs.execute import Prepared, Run, carry_out
+from feddg.runs.execute import Run, carry_out
 from feddg.runs.observer import Observer
 from feddg.runs.prepare import Progress, build, build_worker, cache_folder, guards_for
+from feddg.runs.prepared import Prepared
 from feddg.settings import Positive, PrivacySettings, Settings
 
 log = logging.getLogger("feddg")
@@ -174,6 +176,7 @@ def _prepared(
         traffic=Traffic(append_to(path / TRAFFIC)),
         identities=identities,
         introduced=known.get("images", {}) if known else {},
+        held_out=(*experiment.hold_out.test, *experiment.hold_out.val),
     )
     found = transport.gather(deployment.minimum)
     known = known or {
@@ -193,7 +196,7 @@ def _prepared(
 
     for id, introduction in found.items():
         join(id, introduction)
-    transport.on_introduction = join
+    transport.on_introduction(join)
     method, network = build(experiment, len(known["classes"]))
     guards = guards_for(experiment, method, network)
     worker = build_worker(experiment, network, cache)
@@ -251,6 +254,10 @@ def _evaluation(
 
 class LogLines(Observer):
     """Writes a line per round to the log, where `flwr log` shows it."""
+
+    def promise(self, text: str) -> None:
+        """See :class:`Observer`."""
+        log.info("%s", text)
 
     def round(self, row: RoundRow) -> None:
         """See :class:`Observer`."""

@@ -42,9 +42,9 @@ class SimulatedSite(Site):
 
     def introduce(self) -> Parcel:
         """Says who it is, and how many images of each class and domain it holds."""
-        introduction = Introduction(
-            classes=_counts(self._own.labels, self._names.class_names),
-            domains=_counts(self._own.domains, self._names.domain_names),
+        introduction = Introduction.of(
+            _counts(self._own.labels, self._names.class_names),
+            _counts(self._own.domains, self._names.domain_names),
         )
         return Parcel({"site": self.config.site}, {"introduction": introduction.message})
 

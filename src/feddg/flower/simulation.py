@@ -17,11 +17,13 @@ from flwr.app import Message as Envelope
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
+from feddg.data.partitions import counts_clients
 from feddg.errors import FeddgError
 from feddg.experiment import Experiment
 from feddg.files import replace_text
 from feddg.flower import client_app
-from feddg.flower.grid_transport import FlowerTransport, Policy
+from feddg.flower.exchange import Policy
+from feddg.flower.grid_transport import FlowerTransport
 from feddg.flower.simulated_site import SIMULATED
 from feddg.flower.traffic import Traffic, append_to
 from feddg.messages import Weights
@@ -29,9 +31,10 @@ from feddg.methods.base import require_network_fit
 from feddg.methods.composition import method_class
 from feddg.report import ensure_report
 from feddg.rows import client_name
-from feddg.runs.execute import Prepared, Run, carry_out, in_process
+from feddg.runs.execute import Run, carry_out
 from feddg.runs.observer import Observer
-from feddg.runs.prepare import Progress, cache_folder
+from feddg.runs.prepare import Progress, cache_folder, load_images
+from feddg.runs.prepared import Prepared, in_process
 
 SIMULATION, TRAFFIC = "simulation.json", "traffic.jsonl"
 
@@ -108,7 +111,7 @@ def simulate(
     app = SimulatedApp(simulated_config(experiment, folder))
     backend: dict[str, Any] = {"client_resources": resources}
     try:
-        run_simulation(server, app, experiment.clients.number, backend_config=backend)
+        run_simulation(server, app, _number(experiment, folder), backend_config=backend)
     except RuntimeError as error:
         if not ended:
             raise FeddgError(f"Flower's simulation did not start; see above ({error})") from error
@@ -116,6 +119,13 @@ def simulate(
     if isinstance(result, BaseException):
         raise result
     return result
+
+
+def _number(experiment: Experiment, cache: Path) -> int:
+    """Returns how many nodes there are, one for each client."""
+    if not counts_clients(experiment.clients.partition):
+        return experiment.clients.number
+    return len(load_images(experiment, cache, lambda *_: None).partition)
 
 
 def simulated_config(experiment: Experiment, cache: Path) -> dict[str, Any]:
@@ -133,7 +143,7 @@ def coordinate(
         experiment: Experiment, cache: Path, progress: Progress, memories: dict[int, Weights]
     ) -> Prepared:
         found = in_process(experiment, cache, progress, {})
-        number = experiment.clients.number
+        number = len(found.clients.clients)
         names = [client_name(id) for id in range(number)]
         transport = FlowerTransport(
             grid,

@@ -228,9 +228,9 @@ class Site:
         """Says who it is: name, class and domain names, and how many images of each."""
         table = self.table
         counts = table.counts()
-        introduction = Introduction(
-            classes=dict(zip(table.class_names, counts.sum(0).tolist())),
-            domains=dict(zip(table.domain_names, counts.sum(1).tolist())),
+        introduction = Introduction.of(
+            dict(zip(table.class_names, counts.sum(0).tolist())),
+            dict(zip(table.domain_names, counts.sum(1).tolist())),
         )
         return Parcel({"site": self.config.site}, {"introduction": introduction.message})
 

@@ -158,11 +158,13 @@ def _readers(left: _Left) -> str:
 
 def _epsilon(run: RunRecord, purpose: str) -> str:
     """What the run's account says of a kind of message."""
-    account = getattr(run, "privacy", {})
-    spent = [row for row in account.values() if row.message == purpose]
+    spent = [row for row in run.privacy.values() if row.message == purpose]
     if not spent:
         return "none: no noise"
-    texts = [f"{row.epsilon:.3g} at {row.delta:g}, per {row.unit}" for row in spent]
+    texts = [
+        f"{row.epsilon:.3g} at {row.delta:g}, per {row.unit}, noised at the {row.noised_at}"
+        for row in spent
+    ]
     return "; ".join(texts)
 
 

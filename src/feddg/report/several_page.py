@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 
-from feddg.report import charts
 from feddg.report.accuracy_section import held_out_accuracy, results_of_runs
 from feddg.report.blocks import Block, Fact, Facts, Fold, Page, Prose, Section
 from feddg.report.cost_section import cost_of_runs
@@ -20,6 +19,7 @@ from feddg.report.headline import (
     status_text,
     tested_on,
 )
+from feddg.report.round_charts import held_out_accuracy_of_runs
 from feddg.report.settings_section import differing_settings
 from feddg.report.single_page import pictures_section, run_sections
 from feddg.report.wording import counted, listed, percent, percent_sign, spelled
@@ -155,7 +155,7 @@ def _accuracy_note(run: RunRecord) -> str:
 def _results_section(runs: Sequence[RunRecord], labels: Sequence[str]) -> Section:
     blocks: list[Block] = [results_of_runs(runs, labels)]
     if any(run.evaluations.rounds for run in runs):
-        blocks.insert(0, charts.held_out_accuracy_of_runs(runs, labels))
+        blocks.insert(0, held_out_accuracy_of_runs(runs, labels))
     return Section("Accuracy", blocks)
 
 

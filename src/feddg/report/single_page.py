@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from feddg.report import charts
 from feddg.report.accuracy_section import final_table, has_long_splits
 from feddg.report.adaptation_section import adaptation_section
 from feddg.report.analyses_section import analyses_sections
@@ -17,10 +16,11 @@ from feddg.report.blocks import (
     Gallery,
     Page,
     Pair,
-    Prose,
     Section,
     Table,
 )
+from feddg.report.charts import Counts
+from feddg.report.class_charts import class_accuracy, confusion_matrix
 from feddg.report.classes_section import class_table
 from feddg.report.cost_section import cost_of, cost_of_runs, time_shares
 from feddg.report.glossary import glossary
@@ -34,15 +34,16 @@ from feddg.report.headline import (
     status_text,
     tested_on,
 )
+from feddg.report.holdings_section import MOST_LISTED, cut_note, holdings_section
 from feddg.report.leaks_section import leaks_section
 from feddg.report.next_steps import run_steps
+from feddg.report.round_charts import accuracy_curves, loss_curves
 from feddg.report.settings_section import mapping_table
 from feddg.report.wording import counted, number, readable, spelled
-from feddg.rows import TEST, BadImageRow, EvaluationRow
+from feddg.rows import TEST, EvaluationRow
 from feddg.runs.reading import RunRecord
 from feddg.runs.selection_rules import final_round
 
-MOST_LISTED = 50
 MOST_CONFUSIONS = 3
 
 
@@ -65,7 +66,7 @@ def run_sections(run: RunRecord, with_pictures: bool = True) -> list[Section]:
         pictures_section(run) if with_pictures else None,
         adaptation_section(run),
         *analyses_sections(run),
-        _clients_section(run),
+        holdings_section(run),
         _loss_section(run),
         leaks_section(run),
         _cost_section(run),
@@ -80,7 +81,7 @@ def run_sections(run: RunRecord, with_pictures: bool = True) -> list[Section]:
 def _accuracy_section(run: RunRecord) -> Section | None:
     if not run.evaluations.rounds:
         return None
-    blocks: list[Block] = [charts.accuracy_curves(run), final_table(run)]
+    blocks: list[Block] = [accuracy_curves(run), final_table(run)]
     if has_long_splits(run.evaluations):
         blocks.append(Fold("Every domain", [final_table(run, every_domain=True)]))
     return Section("Accuracy", blocks)
@@ -99,13 +100,13 @@ def _confusion_section(run: RunRecord) -> Section | None:
             f"Images of {name}: each row is a true class, each column what the model took it for, "
             "in percent of the row. A perfect model fills the diagonal."
         )
-        matrix = charts.confusion_matrix(counts, classes, caption)
-        blocks.append(Pair(matrix, charts.class_accuracy(counts, classes)))
+        matrix = confusion_matrix(counts, classes, caption)
+        blocks.append(Pair(matrix, class_accuracy(counts, classes)))
         blocks.append(class_table(counts, classes, name))
     return Section("Mistakes by class", blocks)
 
 
-def _confusions(rows: Sequence[EvaluationRow]) -> list[tuple[charts.Counts, str]]:
+def _confusions(rows: Sequence[EvaluationRow]) -> list[tuple[Counts, str]]:
     counts = [np.array(row.confusion, dtype=np.float64) for row in rows]
     if len(rows) > MOST_CONFUSIONS:
         return [(np.sum(counts, axis=0), f"all {len(rows)} held-out test domains")]
@@ -118,38 +119,9 @@ def pictures_section(*runs: RunRecord) -> Section | None:
     return Section("Pictures", [Gallery(pictures)]) if pictures else None
 
 
-def _clients_section(run: RunRecord) -> Section | None:
-    clients = run.clients
-    if clients is None or not clients.clients:
-        return None
-    sizes = sorted(sum(client.domains) for client in clients.clients)
-    text = (
-        f"{counted(len(sizes), 'client')} hold {counted(sum(sizes), 'training image')}: "
-        f"{number(sizes[0])} the smallest, {number(sizes[len(sizes) // 2])} the median, "
-        f"{number(sizes[-1])} the largest."
-    )
-    blocks: list[Block] = [Prose(text), charts.client_heat_map(clients, "domains")]
-    if (run.experiment.get("clients") or {}).get("alpha") is not None:
-        blocks.append(charts.client_heat_map(clients, "classes"))
-    if clients.bad_images:
-        blocks.append(_bad_images(clients.bad_images))
-    return Section("Who holds what", blocks)
-
-
-def _bad_images(images: Sequence[BadImageRow]) -> Fold:
-    rows = [[Cell(image.path), Cell(image.reason)] for image in images[:MOST_LISTED]]
-    columns = [Column("File", numeric=False), Column("Reason", numeric=False)]
-    title = f"{counted(len(images), 'image')} could not be used"
-    return Fold(title, [Table(columns, rows, _cut_note(len(images)))])
-
-
-def _cut_note(total: int) -> str:
-    return f"The first {MOST_LISTED} of {number(total)}." if total > MOST_LISTED else ""
-
-
 def _loss_section(run: RunRecord) -> Section | None:
     blocks: list[Block] = []
-    if (chart := charts.loss_curves(run.metrics.rounds)) is not None:
+    if (chart := loss_curves(run.metrics.rounds)) is not None:
         blocks.append(chart)
     refused = [
         [Cell(number(row.round)), Cell(run.client_name(entry.client)), Cell(entry.reason)]
@@ -158,7 +130,7 @@ def _loss_section(run: RunRecord) -> Section | None:
     ]
     if refused:
         columns = [Column(name, numeric=False) for name in ("Round", "Client", "Reason")]
-        table = Table(columns, refused[:MOST_LISTED], _cut_note(len(refused)))
+        table = Table(columns, refused[:MOST_LISTED], cut_note(len(refused)))
         blocks.append(Fold(f"{counted(len(refused), 'update')} refused by the server", [table]))
     return Section("Loss", blocks)
 

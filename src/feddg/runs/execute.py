@@ -2,134 +2,55 @@
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from torch import nn
 
-from feddg.clients.threads import threads
-from feddg.clients.worker import Worker
-from feddg.data.fingerprint import ImagesFile
 from feddg.errors import RunError
-from feddg.evaluation.accuracy import Evaluation, Score, mean_score
+from feddg.evaluation.accuracy import Evaluation
 from feddg.evaluation.support import support_warning
 from feddg.experiment import Experiment, load_stored
 from feddg.federation.checks import CHANGES, MessageChecks
-from feddg.federation.inprocess import InProcess
+from feddg.federation.initial import initial_state
 from feddg.federation.ledger import Ledger
-from feddg.federation.served import MEANS, rounds_in, served
-from feddg.federation.server import Server, initial_state
-from feddg.federation.transport import Transport
-from feddg.federation.turns import load_weights
+from feddg.federation.served import served
+from feddg.federation.server import Server
 from feddg.files import is_file
-from feddg.guards.chain import NO_GUARDS, Guards
-from feddg.messages import Weights
-from feddg.methods.base import Method, State, has_global_model, local_names
+from feddg.methods.base import State
 from feddg.models.network import Network
-from feddg.randomness import stream
 from feddg.rows import (
     INTERPOLATED,
-    LAST,
-    ClientsTable,
     EvaluationRow,
-    LedgerRow,
-    MetricsRow,
     SetupRow,
 )
 from feddg.runs.alphas import write_alphas
-from feddg.runs.facts import clients_table, environment
-from feddg.runs.figures import draw_figures
+from feddg.runs.facts import environment
 from feddg.runs.folder import (
     EXPERIMENT,
     FIGURES,
-    LEDGER,
-    METRICS,
-    SNAPSHOTS,
     SUMMARY,
     RunFolder,
-    check_identity,
 )
 from feddg.runs.interpolation import Interpolation
+from feddg.runs.keeping import Records
 from feddg.runs.kept_models import KeptModels, means_of
 from feddg.runs.observer import Observer, Together
 from feddg.runs.prepare import (
-    Progress,
-    build,
-    build_evaluation,
-    build_workers,
     cache_folder,
-    guards_for,
-    load_images,
 )
+from feddg.runs.prepared import Prepare, Prepared, in_process
 from feddg.runs.reading import RunRecord, read_run
+from feddg.runs.round_scores import Measurer, finite_probe, predictor
+from feddg.runs.same_experiment import check_identity
 from feddg.runs.same_images import IMAGES, ImagesNow, check_images
+from feddg.runs.spending import next_round, open_account
 from feddg.runs.summary import summarize
 from feddg.runs.warning_light import write_warning_light
 
 log = logging.getLogger("feddg")
-Elsewhere = Callable[[Server, Weights, Sequence[Score]], Sequence[Score]]
-"""Measures weights of the server's round where the images are; is told the scores so far."""
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """All that a run works with; where the clients live is the transport's affair.
-
-    Attributes:
-        method: what is run.
-        worker: the network, on its device.
-        transport: what carries the messages.
-        evaluation: what the global model is measured on here, if anything.
-        clients: who holds what, for ``clients.json``.
-        elsewhere: measures the global model where the images are.
-        draw: writes the report's figures once the method has agreed on something.
-        guards: what happens to updates on their way.
-        remote: whether clients are elsewhere, so that what was sent is sent, whatever came of it.
-        contents: which images are trained and tested on, where they are here.
-    """
-
-    method: Method
-    worker: Worker
-    transport: Transport
-    evaluation: Evaluation | None
-    clients: ClientsTable
-    elsewhere: Elsewhere = lambda server, weights, scores: ()
-    draw: Callable[[Path, State], None] = lambda folder, state: None
-    guards: Guards = NO_GUARDS
-    remote: bool = False
-    contents: ImagesFile | None = None
-
-
-Prepare = Callable[[Experiment, Path, Progress, dict[int, Weights]], Prepared]
-"""Prepares a run from the experiment, the cache folder and the memories of a checkpoint."""
-
-
-def in_process(
-    experiment: Experiment, cache: Path, progress: Progress, memories: dict[int, Weights]
-) -> Prepared:
-    """Prepares a run whose clients are trained in this process."""
-    images = load_images(experiment, cache, progress)
-    method, network = build(experiment, len(images.table.class_names))
-    guards = guards_for(experiment, method, network)
-    workers = build_workers(images.trained_by(experiment), network, cache)
-    worker = workers[0]
-
-    def draw(folder: Path, state: State) -> None:
-        draw_figures(folder, images, method, state, experiment.seed)
-
-    return Prepared(
-        method,
-        worker,
-        InProcess(method, workers, len(images.partition), images.examples, memories, guards),
-        build_evaluation(experiment, images, worker),
-        clients_table(images),
-        draw=draw if experiment.evaluate.pictures else lambda folder, state: None,
-        guards=guards,
-        contents=images.contents,
-    )
 
 
 @dataclass(frozen=True)
@@ -219,8 +140,8 @@ class _Execution:
     snapshots: Collection[int] = ()
     seconds: dict[str, float] = field(default_factory=dict)
     network: Network = field(init=False)
-    elsewhere: Elsewhere = field(init=False)
     interpolation: Interpolation = field(init=False)
+    measurer: Measurer = field(init=False)
 
     def carry_out(self) -> None:
         """Runs to the end, or records why not."""
@@ -241,7 +162,7 @@ class _Execution:
         with self.timed("prepare"):
             memories = checkpoint.memories if checkpoint else {}
             found = self.prepare(experiment, self.cache, self.observer.work, memories)
-            self.network, self.elsewhere = found.worker.network, found.elsewhere
+            self.network = found.worker.network
             self.interpolation = Interpolation(
                 experiment, found.method, self.network, found.evaluation
             )
@@ -256,6 +177,9 @@ class _Execution:
         kept = KeptModels(folder, files, before, experiment.evaluate.select_by)
         writer = Records(folder, transport, kept, self.snapshots)
         ledger = Ledger(writer.carried if found.remote else writer.entered, layouts)
+        account = open_account(folder, found.guards, state.round)
+        for promise in found.guards.promises:
+            self.observer.promise(promise)
         checks = MessageChecks(
             found.method,
             self.network,
@@ -274,12 +198,23 @@ class _Execution:
             ledger=ledger,
             checks=checks,
             guards=found.guards,
+            account=account,
             means=means_of(experiment, found.method, self.network),
-            probe=self._probe(found),
+            probe=finite_probe(experiment, found.method, found.worker),
             on_client=self.observer.client,
             on_setup=lambda done, total: self.observer.work("setup", done, total),
         )
         self._listen(state.round)
+        self.measurer = Measurer(
+            experiment,
+            self.network,
+            folder,
+            kept,
+            found.evaluation,
+            found.elsewhere,
+            self.interpolation,
+            self.observer,
+        )
         if checkpoint is None:
             self._describe(found)
             self._setup(server, writer, found)
@@ -294,21 +229,6 @@ class _Execution:
             settings=self.experiment.server,
             guards=found.guards,
         )
-
-    def _probe(self, found: Prepared) -> Callable[[Weights], str | None]:
-        """Returns what tries weights on images of noise before they become the global model."""
-        size, worker = self.experiment.data.image_size, found.worker
-        noise = torch.rand(2, 3, size, size, generator=stream(self.experiment.seed, "probe"))
-        images = noise.to(worker.device).contiguous(memory_format=torch.channels_last)
-
-        def probe(weights: Weights) -> str | None:
-            load_weights(self.network, weights)
-            model = found.method.predictor(self.network).eval()
-            with torch.inference_mode(), threads(worker.threads), worker.autocast():
-                finite = bool(torch.isfinite(model(images)).all())
-            return None if finite else "the fused model's predictions are not finite"
-
-        return probe
 
     def _listen(self, round: int) -> None:
         from feddg.runs.tracking import trackers
@@ -332,7 +252,7 @@ class _Execution:
         if descriptions:
             self.folder.write_tensors("setup.safetensors", descriptions)
         row = SetupRow(seconds=self.seconds["setup"], groups=server.groups)
-        measured = self._evaluate(server, found.evaluation, writer)
+        measured = self.measurer.rows(server)
         self.interpolation.note(server.state, writer.models)
         writer.keep(server.state, [row, *measured])
         try:
@@ -341,17 +261,16 @@ class _Execution:
             raise self.folder.unwritable(self.folder.path / FIGURES, error) from None
 
     def _rounds(self, server: Server, writer: "Records", evaluation: Evaluation | None) -> None:
-        rounds, every = self.experiment.train.rounds, self.experiment.evaluate.every
-        while server.state.round < rounds:
-            row = server.round()
+        every = self.experiment.evaluate.every
+        while (row := next_round(server)) is not None:
             self.observer.round(row)
             if row.round == self.experiment.train.head_rounds:
                 # The whole network changes by other lengths than its heads did.
                 server.state.extras.pop(CHANGES, None)
             found: Sequence[EvaluationRow] = []
             started = time.perf_counter()
-            if row.round == rounds or row.round % every == 0:
-                found = self._evaluate(server, evaluation, writer)
+            if server.is_last or row.round % every == 0:
+                found = self.measurer.rows(server)
             row = row.took(evaluate=time.perf_counter() - started)
             self.interpolation.note(server.state, writer.models)
             writer.keep(server.state, [row, *found])
@@ -362,37 +281,6 @@ class _Execution:
             model = predictor(server.method, self.network, weights)
             write_alphas(self.folder, server.method, self.network, evaluation)
             write_warning_light(self.folder, model, evaluation)
-
-    def _evaluate(
-        self, server: Server, evaluation: Evaluation | None, writer: "Records"
-    ) -> list[EvaluationRow]:
-        """Measures the weights of the server's round, and what is to be measured beside them."""
-        state = server.state
-        last = state.round == self.experiment.train.rounds
-        rows: list[EvaluationRow] = []
-        for name, weights in self._measured(server, writer, last).items():
-            scores: list[Score] = []
-            if evaluation is not None:
-                scores += measured(evaluation, server, self.network, weights)
-            scores += self.elsewhere(server, weights, scores)
-            if scores and name == LAST:
-                self.observer.scores(state.round, scores)
-            rows += [score.row(state.round, with_confusion=last, weights=name) for score in scores]
-        return rows
-
-    def _measured(self, server: Server, writer: "Records", last: bool) -> dict[str, Weights]:
-        """Returns the weights to be measured in a round, by name."""
-        state, averages = server.state, self.experiment.evaluate.averages
-        due = averages == "every" or (last and averages == "last_round")
-        found = {LAST: state.weights}
-        if not has_global_model(server.method, self.network):
-            return found
-        for mean in MEANS:
-            wanted = due or mean == self.experiment.server.serve
-            if wanted and rounds_in(state, mean):
-                found[mean] = served(state, mean)
-        mixture = self.interpolation.finish(state, self.folder, writer.models) if last else None
-        return found if mixture is None else found | {INTERPOLATED: mixture}
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
@@ -407,73 +295,6 @@ class _Execution:
         self.observer.end(status)
         record = read_run(self.folder.path)
         self.folder.write_json(SUMMARY, summarize(record, status, error, self.seconds))
-
-
-class Records:
-    """Writes a completed round: its rows first, then the checkpoint that makes it count."""
-
-    def __init__(
-        self,
-        folder: RunFolder,
-        transport: Transport,
-        models: KeptModels,
-        snapshots: Collection[int] = (),
-    ) -> None:
-        self._folder, self._transport, self._snapshots = folder, transport, snapshots
-        self.models = models
-        self._ledger_rows: list[LedgerRow] = []
-
-    def entered(self, row: LedgerRow) -> None:
-        """Keeps a row of the ledger until its round counts."""
-        self._ledger_rows.append(row)
-
-    def carried(self, row: LedgerRow) -> None:
-        """Writes a row of the ledger at once: what has left for another machine has left."""
-        self._folder.append(LEDGER, [row])
-
-    def keep(self, state: State, rows: Sequence[MetricsRow]) -> None:
-        """Writes metrics, ledger and checkpoint of the round in ``state``."""
-        self._folder.append(METRICS, rows)
-        self._folder.append(LEDGER, self._ledger_rows)
-        self._ledger_rows.clear()
-        if state.round in self._snapshots:
-            name = f"{SNAPSHOTS}/round-{state.round}.safetensors"
-            self._folder.write_tensors(name, state.weights)
-        files = self.models.take_in(state, rows)
-        memories, changed = self._transport.memories, self._transport.remembered
-        self._folder.save_checkpoint(state, memories, changed, files)
-        self._transport.remembered.clear()
-
-
-def predictor(method: Method, network: Network, weights: Weights) -> nn.Module:
-    """Returns a global model as a predictor, on the network that clients also use."""
-    load_weights(network, weights)
-    return method.predictor(network)
-
-
-def measured(
-    evaluation: Evaluation, server: Server, network: Network, weights: Weights
-) -> list[Score]:
-    """Returns the scores of the global model, or their mean over clients that share none.
-
-    A client that has not trained yet counts with the weights it would start from.
-    """
-    method = server.method
-    if has_global_model(method, network):
-        return evaluation.scores(predictor(method, network, weights))
-    memories = server.transport.memories
-    ids = server.transport.clients
-    local = local_names(method, network)
-    waiting = sum(id not in memories for id in ids)
-    found: list[list[Score]] = []
-    if waiting:
-        found += [evaluation.scores(predictor(method, network, weights))] * waiting
-    for id in ids:
-        if id in memories:
-            own = {name: tensor for name, tensor in memories[id].items() if name in local}
-            load_weights(network, own)
-            found.append(evaluation.scores(method.predictor(network)))
-    return [mean_score(scores) for scores in zip(*found, strict=True)]
 
 
 def on_device(state: State, device: torch.device) -> State:

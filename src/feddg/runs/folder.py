@@ -9,7 +9,6 @@ import errno
 import json
 import logging
 import math
-import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -21,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from feddg.errors import RunError
-from feddg.experiment import Experiment, load_stored, was_mended
+from feddg.experiment import Experiment, load_stored
 from feddg.files import (
     append_text,
     is_file,
@@ -38,7 +37,6 @@ from feddg.runs.checkpoints import (
     CHECKPOINTS,
     NEWEST,
     Checkpoint,
-    CheckpointIndex,
     Checkpoints,
 )
 from feddg.runs.reading import read_rows
@@ -48,6 +46,8 @@ log = logging.getLogger("feddg")
 EXPERIMENT, SUMMARY = "experiment.yaml", "summary.json"
 SNAPSHOTS, FIGURES, MODELS = "snapshots", "figures", "models"
 METRICS, LEDGER = "metrics.jsonl", "ledger.jsonl"
+PRIVACY = "privacy.jsonl"
+"""What was spent on noised releases: never cut, unlike the others."""
 
 
 class RunFolder:
@@ -87,10 +87,11 @@ class RunFolder:
     def remove_unstarted(self) -> None:
         """Removes the folder of a run that failed before its first round, if nobody else was here.
 
-        It stays where there was something in it before, where a checkpoint can be continued, and
-        where it holds any file that this run did not write.
+        It stays where there was something in it before, where a checkpoint can be continued, where
+        something noised was released, and where it holds any file that this run did not write.
         """
-        if not self._is_new or (self.path / CHECKPOINTS / NEWEST).is_file():
+        kept = (self.path / CHECKPOINTS / NEWEST, self.path / PRIVACY)
+        if not self._is_new or any(file.is_file() for file in kept):
             return
         curves = (self.path / "events").glob("events.out.tfevents.*")
         files = {*self._written, *curves, self.path / ".lock"}
@@ -262,38 +263,6 @@ class RunFolder:
             f"cannot write {path}: {what}; {remedy}, then `feddg resume {self.path}` goes on "
             "from the last completed round"
         )
-
-
-def check_identity(folder: Path, experiment: Experiment) -> None:
-    """Compares the experiment in a folder with the ids in the folder's name and checkpoint.
-
-    Args:
-        folder: the run's; a name that ends in no id says nothing.
-        experiment: as it is read from the folder.
-
-    Raises:
-        RunError: somebody changed the one or the other.
-    """
-    if was_mended(folder / EXPERIMENT):
-        return
-    named = re.search(r"-([0-9a-f]{8})(\.\d+)?$", folder.resolve().name)
-    found = {"name": named and named[1], "checkpoint": _trained(folder)}
-    known = (experiment.id, *experiment.earlier_ids)
-    for where, id in found.items():
-        if id and id not in known:
-            raise RunError(
-                f"{folder / EXPERIMENT} says experiment {experiment.id}, but the folder's {where} "
-                f"is of {id}: one of them was changed. Put it back; for another experiment, "
-                f"`feddg run {EXPERIMENT}` makes a folder of its own"
-            )
-
-
-def _trained(folder: Path) -> str | None:
-    try:
-        index = CheckpointIndex.read(folder / CHECKPOINTS / NEWEST)
-    except RunError:  # it is damaged; that is said when it is loaded
-        return None
-    return index.experiment if index else None
 
 
 def _round_of(row: dict[str, Any], path: Path) -> int:

@@ -20,6 +20,7 @@ from feddg.rows import (
     ATTACK_ROWS,
     LEDGER_ROWS,
     METRICS_ROWS,
+    PRIVACY_ROWS,
     AttackRow,
     ClientsTable,
     EvaluationRow,
@@ -27,6 +28,7 @@ from feddg.rows import (
     LedgerRow,
     MessageRow,
     MetricsRow,
+    PrivacyRow,
     RoundRow,
     SetupRow,
     SummaryFile,
@@ -62,11 +64,6 @@ class Metrics:
     def rounds(self) -> list[RoundRow]:
         """The rounds, ascending."""
         return sorted(self.of(RoundRow), key=lambda row: row.round)
-
-    @cached_property
-    def attacks(self) -> list[AttackRow]:
-        """What ``feddg privacy attack`` found; nothing where nobody tried."""
-        return ATTACK_ROWS.read(self.folder / ATTACKS)
 
     @cached_property
     def evaluations(self) -> list[EvaluationRow]:
@@ -121,6 +118,14 @@ class RunRecord:
     def ledger(self) -> LedgerRecord:
         """Everything in ``ledger.jsonl``."""
         return LedgerRecord(LEDGER_ROWS.read(self.folder / "ledger.jsonl"))
+
+    @cached_property
+    def privacy(self) -> dict[tuple[Any, ...], PrivacyRow]:
+        """What has been spent, by kind of message and unit: the last row of each.
+
+        Empty where nothing was noised.
+        """
+        return {row.key: row for row in PRIVACY_ROWS.read(self.folder / "privacy.jsonl")}
 
     @cached_property
     def analyses(self) -> dict[str, Any] | None:
