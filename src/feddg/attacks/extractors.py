@@ -6,6 +6,7 @@ Nothing is ever downloaded.
 """
 
 import hashlib
+import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -217,7 +218,7 @@ def perceptual_points(extractor: Extractor, images: Images) -> Tensor:
 def _weighed(found: Tensor) -> Tensor:
     places = found.shape[-2] * found.shape[-1]
     unit: Tensor = normalize(found, dim=1)
-    return unit.flatten(1) / places**0.5
+    return unit.flatten(1) / math.sqrt(places)
 
 
 def _enlarged(images: Images) -> Images:
