@@ -38,8 +38,8 @@ DOMAINS = ("photo", "art_painting", "cartoon", "sketch")
 TRAIN, ASIDE, TEST = 512, 64, 8
 CLIENTS, SIZE, PUBLIC = 64, 64, 600
 EFFORT = Effort(targets=128, training=GeneratorTraining(steps=60, batch_size=16))
-INVERSIONS = (("sgd", 1, 4), ("sgd", 8, 2), ("sgd", 32, 1), ("own", 1, 4), ("own", 8, 2))
-MEMBERSHIP = MembershipEffort(clients=16, images=24, shadows=3)
+INVERSIONS = (("sgd", 1, 4), ("own", 1, 4), ("sgd", 8, 2), ("sgd", 32, 1), ("own", 8, 2))
+MEMBERSHIP = MembershipEffort(clients=12, images=24, shadows=2)
 SHOWN = 3
 SHORT = {"rounds": 1, "local_steps": 1, "batch_size": 8}
 EPOCH = {"rounds": 1, "batch_size": 32}
@@ -128,7 +128,7 @@ def attack(name: str, folder: Path, public: Tensor, out: Path, judges: Judges) -
     names = subject.images.table.domain_names
     for entry in entries_of(subject.method, subject.worker.network).values():
         found = reconstruct(senders, entry, public, senders.labels(public), EFFORT, judges)
-        write(out / "reconstruction.csv", name, measured(found, names, judges, out))
+        write(out / "reconstruction.csv", name, measured(name, found, names, judges, out))
         draw(found, out / "grids" / f"{name}-server.png")
         # A malicious client of photos draws the other domains, one of paintings the photos.
         for own, others in ((0, (1, 2, 3)), (1, (0,))):
@@ -146,15 +146,15 @@ def attack(name: str, folder: Path, public: Tensor, out: Path, judges: Judges) -
                 attacker=clients_of(subject, ids[0])[0],
                 victims=clients_of(subject, *ids[1:]),
             )
-            write(out / "reconstruction.csv", name, measured(found, names, judges, out))
+            write(out / "reconstruction.csv", name, measured(name, found, names, judges, out))
             draw(found, out / "grids" / f"{name}-client-{DOMAINS[own]}.png")
 
 
-def measured(found, names, judges: Judges, out: Path) -> list[Row]:
+def measured(name: str, found, names, judges: Judges, out: Path) -> list[Row]:
     """Returns the rows of reconstructions; differences go to a file of their own."""
     rows = found.rows(names, judges)
     other = [row for row in rows if row.kind == "difference"]
-    write(out / "differences.csv", str(found.entry.key), other)
+    write(out / "differences.csv", name, other)
     return [row for row in rows if row.kind == "reconstruction"]
 
 
@@ -203,7 +203,7 @@ def main() -> None:
     if stage(said.stage, "update") and "fedavg" in folders:
         senders = Senders(load_subject(folders["fedavg"], out / "cache", lambda *_: None))
         for optimizer, size, updates in INVERSIONS:
-            search = Search(iterations=100)
+            search = Search(iterations=80)
             found = invert_updates(senders, size, updates, search, optimizer)
             write(out / "updates.csv", "fedavg", [found.row(judges)])
             shown = torch.arange(min(12, len(found.targets)))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from feddg.attacks.extractors import compact_extractor
+from feddg.attacks.extractors import compact_extractor, perceptual_points
 from feddg.attacks.generator import GeneratorTraining, train_generator
 from feddg.attacks.image_metrics import clustered_mean, retrieval
 from feddg.data.sources import load_source
@@ -44,12 +44,16 @@ def test_a_linear_encoder_gives_the_mean_colour_away(attacked):
 def test_a_generator_fed_noise_is_at_chance_in_retrieval(attacked):
     generator, rows, true = attacked
     eye, groups = compact_extractor(), torch.zeros(ASKED)
+
+    def look(drawn):
+        return retrieval(perceptual_points(eye, drawn), perceptual_points(eye, true), groups)
+
     draws = [torch.randn(rows.shape, generator=stream(seed, "noise")) for seed in range(8)]
-    blind = [retrieval(generator.of_scores(noise), true, groups, eye) for noise in draws]
+    blind = [look(generator.of_scores(noise)) for noise in draws]
     # 480 ranks, uniform under chance: their mean is within 0.5 +- 0.05 but once in 5,000 times.
     assert torch.stack([found.ranks for found in blind]).mean() == pytest.approx(0.5, abs=0.05)
     assert sum(found.first for found in blind) / 8 < 4 / ASKED
-    seeing = retrieval(generator.images(rows), true, groups, eye)
+    seeing = look(generator.images(rows))
     assert clustered_mean(seeing.ranks, torch.arange(ASKED)).high < 0.4
 
 

@@ -43,6 +43,11 @@ def scored(one, other, extractor):
     )
 
 
+def found_by(one, other, groups):
+    eye = compact_extractor()
+    return retrieval(perceptual_points(eye, one), perceptual_points(eye, other), groups)
+
+
 def noise(*shape, name="images"):
     return torch.rand(*shape, generator=stream(0, name))
 
@@ -165,17 +170,17 @@ def test_perceptual_points_are_as_far_apart_as_the_images():
 
 
 def test_retrieval_of_the_images_themselves_of_others_and_of_ties():
-    images, eye = noise(20, 3, 16, 16), compact_extractor()
+    images = noise(20, 3, 16, 16)
     groups = torch.arange(20) // 10
-    found = retrieval(images, images, groups, eye)
+    found = found_by(images, images, groups)
     assert found.ranks.max() == 0
     assert found.first == 1
     assert found.first_chance == pytest.approx(0.1)
     same = images[:1].expand(20, -1, -1, -1)
-    tied = retrieval(same, same, groups, eye)
+    tied = found_by(same, same, groups)
     assert tied.ranks.tolist() == [0.5] * 20
     assert tied.first == pytest.approx(0.1), "what cannot be told apart is found by chance"
-    alone = retrieval(images[:1], images[:1], groups[:1], eye)
+    alone = found_by(images[:1], images[:1], groups[:1])
     assert alone.ranks.isnan().all()
 
 

@@ -47,14 +47,14 @@ class Extractor:
         name: what stands in the names of its metrics.
         maps: from images to feature maps ``(n, C, h, w)``, shallow to deep; None if it has none.
         vectors: from images to ``(n, d)``.
-        logits: from images to ``(n, classes)``; None if it knows no classes.
+        head: from vectors to logits ``(n, classes)``; None if it knows no classes.
         published: whether its metrics may carry the published names.
     """
 
     name: str
     maps: Callable[[Images], list[Tensor]] | None
     vectors: Callable[[Images], Tensor]
-    logits: Callable[[Images], Tensor] | None = None
+    head: Callable[[Tensor], Tensor] | None = None
     published: bool = False
 
     def named(self, short: str, published: str) -> str:
@@ -122,7 +122,7 @@ def _backbone(name: str, file: Path) -> Extractor:
         name,
         maps if network.stages else None,
         lambda images: network.features(_enlarged(images)),
-        (lambda images: network(_enlarged(images))) if known else None,
+        network.classifier if known else None,
     )
 
 
@@ -134,15 +134,15 @@ def _inception(file: Path) -> Extractor:
         raise WeightsError(
             "FID's network comes with torch-fidelity: pip install feddg[attacks]"
         ) from None
-    parts = ["2048", "logits_unbiased"]
-    network = FeatureExtractorInceptionV3(INCEPTION, parts, feature_extractor_weights_path=file)
+    network = FeatureExtractorInceptionV3(INCEPTION, ["2048"], feature_extractor_weights_path=file)
 
-    def both(images: Images) -> tuple[Tensor, Tensor]:
-        found: tuple[Tensor, Tensor] = network((images * 255).round().to(torch.uint8))
+    def vectors(images: Images) -> Tensor:
+        found: Tensor = network((images * 255).round().to(torch.uint8))[0]
         return found
 
-    vectors, logits = (lambda images: both(images)[0]), (lambda images: both(images)[1])
-    return Extractor(INCEPTION, None, vectors, logits, published=True)
+    # The published score leaves the last layer's bias out.
+    head = lambda found: found @ network.fc.weight.T  # noqa: E731
+    return Extractor(INCEPTION, None, vectors, head, published=True)
 
 
 def read_lpips(spelling: str) -> Callable[[Images, Images], Tensor]:

@@ -19,7 +19,6 @@ from feddg.attacks.extractors import (
     Extractor,
     compact_extractor,
     perceptual_distances,
-    perceptual_points,
 )
 from feddg.errors import ExperimentError
 from feddg.randomness import derive_seed, stream
@@ -95,11 +94,9 @@ class Collection:
     @classmethod
     def of(cls, images: Tensor, extractor: Extractor) -> "Collection":
         """Returns that of images ``(n, 3, H, W)`` in [0, 1]."""
-        logits = extractor.logits
-        return cls(
-            _over_parts(extractor.vectors, images),
-            _over_parts(logits, images) if logits is not None else None,
-        )
+        vectors = _over_parts(extractor.vectors, images)
+        head = extractor.head
+        return cls(vectors, None if head is None else _over_parts(head, vectors))
 
     def take(self, positions: Tensor) -> "Collection":
         """Returns that of some of the images."""
@@ -195,16 +192,15 @@ class Retrieval:
     first_chance: float
 
 
-def retrieval(drawn: Tensor, true: Tensor, groups: Tensor, eye: Extractor) -> Retrieval:
+def retrieval(drawn: Tensor, true: Tensor, groups: Tensor) -> Retrieval:
     """Looks for the true image of each reconstruction among the true images of its group.
 
     Args:
-        drawn: ``(n, 3, H, W)`` in [0, 1].
-        true: the true image of each.
+        drawn: ``(n, k)`` points of the reconstructions: see ``perceptual_points``.
+        true: points of the true image of each.
         groups: ``(n,)`` the group of each, such as its domain.
-        eye: whose perceptual distance says what is near.
     """
-    distances = torch.cdist(perceptual_points(eye, drawn), perceptual_points(eye, true))
+    distances = torch.cdist(drawn, true)
     own = distances.diagonal()[:, None]
     others = (groups[:, None] == groups[None, :]).fill_diagonal_(False)
     nearer = ((distances < own).double() + 0.5 * (distances == own).double()) * others

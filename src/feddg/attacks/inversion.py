@@ -19,6 +19,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
+from feddg.attacks.extractors import perceptual_points
 from feddg.attacks.image_metrics import (
     Collection,
     Judges,
@@ -83,7 +84,8 @@ class Inverted:
         """Returns everything measured."""
         true = self.targets.images.float() / 255
         updates = torch.arange(len(true)) // self.batch_size
-        found = retrieval(self.drawn, true, torch.zeros(len(true)), judges.eye)
+        points = [perceptual_points(judges.eye, part) for part in (self.drawn, true)]
+        found = retrieval(points[0], points[1], torch.zeros(len(true)))
         rank = clustered_mean(found.ranks, updates).within(0, 1)
         ours, theirs = (Collection.of(part, judges.extractor) for part in (self.drawn, true))
         scores = collection_scores(ours, theirs, judges.extractor, self.search.seed)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from feddg.attacks.entries import SentEntry
+from feddg.attacks.extractors import perceptual_points
 from feddg.attacks.generator import GeneratorTraining, TrainedGenerator, train_generator
 from feddg.attacks.image_metrics import (
     Collection,
@@ -215,14 +216,19 @@ class _Measured:
         self._found, self._judges = found, judges
         self._true = found.targets.images.float() / 255
         extractor = judges.extractor
+        self._true_points = perceptual_points(judges.eye, self._true)
+        self._points = {
+            fed: perceptual_points(judges.eye, part) for fed, part in found.drawn.items()
+        }
         self._of_true = Collection.of(self._true, extractor)
         self._of_drawn = {fed: Collection.of(part, extractor) for fed, part in found.drawn.items()}
-        self._pairwise = {name: self._of_pairs(drawn) for name, drawn in found.drawn.items()}
+        self._pairwise = {fed: self._of_pairs(fed) for fed in found.drawn}
 
-    def _of_pairs(self, drawn: Tensor) -> dict[str, Tensor]:
+    def _of_pairs(self, fed: str) -> dict[str, Tensor]:
+        drawn = self._found.drawn[fed]
         scores = {name: work(drawn, self._true) for name, work in PAIRWISE.items()}
         scores[self._judges.perceptual_name] = self._judges.perceptual(drawn, self._true)
-        found = retrieval(drawn, self._true, self._found.targets.domains, self._judges.eye)
+        found = retrieval(self._points[fed], self._true_points, self._found.targets.domains)
         return scores | {"rank": found.ranks}
 
     def rows(self, domain_names: Sequence[str]) -> Iterator[ReconstructionRow | DifferenceRow]:
@@ -239,8 +245,8 @@ class _Measured:
     ) -> ReconstructionRow:
         found, judges = self._found, self._judges
         pairwise = {name: values[chosen] for name, values in self._pairwise[fed].items()}
-        drawn, true = found.drawn[fed][chosen], self._true[chosen]
-        among = retrieval(drawn, true, found.targets.domains[chosen], judges.eye)
+        points = self._points[fed][chosen], self._true_points[chosen]
+        among = retrieval(*points, found.targets.domains[chosen])
         rank = clustered_mean(pairwise["rank"], found.targets.clients[chosen]).within(0, 1)
         ours, theirs = (part.take(chosen) for part in (self._of_drawn[fed], self._of_true))
         scores = collection_scores(ours, theirs, judges.extractor, found.seed)

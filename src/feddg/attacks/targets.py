@@ -94,6 +94,8 @@ def matched(rows: Tensor, samples: Tensor, count: int, chance: torch.Generator) 
     Returns:
         At most ``count`` pairs of a row and an image.
     """
+    if len(rows) == 1 and len(samples) <= count:
+        return [[0, image] for image in range(len(samples))]
     distances = torch.cdist(rows.double(), samples.double())
     nearest = distances.argmin(0)
     turns = torch.randperm(len(rows), generator=chance).tolist()
