@@ -35,8 +35,8 @@ def inspect_experiment(experiment: Experiment, progress: Progress) -> dict[str, 
         ``severity`` and ``text`` of each), ``stored`` (by domain, see
         :class:`feddg.data.stored.StoredImages`), ``ignored`` (files by kind) and, when it is
         known how images are split, ``splits`` (images per role), ``clients`` and
-        ``clients_by_class`` (images of each client by domain and by class, those that it has none of left out) and ``skew`` (see
-        :class:`feddg.data.skew.Skew`).
+        ``clients_by_class`` (images of each client by domain and by class, those that it has none
+        of left out) and ``skew`` (see :class:`feddg.data.skew.Skew`).
 
     Raises:
         DataError: there is nothing to inspect.
