@@ -103,6 +103,7 @@ class Server:
         if not self.method.has_setup or self.state.agreed is not None:
             return {}
         ids = self.transport.clients
+        self.guards.describing(ids, self.account)
         replies = self._counted(self.transport.descriptions(ids, Broadcast(0)), len(ids))
         descriptions = list(self._messages(replies, 0, "describe"))
         if not descriptions:

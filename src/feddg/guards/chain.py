@@ -17,8 +17,9 @@ from feddg.errors import ExperimentError, nearest
 from feddg.forms import Sent
 from feddg.guards.account import Account
 from feddg.guards.clipping import Clipping
-from feddg.guards.compatibility import require_compatible
+from feddg.guards.compatibility import Circumstances, require_compatible, require_styles
 from feddg.guards.guard import GUARDS, Guard, Passage, WeightFacts
+from feddg.guards.noised_styles import NoisedStyles
 from feddg.messages import Broadcast, Message, Update, Weights, joined
 from feddg.methods.base import Method, State, local_names, shared_parameters
 from feddg.settings import GuardChoice, PrivacySettings
@@ -98,6 +99,15 @@ class Guards:
     def afford(self, round: int, clients: Sequence[int], account: Account) -> bool:
         """Whether a round with these clients stays within what may be spent."""
         return all(guard.affords(round, clients, account) for guard in self.guards)
+
+    def describing(self, clients: Sequence[int], account: Account) -> None:
+        """These clients are about to describe themselves.
+
+        Raises:
+            BudgetSpent: they may not.
+        """
+        for guard in self.guards:
+            guard.describing(clients, account)
 
     def open(self, state: State, account: Account | None = None) -> "GuardedRound":
         """Begins a round from the state that its clients are sent.
@@ -192,9 +202,13 @@ def build_guards(
     guards = [guard_of(choice) for choice in choices]
     if privacy.clipping != "none":
         guards.insert(0, Clipping(privacy, schedule or Schedule(updates)))
-    require_compatible(
-        guards, method, network, trains_statistics=trains_statistics, updates=updates
-    )
+    require_styles(privacy, method)
+    if privacy.style_epsilon is not None:
+        guards.insert(0, NoisedStyles(privacy))
+    seen_to = privacy.style_epsilon is not None or privacy.open_styles
+    covered = type(method).noises if seen_to else frozenset[str]()
+    circumstances = Circumstances(trains_statistics, covered)
+    require_compatible(guards, method, network, circumstances=circumstances, updates=updates)
     return Guards(guards, facts_of(method, network))
 
 

@@ -128,6 +128,13 @@ class Guard:
         """At the server: whether a round with these clients stays within what may be spent."""
         return True
 
+    def describing(self, clients: Sequence[int], account: Account) -> None:
+        """At the server: these clients are about to describe themselves, before round 1.
+
+        Raises:
+            BudgetSpent: they may not.
+        """
+
     def asked(self, clients: Sequence[int], passage: Passage) -> None:
         """At the server: these clients are about to be asked to train.
 
