@@ -20,6 +20,7 @@ from feddg.guards.clipping import Clipping
 from feddg.guards.compatibility import Circumstances, require_compatible, require_styles
 from feddg.guards.guard import GUARDS, Guard, Passage, WeightFacts
 from feddg.guards.noised_styles import NoisedStyles
+from feddg.guards.secure_aggregation import SecureAggregation
 from feddg.messages import Broadcast, Message, Update, Weights, joined
 from feddg.methods.base import Method, State, local_names, shared_parameters
 from feddg.settings import GuardChoice, PrivacySettings
@@ -56,13 +57,16 @@ class Guards:
             for name, tensor in guard.initial_memory().items()
         }
 
-    def protect(self, update: Update, received: Weights, extras: Message) -> Update:
+    def protect(
+        self, update: Update, received: Weights, extras: Message, secrets: Weights | None = None
+    ) -> Update:
         """At the client: returns the update as it may leave.
 
         Args:
             update: as trained.
             received: the weights of the broadcast.
             extras: the extras of the broadcast.
+            secrets: what the client keeps to itself in this round.
 
         Raises:
             ClientError: it may not leave.
@@ -70,7 +74,28 @@ class Guards:
         for guard in self.guards:
             told = _under(f"{guard.name}/", extras)
             update = guard.protect(update, received, told, self.facts)
+            if guard.sums:
+                secrets = {} if secrets is None else secrets
+                update = guard.mask(update, received, told, self.facts, secrets)
         return update
+
+    @property
+    def masking(self) -> SecureAggregation | None:
+        """What hides single updates from the server, if anything does."""
+        return next((g for g in self.guards if isinstance(g, SecureAggregation)), None)
+
+    def answer(
+        self, id: int, round: int, name: str, question: Message, secrets: Weights
+    ) -> Message | None:
+        """At a client: answers a question of a guard's; None where it is no guard's.
+
+        Raises:
+            ClientError: it does not.
+        """
+        for guard in self.guards:
+            if name.startswith(f"{guard.name}:"):
+                return guard.answer(id, round, name, question, secrets)
+        return None
 
     @property
     def noised(self) -> bool:
@@ -202,6 +227,11 @@ def build_guards(
     guards = [guard_of(choice) for choice in choices]
     if privacy.clipping != "none":
         guards.insert(0, Clipping(privacy, schedule or Schedule(updates)))
+    # What is masked last can still be changed before.
+    guards.sort(key=lambda guard: guard.sums)
+    for guard in guards:
+        if isinstance(guard, SecureAggregation):
+            guard.alike = privacy.clipping != "none"
     require_styles(privacy, method)
     if privacy.style_epsilon is not None:
         guards.insert(0, NoisedStyles(privacy))

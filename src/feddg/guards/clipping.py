@@ -256,7 +256,7 @@ class Clipping(Guard):
         """Counts, and has every client count the same, whatever it says of its images."""
         passage.scratch |= {_UPDATES: [], _CLIPPED: 0}
         for update in updates:
-            passage.scratch[_UPDATES].append(update.client)
+            passage.scratch[_UPDATES] += update.clients
             bit = update.extras.scalars.get(f"{self.name}/{NORM_BIT}", 0)
             passage.scratch[_CLIPPED] += int(bit)
             yield replace(update, examples=1)

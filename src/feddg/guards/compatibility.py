@@ -109,6 +109,21 @@ def _conflict(one: Guard, other: Guard) -> str | None:
         return f"guard {one.name} is named twice; once is enough"
     if one.fuses and other.fuses:
         return f"guards {one.name} and {other.name} each replace the mean; choose one"
+    if one.sums and (other.fuses or other.looks):
+        return (
+            f"{one.name} and {other.name} exclude each other: {other.name} looks at single "
+            "updates, and the server sees nothing but their sum"
+        )
+    if one.sums and other.secret_rate is not None:
+        return (
+            f"{one.name} and sampling: secret exclude each other: a draw of too few fails, which "
+            "tells who was drawn; set privacy.sampling to public"
+        )
+    if one.sums and other.sends:
+        return (
+            f"{one.name} and adaptive clipping exclude each other: the server would see which "
+            "client's update was clipped; set privacy.clipping to fixed"
+        )
     if one.plain_mean is not None and other.fuses:
         return f"{one.name} and {other.name} exclude each other: {one.plain_mean}"
     return None
