@@ -56,7 +56,7 @@ LEVELS = (
     {"runs"},
     {"comparing", "studies"},
     {"report"},
-    {"flower"},
+    {"flower", "serving"},
     {"api"},
     {"cli"},
 )

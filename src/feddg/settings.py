@@ -47,6 +47,18 @@ class DataSettings(Settings):
         "registered one",
     )
     root: FixedPath | None = Field(None, description="the images' folder: root/domain/class/*.jpg")
+    options: dict[str, Any] = Field(
+        default_factory=dict,
+        description="what the data set itself takes, as columns of a table; docs/data_sets.md",
+    )
+    leave_out: tuple[str, ...] = Field(
+        (), description="domains that are never opened, as if they were not there"
+    )
+    own_split: bool = Field(
+        True,
+        description="in-domain validation and test images as the data set's own split has them, "
+        "where it has one; false draws id_val and id_test",
+    )
     image_size: int = Field(
         128, ge=8, le=1024, description="side of the square training images, pixels"
     )
@@ -114,14 +126,17 @@ class HoldOut(Settings):
 class ClientSettings(Settings):
     """Who holds what, and how many take part in a round."""
 
-    number: int = Field(10, ge=1, description="clients, N")
+    number: int = Field(
+        10, ge=1, description="clients, N; under the partition client, as many as the images say"
+    )
     per_round: int | None = Field(
         None, ge=1, description="clients sampled per round, K; none for all"
     )
     partition: str = Field(
         "heterogeneous",
         description="who holds what, rules joined by +: heterogeneous (by lambda), domain, iid; "
-        "dirichlet, class_dirichlet, shards; quantity; see docs/partitions.md",
+        "dirichlet, class_dirichlet, shards; quantity; or client: who really holds the data; see "
+        "docs/partitions.md",
     )
     heterogeneity: Fraction = Field(
         0.1,
@@ -214,6 +229,11 @@ class TrainSettings(Settings):
     )
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = Field(
         0.0, description="share of the true class's target that is spread over all classes"
+    )
+    class_weights: Literal["none", "balanced"] = Field(
+        "none",
+        description="how much an image's class counts: alike, or each class of a client as much as "
+        "its others, by the client's own numbers (rare classes more)",
     )
     head_rounds: int = Field(
         0,

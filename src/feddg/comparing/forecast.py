@@ -7,9 +7,10 @@ import numpy
 
 from feddg.comparing.estimate import Estimate, estimate
 from feddg.data.pixels import ArrayPixels
-from feddg.data.sources import load_source
+from feddg.data.sources import load_images_of
 from feddg.experiment import Experiment
-from feddg.runs.facts import peak_memory
+from feddg.rows import ClientsTable
+from feddg.runs.facts import clients_table, peak_memory
 from feddg.runs.prepare import build, deal, guards_for
 
 
@@ -19,7 +20,7 @@ class Forecast:
 
     Attributes:
         splits: images by role (``train``, ``id_val``, ``id_test``, ``val``, ``test``).
-        clients: training images by client.
+        clients: who holds how many training images of which domain and class.
         pixel_bytes: the decoded images of the whole data set.
         weights: how many numbers the network has.
         weight_bytes: bytes of the network, its gradients and its optimizer's memory.
@@ -30,7 +31,7 @@ class Forecast:
     """
 
     splits: dict[str, int]
-    clients: Sequence[int]
+    clients: ClientsTable
     pixel_bytes: int
     weights: int
     weight_bytes: int
@@ -48,7 +49,7 @@ def forecast(experiment: Experiment, measure: bool = True) -> Forecast:
         FeddgError: the experiment cannot be carried out as asked.
     """
     data = experiment.data
-    table = load_source(data.source, data.root)
+    table = load_images_of(data)
     size = data.image_size
     images = deal(experiment, table, ArrayPixels(numpy.empty((0, size, size, 3), numpy.uint8)), [])
     method, network = build(experiment, len(table.class_names))
@@ -59,7 +60,7 @@ def forecast(experiment: Experiment, measure: bool = True) -> Forecast:
     roles = ("train", "id_val", "id_test", "val", "test")
     return Forecast(
         {role: len(getattr(images.splits, role)) for role in roles},
-        [len(rows) for rows in images.partition.rows],
+        clients_table(images),
         len(table) * size * size * 3,
         weights,
         weights * 4 * copies,
