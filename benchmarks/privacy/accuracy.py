@@ -25,10 +25,10 @@ from feddg.api import run
 from feddg.experiment import Experiment
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
-EPSILONS = (1, 4, 8, 16, None)
+EPSILONS = (16, 1, 8, 4, None)
 SETTINGS: dict[str, dict[str, Any]] = {
     "digits": {
-        "data": {"source": "digits", "image_size": 16, "id_val": 0.0, "id_test": 0.1},
+        "data": {"source": "digits", "id_val": 0.0, "id_test": 0.1},
         "hold_out": {"test": "ink"},
         "clients": {"number": 10, "heterogeneity": 0.1},
         "model": {"backbone": "cnn_gn", "weights": None, "normalization": "frozen"},
@@ -98,7 +98,17 @@ def measured(data: str, seeds: int, out: Path, root: Path | None) -> list[dict[s
         }
         print(*row.values(), flush=True)
         rows.append(row)
+        written(rows, RESULTS / "data" / f"privacy_{data}.csv")
     return rows
+
+
+def written(rows: list[dict[str, Any]], table: Path) -> None:
+    """Writes what there is so far: a long measurement may be ended early."""
+    os.makedirs(table.parent, exist_ok=True)
+    with open(table, "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 def drawn(rows: list[dict[str, Any]], file: Path) -> None:
@@ -108,7 +118,7 @@ def drawn(rows: list[dict[str, Any]], file: Path) -> None:
         accuracy = 100 * float(row["test_accuracy"])
         found[row["method"], row["noised"]][row["level"]].append(accuracy)
     figure, axes = pyplot.subplots(figsize=(7, 4.2), layout="constrained")
-    levels = [str(epsilon) for epsilon in EPSILONS if epsilon]
+    levels = [str(epsilon) for epsilon in sorted(filter(None, EPSILONS))]
     for (method, what), by_level in found.items():
         if what == "nothing":
             axes.axhline(numpy.mean(by_level["none"]), ls=":", lw=1, color="grey")
@@ -139,10 +149,4 @@ if __name__ == "__main__":
     parser.add_argument("--out", type=Path, default=Path("runs/privacy"))
     chosen = parser.parse_args()
     found = measured(chosen.data, chosen.seeds, chosen.out, chosen.root)
-    table = RESULTS / "data" / f"privacy_{chosen.data}.csv"
-    os.makedirs(table.parent, exist_ok=True)
-    with open(table, "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(found[0]))
-        writer.writeheader()
-        writer.writerows(found)
     drawn(found, RESULTS / f"privacy_{chosen.data}.png")
