@@ -15,7 +15,7 @@ from feddg.rows import PRIVACY_ROWS
 from feddg.runs.prepare import build, guards_for
 from feddg.styles.codec import load_codec
 from feddg.styles.private import (
-    Reference,
+    PublicReference,
     StyleNoise,
     clipped_mean,
     private_style,
@@ -28,7 +28,9 @@ from federations import federation
 CHANNELS = 3
 NUMBERS = st.floats(allow_nan=True, allow_infinity=True, width=64)
 IMAGE = st.lists(NUMBERS, min_size=2 * CHANNELS, max_size=2 * CHANNELS)
-REFERENCE = Reference(torch.tensor([[1.0, -2.0, 0.0]] * 2), torch.tensor([[0.1, 7.0, 1e-3]] * 2), 1)
+REFERENCE = PublicReference(
+    torch.tensor([[1.0, -2.0, 0.0]] * 2), torch.tensor([[0.1, 7.0, 1e-3]] * 2), 1
+)
 
 
 def moments_of(images):

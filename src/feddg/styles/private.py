@@ -52,7 +52,7 @@ class StyleNoise:
 
 
 @dataclass(frozen=True)
-class Reference:
+class PublicReference:
     """What clipping is measured in.
 
     Attributes:
@@ -67,7 +67,7 @@ class Reference:
 
 
 @lru_cache(maxsize=8)
-def public_reference(codec: Codec) -> Reference:
+def public_reference(codec: Codec) -> PublicReference:
     """Returns the moments of textures under a codec: no image of anybody is looked at."""
     chance = stream(0, "public textures")
     drawn = [
@@ -79,10 +79,10 @@ def public_reference(codec: Codec) -> Reference:
     centre = averages.mean(0)
     spread = averages.std(0).clamp_min(_LEAST_SPREAD)
     lengths = ((averages - centre) / spread).flatten(1).norm(dim=1)
-    return Reference(centre, spread, float(lengths.quantile(_SHARE)))
+    return PublicReference(centre, spread, float(lengths.quantile(_SHARE)))
 
 
-def clipped_mean(averages: Tensor, reference: Reference, radius: float) -> Tensor:
+def clipped_mean(averages: Tensor, reference: PublicReference, radius: float) -> Tensor:
     """Returns u: the mean of clipped, whitened moments.
 
     Args:
