@@ -135,14 +135,9 @@ def fields(chosen: argparse.Namespace) -> dict[str, Any]:
     train = {"rounds": 2 * chosen.pairs + 2, "batch_size": 32}
     if chosen.data == "digits":
         train["local_steps"] = STEPS
+    data = {"source": chosen.data, "root": chosen.root}
     return {
-        "data": {
-            "source": chosen.data,
-            "root": chosen.root,
-            "image_size": 96,
-            "id_val": 0,
-            "id_test": 0,
-        },
+        "data": data | {"image_size": 96, "id_val": 0, "id_test": 0},
         "hold_out": "sketch",
         "clients": {"number": chosen.clients, "partition": "heterogeneous", "heterogeneity": 0.1},
         "model": {"backbone": "resnet18", "weights": None},

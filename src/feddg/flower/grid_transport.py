@@ -143,9 +143,9 @@ class FlowerTransport:
         # A name is the key's that was registered first.
         nodes = sorted(nodes, key=lambda n: (infos[n].registered_at if n in infos else "", n))
         exchange = Exchange(self._post, INTRODUCE, ("introduce", "introduce"), self._round)
-        recipients = [self._roster.stranger(node) for node in nodes]
+        recipients = [self._roster.stranger(node, infos.get(node)) for node in nodes]
         for recipient in recipients:
-            exchange.send(recipient, Parcel().to_records())
+            exchange.send(recipient, Parcel({"run": self._run}).to_records())
         for recipient, reply in exchange.replies(recipients):
             self._asked.add(recipient.node)
             if isinstance(reply, Refusal):

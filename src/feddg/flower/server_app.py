@@ -16,12 +16,14 @@ from feddg.errors import ExperimentError
 from feddg.evaluation.accuracy import Evaluation, Score
 from feddg.experiment import Experiment
 from feddg.files import replace_text
+from feddg.flower.deployment_file import DeploymentFile
 from feddg.flower.exchange import Policy
 from feddg.flower.grid_transport import FlowerTransport
 from feddg.flower.identity import Identities
 from feddg.flower.judges import JudgeScores
 from feddg.flower.replies import Introduction
-from feddg.flower.site import load_pixels, positions, read_experiment, test_images
+from feddg.flower.site import read_experiment
+from feddg.flower.site_images import load_pixels, positions, test_images
 from feddg.flower.traffic import Traffic, append_to
 from feddg.messages import Weights
 from feddg.methods.base import require_network_fit
@@ -163,9 +165,11 @@ def _prepared(
 ) -> Prepared:
     names, file = deployment.site_names, path / DEPLOYMENT
     device = choose_device(experiment.device)
-    known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
-    run = known["run"] if known else f"{experiment.id}-{secrets.token_hex(6)}"
-    identities = Identities(known.get("keys", {}) if known else {}, not deployment.unnamed_sites)
+    known = DeploymentFile.read(file)
+    if known is not None:
+        known.require_sites(names)
+    run = known.run if known else f"{experiment.id}-{secrets.token_hex(6)}"
+    identities = Identities(dict(known.keys) if known else {}, not deployment.unnamed_sites)
     transport = FlowerTransport(
         grid,
         names,
@@ -175,46 +179,56 @@ def _prepared(
         judges=deployment.judge_names,
         traffic=Traffic(append_to(path / TRAFFIC)),
         identities=identities,
-        introduced=known.get("images", {}) if known else {},
+        introduced=known.images if known else {},
         held_out=(*experiment.hold_out.test, *experiment.hold_out.val),
     )
     found = transport.gather(deployment.minimum)
-    known = known or {
-        **{"run": run, "sites": names},
-        **{"classes": _classes(found), "domains": []},
-    }
+    classes = known.classes if known else _classes(names, found)
+    so_far = known or DeploymentFile(run=run, sites=names, classes=classes, domains=[])
 
     def join(id: int, introduction: Introduction) -> None:
+        nonlocal so_far
         # Classes are fixed by the network; a late joiner's domain is new, and numbered as it comes.
-        more = {} if id in transport.judges else introduction.domains
-        known["domains"] = list(dict.fromkeys([*known["domains"], *more]))
-        known["keys"] = identities.keys
-        known["images"] = {transport.sites[k]: n for k, n in transport.introduced.items()}
-        content = json.dumps(known, indent=1)
-        replace_text(file, content)
-        transport.fields = {key: json.dumps(known[key]) for key in ("classes", "domains")}
+        domains = {} if id in transport.judges else introduction.domains
+        images = {transport.sites[k]: n for k, n in transport.introduced.items()}
+        so_far = so_far.joined(domains, identities.keys, images)
+        replace_text(file, so_far.to_text())
+        named = {"classes": so_far.classes, "domains": so_far.domains}
+        transport.fields = {key: json.dumps(names) for key, names in named.items()}
 
     for id, introduction in found.items():
         join(id, introduction)
     transport.on_introduction(join)
-    method, network = build(experiment, len(known["classes"]))
+    method, network = build(experiment, len(classes))
     guards = guards_for(experiment, method, network)
     worker = build_worker(experiment, network, cache)
     return Prepared(
         method,
         worker,
         transport,
-        _evaluation(deployment, experiment, known["classes"], worker, cache),
-        _clients_table(names, found, known["classes"], known["domains"]),
+        _evaluation(deployment, experiment, classes, worker, cache),
+        _clients_table(names, found, classes, so_far.domains),
         JudgeScores(transport),
         guards=guards,
         remote=True,
     )
 
 
-def _classes(found: Mapping[int, Introduction]) -> list[str]:
-    """Returns the federation's classes, sorted."""
-    return sorted({name for introduction in found.values() for name in introduction.classes})
+def _classes(names: Sequence[str], found: Mapping[int, Introduction]) -> list[str]:
+    """Returns the federation's classes, sorted; says which of them one site alone has."""
+    holders: dict[str, list[str]] = {}
+    for id, introduction in found.items():
+        for name in introduction.classes:
+            holders.setdefault(name, []).append(names[id])
+    alone = [f"{name!r} ({held[0]})" for name, held in sorted(holders.items()) if len(held) == 1]
+    if len(found) > 1 and alone:
+        more = f" and {len(alone) - 5} more" if len(alone) > 5 else ""
+        log.warning(
+            "classes that one site alone has: %s%s; are they spelt as at the others?",
+            ", ".join(alone[:5]),
+            more,
+        )
+    return sorted(holders)
 
 
 def _clients_table(
