@@ -102,6 +102,11 @@ class FlowerTransport:
         """Ids of the sites that only evaluate, connected or not."""
         return range(self._trainers, len(self.sites))
 
+    @property
+    def introductions(self) -> Mapping[int, Introduction]:
+        """What connected sites said about themselves, the judges, too, by their numbers."""
+        return self._roster.introductions
+
     def on_introduction(self, told: Callable[[int, Introduction], None]) -> None:
         """Has ``told`` called with the id and the introduction of every site from now on."""
         self._roster.on_introduction = told

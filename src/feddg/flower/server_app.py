@@ -39,6 +39,8 @@ from feddg.settings import Positive, PrivacySettings, Settings
 
 log = logging.getLogger("feddg")
 DEPLOYMENT, TRAFFIC = "deployment.json", "traffic.jsonl"
+MOST_SHARE = 0.8
+"""Share of all images above which a site is said to outweigh the others."""
 
 app = ServerApp()
 
@@ -183,6 +185,7 @@ def _prepared(
         held_out=(*experiment.hold_out.test, *experiment.hold_out.val),
     )
     found = transport.gather(deployment.minimum)
+    _say_who_outweighs({names[id]: introduction.images for id, introduction in found.items()})
     classes = known.classes if known else _classes(names, found)
     so_far = known or DeploymentFile(run=run, sites=names, classes=classes, domains=[])
 
@@ -208,10 +211,24 @@ def _prepared(
         transport,
         _evaluation(deployment, experiment, classes, worker, cache),
         _clients_table(names, found, classes, so_far.domains),
-        JudgeScores(transport),
+        JudgeScores(transport, len(classes)),
         guards=guards,
         remote=True,
     )
+
+
+def _say_who_outweighs(images: Mapping[str, int]) -> None:
+    """Says so where one site, by the images that it says it has, nearly is the model."""
+    name = max(images, key=images.__getitem__)
+    share = images[name] / sum(images.values())
+    if len(images) > 2 and share > MOST_SHARE:
+        log.warning(
+            "site %s says that it has %d images: in a mean by images it is %.0f %% of the model, "
+            "whatever the others send; ask it, or use a guard that counts sites alike",
+            name,
+            images[name],
+            100 * share,
+        )
 
 
 def _classes(names: Sequence[str], found: Mapping[int, Introduction]) -> list[str]:
