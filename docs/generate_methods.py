@@ -14,9 +14,10 @@ from pathlib import Path
 
 from feddg.methods.base import Method
 from feddg.methods.catalogue import methods
+from feddg.methods.reference import NO_DIFFERENCE
 
 FOLDER = Path(__file__).parent / "methods"
-HEADINGS = ("Equations", "Leaves the client", "Published code", "Decisions")
+HEADINGS = ("Equations", "Leaves the client", "Decisions")
 
 
 def sections(method: type[Method]) -> tuple[str, str, dict[str, str]]:
@@ -55,8 +56,8 @@ def page(method: type[Method]) -> str:
         "## Hyper-parameters",
         _settings(method),
         *_presets(method),
-        "## Where published code deviates, and what we do",
-        _code(found["Published code"]),
+        "## Where it differs from the authors' code",
+        *_differences(method),
         "## Decisions",
         _code(found["Decisions"]),
         *_excluded(method.excludes),
@@ -113,6 +114,21 @@ def _flat(fields: Mapping[str, object], prefix: str = "") -> list[tuple[str, obj
         else:
             pairs.append((prefix + name, value))
     return pairs
+
+
+def _differences(method: type[Method]) -> list[str]:
+    reference = method.reference
+    if reference is None:
+        raise ValueError(f"{method.name} declares no reference")
+    told = f"Compared with: {_code(reference.code)}."
+    if not reference.differences:
+        return [told, NO_DIFFERENCE]
+    head = ("the code", "here", "why", "what follows the code")
+    rows = [
+        (each.theirs, each.ours, each.why, f"`{each.setting}`" if each.setting else "nothing")
+        for each in reference.differences
+    ]
+    return [told, _table(head, [tuple(map(_code, row)) for row in rows])]
 
 
 def _excluded(excludes: Mapping[str, str]) -> list[str]:

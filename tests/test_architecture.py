@@ -54,9 +54,9 @@ LEVELS = (
     {"evaluation"},
     {"federation"},
     {"runs"},
-    {"comparing", "studies"},
+    {"comparing", "studies", "attacks"},
     {"report"},
-    {"flower"},
+    {"flower", "serving"},
     {"api"},
     {"cli"},
 )

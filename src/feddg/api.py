@@ -40,7 +40,7 @@ def run(
         out: the run folder's parent.
         observer: is told what happens.
         cache: folder for decoded pixels and twins; the user's cache by default.
-        report: whether to write ``report.html`` at the end.
+        report: whether to write ``report.html`` and ``model_card.md`` at the end.
         snapshots: rounds whose global weights are kept, for ``feddg report --analyses``.
         again: whether to start anew, beside the old run, where its images were others.
 
@@ -101,6 +101,7 @@ def compare(
     watcher: "Watcher | None" = None,
     report: bool = True,
     again: bool = False,
+    kept: Path | None = None,
 ) -> "Comparison":
     """Carries out a plan and writes its tables.
 
@@ -116,18 +117,25 @@ def compare(
             this process, where methods and sources registered by the caller are known.
         cache: folder for decoded pixels and twins; the user's cache by default.
         watcher: is told what happens.
-        report: whether to write tables and ``report.html``.
+        report: whether to write tables, ``report.html`` and each run's model card.
         again: whether to start runs anew, beside the old ones, whose images were others.
+        kept: a CSV file of results; what it has is not run again, what ends is added to it.
 
     Raises:
         FeddgError: the plan is invalid. A run's failure is listed, not raised.
     """
-    from feddg.comparing.compare import carry_out_work, prepare_work
+    from feddg.comparing.compare import carry_out_work, fixed_plan, prepare_work
+    from feddg.comparing.tuning import tune
 
-    work = prepare_work(plan, out, overrides, again=again, cache=cache)
+    whole, folder = fixed_plan(plan, out, overrides)
+    tuned = tune(whole, folder, jobs=jobs, cache=cache, watcher=watcher)
+    work = prepare_work(tuned, folder, again=again, cache=cache, kept=kept, said=whole)
     done = carry_out_work(work, jobs=jobs, cache=cache, watcher=watcher)
     if report:
         from feddg.report import write_comparison
+        from feddg.studies.run_card import ensure_card
 
         write_comparison(work.out)
+        for folder in filter(execute.is_complete, work.folders.values()):
+            ensure_card(folder)
     return done

@@ -36,6 +36,10 @@ class NotEnoughUpdates(RunError):
     """Fewer good updates than a round may be fused from; it is tried again with other clients."""
 
 
+class BudgetSpent(RunError):
+    """A release would cost more privacy than may be spent; the run ends before it."""
+
+
 class ClientError(FeddgError):
     """One client cannot take part in this round; the round goes on without it if it may."""
 

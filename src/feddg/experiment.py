@@ -18,9 +18,17 @@ from typing import Any
 import yaml
 from pydantic import ValidationError, model_validator
 
-from feddg.data.data_set import find_augmentation, preset_of, presets
-from feddg.data.partitions import rules_of
-from feddg.errors import ExperimentError, nearest
+from feddg.data.data_set import (
+    DATA_SETS,
+    SCRATCH,
+    expects_weights,
+    find_augmentation,
+    preset_of,
+    presets,
+)
+from feddg.data.partitions import counts_clients, rules_of
+from feddg.data.sources import checked_options
+from feddg.errors import DataError, ExperimentError, nearest
 from feddg.guards.chain import resolved_choice
 from feddg.methods.composition import build_method, method_class
 from feddg.settings import ClientSettings, ExperimentSettings, Settings, merge
@@ -30,7 +38,7 @@ log = logging.getLogger("feddg")
 
 _NOT_IDENTITY = {"name", "device"}
 _LATER = {
-    "data": ("duplicates", "range", "bands", "tile"),
+    "data": ("duplicates", "range", "bands", "tile", "options", "own_split", "leave_out"),
     "clients": ("shards", "quantity_alpha"),
     "train": (
         "select_every",
@@ -43,9 +51,12 @@ _LATER = {
         "schedule_gamma",
         "label_smoothing",
         "head_rounds",
+        "class_weights",
+        "hue",
     ),
     "server": ("largest_change", "serve", "tail", "ema", "interpolate"),
     "evaluate": ("pictures", "averages", "select_by"),
+    "privacy": ("epsilon", "delta", "noised_at", "sampling"),
 }
 _PARTS = {
     name
@@ -54,6 +65,10 @@ _PARTS = {
 }
 _LATER_PARTS = ("privacy", "guards")
 """Fields and parts younger than some run folders: not in the hash where they say nothing new."""
+
+
+def _default(part: type[Settings], field: str) -> Any:
+    return part.model_fields[field].get_default(call_default_factory=True)
 
 
 class Experiment(ExperimentSettings):
@@ -89,9 +104,13 @@ class Experiment(ExperimentSettings):
         """Eight hexadecimal digits that differ for every different experiment."""
         content = self.model_dump(mode="json", exclude=_NOT_IDENTITY)
         for part, field in ((part, f) for part, fields in _LATER.items() for f in fields):
-            own = getattr(self, part)
-            if getattr(own, field) == type(own).model_fields[field].default:
+            said = getattr(self, part)
+            if getattr(said, field) == _default(type(said), field):
                 del content[part][field]
+        known, own = method_class(self.method.name).Settings, content["method"]["settings"]
+        for field in known.later_fields():
+            if own.get(field) == known.model_fields[field].default:
+                own.pop(field, None)
         for part in _LATER_PARTS:
             if getattr(self, part) == type(self).model_fields[part].default:
                 del content[part]
@@ -255,8 +274,9 @@ def _plain(value: Any) -> Any:
 def complete(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Fills in what the user did not say from the presets.
 
-    From weakest to strongest: the data set's preset, the method's for every data set (``"*"``),
-    the method's for this one, the user's own words.
+    From weakest to strongest: the data set's preset, where it is for a pretrained network and the
+    user has no weights the preset ``scratch``, the method's for every data set (``"*"``), the
+    method's for this one, the user's own words.
 
     Raises:
         ExperimentError: a name is unknown, a method's setting out of range, or more clients are to
@@ -277,7 +297,29 @@ def complete(fields: Mapping[str, Any]) -> dict[str, Any]:
     built = build_method(name, choice.get("settings", {}))
     resolved = {"name": method_class(name).name, "settings": built.settings.model_dump(mode="json")}
     guards = [resolved_choice(choice) for choice in full.get("guards", ())]
-    return _decide({**full, "preset": preset, "method": resolved, "guards": guards})
+    return _decide(
+        {
+            **full,
+            "preset": preset,
+            "data": _with_options(full.get("data", {})),
+            "method": resolved,
+            "guards": guards,
+        }
+    )
+
+
+def _with_options(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Completes a data set's own options, where it says which it has."""
+    definition = DATA_SETS.get(str(data.get("source", "folder")))
+    said = data.get("options") or {}
+    if definition is None or definition.options is None or not isinstance(said, Mapping):
+        return data
+    try:
+        checked_options(definition, said)
+    except DataError as error:
+        raise ExperimentError(str(error)) from None
+    options = definition.options(**said).model_dump(mode="json")
+    return {**data, "options": options}
 
 
 def layers(said: dict[str, Any]) -> tuple[str, list[tuple[str, dict[str, Any]]]]:
@@ -299,15 +341,31 @@ def layers(said: dict[str, Any]) -> tuple[str, list[tuple[str, dict[str, Any]]]]
     method = method_class(str(said.get("method", {}).get("name", "fedavg")).lower())
     return preset, [
         (f"preset {preset}", expand(dict(known[preset]))),
+        *_from_scratch(said, preset),
         (f"preset of {method.name}", expand(method.presets.get("*", {}))),
         (f"preset of {method.name} for {preset}", expand(method.presets.get(preset, {}))),
         ("you said", said),
     ]
 
 
+def _from_scratch(said: dict[str, Any], preset: str) -> list[tuple[str, dict[str, Any]]]:
+    """Returns what a preset for a pretrained network is overlaid with where there are no weights.
+
+    A preset that the user names is a protocol to be followed, and stays as it is.
+    """
+    weights = said.get("model", {}).get("weights", "unsaid")
+    without = weights is None or str(weights).lower() == "none"
+    if not without or said.get("preset") or not expects_weights(preset):
+        return []
+    fields = presets()[SCRATCH]
+    return [(f"preset {SCRATCH}, without pretrained weights", expand(dict(fields)))]
+
+
 def _too_many(clients: Mapping[str, Any]) -> str | None:
     """Says so where more clients are to take part in a round than there are."""
     number, per_round = clients.get("number"), clients.get("per_round")
+    if "partition" in clients and counts_clients(str(clients["partition"])):
+        return None  # the images say how many there are
     if number is None:
         number = ClientSettings().number
     if not isinstance(number, int) or not isinstance(per_round, int) or per_round <= number:

@@ -47,6 +47,18 @@ class DataSettings(Settings):
         "registered one",
     )
     root: FixedPath | None = Field(None, description="the images' folder: root/domain/class/*.jpg")
+    options: dict[str, Any] = Field(
+        default_factory=dict,
+        description="what the data set itself takes, as columns of a table; docs/data_sets.md",
+    )
+    leave_out: tuple[str, ...] = Field(
+        (), description="domains that are never opened, as if they were not there"
+    )
+    own_split: bool = Field(
+        True,
+        description="in-domain validation and test images as the data set's own split has them, "
+        "where it has one; false draws id_val and id_test",
+    )
     image_size: int = Field(
         128, ge=8, le=1024, description="side of the square training images, pixels"
     )
@@ -114,14 +126,17 @@ class HoldOut(Settings):
 class ClientSettings(Settings):
     """Who holds what, and how many take part in a round."""
 
-    number: int = Field(10, ge=1, description="clients, N")
+    number: int = Field(
+        10, ge=1, description="clients, N; under the partition client, as many as the images say"
+    )
     per_round: int | None = Field(
         None, ge=1, description="clients sampled per round, K; none for all"
     )
     partition: str = Field(
         "heterogeneous",
         description="who holds what, rules joined by +: heterogeneous (by lambda), domain, iid; "
-        "dirichlet, class_dirichlet, shards; quantity; see docs/partitions.md",
+        "dirichlet, class_dirichlet, shards; quantity; or client: who really holds the data; see "
+        "docs/partitions.md",
     )
     heterogeneity: Fraction = Field(
         0.1,
@@ -189,6 +204,11 @@ class TrainSettings(Settings):
         description="how training images are varied: none, aerial, microscope, a data set's own by "
         "its name, or a registered one",
     )
+    hue: Literal["rotation", "hsv"] = Field(
+        "rotation",
+        description="how an augmentation changes the hue: a rotation at constant luma (faster), or "
+        "the shift in HSV that torchvision and the methods' published codes take",
+    )
     schedule: Literal["constant", "cosine", "linear", "step"] = Field(
         "constant", description="how the learning rate falls from round to round"
     )
@@ -206,6 +226,11 @@ class TrainSettings(Settings):
     )
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = Field(
         0.0, description="share of the true class's target that is spread over all classes"
+    )
+    class_weights: Literal["none", "balanced"] = Field(
+        "none",
+        description="how much an image's class counts: alike, or each class of a client as much as "
+        "its others, by the client's own numbers (rare classes more)",
     )
     head_rounds: int = Field(
         0,
@@ -323,12 +348,57 @@ class PrivacySettings(Settings):
         0.5, description="adaptive: share of updates not to be clipped"
     )
     clipping_rate: Positive = Field(0.2, description="adaptive: learning rate of the norm")
+    epsilon: Positive | None = Field(
+        None,
+        description="what all rounds' updates together may cost a client; picks the noise for the "
+        "planned rounds unless noise_multiplier does, and ends the run before more is spent",
+    )
+    delta: Annotated[float, Field(gt=0, lt=1)] = Field(
+        1e-5, description="the delta that every epsilon goes with; below 1 / number of clients"
+    )
+    noised_at: Literal["server", "client"] = Field(
+        "server",
+        description="who adds the noise: the server, which is trusted then, once on the mean; or "
+        "every client on its own update (local differential privacy)",
+    )
+    sampling: Literal["public", "secret"] = Field(
+        "public",
+        description="who takes part in a round: drawn from the seed, so that everybody may know; "
+        "or by each client's own secret chance, which costs less privacy",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _an_epsilon_asks_for_clipping(cls, values: Any) -> Any:
+        asked = isinstance(values, Mapping) and values.get("epsilon") is not None
+        return {"clipping": "fixed", **values} if asked else values
+
+    @property
+    def noised(self) -> bool:
+        """Whether updates get noise."""
+        return bool(self.noise_multiplier or self.epsilon)
 
     @model_validator(mode="after")
     def _clips_what_it_noises(self) -> "PrivacySettings":
-        if self.noise_multiplier and self.clipping == "none":
+        if self.noised and self.clipping == "none":
             raise PydanticCustomError(
                 "unclipped", "noise without clipping protects nothing: set clipping, too"
+            )
+        if self.noised_at == "client" and not self.noised:
+            raise PydanticCustomError(
+                "noiseless", "noised_at: client needs noise: set epsilon, or noise_multiplier"
+            )
+        if self.noised_at == "client" and self.clipping == "adaptive":
+            raise PydanticCustomError(
+                "open_bit",
+                "adaptive clipping and noised_at: client exclude each other: whether an update was "
+                "clipped would leave its client without noise; set clipping to fixed",
+            )
+        if self.noised_at == "client" and self.sampling == "secret":
+            raise PydanticCustomError(
+                "seen",
+                "sampling: secret and noised_at: client exclude each other: the server sees whose "
+                "update it is, so that the draw hides nothing from it; set sampling to public",
             )
         return self
 
@@ -356,7 +426,10 @@ class ExperimentSettings(Settings):
     model: ModelSettings = ModelSettings()
     train: TrainSettings = TrainSettings()
     server: ServerSettings = ServerSettings()
-    privacy: PrivacySettings = PrivacySettings()
+    privacy: PrivacySettings = Field(
+        PrivacySettings(),
+        description="differential privacy: epsilon=8,delta=1e-5, and all other fields of privacy",
+    )
     guards: tuple[GuardChoice, ...] = Field(
         (), description="what else happens to updates on their way, in order; see docs/guards.md"
     )

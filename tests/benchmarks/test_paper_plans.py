@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import published_trees
 from feddg.comparing.cells import distinct, expand_plan
 from feddg.comparing.compare import carry_out_work, prepare_work
 from feddg.comparing.plan import load_plan
 from feddg.comparing.pool import Watcher, run_here
 from feddg.comparing.results import Place, Results
+from feddg.data.data_set import DATA_SETS
 from feddg.data.splits import COLUMNS
 from feddg.report.many_tables import mark_of
 from feddg.runs.reading import read_run
@@ -106,10 +108,12 @@ def test_the_averages_marked_are_those_that_do_not_match():
     assert marked == WRONG_AVERAGES
 
 
-def fake_images(folder, domains, classes=7, images=6):
+KINDS = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
+
+
+def fake_images(folder, domains, names=KINDS, images=6):
     """A tiny data set: ``domain/class/*.png`` and a split file in the benchmark's columns."""
     random = np.random.default_rng(0)
-    names = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")[:classes]
     rows = [",".join(COLUMNS)]
     for d, domain in enumerate(domains):
         for y, name in enumerate(names):
@@ -133,14 +137,16 @@ def test_a_plan_made_small_runs_a_cell(name, tmp_path):
     pacs = ("photo", "art_painting", "cartoon", "sketch")
     home = ("Art", "Clipart", "Product", "Real_World")
     domains = plan.domains or (home if "office_home" in name else pacs)
-    root = fake_images(tmp_path / "images", domains)
+    if "iwildcam" in name:
+        root = published_trees.iwildcam(tmp_path / "images")
+    else:
+        names = DATA_SETS["vlcs"].classes if "vlcs" in name else KINDS
+        root = fake_images(tmp_path / "images", domains, names)
     small = {
         "data": {"root": root, "image_size": 32, "id_val": 0.2, "id_test": 0.2},
         "model": {"weights": None, "backbone": "resnet18", "normalization": "train"},
         "train": {"rounds": 1, "local_epochs": 1, "local_steps": None, "batch_size": 16},
     }
-    if "iwildcam" in name:
-        small["data"]["split_file"] = tmp_path / "split.csv"
     if plan.base.get("preset") not in ("folder", "fedig"):
         small["clients"] = {"number": 4, "per_round": 2}
     work = prepare_work(plan.model_copy(update={"seeds": (0,)}), tmp_path / "out", small)

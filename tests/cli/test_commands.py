@@ -106,7 +106,9 @@ def test_a_dry_run_says_where_every_setting_comes_from_and_runs_nothing(feddg, t
     assert rows["clients.number"][1:] == ["4", "you", "said"]
     assert rows["train.lr"][1:] == ["0.001", "preset", "digits"]
     assert rows["method.settings.gamma1"][1:] == ["0.75", "default"]
-    counts = shown.split("images by client: ")[1].splitlines()[0].split(", ")
+    clients = [line.split("│") for line in shown.splitlines() if "│ client-" in line]
+    counts = [cells[2] for cells in clients]
+    assert "Label skew: " in shown
     train = int(shown.split("images: train ")[1].split(",")[0])
     assert sum(map(int, counts)) == train
     assert len(counts) == 4

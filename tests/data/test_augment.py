@@ -258,6 +258,18 @@ def test_hue_turns_the_chroma_and_keeps_the_luma() -> None:
     assert min(turns) < -0.3 < 0.3 < max(turns)
 
 
+def test_hue_in_hsv_is_torchvisions_shift_and_another_than_the_rotation() -> None:
+    images = noise(40, 4)
+    images[0] = 77  # grey has no hue
+    jitter = {"color_jitter": (0.0, 0.0, 0.0, 0.4)}
+    drawn = draw(AugmentSettings(hue="hsv", **jitter), 40, 4, chance())
+    assert drawn.hue is not None
+    expected = [functional.adjust_hue(i / 255, turn) for i, turn in zip(images, drawn.hue.tolist())]
+    np.testing.assert_allclose(apply(images, drawn), torch.stack(expected), atol=2e-6)
+    rotated = apply(images, draw(AugmentSettings(**jitter), 40, 4, chance()))
+    assert (rotated - torch.stack(expected)).abs().mean() > 0.02
+
+
 @pytest.mark.parametrize("jitter", [0.0, 0.4])
 def test_whole_pixels_are_what_interpolation_gives(jitter: float) -> None:
     settings = AugmentSettings(shift=3, flip=0.5, color_jitter=(jitter,) * 4)

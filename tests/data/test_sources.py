@@ -40,7 +40,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 def test_builtin_sources_are_known() -> None:
     assert {"digits", "folder", "office_home", "pacs"} <= set(source_names())
-    assert not {"fedig", "fedig_silos", "iwildcam"} & set(source_names())
+    assert not {"fedig", "fedig_silos"} & set(source_names())
     assert source_names() == sorted(source_names())
 
 
@@ -63,7 +63,9 @@ def test_folder_accepts_a_string_and_the_home_sign(
     assert load_source("folder", "~/images").root == tmp_path / "images"
 
 
-@pytest.mark.parametrize("source", ["folder", "pacs", "office_home"])
+@pytest.mark.parametrize(
+    "source", sorted({"folder", *(name for name, one in DATA_SETS.items() if one.layouts)})
+)
 def test_sources_on_disk_need_a_root(source: str) -> None:
     with pytest.raises(DataError, match=f"'{source}' needs the folder"):
         load_source(source)
@@ -113,7 +115,6 @@ def test_a_notebooks_cell_may_register_its_function_again() -> None:
     [
         ("fedig", r"--data pacs --root FOLDER --preset fedig\."),
         ("fedig_silos", "--preset fedig_silos"),
-        ("iwildcam", "root/location/species/image.*--preset iwildcam.*--split-file"),
     ],
 )
 def test_what_has_no_images_says_what_to_do(tmp_path: Path, name: str, remedy: str) -> None:

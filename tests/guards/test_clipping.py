@@ -9,7 +9,7 @@ from scipy import stats
 
 from feddg.errors import ExperimentError
 from feddg.experiment import Experiment
-from feddg.guards.clipping import Clipping, epsilon
+from feddg.guards.clipping import Clipping
 from feddg.guards.guard import Passage, WeightFacts
 from feddg.messages import Message, Refusal, Update
 from feddg.methods.base import State
@@ -141,11 +141,6 @@ def test_the_count_of_clipped_updates_is_noised_too():
     shares = numpy.array([0.5 - math.log(norm / 0.5) / 0.2 for norm in norms])  # noise alone
     low, high = stats.chi2.ppf([5e-10, 1 - 5e-10], len(shares))
     assert low < (shares**2).sum() < high
-
-
-def test_epsilon_in_closed_form():
-    assert epsilon(2, 1.0) == pytest.approx(1 + 2 * math.sqrt(5 * math.log(10)))
-    assert epsilon(1, 0.0) == math.inf
 
 
 # Whole rounds, and what the server verifies

@@ -156,7 +156,7 @@ def test_the_augmenters_step_goes_down_its_objective_and_moves_nothing_else():
         chance = client.stream("l2d", "augmenter", 1)
         fixed = client.lasting_stream("l2d", "convolutions")
         varied = small.method._varied(client, batch.images, fixed, random_mixture=False)
-        (z, twins), (mean, spread) = small.method._embedded(
+        (z, twins), _, (mean, spread) = small.method._embedded(
             client.network, batch.images, varied, chance
         )
         others = torch.randperm(8, generator=chance)

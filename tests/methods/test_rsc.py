@@ -38,10 +38,10 @@ def test_shares_are_rounded_up_as_in_the_published_codes(count, share, muted):
 def test_only_the_images_that_lose_most_confidence_stay_muted():
     keep = torch.zeros(4, 2)
     drop = torch.tensor([0.1, 0.4, -0.2, 0.3])
-    rows = spared(keep, drop, 0.5)[:, 0]
+    rows = spared(keep, drop, 2)[:, 0]
     assert rows.tolist() == [1, 0, 1, 0]
-    assert spared(keep, drop, 1.0, smallest=0.1)[:, 0].tolist() == [1, 0, 1, 0]
-    assert spared(keep, drop, 0.0)[:, 0].tolist() == [1, 1, 1, 1]
+    assert spared(keep, drop, 4, smallest=0.1)[:, 0].tolist() == [1, 0, 1, 0]
+    assert spared(keep, drop, 0)[:, 0].tolist() == [1, 1, 1, 1]
 
 
 def test_on_a_linear_head_the_gradient_is_the_true_class_row_of_its_weights():

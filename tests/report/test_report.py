@@ -345,10 +345,16 @@ def test_data_set_size_and_day_are_named(folder_maker, read_page):
     assert "1 March 2026" in text
 
 
-def test_label_skew_adds_a_map_of_classes(folder_maker, read_page):
-    plain = read_page(folder_maker("plain").write())
-    skewed = read_page(folder_maker("skewed", alpha=0.5).write())
-    assert len(skewed.charts) == len(plain.charts) + 1
+def test_who_holds_what_has_two_maps_and_a_number_for_each_skew(folder_maker, read_page):
+    page = read_page(folder_maker("plain").write())
+    heat = [chart["layout"] for chart in page.charts if chart["data"][0]["type"] == "heatmap"]
+    assert sum("clients" in json.dumps(layout["xaxis"]["title"]) for layout in heat) == 2
+    told = [line for line in page.lines() if " skew: " in line]
+    assert [line.split(":")[0] for line in told] == [
+        "Feature skew",
+        "Label skew",
+        "Quantity skew",
+    ]
 
 
 # --- unfinished and broken ----------------------------------------------------------------------
@@ -477,7 +483,7 @@ def test_a_comparison_puts_runs_side_by_side(folder_maker, read_page):
     assert lines[1]["y"] == pytest.approx([100 * better.accuracy("test", 0, r) for r in range(7)])
     assert page.row("method.name") == ["method.name", "fedavg", "pardon"]
     assert page.tags["img"] == 2
-    assert "What left each site" in text
+    assert "What left the sites" in text
 
 
 def test_runs_with_different_test_domains_are_not_ranked(folder_maker, read_page):

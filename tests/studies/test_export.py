@@ -11,17 +11,20 @@ import yaml
 from safetensors import safe_open
 from typer.testing import CliRunner
 
+from feddg.api import run as run_experiment
 from feddg.cli import app
 from feddg.data.pixels import as_unit
 from feddg.errors import AdaptationError, RunError
 from feddg.evaluation.energy import energy
+from feddg.experiment import Experiment
 from feddg.runs.model import load_model, load_trained
+from feddg.runs.proportions import wilson
 from feddg.runs.reading import read_run
 from feddg.studies import export as export_module
 from feddg.studies.deployed_graph import as_input, example
 from feddg.studies.export import export_run
-from feddg.studies.model_card import wilson
-from trained_runs import trained_run
+from feddg.studies.run_card import MODEL_CARD
+from trained_runs import SETTINGS, trained_run
 
 SHORT = {"train": {"rounds": 1, "local_steps": 15, "batch_size": 32, "augmentation": "none"}}
 
@@ -166,8 +169,43 @@ def test_onnx_without_its_extra_is_one_clear_line(run_of, tmp_path, monkeypatch)
 
 
 def test_the_interval_is_wilsons():
-    low, high = wilson(8, 10)
+    found = wilson(0.8, 10)
+    low, high = found.low, found.high
     z, n, p = 1.959963984540054, 10, 0.8
     centre = (p + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * (p * (1 - p) / n + z * z / (4 * n * n)) ** 0.5
     assert (low, high) == pytest.approx((centre - half, centre + half))
+
+
+def test_every_run_has_a_card_that_nobody_overwrites(tmp_path):
+    cache, experiment = tmp_path / "cache", Experiment(**SETTINGS | SHORT)
+    folder = run_experiment(experiment, tmp_path / "runs", cache=cache).folder
+    card = folder / MODEL_CARD
+    text = card.read_text("utf-8")
+    assert yaml.safe_load(text.split("---")[1])["library_name"] == "feddg"
+    assert "Mean over the test domains: **" in text
+    assert "(95 %:" in text
+    assert "feddg predict RUN" in text
+    assert "ink/0/" not in text  # no file of the training images
+    card.write_text("edited")
+    run_experiment(experiment, tmp_path / "runs", cache=cache)
+    assert card.read_text() == "edited"
+
+
+def test_a_run_without_a_common_model_has_no_card_and_does_not_fail(tmp_path):
+    fields = SETTINGS | SHORT | {"method": "local"}
+    folder = run_experiment(Experiment(**fields), tmp_path, cache=tmp_path / "cache").folder
+    assert (folder / "report.html").is_file()
+    assert not (folder / MODEL_CARD).exists()
+
+
+def test_a_meaningless_model_says_so_in_file_and_card(tmp_path):
+    train = {"rounds": 1, "local_steps": 1, "batch_size": 8, "lr": 1e-9, "augmentation": "none"}
+    run = trained_run(tmp_path / "runs", tmp_path / "cache", train=train)
+    done = export_run(run, tmp_path / "model.safetensors", "safetensors")
+    assert "no better than a constant one" in done.cautions[0]
+    assert done.metadata["cautions"] == list(done.cautions)
+    assert f"> **{done.cautions[0]}**" in done.card.read_text("utf-8")
+    with pytest.raises(RunError, match="Its labels mean nothing"):
+        export_run(run, tmp_path / "strict.safetensors", "safetensors", strict=True)
+    assert not (tmp_path / "strict.safetensors").exists()

@@ -1,10 +1,11 @@
 """The command line: thin, no logic of its own.
 
 A module per group of commands: ``running`` (run, resume, demo), ``comparison`` (compare, report),
-``measuring`` (evaluate, adaptations, methods), ``predicting`` (predict, export), ``inspecting``
-(data), ``style``, ``deployment`` (deploy), ``storage`` (cache). ``flags`` makes the flags of an
-experiment from its settings (``field_types``: what they accept),
-``parsing`` reads what they say, ``common`` is what commands share; ``progress`` shows what goes on,
+``measuring`` (evaluate, adaptations, methods), ``predicting`` (predict, export),
+``serving_command`` (serve), ``inspecting`` (data), ``style``, ``deployment`` (deploy), ``storage``
+(cache), ``attacking`` (privacy). ``flags`` makes the flags of an experiment from its settings
+(``field_types``: what they accept), ``parsing`` reads what they say, ``common`` is what commands
+share; ``progress`` shows what goes on,
 ``tables`` what came of it, ``dry_run`` what would. Heavy imports wait until a command needs them.
 """
 
@@ -14,12 +15,14 @@ import sys
 import typer
 
 from feddg.cli import (
+    attacking,
     comparison,
     deployment,
     inspecting,
     measuring,
     predicting,
     running,
+    serving_command,
     storage,
     style,
 )
@@ -33,12 +36,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for group in (running.app, comparison.app, measuring.app, predicting.app):
+for group in (running.app, comparison.app, measuring.app, predicting.app, serving_command.app):
     app.add_typer(group)
 app.add_typer(inspecting.app, name="data")
 app.add_typer(style.app, name="style")
 app.add_typer(deployment.app, name="deploy")
 app.add_typer(storage.app, name="cache")
+app.add_typer(attacking.app, name="privacy")
 
 
 class _Plain(logging.Formatter):

@@ -38,6 +38,10 @@ def compare(
     no_estimate: NoEstimateOption = False,
     tracked: TrackOption = None,
     again: AgainOption = False,
+    kept: Annotated[
+        Path | None,
+        typer.Option(help="CSV file of results: what it has is not run again, what ends is added"),
+    ] = None,
     quiet: QuietOption = False,
 ) -> None:
     """Compare methods over scenarios and seeds: run what is missing, write tables and a report.
@@ -48,21 +52,36 @@ def compare(
 
     from feddg.cli.progress import ManyBars
     from feddg.cli.tables import print_comparison, print_work
-    from feddg.comparing.compare import carry_out_work, prepare_work
+    from feddg.comparing.compare import carry_out_work, fixed_plan, prepare_work
     from feddg.comparing.plan import load_plan
     from feddg.comparing.pool import Watcher
+    from feddg.comparing.tuning import picked, prepare_trials
 
     track(tracked)
     if seeds is not None:
         axes["seeds"] = read_seeds(seeds)
     base = load_plan(plan).model_dump() if plan else {}
-    work = prepare_work(load_plan(base | axes), out, said, again=again)
+    whole, folder = fixed_plan(load_plan(base | axes), out, said)
     console = Console(stderr=True)
-    print_work(console, work, jobs, measure=not no_estimate)
-    if dry_run:
-        return
+
+    def watcher() -> Watcher:
+        return Watcher() if quiet else ManyBars(console)
+
     try:
-        done = carry_out_work(work, jobs=jobs, watcher=Watcher() if quiet else ManyBars(console))
+        chosen, trials = whole, prepare_trials(whole, folder)
+        if trials is not None:
+            print_work(console, trials, jobs, measure=not no_estimate and bool(trials.missing))
+            if dry_run and trials.missing:
+                console.print("the table's runs follow, with the values that are picked")
+                return
+            if not dry_run:
+                carry_out_work(trials, jobs=jobs, watcher=watcher())
+            chosen = picked(whole, trials)
+        work = prepare_work(chosen, folder, again=again, kept=kept, said=whole)
+        print_work(console, work, jobs, measure=not no_estimate)
+        if dry_run:
+            return
+        done = carry_out_work(work, jobs=jobs, watcher=watcher())
         from feddg.report import write_comparison
 
         write_comparison(work.out)

@@ -1,6 +1,6 @@
 """What ``feddg run --dry-run`` shows: every setting and where it comes from, and what it takes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,11 @@ from rich.table import Table
 
 from feddg.cli.tables import time_text
 from feddg.comparing.forecast import Forecast, forecast
+from feddg.data.skew import in_words
 from feddg.experiment import expand, load_experiment, read_fields
 from feddg.origins import DEFAULT, Origin, explain
 from feddg.runs.execute import is_complete
-
-SHOWN_CLIENTS = 12
+from feddg.studies.holdings import holdings_table, skew_between
 
 
 def show_experiment(
@@ -67,7 +67,11 @@ def _text(value: Any) -> str:
 def _print_forecast(console: Console, found: Forecast) -> None:
     roles = ", ".join(f"{role} {count}" for role, count in found.splits.items() if count)
     print_line(console, f"images: {roles}")
-    print_line(console, f"images by client: {_by_client(found.clients)}")
+    console.print(holdings_table(found.clients))
+    for line in in_words(skew_between(found.clients)):
+        print_line(console, line)
+    for promise in found.promises:
+        print_line(console, promise)
     print_line(
         console,
         f"memory: {found.weights:,} weights, {decimal(found.weight_bytes)} with gradients and "
@@ -76,10 +80,3 @@ def _print_forecast(console: Console, found: Forecast) -> None:
     )
     if found.time is not None:
         print_line(console, time_text(found.time))
-
-
-def _by_client(counts: Sequence[int]) -> str:
-    shown = ", ".join(map(str, counts[:SHOWN_CLIENTS]))
-    if len(counts) <= SHOWN_CLIENTS:
-        return shown
-    return f"{shown}, ... ({len(counts)} clients, {min(counts)} to {max(counts)} each)"

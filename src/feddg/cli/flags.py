@@ -22,6 +22,7 @@ from feddg.cli.parsing import (
     held_out,
     hold_outs,
     numbers,
+    privacy,
     without_none,
 )
 
@@ -118,6 +119,7 @@ FLAGS = (
     Flag("--embedding", "model.embedding", TRAINING),
     Flag("--normalization", "model.normalization", TRAINING),
     Flag("--serve", "server.serve", RUN),
+    Flag("--privacy", "privacy", RUN, read=privacy),
     Flag("--eval-every", "evaluate.every", RUN),
     Flag("--seed", "seed", RUN),
     Flag("--precision", "precision", RUN),

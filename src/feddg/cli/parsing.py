@@ -121,6 +121,21 @@ def _value(pair: str, text: str) -> Any:
         raise ExperimentError(f"--set {pair}: the value cannot be read as YAML") from None
 
 
+def privacy(text: str) -> dict[str, Any]:
+    """Reads ``epsilon=8,delta=1e-5``: fields of ``privacy``.
+
+    Raises:
+        ExperimentError: it is written in another way.
+    """
+    fields: dict[str, Any] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, equals, _ = part.partition("=")
+        if not equals or not name.strip():
+            raise ExperimentError(f"--privacy {text}: write FIELD=VALUE,..: epsilon=8,delta=1e-5")
+        fields |= assigned([part])
+    return fields
+
+
 def without_none(fields: dict[str, Any]) -> dict[str, Any]:
     """Returns nested fields without those that say nothing."""
     kept = {k: without_none(v) if isinstance(v, dict) else v for k, v in fields.items()}

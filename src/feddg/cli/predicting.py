@@ -10,6 +10,12 @@ from feddg.cli.common import QuietOption
 app = typer.Typer()
 
 RunArgument = Annotated[Path, typer.Argument(help="the run folder")]
+ModelArgument = Annotated[
+    Path, typer.Argument(help="the run folder, or an ONNX file of `feddg export`")
+]
+StrictOption = Annotated[
+    bool, typer.Option("--strict", help="refuse a model that is no better than a constant one")
+]
 AdaptOption = Annotated[
     str | None, typer.Option(help="a test-time adaptation, see `feddg adaptations`")
 ]
@@ -24,7 +30,7 @@ WhichOption = Annotated[
 
 @app.command()
 def predict(
-    run: RunArgument,
+    run: ModelArgument,
     images: Annotated[list[str], typer.Argument(help="images, folders (all below), globs")],
     out: Annotated[Path, typer.Option(help="the table: ends in .csv, .jsonl or .parquet")],
     probabilities: Annotated[
@@ -34,6 +40,7 @@ def predict(
     which: WhichOption = None,
     batch_size: Annotated[int, typer.Option(min=1, help="images per batch")] = 64,
     device: Annotated[str, typer.Option(help="cpu, cuda or auto")] = "auto",
+    strict: StrictOption = False,
     quiet: QuietOption = False,
 ) -> None:
     """Label image files with a run's model; after Ctrl-C the same command goes on."""
@@ -54,6 +61,7 @@ def predict(
                 probabilities=probabilities,
                 device=device,
                 batch_size=batch_size,
+                strict=strict,
                 progress=progress,
                 on_bad=bad,
             )
@@ -67,6 +75,7 @@ def predict(
         typer.echo("no warning light: the run keeps no energy threshold for this model")
     else:
         typer.echo(f"unlike anything seen in training: {done.unlike}")
+    say_cautions(done.cautions)
     if done.failed == done.files:
         raise typer.Exit(1)
 
@@ -82,6 +91,7 @@ def export(
     floats: Annotated[
         bool, typer.Option("--float-input", help="images in [0, 1] instead of 0..255")
     ] = False,
+    strict: StrictOption = False,
 ) -> None:
     """Write a run's model as a file that works without feddg, and a model card beside it."""
     from feddg.studies.export import export_run, one_format
@@ -89,7 +99,13 @@ def export(
     chosen = one_format([("onnx", onnx), ("torch", torch), ("safetensors", safetensors)])
     format, path = chosen
     done = export_run(
-        run, path, format, adapt=adapt, which=which, input_kind="float" if floats else "uint8"
+        run,
+        path,
+        format,
+        adapt=adapt,
+        which=which,
+        input_kind="float" if floats else "uint8",
+        strict=strict,
     )
     if done.checked:
         typer.echo(
@@ -98,3 +114,14 @@ def export(
         )
     typer.echo(f"model: {done.path}")
     typer.echo(f"model card: {done.card}")
+    say_cautions(done.cautions)
+
+
+def say_cautions(said: tuple[str, ...]) -> None:
+    """Prints what must be said of a model so that it is not overlooked."""
+    from rich.console import Console
+    from rich.panel import Panel
+
+    if said:
+        panel = Panel("\n".join(said), title="DO NOT RELY ON THIS MODEL", border_style="bold red")
+        Console(stderr=True).print(panel)

@@ -63,6 +63,10 @@ class Bars(Observer):
         self._label = experiment.method.name
         self._show("rounds", first_round - 1, experiment.train.rounds, f"{self._label}: rounds")
 
+    def promise(self, text: str) -> None:
+        """Prints it."""
+        self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
     def work(self, what: str, done: int, total: int) -> None:
         """Shows preparation."""
         self._show(what, done, total, what)

@@ -19,6 +19,7 @@ from feddg.cli.common import (
 )
 from feddg.cli.flags import ExperimentCommand, takes
 from feddg.cli.parsing import whole_numbers
+from feddg.cli.weights import with_weights_at_hand
 
 app = typer.Typer()
 
@@ -46,6 +47,7 @@ def run(
     one is shown, an interrupted one continues.
     """
     kept = whole_numbers("--snapshots", snapshots) if snapshots else []
+    said = with_weights_at_hand(said, experiment)
     if dry_run:
         from feddg.cli.dry_run import show_experiment
 
@@ -92,6 +94,7 @@ def demo(said: dict[str, Any], out: OutOption = Path("runs"), quiet: QuietOption
     from feddg.experiment import Experiment
     from feddg.report import write_report
     from feddg.settings import merge
+    from feddg.studies.run_card import ensure_card
 
     folders = []
     for method in ("fedavg", "pardon"):
@@ -100,5 +103,6 @@ def demo(said: dict[str, Any], out: OutOption = Path("runs"), quiet: QuietOption
         with resumable(out / chosen.label):
             done = run_experiment(chosen, out, observer=observer(quiet), report=False)
             folders.append(done.folder)
+            ensure_card(done.folder)
     held = "-".join((*chosen.hold_out.val, *chosen.hold_out.test))
     show_results(folders, write_report(folders, out / f"demo-{held}-s{chosen.seed}.html"))

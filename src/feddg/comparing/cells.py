@@ -69,8 +69,7 @@ def _axes(plan: Plan) -> list[list[Point | None]]:
     ]
     clients: list[Point | None] = [_clients_point(pair) for pair in plan.clients]
     further: list[list[Point | None]] = [
-        [_setting_point(field, value) for value in values]
-        for field, values in plan.settings.items()
+        [setting_point(field, value) for value in values] for field, values in plan.settings.items()
     ]
     return [lambdas or [None], clients or [None], *further]
 
@@ -105,7 +104,8 @@ def _clients_point(pair: tuple[int, int | None]) -> Point:
     return "clients", {"clients": {"number": number, "per_round": per_round}}, text
 
 
-def _setting_point(field: str, value: Any) -> Point:
+def setting_point(field: str, value: Any) -> Point:
+    """Returns the point of an axis over a dotted experiment field at one of its values."""
     first, *rest = field.split(".")
     path = ["method", "settings", *rest] if first == "method" else [first, *rest]
     nested: Any = value

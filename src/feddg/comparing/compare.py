@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from feddg.comparing.cells import PlannedCell, distinct, expand_plan
+from feddg.comparing.kept_results import KeptResults
 from feddg.comparing.plan import Plan, load_plan
 from feddg.comparing.pool import LOG_FOLDER, Outcome, Processes, Task, Watcher, run_here
 from feddg.comparing.results import COMPARISON
@@ -18,6 +19,7 @@ from feddg.runs.execute import is_complete
 from feddg.runs.folder import EXPERIMENT
 from feddg.runs.loading import load_table
 from feddg.runs.prepare import Progress, cache_folder
+from feddg.runs.reading import read_run
 from feddg.runs.same_images import ImagesNow, find_folder
 
 
@@ -31,6 +33,7 @@ class Work:
         cells: all cells.
         folders: the run folder of every distinct experiment, by its id.
         missing: experiments without a complete run, in the order they will be run.
+        kept: the file that keeps results beyond their folders; its runs are not missing.
     """
 
     plan: Plan
@@ -38,12 +41,21 @@ class Work:
     cells: Sequence[PlannedCell]
     folders: Mapping[str, Path]
     missing: Sequence[Task]
+    kept: KeptResults | None = None
 
     @property
     def started(self) -> int:
         """How many of the missing runs will be continued."""
         checkpoints = (task.folder / "checkpoint" / "checkpoint.json" for task in self.missing)
         return sum(file.is_file() for file in checkpoints)
+
+    def keep(self, experiment: str) -> None:
+        """Adds the run of an experiment to the kept results, if it is complete and not there."""
+        folder = self.folders[experiment]
+        if self.kept is None or experiment in self.kept.experiments or not is_complete(folder):
+            return
+        cells = [cell for cell in self.cells if cell.experiment.id == experiment]
+        self.kept.add(cells, read_run(folder))
 
     def write(self) -> None:
         """Writes which run belongs to which cell, for reports."""
@@ -101,6 +113,25 @@ class Comparison:
         return self.folder / "report.html"
 
 
+def fixed_plan(
+    plan: Plan | Path | str | Mapping[str, Any],
+    out: Path | str | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> tuple[Plan, Path]:
+    """Returns a plan with fields that win over everything it says, and its folder.
+
+    Args:
+        plan: a plan, its file, or its fields.
+        out: the folder of the runs; ``comparisons/NAME`` by default.
+        overrides: experiment fields that win over everything the plan says.
+
+    Raises:
+        ExperimentError: the plan is invalid.
+    """
+    fixed = load_plan(plan).fixed(overrides or {})
+    return fixed, Path(out) if out is not None else Path("comparisons") / fixed.name
+
+
 def prepare_work(
     plan: Plan | Path | str | Mapping[str, Any],
     out: Path | str | None = None,
@@ -108,33 +139,50 @@ def prepare_work(
     *,
     again: bool = False,
     cache: Path | None = None,
+    kept: Path | None = None,
+    said: Plan | None = None,
 ) -> Work:
     """Expands a plan and looks up what of it has been done.
 
     Args:
-        plan: a plan, its file, or its fields.
+        plan: a plan, its file, or its fields; what it would try first has been tried.
         out: the folder of the runs; ``comparisons/NAME`` by default.
         overrides: experiment fields that win over everything the plan says.
         again: whether to start runs anew, beside the old ones, whose images were others.
         cache: where hashes of images are remembered; the user's cache by default.
+        kept: a CSV file of results; what it has is not run, what is complete is added to it.
+        said: the plan as it stands in the folder, where ``plan`` has picked values in it.
 
     Raises:
         ExperimentError: the plan holds an invalid experiment.
-        RunError: images changed since a run began.
+        RunError: images changed since a run began, or ``kept`` is damaged.
     """
-    loaded = load_plan(plan).fixed(overrides or {})
-    folder = Path(out) if out is not None else Path("comparisons") / loaded.name
-    cells = expand_plan(loaded)
+    fixed, folder = fixed_plan(plan, out, overrides)
+    return work_on(said or fixed, expand_plan(fixed), folder, again=again, cache=cache, kept=kept)
+
+
+def work_on(
+    plan: Plan,
+    cells: Sequence[PlannedCell],
+    folder: Path,
+    *,
+    again: bool = False,
+    cache: Path | None = None,
+    kept: Path | None = None,
+) -> Work:
+    """Looks up what of the cells of a plan has been done; see :func:`prepare_work`."""
     present = _present(folder)
     now = ImagesNow(cache or cache_folder())
+    results = KeptResults.read(kept) if kept is not None else None
+    known = results.experiments if results is not None else set[str]()
     folders: dict[str, Path] = {}
     missing: list[Task] = []
     for experiment in distinct(cells):
         path = find_folder(experiment, folder, now, again=again, begun=present.get(experiment.id))
         folders[experiment.id] = path
-        if not is_complete(path):
+        if experiment.id not in known and not is_complete(path):
             missing.append(Task(experiment, path))
-    return Work(loaded, folder, cells, folders, missing)
+    return Work(plan, folder, cells, folders, missing, results)
 
 
 def _present(out: Path) -> dict[str, Path]:
@@ -169,15 +217,20 @@ def carry_out_work(
     watching, cached = watcher or Watcher(), cache or cache_folder()
     work.write()
     outcomes: list[Outcome] = []
+    for experiment in work.folders:
+        work.keep(experiment)
     watching.start(len(work.folders), len(work.folders) - len(work.missing), max(1, jobs))
     try:
         if jobs > 1:
             _decode_once([task.experiment for task in work.missing], cached)
         if jobs:
             processes = Processes(jobs, cached, work.out / LOG_FOLDER, watching)
-            outcomes.extend(processes.run(work.missing))
+            ended = processes.run(work.missing)
         else:
-            outcomes.extend(run_here(work.missing, cached, watching))
+            ended = run_here(work.missing, cached, watching)
+        for outcome in ended:
+            outcomes.append(outcome)
+            work.keep(outcome.task.experiment.id)
     finally:
         watching.end()
     return Comparison(work, outcomes)
@@ -189,7 +242,8 @@ def _decode_once(experiments: Sequence[Experiment], cache: Path) -> None:
     silent: Progress = lambda what, done, total: None  # noqa: E731
     for experiment in experiments:
         data = experiment.data
-        key = repr((data.source, data.root, data.image_size, data.resize, Reading.of(data)))
+        images = (data.source, data.root, data.options, data.leave_out)
+        key = repr((*images, data.image_size, data.resize, Reading.of(data)))
         if key in seen:
             continue
         seen.add(key)

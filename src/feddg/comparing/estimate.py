@@ -11,7 +11,7 @@ import torch
 from feddg.clients.examples import Examples
 from feddg.data.images import ImageTable
 from feddg.data.pixels import ArrayPixels
-from feddg.data.sources import load_source
+from feddg.data.sources import load_images_of
 from feddg.errors import FeddgError
 from feddg.evaluation.accuracy import Evaluation
 from feddg.experiment import Experiment
@@ -82,7 +82,7 @@ def estimate(missing: Sequence[Experiment], finished: Iterable[RunRecord], jobs:
             continue
         table = _table(experiment, tables)
         if table is not None and kind not in speeds:
-            speeds[kind] = _measured(experiment, len(table.class_names))
+            speeds[kind] = measured_speed(experiment, len(table.class_names))
         speed = speeds.get(kind)
         if table is None or speed is None:
             unknown += 1
@@ -115,10 +115,11 @@ def _history(finished: Iterable[RunRecord]) -> dict[str, float]:
 
 
 def _table(experiment: Experiment, tables: dict[str, ImageTable | None]) -> ImageTable | None:
-    key = repr((experiment.data.source, experiment.data.root))
+    data = experiment.data
+    key = repr((data.source, data.root, data.options, data.leave_out))
     if key not in tables:
         try:
-            tables[key] = load_source(experiment.data.source, experiment.data.root)
+            tables[key] = load_images_of(data)
         except FeddgError:
             tables[key] = None  # the run itself will say what is wrong
     return tables[key]
@@ -145,7 +146,7 @@ def _seconds(experiment: Experiment, table: ImageTable, speed: Speed) -> float:
     )
 
 
-def _measured(experiment: Experiment, classes: int) -> Speed | None:
+def measured_speed(experiment: Experiment, classes: int) -> Speed | None:
     """Has made-up clients go through the setup and a round, twice; the second time counts.
 
     Two clients, or as many as work at once.

@@ -7,10 +7,11 @@ import numpy
 
 from feddg.comparing.estimate import Estimate, estimate
 from feddg.data.pixels import ArrayPixels
-from feddg.data.sources import load_source
+from feddg.data.sources import load_images_of
 from feddg.experiment import Experiment
-from feddg.runs.facts import peak_memory
-from feddg.runs.prepare import build, deal
+from feddg.rows import ClientsTable
+from feddg.runs.facts import clients_table, peak_memory
+from feddg.runs.prepare import build, deal, guards_for
 
 
 @dataclass(frozen=True)
@@ -19,22 +20,24 @@ class Forecast:
 
     Attributes:
         splits: images by role (``train``, ``id_val``, ``id_test``, ``val``, ``test``).
-        clients: training images by client.
+        clients: who holds how many training images of which domain and class.
         pixel_bytes: the decoded images of the whole data set.
         weights: how many numbers the network has.
         weight_bytes: bytes of the network, its gradients and its optimizer's memory.
         memory: this process's largest resident memory so far, in bytes, the measurement's few
             batches included; None where nothing was measured.
         time: seconds by measurement; None where nothing was measured.
+        promises: what the guards promise, a sentence each.
     """
 
     splits: dict[str, int]
-    clients: Sequence[int]
+    clients: ClientsTable
     pixel_bytes: int
     weights: int
     weight_bytes: int
     memory: int | None
     time: Estimate | None
+    promises: Sequence[str] = ()
 
 
 def forecast(experiment: Experiment, measure: bool = True) -> Forecast:
@@ -46,22 +49,24 @@ def forecast(experiment: Experiment, measure: bool = True) -> Forecast:
         FeddgError: the experiment cannot be carried out as asked.
     """
     data = experiment.data
-    table = load_source(data.source, data.root)
+    table = load_images_of(data)
     size = data.image_size
     images = deal(experiment, table, ArrayPixels(numpy.empty((0, size, size, 3), numpy.uint8)), [])
-    _, network = build(experiment, len(table.class_names))
+    method, network = build(experiment, len(table.class_names))
+    promises = guards_for(experiment, method, network).promises
     weights = sum(parameter.numel() for parameter in network.parameters())
     copies = 2 + _optimizer_copies(experiment)  # the weights, their gradients, what it remembers
     time = estimate([experiment], [], jobs=1) if measure else None
     roles = ("train", "id_val", "id_test", "val", "test")
     return Forecast(
         {role: len(getattr(images.splits, role)) for role in roles},
-        [len(rows) for rows in images.partition.rows],
+        clients_table(images),
         len(table) * size * size * 3,
         weights,
         weights * 4 * copies,
         peak_memory() if measure else None,
         time,
+        promises,
     )
 
 

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from feddg.comparing.fixing import fix_fields
 from feddg.errors import ExperimentError, RunError, nearest
+from feddg.rows import ID_VAL
 from feddg.runs.selection_rules import FINAL, SELECTION_RULES
 from feddg.settings import Settings, merge
 from feddg.yaml_text import read_fields_of
@@ -39,6 +40,13 @@ class Variant(Settings):
         return self.label or self.method
 
 
+def _rule_name(value: str) -> str:
+    try:
+        return SELECTION_RULES.find(value).name
+    except RunError as error:
+        raise ValueError(str(error)) from None
+
+
 class Published(Settings):
     """Numbers of a paper, to stand beside ours.
 
@@ -59,10 +67,45 @@ class Published(Settings):
     @field_validator("rule")
     @classmethod
     def _known_rule(cls, value: str) -> str:
-        try:
-            return SELECTION_RULES.find(value).name
-        except RunError as error:
-            raise ValueError(str(error)) from None
+        return _rule_name(value)
+
+
+class Tune(Settings):
+    """What is tried for each method before the table is run, on in-domain validation alone.
+
+    Attributes:
+        settings: dotted experiment fields and the values to try; every combination is tried. A
+            ``method.FIELD`` is tried for the methods that have it; a field that a method's own
+            entry fixes is not tried for it.
+        rounds: rounds of a trial; as many as the table's runs by default.
+        seeds: a number of seeds or the seeds of the trials, which need not be the table's.
+        rule: which round of a trial counts.
+    """
+
+    settings: dict[str, tuple[Any, ...]]
+    rounds: int | None = Field(None, ge=1)
+    seeds: tuple[int, ...] = (0,)
+    rule: str = FINAL.name
+
+    @field_validator("seeds", mode="before")
+    @classmethod
+    def _counted(cls, value: Any) -> Any:
+        return list(range(value)) if isinstance(value, int) else value
+
+    @field_validator("rule")
+    @classmethod
+    def _known_rule(cls, value: str) -> str:
+        return _rule_name(value)
+
+    @model_validator(mode="after")
+    def _something_to_try(self) -> "Tune":
+        if not self.settings or not all(self.settings.values()) or not self.seeds:
+            raise ValueError("needs settings with a value each, and a seed")
+        if SELECTION_RULES.find(self.rule).split not in (None, ID_VAL):
+            raise ValueError(
+                f"rule {self.rule!r} looks at held-out images, which trials never open"
+            )
+        return self
 
 
 class Plan(Settings):
@@ -82,6 +125,7 @@ class Plan(Settings):
         settings: further axes: a dotted experiment field and its values. ``method.FIELD`` applies
             to the methods that have the field; the others run once and stand in every column.
         seeds: a number of seeds (0, 1, ...) or the seeds.
+        tune: what is tried for each method first.
         differences: how the setting differs from the paper's, for the report.
         paper: the paper's numbers.
     """
@@ -97,6 +141,7 @@ class Plan(Settings):
     clients: tuple[tuple[int, int | None], ...] = ()
     settings: dict[str, tuple[Any, ...]] = Field(default_factory=dict)
     seeds: tuple[int, ...] = (0,)
+    tune: Tune | None = None
     differences: tuple[str, ...] = ()
     paper: Published | None = None
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from feddg.comparing.intervals import Accuracies, Key
+from feddg.comparing.tuning_file import TUNING, TuningFile
 from feddg.errors import RunError
 from feddg.row_files import JsonFile, Row
 from feddg.rows import TEST
@@ -93,6 +94,7 @@ class Results:
         differences: how the setting differs from the paper's.
         paper: the paper's numbers, as in a plan's ``paper``.
         planned: all places, filled or not.
+        tuning: what was tried for each method first, if anything.
     """
 
     name: str
@@ -103,6 +105,7 @@ class Results:
     differences: Sequence[str] = ()
     paper: Mapping[str, Any] | None = None
     planned: Sequence[Place] = ()
+    tuning: TuningFile | None = None
 
     @cached_property
     def _places(self) -> Sequence[Place]:
@@ -190,6 +193,7 @@ def read_comparison(folder: Path) -> Results:
         differences=content.differences or (),
         paper=content.paper,
         planned=places,
+        tuning=TuningFile.read(folder / TUNING),
     )
 
 

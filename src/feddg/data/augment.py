@@ -12,7 +12,7 @@ and one affine map of the colours:
   per sample. Two things differ from torchvision's ``ColorJitter``: the order is always the one
   just named and values are clamped to [0, 1] once at the end, where torchvision shuffles the order
   and clamps after every step; and hue is a rotation at constant luma (YIQ) instead of a shift in
-  HSV, which is not a linear map.
+  HSV, which is not a linear map. ``hue: hsv`` takes that shift, after all else.
 """
 
 import math
@@ -47,12 +47,14 @@ class Draw:
         colors: ``(B, 3, 3)`` matrices for RGB columns. None when no colour changes.
         contrast: ``(B,)`` how much of an image's own mean gray is added to its colours.
         transposed: ``(B,)`` whether rows and columns are exchanged first. None when nothing turns.
+        hue: ``(B,)`` turns by which the hue moves in HSV. None where the matrices hold it.
     """
 
     places: Tensor | None
     colors: Tensor | None
     contrast: Tensor
     transposed: Tensor | None = None
+    hue: Tensor | None = None
 
     def to(self, device: torch.device | str) -> "Draw":
         """Returns the same choices on another device."""
@@ -61,6 +63,7 @@ class Draw:
             None if self.colors is None else self.colors.to(device),
             self.contrast.to(device),
             None if self.transposed is None else self.transposed.to(device),
+            None if self.hue is None else self.hue.to(device),
         )
 
 
@@ -76,14 +79,14 @@ def draw(settings: AugmentSettings, count: int, size: int, generator: Generator)
     Returns:
         The choices, on the CPU.
     """
-    places, transposed, colors, contrast = None, None, None, torch.zeros(count)
+    places, transposed, colors, contrast, hue = None, None, None, torch.zeros(count), None
     if settings.moves:
         places = _draw_places(settings, count, size, generator)
         if settings.quarter_turns:
             transposed = _turn(places, torch.randint(4, (count,), generator=generator))
     if settings.recolors:
-        colors, contrast = _draw_colors(settings, count, generator)
-    return Draw(places, colors, contrast, transposed)
+        colors, contrast, hue = _draw_colors(settings, count, generator)
+    return Draw(places, colors, contrast, transposed, hue)
 
 
 def apply(images: Tensor, draw: Draw) -> Tensor:
@@ -111,7 +114,8 @@ def apply(images: Tensor, draw: Draw) -> Tensor:
         moved = _resample(images, *draw.places)
     if draw.colors is None:
         return moved.contiguous(memory_format=torch.channels_last).div_(255)
-    return _recolor(moved, draw.colors, draw.contrast)
+    colored = _recolor(moved, draw.colors, draw.contrast)
+    return colored if draw.hue is None else shift_hue(colored, draw.hue)
 
 
 def _draw_places(settings: AugmentSettings, count: int, size: int, generator: Generator) -> Tensor:
@@ -186,24 +190,26 @@ def _centers(start: Tensor, length: Tensor, size: int) -> Tensor:
 
 def _draw_colors(
     settings: AugmentSettings, count: int, generator: Generator
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """Draws the colour changes and folds them into a matrix and a share of the mean gray.
 
     With P the projection on gray, I - P the chroma and C its quarter turn, every step lies in the
     span of the three, P absorbs itself and annihilates the others; so the product of brightness b,
     contrast c, saturation s and hue angle t is  b c (P + s (cos t (I - P) + sin t C)),  with s = 0
-    for grayscale. Contrast also adds (1 - c) b times the image's mean gray.
+    for grayscale. Contrast also adds (1 - c) b times the image's mean gray. A hue in HSV is no such
+    step: it comes back by itself, in turns.
     """
     signs = torch.rand((4, count), generator=generator) * 2 - 1
     changes = signs * torch.tensor(settings.color_jitter)[:, None]
     brightness, contrast, saturation = (1 + changes[:3]).clamp_(min=0)
     saturation = saturation * (torch.rand(count, generator=generator) >= settings.grayscale)
-    angle = 2 * math.pi * changes[3]
+    shifted = changes[3] if settings.hue == "hsv" and settings.color_jitter[3] else None
+    angle = 2 * math.pi * (changes[3] if shifted is None else torch.zeros(count))
     chroma = (saturation * angle.cos())[:, None, None] * _TO_CHROMA + (saturation * angle.sin())[
         :, None, None
     ] * _QUARTER_TURN
     colors = (brightness * contrast)[:, None, None] * (_TO_GRAY + chroma)
-    return colors, (1 - contrast) * brightness
+    return colors, (1 - contrast) * brightness, shifted
 
 
 def _pixels(images: Tensor, across: Tensor, down: Tensor) -> Tensor:
@@ -265,3 +271,30 @@ def _recolor(images: Tensor, colors: Tensor, contrast: Tensor) -> Tensor:
     offset = (contrast * mean_gray / 255)[:, None, None]
     colored = torch.bmm(colors / 255, images.flatten(2)).add_(offset).clamp_(0, 1)
     return colored.view_as(images).contiguous(memory_format=torch.channels_last)
+
+
+def shift_hue(images: Tensor, turns: Tensor) -> Tensor:
+    """Moves the hue in HSV as torchvision's ``adjust_hue``; saturation and value stay.
+
+    Args:
+        images: ``(B, 3, H, W)`` RGB in [0, 1].
+        turns: ``(B,)`` by how much of the circle.
+
+    Returns:
+        The same form, channels last.
+    """
+    value, low = images.amax(1), images.amin(1)
+    chroma = value - low
+    red, green, blue = images.unbind(1)
+    spread = torch.where(chroma > 0, chroma, 1)
+    sixths = torch.where(
+        value == red,
+        (green - blue) / spread,
+        torch.where(value == green, 2 + (blue - red) / spread, 4 + (red - green) / spread),
+    )
+    moved = sixths + 6 * turns[:, None, None]
+    # Each channel is the value, less the chroma where the hue is far from it (Foley and van Dam).
+    steps = [(offset + moved) % 6 for offset in (5.0, 3.0, 1.0)]
+    shares = [torch.minimum(step, 4 - step).clamp(0, 1) for step in steps]
+    result = torch.stack([value - chroma * share for share in shares], 1)
+    return result.contiguous(memory_format=torch.channels_last)

@@ -6,7 +6,7 @@ program adds one with ``register_augmentation("name", settings)``, a package thr
 of the group ``feddg.augmentations``. What they do to pixels is in :mod:`feddg.data.augment`.
 """
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -38,6 +38,9 @@ class AugmentSettings(Settings):
     color_jitter: tuple[Strength, Strength, Strength, HueStrength] = Field(
         default=(0.0, 0.0, 0.0, 0.0),
         description="brightness, contrast, saturation (factor 1 +- x), hue (+- x turns)",
+    )
+    hue: Literal["rotation", "hsv"] = Field(
+        default="rotation", description="rotation at constant luma, or torchvision's shift in HSV"
     )
     grayscale: Fraction = Field(default=0.0, description="probability of losing all colour")
 

@@ -5,13 +5,13 @@ takes a fourth band for transparency. Here the samples are read as they are.
 """
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
 from PIL import Image
 
-from feddg.files import open_file
+from feddg.data.image_formats import ImageSource, open_source
+from feddg.data.tiles import MOST_TILED_PIXELS
 from feddg.settings import DataSettings
 
 ValueRange = Literal["auto", "full", "percentile"]
@@ -58,6 +58,14 @@ class UnusableImageError(Exception):
     """A file that cannot become pixels; the message is the reason, without the file's name."""
 
 
+class OversizedImageError(UnusableImageError):
+    """An image of more pixels than are taken."""
+
+
+class UnknownFormatError(UnusableImageError):
+    """A file that is no image, or of no format that is taken."""
+
+
 @dataclass(frozen=True)
 class Samples:
     """The numbers of a file.
@@ -83,7 +91,7 @@ def is_deep(image: Image.Image) -> bool:
     )
 
 
-def read_samples(path: Path, image: Image.Image) -> Samples:
+def read_samples(path: ImageSource, image: Image.Image) -> Samples:
     """Reads a file's numbers as they are.
 
     Args:
@@ -106,19 +114,31 @@ def read_samples(path: Path, image: Image.Image) -> Samples:
     return Samples(np.atleast_3d(values), image.mode in ("LA", "RGBA"))
 
 
-def read_tiff(path: Path) -> Samples:
+def read_tiff(path: ImageSource, most: int = MOST_TILED_PIXELS) -> Samples:
     """Reads the numbers of a TIFF's first page, however many bands it has.
 
+    Args:
+        path: the file.
+        most: pixels of the largest one that is read; a small file can claim to be enormous.
+
     Raises:
+        OversizedImageError: it has more pixels, or more than four times as many numbers.
         UnusableImageError: it is damaged, holds no image, or is compressed in an unknown way.
     """
     import tifffile
 
     try:
-        with open_file(path) as stored, tifffile.TiffFile(stored, name=path.name) as file:
-            page = file.pages[0]
+        with open_source(path) as stored, tifffile.TiffFile(stored, name=path.name) as file:
+            page = file.pages.first
+            pixels = int(page.imagewidth) * int(page.imagelength)
+            if pixels > most or int(page.size) > 4 * max(pixels, most):
+                raise OversizedImageError(
+                    f"{page.imagewidth} x {page.imagelength} pixels, more than {most:,}"
+                )
             values = page.asarray()
             planar = int(getattr(page, "planarconfig", 1) or 1) == 2 and values.ndim == 3
+    except UnusableImageError:
+        raise
     except Exception as error:  # tifffile raises many kinds on a damaged file
         text = " ".join(str(error).split())
         raise UnusableImageError(f"cannot be decoded: {text}") from error
@@ -129,9 +149,9 @@ def read_tiff(path: Path) -> Samples:
     return Samples(np.atleast_3d(values))
 
 
-def is_tiff(path: Path) -> bool:
+def is_tiff(path: ImageSource) -> bool:
     """Whether a file says of itself that it is a TIFF, whatever Pillow makes of it."""
-    with open_file(path) as file:
+    with open_source(path) as file:
         return file.read(4) in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 
 
@@ -214,10 +234,10 @@ def _stretch(values: np.ndarray) -> np.ndarray:
     return pixels
 
 
-def _read_deep_png(path: Path) -> np.ndarray:
+def _read_deep_png(path: ImageSource) -> np.ndarray:
     from imagecodecs import png_decode
 
-    with open_file(path) as file:
+    with open_source(path) as file:
         values: np.ndarray = png_decode(file.read())
     return values
 

@@ -14,10 +14,34 @@ from feddg.data.augmentations import GENERAL_AUGMENTATIONS, AugmentSettings
 from feddg.data.images import ImageTable
 from feddg.errors import DataError, ExperimentError, nearest
 from feddg.registry import Registry
+from feddg.settings import Settings
 
 Loader = Callable[..., ImageTable]
 ANY = "folder"
 """The data set whose preset serves all that have none of their own."""
+SCRATCH = "scratch"
+"""The preset laid over one with pretrained weights where an experiment has none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedFile:
+    """A file that a data set is published as.
+
+    Attributes:
+        address: where it is, by http or https.
+        name: what it is called here; it ends in the kind of archive it is.
+        bytes: its size as published; 0 where that is not known.
+        checksum: ``md5:...`` or ``sha256:...`` as published; empty where none is.
+        unpack: whether it is an archive of what is wanted.
+        into: folder that its content goes to, below that of the data set.
+    """
+
+    address: str
+    name: str
+    bytes: int = 0
+    checksum: str = ""
+    unpack: bool = True
+    into: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,11 +52,15 @@ class Publication:
         citation: authors, title, where and when.
         address: the official page or file.
         licence: what its owners allow; empty where they do not say.
+        files: what ``feddg data get`` downloads; none where it has to be asked for.
+        steps: how a person gets it where a program may not, a step each.
     """
 
     citation: str
     address: str = ""
     licence: str = ""
+    files: tuple[PublishedFile, ...] = ()
+    steps: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +72,8 @@ class DataSet:
         summary: one line.
         load: lists the images: ``(root, **options) -> ImageTable``, ``root`` a folder or None. None
             for a protocol without images of its own.
+        options: what ``data.options`` may say; the fields are what ``load`` takes beside ``root``.
+            None where it takes nothing, or checks for itself.
         instead: what to do where there is no ``load``, as the end of a sentence.
         preset: values of an experiment's fields; None for those of ``folder``. It is what
             ``preset`` names, whatever the source, and methods may have presets beside it.
@@ -52,25 +82,34 @@ class DataSet:
             out; none for the next in the list.
         augmentation: its own; ``train.augmentation`` finds it under the data set's name.
         classes: in the order of their labels, as published.
+        class_count: how many there are, where they are not all named here.
         counts: images of each domain as published; a copy that differs is worth a warning.
         split_counts: images of each official split, by role (``train``, ``val``, ``test``,
             ``id_val``, ``id_test``). The loader gives each image's role in ``ImageTable.split``,
             and an experiment that holds nothing out uses it.
         publication: whom to cite, and what is allowed.
+        layouts: the folders it is known to come as, a line each.
+        protocol: one line: how papers use it, which the preset follows.
+        clients: who really holds an image, in a word or two; empty where nobody knows.
     """
 
     name: str
     summary: str
     load: Loader | None = None
+    options: type[Settings] | None = None
     instead: str = ""
     preset: Mapping[str, Any] | None = None
     domains: tuple[str, ...] = ()
     validated_by: Mapping[str, str] = field(default_factory=dict)
     augmentation: AugmentSettings | None = None
     classes: tuple[str, ...] = ()
+    class_count: int = 0
     counts: Mapping[str, int] = field(default_factory=dict)
     split_counts: Mapping[str, int] = field(default_factory=dict)
     publication: Publication | None = None
+    layouts: tuple[str, ...] = ()
+    protocol: str = ""
+    clients: str = ""
 
     def __post_init__(self) -> None:
         if self.load is None and not self.instead:
@@ -84,6 +123,16 @@ class DataSet:
             )
         if self.counts and set(self.counts) != set(self.domains):
             raise DataError(f"data set {self.name!r}: counts must be by its domains")
+
+    @property
+    def title(self) -> str:
+        """Its name as papers spell it: how the summary begins."""
+        return self.summary.partition(" (")[0].partition(":")[0]
+
+    @property
+    def number_of_classes(self) -> int:
+        """Classes as published; 0 where that is not known."""
+        return self.class_count or len(self.classes)
 
     @property
     def defined_by(self) -> Loader | None:
@@ -125,6 +174,11 @@ def from_loader(name: str, load: Loader) -> DataSet:
 def presets() -> dict[str, Mapping[str, Any]]:
     """Returns experiment values by the name of their data set or protocol."""
     return {name: one.preset for name, one in DATA_SETS.items() if one.preset is not None}
+
+
+def expects_weights(preset: str) -> bool:
+    """Whether a preset's values are meant for a pretrained network."""
+    return (presets().get(preset) or {}).get("model", {}).get("weights") is not None
 
 
 def preset_of(source: str) -> str:

@@ -4,7 +4,6 @@ import logging
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from pathlib import Path
 from threading import Lock
 from typing import Literal
 
@@ -12,7 +11,9 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from feddg.data.bands import (
+    OversizedImageError,
     Reading,
+    UnknownFormatError,
     is_deep,
     is_tiff,
     read_samples,
@@ -20,7 +21,7 @@ from feddg.data.bands import (
     to_image,
 )
 from feddg.data.bands import UnusableImageError as UnusableImageError
-from feddg.data.image_formats import open_image
+from feddg.data.image_formats import ImageBytes, ImageSource, open_image
 from feddg.data.tiles import MOST_TILED_PIXELS, Box
 
 Resize = Literal["squash", "crop", "pad"]
@@ -50,11 +51,12 @@ _ORIENTATION_TAG, _LYING = 0x0112, (5, 6, 7, 8)
 
 
 def decode_image(
-    path: Path,
+    path: ImageSource,
     size: int,
     resize: Resize = "squash",
     reading: Reading = AS_IT_IS,
     bits: int = 0,
+    most: int = MOST_PIXELS,
 ) -> np.ndarray:
     """Decodes an image file to RGB at ``size`` x ``size``.
 
@@ -69,6 +71,7 @@ def decode_image(
         resize: how the image becomes square.
         reading: which bands become colours, and which values black and white.
         bits: the depth that images of its domain use, see :func:`feddg.data.bands.to_image`.
+        most: pixels of the largest image that is taken; at most ``MOST_PIXELS``.
 
     Returns:
         ``(size, size, 3)`` uint8.
@@ -76,16 +79,17 @@ def decode_image(
     Raises:
         UnusableImageError: for an empty, truncated, unknown or oversized file.
     """
-    return decode_parts(path, [None], size, resize, reading, bits)[0]
+    return decode_parts(path, [None], size, resize, reading, bits, most)[0]
 
 
 def decode_parts(
-    path: Path,
+    path: ImageSource,
     boxes: Sequence[Box | None],
     size: int,
     resize: Resize = "squash",
     reading: Reading = AS_IT_IS,
     bits: int = 0,
+    most: int = MOST_PIXELS,
 ) -> list[np.ndarray]:
     """Decodes an image file once and returns parts of it, each at ``size`` x ``size``.
 
@@ -96,18 +100,20 @@ def decode_parts(
         resize: how a part becomes square.
         reading: which bands become colours, and which values black and white.
         bits: the depth that images of its domain use.
+        most: pixels of the largest image that is taken whole.
 
     Raises:
         UnusableImageError: see :func:`decode_image`.
     """
-    whole = None in boxes
+    most = most if None in boxes else MOST_TILED_PIXELS
     try:
         with _opened(path) as image:
             if image is None:
-                return _parts_of_wide_tiff(path, boxes, size, resize, reading, bits)
-            pixels = _refuse_oversized(image, MOST_PIXELS if whole else MOST_TILED_PIXELS)
+                colours = to_image(read_tiff(path, most), reading, bits)
+                return [make_square(_part(colours, box), size, resize) for box in boxes]
+            pixels = _refuse_oversized(image, most)
             with nullcontext() if pixels <= MOST_PIXELS else _ONE_HUGE_IMAGE:
-                if whole:
+                if None in boxes:
                     # A JPEG far larger than needed is decoded at 1/2, 1/4 or 1/8, never below
                     # three times the wanted size: several times faster, and hardly
                     # distinguishable after resizing.
@@ -119,10 +125,10 @@ def decode_parts(
     except UnusableImageError:
         raise
     except Exception as error:  # Pillow's decoders raise many kinds on a broken file
-        raise UnusableImageError(_reason(path, error)) from error
+        raise _unusable(path, error) from error
 
 
-def upright_size(path: Path) -> tuple[int, int]:
+def upright_size(path: ImageSource) -> tuple[int, int]:
     """Returns width and height of an image once it obeys the camera's orientation tag.
 
     Raises:
@@ -138,11 +144,11 @@ def upright_size(path: Path) -> tuple[int, int]:
     except UnusableImageError:
         raise
     except Exception as error:  # Pillow's readers raise many kinds on a broken file
-        raise UnusableImageError(_reason(path, error)) from error
+        raise _unusable(path, error) from error
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Image.Image | None]:
+def _opened(path: ImageSource) -> Iterator[Image.Image | None]:
     """Opens a file with Pillow; None for a TIFF of more bands than Pillow knows."""
     with ExitStack() as opened:
         image = None
@@ -152,18 +158,6 @@ def _opened(path: Path) -> Iterator[Image.Image | None]:
             if not is_tiff(path):
                 raise
         yield image
-
-
-def _parts_of_wide_tiff(
-    path: Path,
-    boxes: Sequence[Box | None],
-    size: int,
-    resize: Resize,
-    reading: Reading,
-    bits: int,
-) -> list[np.ndarray]:
-    colours = to_image(read_tiff(path), reading, bits)
-    return [make_square(_part(colours, box), size, resize) for box in boxes]
 
 
 def _part(image: Image.Image, box: Box | None) -> Image.Image:
@@ -222,11 +216,11 @@ def _refuse_oversized(image: Image.Image, most: int) -> int:
     width, height = image.size
     if width * height > most:
         remedy = "; cut it into tiles with data.tile: 512" if most == MOST_PIXELS else ""
-        raise UnusableImageError(f"{width} x {height} pixels, more than {most:,}{remedy}")
+        raise OversizedImageError(f"{width} x {height} pixels, more than {most:,}{remedy}")
     return width * height
 
 
-def _to_rgb(path: Path, image: Image.Image, reading: Reading, bits: int) -> Image.Image:
+def _to_rgb(path: ImageSource, image: Image.Image, reading: Reading, bits: int) -> Image.Image:
     if reading.bands or reading.range == "percentile" or is_deep(image):
         return to_image(read_samples(path, image), reading, bits)
     if image.mode == "RGB" and "transparency" not in image.info:
@@ -251,15 +245,24 @@ def _orientation(source: Image.Image) -> int:
     return found
 
 
-def _reason(path: Path, error: Exception) -> str:
+def _unusable(path: ImageSource, error: Exception) -> UnusableImageError:
     if isinstance(error, FileNotFoundError):
-        return "file not found"
+        return UnusableImageError("file not found")
     if isinstance(error, OSError) and error.errno is not None:
-        return f"cannot be read: {error.strerror}"
+        return UnusableImageError(f"cannot be read: {error.strerror}")
     if isinstance(error, UnidentifiedImageError):
-        empty = path.is_file() and path.stat().st_size == 0
-        return "empty file" if empty else "not an image in a known format"
+        if _is_empty(path):
+            return UnusableImageError("empty file")
+        return UnknownFormatError("not an image in a known format")
     if isinstance(error, Image.DecompressionBombError | Image.DecompressionBombWarning):
-        return f"more than {MOST_PIXELS:,} pixels; cut it into tiles with data.tile: 512"
+        return OversizedImageError(
+            f"more than {MOST_PIXELS:,} pixels; cut it into tiles with data.tile: 512"
+        )
     text = " ".join(str(error).split()) or type(error).__name__
-    return f"cannot be decoded: {text}"
+    return UnusableImageError(f"cannot be decoded: {text}")
+
+
+def _is_empty(path: ImageSource) -> bool:
+    if isinstance(path, ImageBytes):
+        return not path.content
+    return path.is_file() and path.stat().st_size == 0

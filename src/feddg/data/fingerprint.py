@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from feddg.data.images import ImageTable
 from feddg.data.tiles import Tile
@@ -54,6 +54,8 @@ class ImagesFile(JsonFile):
         labels: a hash of every image's class and domain.
         rendered: a hash of the pixels, where they do not come from files.
         folders: the files by their folder, below the root.
+        depths: bits that values of files deeper than 8 bits use, by domain; no part of the
+            comparison.
     """
 
     root: str | None = None
@@ -61,6 +63,7 @@ class ImagesFile(JsonFile):
     labels: str
     rendered: str = ""
     folders: dict[str, FolderImages]
+    depths: dict[str, int] = Field(default_factory=dict)
 
     def to_text(self) -> str:
         """Returns the content of the file, without the blanks that 100,000 names would need."""

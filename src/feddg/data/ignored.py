@@ -11,6 +11,7 @@ from feddg.data.images import IMAGE_SUFFIXES, ImageTable
 from feddg.data.remarks import SHOWN, Remark
 
 DEEPER, OUTSIDE, LEFT_OUT = "in deeper folders", "outside a class folder", "of folders left out"
+UNLISTED = "images that are not in"
 
 
 @dataclass
@@ -48,7 +49,10 @@ def ignored_files(table: ImageTable, depth: int = 3) -> dict[str, Ignored]:
     used = set(map(file_of, table.paths))
     for path in _files(table.root):
         if path not in used:
-            found.setdefault(_kind(path, depth), Ignored()).add(path)
+            kind = _kind(path, depth)
+            if table.listed_in and kind in (DEEPER, OUTSIDE, LEFT_OUT):
+                kind = f"{UNLISTED} {table.listed_in}"
+            found.setdefault(kind, Ignored()).add(path)
     return found
 
 
@@ -67,6 +71,8 @@ def about_ignored(found: dict[str, Ignored]) -> Iterator[Remark]:
             yield Remark("warning", text)
     others = {kind: one.count for kind, one in found.items() if kind not in REMEDIES}
     others = {k: n for k, n in others.items() if k not in (DEEPER, OUTSIDE, LEFT_OUT)}
+    for kind in [kind for kind in others if kind.startswith(UNLISTED)]:
+        yield Remark("note", f"ignored: {others.pop(kind):,} {kind}")
     if others:
         counts = ", ".join(f"{number} {kind}" for kind, number in sorted(others.items()))
         yield Remark("note", f"ignored, as they are no images: {counts}")

@@ -2,10 +2,13 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.util import find_spec
-from pathlib import Path
+from io import BytesIO
+from pathlib import Path, PurePosixPath
 from types import MappingProxyType
+from typing import IO
 
 from PIL import Image, features
 
@@ -69,8 +72,39 @@ FORMATS = tuple(dict.fromkeys(name for name in usable_formats().values() if name
 them it starts other programs (Ghostscript for EPS). HEIF must be named so, too."""
 
 
+@dataclass(frozen=True)
+class ImageBytes:
+    """An image file that lies in memory and on no disk.
+
+    Attributes:
+        name: what it is called; only its ending counts.
+        content: the file.
+    """
+
+    name: str
+    content: bytes = field(repr=False)
+
+    @property
+    def suffix(self) -> str:
+        """The ending of its name."""
+        return PurePosixPath(self.name).suffix
+
+
+ImageSource = Path | ImageBytes
+"""Where an image file is."""
+
+
+def open_source(source: ImageSource) -> IO[bytes]:
+    """Opens an image file to read its bytes.
+
+    Raises:
+        OSError: it cannot be opened, or is no plain file.
+    """
+    return BytesIO(source.content) if isinstance(source, ImageBytes) else open_file(source)
+
+
 @contextmanager
-def open_image(path: Path) -> Iterator[Image.Image]:
+def open_image(path: ImageSource) -> Iterator[Image.Image]:
     """Opens an image file of a usable format with Pillow; nothing is decoded yet.
 
     Raises:
@@ -81,7 +115,7 @@ def open_image(path: Path) -> Iterator[Image.Image]:
     if path.suffix.lower() in _HEIF and heif_is_known():
         register_heif()
         formats = (*FORMATS, "HEIF")
-    with open_file(path) as file, Image.open(file, formats=formats) as image:
+    with open_source(path) as file, Image.open(file, formats=formats) as image:
         yield image
 
 

@@ -4,7 +4,7 @@ import logging
 import os
 import re
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -37,6 +37,12 @@ class ImageTable:
         images: ``(n, height, width, 3)`` uint8 for rendered sources, otherwise ``None``.
         split: ``(n,)`` strings from a benchmark's own file (``train``, ``val``, ``test``,
             ``id_val`` or ``id_test``), otherwise ``None``.
+        clients: ``(n,)`` strings: who really holds each image, where that is known (a patient, a
+            site, a writer), otherwise ``None``.
+        listed_in: what says which images count, where not all below ``root`` do: the name of a
+            file; empty where a folder's layout says so.
+        listed_rows: ``(n,)`` int64 row of each image in that file, as a person counts; None where
+            messages need not tell it.
     """
 
     paths: tuple[str, ...]
@@ -47,9 +53,12 @@ class ImageTable:
     root: Path | None = None
     images: np.ndarray | None = None
     split: np.ndarray | None = None
+    clients: np.ndarray | None = None
+    listed_in: str = ""
+    listed_rows: np.ndarray | None = None
 
     def __post_init__(self) -> None:
-        for name in ("labels", "domains", "images", "split"):
+        for name in ("labels", "domains", "images", "split", "clients", "listed_rows"):
             column = getattr(self, name)
             if column is not None and len(column) != len(self.paths):
                 raise ValueError(f"{name} has {len(column)} rows, paths has {len(self.paths)}")
@@ -71,6 +80,27 @@ class ImageTable:
             domains=self.domains[rows],
             images=None if self.images is None else self.images[rows],
             split=None if self.split is None else self.split[rows],
+            clients=None if self.clients is None else self.clients[rows],
+            listed_rows=None if self.listed_rows is None else self.listed_rows[rows],
+        )
+
+    def without(self, domains: Iterable[str]) -> "ImageTable":
+        """Returns the table without some domains, which it does not name any more either.
+
+        Raises:
+            DataError: there is no such domain, or no other one.
+        """
+        left_out = {self.domain_id(name) for name in domains}
+        if not left_out:
+            return self
+        kept = [id for id in range(len(self.domain_names)) if id not in left_out]
+        if not kept:
+            raise DataError("Every domain is to be left out; leave one to train on.")
+        table = self.take(np.flatnonzero(np.isin(self.domains, kept)))
+        return replace(
+            table,
+            domains=np.searchsorted(kept, table.domains),
+            domain_names=tuple(self.domain_names[id] for id in kept),
         )
 
     def domain_id(self, name: str) -> int:
@@ -116,12 +146,12 @@ def from_folder(root: Path | str) -> ImageTable:
         DataError: the folder is missing, is not a folder, or holds no images in this layout.
     """
     root = Path(root).expanduser()
-    _check_folder(root)
+    check_folder(root)
     found = [
         (domain, label, file)
-        for domain in _folders(root)
-        for label in _folders(root / domain)
-        for file in _image_files(root / domain / label)
+        for domain in folder_names(root)
+        for label in folder_names(root / domain)
+        for file in image_names(root / domain / label)
     ]
     if not found:
         raise DataError(
@@ -153,8 +183,8 @@ def from_class_folders(root: Path | str, domain: str) -> ImageTable:
         DataError: the folder is missing, is not a folder, or holds no images in this layout.
     """
     root = Path(root).expanduser()
-    _check_folder(root)
-    found = [(label, file) for label in _folders(root) for file in _image_files(root / label)]
+    check_folder(root)
+    found = [(label, file) for label in folder_names(root) for file in image_names(root / label)]
     if not found:
         raise DataError(
             f"No images were found in {root} as <root>/<class>/<image>. {_what_is_there(root)} "
@@ -182,7 +212,12 @@ def _check_positions(what: str, positions: np.ndarray, size: int) -> None:
         raise ValueError(f"{what} must lie in 0..{size - 1}")
 
 
-def _check_folder(root: Path) -> None:
+def check_folder(root: Path) -> None:
+    """Makes sure that a folder is there and may be read.
+
+    Raises:
+        DataError: it is not.
+    """
     try:
         mode = root.stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -195,7 +230,12 @@ def _check_folder(root: Path) -> None:
         raise DataError(f"The image folder {root} may not be read. Change its permissions.")
 
 
-def _folders(folder: Path) -> list[str]:
+def folder_names(folder: Path) -> list[str]:
+    """Returns the names of the folders in a folder, sorted; hidden ones do not count.
+
+    Raises:
+        DataError: it cannot be read, or a name cannot be printed.
+    """
     names = [e.name for e in entries(folder, DataError) if _is_kind(e.is_dir) and e.name[0] != "."]
     for name in names:
         if _UNPRINTABLE.search(name):
@@ -206,7 +246,12 @@ def _folders(folder: Path) -> list[str]:
     return names
 
 
-def _image_files(folder: Path) -> list[str]:
+def image_names(folder: Path) -> list[str]:
+    """Returns the names of the images in a folder, sorted; what is left out is logged.
+
+    Raises:
+        DataError: it cannot be read.
+    """
     found = [e for e in entries(folder, DataError) if _is_image(e.name)]
     names = [e.name for e in found if _is_kind(e.is_file)]
     usable = [name for name in names if not _UNPRINTABLE.search(name)]
@@ -244,18 +289,18 @@ def _what_is_there(root: Path) -> str:
         image = next((name for name in sorted(files) if _is_image(name)), None)
         if image is not None:
             return f"There is an image at {Path(folder) / image}: name the folder two levels above."
-    names = _folders(root)
+    names = folder_names(root)
     if not names:
         return "It holds no folders."
     return f"It holds the folders {', '.join(names[:10])}, without images."
 
 
 def _report_empty(root: Path, domain_names: set[str], class_names: set[str]) -> None:
-    for domain in _folders(root):
+    for domain in folder_names(root):
         if domain not in domain_names:
             logger.warning("%s has no class folder with images and is left out.", root / domain)
             continue
-        for label in _folders(root / domain):
+        for label in folder_names(root / domain):
             if label not in class_names:
                 logger.warning(
                     "Class '%s' has no images in any domain and is left out (%s).",

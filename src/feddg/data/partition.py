@@ -1,6 +1,6 @@
 """Who holds what: training images dealt out to clients, by the rules that an experiment names."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -63,6 +63,7 @@ def partition(
     shards: int | None = None,
     quantity_alpha: float | None = None,
     rounding: Rounding = "strict",
+    holders: np.ndarray | None = None,
     seed: int,
 ) -> Partition:
     """Deals images out to clients: every image to exactly one client, every client at least one.
@@ -81,6 +82,8 @@ def partition(
             of the domain, then the clients furthest below their own total (``strict``); or simply
             the first clients, as the code of Bai et al. does (``official``), which leaks single
             images of other domains into them even at lambda = 0.
+        holders: ``(n,)`` who really holds each image, by name; None where nobody knows. Under a
+            rule that counts them, they are the clients, however many ``clients`` says.
         seed: the experiment's seed.
 
     Returns:
@@ -91,7 +94,6 @@ def partition(
             an argument out of range, or a client without images (``official`` rounding only).
         ExperimentError: rules that are unknown or contradict each other.
     """
-    _check(domains, labels, clients, heterogeneity)
     for name, value in (("alpha", alpha), ("quantity_alpha", quantity_alpha), ("shards", shards)):
         if value is not None and not (0 < value < np.inf):
             raise DataError(f"{name} must be a positive number, not {value}.")
@@ -104,8 +106,14 @@ def partition(
         seed=seed,
         heterogeneity=heterogeneity,
         rounding=rounding,
+        holders=holders,
         **settings,  # type: ignore[arg-type]
     )
+    number = next((rule.number for rule in rules if rule.number is not None), None)
+    if number is not None:
+        clients = number(dealing)
+        dealing = replace(dealing, clients=clients)
+    _check(domains, labels, clients, heterogeneity)
     found = Partition(owners_by(rules, dealing), dealing.domains, clients)
     if not found.sizes.all():
         empty = int(np.argmin(found.sizes))
@@ -135,6 +143,24 @@ def dealt_alike(found: Partition, domains: np.ndarray, seed: int) -> list[np.nda
         for own, part in zip(dealt, np.split(rows, bounds[:-1])):
             own.append(part)
     return [np.sort(np.concatenate(parts)) for parts in dealt]
+
+
+def held_alike(holders: np.ndarray, further: np.ndarray) -> list[np.ndarray]:
+    """Gives further images to who holds them.
+
+    Args:
+        holders: ``(n,)`` names: the clients are these, in the order of their names.
+        further: ``(m,)`` who holds each further image; those of nobody among them are left over.
+
+    Returns:
+        One int64 array per client: positions in ``further``, ascending; some may be empty.
+    """
+    names = np.unique(holders)
+    places = np.minimum(np.searchsorted(names, further), len(names) - 1)
+    rows = np.flatnonzero(names[places] == further)
+    rows = rows[np.argsort(places[rows], kind="stable")]
+    sizes = np.bincount(places[rows], minlength=len(names))
+    return np.split(rows, np.cumsum(sizes)[:-1])
 
 
 def _check(domains: np.ndarray, labels: np.ndarray, clients: int, heterogeneity: float) -> None:

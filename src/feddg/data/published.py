@@ -8,9 +8,14 @@ from pathlib import Path
 import numpy as np
 
 from feddg.data.data_set import DataSet
-from feddg.data.images import ImageTable, from_folder, plain_name
+from feddg.data.images import (
+    ImageTable,
+    folder_names,
+    from_folder,
+    image_names,
+    plain_name,
+)
 from feddg.errors import DataError
-from feddg.files import entries
 
 logger = logging.getLogger("feddg")
 
@@ -31,6 +36,7 @@ def load_published(
     root: Path | None,
     around: Collection[str] = (),
     spellings: Mapping[str, str] | None = None,
+    parts: Mapping[str, str] | None = None,
 ) -> ImageTable:
     """Lists the images of a data set whose domains and classes are known, ``domain/class/image``.
 
@@ -43,36 +49,153 @@ def load_published(
         root: the folder of the domains, or one around it.
         around: names of folders that archives put around the domains.
         spellings: further names of domains and classes, with the definition's.
+        parts: folders that some archives have between domain and class, with the role of their
+            images (``train``, ``id_val``, ``id_test``; empty for none).
 
     Raises:
         DataError: no root, a domain is missing, or a class folder is none of the definition's.
     """
-    known = {plain_name(name): name for name in (*definition.domains, *definition.classes)}
-    known |= {plain_name(name): meant for name, meant in (spellings or {}).items()}
-    folder = _domains_folder(needs_root(definition.name, root), definition, around, known)
-    table = _rename(from_folder(folder), definition, known)
-    for domain, images in zip(table.domain_names, table.counts().sum(axis=1).tolist()):
-        published = definition.counts.get(domain, images)
-        if images != published:
-            logger.warning(
-                "%s has %d images in %s; %s holds %d.",
-                definition.summary.partition(" (")[0],
-                published,
-                domain,
-                table.root,
-                images,
-            )
+    known = known_names(definition, spellings)
+    folder = domains_folder(needs_root(definition.name, root), definition, around, known)
+    domains = [name for name in _inside(folder) if known.get(plain_name(name))]
+    if parts and any(_has_parts(folder / domain, parts) for domain in domains):
+        listed = from_parts(folder, domains, parts)
+    else:
+        listed = from_folder(folder)
+    table = rename(listed, definition, known)
+    compare_counts(definition, table)
     return table
 
 
-def _domains_folder(
+def known_names(definition: DataSet, spellings: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Returns the definition's name of every domain and class by its plain spellings."""
+    known = {plain_name(name): name for name in (*definition.domains, *definition.classes)}
+    return known | {plain_name(name): meant for name, meant in (spellings or {}).items()}
+
+
+def compare_counts(
+    definition: DataSet, table: ImageTable, *alternatives: Mapping[str, int]
+) -> None:
+    """Logs where numbers of images or classes differ from the published ones, as copies differ.
+
+    Args:
+        definition: with ``counts``, ``split_counts`` and classes.
+        table: its images.
+        *alternatives: counts by domain that are as good as the definition's.
+    """
+    found = dict(zip(table.domain_names, table.counts().sum(axis=1).tolist()))
+    if not any(found == dict(counts) for counts in alternatives):
+        for domain, images in found.items():
+            published = definition.counts.get(domain, images)
+            if images != published:
+                logger.warning(
+                    "%s has %d images in %s; %s holds %d (%+d).",
+                    definition.title,
+                    published,
+                    domain,
+                    table.root,
+                    images,
+                    images - published,
+                )
+    if definition.split_counts and table.split is not None:
+        roles = table.split.tolist()
+        for role, published in definition.split_counts.items():
+            images = roles.count(role)
+            if images != published:
+                logger.warning(
+                    "%s has %d images in its split %s; %s holds %d (%+d).",
+                    definition.title,
+                    published,
+                    role,
+                    table.root,
+                    images,
+                    images - published,
+                )
+    classes = len(table.class_names)
+    if definition.number_of_classes and classes != definition.number_of_classes:
+        logger.warning(
+            "%s has %d classes; %s holds %d.",
+            definition.title,
+            definition.number_of_classes,
+            table.root,
+            classes,
+        )
+
+
+def from_parts(folder: Path, domains: Collection[str], parts: Mapping[str, str]) -> ImageTable:
+    """Lists images that lie as ``domain/part/class/image``, each once.
+
+    Where one part holds all images that others repeat, it is the one without a role, and an image
+    has the role of the other part that holds a file of its class, name and size. An image in parts
+    of two roles validates rather than trains, and tests rather than validates.
+
+    Args:
+        folder: holds the domains.
+        domains: their folders.
+        parts: see :func:`load_published`.
+    """
+    rows: list[tuple[str, str, str, str]] = []
+    for domain in domains:
+        rows += _domain_rows(folder, domain, parts)
+    if not rows:
+        raise DataError(f"{folder} holds no images in {', '.join(parts)} below its domains.")
+    paths, labels, names, roles = zip(*rows)
+    domain_names, domain_ids = np.unique(names, return_inverse=True)
+    class_names, label_ids = np.unique(labels, return_inverse=True)
+    return ImageTable(
+        paths=paths,
+        labels=label_ids.astype(np.int64),
+        domains=domain_ids.astype(np.int64),
+        class_names=tuple(class_names.tolist()),
+        domain_names=tuple(domain_names.tolist()),
+        root=folder,
+        split=np.array(roles) if any(role != "train" for role in roles) else None,
+        listed_in="its published layout",
+    )
+
+
+_RANK = ("", "train", "id_val", "id_test")
+
+
+def _domain_rows(
+    folder: Path, domain: str, parts: Mapping[str, str]
+) -> list[tuple[str, str, str, str]]:
+    roles: dict[tuple[str, str, int], str] = {}
+    paths: dict[tuple[str, str, int], str] = {}
+    whole: set[tuple[str, str, int]] = set()
+    here = {plain_name(name): name for name in folder_names(folder / domain)}
+    for part, role in sorted(parts.items(), key=lambda item: _RANK.index(item[1])):
+        if part not in here:
+            continue
+        for label in folder_names(folder / domain / here[part]):
+            place = f"{domain}/{here[part]}/{label}"
+            for file in image_names(folder / place):
+                key = label, file, (folder / place / file).stat().st_size
+                paths.setdefault(key, f"{place}/{file}")
+                roles[key] = max(roles.get(key, ""), role, key=_RANK.index)
+                if not role:
+                    whole.add(key)
+    if whole and whole != set(paths):  # its files are called otherwise: who is who is not known
+        paths = {key: paths[key] for key in paths if key in whole}
+        roles = dict.fromkeys(paths, "")
+    return [(paths[key], key[0], domain, roles[key] or "train") for key in sorted(paths)]
+
+
+def _inside(folder: Path) -> list[str]:
+    return folder_names(folder) if folder.is_dir() else []
+
+
+def _has_parts(domain: Path, parts: Mapping[str, str]) -> bool:
+    return any(plain_name(name) in parts for name in folder_names(domain))
+
+
+def domains_folder(
     root: Path, definition: DataSet, around: Collection[str], known: Mapping[str, str]
 ) -> Path:
     """Returns the folder that holds the domains: ``root``, or one known folder inside it."""
     wrappers = {plain_name(name) for name in around}
     while root.is_dir():
-        below = (root / entry.name for entry in entries(root, DataError))
-        inside = {plain_name(path.name): path for path in below if path.is_dir()}
+        inside = {plain_name(name): root / name for name in folder_names(root)}
         nested = [path for name, path in inside.items() if name in wrappers]
         if len(nested) != 1 or any(known.get(name) in definition.domains for name in inside):
             return root
@@ -80,7 +203,7 @@ def _domains_folder(
     return root
 
 
-def _rename(table: ImageTable, definition: DataSet, known: Mapping[str, str]) -> ImageTable:
+def rename(table: ImageTable, definition: DataSet, known: Mapping[str, str]) -> ImageTable:
     """Gives a table the names and order of a benchmark; images of other domains are left out."""
     domain_of = _positions(table.domain_names, definition.domains, known)
     missing = [name for i, name in enumerate(definition.domains) if i not in domain_of]

@@ -164,6 +164,7 @@ def about_copies(
     groups = _copies(files, contents)
     if not groups:
         return
+    files = _with_rows(table, files)
     kinds: dict[str, list[list[int]]] = {"labels": [], "domains": [], "same": []}
     for rows in groups:
         labels, domains = set(table.labels[rows].tolist()), set(table.domains[rows].tolist())
@@ -249,6 +250,14 @@ def _copies(files: Sequence[str], contents: Sequence[str]) -> list[list[int]]:
         if twice[contents[row]] > 1:
             groups.setdefault(contents[row], []).append(row)
     return list(groups.values())
+
+
+def _with_rows(table: ImageTable, files: Sequence[str]) -> Sequence[str]:
+    """Returns the files as messages name them: with their row, where a table of a user's lists."""
+    if table.listed_rows is None:
+        return files
+    rows = table.listed_rows.tolist()
+    return [f"{file} (row {row} of {table.listed_in})" for file, row in zip(files, rows)]
 
 
 def _contents(groups: list[list[int]]) -> str:

@@ -60,6 +60,7 @@ def hold_out(
     id_val: float = 0.05,
     id_test: float = 0.05,
     seed: int,
+    own: np.ndarray | None = None,
 ) -> Splits:
     """Holds whole domains out, and a stratified share of the others.
 
@@ -74,6 +75,7 @@ def hold_out(
         id_val: share of each training domain kept for in-domain validation.
         id_test: share of each training domain kept for in-domain test.
         seed: the experiment's seed.
+        own: ``(n,)`` the in-domain role of each image as published, instead of drawn shares.
 
     Raises:
         DataError: a name is unknown or in both lists, a held-out domain has no images, or nothing
@@ -84,7 +86,7 @@ def hold_out(
             f"id_val ({id_val}) and id_test ({id_test}) must not be negative and must add up to "
             "less than 1, or no image is left to train on."
         )
-    roles = _in_domain_roles(table, id_val, id_test, seed)
+    roles = _in_domain_roles(table, id_val, id_test, seed) if own is None else own.astype("<U7")
     for role, names in (("test", test), ("val", val)):
         for name in names:
             held = table.domains == table.domain_id(name)

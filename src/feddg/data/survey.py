@@ -1,7 +1,7 @@
 """A look at some images of every domain: how they are stored, before they become 8-bit colours."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,13 +39,13 @@ class Survey:
 
 def survey(table: ImageTable) -> Survey:
     """Looks at up to ``SAMPLE`` images of each domain, evenly spaced; nothing is kept of them."""
-    depths: dict[str, int] = {}
-    veiled: dict[str, str] = {}
+    assert table.root is not None
+    root, depths, veiled = table.root, dict[str, int](), dict[str, str]()
     for domain, files in files_by_domain(table).items():
         candidates = [file for file in files if file.lower().endswith(_MAYBE_DEEP)]
         chosen = evenly(candidates, SAMPLE)
         with quiet_pillow(), ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            looks = list(pool.map(lambda file: _look(table, file), chosen))
+            looks = list(pool.map(lambda file: _look(root / file), chosen))
         found = [bits for bits, _ in looks if bits]
         if found:
             depths[domain] = max(found)
@@ -53,6 +53,23 @@ def survey(table: ImageTable) -> Survey:
         if doubtful:
             veiled[domain] = doubtful[0]
     return Survey(depths, veiled)
+
+
+def depth_of(files: Iterable[Path]) -> int:
+    """Returns the bits that files' values use, by a look at ``SAMPLE`` of those that may be deep.
+
+    They are taken for one domain, as those that are predicted together are; of more files than can
+    be listed at once, the sample is the first ones and then ever fewer. 0 where all are of 8 bits.
+    """
+    chosen: list[Path] = []
+    step = 1
+    for place, file in enumerate(f for f in files if f.suffix.lower() in _MAYBE_DEEP):
+        if place % step == 0:
+            chosen.append(file)
+        if len(chosen) > 2 * SAMPLE:  # evenly spaced still, in constant memory
+            chosen, step = chosen[::2], 2 * step
+    with quiet_pillow(), ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        return max(pool.map(lambda file: _look(file)[0], chosen), default=0)
 
 
 def about_survey(found: Survey, reading: Reading) -> Iterator[Remark]:
@@ -88,11 +105,10 @@ def evenly(items: Sequence[str], count: int) -> list[str]:
     return [items[place * len(items) // count] for place in range(count)]
 
 
-def _look(table: ImageTable, file: str) -> tuple[int, bool]:
+def _look(file: Path) -> tuple[int, bool]:
     """The depth of a file, 0 for one of 8 bits or without one; and whether it seems veiled."""
-    assert table.root is not None
     try:
-        samples = samples_of(table.root / file, deep_only=True)
+        samples = samples_of(file, deep_only=True)
     except Exception:  # decoding says what is wrong with it
         return 0, False
     if samples is None:

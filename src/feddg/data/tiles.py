@@ -5,11 +5,10 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from math import ceil
-from pathlib import Path
 
 import numpy as np
 
-from feddg.data.image_formats import open_image
+from feddg.data.image_formats import ImageSource, open_image
 from feddg.data.images import ImageTable
 
 MOST_TILED_PIXELS = 2**30
@@ -65,13 +64,21 @@ def cut(table: ImageTable, side: int) -> ImageTable:
     root = table.root
     assert root is not None
     with ThreadPoolExecutor() as pool:
-        sizes = list(pool.map(lambda path: _size(root / path), table.paths))
-    names = [
-        [path] if size is None else tile_names(path, *size, side)
-        for path, size in zip(table.paths, sizes)
-    ]
+        names = list(pool.map(lambda path: names_in(root / path, path, side), table.paths))
     rows = np.repeat(np.arange(len(table)), [len(tiles) for tiles in names])
     return replace(table.take(rows), paths=tuple(name for tiles in names for name in tiles))
+
+
+def names_in(file: ImageSource, path: str, side: int) -> list[str]:
+    """Returns the names of a file's tiles; its own if it is no larger than one, or does not open.
+
+    Args:
+        file: where it is.
+        path: what it is called.
+        side: of a tile, in pixels.
+    """
+    size = _size(file)
+    return [path] if size is None else tile_names(path, *size, side)
 
 
 def whole_images(table: ImageTable) -> tuple[ImageTable, np.ndarray]:
@@ -91,7 +98,7 @@ def _starts(length: int, side: int) -> Sequence[int]:
     return [min(number * side, last) for number in range(ceil(length / side))]
 
 
-def _size(path: Path) -> tuple[int, int] | None:
+def _size(path: ImageSource) -> tuple[int, int] | None:
     """Width and height as stored; a turned photograph is cut before it is turned upright."""
     try:
         with open_image(path) as image:

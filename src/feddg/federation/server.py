@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 
+from feddg.clients.sampling import drawn_clients, secret_clients
 from feddg.errors import ClientError, NotEnoughUpdates, RunError
 from feddg.federation import server_optimizer
 from feddg.federation.checks import (
@@ -21,6 +22,7 @@ from feddg.federation.ledger import Ledger
 from feddg.federation.served import Means
 from feddg.federation.tally import Tally
 from feddg.federation.transport import Reply, Transport
+from feddg.guards.account import Account
 from feddg.guards.chain import NO_GUARDS, GuardedRound, Guards
 from feddg.messages import (
     Broadcast,
@@ -30,7 +32,6 @@ from feddg.messages import (
     Weights,
 )
 from feddg.methods.base import Method, State
-from feddg.randomness import stream
 from feddg.rows import Groups, RoundRow
 from feddg.settings import ServerSettings
 
@@ -50,6 +51,7 @@ class Server:
         ledger: where every message is entered.
         checks: what clients' messages are compared with.
         guards: what happens to updates on their way.
+        account: what the run has spent on noised releases.
         means: keeps means over the rounds beside the weights; None for none.
         probe: says what is wrong with weights that are about to become the global model, or None.
         on_client: called after each client of a round with the round and its update or refusal.
@@ -71,6 +73,7 @@ class Server:
         ledger: Ledger,
         checks: MessageChecks,
         guards: Guards = NO_GUARDS,
+        account: Account | None = None,
         means: Means | None = None,
         probe: Callable[[Weights], str | None] = lambda weights: None,
         on_client: Callable[[int, Update | Refusal], None] | None = None,
@@ -79,7 +82,7 @@ class Server:
         self.method, self.transport, self.state = method, transport, state
         self.per_round, self.settings, self.seed = per_round, settings, seed
         self.ledger, self.checks, self.guards, self._probe = ledger, checks, guards, probe
-        self.means = means
+        self.account, self.means = account or Account(), means
         self.groups: Groups = {}
         self._on_client = on_client or (lambda round, reply: None)
         self._on_setup = on_setup or (lambda done, total: None)
@@ -141,7 +144,7 @@ class Server:
         round = self.state.round + 1
         clients = [id for id in self.sample(round, attempt) if id not in spoilers]
         tally = Tally(round, clients, refused=list(spoilers.values()))
-        if len(clients) < self.settings.min_updates:
+        if len(clients) < self._fewest:
             raise NotEnoughUpdates(self._shortage(tally, 0))
         state = self._fused(tally)
         state.round = round
@@ -158,12 +161,11 @@ class Server:
             NotEnoughUpdates: too few good updates.
             RoundSpoiled: a client's update cannot be used, and was found out too late.
         """
-        # A guard that withstands bad updates must see them all: it counts on their number.
-        free = any(guard.fuses for guard in self.guards.guards)
-        times = None if free else self.settings.largest_change
+        times = None if self.guards.sees_all else self.settings.largest_change
         changes = ChangeSizes(times, self.state.extras.get(CHANGES))
         changes.begin(self.state.weights)
-        guarded = self.guards.open(self.state)
+        guarded = self.guards.open(self.state, self.account)
+        guarded.asked(tally.clients)
         broadcast = guarded.address(self.method.broadcast(self.state))
         incoming = Attributed(self._updates(tally, broadcast, guarded, changes), tally.round)
         # Nothing is replaced before enough updates are in: a failed attempt leaves the state alone.
@@ -174,19 +176,34 @@ class Server:
         state = server_optimizer.step(self.settings, self.state.weights, state)
         state = self.method.after_round(state, self._asker(tally, state))
         fault = state_fault(state.weights, state.extras) or self._probe(state.weights)
+        if fault is not None and self.guards.noised:
+            raise RunError(f"round {tally.round}: {fault}; the noise may be too large to train")
         if fault is not None:
             raise changes.spoiled(tally.round, fault)
         state.extras[CHANGES] = changes.end()
         return state
 
+    @property
+    def affordable(self) -> bool:
+        """Whether the next round stays within what may be spent on it."""
+        round = self.state.round + 1
+        return self.guards.afford(round, self.sample(round), self.account)
+
+    @property
+    def is_last(self) -> bool:
+        """Whether no round follows."""
+        return self.state.round == self.state.rounds or not self.affordable
+
+    @property
+    def _fewest(self) -> int:
+        """The fewest good updates; a secret draw may be of nobody, and nobody may know."""
+        return 0 if self.guards.secret_rate is not None else self.settings.min_updates
+
     def sample(self, round: int, attempt: int = 0) -> list[int]:
-        """Returns the ids of a round's clients, ascending; drawn without replacement."""
-        ids = list(self.transport.clients)
-        if self.per_round is None or self.per_round >= len(ids):
-            return ids
-        names = ("sample", round, attempt) if attempt else ("sample", round)
-        drawn = torch.randperm(len(ids), generator=stream(self.seed, *names))[: self.per_round]
-        return sorted(ids[i] for i in drawn.tolist())
+        """Returns the ids of a round's clients, ascending: see :mod:`feddg.clients.sampling`."""
+        if self.guards.secret_rate is not None:
+            return secret_clients(self.transport.clients, self.guards.secret_rate)
+        return drawn_clients(self.transport.clients, self.per_round, self.seed, round, attempt)
 
     def _updates(
         self, tally: Tally, broadcast: Broadcast, guarded: GuardedRound, changes: ChangeSizes
@@ -208,7 +225,7 @@ class Server:
             good += 1
             tally.add(reply)
             yield reply
-        if good < self.settings.min_updates:
+        if good < self._fewest:
             raise NotEnoughUpdates(self._shortage(tally, good))
         outliers = changes.outliers()
         if outliers:

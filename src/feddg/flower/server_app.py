@@ -286,6 +286,10 @@ def _evaluation(
 class LogLines(Observer):
     """Writes a line per round to the log, where `flwr log` shows it."""
 
+    def promise(self, text: str) -> None:
+        """See :class:`Observer`."""
+        log.info("%s", text)
+
     def round(self, row: RoundRow) -> None:
         """See :class:`Observer`."""
         good = len(row.clients) - len(row.refused)

@@ -17,6 +17,7 @@ from flwr.app import Message as Envelope
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
+from feddg.data.partitions import counts_clients
 from feddg.errors import FeddgError
 from feddg.experiment import Experiment
 from feddg.files import replace_text
@@ -33,7 +34,7 @@ from feddg.report import ensure_report
 from feddg.rows import client_name
 from feddg.runs.execute import Run, carry_out
 from feddg.runs.observer import Observer
-from feddg.runs.prepare import Progress, cache_folder
+from feddg.runs.prepare import Progress, cache_folder, load_images
 from feddg.runs.prepared import Prepared, in_process
 
 SIMULATION, TRAFFIC = "simulation.json", "traffic.jsonl"
@@ -111,7 +112,7 @@ def simulate(
     app = SimulatedApp(simulated_config(experiment, folder))
     backend: dict[str, Any] = {"client_resources": resources}
     try:
-        run_simulation(server, app, experiment.clients.number, backend_config=backend)
+        run_simulation(server, app, _number(experiment, folder), backend_config=backend)
     except RuntimeError as error:
         if not ended:
             raise FeddgError(f"Flower's simulation did not start; see above ({error})") from error
@@ -119,6 +120,13 @@ def simulate(
     if isinstance(result, BaseException):
         raise result
     return result
+
+
+def _number(experiment: Experiment, cache: Path) -> int:
+    """Returns how many nodes there are, one for each client."""
+    if not counts_clients(experiment.clients.partition):
+        return experiment.clients.number
+    return len(load_images(experiment, cache, lambda *_: None).partition)
 
 
 def simulated_config(experiment: Experiment, cache: Path) -> dict[str, Any]:
@@ -136,7 +144,7 @@ def coordinate(
         experiment: Experiment, cache: Path, progress: Progress, memories: dict[int, Weights]
     ) -> Prepared:
         found = in_process(experiment, cache, progress, {})
-        number = experiment.clients.number
+        number = len(found.clients.clients)
         names = [client_name(id) for id in range(number)]
         transport = FlowerTransport(
             grid,

@@ -12,8 +12,10 @@ from typing import Any
 from pydantic import ValidationError
 from torch import nn
 
+from feddg.clients.sampling import Schedule
 from feddg.errors import ExperimentError, nearest
 from feddg.forms import Sent
+from feddg.guards.account import Account
 from feddg.guards.clipping import Clipping
 from feddg.guards.compatibility import require_compatible
 from feddg.guards.guard import GUARDS, Guard, Passage, WeightFacts
@@ -69,12 +71,47 @@ class Guards:
             update = guard.protect(update, received, told, self.facts)
         return update
 
-    def open(self, state: State) -> "GuardedRound":
-        """Begins a round from the state that its clients are sent."""
+    @property
+    def noised(self) -> bool:
+        """Whether one of them promises differential privacy of updates."""
+        return any(guard.noised for guard in self.guards)
+
+    @property
+    def sees_all(self) -> bool:
+        """Whether no update may be left out for being unlike the others.
+
+        A guard that withstands bad updates must see them all: it counts on their number. And under
+        noise no client's update may decide whether another's is used.
+        """
+        return self.noised or any(guard.fuses for guard in self.guards)
+
+    @property
+    def secret_rate(self) -> float | None:
+        """With which probability each client takes part, if nobody may know who does."""
+        return next((g.secret_rate for g in self.guards if g.secret_rate is not None), None)
+
+    @property
+    def promises(self) -> list[str]:
+        """What they promise, a sentence each."""
+        return [guard.promise for guard in self.guards if guard.promise]
+
+    def afford(self, round: int, clients: Sequence[int], account: Account) -> bool:
+        """Whether a round with these clients stays within what may be spent."""
+        return all(guard.affords(round, clients, account) for guard in self.guards)
+
+    def open(self, state: State, account: Account | None = None) -> "GuardedRound":
+        """Begins a round from the state that its clients are sent.
+
+        Args:
+            state: the server's.
+            account: what the run has spent.
+        """
         passages = []
         for guard in self.guards:
             memory = _under(_memory(guard), Message(state.extras)).tensors
-            passages.append(Passage(self.facts, state.weights, guard.tell(memory), memory))
+            told = guard.tell(memory)
+            spent, next_round = account or Account(), state.round + 1
+            passages.append(Passage(self.facts, state.weights, told, memory, next_round, spent))
         return GuardedRound(list(zip(self.guards, passages)))
 
 
@@ -86,6 +123,15 @@ class GuardedRound:
 
     def __init__(self, stations: list[tuple[Guard, Passage]]) -> None:
         self._stations = stations
+
+    def asked(self, clients: Sequence[int]) -> None:
+        """These clients are about to be asked to train.
+
+        Raises:
+            BudgetSpent: they may not be.
+        """
+        for guard, passage in self._stations:
+            guard.asked(clients, passage)
 
     def address(self, broadcast: Broadcast) -> Broadcast:
         """Returns the broadcast with what the guards tell the clients."""
@@ -127,15 +173,25 @@ def build_guards(
     *,
     trains_statistics: bool,
     updates: int,
+    schedule: Schedule | None = None,
 ) -> Guards:
     """Returns a run's guards: clipping first, if asked for, then those named.
+
+    Args:
+        privacy: how updates are clipped and noised.
+        choices: guards by name.
+        method: whose updates pass.
+        network: what it trains.
+        trains_statistics: whether batch normalisation's running statistics are trained.
+        updates: clients of a round.
+        schedule: who is planned to take part; all clients in one round by default.
 
     Raises:
         ExperimentError: they cannot protect what the method sends; says why.
     """
     guards = [guard_of(choice) for choice in choices]
     if privacy.clipping != "none":
-        guards.insert(0, Clipping(privacy))
+        guards.insert(0, Clipping(privacy, schedule or Schedule(updates)))
     require_compatible(
         guards, method, network, trains_statistics=trains_statistics, updates=updates
     )

@@ -1,7 +1,8 @@
-"""Update privacy: clients clip what training changed; the server verifies it and adds noise.
+"""Update privacy: clients clip what training changed; noise hides whether one took part with it.
 
-Every update becomes a change of bounded length, so that Gaussian noise on the mean hides whether a
-client took part with it. What is protected is a client's whole contribution to the weights.
+Every update becomes a change of bounded length, so that Gaussian noise hides a client's whole
+contribution to the weights. The server adds it once, on the mean, and is trusted; or every client
+adds its own, and nobody is (local differential privacy).
 
 Equations, with m updates used in a round, norm C and noise multiplier z::
 
@@ -9,26 +10,44 @@ Equations, with m updates used in a round, norm C and noise multiplier z::
     x   <- x + (1/m) sum_k D_k + N(0, (z C / m)^2)        at the server; all count the same
     adaptive: C <- C exp(-rate (b - quantile)),           b = share of updates that were not clipped
               b gets noise N(0, s^2)/m, and z -> (z^-2 - (2s)^-2)^(-1/2), so that both cost z
+    at the client: D_k <- D_k + N(0, (z C)^2)             and x <- x + (1/m) sum_k D_k
+    secret draws: m is its expectation q N, in the sum's place as in the noise's
+
+Sensitivity: at the server the neighbour is the same round in which a client's change is zero: C for
+the sum, 1/2 for the count of ``bit - 1/2``. At the client it is any other change, from which the
+server must not tell it: 2 C.
 
 Sources: McMahan et al., "Learning Differentially Private Recurrent Language Models" (ICLR 2018);
 Andrew et al., "Differentially Private Learning with Adaptive Clipping" (NeurIPS 2021).
 
 Decisions: s = max(m/20, z), which is Andrew et al.'s for many clients and possible for few. The
-noise is :mod:`feddg.secure_noise`'s, the only draw that the experiment's seed does not fix: clients
+noise is :mod:`feddg.secure_noise`'s, which the experiment's seed does not fix: clients
 know the seed and could take the noise away again. The server knows the weights it sent and the
-norm: a longer change, beyond rounding, is refused. Lengths are summed in float64.
+norm: a longer change, beyond rounding, is refused. Lengths are summed in float64. What the noise
+costs is :mod:`feddg.guards.accounting`'s affair.
 """
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import ClassVar
 
 import torch
 
-from feddg.errors import ClientError
+from feddg.clients.sampling import Schedule
+from feddg.errors import ClientError, ExperimentError
 from feddg.forms import Sent
+from feddg.guards.account import Account, Release
+from feddg.guards.accounting import (
+    MOST_NOISE,
+    gaussian_epsilon,
+    gaussian_noise,
+    rounded_up,
+    sampled_epsilon,
+    sampled_noise,
+)
 from feddg.guards.compatibility import DESCRIPTIONS, EXTRAS, FUSION, LOCAL, STATISTICS
 from feddg.guards.distances import distance, length, shrunk
 from feddg.guards.guard import Guard, Passage, WeightFacts, register
@@ -42,6 +61,7 @@ log = logging.getLogger("feddg")
 NORM, NORM_BIT = "norm", "norm_bit"
 _OPEN = "neither clipped nor noised"
 _UPDATES, _CLIPPED, _ROUNDING = "updates", "clipped", "rounding"
+_NOBODY = -1
 
 
 @register
@@ -51,7 +71,7 @@ class Clipping(Guard):
     name = "clipping"
     summary = "clipped updates, noise on their mean (McMahan et al. 2018, Andrew et al. 2021)"
     Settings = PrivacySettings
-    breaks: ClassVar[dict[str, str]] = {
+    _BREAKS: ClassVar[dict[str, str]] = {
         DESCRIPTIONS: _OPEN,
         EXTRAS: _OPEN,
         LOCAL: "so that what it sends of them is no change of what it was sent",
@@ -60,10 +80,125 @@ class Clipping(Guard):
         "model.normalization to frozen, or choose another backbone",
     }
 
+    def __init__(
+        self, settings: PrivacySettings | None = None, schedule: Schedule | None = None
+    ) -> None:
+        super().__init__(settings)
+        self._schedule = schedule or Schedule(1)
+        self._require_met()
+
+    @property
+    def breaks(self) -> dict[str, str]:  # type: ignore[override]
+        """What it cannot survive. What was noised at the client may be fused in any way."""
+        return {t: why for t, why in self._BREAKS.items() if t != FUSION or not self.at_clients}
+
     @property
     def plain_mean(self) -> str | None:
-        """Noise is measured for the plain mean of all updates."""
-        return "its noise is made for a plain mean" if self.settings.noise_multiplier else None
+        """Noise at the server is measured for the plain mean of all updates."""
+        central = self.noised and not self.at_clients
+        return "its noise is made for a plain mean" if central else None
+
+    @property
+    def noised(self) -> bool:
+        """Whether there is noise."""
+        return bool(self.settings.noised)
+
+    @property
+    def at_clients(self) -> bool:
+        """Whether clients add the noise."""
+        return bool(self.noised and self.settings.noised_at == "client")
+
+    @property
+    def secret_rate(self) -> float | None:
+        """Set for secret draws of some of the clients."""
+        rate = self._schedule.rate
+        return rate if self.settings.sampling == "secret" and rate < 1 else None
+
+    @cached_property
+    def multiplier(self) -> float:
+        """The noise multiplier z: as given, else the least that meets epsilon; 0 for no noise."""
+        chosen = self.settings
+        if chosen.noise_multiplier or not chosen.epsilon:
+            return float(chosen.noise_multiplier)
+        if self.secret_rate is not None:
+            rounds = self._schedule.rounds
+            return sampled_noise(chosen.epsilon, chosen.delta, self.secret_rate, rounds)
+        known = gaussian_noise(chosen.epsilon, chosen.delta) * math.sqrt(self._schedule.most)
+        return rounded_up(known * self._sensitivity)
+
+    @property
+    def _sensitivity(self) -> int:
+        """How far neighbours are apart, in norms."""
+        return 2 if self.settings.noised_at == "client" else 1
+
+    @property
+    def promise(self) -> str | None:
+        """Epsilon, for whom, by which noise, over how many rounds."""
+        if not self.noised:
+            return None
+        chosen, plan, known = self.settings, self._schedule, self.secret_rate is None
+        epsilon = f"epsilon {chosen.epsilon:g}" if chosen.epsilon else "no epsilon"
+        who = f"at most {plan.most} with the same client" if known else "drawn in secret"
+        return (
+            f"updates: {epsilon} at delta {chosen.delta:g} for a client, by noise of "
+            f"{self.multiplier:g} times the norm at the {chosen.noised_at}; {plan.rounds} rounds "
+            f"planned, {who}"
+        )
+
+    def _require_met(self) -> None:
+        """Raises ExperimentError, which names what could be met, if epsilon cannot be."""
+        chosen = self.settings
+        if not chosen.epsilon:
+            return
+        if chosen.delta * self._schedule.clients >= 1:
+            log.warning(
+                "delta %g allows to give away one of %d clients wholly; set privacy.delta below %g",
+                *(chosen.delta, self._schedule.clients, 1 / self._schedule.clients),
+            )
+        given = chosen.noise_multiplier / self._sensitivity
+        if not given and self.secret_rate is None and self.multiplier > MOST_NOISE:
+            least = gaussian_epsilon(MOST_NOISE / self._schedule.most**0.5, chosen.delta)
+            raise ExperimentError(
+                f"privacy.epsilon {chosen.epsilon:g} would need noise of {self.multiplier:.3g} "
+                f"times the norm, under which nothing is learned; {least:.2g} is the least that "
+                "can be met over these rounds"
+            )
+        if given:
+            rate = self.secret_rate
+            once = gaussian_epsilon(given, chosen.delta)
+            once = once if rate is None else sampled_epsilon(((given, rate),), chosen.delta)
+            if once > chosen.epsilon:
+                raise ExperimentError(
+                    f"privacy.epsilon {chosen.epsilon:g} cannot be met with noise_multiplier "
+                    f"{chosen.noise_multiplier:g}: one round costs {once:.4g}. Set epsilon to at "
+                    f"least {once * 1.0005:.4g}, or leave noise_multiplier away: it is chosen then"
+                )
+
+    def _release(self, round: int, clients: Sequence[int]) -> Release:
+        where, rate = self.settings.noised_at, self.secret_rate or 1.0
+        noise = self.multiplier / self._sensitivity
+        return Release("update", round, clients, noise, noised_at=where, rate=rate)
+
+    def affords(self, round: int, clients: Sequence[int], account: Account) -> bool:
+        """See :class:`Guard`."""
+        chosen = self.settings
+        if not chosen.epsilon:
+            return True
+        return account.affords(self._release(round, clients), chosen.delta, chosen.epsilon)
+
+    def _charge(self, clients: Sequence[int], passage: Passage) -> None:
+        if self.noised:
+            release = self._release(passage.round, clients)
+            passage.account.charge(release, self.settings.delta, self.settings.epsilon)
+
+    def asked(self, clients: Sequence[int], passage: Passage) -> None:
+        """Charges for what clients noise themselves: it may leave them as soon as they are asked.
+
+        Raises:
+            BudgetSpent: they may not be asked.
+        """
+        if self.at_clients:
+            self._charge(clients, passage)
 
     @property
     def adaptive(self) -> bool:
@@ -89,11 +224,14 @@ class Clipping(Guard):
     def protect(
         self, update: Update, received: Weights, told: Message, facts: WeightFacts
     ) -> Update:
-        """Clips the change; the means of the loss terms stay at the client."""
+        """Clips the change, and may add noise; the means of the loss terms stay at the client."""
         if NORM not in told.scalars:
             raise ClientError("was not told the norm to clip its update to")
-        clipped = shrunk(update.weights, received, facts.fused, float(told.scalars[NORM]))
+        norm = float(told.scalars[NORM])
+        clipped = shrunk(update.weights, received, facts.fused, norm)
         update = replace(update, weights=clipped or update.weights, terms={})
+        if self.at_clients:
+            update.weights = _noised(update.weights, received, facts, self.multiplier * norm)
         return self.add(update, NORM_BIT, int(clipped is not None)) if self.adaptive else update
 
     # At the server
@@ -103,6 +241,8 @@ class Clipping(Guard):
         bit = update.extras.scalars.get(f"{self.name}/{NORM_BIT}")
         if self.adaptive and not (type(bit) is int and bit in (0, 1)):
             raise ClientError(f"{NORM_BIT} is {bit!r:.40}; it must be 0 or 1")
+        if self.at_clients:
+            return update
         norm, sent = float(passage.told.scalars[NORM]), passage.sent
         found = distance(update.weights, sent, passage.facts.fused)
         # x + D is rounded once more at the client: by half a unit in the last place of each entry.
@@ -114,54 +254,61 @@ class Clipping(Guard):
 
     def collect(self, updates: Iterator[Update], passage: Passage) -> Iterator[Update]:
         """Counts, and has every client count the same, whatever it says of its images."""
-        passage.scratch |= {_UPDATES: 0, _CLIPPED: 0}
+        passage.scratch |= {_UPDATES: [], _CLIPPED: 0}
         for update in updates:
-            passage.scratch[_UPDATES] += 1
+            passage.scratch[_UPDATES].append(update.client)
             bit = update.extras.scalars.get(f"{self.name}/{NORM_BIT}", 0)
             passage.scratch[_CLIPPED] += int(bit)
             yield replace(update, examples=1)
+        if not passage.scratch[_UPDATES]:  # a secret draw of nobody: what is released is noise
+            yield Update(_NOBODY, 1, passage.sent)
 
     def finish(self, state: State, passage: Passage) -> State:
-        """Adds noise on all that was trained, and moves the norm."""
-        updates, clipped = passage.scratch[_UPDATES], passage.scratch[_CLIPPED]
-        norm, sent = float(passage.memory[NORM]), passage.sent
-        noise, count_noise = self.noise(updates)
+        """Adds noise on all that was trained, and moves the norm.
+
+        Raises:
+            BudgetSpent: it may not be released.
+        """
+        clients, clipped = passage.scratch[_UPDATES], passage.scratch[_CLIPPED]
+        norm, sent, updates = float(passage.memory[NORM]), passage.sent, len(clients)
+        if not self.at_clients:
+            self._charge(clients, passage)
+        secret = self.secret_rate
+        expected = updates if secret is None else secret * self._schedule.clients
+        noise, count_noise = self.noise(expected)
         weights = dict(state.weights)
         for name, tensor in weights.items():
             if name not in passage.facts.trained:
                 weights[name] = sent[name]
-            elif noise:
+            elif noise and not self.at_clients:
                 before = sent[name].double()
-                change = add_noise(tensor.double() - before, noise * norm / updates)
+                change = (tensor.double() - before) * (updates / expected)
+                change = add_noise(change, noise * norm / expected)
                 weights[name] = (before + change).to(tensor.dtype)
         state.weights = weights
         if self.adaptive:
-            unclipped = torch.tensor(float(updates - clipped), dtype=torch.float64)
-            counted = add_noise(unclipped, count_noise) if count_noise else unclipped
-            chosen, share = self.settings, float(counted) / updates
+            beyond_half = torch.tensor(updates / 2 - clipped, dtype=torch.float64)
+            counted = add_noise(beyond_half, count_noise) if count_noise else beyond_half
+            chosen, share = self.settings, 0.5 + float(counted) / expected
             norm *= math.exp(-chosen.clipping_rate * (share - chosen.clipping_quantile))
             passage.memory = {NORM: torch.tensor(norm, dtype=torch.float64)}
-        spent = epsilon(state.round + 1, self.settings.noise_multiplier)
-        log.info("updates clipped to %.4g; epsilon so far %.3g at delta 1e-5", norm, spent)
+        log.info("updates clipped to %.4g", norm)
         return state
 
-    def noise(self, updates: int) -> tuple[float, float]:
+    def noise(self, updates: float) -> tuple[float, float]:
         """Returns the noise multiplier of the mean, and the deviation of the count's noise."""
-        noise = self.settings.noise_multiplier
+        noise = self.multiplier
         if not noise or not self.adaptive:
             return noise, 0.0
         count_noise = max(updates / 20, noise)
         return (noise**-2 - (2 * count_noise) ** -2) ** -0.5, count_noise
 
 
-def epsilon(rounds: int, noise: float, delta: float = 1e-5) -> float:
-    """Returns what ``rounds`` rounds cost a client at ``delta``: epsilon; infinite without noise.
-
-    Neighbours are the same rounds with one client's change set to zero, and all clients take part
-    in every round: rho = rounds / (2 z^2), epsilon = rho + 2 sqrt(rho ln(1/delta)) (Bun, Steinke,
-    "Concentrated Differential Privacy", TCC 2016, Propositions 1.3 and 1.6, Lemma 1.7).
-    """
-    if noise == 0:
-        return math.inf
-    rho = rounds / (2 * noise**2)
-    return rho + 2 * math.sqrt(rho * math.log(1 / delta))
+def _noised(trained: Weights, sent: Weights, facts: WeightFacts, deviation: float) -> Weights:
+    """Returns weights whose change has noise; what is not trained stays as it was sent."""
+    weights = {name: sent[name] for name in trained}
+    for name in facts.trained:
+        before = sent[name].double()
+        change = add_noise(trained[name].double() - before.to(trained[name].device), deviation)
+        weights[name] = (before + change.to(before)).to(trained[name].dtype)
+    return weights

@@ -14,7 +14,7 @@ failed round leaves nothing behind. Hooks at both sides that every method goes t
 pfl-research (Granqvist et al., NeurIPS 2024).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
@@ -22,6 +22,7 @@ from pydantic import BaseModel
 
 from feddg.errors import ExperimentError
 from feddg.forms import Sent
+from feddg.guards.account import Account
 from feddg.messages import Message, Update, Weights
 from feddg.methods.base import State
 from feddg.registry import Registry
@@ -51,6 +52,8 @@ class Passage:
         sent: the weights that the round's clients were sent.
         told: what the guard told them.
         memory: the guard's own tensors; replace entries, never change one in place.
+        round: the round, from 1.
+        account: what the run has spent.
         scratch: anything until the round ends.
     """
 
@@ -58,6 +61,8 @@ class Passage:
     sent: Weights
     told: Message
     memory: Weights
+    round: int = 0
+    account: Account = field(default_factory=Account)
     scratch: dict[str, Any] = field(default_factory=dict)
 
 
@@ -103,6 +108,32 @@ class Guard:
         Names are without the guard's prefix.
         """
         return {}
+
+    @property
+    def promise(self) -> str | None:
+        """What it promises with the settings it has, in one sentence; None for nothing more."""
+        return None
+
+    @property
+    def noised(self) -> bool:
+        """Whether it promises differential privacy: no update may decide over another's use."""
+        return False
+
+    @property
+    def secret_rate(self) -> float | None:
+        """With which probability each client takes part, if nobody may know who does."""
+        return None
+
+    def affords(self, round: int, clients: Sequence[int], account: Account) -> bool:
+        """At the server: whether a round with these clients stays within what may be spent."""
+        return True
+
+    def asked(self, clients: Sequence[int], passage: Passage) -> None:
+        """At the server: these clients are about to be asked to train.
+
+        Raises:
+            BudgetSpent: they may not be.
+        """
 
     def initial_memory(self) -> Weights:
         """Returns the guard's tensors before round 1."""

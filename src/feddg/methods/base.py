@@ -38,6 +38,7 @@ from feddg.clients.examples import Batch
 from feddg.errors import ExperimentError
 from feddg.forms import Sent
 from feddg.messages import Broadcast, Message, Update, Weights
+from feddg.methods.reference import Reference
 from feddg.models.network import Network
 from feddg.rows import Groups
 from feddg.settings import ExperimentSettings
@@ -50,6 +51,13 @@ class MethodSettings(BaseModel):
     """A method's hyper-parameters: paper's values as defaults, their source in the description."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+    later: ClassVar[tuple[str, ...]] = ()
+    """Fields younger than some run folders: not in an id where they have their default."""
+
+    @classmethod
+    def later_fields(cls) -> set[str]:
+        """Returns the younger fields of this class and of all that it is composed of."""
+        return {name for part in cls.__mro__ for name in getattr(part, "later", ())}
 
 
 @dataclass
@@ -90,6 +98,7 @@ class Method:
         gathers_images: whether all training images are put in one place first, as no federation
             does: one client then takes as many steps as a round's clients together.
         in_process_only: why it cannot run over a network; empty where it can.
+        reference: what it was compared with and where it differs; its page shows this.
     """
 
     name: ClassVar[str]
@@ -109,6 +118,7 @@ class Method:
     excludes: ClassVar[dict[str, str]] = {}
     gathers_images: ClassVar[bool] = False
     in_process_only: ClassVar[str] = ""
+    reference: ClassVar[Reference | None] = None
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         """Fills in what the class says elsewhere: ``Settings`` and, without one, ``title``."""

@@ -23,17 +23,13 @@ Leaves the client:
     Before round 1 its style(s), ``2 x C`` numbers each: one, or one for every 32 images. Then the
     network, as in FedAvg.
 
-Published code:
-    As the authors': AdaIN at full strength on RGB in [0, 1], K = 3. ``pardon`` is what PARDON was
-    compared with: strength 0.5; it is the preset for its benchmarks. The authors' single mode uses
-    one random style per 32 images; here each image draws its own. They split validation images off
-    after augmentation, so that copies of an image stand on both sides; here before.
-
 Decisions:
-    One local epoch runs over all d K images, so it takes K times FedAvg's steps (as the paper's
-    epochs); ``epoch: original`` gives every image one of its K versions per round, at FedAvg's
-    cost. Weights in the average count originals. K is at most the number of clients that sent a
-    style. A client that is alone has no other style: ``pardon`` is FedAvg then.
+    As the authors': AdaIN at full strength on RGB in [0, 1], K = 3. ``pardon`` is what PARDON was
+    compared with: strength 0.5; it is the preset for its benchmarks. One local epoch runs over all
+    d K images, so it takes K times FedAvg's steps (as the paper's epochs); ``epoch: original``
+    gives every image one of its K versions per round, at FedAvg's cost. Weights in the average
+    count originals. K is at most the number of clients that sent a style. A client that is alone
+    has no other style: ``pardon`` is FedAvg then.
 """
 
 from collections.abc import Iterable
@@ -50,9 +46,9 @@ from feddg.forms import Sent
 from feddg.messages import Message, joined
 from feddg.methods.base import Method
 from feddg.methods.catalogue import register
+from feddg.methods.reference import CONTENT_VARIANCE, HUE, CodeDifference, Reference
 from feddg.methods.style_exchange import LARGEST_MOMENT, StyleExchange, StyleSettings
 from feddg.settings import Fraction
-from feddg.styles.codec import transfer
 
 IMAGES_PER_STYLE = 32
 _PARDON = {"method": {"variant": "pardon"}}
@@ -110,6 +106,29 @@ class Ccst(StyleExchange, Method):
     name = "ccst"
     title = "CCST"
     summary = "images re-drawn in other clients' styles (Chen et al. 2023)"
+    reference = Reference(
+        "the authors' (JeremyCJM/CCST)",
+        (
+            CodeDifference(
+                "re-draws files of 512 x 512 pixels once, from which training crops",
+                "images are re-drawn at the training size",
+                "one store of decoded images serves all methods",
+            ),
+            CodeDifference(
+                "single mode: one random style for 32 images",
+                "each image draws its own",
+                "the paper's text",
+            ),
+            CodeDifference(
+                "validation images are split off after augmentation: copies of an image stand"
+                " on both sides",
+                "before",
+                "validation that has seen the image measures nothing",
+            ),
+            CONTENT_VARIANCE,
+            HUE,
+        ),
+    )
     settings: CcstSettings
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         name: _PARDON for name in ("pacs", "office_home", "iwildcam")
@@ -200,7 +219,7 @@ class Ccst(StyleExchange, Method):
             return None
         styles = agreed.tensors["styles"]
         turns = torch.arange(len(images)) % len(styles)
-        return transfer(self.codec(), images, styles[turns], self.settings.strength)
+        return self.transferred(images, styles[turns])
 
 
 def draw_styles(owners: Tensor, images: int, number: int, chance: torch.Generator) -> Tensor:

@@ -14,9 +14,6 @@ Leaves the client:
     The images, before training begins: in this reference line nothing is private. The ledger lists
     what the one client and the server exchange.
 
-Published code:
-    None is followed.
-
 Decisions:
     Steps are equal and not images: a batch is what an update of the weights learns from. Clients'
     last batches are smaller, so a centralised round sees somewhat more images. Clients are dealt
@@ -31,6 +28,7 @@ Decisions:
 from feddg.errors import ExperimentError
 from feddg.methods.base import Method
 from feddg.methods.catalogue import register
+from feddg.methods.reference import Reference
 from feddg.methods.reference_lines import refuse_guards
 from feddg.settings import ExperimentSettings
 
@@ -43,6 +41,7 @@ class Centralised(Method):
     aliases = ("centralized",)
     title = "Centralised"
     summary = "reference line: all training images in one place, equally many steps"
+    reference = Reference("none: a reference line of this project")
     gathers_images = True
     in_process_only = "it trains on all images in one place, and no image ever leaves a site"
 

@@ -16,9 +16,6 @@ Leaves the client:
     Its weights, its number of images, and the number of its domain (or its own). Every client is
     sent all classifiers; it sends the unused ones back unchanged as part of the network's weights.
 
-Published code:
-    None.
-
 Decisions:
     All of this is inference from the abstract and from what later papers report: the weight of the
     second term, the form of the hybrid normalisation (ours: Nam and Kim's gate per channel,
@@ -46,6 +43,7 @@ from feddg.forms import Sent
 from feddg.messages import Message, Update, Weights, joined
 from feddg.methods.base import Method, MethodSettings, State, weighted_mean
 from feddg.methods.catalogue import register
+from feddg.methods.reference import Reference
 from feddg.models.batch_instance import gates_apart, mix_instance_statistics
 from feddg.models.ensemble import Heads, MeanOverHeads
 from feddg.models.network import Network
@@ -90,6 +88,9 @@ class COPA(Method):
     name = "copa"
     title = "COPA"
     summary = "a shared extractor under an ensemble of domain classifiers (Wu and Gong 2021)"
+    reference = Reference(
+        "none was published; all of it is inference from the paper's abstract and later papers"
+    )
     settings: COPASettings
     sends: ClassVar[dict[str, Sent]] = Method.sends | {
         f"update/{HEAD}": Sent(

@@ -18,12 +18,6 @@ Equations:
 Leaves the client:
     Its weights and its number of images, as in FedAvg.
 
-Published code:
-    Inside the loop over clients a coefficient of 0 replaces the sum so far by that client's layer;
-    we keep the mean only if all are 0. The code trains each client for 30 times 60 iterations
-    before the first fusion, then 40 rounds of 10 times 20 iterations, with SGD 0.01, momentum 0.5,
-    batch 64, and a bottleneck of 256 (model.embedding: bottleneck).
-
 Decisions:
     Inference: which parts are aligned and how. We take the backbone's stages, pool them over space,
     and bring a pair of different widths to the smaller one by averaging neighbouring channels; the
@@ -35,7 +29,7 @@ Decisions:
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -49,6 +43,7 @@ from feddg.errors import ExperimentError
 from feddg.messages import Message, Update, Weights
 from feddg.methods.base import Method, MethodSettings, State
 from feddg.methods.catalogue import register
+from feddg.methods.reference import CodeDifference, Reference
 from feddg.models.network import Network
 
 PRIVATE = "csac/"
@@ -62,6 +57,16 @@ class CSACSettings(MethodSettings):
     calibration: float = Field(
         0.6, ge=0, allow_inf_nan=False, description="weight of both alignments (authors' code)"
     )
+    kernels: Literal["mean", "sum"] = Field(
+        "mean",
+        description="of the five kernels; sum: added up, with the width taken over pairs of "
+        "different points, as Long et al.'s code does",
+    )
+    layers: Literal["mean", "sum"] = Field("mean", description="of the distances of the layers")
+    private: Literal["last", "first"] = Field(
+        "last", description="which own model is aligned with: the last trained one, or the first"
+    )
+    later: ClassVar[tuple[str, ...]] = ("kernels", "layers", "private")
 
 
 @register
@@ -71,6 +76,52 @@ class CSAC(Method):
     name = "csac"
     title = "CSAC"
     summary = "layer-wise semantic fusion and calibration (Yuan et al. 2023)"
+    reference = Reference(
+        "the authors' (junkunyuan/CSAC)",
+        (
+            CodeDifference(
+                "inside the loop over clients a coefficient of 0 replaces the sum so far by "
+                "that client's layer",
+                "the mean is kept, and only if all coefficients are 0",
+                "a fault of the code: the order of the clients would count",
+            ),
+            CodeDifference(
+                "the alignment's kernels and scale: before its weight 0.166 where ours was "
+                "0.037 on the same features",
+                "the mean of five kernels",
+                "a term whose size does not depend on the number of kernels. Adding them up, "
+                "as the code of Long et al. does, accounts for the size; whether it is this "
+                "code's very formula could not be checked",
+                "method.kernels=sum",
+            ),
+            CodeDifference(
+                "another sum over the layers",
+                "their mean",
+                "the same weight for any depth; see above",
+                "method.layers=sum",
+            ),
+            CodeDifference(
+                "another private model stays frozen",
+                "the client's last trained one",
+                "the paper aligns with what the client has learnt. `first`, the model of the "
+                "client's first round, stands for the code's pre-trained one (inference)",
+                "method.private=first",
+            ),
+            CodeDifference(
+                "30 times 60 iterations of each client before the first fusion, then 40 "
+                "rounds of 10 times 20",
+                "rounds and steps are the experiment's; a client's first round stands for the"
+                " pre-training",
+                "one protocol for all methods that are compared",
+            ),
+            CodeDifference(
+                "a bottleneck of 256 before the classifier",
+                "none by default",
+                "the experiment's network",
+                "model.embedding=bottleneck",
+            ),
+        ),
+    )
     settings: CSACSettings
     excludes: ClassVar[dict[str, str]] = {
         "fedgma": "csac replaces the mean that fedgma masks; choose one"
@@ -109,8 +160,11 @@ class CSAC(Method):
         *features, logits = public[: len(private)]
         *frozen, frozen_logits = private
         weight = self.settings.calibration
-        terms["layer_alignment"] = weight * cross_layer_distance(features, frozen)
-        return terms | {"logit_alignment": weight * mmd(logits, frozen_logits)}
+        summed = self.settings.kernels == "sum"
+        distance = cross_layer_distance(features, frozen, summed=summed)
+        scale = len(features) if self.settings.layers == "sum" else 1
+        terms["layer_alignment"] = weight * scale * distance
+        return terms | {"logit_alignment": weight * mmd(logits, frozen_logits, summed=summed)}
 
     def _private_features(self, client: Client, images: Tensor) -> list[Tensor]:
         client.network.eval()
@@ -120,9 +174,10 @@ class CSAC(Method):
         return features
 
     def report(self, client: Client) -> Message:
-        """Keeps the trained model for the client's next round."""
-        state = client.network.state_dict()
-        client.memory |= {PRIVATE + name: t.detach().clone() for name, t in state.items()}
+        """Keeps the trained model for the client's next rounds."""
+        if self.settings.private == "last" or not client.scratch[PRIVATE]:
+            state = client.network.state_dict()
+            client.memory |= {PRIVATE + name: t.detach().clone() for name, t in state.items()}
         return super().report(client)
 
     def share(self, state: State, update: Update) -> float:
@@ -174,15 +229,20 @@ def captured(network: Network) -> Iterator[list[Tensor]]:
             handle.remove()
 
 
-def cross_layer_distance(features: list[Tensor], frozen: list[Tensor]) -> Tensor:
+def cross_layer_distance(
+    features: list[Tensor], frozen: list[Tensor], *, summed: bool = False
+) -> Tensor:
     """Returns mean_i sum_j a_ij MMD(F_i, G_j).
 
     Args:
         features: F_i, ``(B, c_i)`` each.
         frozen: G_j, ``(B, c_j)`` each.
+        summed: see :func:`mmd`.
     """
     weights = attention(features, frozen)
-    distances = [torch.stack([mmd(*_same_width(f, g)) for g in frozen]) for f in features]
+    distances = [
+        torch.stack([mmd(*_same_width(f, g), summed=summed) for g in frozen]) for f in features
+    ]
     return (weights * torch.stack(distances)).sum(1).mean()
 
 
@@ -203,16 +263,24 @@ def _same_width(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
     return adaptive_avg_pool1d(one, width), adaptive_avg_pool1d(other, width)
 
 
-def mmd(one: Tensor, other: Tensor) -> Tensor:
+def mmd(one: Tensor, other: Tensor, *, summed: bool = False) -> Tensor:
     """Returns the squared maximum mean discrepancy of two samples, ``(n, d)`` and ``(m, d)``.
 
     Biased (V-statistic), so never negative; the mean of Gaussian kernels whose widths are
     :data:`BANDWIDTHS` times the mean squared distance of all pairs. 0 if all points coincide.
+
+    Args:
+        one: a sample.
+        other: another.
+        summed: kernels are added up, and the mean distance is that of pairs of different points.
     """
     points = torch.cat([one, other])
     squares = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist").square()
     base = squares.detach().mean().clamp_min(torch.finfo(squares.dtype).tiny)
-    kernel = torch.stack([torch.exp(-squares / (base * width)) for width in BANDWIDTHS]).mean(0)
+    if summed:
+        base = base * len(points) / (len(points) - 1)
+    kernels = torch.stack([torch.exp(-squares / (base * width)) for width in BANDWIDTHS])
+    kernel = kernels.sum(0) if summed else kernels.mean(0)
     count = len(one)
     within = kernel[:count, :count].mean() + kernel[count:, count:].mean()
     return within - 2 * kernel[:count, count:].mean()

@@ -14,9 +14,6 @@ Equations:
 Leaves the client:
     The network after local training, and the number of images.
 
-Published code:
-    None is followed.
-
 Decisions:
     Every client's optimizer starts afresh each round. Statistics of batch normalisation are
     averaged like weights; integer buffers are copied from the round's first client. The mean is a
@@ -27,6 +24,7 @@ Decisions:
 
 from feddg.methods.base import Method
 from feddg.methods.catalogue import register
+from feddg.methods.reference import Reference
 
 
 @register
@@ -36,3 +34,4 @@ class FedAvg(Method):
     name = "fedavg"
     title = "FedAvg"
     summary = "weighted mean of the clients' weights (McMahan et al. 2017)"
+    reference = Reference("the paper's algorithm; its authors published no code that is followed")

@@ -14,11 +14,6 @@ Leaves the client:
     server needs them for the average that unseen domains use, and a client that has not trained
     yet starts from it.
 
-Published code:
-    Selects entries whose name contains "bn", which misses `downsample.1` of a torchvision ResNet;
-    some re-implementations miss every layer nested deeper than two levels. We select by the type
-    of the layer, so all of a ResNet-18's 100 normalisation tensors are local.
-
 Decisions:
     Normalisation means batch normalisation of any dimension, counters included. The average for
     unseen domains follows FedIG's protocol; the paper does not predict them. Pretrained
@@ -34,6 +29,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from feddg.errors import ExperimentError
 from feddg.methods.base import Method
 from feddg.methods.catalogue import register
+from feddg.methods.reference import CodeDifference, Reference
 from feddg.models.network import Network
 from feddg.models.norm import batch_norms
 
@@ -45,6 +41,22 @@ class FedBN(Method):
     name = "fedbn"
     title = "FedBN"
     summary = "all of batch normalisation stays with the clients (Li et al. 2021)"
+    reference = Reference(
+        "the authors' (med-air/FedBN)",
+        (
+            CodeDifference(
+                "local is what has `bn` in its name, which misses `downsample.1` of a "
+                "torchvision ResNet",
+                "every batch-normalisation layer, found by type",
+                "the paper's rule; a ResNet-18 has 100 such tensors",
+            ),
+            CodeDifference(
+                "clients are tested with their own layers",
+                "an unseen domain is predicted with the clients' average",
+                "an unseen domain has no client (FedIG's protocol)",
+            ),
+        ),
+    )
     presets: ClassVar[dict[str, dict[str, Any]]] = {"*": {"model": {"normalization": "train"}}}
 
     def network(self, network: Network) -> Network:

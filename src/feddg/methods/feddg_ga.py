@@ -16,12 +16,6 @@ Leaves the client:
     Its weights, its number of images, its loss under its own weights, and, asked after the round,
     its loss under the new average.
 
-Published code:
-    The authors' code does not centre the gaps, measures accuracy, and scales steps by 1/3, the
-    number of its clients; `mode: code` does so for any number. With gaps (.02, .01, .03) and
-    d = .2 the paper's rule gives weights (.333, .133, .533), the code's (.333, .314, .353). All
-    gaps 0, where the code divides by zero, leave the weights as they are.
-
 Decisions:
     Under sampling only the round's clients change, among themselves: their sum A stays, and steps
     scale with it. (Unscaled, the first step would be twenty times a weight of 1/100.) If all
@@ -42,6 +36,7 @@ from feddg.forms import Sent
 from feddg.messages import Message, Update, Weights, joined
 from feddg.methods.base import Ask, Method, MethodSettings, State
 from feddg.methods.catalogue import register
+from feddg.methods.reference import HUE, CodeDifference, Reference
 from feddg.models.network import Network
 from feddg.settings import Fraction
 
@@ -70,6 +65,33 @@ class FedDGGA(Method):
     name = "feddg-ga"
     title = "FedDG-GA"
     summary = "clients with a larger generalization gap count more (Zhang et al. 2023)"
+    reference = Reference(
+        "the authors' (MediaBrain-SJTU/FedDG-GA)",
+        (
+            CodeDifference(
+                "gaps are not centred, are of accuracy, and steps are times 1/3; weights are "
+                "clipped to [0, 1]",
+                "centred gaps of the loss, no factor",
+                "the paper. With gaps (.02, .01, .03) and d = .2 its rule gives (.333, .133, "
+                ".533), the code's (.333, .314, .353)",
+                "method.mode=code",
+            ),
+            CodeDifference(
+                "divides by zero if all gaps are 0", "the weights stay", "a fault of the code"
+            ),
+            CodeDifference(
+                "all clients take part in every round",
+                "under sampling the round's clients change among themselves; their sum stays",
+                "unscaled, the first step would be twenty times a weight of 1/100",
+            ),
+            CodeDifference(
+                "gaps are measured on 10 % of each site's images, held out for it",
+                "on the client's training images, in eval mode",
+                "no image less to train on",
+            ),
+            HUE,
+        ),
+    )
     settings: FedDGGASettings
     sends: ClassVar[dict[str, Sent]] = Method.sends | {
         f"update/{OWN}": Sent("its mean loss under its own weights", ()),

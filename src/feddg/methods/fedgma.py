@@ -13,12 +13,6 @@ Equations:
 Leaves the client:
     Its weights and its number of images, as in FedAvg.
 
-Published code:
-    In the two federated domain generalisation benchmarks that include FedGMA the expression meant
-    as 1 - mask evaluates to +mask, so the multiplier is 1 + A above tau and 0 below: a hard mask
-    with a longer step. Published numbers may come from that rule; `legacy_mask` reproduces it. One
-    of them also uses a single search parameter for both tau and eta.
-
 Decisions:
     Masked are parameters only; normalisation statistics take the plain mean (a variance moved by
     more than the mean change could become negative). Entries that stay local are not masked. The
@@ -35,6 +29,7 @@ from torch import Tensor
 from feddg.messages import Update, Weights
 from feddg.methods.base import Method, MethodSettings, State, shared_parameters
 from feddg.methods.catalogue import register
+from feddg.methods.reference import CodeDifference, Reference
 from feddg.models.network import Network
 from feddg.settings import Fraction, Positive
 
@@ -61,6 +56,29 @@ class FedGMA(Method):
     name = "fedgma"
     title = "FedGMA"
     summary = "changes shrink where clients disagree in sign (Tenison et al. 2023)"
+    reference = Reference(
+        "that of two benchmarks which include it (inouye-lab/FedDG_Benchmark, PARDON's); the "
+        "authors' was not had",
+        (
+            CodeDifference(
+                "what is meant as 1 - mask evaluates to + mask: the multiplier is 1 + A above"
+                " tau, 0 below",
+                "A below tau, 1 above",
+                "the paper; published numbers may come from that fault",
+                "method.legacy_mask=true",
+            ),
+            CodeDifference(
+                "statistics of normalisation are masked, too",
+                "they take the plain mean",
+                "a variance moved beyond the mean change could become negative",
+            ),
+            CodeDifference(
+                "one search parameter for both tau and the step",
+                "two settings",
+                "they are two things",
+            ),
+        ),
+    )
     settings: FedGMASettings
 
     def initial_extras(self, network: Network, clients: int) -> Weights:

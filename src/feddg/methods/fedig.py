@@ -22,9 +22,6 @@ Leaves the client:
     Its weights, its statistics and its number of images, as in FedAvg: the average of the
     statistics is what the others mix with.
 
-Published code:
-    None; ours is written from the paper.
-
 Decisions:
     The third term averages the squares over the d dimensions of f, where the paper's (4) is printed
     as their sum: d times less. With the sum, l2 = 4 and the paper's own SGD, our first PACS round
@@ -56,6 +53,7 @@ from feddg.errors import ExperimentError
 from feddg.messages import Update, Weights
 from feddg.methods.base import MethodSettings, State
 from feddg.methods.catalogue import register
+from feddg.methods.reference import Reference
 from feddg.methods.silobn import SiloBN
 from feddg.models.batch_instance import gates_apart, mix_instance_statistics
 from feddg.models.moments import (
@@ -118,6 +116,7 @@ class FedIG(SiloBN):
     name = "fedig"
     title = "FedIG"
     summary = "embeddings agree under mixed instance and global statistics (FedIG)"
+    reference = Reference("none was published; written from the paper")
     settings: FedIGSettings
     presets: ClassVar[dict[str, dict[str, Any]]] = SiloBN.presets
     excludes: ClassVar[dict[str, str]] = SiloBN.excludes | dict.fromkeys(

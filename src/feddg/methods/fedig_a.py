@@ -20,9 +20,6 @@ Equations:
 Leaves the client:
     Its weights, its statistics, the adapters and its number of images.
 
-Published code:
-    None; ours is written from the paper.
-
 Decisions:
     The adapter's size is worked out from the paper's parameter count (inference): for C channels
     two linear layers, 2C to C / 16 to 2, on the 20 layers of a ResNet-18's maps give the 11.53
@@ -46,6 +43,7 @@ from feddg.clients.schedule import rate_share
 from feddg.methods.base import MethodSettings
 from feddg.methods.catalogue import register
 from feddg.methods.fedig import GLOBAL, FedIG, FedIGSettings
+from feddg.methods.reference import Reference
 from feddg.models.adapter import Adapted, ZeroShotAdapter, adapter_of, add_adapter, interpolated
 from feddg.models.moments import normalised_by
 from feddg.models.network import Network
@@ -80,6 +78,7 @@ class FedIGA(FedIG):
     title = "FedIG-A"
     aliases: ClassVar[tuple[str, ...]] = ("fediga",)
     summary = "FedIG with adapters that trust each image's statistics as far as it pays (FedIG-A)"
+    reference = Reference("none was published; written from the paper")
     settings: FedIGASettings
     excludes: ClassVar[dict[str, str]] = FedIG.excludes | {
         "copa": "copa predicts by several classifiers, fedig-a trains adapters for one; choose one",

@@ -10,11 +10,6 @@ Equations:
 Leaves the client:
     Its weights and its number of images, as in FedAvg.
 
-Published code:
-    One public benchmark sums the norms of the tensors instead of their squares; another leaves the
-    term out of round 1 and of every round's first step, where its gradient is 0 anyway. We follow
-    the equation.
-
 Decisions:
     The paper tunes mu in {0.001, 0.01, 0.1, 1}; the default 0.01 is that of the code published with
     CCST and FedBN, while FedIG compares with 0.1. Entries that stay with the client (FedBN) are not
@@ -29,6 +24,7 @@ from feddg.clients.client import Client
 from feddg.clients.examples import Batch
 from feddg.methods.base import Method, MethodSettings, shared_parameters
 from feddg.methods.catalogue import register
+from feddg.methods.reference import CodeDifference, Reference
 
 
 class FedProxSettings(MethodSettings):
@@ -49,6 +45,22 @@ class FedProx(Method):
     name = "fedprox"
     title = "FedProx"
     summary = "FedAvg with a proximal term (Li et al. 2020)"
+    reference = Reference(
+        "re-implementations in FedBN's, CCST's and inouye-lab/FedDG_Benchmark's code; the "
+        "authors' TensorFlow code was not compared",
+        (
+            CodeDifference(
+                "the benchmark sums the norms of the tensors",
+                "the squared norm",
+                "the paper's equation",
+            ),
+            CodeDifference(
+                "FedBN's code leaves the term out of round 1 and of every round's first step",
+                "it is always there",
+                "its gradient is 0 in the first step anyway",
+            ),
+        ),
+    )
     settings: FedProxSettings
 
     def begin(self, client: Client) -> None:

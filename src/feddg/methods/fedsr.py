@@ -17,13 +17,10 @@ Leaves the client:
     Its weights and its number of images, as in FedAvg; the weights hold the heads of mu and sigma,
     and the class references r and C even where these are local.
 
-Published code:
-    The authors' code uses the norm (the paper's equation squares it), scales the embedding by a
-    learnt C inside CMI, and keeps r and C at the client: they are not averaged. We do the same by
-    default. The port that PARDON compared with trains FedSR with plain SGD at 3e-5, draws r anew in
-    every round, and cannot evaluate its sampled embedding; its rows are at chance.
-
 Decisions:
+    Ours is the authors' code by default: the norm (the equation squares it), a learnt C inside
+    CMI, and r and C at the client. The port that PARDON compared with trains by plain SGD at 3e-5,
+    draws r anew in every round, and cannot evaluate its sampled embedding; its rows are at chance.
     A linear layer maps the backbone's d features to mu and sigma of d dimensions (the paper: 512
     with ResNet-18, 2048 with ResNet-50, which is d). `length: norm` is the default because the
     coefficients 0.01 and 0.001 were published with it; squared, the term grows with d. The
@@ -43,6 +40,7 @@ from feddg.clients.client import Client
 from feddg.clients.examples import Batch
 from feddg.methods.base import Method, MethodSettings
 from feddg.methods.catalogue import register
+from feddg.methods.reference import CodeDifference, Reference
 from feddg.models.gaussian import (
     SMALLEST_DEVIATION,
     GaussianEmbedding,
@@ -104,6 +102,28 @@ class FedSR(Method):
     name = "fedsr"
     title = "FedSR"
     summary = "a short, class-conditional Gaussian embedding (Nguyen et al. 2022)"
+    reference = Reference(
+        "the authors' (atuannguyen/FedSR)",
+        (
+            CodeDifference(
+                "uniform average of the clients",
+                "weighted by images",
+                "FedAvg's mean, as for every method",
+            ),
+            CodeDifference(
+                "20 samples are drawn anew for every prediction",
+                "20 noise vectors, drawn once for all images",
+                "a prediction must not depend on its batch or on when it is made",
+            ),
+            CodeDifference(
+                "SGD 0.01, momentum 0.9, weight decay 5e-4, 5 steps a round",
+                "the experiment's",
+                "one protocol for all methods that are compared",
+                "train.optimizer=sgd train.lr=0.01 train.momentum=0.9 "
+                "train.weight_decay=0.0005 train.local_steps=5",
+            ),
+        ),
+    )
     settings: FedSRSettings
     excludes: ClassVar[dict[str, str]] = {
         "copa": "copa predicts by several classifiers on one embedding, fedsr by one classifier on "

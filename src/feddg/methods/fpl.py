@@ -15,17 +15,15 @@ Leaves the client:
     Its weights, its number of images, and the mean embedding of each class it holds (with the
     class ids), over the embeddings of its last local epoch.
 
-Published code:
-    The code that PARDON compared with drops the contrastive term of the class stored first and
-    takes one prototype only of every other class as negative. We take all prototypes, by logsumexp.
-    The authors' code uses the mean over dimensions in UPCR (the paper: the sum) and replaces the
-    whole set of prototypes every round; so do we by default.
-
 Decisions:
-    FINCH's last (coarsest) partition by cosine, as the authors' code; a single prototype is its own
-    cluster. Images of a class without prototypes are left out of both terms. With sampling, classes
-    may be absent from a round: `absent_classes: keep` keeps their last prototypes. An image's
-    embedding is the last one that training saw, which is that of the last local epoch.
+    The code that PARDON compared with drops the contrastive term of the class stored first and
+    takes one prototype only of every other class as negative; here all prototypes count, by
+    logsumexp. UPCR is the mean over dimensions and the whole set of prototypes is replaced every
+    round, as in the authors' code (the paper: a sum). FINCH's last (coarsest) partition by cosine,
+    as the authors' code; a single prototype is its own cluster. Images of a class without
+    prototypes are left out of both terms. With sampling, classes may be absent from a round:
+    `absent_classes: keep` keeps their last prototypes. An image's embedding is the last one that
+    training saw, which is that of the last local epoch.
 """
 
 from collections.abc import Iterable, Iterator
@@ -42,6 +40,7 @@ from feddg.forms import Sent
 from feddg.messages import Broadcast, Message, Update, joined
 from feddg.methods.base import Method, MethodSettings, State
 from feddg.methods.catalogue import register
+from feddg.methods.reference import CodeDifference, Reference
 from feddg.settings import Positive
 from feddg.styles.finch import finch
 
@@ -58,6 +57,12 @@ class FPLSettings(MethodSettings):
         description="prototypes of classes that no client of the round holds: dropped with the old "
         "set (authors' code), or kept",
     )
+    contrast_over: Literal["known", "batch"] = Field(
+        "known",
+        description="what the contrast is averaged over: images whose class has a prototype, or "
+        "the whole batch (authors' code)",
+    )
+    later: ClassVar[tuple[str, ...]] = ("contrast_over",)
 
 
 @register
@@ -67,6 +72,18 @@ class FPL(Method):
     name = "fpl"
     title = "FPL"
     summary = "clustered class prototypes guide the embeddings (Huang et al. 2023)"
+    reference = Reference(
+        "the authors' (WenkeHuang/RethinkFL)",
+        (
+            CodeDifference(
+                "the contrast is divided by the number of all images in the batch, also of "
+                "those whose class has no prototype",
+                "by the number of those with one",
+                "absent classes would weaken the term by their share",
+                "method.contrast_over=batch",
+            ),
+        ),
+    )
     settings: FPLSettings
     sends: ClassVar[dict[str, Sent]] = Method.sends | {
         f"update/{PROTOTYPES}": Sent(
@@ -98,13 +115,17 @@ class FPL(Method):
         received = client.extras.tensors
         if PROTOTYPES not in received:
             return terms
-        return terms | prototype_terms(
+        classes = received[CLASSES].to(client.device)
+        own = prototype_terms(
             embeddings.float(),
             batch.labels,
             received[PROTOTYPES].to(client.device),
-            received[CLASSES].to(client.device),
+            classes,
             self.settings.temperature,
         )
+        if own and self.settings.contrast_over == "batch":
+            own["prototype_contrast"] *= torch.isin(batch.labels, classes).float().mean()
+        return terms | own
 
     def report(self, client: Client) -> Message:
         """Adds the client's prototypes."""

@@ -16,16 +16,12 @@ Equations:
 Leaves the client:
     The network, as in FedAvg, with the jigsaw head.
 
-Published code:
-    As the authors' ResNet-18 code for PACS: weight 0.7, share of whole images 0.9, classification
-    loss on shuffled images too. Two things are left out: single tiles never turn gray, and the
-    permutations are made here, not read from the authors' file.
-
 Decisions:
-    A greedy step takes the largest minimum distance, then the largest sum, then the first in
-    lexicographic order; the search starts from the identity, so that shuffled images are far from
-    whole ones too. Where a side is no multiple of 3, what is left over stays in its place as a rim,
-    so that an image has the same size in training and at test.
+    As the authors' ResNet-18 code for PACS: weight 0.7, share of whole images 0.9, classification
+    loss on shuffled images too. A greedy step takes the largest minimum distance, then the largest
+    sum, then the first in lexicographic order; the search starts from the identity, so that
+    shuffled images are far from whole ones too. Where a side is no multiple of 3, what is left over
+    stays in its place as a rim, so that an image has the same size in training and at test.
 """
 
 import functools
@@ -41,6 +37,7 @@ from feddg.clients.client import Client
 from feddg.clients.examples import Batch
 from feddg.methods.base import Method, MethodSettings
 from feddg.methods.catalogue import register
+from feddg.methods.reference import HUE, CodeDifference, Reference
 from feddg.models.network import Network
 from feddg.settings import Fraction
 
@@ -97,6 +94,22 @@ class Jigen(Method):
     name = "jigen"
     title = "JiGen"
     summary = "jigsaw puzzles as a second task (Carlucci et al. 2019)"
+    reference = Reference(
+        "the authors' (fmcarlucci/JigenDG)",
+        (
+            CodeDifference(
+                "single tiles turn grey with probability 0.1",
+                "they do not",
+                "one augmentation for all methods that are compared",
+            ),
+            CodeDifference(
+                "permutations are read from a file",
+                "made here by the same greedy rule",
+                "no file to be had; see the decisions",
+            ),
+            HUE,
+        ),
+    )
     settings: JigenSettings
 
     def network(self, network: Network) -> Network:

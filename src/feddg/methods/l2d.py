@@ -22,17 +22,12 @@ Equations:
 Leaves the client:
     The network, as in FedAvg, with the layers m and v. The augmentation network stays.
 
-Published code:
-    As the authors' PACS script: alpha1 = alpha2 = 1, beta 0.1, blend 0.6, noise 0.2, augmenter
-    trained by plain SGD with learning rate 0.005. That code picks its checkpoint by test accuracy;
-    nothing here sees the test domain. Convolutions are drawn anew for the task's step and are fixed
-    for the augmenter's, as there.
-
 Decisions:
-    From memory of the code (inference): contrastive temperature 0.07, five Gaussian kernels in the
-    MMD, the mixture's form. Ours: mixing weights are positive and sum to 1, convolutions have no
-    bias, the colour branch no dropout; MMD is averaged over the classes in the batch; convolutions
-    larger than the image are left out. The augmenter is kept between a client's rounds by default.
+    As the script: alpha1 = alpha2 = 1, beta 0.1, blend 0.6, noise 0.2, augmenter trained by plain
+    SGD with learning rate 0.005; convolutions are drawn anew for the task's step and are fixed for
+    the augmenter's. From memory of the code (inference): contrastive temperature 0.07, five
+    Gaussian kernels in the MMD, the mixture's form. Convolutions larger than the image are left
+    out.
 """
 
 import math
@@ -48,6 +43,7 @@ from feddg.clients.examples import Batch
 from feddg.messages import Message
 from feddg.methods.base import Method, MethodSettings
 from feddg.methods.catalogue import register
+from feddg.methods.reference import CodeDifference, Reference
 from feddg.models.network import Network
 from feddg.settings import Fraction, Positive
 
@@ -65,6 +61,12 @@ class L2dSettings(MethodSettings):
     embedding_noise: float = Field(0.2, ge=0, description="scale of the noise in z (code)")
     contrast_temperature: Positive = Field(0.07, description="of SupCon (from memory)")
     augmenter: Literal["kept", "fresh"] = Field("kept", description="between a client's rounds")
+    condition: Literal["augmented", "original"] = Field(
+        "augmented",
+        description="whose Gaussian the other version's embedding is judged by (authors' script: "
+        "the original's)",
+    )
+    later: ClassVar[tuple[str, ...]] = ("condition",)
 
 
 class Augmenter(nn.Module):
@@ -140,6 +142,37 @@ class L2d(Method):
     name = "l2d"
     title = "L2D"
     summary = "learned augmentation, contrast and likelihood (Wang et al. 2021)"
+    reference = Reference(
+        "the authors' PACS script (BUserName/Learning_to_diversify)",
+        (
+            CodeDifference(
+                "the augmented version's embedding is judged by the original's Gaussian",
+                "the original's by the augmented version's",
+                "the paper's q(z | z') (our reading)",
+                "method.condition=original",
+            ),
+            CodeDifference(
+                "picks its checkpoint by the test domain's accuracy",
+                "nothing sees the test domain",
+                "a number chosen on the test set is no test",
+            ),
+            CodeDifference(
+                "mixing weights are as drawn; convolutions have a bias, the colour branch dropout",
+                "weights are positive and sum to 1; no bias, no dropout",
+                "from memory of the code (inference): a mixture stays in range",
+            ),
+            CodeDifference(
+                "the class-wise discrepancy is a sum over the classes",
+                "the mean over those in the batch",
+                "the number of classes in a batch of a client varies",
+            ),
+            CodeDifference(
+                "one augmenter",
+                "every client its own, kept between rounds",
+                "it never leaves the client",
+            ),
+        ),
+    )
     settings: L2dSettings
     excludes: ClassVar[dict[str, str]] = {
         "csac": "csac aligns a batch with itself, but l2d passes two versions; choose one",
@@ -178,7 +211,7 @@ class L2d(Method):
         chosen, chance = self.settings, client.stream("l2d", client.steps)
         with torch.no_grad():
             varied = self._varied(client, batch.images, chance, random_mixture=True)
-        (z, twins), moments = self._embedded(client.network, batch.images, varied, chance)
+        (z, twins), judged, moments = self._embedded(client.network, batch.images, varied, chance)
         terms = {n: term / 2 for n, term in self.head_loss(client, batch, z).items()}
         on_twins = self.head_loss(client, batch, twins)
         contrast = supervised_contrast(z, twins, batch.labels, chosen.contrast_temperature)
@@ -186,7 +219,7 @@ class L2d(Method):
             terms
             | {f"augmented_{n}": term / 2 for n, term in on_twins.items()}
             | {"contrast": chosen.contrastive_weight * contrast}
-            | {"likelihood": -chosen.likelihood_weight * log_density(z, *moments).mean()}
+            | {"likelihood": -chosen.likelihood_weight * log_density(judged, *moments).mean()}
         )
 
     def step(self, client: Client, batch: Batch) -> None:
@@ -195,9 +228,9 @@ class L2d(Method):
         chance = client.stream("l2d", "augmenter", client.steps)
         fixed = client.lasting_stream("l2d", "convolutions")
         varied = self._varied(client, batch.images, fixed, random_mixture=False)
-        (z, twins), moments = self._embedded(client.network, batch.images, varied, chance)
+        (z, twins), judged, moments = self._embedded(client.network, batch.images, varied, chance)
         others = torch.randperm(len(batch), generator=chance)
-        information = log_density(z, *moments) - log_density(z[others], *moments)
+        information = log_density(judged, *moments) - log_density(judged[others], *moments)
         objective = class_discrepancy(z, twins, batch.labels)
         objective = objective + self.settings.information_weight * information.sum(1).mean() / 2
         parameters = list(client.scratch["l2d"].parameters())
@@ -217,14 +250,19 @@ class L2d(Method):
 
     def _embedded(
         self, network: Network, images: Tensor, varied: Tensor, chance: Generator
-    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, Tensor]]:
-        """Embeds both versions in one batch; returns them and the moments of the varied one."""
+    ) -> tuple[tuple[Tensor, ...], Tensor, tuple[Tensor, Tensor]]:
+        """Embeds both versions in one batch.
+
+        Returns:
+            Both embeddings; the one that is judged; and the moments of the other, which judges.
+        """
         features = network.featurizer(network.normalize(torch.cat([images, varied])))
         assert isinstance(network.embedding, LogVarianceEmbedding)
         mean, spread = network.embedding.moments(features)
         noise = self.settings.embedding_noise * _randn(mean.shape, chance, mean)
         embeddings = mean + (spread / 2).exp() * noise
-        return embeddings.chunk(2), (mean.chunk(2)[1], spread.chunk(2)[1])
+        both, judge = embeddings.chunk(2), int(self.settings.condition == "augmented")
+        return both, both[1 - judge], (mean.chunk(2)[judge], spread.chunk(2)[judge])
 
 
 _KEPT = "l2d/"

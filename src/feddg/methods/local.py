@@ -13,9 +13,6 @@ Equations:
 Leaves the client:
     No weights. Only the number of images, the time and the mean loss that are shown.
 
-Published code:
-    None is followed.
-
 Decisions:
     Every client counts once in the mean, however many images it holds, and a client that has not
     been drawn yet counts with the network it would start from. So with fewer clients a round than
@@ -39,6 +36,7 @@ from feddg.forms import Sent
 from feddg.messages import Broadcast, Update, Weights
 from feddg.methods.base import Method, State
 from feddg.methods.catalogue import register
+from feddg.methods.reference import Reference
 from feddg.methods.reference_lines import refuse_guards
 from feddg.models.network import Network
 from feddg.settings import ExperimentSettings
@@ -54,6 +52,7 @@ class Local(Method):
     name = "local"
     title = "Local"
     summary = "reference line: every client alone, with a model of its own"
+    reference = Reference("none: a reference line of this project")
     in_process_only = "its models stay with the clients, where nobody could measure them"
     sends: ClassVar[dict[str, Sent]] = {
         key: form for key, form in Method.sends.items() if key != "update/weights/*"

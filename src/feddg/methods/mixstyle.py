@@ -21,15 +21,9 @@ Equations:
 Leaves the client:
     The network, as in FedAvg. Styles never do.
 
-Published code:
-    As the authors' code: p 0.5, alpha 0.1, variance + 1e-6, after residual stages 1 to 3 on PACS
-    and 1 and 2 on Office-Home; the README advises 1 and 2 where one setting has to serve all, which
-    is the default here. It divides by n - 1 in the variance; here by n, so that a map of one pixel
-    has a variance.
-
 Decisions:
-    The permutation is drawn within the client's batch (inference: a client cannot see others'
-    features). A batch of one is left alone.
+    As the authors' code: p 0.5, alpha 0.1, variance + 1e-6. The permutation is drawn within the
+    client's batch (inference: a client cannot see others' features). A batch of one is left alone.
 """
 
 from collections.abc import Iterator
@@ -44,6 +38,7 @@ from feddg.clients.client import Client
 from feddg.errors import ExperimentError
 from feddg.methods.base import Method, MethodSettings
 from feddg.methods.catalogue import register
+from feddg.methods.reference import CodeDifference, Reference
 from feddg.models.network import Network
 from feddg.settings import Fraction, Positive
 
@@ -115,6 +110,19 @@ class MixStyle(Method):
     name = "mixstyle"
     title = "MixStyle"
     summary = "feature statistics mixed inside each client's batch (Zhou et al. 2021)"
+    reference = Reference(
+        "the authors' (KaiyangZhou/mixstyle-release)",
+        (
+            CodeDifference(
+                "the variance divides by n - 1", "by n", "a map of one pixel has a variance then"
+            ),
+            CodeDifference(
+                "after residual stages 1 to 3 on PACS, 1 and 2 on Office-Home",
+                "1 and 2",
+                "the README's advice where one setting serves all",
+            ),
+        ),
+    )
     settings: MixStyleSettings
     presets: ClassVar[dict[str, dict[str, Any]]] = {"pacs": {"method": {"mix_stages": 3}}}
 

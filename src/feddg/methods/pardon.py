@@ -19,20 +19,12 @@ Equations:
 Leaves the client:
     Before round 1 one style, ``2 x C`` numbers. Then the network, as in FedAvg.
 
-Published code:
+Decisions:
     As the released code, where the text says nothing or less: blend a = 0.5, the coarsest partition
     at clients and the finest at the server, one random negative per anchor, the regulariser as a
-    mean over batch and dimensions of both views (Eq. 8 sums z alone: ``regularizer: sum``). As the
-    text, where the code differs: mean of cluster deviations (``combine``), average of the middle
-    two (``median``), clustering of style vectors (``local_features``). The code measures styles in
-    front of the last ReLU (``style_layer``) on augmented images normalised for the classifier;
-    here they are RGB in [0, 1] without augmentation, and decoded images are clamped.
-
-Decisions:
-    Twins of the un-augmented images are drawn once and augmented together with the originals; the
-    code re-draws every augmented batch (``twins: on_the_fly``). gamma2 for IWildCam is not
-    published; 0.1 is a guess. Anchors without an image of another class in the batch are left out,
-    and a batch of one class has no triplet term.
+    mean over batch and dimensions of both views (Eq. 8 sums z alone: ``regularizer: sum``).
+    Anchors without an image of another class in the batch are left out, and a batch of one class
+    has no triplet term.
 """
 
 from collections.abc import Iterable, Sequence
@@ -48,10 +40,15 @@ from feddg.forms import Sent
 from feddg.messages import Message, joined
 from feddg.methods.base import Method
 from feddg.methods.catalogue import register
-from feddg.methods.style_exchange import LARGEST_MOMENT, StyleExchange, StyleSettings
+from feddg.methods.reference import CONTENT_VARIANCE, EIGHT_BITS, HUE, CodeDifference, Reference
+from feddg.methods.style_exchange import (
+    LARGEST_MOMENT,
+    StyleExchange,
+    StyleSettings,
+    members,
+)
 from feddg.rows import Groups
 from feddg.settings import Fraction
-from feddg.styles.codec import transfer
 from feddg.styles.finch import finch
 from feddg.styles.interpolate import client_style, interpolation_style, perturb
 
@@ -67,7 +64,11 @@ class PardonSettings(StyleSettings):
         ge=0,
         description="weight of the embedding regulariser, Eq. 9 (code: PACS 0.2, Office-Home 0.1)",
     )
-    margin: float = Field(0.3, ge=0, description="triplet margin, Eq. 7: 0.3, IWildCam 1.0")
+    margin: float = Field(
+        0.3,
+        ge=0,
+        description="triplet margin, Eq. 7: 0.3 (code); IWildCam 1.0 (a third party's summary)",
+    )
     regularizer: Literal["mean", "sum"] = Field(
         "mean",
         description="mean over batch and dimensions of z^2 + z~^2 (released code), or sum over "
@@ -122,6 +123,56 @@ class Pardon(StyleExchange, Method):
     title = "PARDON"
     aliases = ("fisc",)
     summary = "one interpolation style, twins and a triplet loss (Nguyen et al. 2025)"
+    reference = Reference(
+        "the authors' (judydnguyen/PARDON-FedDG)",
+        (
+            CodeDifference(
+                "styles are measured in front of the last ReLU, of augmented images that are "
+                "normalised for the classifier",
+                "on the encoder's output, of images in [0, 1] without augmentation",
+                "the text, and what the codec was trained on; the setting moves the layer alone",
+                "method.style_layer=conv4_1_pre",
+            ),
+            CodeDifference(
+                "FINCH inside a client clusters whole feature maps",
+                "style vectors",
+                "the text; maps need 400,000 numbers an image",
+                "method.local_features=flatten",
+            ),
+            CodeDifference(
+                "a client's deviation is that of the clusters' mixture",
+                "the mean of the clusters' deviations",
+                "Eq. 2",
+                "method.combine=mixture",
+            ),
+            CodeDifference(
+                "the median of an even number of groups is the lower of the middle two",
+                "their average",
+                "the definition",
+                "method.median=lower",
+            ),
+            CodeDifference(
+                "the decoder's output counts as normalised already, and is not clamped",
+                "RGB, clamped to [0, 1]",
+                "the decoder draws images",
+            ),
+            CONTENT_VARIANCE,
+            EIGHT_BITS,
+            HUE,
+            CodeDifference(
+                "margin 0.3 for every data set",
+                "1.0 for IWildCam",
+                "a third-party summary of the paper says so; neither paper nor code does",
+                "method.margin=0.3",
+            ),
+            CodeDifference("gamma2 for IWildCam is not published", "0.1", "a guess: Office-Home's"),
+            CodeDifference(
+                "an interpolation style found on disk is taken, whatever it was made from",
+                "computed for every run",
+                "a stale style goes unnoticed",
+            ),
+        ),
+    )
     settings: PardonSettings
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "office_home": {"method": {"gamma2": 0.1}},
@@ -192,11 +243,7 @@ class Pardon(StyleExchange, Method):
         if not (self.redraws and self.settings.server_clustering):
             return others
         _, labels = self._interpolated(descriptions)
-        members = [
-            tuple(id for (id, _), own in zip(descriptions, labels.tolist()) if own == label)
-            for label in range(int(labels.max()) + 1)
-        ]
-        return others | {"style": tuple(members)}
+        return others | {"style": members((id for id, _ in descriptions), labels)}
 
     def _interpolated(self, descriptions: Sequence[tuple[int, Message]]) -> tuple[Tensor, Tensor]:
         return interpolation_style(
@@ -250,7 +297,7 @@ class Pardon(StyleExchange, Method):
         """Images re-drawn in the interpolation style, for the report."""
         if not agreed:
             return None
-        return transfer(self.codec(), images, self._style(agreed), self.settings.strength)
+        return self.transferred(images, self._style(agreed))
 
 
 def triplet(

@@ -13,10 +13,6 @@ Equations:
 Leaves the client:
     The network, as in FedAvg.
 
-Published code:
-    torchvision's RandAugment with its defaults, two operations at magnitude 9 of 31. Benchmarks
-    that report "RandAug" do not say which they used.
-
 Decisions:
     It comes after the experiment's crop and flip, and takes the place of its colour jitter and
     grayscale. All views of an image (a style-transferred twin) get the operations of the original.
@@ -34,6 +30,7 @@ from feddg.clients.client import Client
 from feddg.clients.examples import Batch
 from feddg.methods.base import Method, MethodSettings
 from feddg.methods.catalogue import register
+from feddg.methods.reference import CodeDifference, Reference
 
 if TYPE_CHECKING:
     from torchvision.transforms.v2 import RandAugment
@@ -56,6 +53,16 @@ class RandAug(Method):
     name = "randaug"
     title = "RandAugment"
     summary = "RandAugment in place of colour jitter (Cubuk et al. 2020)"
+    reference = Reference(
+        "torchvision's RandAugment; papers that report it do not say whose they used",
+        (
+            CodeDifference(
+                "Dassl, which several use, has other operations at magnitude 10",
+                "torchvision's, two at 9 of 31",
+                "its defaults",
+            ),
+        ),
+    )
     settings: RandAugSettings
 
     def begin(self, client: Client) -> None:

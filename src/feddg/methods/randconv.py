@@ -17,12 +17,10 @@ Equations:
 Leaves the client:
     The network, as in FedAvg.
 
-Published code:
+Decisions:
     ``mix`` is RC_mix with weight 10 and is the default; ``image`` is RC_img, which leaves a version
     as it is with probability 0.5 (weight 5 on digits). As in the code, images are convolved after
     normalisation, without bias and not clamped, and no gradient is stopped in the consistency term.
-
-Decisions:
     The paper writes a for the share of the original; here it is the share of the convolution, which
     has the same distribution, so that 0 returns the image. The cross-entropy of the first version
     alone, and the mean (not the sum) over the three divergences, are from memory of the paper
@@ -40,6 +38,7 @@ from feddg.clients.client import Client
 from feddg.clients.examples import Batch
 from feddg.methods.base import Method, MethodSettings
 from feddg.methods.catalogue import register
+from feddg.methods.reference import CodeDifference, Reference
 from feddg.models.network import Network
 from feddg.settings import Fraction
 
@@ -53,6 +52,10 @@ class RandConvSettings(MethodSettings):
     identity_probability: Fraction = Field(0.5, description="of an unchanged version, RC_img")
     consistency_weight: float = Field(10.0, ge=0, description="code: RC_mix 10, RC_img 5")
     versions: int = Field(3, ge=1, description="versions of each image per step (paper)")
+    version_of: Literal["image", "last_version"] = Field(
+        "image", description="what is convolved: the image, or the version before (code: a chain)"
+    )
+    later: ClassVar[tuple[str, ...]] = ("version_of",)
 
 
 @register
@@ -62,6 +65,17 @@ class RandConv(Method):
     name = "randconv"
     title = "RandConv"
     summary = "random convolutions and consistency (Xu et al. 2021)"
+    reference = Reference(
+        "the authors' (wildphoton/RandConv), digits; their PACS script was not released",
+        (
+            CodeDifference(
+                "each version is a convolution of the version before",
+                "of the image",
+                "the paper's Algorithm 1",
+                "method.version_of=last_version",
+            ),
+        ),
+    )
     settings: RandConvSettings
     excludes: ClassVar[dict[str, str]] = {
         "csac": "csac aligns the one pass of a batch, but randconv makes several; choose one"
@@ -72,9 +86,11 @@ class RandConv(Method):
         network, weight = client.network, self.settings.consistency_weight
         chance = client.stream("randconv", client.steps)
         versions = self.settings.versions if weight else 1
-        embeddings = [
-            network.features(self._version(network, batch.images, chance)) for _ in range(versions)
-        ]
+        images, embeddings = batch.images, []
+        for _ in range(versions):
+            version = self._version(network, images, chance)
+            embeddings.append(network.features(version))
+            images = version if self.settings.version_of == "last_version" else images
         terms = self.head_loss(client, batch, embeddings[0])
         if versions == 1:
             return terms

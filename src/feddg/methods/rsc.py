@@ -18,18 +18,14 @@ Equations:
 Leaves the client:
     The network, as in FedAvg.
 
-Published code:
-    ``vector`` is DomainBed's form and the default, because it fits every backbone: 1/3 of the
-    features, 1/3 of the batch, throughout. ``spatial`` is the authors': on the last map, by the
-    toss of a coin, 1/3 of the places (by channel-weighted activation) or 1/3.2 of the channels (by
-    mean gradient), for images that lose at least 0.0001 confidence. There the share of the batch is
-    0.3 and grows by 0.2 every 10 epochs: set ``muted_images`` 0.3 and ``images_growth`` 0.2. The
-    authors double each batch with its mirror images; here augmentation mirrors.
-
 Decisions:
-    The authors' epochs are the federation's rounds. Shares are rounded up, as both codes do, so
-    even a batch of one is muted. ``spatial`` probes in eval mode, as the code, with three further
-    forward passes, of which a backbone that is cut in two could save most.
+    ``spatial`` is the authors' form: by the toss of a coin, 1/3 of the places (by channel-weighted
+    activation) or 1/3.2 of the channels (by mean gradient), for images that lose at least 0.0001
+    confidence. The authors' epochs are the federation's rounds. Shares of entries are rounded up,
+    as both codes do; the number of images is rounded up (``vector``, as DomainBed) or to the
+    nearest (``spatial``, as the authors). ``spatial`` masks the map of the training pass itself,
+    and probes what follows in eval mode, with two further passes, of which a backbone that is cut
+    in two could save most.
 """
 
 import math
@@ -46,6 +42,7 @@ from feddg.clients.examples import Batch
 from feddg.errors import ExperimentError
 from feddg.methods.base import Method, MethodSettings
 from feddg.methods.catalogue import register
+from feddg.methods.reference import HUE, CodeDifference, Reference
 from feddg.models.network import Network
 from feddg.settings import Fraction
 
@@ -76,6 +73,34 @@ class Rsc(Method):
     name = "rsc"
     title = "RSC"
     summary = "mutes the features that matter most (Huang et al. 2020)"
+    reference = Reference(
+        "the authors' (DeLightCMU/RSC), and DomainBed's",
+        (
+            CodeDifference(
+                "mutes places or channels of the last map",
+                "entries of the embedding, as DomainBed",
+                "it fits every backbone",
+                "method.muting=spatial",
+            ),
+            CodeDifference(
+                "0.3 of the batch, 0.2 more every 10 epochs",
+                "1/3 throughout, as DomainBed",
+                "goes with the form above; epochs are rounds here",
+                "method.muted_images=0.3 method.images_growth=0.2",
+            ),
+            CodeDifference(
+                "each batch is doubled with its mirror images",
+                "augmentation mirrors",
+                "one augmentation for all methods that are compared",
+            ),
+            CodeDifference(
+                "the map is probed through pooling and classifier",
+                "through the whole rest of the network, twice",
+                "any backbone; the same numbers on a ResNet",
+            ),
+            HUE,
+        ),
+    )
     settings: RscSettings
     excludes: ClassVar[dict[str, str]] = {
         "csac": "csac aligns the one pass of a batch, but rsc probes with several; choose one"
@@ -98,21 +123,36 @@ class Rsc(Method):
         plain = super().loss
         if self.settings.muting == "vector":
             return plain(client, batch)
+        mask: Tensor | None = None
+        probing = False
+
+        def muted(own: Tensor) -> Tensor | None:
+            nonlocal mask, probing
+            if probing:  # what finds the mask is not masked itself
+                return None
+            if mask is None:
+                probing = True
+                mask = self._map_mask(client, batch, own)
+                probing = False
+            return own * mask.to(own)
+
+        with _after(client.network.stages[-1], muted):
+            return plain(client, batch)
+
+    def _map_mask(self, client: Client, batch: Batch, maps: Tensor) -> Tensor:
+        """Returns the mask of a map as training made it, probed through the rest in eval mode."""
         network, stage = client.network, client.network.stages[-1]
 
-        def head(maps: Tensor) -> Tensor:
-            with _after(stage, lambda own: maps):
+        def head(probe: Tensor) -> Tensor:
+            with _after(stage, lambda own: probe):
                 logits: Tensor = network(batch.images)
             return logits
 
-        seen: list[Tensor] = []
         network.eval()
-        with _after(stage, seen.append), torch.no_grad():
-            network(batch.images)
-        mask = self._mask(client, batch, seen[0], head)
-        client.set_training()
-        with _after(stage, lambda own: own * mask.to(own)):
-            return plain(client, batch)
+        try:
+            return self._mask(client, batch, maps, head)
+        finally:
+            client.set_training()
 
     def head_loss(self, client: Client, batch: Batch, embeddings: Tensor) -> dict[str, Tensor]:
         """The loss of embeddings with muted entries, in the vector form."""
@@ -133,8 +173,10 @@ class Rsc(Method):
             muted_logits = head(probe * keep.to(probe))
         before, after = (part.detach().float().softmax(1) for part in (logits, muted_logits))
         drop = (before - after).gather(1, batch.labels[:, None]).squeeze(1)
-        smallest = SMALLEST_DROP if features.ndim == 4 else -math.inf
-        return spared(keep, drop, self.image_share(client.round), smallest)
+        share = self.image_share(client.round)
+        if features.ndim == 4:
+            return spared(keep, drop, round(share * len(drop)), SMALLEST_DROP)
+        return spared(keep, drop, _part(share, len(drop)))
 
     def _keep(self, client: Client, features: Tensor, gradient: Tensor) -> Tensor:
         if features.ndim == 2:
@@ -158,17 +200,17 @@ def keep_mask(importance: Tensor, share: float) -> Tensor:
     return torch.ones_like(flat).scatter_(1, top, 0.0).view_as(importance)
 
 
-def spared(keep: Tensor, drop: Tensor, share: float, smallest: float = -math.inf) -> Tensor:
+def spared(keep: Tensor, drop: Tensor, number: int, smallest: float = -math.inf) -> Tensor:
     """Returns the mask with 1 for all images but those that lose most confidence.
 
     Args:
         keep: ``(B, ...)`` mask.
         drop: ``(B,)`` confidence lost under the mask.
-        share: of the batch that stays muted; the number of images is rounded up.
+        number: how many images stay muted.
         smallest: an image that loses no more than this is never muted.
     """
     muted = torch.zeros_like(drop, dtype=torch.bool)
-    muted[drop.topk(_part(share, len(drop))).indices] = True
+    muted[drop.topk(number).indices] = True
     muted &= drop > smallest
     return torch.where(muted.view(-1, *[1] * (keep.ndim - 1)), keep, torch.ones_like(keep))
 

@@ -15,11 +15,6 @@ Leaves the client:
     Its weights, its number of images, and the change of its control variate: one tensor for each
     shared parameter.
 
-Published code:
-    Several public implementations run controls over the whole state, with "gradients" of running
-    means and counters, or divide the server's sum by |S|, or take the learning rate after a
-    scheduler changed it. We control shared parameters only, divide by N, and count the steps taken.
-
 Decisions:
     Only plain SGD: with momentum or Adam (x - y) / (K lr) is no gradient, so other optimizers are
     refused. The preset sets SGD with learning rate 0.01. Updates count equally, as in the paper:
@@ -42,6 +37,7 @@ from feddg.forms import Sent
 from feddg.messages import Broadcast, Message, Update, Weights, joined
 from feddg.methods.base import Method, MethodSettings, State, shared_parameters
 from feddg.methods.catalogue import register
+from feddg.methods.reference import CodeDifference, Reference
 from feddg.models.network import Network
 from feddg.settings import ExperimentSettings
 
@@ -64,6 +60,24 @@ class Scaffold(Method):
     name = "scaffold"
     title = "SCAFFOLD"
     summary = "control variates against client drift, plain SGD (Karimireddy et al. 2020)"
+    reference = Reference(
+        "re-implementations (NIID-Bench, fluke, FLamby, PFLlib); the authors published none",
+        (
+            CodeDifference(
+                "controls run over the whole state, with gradients of running means and counters",
+                "over shared parameters",
+                "statistics have no gradient",
+            ),
+            CodeDifference(
+                "some divide the controls' sum by the round's clients", "by all N", "the paper"
+            ),
+            CodeDifference(
+                "some take the learning rate after a scheduler changed it",
+                "the one that was used",
+                "the paper's K lr",
+            ),
+        ),
+    )
     settings: ScaffoldSettings
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "*": {"train": {"optimizer": "sgd", "momentum": 0.0, "lr": 0.01}},

@@ -19,15 +19,12 @@ Equations:
 Leaves the client:
     The network, as in FedAvg, with the projector.
 
-Published code:
-    As the authors' and DomainBed's: the un-projected embedding is compared with the projected,
-    permuted ones, and no gradient is stopped. The authors' hidden size is 1024 for 512 features and
-    2048 for 2048; here the larger of 1024 and the embedding's size.
-
 Decisions:
-    The curriculum over domains and the averaging of late weights are left out: a client has no
-    second domain, and the federation averages already (inference). The projector is averaged with
-    the model. A batch of one, for which BatchNorm1d is not defined, is trained by CE alone.
+    As both codes: the un-projected embedding is compared with the projected, permuted ones, and no
+    gradient is stopped. The curriculum over domains and the averaging of late weights are left out:
+    a client has no second domain, and the federation averages already (inference). The projector is
+    averaged with the model. A batch of one, for which BatchNorm1d is not defined, is trained by CE
+    alone.
 """
 
 import torch
@@ -39,6 +36,7 @@ from feddg.clients.client import Client
 from feddg.clients.examples import Batch
 from feddg.methods.base import Method, MethodSettings
 from feddg.methods.catalogue import register
+from feddg.methods.reference import HUE, CodeDifference, Reference
 from feddg.models.network import Network
 from feddg.settings import Positive
 
@@ -58,6 +56,22 @@ class SelfReg(Method):
     name = "selfreg"
     title = "SelfReg"
     summary = "draws same-class logits and features together (Kim et al. 2021)"
+    reference = Reference(
+        "the authors' (dnap512/SelfReg), and DomainBed's",
+        (
+            CodeDifference(
+                "a curriculum over domains, and an average of late weights",
+                "left out",
+                "a client has no second domain, and the federation averages already",
+            ),
+            CodeDifference(
+                "a hidden layer of 1024 for 512 features, 2048 for 2048",
+                "the larger of 1024 and the features",
+                "any backbone; the same for these two",
+            ),
+            HUE,
+        ),
+    )
     settings: SelfRegSettings
 
     def network(self, network: Network) -> Network:

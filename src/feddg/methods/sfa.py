@@ -17,9 +17,6 @@ Equations:
 Leaves the client:
     The network, as in FedAvg. Covariances stay.
 
-Published code:
-    None was found.
-
 Decisions:
     The noise scales are not published: 0.5 is our choice, to be swept over 0.1, 0.5 and 1 (they are
     relative to the embedding's own scale). That the clean loss is kept, with one half, is
@@ -40,6 +37,7 @@ from feddg.clients.client import Client
 from feddg.clients.examples import Batch
 from feddg.methods.base import Method, MethodSettings
 from feddg.methods.catalogue import register
+from feddg.methods.reference import Reference
 from feddg.settings import Fraction
 
 
@@ -60,6 +58,7 @@ class Sfa(Method):
     name = "sfa"
     title = "SFA"
     summary = "Gaussian noise on the embedding (Li et al. 2021)"
+    reference = Reference("none was found")
     settings: SfaSettings
 
     def head_loss(self, client: Client, batch: Batch, embeddings: Tensor) -> dict[str, Tensor]:

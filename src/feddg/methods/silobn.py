@@ -13,10 +13,6 @@ Leaves the client:
     needs them for the average that unseen domains use, and a client that has not trained yet starts
     from it.
 
-Published code:
-    None by the authors. One public re-implementation first kept all four tensors of a layer local,
-    which is FedBN, and later the statistics; we keep the statistics and their counter.
-
 Decisions:
     The paper estimates an unseen centre's statistics from that centre's own images; ours uses the
     average of the clients', as for FedBN, so that prediction needs no target images (inference).
@@ -33,6 +29,7 @@ from feddg.errors import ExperimentError
 from feddg.methods.base import Method
 from feddg.methods.catalogue import register
 from feddg.methods.fedbn import require_batch_norms
+from feddg.methods.reference import CodeDifference, Reference
 from feddg.models.network import Network
 from feddg.settings import ExperimentSettings
 
@@ -44,6 +41,17 @@ class SiloBN(Method):
     name = "silobn"
     title = "SiloBN"
     summary = "normalisation statistics stay with the clients (Andreux et al. 2020)"
+    reference = Reference(
+        "none by the authors; one public re-implementation",
+        (
+            CodeDifference(
+                "it kept all four tensors of a layer at first, which is FedBN, and later the "
+                "statistics",
+                "statistics and their counter stay, scales and shifts are shared",
+                "the paper",
+            ),
+        ),
+    )
     presets: ClassVar[dict[str, dict[str, Any]]] = {"*": {"model": {"normalization": "train"}}}
     excludes: ClassVar[dict[str, str]] = {
         "fedbn": "fedbn already keeps the statistics with the clients, and more; choose one"

@@ -1,11 +1,12 @@
 """What the methods that re-draw images in another style share: settings, codec, cached twins."""
 
 import hashlib
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import ClassVar, Literal
 
 import torch
-from pydantic import AfterValidator, Field
+from pydantic import Field, field_validator
 from torch import Tensor
 
 from feddg.clients.client import Client
@@ -20,18 +21,10 @@ LARGEST_MOMENT = 1e4
 """No image in [0, 1] has features whose mean or deviation is larger than this."""
 
 
-def _known(codec: str) -> str:
-    try:
-        CODECS.find(codec)
-    except WeightsError as error:
-        raise ValueError(str(error)) from None
-    return codec
-
-
 class StyleSettings(MethodSettings):
     """Which codec, and how strongly it re-draws."""
 
-    codec: Annotated[str, AfterValidator(_known)] = Field(
+    codec: str = Field(
         "compact",
         description="what measures styles and re-draws: compact, colors, or the papers' vgg19",
     )
@@ -51,6 +44,36 @@ class StyleSettings(MethodSettings):
     twins: Literal["cached", "on_the_fly"] = Field(
         "cached", description="re-draw all images once, or each augmented batch anew"
     )
+    content_variance: Literal["n", "n-1"] = Field(
+        "n", description="what a content map's variance divides by (papers' AdaIN code: n-1)"
+    )
+    later: ClassVar[tuple[str, ...]] = ("content_variance",)
+
+    @property
+    def correction(self) -> int:
+        """What is taken off the number of places in the content's variance."""
+        return int(self.content_variance == "n-1")
+
+    @field_validator("codec")
+    @classmethod
+    def _known(cls, codec: str) -> str:
+        try:
+            CODECS.find(codec)
+        except WeightsError as error:
+            raise ValueError(str(error)) from None
+        return codec
+
+
+def members(ids: Iterable[int], groups: Tensor) -> tuple[tuple[int, ...], ...]:
+    """Returns the clients of each group.
+
+    Args:
+        ids: the clients, one for each entry of ``groups``.
+        groups: ``(N,)`` the group of each, counted from 0.
+    """
+    of = list(zip(ids, groups.tolist(), strict=True))
+    count = 1 + max((group for _, group in of), default=-1)
+    return tuple(tuple(id for id, own in of if own == group) for group in range(count))
 
 
 class StyleExchange:
@@ -86,12 +109,13 @@ class StyleExchange:
         key = hashlib.blake2b(style.cpu().contiguous().numpy().tobytes(), digest_size=8)
         key.update(f"{self.codec().fingerprint()} {self.settings.strength}".encode())
         key.update(b"" if keep is None else keep.cpu().numpy().tobytes())
+        key.update(b"n-1" if self.settings.correction else b"")
 
         def redrawn() -> Tensor:
             twins = client.examples.images()
             chosen = torch.ones(len(twins), dtype=torch.bool) if keep is None else ~keep.cpu()
             styles = style if style.ndim == 2 else style[chosen.to(style.device)]
-            twins[chosen] = transfer(self.codec(), twins[chosen], styles, self.settings.strength)
+            twins[chosen] = self.transferred(twins[chosen], styles)
             return twins.permute(0, 2, 3, 1).contiguous()
 
         client.views[name] = client.cached(f"twin-{key.hexdigest()}", redrawn)
@@ -101,4 +125,11 @@ class StyleExchange:
         codec = self.codec().to(batch.images.device)
         features = codec.encode(batch.images)
         size = (batch.images.shape[-2], batch.images.shape[-1])
-        return codec.decode(adain(features, style, self.settings.strength), size).detach()
+        chosen = self.settings
+        restyled = adain(features, style, chosen.strength, correction=chosen.correction)
+        return codec.decode(restyled, size).detach()
+
+    def transferred(self, images: Tensor, style: Tensor) -> Tensor:
+        """Returns uint8 images re-drawn as the settings say; see :func:`feddg.styles.codec`."""
+        chosen = self.settings
+        return transfer(self.codec(), images, style, chosen.strength, correction=chosen.correction)

@@ -13,6 +13,8 @@ from feddg.rows import ClientRow, ClientsTable
 
 MOST_COLUMNS = 100
 LABELLED_CLIENTS = 24
+TALLEST = 1000
+"""Pixels of all rows together; of very many, each is a thin line."""
 
 
 def client_heat_map(clients: ClientsTable, by: str) -> Chart:
@@ -41,12 +43,12 @@ def client_heat_map(clients: ClientsTable, by: str) -> Chart:
         colorscale=HEAT_COLOURS,
         showscale=False,
         xgap=1 if len(groups) <= 60 else 0,
-        ygap=2,
+        ygap=2 if len(names) <= 60 else 0,
     )
     return chart_of(
         [heat],
         _heat_layout(clients, groups, names),
-        130 + 34 * len(names),
+        130 + round(min(34, TALLEST / len(names)) * len(names)),
         _heat_caption(by, together=len(groups) < len(counts)),
     )
 

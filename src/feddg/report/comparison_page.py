@@ -23,6 +23,7 @@ from feddg.report.finding_words import alarm_words
 from feddg.report.glossary import glossary
 from feddg.report.headline import data_tags, on_data
 from feddg.report.next_steps import comparison_steps
+from feddg.report.tuning_section import tuning_section
 from feddg.report.verdict import best_method, is_decided, verdict_words, warnings_about
 from feddg.report.wording import counted, listed, percent, readable, spelled
 from feddg.rows import ID_TEST, SPLITS, VAL
@@ -41,6 +42,7 @@ def results_page(results: Results) -> Page:
         _rules_section(results),
         *_axis_sections(results),
         _paper_section(results),
+        tuning_section(results.tuning),
         _cost_section(results),
         _runs_section(results),
     ]

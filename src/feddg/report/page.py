@@ -50,7 +50,14 @@ def write_report(folders: Sequence[Path], out: Path) -> Path:
 
 
 def ensure_report(run: Path) -> Path:
-    """Writes a run folder's ``report.html`` unless it has one; returns it."""
+    """Writes a complete run's ``report.html`` and ``model_card.md`` unless they are there.
+
+    Returns:
+        The first.
+    """
+    from feddg.studies.run_card import ensure_card  # needs PyTorch, which a page does not
+
+    ensure_card(run)
     page = run / "report.html"
     return page if page.is_file() else write_report([run], page)
 

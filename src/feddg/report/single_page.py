@@ -16,14 +16,12 @@ from feddg.report.blocks import (
     Gallery,
     Page,
     Pair,
-    Prose,
     Section,
     Table,
 )
 from feddg.report.charts import Counts
 from feddg.report.class_charts import class_accuracy, confusion_matrix
 from feddg.report.classes_section import class_table
-from feddg.report.client_charts import client_heat_map
 from feddg.report.cost_section import cost_of, cost_of_runs, time_shares
 from feddg.report.glossary import glossary
 from feddg.report.groups_section import groups_table
@@ -36,16 +34,16 @@ from feddg.report.headline import (
     status_text,
     tested_on,
 )
-from feddg.report.ledger_section import ledger_sentences, ledger_table
+from feddg.report.holdings_section import MOST_LISTED, cut_note, holdings_section
+from feddg.report.leaks_section import leaks_section
 from feddg.report.next_steps import run_steps
 from feddg.report.round_charts import accuracy_curves, loss_curves
 from feddg.report.settings_section import mapping_table
 from feddg.report.wording import counted, number, readable, spelled
-from feddg.rows import TEST, BadImageRow, EvaluationRow
+from feddg.rows import TEST, EvaluationRow
 from feddg.runs.reading import RunRecord
 from feddg.runs.selection_rules import final_round
 
-MOST_LISTED = 50
 MOST_CONFUSIONS = 3
 
 
@@ -68,9 +66,9 @@ def run_sections(run: RunRecord, with_pictures: bool = True) -> list[Section]:
         pictures_section(run) if with_pictures else None,
         adaptation_section(run),
         *analyses_sections(run),
-        _clients_section(run),
+        holdings_section(run),
         _loss_section(run),
-        _ledger_section(run),
+        leaks_section(run),
         _cost_section(run),
         _details_section(run),
     ]
@@ -121,35 +119,6 @@ def pictures_section(*runs: RunRecord) -> Section | None:
     return Section("Pictures", [Gallery(pictures)]) if pictures else None
 
 
-def _clients_section(run: RunRecord) -> Section | None:
-    clients = run.clients
-    if clients is None or not clients.clients:
-        return None
-    sizes = sorted(sum(client.domains) for client in clients.clients)
-    text = (
-        f"{counted(len(sizes), 'client')} hold {counted(sum(sizes), 'training image')}: "
-        f"{number(sizes[0])} the smallest, {number(sizes[len(sizes) // 2])} the median, "
-        f"{number(sizes[-1])} the largest."
-    )
-    blocks: list[Block] = [Prose(text), client_heat_map(clients, "domains")]
-    if (run.experiment.get("clients") or {}).get("alpha") is not None:
-        blocks.append(client_heat_map(clients, "classes"))
-    if clients.bad_images:
-        blocks.append(_bad_images(clients.bad_images))
-    return Section("Who holds what", blocks)
-
-
-def _bad_images(images: Sequence[BadImageRow]) -> Fold:
-    rows = [[Cell(image.path), Cell(image.reason)] for image in images[:MOST_LISTED]]
-    columns = [Column("File", numeric=False), Column("Reason", numeric=False)]
-    title = f"{counted(len(images), 'image')} could not be used"
-    return Fold(title, [Table(columns, rows, _cut_note(len(images)))])
-
-
-def _cut_note(total: int) -> str:
-    return f"The first {MOST_LISTED} of {number(total)}." if total > MOST_LISTED else ""
-
-
 def _loss_section(run: RunRecord) -> Section | None:
     blocks: list[Block] = []
     if (chart := loss_curves(run.metrics.rounds)) is not None:
@@ -161,16 +130,9 @@ def _loss_section(run: RunRecord) -> Section | None:
     ]
     if refused:
         columns = [Column(name, numeric=False) for name in ("Round", "Client", "Reason")]
-        table = Table(columns, refused[:MOST_LISTED], _cut_note(len(refused)))
+        table = Table(columns, refused[:MOST_LISTED], cut_note(len(refused)))
         blocks.append(Fold(f"{counted(len(refused), 'update')} refused by the server", [table]))
     return Section("Loss", blocks)
-
-
-def _ledger_section(run: RunRecord) -> Section | None:
-    ledger = run.ledger
-    if not ledger.messages:
-        return None
-    return Section("What left each site", [Prose(ledger_sentences(ledger)), ledger_table(ledger)])
 
 
 def _cost_section(run: RunRecord) -> Section | None:

@@ -46,6 +46,7 @@ from feddg.runs.reading import RunRecord, read_run
 from feddg.runs.round_scores import Measurer, finite_probe, predictor
 from feddg.runs.same_experiment import check_identity
 from feddg.runs.same_images import IMAGES, ImagesNow, check_images
+from feddg.runs.spending import next_round, open_account
 from feddg.runs.summary import summarize
 from feddg.runs.warning_light import write_warning_light
 
@@ -176,6 +177,9 @@ class _Execution:
         kept = KeptModels(folder, files, before, experiment.evaluate.select_by)
         writer = Records(folder, transport, kept, self.snapshots)
         ledger = Ledger(writer.carried if found.remote else writer.entered, layouts)
+        account = open_account(folder, found.guards, state.round)
+        for promise in found.guards.promises:
+            self.observer.promise(promise)
         checks = MessageChecks(
             found.method,
             self.network,
@@ -194,6 +198,7 @@ class _Execution:
             ledger=ledger,
             checks=checks,
             guards=found.guards,
+            account=account,
             means=means_of(experiment, found.method, self.network),
             probe=finite_probe(experiment, found.method, found.worker),
             on_client=self.observer.client,
@@ -256,16 +261,15 @@ class _Execution:
             raise self.folder.unwritable(self.folder.path / FIGURES, error) from None
 
     def _rounds(self, server: Server, writer: "Records", evaluation: Evaluation | None) -> None:
-        rounds, every = self.experiment.train.rounds, self.experiment.evaluate.every
-        while server.state.round < rounds:
-            row = server.round()
+        every = self.experiment.evaluate.every
+        while (row := next_round(server)) is not None:
             self.observer.round(row)
             if row.round == self.experiment.train.head_rounds:
                 # The whole network changes by other lengths than its heads did.
                 server.state.extras.pop(CHANGES, None)
             found: Sequence[EvaluationRow] = []
             started = time.perf_counter()
-            if row.round == rounds or row.round % every == 0:
+            if server.is_last or row.round % every == 0:
                 found = self.measurer.rows(server)
             row = row.took(evaluate=time.perf_counter() - started)
             self.interpolation.note(server.state, writer.models)

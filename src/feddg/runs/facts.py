@@ -2,7 +2,6 @@
 
 import os
 import platform
-import resource
 import sys
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -57,7 +56,23 @@ def clients_table(images: Images) -> ClientsTable:
     )
 
 
+def free_memory() -> int | None:
+    """Returns the memory that programs may still take, in bytes; None where it cannot be told."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            found = next((line for line in file if line.startswith("MemAvailable")), None)
+    except OSError:
+        return None
+    return None if found is None else int(found.split()[1]) * 1024
+
+
 def peak_memory() -> int:
     """Returns the largest resident memory of this process so far, in bytes."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such module
+        import psutil
+
+        return int(psutil.Process().memory_info().peak_wset)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024

@@ -46,6 +46,8 @@ log = logging.getLogger("feddg")
 EXPERIMENT, SUMMARY = "experiment.yaml", "summary.json"
 SNAPSHOTS, FIGURES, MODELS = "snapshots", "figures", "models"
 METRICS, LEDGER = "metrics.jsonl", "ledger.jsonl"
+PRIVACY = "privacy.jsonl"
+"""What was spent on noised releases: never cut, unlike the others."""
 
 
 class RunFolder:
@@ -85,10 +87,11 @@ class RunFolder:
     def remove_unstarted(self) -> None:
         """Removes the folder of a run that failed before its first round, if nobody else was here.
 
-        It stays where there was something in it before, where a checkpoint can be continued, and
-        where it holds any file that this run did not write.
+        It stays where there was something in it before, where a checkpoint can be continued, where
+        something noised was released, and where it holds any file that this run did not write.
         """
-        if not self._is_new or (self.path / CHECKPOINTS / NEWEST).is_file():
+        kept = (self.path / CHECKPOINTS / NEWEST, self.path / PRIVACY)
+        if not self._is_new or any(file.is_file() for file in kept):
             return
         curves = (self.path / "events").glob("events.out.tfevents.*")
         files = {*self._written, *curves, self.path / ".lock"}

@@ -12,7 +12,7 @@ from feddg.data.ignored import Ignored, about_ignored, ignored_files
 from feddg.data.images import ImageTable
 from feddg.data.pixels import PixelStore, open_pixels
 from feddg.data.remarks import Remark, about_copies, about_labels, about_splits
-from feddg.data.sources import load_source
+from feddg.data.sources import load_images_of
 from feddg.data.splits import Splits
 from feddg.data.survey import Survey, about_survey, survey
 from feddg.experiment import Experiment
@@ -43,7 +43,7 @@ def load_table(experiment: Experiment, cache: Path | None, progress: Progress) -
         DataError: the images cannot be used as asked.
     """
     data = experiment.data
-    table = load_source(data.source, data.root)
+    table = load_images_of(data)
     hashes = None if table.root is None else ContentHashes(table.root, cache)
     reading = Reading.of(data)
     surveyed = Survey({}, {}) if table.root is None else survey(table)
@@ -59,7 +59,7 @@ def load_table(experiment: Experiment, cache: Path | None, progress: Progress) -
         reading=reading,
         surveyed=surveyed,
     )
-    contents = images_file(table, hashes)
+    contents = images_file(table, hashes).model_copy(update={"depths": dict(surveyed.depths)})
     return Loaded(*opened, contents, ignored_files(table), surveyed, reading)
 
 
@@ -84,6 +84,6 @@ def split_remarks(experiment: Experiment, loaded: Loaded, splits: Splits | None)
         hashes = [contents[file][1] if file in contents else "" for file in files]
         refuse = data.duplicates == "refuse"
         if data.duplicates == "auto":
-            refuse = bool(held.test or held.val) and not DATA_SETS.find(data.source).counts
+            refuse = data.split_file is None and DATA_SETS.find(data.source).publication is None
         found += about_copies(loaded.table, files, hashes, splits, refuse)
     return found

@@ -14,6 +14,9 @@ class Observer:
     def start(self, experiment: Experiment, first_round: int) -> None:
         """The run begins; ``first_round`` is above 1 when it continues."""
 
+    def promise(self, text: str) -> None:
+        """What a guard promises, before anything is sent."""
+
     def work(self, what: str, done: int, total: int) -> None:
         """Preparation goes on: decoding images, describing clients."""
 
@@ -40,6 +43,11 @@ class Together(Observer):
         """See :class:`Observer`."""
         for observer in self.observers:
             observer.start(experiment, first_round)
+
+    def promise(self, text: str) -> None:
+        """See :class:`Observer`."""
+        for observer in self.observers:
+            observer.promise(text)
 
     def work(self, what: str, done: int, total: int) -> None:
         """See :class:`Observer`."""

@@ -1,6 +1,8 @@
 """From an experiment to everything its run needs: images, splits, clients, network, method."""
 
 import hashlib
+import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -10,13 +12,15 @@ import torch
 
 from feddg.cache import cache_folder as cache_folder
 from feddg.clients.examples import Examples, split_batches
+from feddg.clients.sampling import Schedule
 from feddg.clients.threads import clients_at_once, threads_for
 from feddg.clients.worker import Worker
-from feddg.data.data_set import find_augmentation
+from feddg.data.data_set import DATA_SETS, find_augmentation
 from feddg.data.decoded_files import BadImage
 from feddg.data.fingerprint import ImagesFile
 from feddg.data.images import ImageTable
-from feddg.data.partition import Partition, dealt_alike, partition
+from feddg.data.partition import Partition, dealt_alike, held_alike, partition
+from feddg.data.partitions import counts_clients
 from feddg.data.pixels import PixelStore
 from feddg.data.remarks import say
 from feddg.data.splits import Splits, from_csv, from_roles, hold_out
@@ -34,6 +38,8 @@ from feddg.models.precision import autocast, choose_device, choose_precision
 from feddg.runs.loading import Progress as Progress
 from feddg.runs.loading import load_table, split_remarks, table_remarks
 
+log = logging.getLogger("feddg")
+
 
 @dataclass(frozen=True)
 class Images:
@@ -49,6 +55,8 @@ class Images:
         steps: optimizer steps a client takes in a round, where the way images were dealt out says
             so; None where the experiment does.
         contents: which images these are, for the run's folder.
+        natural: whether clients are who really holds the images, so that in-domain validation
+            images are those of their own.
     """
 
     table: ImageTable
@@ -59,6 +67,16 @@ class Images:
     seed: int = 0
     steps: int | None = None
     contents: ImagesFile | None = None
+    natural: bool = False
+
+    def peopled(self, experiment: Experiment) -> Experiment:
+        """Returns the experiment with as many clients as there are, where the images say so."""
+        if not self.natural:
+            return experiment
+        number, per_round = len(self.partition), experiment.clients.per_round
+        update = {"number": number, "per_round": per_round and min(per_round, number)}
+        clients = experiment.clients.model_copy(update=update)
+        return experiment.model_copy(update={"clients": clients})
 
     def trained_by(self, experiment: Experiment) -> Experiment:
         """Returns the experiment as clients train by it."""
@@ -85,6 +103,9 @@ class Images:
     @cached_property
     def _validation(self) -> list[numpy.ndarray]:
         """Which of the in-domain validation images are each client's own."""
+        holders = self.table.clients
+        if self.natural and holders is not None and len(self.partition) > 1:
+            return held_alike(holders[self.splits.train], holders[self.splits.id_val])
         return dealt_alike(self.partition, self.table.domains[self.splits.id_val], self.seed)
 
     def _key(self, rows: numpy.ndarray) -> str:
@@ -130,8 +151,10 @@ def deal(
         shards=clients.shards,
         quantity_alpha=clients.quantity_alpha,
         rounding=clients.rounding,
+        holders=None if table.clients is None else table.clients[splits.train],
         seed=experiment.seed,
     )
+    natural = counts_clients(clients.partition)
     if experiment.train.select_every and not len(splits.id_val):
         raise ExperimentError(
             "train.select_every tries a client's models on its own validation images, and there "
@@ -141,7 +164,7 @@ def deal(
     if method_class(experiment.method.name).gathers_images:
         steps = _steps_of_a_round(experiment, share)
         share = Partition(numpy.zeros_like(share.owners), share.domains, 1)
-    return Images(table, pixels, bad, splits, share, experiment.seed, steps)
+    return Images(table, pixels, bad, splits, share, experiment.seed, steps, natural=natural)
 
 
 def _steps_of_a_round(experiment: Experiment, share: Partition) -> int:
@@ -164,12 +187,20 @@ def _splits(experiment: Experiment, table: ImageTable, bad: list[BadImage]) -> S
         )
     if data.split_file is not None:
         return from_csv(table, data.split_file, [image.path for image in bad])
-    if not held.test and not held.val and table.split is not None:
+    in_domain = table.split is not None and {"train", "id_val", "id_test"}.issuperset(table.split)
+    # Where domains are known by name, one of them is meant to be held out.
+    official = table.split is not None and not (in_domain and DATA_SETS.find(data.source).domains)
+    if official and table.split is not None and not held.test and not held.val:
         return from_roles(table.split)
-    if not held.test and not held.val:
-        known = ", ".join(table.domain_names)
+    if not held.test and not held.val and not data.leave_out:
         raise ExperimentError(
-            f"name the domain nobody trains on: --hold-out DOMAIN, one of {known}"
+            "name the domain nobody trains on: --hold-out DOMAIN, one of "
+            f"{first_names(table.domain_names)}"
+        )
+    if table.split is not None and data.own_split and not in_domain:
+        log.warning(
+            "The data set's own split holds domains out; it is not used, as hold_out names %s.",
+            first_names((*held.test, *held.val)),
         )
     return hold_out(
         table,
@@ -178,7 +209,32 @@ def _splits(experiment: Experiment, table: ImageTable, bad: list[BadImage]) -> S
         id_val=data.id_val,
         id_test=data.id_test,
         seed=experiment.seed,
+        own=table.split if in_domain and data.own_split else None,
     )
+
+
+def is_split(experiment: Experiment, table: ImageTable) -> bool:
+    """Whether it is said how images are split: by the experiment, or by an official split.
+
+    Where the domains of a data set are known by name, one of them is meant to be held out, and a
+    split inside domains is not enough.
+    """
+    data, held = experiment.data, experiment.hold_out
+    if held.test or held.val or data.split_file is not None:
+        return True
+    named = DATA_SETS.find(data.source).domains
+    return table.split is not None and not (named and _in_domain(table))
+
+
+def _in_domain(table: ImageTable) -> bool:
+    """Whether there is an official split that holds no domain out."""
+    return table.split is not None and {"train", "id_val", "id_test"}.issuperset(table.split)
+
+
+def first_names(names: Sequence[str], shown: int = 12) -> str:
+    """Returns the first names, and how many more there are."""
+    more = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return ", ".join(names[:shown]) + more
 
 
 def build(experiment: Experiment, classes: int) -> tuple[Method, Network]:
@@ -209,6 +265,9 @@ def guards_for(experiment: Experiment, method: Method, network: Network) -> Guar
         ExperimentError: the guards cannot protect what the method sends.
     """
     clients = experiment.clients
+    number = 1 if method.gathers_images else clients.number
+    per_round = min(number, clients.per_round or number)
+    schedule = Schedule(number, per_round, experiment.seed, experiment.train.rounds)
     return build_guards(
         experiment.privacy,
         experiment.guards,
@@ -216,6 +275,7 @@ def guards_for(experiment: Experiment, method: Method, network: Network) -> Guar
         network,
         trains_statistics=experiment.model.normalization == "train",
         updates=min(clients.number, clients.per_round or clients.number),
+        schedule=schedule,
     )
 
 
@@ -227,7 +287,9 @@ def build_worker(experiment: Experiment, network: Network, cache: Path | None) -
     return Worker(
         network,
         experiment.train,
-        find_augmentation(experiment.train.augmentation),
+        find_augmentation(experiment.train.augmentation).model_copy(
+            update={"hue": experiment.train.hue}
+        ),
         device,
         experiment.seed,
         autocast(precision, device),

@@ -69,6 +69,7 @@ def in_process(
     """Prepares a run whose clients are trained in this process."""
     images = load_images(experiment, cache, progress)
     method, network = build(experiment, len(images.table.class_names))
+    experiment = images.peopled(experiment)
     guards = guards_for(experiment, method, network)
     workers = build_workers(images.trained_by(experiment), network, cache)
     worker = workers[0]

@@ -83,7 +83,7 @@ class Measurer:
     def rows(self, server: Server) -> list[EvaluationRow]:
         """Measures the weights of the server's round, and what is to be measured beside them."""
         state = server.state
-        last = state.round == self.experiment.train.rounds
+        last = server.is_last
         rows: list[EvaluationRow] = []
         for name, weights in self._due(server, last).items():
             scores: list[Score] = []

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from feddg.data.fingerprint import ContentHashes, Difference, ImagesFile, difference, images_file
-from feddg.data.sources import load_source
+from feddg.data.sources import load_images_of
 from feddg.errors import RunError
 from feddg.experiment import Experiment
 
@@ -23,7 +23,7 @@ class ImagesNow:
 
     def __init__(self, cache: Path) -> None:
         self._cache = cache
-        self._found: dict[tuple[str, Path | None], ImagesFile] = {}
+        self._found: dict[str, ImagesFile] = {}
 
     def __call__(self, experiment: Experiment) -> ImagesFile:
         """Returns the images; nothing is decoded.
@@ -32,9 +32,9 @@ class ImagesNow:
             DataError: they cannot be listed.
         """
         data = experiment.data
-        key = (data.source, data.root)
+        key = repr((data.source, data.root, data.options, data.leave_out))
         if key not in self._found:
-            table = load_source(*key)
+            table = load_images_of(data)
             hashes = None if table.root is None else ContentHashes(table.root, self._cache)
             self._found[key] = images_file(table, hashes)
         return self._found[key]
@@ -140,3 +140,13 @@ def _warn(folder: Path) -> None:
         "taken to be the same",
         folder,
     )
+
+
+def training_depth(folder: Path) -> int:
+    """Returns the bits that the values of a run's images used; 0 where all are of 8 bits.
+
+    Raises:
+        RunError: the file is damaged.
+    """
+    known = ImagesFile.read(folder / IMAGES)
+    return max(known.depths.values(), default=0) if known is not None else 0

@@ -14,8 +14,10 @@ from torch import Tensor
 import feddg
 from feddg.errors import AdaptationError, RunError
 from feddg.files import replace_file, replace_text
+from feddg.runs.cautions import cautions, refuse_doubtful, result_sentence_of
 from feddg.runs.model import Trained, load_trained
 from feddg.runs.warning_light import fingerprint, read_warning_light
+from feddg.studies.classifier import identity_of, preparation_of
 from feddg.studies.deployed_graph import (
     OUTPUTS,
     InputKind,
@@ -40,6 +42,7 @@ class Exported:
         metadata: what the file says about itself.
         checked: images on which it answered as the run does; 0 for weights alone.
         difference: largest difference of a probability among them.
+        cautions: what must be said of the model, one sentence each.
     """
 
     path: Path
@@ -47,6 +50,7 @@ class Exported:
     metadata: dict[str, Any]
     checked: int
     difference: float
+    cautions: tuple[str, ...] = ()
 
 
 def export_run(
@@ -57,6 +61,7 @@ def export_run(
     adapt: str | None = None,
     which: str | None = None,
     input_kind: InputKind = "uint8",
+    strict: bool = False,
 ) -> Exported:
     """Writes a run's model as one file, and a model card beside it (``path`` with ``.md``).
 
@@ -73,20 +78,24 @@ def export_run(
         adapt: a test-time adaptation without memory.
         which: the model by a selection rule, see :func:`feddg.runs.model.load_model`.
         input_kind: ``uint8`` images in 0..255, or ``float`` ones in [0, 1].
+        strict: whether to refuse a model that is no better than a constant one.
 
     Raises:
-        RunError: the folder holds no model, the file cannot be written or answers differently, or
-            the extra ``export`` is not installed.
+        RunError: the folder holds no model, the file cannot be written or answers differently, the
+            extra ``export`` is not installed, or ``strict``.
         AdaptationError: the adaptation is unknown, does not suit the model, or keeps state.
     """
     if format == "safetensors" and adapt is not None:
         raise AdaptationError("weights alone hold no adaptation; export it with --onnx or --torch")
     onnx = _onnx() if format == "onnx" else None
     trained = load_trained(run, which=which)
-    metadata = _metadata(Path(run), trained, format, adapt, input_kind)
+    metadata = metadata_of(Path(run), trained, format, adapt, input_kind)
+    said = tuple(metadata["cautions"])
+    if strict:
+        refuse_doubtful(said)
     if format == "safetensors":
         _put(path, lambda aside: _write_weights(aside, trained, metadata))
-        return Exported(path, _write_card(Path(run), path, metadata), metadata, 0, 0.0)
+        return Exported(path, _write_card(Path(run), path, metadata), metadata, 0, 0.0, said)
     model = trained.predictor(adapt)
     size = trained.experiment.data.image_size
     program = _traced(deployed(model, input_kind), size, adapt)
@@ -103,27 +112,44 @@ def export_run(
 
     _put(path, write)
     card = _write_card(Path(run), path, metadata)
-    return Exported(path, card, metadata, len(images), found[0])
+    return Exported(path, card, metadata, len(images), found[0], said)
 
 
-def _metadata(
-    run: Path, trained: Trained, format: Format, adapt: str | None, input_kind: InputKind
+def metadata_of(
+    run: Path,
+    trained: Trained,
+    format: Format | Literal["run"],
+    adapt: str | None = None,
+    input_kind: InputKind = "uint8",
 ) -> dict[str, Any]:
-    experiment, own = trained.experiment, trained.predictor()
-    size, light = experiment.data.image_size, read_warning_light(run, own)
+    """Returns what a model's file says about itself, or a run folder's card about its model.
+
+    Args:
+        run: the run folder.
+        trained: its model.
+        format: of the file; ``run`` for the folder itself.
+        adapt: the test-time adaptation in it.
+        input_kind: what images it takes.
+
+    Raises:
+        RunError: the folder is damaged.
+    """
+    own, look = trained.predictor(), preparation_of(run, trained)
+    size, light = look.size, read_warning_light(run, own)
     values = "uint8 in 0..255" if input_kind == "uint8" else "float32 in [0, 1]"
     found: dict[str, Any] = {
         "format": format,
         "feddg": feddg.__version__,
-        "experiment": experiment.id,
-        "method": experiment.method.name,
-        "backbone": experiment.model.backbone,
-        "model": trained.which,
-        "round": trained.round,
-        "weights": fingerprint(own),
+        **identity_of(trained, fingerprint(own)),
         "class_names": list(trained.class_names),
         "image_size": size,
-        "resize": experiment.data.resize,
+        "resize": look.resize,
+        "range": look.reading.range,
+        "bands": list(look.reading.bands),
+        "tile": look.reading.tile,
+        "bits": look.bits,
+        "cautions": list(cautions(run, trained.which, trained.round)),
+        "result": result_sentence_of(run, trained.which, trained.round),
     }
     if format == "safetensors":
         return found | {"input": f"RGB in [0, 1] (batch, 3, {size}, {size}), then ImageNet's mean"}

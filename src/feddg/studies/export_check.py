@@ -10,7 +10,7 @@ from torch import Tensor
 
 from feddg.data.decoding import UnusableImageError, decode_image, make_square, quiet_pillow
 from feddg.data.pixels import as_unit
-from feddg.data.sources import load_source
+from feddg.data.sources import load_images_of
 from feddg.errors import FeddgError, RunError
 from feddg.experiment import Experiment
 from feddg.randomness import stream
@@ -39,7 +39,7 @@ def _real_images(experiment: Experiment) -> list[numpy.ndarray]:
     """Some images of the run's source as in training; none where it is not at hand."""
     data = experiment.data
     try:
-        table = load_source(data.source, data.root)
+        table = load_images_of(data)
     except FeddgError:
         return []
     order = torch.randperm(len(table), generator=stream(experiment.seed, "export check"))

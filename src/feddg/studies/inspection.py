@@ -1,20 +1,26 @@
 """What `feddg data inspect` finds: counts, bad files, how clients would look."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from feddg.data.inspect import inspect
-from feddg.data.sources import load_source
+from feddg.data.skew import in_words
+from feddg.data.sources import load_images_of
 from feddg.data.stored import stored_images
 from feddg.data.survey import SAMPLE
 from feddg.experiment import Experiment
+from feddg.rows import ClientRow, ClientsTable
+from feddg.runs.facts import clients_table
 from feddg.runs.loading import load_table, split_remarks, table_remarks
-from feddg.runs.prepare import Progress, cache_folder, deal
+from feddg.runs.prepare import Progress, cache_folder, deal, is_split
+from feddg.studies.holdings import holdings_table, skew_between
 
-SHOWN_CLIENTS, SHOWN_FILES = 20, 20
+SHOWN_DOMAINS, SHOWN_FILES = 20, 20
 
 
 def inspect_experiment(experiment: Experiment, progress: Progress) -> dict[str, Any]:
@@ -27,8 +33,10 @@ def inspect_experiment(experiment: Experiment, progress: Progress) -> dict[str, 
     Returns:
         What :func:`feddg.data.inspect.inspect` returns, ``bad_images``, ``findings`` (what is odd:
         ``severity`` and ``text`` of each), ``stored`` (by domain, see
-        :class:`feddg.data.stored.StoredImages`), ``ignored`` (files by kind) and, when a domain is
-        held out, ``splits`` (images per role) and ``clients`` (images per client and domain).
+        :class:`feddg.data.stored.StoredImages`), ``ignored`` (files by kind) and, when it is
+        known how images are split, ``splits`` (images per role), ``clients`` and
+        ``clients_by_class`` (images of each client by domain and by class, those that it has none
+        of left out) and ``skew`` (see :class:`feddg.data.skew.Skew`).
 
     Raises:
         DataError: there is nothing to inspect.
@@ -37,19 +45,21 @@ def inspect_experiment(experiment: Experiment, progress: Progress) -> dict[str, 
     table, pixels, bad = loaded[:3]
     found = inspect(table)
     data = experiment.data
-    whole = load_source(data.source, data.root)
+    whole = load_images_of(data)
     found["stored"] = {domain: asdict(one) for domain, one in stored_images(whole).items()}
     found["ignored"] = {kind: one.count for kind, one in loaded.ignored.items()}
     findings = table_remarks(loaded)
     found["bad_images"] = [{"path": image.path, "reason": image.reason} for image in bad]
     stopped = any(finding.severity == "error" for finding in findings)
-    if (experiment.hold_out.test or experiment.hold_out.val) and not stopped:
+    if is_split(experiment, table) and not stopped:
         images = deal(experiment, table, pixels, bad)
-        splits, share = images.splits, images.partition
+        splits = images.splits
         roles = ("train", "id_val", "id_test", "val", "test")
         found["splits"] = {role: len(getattr(splits, role)) for role in roles}
-        names = [table.domain_names[id] for id in share.domain_ids]
-        found["clients"] = [dict(zip(names, row.tolist())) for row in share.counts]
+        who = clients_table(images)
+        found["clients"] = [_held(who.domains, client.domains) for client in who.clients]
+        found["clients_by_class"] = [_held(who.classes, client.classes) for client in who.clients]
+        found["skew"] = asdict(skew_between(who))
         findings += split_remarks(experiment, loaded, splits)
     else:
         findings += split_remarks(experiment, loaded, None)
@@ -57,15 +67,15 @@ def inspect_experiment(experiment: Experiment, progress: Progress) -> dict[str, 
     return found
 
 
+def _held(names: Sequence[str], counts: Sequence[int]) -> dict[str, int]:
+    return {name: count for name, count in zip(names, counts) if count}
+
+
 def print_inspection(found: dict[str, Any]) -> None:
     """Prints what :func:`inspect_experiment` found."""
     console = Console()
-    table = Table("class", *found["domains"], title=f"{found['images']} images")
-    for name in found["classes"]:
-        counts = [found["counts"][domain][name] for domain in found["domains"]]
-        table.add_row(name, *(str(count) if count else "[red]0[/]" for count in counts))
-    table.add_section()
-    table.add_row("all", *(str(found["totals"][domain]) for domain in found["domains"]))
+    many = len(found["domains"]) > SHOWN_DOMAINS
+    table = _domains_table(found) if many else _classes_table(found)
     console.print(table)
     if found["stored"]:
         _print_stored(console, found["stored"])
@@ -102,12 +112,48 @@ def _print_bad(console: Console, bad: list[dict[str, str]]) -> None:
         console.print(f"  ... and {len(bad) - SHOWN_FILES} more")
 
 
+def _classes_table(found: dict[str, Any]) -> Table:
+    """Images per class and domain."""
+    table = Table("class", *map(escape, found["domains"]), title=f"{found['images']} images")
+    for name in found["classes"]:
+        counts = [found["counts"][domain][name] for domain in found["domains"]]
+        table.add_row(escape(name), *(str(count) if count else "[red]0[/]" for count in counts))
+    table.add_section()
+    table.add_row("all", *(str(found["totals"][domain]) for domain in found["domains"]))
+    return table
+
+
+def _domains_table(found: dict[str, Any]) -> Table:
+    """The largest and smallest of many domains."""
+    totals = sorted(found["totals"].items(), key=lambda one: -one[1])
+    half = SHOWN_DOMAINS // 2
+    title = f"{found['images']} images in {len(totals)} domains: the largest and the smallest"
+    table = Table("domain", "images", "classes it has", "its smallest class", title=title)
+    for shown in (totals[:half], totals[-half:]):
+        for domain, total in shown:
+            counts = {name: n for name, n in found["counts"][domain].items() if n}
+            least = min(counts, key=lambda name: counts[name], default=None)
+            table.add_row(
+                escape(domain),
+                str(total),
+                f"{len(counts)} of {len(found['classes'])}",
+                "-" if least is None else escape(f"{least} ({counts[least]})"),
+            )
+        table.add_section()
+    return table
+
+
 def _print_clients(console: Console, found: dict[str, Any]) -> None:
     console.print("  ".join(f"{role} {count}" for role, count in found["splits"].items()))
-    clients = found["clients"]
-    table = Table("client", *clients[0], title=f"{len(clients)} clients, images per domain")
-    for id, row in enumerate(clients[:SHOWN_CLIENTS]):
-        table.add_row(str(id), *(str(count) if count else "-" for count in row.values()))
-    console.print(table)
-    if len(clients) > SHOWN_CLIENTS:
-        console.print(f"... and {len(clients) - SHOWN_CLIENTS} more")
+    rows = [
+        ClientRow(
+            id=id,
+            domains=[domains.get(name, 0) for name in found["domains"]],
+            classes=[classes.get(name, 0) for name in found["classes"]],
+        )
+        for id, (domains, classes) in enumerate(zip(found["clients"], found["clients_by_class"]))
+    ]
+    who = ClientsTable(domains=found["domains"], classes=found["classes"], clients=rows)
+    console.print(holdings_table(who))
+    for line in in_words(skew_between(who)):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from scipy.stats import binomtest
 
 from feddg.rows import TEST, VAL, EvaluationRow
+from feddg.runs.findings import standing
+from feddg.runs.proportions import wilson
 from feddg.runs.reading import LedgerRecord, RunRecord, read_run
 from feddg.runs.selection_rules import find_rule
 
-CONFIDENCE = 0.95
 OWN_WAY = "the method's own"
 """What a file without a test-time adaptation says of it."""
 LICENCES = {
@@ -38,6 +38,7 @@ def model_card(run: Path | str, metadata: Mapping[str, Any]) -> str:
     parts = [
         _front_matter(record, metadata),
         f"# {record.name}: an image classifier for domains nobody trained on",
+        *(f"> **{caution}**" for caution in metadata.get("cautions", ())),
         "\n".join(_introduction(record, metadata)),
         "## Trained on\n\n" + "\n".join(_trained_on(record)),
         "## Results\n\n" + "\n".join(_results(record, metadata)),
@@ -47,12 +48,6 @@ def model_card(run: Path | str, metadata: Mapping[str, Any]) -> str:
         "## Licence of the weights\n\n" + _licence(record),
     ]
     return "\n\n".join(parts) + "\n"
-
-
-def wilson(correct: int, examples: int) -> tuple[float, float]:
-    """Returns the 95 % Wilson interval of a share of ``examples``, in [0, 1]."""
-    found = binomtest(correct, examples).proportion_ci(CONFIDENCE, method="wilson")
-    return float(found.low), float(found.high)
 
 
 def _front_matter(record: RunRecord, metadata: Mapping[str, Any]) -> str:
@@ -118,16 +113,38 @@ def _results(record: RunRecord, metadata: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     yield from ("| domain | split | images | accuracy | 95 % interval |", "|---|---|---:|---:|---|")
     for row in rows:
-        low, high = wilson(round(row.accuracy * row.examples), row.examples)
+        share = wilson(row.accuracy, row.examples)
         yield (
             f"| {_cell(row.domain)} | {row.split} | {row.examples} | {row.accuracy:.1%} | "
-            f"{low:.1%} to {high:.1%} |"
+            f"{share.low:.1%} to {share.high:.1%} |"
         )
     yield ""
+    yield from _mean(record, metadata)
     yield (
         "The interval (Wilson) is about the choice of test images. It does not cover another seed "
         "or another domain."
     )
+
+
+def _mean(record: RunRecord, metadata: Mapping[str, Any]) -> Iterator[str]:
+    """The one number of the model, with what it must be read beside."""
+    evaluations = record.evaluations.of(find_rule(metadata["model"]).weights)
+    found = standing(evaluations, metadata["round"], TEST)
+    if found is None:
+        return
+    share = found.accuracy
+    text = (
+        f"Mean over the test domains: **{share.share:.1%}** (95 %: {share.low:.1%} to "
+        f"{share.high:.1%})."
+    )
+    if found.constant is not None:
+        text += f" Always naming the largest class would be right for {found.constant:.1%}."
+    if found.balanced is not None and found.chance is not None:
+        text += (
+            f" Balanced accuracy, in which every class counts the same: {found.balanced:.1%} "
+            f"(guessing: {found.chance:.1%})."
+        )
+    yield f"{text}\n"
 
 
 def _what_left(ledger: LedgerRecord) -> Iterator[str]:
@@ -157,7 +174,18 @@ def _what_left(ledger: LedgerRecord) -> Iterator[str]:
 def _use(metadata: Mapping[str, Any]) -> Iterator[str]:
     size, resize = metadata["image_size"], metadata["resize"]
     yield f"- Input: {metadata['input']}. Resize first to {size} x {size} (`{resize}`)."
-    if "outputs" in metadata:
+    if metadata.get("bits") or metadata.get("bands") or metadata.get("range") == "percentile":
+        yield f"- Files become colours as in training: {_colours(metadata)}."
+    if metadata.get("tile"):
+        yield (
+            f"- Larger images are cut into tiles of {metadata['tile']} pixels first, as in "
+            "training; each tile has an answer of its own."
+        )
+    if metadata["format"] == "run":
+        yield "- Labels for images: `feddg predict RUN images/ --out labels.csv`."
+        yield "- A page and an interface on this machine: `feddg serve RUN`."
+        yield "- A file that needs no feddg: `feddg export RUN --onnx model.onnx`."
+    elif "outputs" in metadata:
         yield f"- Outputs: {', '.join(f'`{name}`' for name in metadata['outputs'])}."
     if metadata.get("adaptation"):
         yield f"- Adaptation at test time: {metadata['adaptation']}."
@@ -170,6 +198,15 @@ def _use(metadata: Mapping[str, Any]) -> Iterator[str]:
         "- Intended for: the classes above, in images like those of the domains above, where a "
         "person can overrule the answer."
     )
+
+
+def _colours(metadata: Mapping[str, Any]) -> str:
+    parts = [f"`data.range: {metadata['range']}`"]
+    if metadata["bands"]:
+        parts.append(f"`data.bands: {metadata['bands']}`")
+    if metadata["bits"]:
+        parts.append(f"the training images' values used {metadata['bits']} bits")
+    return ", ".join(parts)
 
 
 def _limits(record: RunRecord, metadata: Mapping[str, Any]) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """What a run's model makes of new images: label, confidence, and a warning light."""
 
+import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -8,28 +9,27 @@ from itertools import chain, islice
 from pathlib import Path
 
 import numpy
-import torch
-from torch import Tensor, nn
 
 from feddg.clients.threads import available_cores
-from feddg.data.decoding import UnusableImageError, decode_image, quiet_pillow
-from feddg.data.pixels import as_unit
-from feddg.evaluation.energy import energy
-from feddg.evaluation.predictors import Predictor
-from feddg.runs.model import Trained, load_trained
-from feddg.runs.warning_light import fingerprint, read_warning_light
+from feddg.data.decoding import UnusableImageError, decode_parts, quiet_pillow
+from feddg.data.survey import depth_of
+from feddg.data.tiles import Tile, names_in
+from feddg.studies.classifier import ImageClassifier, load_classifier
 from feddg.studies.image_files import image_files
 
+log = logging.getLogger("feddg")
 BATCH_SIZE = 64
 MOST_DECODERS = 8
+Decoded = list[tuple[str, numpy.ndarray]] | str
+"""A file's images with their names, several where it is cut into tiles; or why it has none."""
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the model says about one file.
+    """What the model says about one file, or about one tile of it.
 
     Attributes:
-        file: as it was named or found.
+        file: as it was named or found; of a tile, with its place: ``a.tif#x512y0w512h512``.
         label: the most probable class; None where the file cannot be used.
         confidence: its probability, in [0, 1].
         probabilities: of all classes, in the order of the model's ``class_names``.
@@ -49,84 +49,75 @@ class Prediction:
 
 
 class BatchPredictor:
-    """A run's model, ready for batches of files.
+    """A classifier, ready for batches of files.
 
     Args:
-        run: the run folder.
-        adapt: a test-time adaptation, as in ``feddg evaluate``.
-        device: ``cpu``, ``cuda`` or ``auto``.
-        which: the model by a selection rule, see :func:`feddg.runs.model.load_model`.
-
-    Raises:
-        RunError: the folder holds no model, or none by that rule.
-        AdaptationError: the adaptation is unknown, or does not suit the model.
+        classifier: answers.
+        bits: the depth that the files use, see :func:`feddg.data.survey.depth_of`.
+        batch_size: images per forward pass.
     """
 
     def __init__(
-        self,
-        run: Path | str,
-        adapt: str | None = None,
-        device: str = "cpu",
-        which: str | None = None,
+        self, classifier: ImageClassifier, bits: int = 0, batch_size: int = BATCH_SIZE
     ) -> None:
-        trained: Trained = load_trained(run, device, which)
-        self.experiment, self.class_names = trained.experiment, trained.class_names
-        self._own = trained.predictor()
-        self._model: nn.Module = self._own if adapt is None else trained.predictor(adapt)
-        self._adapted = adapt is not None
-        self._device = next(self._own.parameters()).device
-        self.light = read_warning_light(Path(run), self._own)
-        self.fingerprint = fingerprint(self._own)
+        self.classifier, self.batch_size, self.bits = classifier, batch_size, bits
 
     @property
-    def keeps_state(self) -> bool:
-        """Whether an answer depends on the images before it."""
-        return isinstance(self._model, Predictor) and self._model.keeps_state
+    def files_at_once(self) -> int:
+        """Files of a batch; of large images that are cut into tiles, one."""
+        return self.batch_size if self.classifier.preparation.reading.tile is None else 1
 
-    def decode(self, file: Path) -> numpy.ndarray | str:
-        """Returns a file's pixels ``(size, size, 3)`` uint8 as in training, or why it has none."""
-        data = self.experiment.data
+    def decode(self, file: Path) -> Decoded:
+        """Returns a file's images ``(size, size, 3)`` uint8 as in training, or why it has none."""
+        look, name = self.classifier.preparation, _written(file)
+        side = look.reading.tile
+        names = [name] if side is None else names_in(file, name, side)
+        boxes = [None] if side is None else [Tile.named(part).box for part in names]
         try:
-            return decode_image(file, data.image_size, data.resize)
+            pixels = decode_parts(file, boxes, look.size, look.resize, look.reading, self.bits)
         except UnusableImageError as error:
             return str(error)
+        return list(zip(names, pixels))
 
-    def __call__(
-        self, files: Sequence[Path], decoded: Sequence[numpy.ndarray | str]
-    ) -> list[Prediction]:
-        """Returns predictions of decoded files, bad ones with the reason."""
-        pixels = [image for image in decoded if not isinstance(image, str)]
-        good = iter(self._predict(numpy.stack(pixels)) if pixels else ())
-        rows = []
-        for file, image in zip(files, decoded):
-            name = os.fsencode(file).decode("utf-8", "backslashreplace")
-            if isinstance(image, str):
-                rows.append(Prediction(name, reason=image))
-            else:
-                rows.append(self._row(name, *next(good)))
-        return rows
+    def __call__(self, files: Sequence[Path], decoded: Sequence[Decoded]) -> list[list[Prediction]]:
+        """Returns the predictions of each decoded file, bad ones with the reason."""
+        images = [image for found in decoded if not isinstance(found, str) for image in found]
+        good = iter(self._predictions(images))
+        return [
+            [Prediction(_written(file), reason=found)]
+            if isinstance(found, str)
+            else list(islice(good, len(found)))
+            for file, found in zip(files, decoded)
+        ]
 
-    def _predict(self, pixels: numpy.ndarray) -> Iterator[tuple[list[float], float]]:
-        """Yields probabilities and energy of each image of ``(B, size, size, 3)`` uint8."""
-        images = as_unit(torch.from_numpy(pixels).permute(0, 3, 1, 2), self._device)
-        with torch.inference_mode():
-            logits: Tensor = self._model(images).float().cpu()
-            # The light is the trained model's, whatever is done to the images of today.
-            plain = self._own(images).float().cpu() if self._adapted and self.light else logits
-        probabilities = logits.softmax(1)
-        return zip(probabilities.tolist(), energy(plain).tolist())
+    def _predictions(self, images: Sequence[tuple[str, numpy.ndarray]]) -> Iterator[Prediction]:
+        for start in range(0, len(images), self.batch_size):
+            part = images[start : start + self.batch_size]
+            found = self.classifier.answer(numpy.stack([pixels for _, pixels in part]))
+            for (name, _), shares, energy in zip(part, *found):
+                yield prediction_of(self.classifier, name, shares, float(energy))
 
-    def _row(self, name: str, probabilities: list[float], found: float) -> Prediction:
-        best = max(range(len(probabilities)), key=probabilities.__getitem__)
-        known = self.light is not None
-        return Prediction(
-            name,
-            self.class_names[best],
-            probabilities[best],
-            tuple(probabilities),
-            found if known else None,
-            found > self.light.threshold if self.light is not None else None,
-        )
+
+def prediction_of(
+    classifier: ImageClassifier, name: str, shares: numpy.ndarray, energy: float
+) -> Prediction:
+    """Returns what an answer says.
+
+    Args:
+        classifier: whose answer it is.
+        name: of the image.
+        shares: probabilities ``(classes,)``.
+        energy: of the image.
+    """
+    best, threshold = int(shares.argmax()), classifier.threshold
+    return Prediction(
+        name,
+        classifier.class_names[best],
+        float(shares[best]),
+        tuple(map(float, shares)),
+        energy if threshold is not None else None,
+        energy > threshold if threshold is not None else None,
+    )
 
 
 def predict(
@@ -141,13 +132,13 @@ def predict(
     """Predicts image files with a run's model, one after another, in constant memory.
 
     Args:
-        run: the run folder.
+        run: the run folder, or an ONNX file of ``feddg export``.
         images: files, folders (with all below them) or globs; see
             :func:`feddg.studies.image_files.image_files`.
         adapt: a test-time adaptation, as in ``feddg evaluate``; none for the method's own way.
         which: the model by a selection rule, see :func:`feddg.runs.model.load_model`.
         device: ``cpu``, ``cuda`` or ``auto``.
-        batch_size: files per forward pass.
+        batch_size: images per forward pass.
 
     Returns:
         An iterator of predictions in the order of the files; bad files have a ``reason``.
@@ -158,30 +149,44 @@ def predict(
         DataError: something named does not exist.
     """
     named = [images] if isinstance(images, str | Path) else images
-    files, predictor = image_files(named), BatchPredictor(run, adapt, device, which)
-    return chain.from_iterable(predict_batches(predictor, files, batch_size))
+    files, classifier = image_files(named), load_classifier(run, adapt, device, which)
+    warn(classifier)
+    predictor = BatchPredictor(classifier, depth_of(image_files(named)), batch_size)
+    batches = predict_batches(predictor, files)
+    return chain.from_iterable(chain.from_iterable(batches))
+
+
+def warn(classifier: ImageClassifier) -> None:
+    """Logs what must be said of a model before its labels are believed."""
+    for said in classifier.cautions:
+        log.warning("%s", said)
 
 
 def predict_batches(
-    predictor: BatchPredictor, files: Iterable[Path], batch_size: int = BATCH_SIZE
-) -> Iterator[list[Prediction]]:
-    """Yields the predictions of every ``batch_size`` files; the next are decoded meanwhile."""
-    left = iter(files)
+    predictor: BatchPredictor, files: Iterable[Path]
+) -> Iterator[list[list[Prediction]]]:
+    """Yields the predictions of every few files; the next are decoded meanwhile."""
+    left, tiled = iter(files), predictor.classifier.preparation.reading.tile is not None
     with ThreadPoolExecutor(min(MOST_DECODERS, available_cores())) as pool:
 
-        def begin() -> list[tuple[Path, Future[numpy.ndarray | str]]]:
-            batch = islice(left, batch_size)
+        def begin() -> list[tuple[Path, Future[Decoded]]]:
+            batch = islice(left, predictor.files_at_once)
             return [(file, pool.submit(predictor.decode, file)) for file in batch]
 
         # Warning filters are the process's: they are in force while files are decoded, not while
         # the caller works on what it was given.
-        with quiet_pillow():
+        with quiet_pillow(tiled=tiled):
             current = begin()
-            decoded = [pixels.result() for _, pixels in current]
+            decoded = [found.result() for _, found in current]
         while current:
-            with quiet_pillow():
+            with quiet_pillow(tiled=tiled):
                 following = begin()
                 found = predictor([file for file, _ in current], decoded)
                 decoded = [pixels.result() for _, pixels in following]
             current = following
             yield found
+
+
+def _written(file: Path) -> str:
+    """A file's name as text, whatever bytes it is of."""
+    return os.fsencode(file).decode("utf-8", "backslashreplace")

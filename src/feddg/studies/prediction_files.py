@@ -8,13 +8,21 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
+from feddg.data.survey import depth_of
 from feddg.errors import RunError
 from feddg.files import replace_file, replace_text, sync
 from feddg.row_files import JsonFile
+from feddg.runs.cautions import refuse_doubtful
+from feddg.studies.classifier import load_classifier
 from feddg.studies.image_files import count_files, image_files
-from feddg.studies.prediction import BATCH_SIZE, BatchPredictor, Prediction, predict_batches
+from feddg.studies.prediction import (
+    BATCH_SIZE,
+    BatchPredictor,
+    Prediction,
+    predict_batches,
+)
 from feddg.studies.prediction_rows import (
     ParquetRows,
     cells,
@@ -55,10 +63,11 @@ class PredictedFiles:
 
     Attributes:
         out: the table.
-        files: its rows.
+        files: image files; each has a row, or one for every tile.
         failed: files that could not be used.
-        unlike: files unlike those of training; None where the run has no warning light.
-        continued: rows that an earlier call had written.
+        unlike: rows unlike training; None where the run has no warning light.
+        continued: files that an earlier call had done.
+        cautions: what must be said of the model, one sentence each.
     """
 
     out: Path
@@ -66,6 +75,7 @@ class PredictedFiles:
     failed: int
     unlike: int | None
     continued: int
+    cautions: tuple[str, ...] = ()
 
 
 def predict_files(
@@ -78,6 +88,7 @@ def predict_files(
     probabilities: bool = False,
     device: str = "cpu",
     batch_size: int = BATCH_SIZE,
+    strict: bool = False,
     progress: Callable[[str, int, int], None] = lambda what, done, total: None,
     on_bad: OnBad = lambda line: None,
 ) -> PredictedFiles:
@@ -88,7 +99,7 @@ def predict_files(
     under an adaptation that remembers the images before, nor as Parquet: those begin anew.
 
     Args:
-        run: the run folder.
+        run: the run folder, or an ONNX file of ``feddg export``.
         images: files, folders, globs.
         out: the table; ends in ``.csv``, ``.jsonl`` or ``.parquet``. One that exists is replaced.
         adapt: a test-time adaptation, as in ``feddg evaluate``.
@@ -99,15 +110,20 @@ def predict_files(
         progress: is told how far it has come.
         on_bad: is told of each file that cannot be used, in one line.
 
+        strict: whether to refuse a model that is no better than a constant one.
+
     Raises:
-        RunError: the folder holds no model, or the table cannot be written.
+        RunError: the folder holds no model, the table cannot be written, or ``strict``.
         AdaptationError: the adaptation is unknown, or does not suit the model.
         DataError: something named does not exist, there is no image, or the ending is unknown.
     """
     check_suffix(out)
     total = count_files(images)
-    predictor = BatchPredictor(run, adapt, device, which)
-    table = _Table(predictor, out, adapt, probabilities, batch_size, progress, on_bad)
+    classifier = load_classifier(run, adapt, device, which)
+    if strict:
+        refuse_doubtful(classifier.cautions)
+    predictor = BatchPredictor(classifier, depth_of(image_files(images)), batch_size)
+    table = _Table(predictor, out, adapt, probabilities, progress, on_bad)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         if out.suffix.lower() == ".parquet":
@@ -126,18 +142,24 @@ class _Table:
         out: Path,
         adapt: str | None,
         probabilities: bool,
-        batch_size: int,
         progress: Callable[[str, int, int], None],
         on_bad: OnBad,
     ) -> None:
+        classifier = predictor.classifier
         self._predictor, self._out, self._probabilities = predictor, out, probabilities
-        self._batch_size, self._progress, self._on_bad = batch_size, progress, on_bad
+        self._classifier, self._progress, self._on_bad = classifier, progress, on_bad
         self._part = out.with_name(f"{out.name}.part")
         self._note = out.with_name(f"{out.name}.part.json")
-        self._columns = columns(predictor.class_names, probabilities)
-        said = [predictor.fingerprint, adapt, batch_size, out.suffix.lower(), self._columns]
-        light = predictor.light and predictor.light.threshold
-        self._work = hashlib.blake2b(json.dumps([*said, light]).encode()).hexdigest()[:24]
+        self._columns = columns(classifier.class_names, probabilities)
+        said: list[Any] = [
+            classifier.weights,
+            adapt,
+            predictor.batch_size,
+            out.suffix.lower(),
+            self._columns,
+        ]
+        said += [classifier.threshold, predictor.bits]
+        self._work = hashlib.blake2b(json.dumps(said).encode()).hexdigest()[:24]
         self._names = hashlib.blake2b(digest_size=16)
 
     def write_parquet(self, files: Iterator[Path], total: int) -> PredictedFiles:
@@ -147,7 +169,7 @@ class _Table:
         def write(aside: Path) -> None:
             nonlocal done
             rows = ParquetRows(aside, self._columns)
-            for batch in predict_batches(self._predictor, files, self._batch_size):
+            for batch in predict_batches(self._predictor, files):
                 rows.append(self._cells(batch))
                 done = self._after(done, batch, total)
             rows.close()
@@ -176,7 +198,7 @@ class _Table:
     def _known(self) -> Interrupted:
         """How far an earlier call for the same work has come."""
         nothing = Interrupted(work=self._work)
-        if self._predictor.keeps_state or not self._part.is_file():
+        if self._classifier.keeps_state or not self._part.is_file():
             return nothing
         try:
             found = Interrupted.read(self._note)
@@ -210,18 +232,18 @@ class _Table:
             self._keep(table, done)
         return done
 
-    def _batches(self, files: Iterator[Path]) -> Iterator[tuple[list[Prediction], str]]:
+    def _batches(self, files: Iterator[Path]) -> Iterator[tuple[list[list[Prediction]], str]]:
         """Yields batches with the hash of all names up to their end."""
         ahead: list[list[bytes]] = []
 
         def noted() -> Iterator[Path]:
             for number, file in enumerate(files):
-                if number % self._batch_size == 0:
+                if number % self._predictor.files_at_once == 0:
                     ahead.append([])
                 ahead[-1].append(os.fsencode(file))
                 yield file
 
-        for batch in predict_batches(self._predictor, noted(), self._batch_size):
+        for batch in predict_batches(self._predictor, noted()):
             for name in ahead.pop(0):
                 self._called(name)
             yield batch, self._names.hexdigest()
@@ -233,28 +255,32 @@ class _Table:
         sync(table)
         replace_text(self._note, done.to_text())
 
-    def _text(self, batch: Sequence[Prediction]) -> bytes:
+    def _text(self, batch: Sequence[Sequence[Prediction]]) -> bytes:
         rows = self._cells(batch)
         csv_wanted = self._out.suffix.lower() == ".csv"
         return (csv_text(rows) if csv_wanted else json_lines(rows, self._columns)).encode()
 
-    def _cells(self, batch: Sequence[Prediction]) -> list[list[object]]:
-        classes = len(self._predictor.class_names)
-        return [cells(row, classes, self._probabilities) for row in batch]
+    def _cells(self, batch: Sequence[Sequence[Prediction]]) -> list[list[object]]:
+        classes = len(self._classifier.class_names)
+        return [cells(row, classes, self._probabilities) for rows in batch for row in rows]
 
-    def _after(self, done: Interrupted, batch: Sequence[Prediction], total: int) -> Interrupted:
+    def _after(
+        self, done: Interrupted, batch: Sequence[Sequence[Prediction]], total: int
+    ) -> Interrupted:
         """Counts a batch, and says what of it could not be used."""
-        for row in batch:
+        rows = [row for found in batch for row in found]
+        for row in rows:
             if row.reason is not None:
                 self._on_bad(f"{row.file}: {row.reason}")
         counts = {
             "files": done.files + len(batch),
-            "failed": done.failed + sum(row.reason is not None for row in batch),
-            "unlike": done.unlike + sum(row.unlike_training is True for row in batch),
+            "failed": done.failed + sum(row.reason is not None for row in rows),
+            "unlike": done.unlike + sum(row.unlike_training is True for row in rows),
         }
         self._progress("predicting images", counts["files"], total)
         return done.model_copy(update=counts)
 
     def _result(self, done: Interrupted, before: int) -> PredictedFiles:
-        unlike = done.unlike if self._predictor.light else None
-        return PredictedFiles(self._out, done.files, done.failed, unlike, before)
+        unlike = done.unlike if self._classifier.threshold is not None else None
+        said = self._classifier.cautions
+        return PredictedFiles(self._out, done.files, done.failed, unlike, before, said)

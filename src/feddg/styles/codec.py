@@ -165,22 +165,25 @@ def load_codec(
     return definition.load(encoder, decoder, style_layer).frozen()
 
 
-def adain(features: Tensor, style: Tensor, strength: float = 1.0) -> Tensor:
+def adain(features: Tensor, style: Tensor, strength: float = 1.0, *, correction: int = 0) -> Tensor:
     """Gives feature maps the channel means and standard deviations of a style.
 
     Adaptive instance normalisation (Huang and Belongie 2017, equation 8) with the blend of their
     section 7.2: ``strength * AdaIN(F) + (1 - strength) * F``. The content's moments are taken per
-    image and channel, with biased variance plus :data:`VARIANCE_FLOOR`.
+    image and channel, the variance over n - correction places plus :data:`VARIANCE_FLOOR`.
 
     Args:
         features: ``(B, C, h, w)``.
         style: ``(2, C)`` for all images or ``(B, 2, C)``, one each: means, standard deviations.
         strength: 0 leaves the features as they are, 1 exchanges the moments entirely.
+        correction: 0 divides by the number of places n; 1 by n - 1, as the papers' code does. A
+            map of one place has no variance then, which counts as 0.
 
     Returns:
         ``(B, C, h, w)``.
     """
-    variance, mean = torch.var_mean(features, dim=(-2, -1), correction=0, keepdim=True)
+    correction = min(correction, features.shape[-2:].numel() - 1)
+    variance, mean = torch.var_mean(features, dim=(-2, -1), correction=correction, keepdim=True)
     style_mean, style_deviation = style.to(features)[..., None, None].unbind(-4)
     restyled = (features - mean) / (variance + VARIANCE_FLOOR).sqrt() * style_deviation
     return strength * (restyled + style_mean) + (1 - strength) * features
@@ -202,6 +205,8 @@ def transfer(
     style: Tensor,
     strength: float = 1.0,
     batch_size: int | None = None,
+    *,
+    correction: int = 0,
 ) -> Tensor:
     """Re-draws images in a style, on the codec's device.
 
@@ -211,6 +216,7 @@ def transfer(
         style: ``(2, C)`` for all images or ``(N, 2, C)``, one each.
         strength: 0 only encodes and decodes, 1 exchanges the moments entirely.
         batch_size: images in memory as feature maps at a time; :func:`images_at_once` by default.
+        correction: see :func:`adain`.
 
     Returns:
         ``(N, 3, H, W)``, uint8 RGB, on the device of ``images``.
@@ -222,6 +228,7 @@ def transfer(
         for start in range(0, len(images), batch_size):
             part = slice(start, start + batch_size)
             features = codec.encode(codec.prepared(images[part]))
-            restyled = adain(features, style[part] if style.ndim == 3 else style, strength)
+            wanted = style[part] if style.ndim == 3 else style
+            restyled = adain(features, wanted, strength, correction=correction)
             redrawn[part] = (codec.decode(restyled, size) * 255).round().to(torch.uint8)
     return redrawn

@@ -38,6 +38,7 @@ class Dealing:
         shards: label shards per client.
         quantity_alpha: Dirichlet concentration over client sizes.
         rounding: who gets the images left over when shares are rounded down.
+        holders: ``(n,)`` who really holds each image, by name; None where nobody knows.
     """
 
     domains: np.ndarray
@@ -49,6 +50,7 @@ class Dealing:
     shards: int | None = None
     quantity_alpha: float | None = None
     rounding: Rounding = "strict"
+    holders: np.ndarray | None = None
 
     @cached_property
     def columns(self) -> np.ndarray:
@@ -96,6 +98,8 @@ class PartitionRule:
         setting: the field of ``clients`` without which it cannot work; None if there is none.
         aliases: other names that the field has for it.
         keeps_sizes: for labels: whether every client ends with the images that ``shares`` says.
+        number: ``(dealing) -> C``: how many clients there are, where the images say so and
+            ``clients.number`` does not; ``dealing.clients`` is then this.
     """
 
     name: str
@@ -105,6 +109,7 @@ class PartitionRule:
     setting: str | None = None
     aliases: tuple[str, ...] = ()
     keeps_sizes: bool = True
+    number: Callable[[Dealing], int] | None = None
 
     @property
     def defined_by(self) -> Callable[..., Any]:
@@ -173,6 +178,15 @@ def rules_of(names: str, settings: Mapping[str, Any]) -> list[PartitionRule]:
     if not whole and all(rule.kind != "domains" for rule in rules):
         rules.append(PARTITIONS[EVERYWHERE])
     return sorted(rules, key=lambda rule: ("domains", "sizes", "labels", "whole").index(rule.kind))
+
+
+def counts_clients(names: str) -> bool:
+    """Whether the images say how many clients there are, by rules joined by ``+``.
+
+    Raises:
+        ExperimentError: a rule is unknown.
+    """
+    return any(PARTITIONS.find(name.strip()).number is not None for name in names.split("+"))
 
 
 def _meant_by_settings(

@@ -9,10 +9,18 @@ from feddg.data.published import load_published
 from feddg.data.sets.pardon_protocol import PARDON_PROTOCOL
 from feddg.settings import merge
 
-AROUND = ("OfficeHomeDataset_10072016", "OfficeHomeDataset", "OfficeHome", "images")
+AROUND = (
+    "OfficeHomeDataset_10072016",
+    "OfficeHomeDataset",
+    "OfficeHome",
+    "office_home_dg",
+    "images",
+)
 """Folders that the archives in circulation put around the domains."""
 SPELLINGS = {"Real": "Real_World"}
 """Beside ``Real World`` (the archive's), ``Real_World``, ``RealWorld`` and ``real_world``."""
+PARTS = {"train": "train", "val": "id_val", "test": "id_test"}
+"""Dassl has these between domain and class."""
 # In the order of a case-sensitive sort, as folder readers number them.
 CLASSES = """
     Alarm_Clock Backpack Batteries Bed Bike Bottle Bucket Calculator Calendar Candles Chair
@@ -25,7 +33,7 @@ CLASSES = """
 
 
 def list_office_home(root: Path | None) -> ImageTable:
-    """Office-Home, from the folder of its four domains or one around it.
+    """Office-Home, from the folder of its four domains or one around it; Dassl's split is kept.
 
     Domains are Art, Clipart, Product and Real_World, whatever the spelling of their folders; labels
     are in alphabetical order. Image counts that differ from the published ones are logged as a
@@ -34,7 +42,7 @@ def list_office_home(root: Path | None) -> ImageTable:
     Raises:
         DataError: a domain is missing, or a class folder is not one of the 65.
     """
-    return load_published(OFFICE_HOME, root, AROUND, SPELLINGS)
+    return load_published(OFFICE_HOME, root, AROUND, SPELLINGS, PARTS)
 
 
 OFFICE_HOME = register_data_set(
@@ -62,6 +70,17 @@ OFFICE_HOME = register_data_set(
             citation="H. Venkateswara, J. Eusebio, S. Chakraborty and S. Panchanathan, Deep "
             "Hashing Network for Unsupervised Domain Adaptation, CVPR 2017",
             address="https://www.hemanthdv.org/officeHomeDataset.html",
+            licence="for non-commercial research and education (the authors' fair-use notice)",
+            steps=(
+                "Open the address, read the authors' notice and follow their download link.",
+                "Unpack OfficeHomeDataset_10072016.zip and give the folder as --root.",
+            ),
         ),
+        layouts=(
+            "`OfficeHomeDataset_10072016/{Art,Clipart,Product,Real World}/<class>`; the fourth "
+            "also `Real_World`, `RealWorld`, `real_world` or `real`",
+            "`office_home_dg/{art,clipart,product,real_world}/{train,val}/<class>` (Dassl)",
+        ),
+        protocol="one or two domains held out (PARDON's Tables I and II)",
     )
 )

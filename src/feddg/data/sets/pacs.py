@@ -47,7 +47,18 @@ PACS = register_data_set(
         counts={"photo": 1670, "art_painting": 2048, "cartoon": 2344, "sketch": 3929},
         publication=Publication(
             citation="D. Li, Y. Yang, Y.-Z. Song and T. M. Hospedales, Deeper, Broader and Artier "
-            "Domain Generalization, ICCV 2017"
+            "Domain Generalization, ICCV 2017",
+            address="https://github.com/facebookresearch/DomainBed",
+            steps=(
+                "Take PACS from the link in DomainBed's domainbed/scripts/download.py (Google "
+                "Drive), or in the scripts of Dassl.pytorch (DATASETS.md).",
+                "Unpack it and give the folder as --root.",
+            ),
         ),
+        layouts=(
+            "`{PACS,kfold,images,raw_images}/{art_painting,cartoon,photo,sketch}/<class>`; lists "
+            "of a split beside the domains are not read",
+        ),
+        protocol="one or two domains held out (PARDON's Tables I and II)",
     )
 )

@@ -110,7 +110,7 @@ class MixNorm(Predictor):
             moved = (part + tau * (new - part) for part, new in zip(kept, (mean, variance)))
             kept = Stored(*moved)
             followed.append(kept)
-        self._kept[layer] = kept
+        self._kept[layer] = Stored(*(part.detach() for part in kept))  # part of no batch's graph
         return Stored(*(torch.stack(parts) for parts in zip(*followed)))
 
 

@@ -24,7 +24,8 @@ class TentSettings(Settings):
 class Tent(Predictor):
     """Tent (Wang et al. 2021): scales and shifts follow the gradient of the predictions' entropy.
 
-    Maps are normalised by the batch's own moments. A batch is predicted before the step it causes.
+    Maps are normalised by the batch's own moments. A batch is predicted before the last step that
+    it causes.
     Batches of one class, or small ones, lead it astray: shuffle the stream, as evaluation does. A
     batch of one image is predicted by the running statistics and changes nothing.
     """
@@ -67,21 +68,18 @@ class Tent(Predictor):
         return rule
 
     def forward(self, images: Tensor) -> Tensor:
-        """Returns logits ``(B, classes)``, then takes the steps."""
+        """Returns the logits ``(B, classes)`` that its last step began from."""
         if len(images) < 2:
             with torch.no_grad():
                 return super().forward(images)
-        first: Tensor | None = None
         with torch.inference_mode(False), torch.enable_grad():
             images = images.clone()  # one made in inference mode cannot be differentiated through
             for _ in range(self.settings.steps):
                 logits = super().forward(images)
-                first = logits.detach() if first is None else first
                 logs = logits.float().log_softmax(-1)
                 entropy = -(logs.exp() * logs).sum(-1).mean()
                 gradients = torch.autograd.grad(entropy, self._trained)  # the model gets none
                 for parameter, gradient in zip(self._trained, gradients):
                     parameter.grad = gradient
                 self._optimizer.step()
-        assert first is not None
-        return first
+        return logits.detach()

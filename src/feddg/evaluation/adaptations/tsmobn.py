@@ -60,7 +60,9 @@ class TsmoBN(Predictor):
             kept = self._kept.get(layer, stored(layer))
             if moves:
                 axes = [axis for axis in range(inputs.dim()) if axis != 1]
-                variance, mean = torch.var_mean(inputs.float(), dim=axes, correction=1)
+                # What is kept from batch to batch is no part of any batch's graph.
+                own = inputs.detach().float()
+                variance, mean = torch.var_mean(own, dim=axes, correction=1)
                 kept = Stored(
                     mean + keep * (kept.mean - mean), variance + keep * (kept.variance - variance)
                 )

@@ -1,0 +1,87 @@
+"""Writes the tables of docs/data_sets.md from the definitions of data sets.
+
+python docs/generate_data_sets.py
+"""
+
+from pathlib import Path
+
+from feddg.data.data_set import DATA_SETS, DataSet
+
+PAGE = Path(__file__).parent / "data_sets.md"
+MARK = "<!-- data sets -->\n"
+LARGEST_LIST = 12
+
+
+def data_sets() -> list[DataSet]:
+    """Returns our data sets that are published, in the order of their names."""
+    ours = (one for _, one in sorted(DATA_SETS.items()) if one.load is not None)
+    return [one for one in ours if one.publication and one.load.__module__.startswith("feddg.")]
+
+
+def page(text: str) -> str:
+    """Returns the page with fresh tables."""
+    head, mark, _ = text.partition(MARK)
+    return head + mark + _overview() + "".join(map(_section, data_sets()))
+
+
+def _overview() -> str:
+    lines = ["\n| `--data` | domains | classes | images | clients by nature | how it is had |\n"]
+    lines.append("|---|---|---|---|---|---|\n")
+    for one in data_sets():
+        images = sum(one.counts.values()) or sum(one.split_counts.values())
+        cells = (
+            f"[`{one.name}`](#{one.name})",
+            str(len(one.domains) or "by its files"),
+            str(one.number_of_classes or "by its files"),
+            f"{images:,}" if images else "by its files",
+            one.clients or "-",
+            _had(one),
+        )
+        lines.append(f"| {' | '.join(cells)} |\n")
+    return "".join(lines)
+
+
+def _had(one: DataSet) -> str:
+    if one.name == "digits":
+        return "built in"
+    assert one.publication is not None
+    return f"`feddg data get {one.name}`" if one.publication.files else "by hand"
+
+
+def _section(one: DataSet) -> str:
+    assert one.publication is not None
+    about = one.publication
+    lines = [f"\n### {one.name}\n\n{one.summary[0].upper()}{one.summary[1:]}.\n\n"]
+    lines += [f"- Layout: {layout}\n" for layout in one.layouts]
+    if one.domains:
+        counted = [f"{name} {one.counts[name]:,}" for name in one.domains if name in one.counts]
+        lines.append(f"- Domains, in this order: {', '.join(counted or one.domains)}\n")
+    if one.split_counts:
+        counts = ", ".join(f"{role} {count:,}" for role, count in one.split_counts.items())
+        lines.append(f"- Official split: {counts}\n")
+    if one.classes and len(one.classes) <= LARGEST_LIST:
+        lines.append(f"- Classes, in the order of labels: {', '.join(one.classes)}\n")
+    if one.protocol:
+        lines.append(f"- Protocol: {one.protocol}\n")
+    if one.options is not None:
+        for name, field in one.options.model_fields.items():
+            lines.append(f"- `data.options.{name}`: {field.description}\n")
+    lines.append(f"- Cite: {about.citation}\n")
+    lines.append(f"- Licence: {about.licence or 'look at the official page'}\n")
+    if about.address:
+        lines.append(f"- Official address: <{about.address}>\n")
+    for file in about.files:
+        size = f", {file.bytes / 1e9:.1f} GB" if file.bytes else ""
+        checksum = file.checksum or "no checksum published"
+        lines.append(f"- `feddg data get` downloads `{file.name}`{size} ({checksum})\n")
+    lines += [f"- By hand, {number}: {step}\n" for number, step in enumerate(about.steps, start=1)]
+    return "".join(lines)
+
+
+def main() -> None:
+    """Rewrites the page."""
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,223 @@
+"""Results that outlive their run folders: a CSV file with one row per finished run.
+
+A campaign may take many days on several machines, and its run folders many gigabytes. What its
+tables need of a run is one row: accuracies by split and selection rule, how far they moved from
+round to round, and what a round cost. ``feddg compare --kept FILE`` adds such rows as runs end, and
+does not run again what the file has, whatever folder it ran in: experiments are told apart by their
+hash.
+"""
+
+import csv
+import io
+import itertools
+import json
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from feddg.comparing.cells import PlannedCell
+from feddg.comparing.intervals import Accuracies
+from feddg.comparing.results import Place, Result
+from feddg.csv_cells import as_cell, from_cell
+from feddg.errors import RunError
+from feddg.files import is_file, read_text, replace_text, why
+from feddg.rows import LAST, SPLITS, TAIL, TEST
+from feddg.runs.evaluations import Evaluations
+from feddg.runs.reading import RunRecord
+from feddg.runs.selection_rules import FINAL, SELECTION_RULES, SelectionRule
+
+_OF_PLACE = ("experiment", "method", "held_out", "conditions", "seed", "machine", "version")
+
+
+class KeptResult(BaseModel):
+    """What tables need of one finished run.
+
+    Attributes:
+        experiment: the experiment's hash.
+        method: the label of its method in the plan it was run for.
+        held_out: the held-out test domains.
+        conditions: values of further axes, by axis.
+        seed: the experiment's seed.
+        machine: processor, number of threads, device and precision.
+        version: of this program.
+        numbers: ``test_final`` and its like (split and key of the selection rule): accuracy from 0
+            to 1, mean over the split's domains; see :func:`measured_numbers` for the others.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    experiment: str = Field(pattern="^[0-9a-f]{8}$")
+    method: str = Field(min_length=1)
+    held_out: str
+    conditions: dict[str, str] = Field(default_factory=dict)
+    seed: int
+    machine: str = ""
+    version: str = ""
+    numbers: dict[str, float] = Field(default_factory=dict)
+
+    @property
+    def column(self) -> str:
+        """The heading of its column: what is held out, and the further axes' values."""
+        further = [f"{axis} {value}" for axis, value in self.conditions.items()]
+        return ", ".join([self.held_out, *further])
+
+    def accuracy(self, rule: SelectionRule = FINAL, split: str = TEST) -> float | None:
+        """Its accuracy from 0 to 1 under a selection rule, or None where it was not measured."""
+        return self.numbers.get(f"{split}_{rule.key}")
+
+
+@dataclass
+class KeptResults:
+    """A file of kept results, and what is in it.
+
+    Attributes:
+        path: the file; made when the first result is added.
+        results: in the order of the file.
+    """
+
+    path: Path
+    results: list[KeptResult] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, path: Path) -> "KeptResults":
+        """Reads a file; none yet is an empty one.
+
+        Raises:
+            RunError: it is damaged; names the file and the line.
+        """
+        return cls(path, list(_read(path)) if is_file(path) else [])
+
+    @property
+    def experiments(self) -> set[str]:
+        """The hashes of all experiments in the file."""
+        return {result.experiment for result in self.results}
+
+    def add(self, cells: Iterable[PlannedCell], run: RunRecord) -> None:
+        """Adds a finished run, once for each cell of a plan that it stands in.
+
+        Raises:
+            RunError: the file cannot be written.
+        """
+        for cell in cells:
+            place = Place(cell.method, cell.scenario, dict(cell.conditions), cell.seed)
+            self.results.append(_kept(cell.experiment.id, Result(place, run)))
+        try:
+            replace_text(self.path, to_text(self.results))
+        except OSError as error:
+            raise RunError(f"Cannot write {self.path}: {why(error)}.") from None
+
+    def accuracies(self, rule: SelectionRule = FINAL, split: str = TEST) -> dict[str, Accuracies]:
+        """Every method's accuracies under a rule, by column and seed."""
+        found: dict[str, dict[tuple[str, int], float]] = {}
+        for result in self.results:
+            value = result.accuracy(rule, split)
+            if value is not None and value == value:
+                found.setdefault(result.method, {})[result.column, result.seed] = value
+        return dict(found)
+
+
+def _kept(experiment: str, result: Result) -> KeptResult:
+    place, found = result.place, result.run.environment
+    parts = [found.get(name) for name in ("processor", "device", "precision")]
+    threads = f"{found.get('threads')} threads" if found.get("threads") else None
+    return KeptResult(
+        experiment=experiment,
+        method=place.method,
+        held_out=place.scenario,
+        conditions=dict(place.conditions),
+        seed=place.seed,
+        machine=", ".join(str(part) for part in [*parts, threads] if part),
+        version=str(found.get("feddg", "")),
+        numbers=measured_numbers(result),
+    )
+
+
+def measured_numbers(result: Result) -> dict[str, float]:
+    """Returns the numbers of a finished run that tables need.
+
+    Returns:
+        Accuracies from 0 to 1 as ``SPLIT_RULE``. ``movement_last`` and ``movement_tail``: by how
+        much the accuracy on the test domains changes from one evaluated round to the next, mean
+        over the second half of the rounds, of the last weights and of the tail's mean. By round,
+        means: ``seconds`` of training and aggregation, ``images`` through the networks, ``bytes``
+        that a client sends and is sent.
+    """
+    numbers: dict[str, float] = {}
+    for rule in SELECTION_RULES.values():
+        for split in SPLITS:
+            value = result.accuracy(rule, split)
+            if value is not None and math.isfinite(value):
+                numbers[f"{split}_{rule.key}"] = value
+    run = result.run
+    for weights in (LAST, TAIL):
+        moved = movement(run.evaluations.of(weights), run.rounds_done)
+        if moved is not None:
+            numbers[f"movement_{weights}"] = moved
+    rounds = run.metrics.rounds
+    if rounds:
+        trained = [r.seconds.get("train", 0.0) + r.seconds.get("aggregate", 0.0) for r in rounds]
+        sent = [(r.bytes_up + r.bytes_down) / max(1, len(r.clients)) for r in rounds]
+        numbers["seconds"] = math.fsum(trained) / len(rounds)
+        numbers["images"] = math.fsum(r.images for r in rounds) / len(rounds)
+        numbers["bytes"] = math.fsum(sent) / len(rounds)
+    return numbers
+
+
+def movement(evaluations: Evaluations, rounds: int, split: str = TEST) -> float | None:
+    """Returns the mean absolute change between neighbouring evaluated rounds of the second half.
+
+    Args:
+        evaluations: of one kind of weights.
+        rounds: rounds trained.
+        split: whose accuracy, mean over its domains.
+
+    Returns:
+        The change, 0 to 1; None with fewer than two evaluations in the second half.
+    """
+    later = [round for round in evaluations.rounds if round > rounds / 2]
+    values = [evaluations.accuracy(round, split) for round in later]
+    known = [value for value in values if value is not None]
+    if len(known) < 2:
+        return None
+    return math.fsum(abs(b - a) for a, b in itertools.pairwise(known)) / (len(known) - 1)
+
+
+def to_text(results: Sequence[KeptResult]) -> str:
+    """Returns results as CSV; accuracies to five digits, which is finer than any image counts."""
+    names = list(dict.fromkeys(name for result in results for name in result.numbers))
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([*_OF_PLACE, *names])
+    for result in results:
+        place: list[Any] = [getattr(result, name) for name in _OF_PLACE]
+        place[3] = json.dumps(result.conditions, ensure_ascii=False) if result.conditions else ""
+        numbers = [result.numbers.get(name) for name in names]
+        written = ["" if number is None else f"{number:.7g}" for number in numbers]
+        writer.writerow(map(as_cell, [*place, *written]))
+    return out.getvalue()
+
+
+def _read(path: Path) -> Iterator[KeptResult]:
+    rows = csv.reader(io.StringIO(read_text(path, errors="strict")))
+    heads = next(rows, [])
+    if tuple(heads[: len(_OF_PLACE)]) != _OF_PLACE:
+        raise RunError(f"{path} holds no kept results: it begins with {', '.join(heads[:3])!r}.")
+    for line, cells in enumerate(rows, start=2):
+        if len(cells) != len(heads):
+            raise RunError(f"{path}, line {line}: {len(cells)} cells, not {len(heads)}.")
+        found = dict(zip(heads, map(from_cell, cells)))
+        place: dict[str, Any] = {name: found.pop(name) for name in _OF_PLACE}
+        try:
+            place["conditions"] = json.loads(place["conditions"] or "{}")
+            numbers = {name: value for name, value in found.items() if value}
+            yield KeptResult(**place, numbers=numbers)  # type: ignore[arg-type]
+        except (ValueError, ValidationError, RecursionError) as error:
+            said = str(error).splitlines()[0]
+            if isinstance(error, ValidationError):
+                fault = error.errors()[0]
+                said = f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}"
+            raise RunError(f"{path}, line {line} is damaged: {said}.") from None

@@ -1,0 +1,223 @@
+"""Tuning before a comparison: each method's values are picked on in-domain validation, then fixed.
+
+A plan's ``tune`` section names fields and values. Every combination is tried for every method in
+every column of the plan, and the one with the best mean in-domain validation accuracy is the
+method's in the table. The domains that a column holds out are not among a trial's images at all:
+it never opens them (``data.leave_out``).
+"""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from feddg.comparing.cells import PlannedCell, Point, expand_plan, setting_point
+from feddg.comparing.compare import Work, carry_out_work, work_on
+from feddg.comparing.plan import Plan, Tune, Variant
+from feddg.comparing.pool import Watcher
+from feddg.comparing.results import Place, Result
+from feddg.comparing.tuning_file import TUNING, TriedRow, TuningFile
+from feddg.errors import ExperimentError, RunError
+from feddg.experiment import Experiment, expand
+from feddg.files import replace_text, why
+from feddg.methods.composition import method_class
+from feddg.rows import ID_VAL
+from feddg.runs.execute import is_complete
+from feddg.runs.reading import read_run
+from feddg.runs.selection_rules import SELECTION_RULES
+from feddg.settings import leaves, merge
+
+TRIALS = "tuning"
+
+
+@dataclass(frozen=True)
+class _Combination:
+    """Values for a method: of each field, in the order of the plan, its name and its text."""
+
+    method: str
+    values: tuple[tuple[str, str], ...]
+    changes: tuple[dict[str, Any], ...] = field(compare=False)
+
+
+def trials_of(plan: Plan) -> dict[_Combination, list[PlannedCell]]:
+    """Returns the trials of a plan's ``tune`` section, by what is tried; none without one.
+
+    Raises:
+        ExperimentError: a field is unknown, or a trial is no valid experiment.
+    """
+    if plan.tune is None:
+        return {}
+    base = plan.model_copy(update={"seeds": plan.tune.seeds, "tune": None})
+    found: dict[_Combination, list[PlannedCell]] = {}
+    variants = {variant.name: variant for variant in plan.methods}
+    _require_some_use(plan.tune, plan.methods)
+    for cell in expand_plan(base):
+        for points in itertools.product(*_axes_of(plan.tune, variants[cell.method])):
+            if points:
+                trial = _trial(cell, points, plan.tune)
+                found.setdefault(_combination(cell.method, points), []).append(trial)
+    return found
+
+
+def _combination(method: str, points: Sequence[Point]) -> _Combination:
+    values = tuple((name, text) for name, _, text in points)
+    return _Combination(method, values, tuple(change for _, change, _ in points))
+
+
+def _axes_of(tune: Tune, variant: Variant) -> list[list[Point]]:
+    known = method_class(variant.method).Settings.model_fields
+    fixed = {*leaves(expand(variant.experiment)), *(f"method.{name}" for name in variant.settings)}
+    return [
+        [setting_point(name, value) for value in values]
+        for name, values in tune.settings.items()
+        if name not in fixed
+        and (not name.startswith("method.") or name.removeprefix("method.") in known)
+    ]
+
+
+def _require_some_use(tune: Tune, variants: Sequence[Variant]) -> None:
+    used = {name for variant in variants for axis in _axes_of(tune, variant) for name, *_ in axis}
+    for name in tune.settings:
+        if name.removeprefix("method.") not in used:
+            raise ExperimentError(
+                f"tune: {name} is tried for no method: none has it, or each entry fixes it"
+            )
+
+
+def _trial(cell: PlannedCell, points: Sequence[Point], tune: Tune) -> PlannedCell:
+    """A cell with values, without its held-out domains."""
+    fields = cell.experiment.model_dump(mode="json")
+    held = cell.experiment.hold_out
+    for _, change, _ in points:
+        fields = merge(fields, change)
+    fields["hold_out"] = {"test": [], "val": []}
+    fields["data"]["leave_out"] = [*held.test, *held.val]
+    if not held.test and not held.val:
+        raise ExperimentError(
+            "tune: name the domains that are held out (hold_out), so that no trial opens them; a "
+            "split file or a data set's own split does not say which domains they are"
+        )
+    if not fields["data"]["id_val"]:
+        raise ExperimentError("tune: there is no in-domain validation; set data.id_val above 0")
+    if tune.rounds is not None:
+        fields["train"]["rounds"] = tune.rounds
+    conditions = (*cell.conditions, *((name, text) for name, _, text in points))
+    return replace(cell, experiment=Experiment(**fields), conditions=conditions)
+
+
+def prepare_trials(plan: Plan, out: Path, cache: Path | None = None) -> Work | None:
+    """Returns what there is to try before a plan's table is run; None without a ``tune`` section.
+
+    Args:
+        plan: the plan.
+        out: the folder of the comparison; trials go into a folder inside it.
+        cache: where hashes of images are remembered; the user's cache by default.
+    """
+    cells = [cell for cells in trials_of(plan).values() for cell in cells]
+    trying = plan.model_copy(update={"name": f"{plan.name}, tuning", "title": None})
+    return work_on(trying, cells, out / TRIALS, cache=cache) if cells else None
+
+
+def tune(
+    plan: Plan,
+    out: Path,
+    *,
+    jobs: int = 0,
+    cache: Path | None = None,
+    watcher: Watcher | None = None,
+) -> Plan:
+    """Carries out the trials of a plan and returns the plan with the picked values.
+
+    Complete trials are not run again. What was tried is in ``tuning.json``.
+
+    Args:
+        plan: the plan; without a ``tune`` section it is returned as it is.
+        out: the folder of the comparison.
+        jobs: processes that run at once; 0 runs everything in this process.
+        cache: folder for decoded pixels; the user's cache by default.
+        watcher: is told what happens.
+
+    Raises:
+        RunError: no value of a method could be measured.
+    """
+    work = prepare_trials(plan, out, cache)
+    if work is None:
+        return plan
+    carry_out_work(work, jobs=jobs, cache=cache, watcher=watcher)
+    return picked(plan, work)
+
+
+def picked(plan: Plan, work: Work) -> Plan:
+    """Returns the plan with the values that did best in its trials, and writes ``tuning.json``."""
+    assert plan.tune is not None
+    found = {
+        combination: [_accuracy(cell, work, plan.tune) for cell in cells]
+        for combination, cells in trials_of(plan).items()
+    }
+    best = _best(found)
+    rows = [
+        TriedRow(
+            method=combination.method,
+            values=dict(combination.values),
+            accuracy=_mean(values),
+            trials=len(values),
+            picked=best[combination.method] == combination,
+        )
+        for combination, values in found.items()
+    ]
+    settings = plan.tune
+    file = TuningFile(
+        rule=settings.rule, rounds=settings.rounds, seeds=settings.seeds, tried=tuple(rows)
+    )
+    path = work.out.parent / TUNING
+    try:
+        replace_text(path, file.to_text())
+    except OSError as error:
+        raise RunError(f"Cannot write {path}: {why(error)}.") from None
+    variants = [_with(variant, best.get(variant.name)) for variant in plan.methods]
+    return plan.model_copy(update={"methods": tuple(variants), "tune": None})
+
+
+def _accuracy(cell: PlannedCell, work: Work, settings: Tune) -> float | None:
+    folder = work.folders[cell.experiment.id]
+    if not is_complete(folder):
+        return None
+    place = Place(cell.method, cell.scenario, dict(cell.conditions), cell.seed)
+    rule = SELECTION_RULES.find(settings.rule)
+    value = Result(place, read_run(folder)).accuracy(rule, ID_VAL)
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return math.fsum(known) / len(known) if len(known) == len(values) else None
+
+
+def _best(found: Mapping[_Combination, Sequence[float | None]]) -> dict[str, _Combination]:
+    """The combination of each method with the best mean; of equal ones the first."""
+    best: dict[str, tuple[float, _Combination]] = {}
+    for combination, values in found.items():
+        mean = _mean(values)
+        if mean is not None and mean > best.get(combination.method, (-math.inf, None))[0]:
+            best[combination.method] = (mean, combination)
+    for method in dict.fromkeys(combination.method for combination in found):
+        if method not in best:
+            raise RunError(
+                f"tune: in every combination of values for {method} a trial failed; see above"
+            )
+    return {method: combination for method, (_, combination) in best.items()}
+
+
+def _with(variant: Variant, combination: _Combination | None) -> Variant:
+    """A method's entry with picked values."""
+    if combination is None:
+        return variant
+    settings: dict[str, Any] = dict(variant.settings)
+    experiment = expand(variant.experiment)
+    for change in combination.changes:
+        own = dict(change.get("method", {}).get("settings", {}))
+        settings |= own
+        experiment = experiment if own else merge(experiment, change)
+    return variant.model_copy(update={"settings": settings, "experiment": experiment})

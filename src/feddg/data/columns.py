@@ -1,0 +1,146 @@
+"""Columns of a table of images, CSV or Parquet, as texts; whatever is wrong names the row."""
+
+import csv
+import io
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from feddg.csv_cells import from_cell
+from feddg.errors import DataError, nearest
+from feddg.files import open_file, why
+
+LONGEST_CELL = 1 << 20
+PARQUET = (".parquet", ".pq")
+TABLES = (".csv", *PARQUET)
+
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """Columns of a table, each a list of texts of the same length.
+
+    Attributes:
+        file: where they are from.
+        values: by the name that was asked for.
+        first: number of the first row as a person counts: 2 below a line of names, else 1.
+    """
+
+    file: Path
+    values: Mapping[str, Sequence[str]]
+    first: int
+
+    def __len__(self) -> int:
+        return len(next(iter(self.values.values())))
+
+    def __getitem__(self, name: str) -> Sequence[str]:
+        return self.values[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.values
+
+    def row(self, index: int) -> str:
+        """Says which row it is: ``row 3 of patients.csv``, counted as spreadsheets do."""
+        return f"row {index + self.first} of {self.file.name}"
+
+    def numbers(self, name: str) -> list[int]:
+        """Returns a column of whole numbers.
+
+        Raises:
+            DataError: a cell holds none.
+        """
+        found = []
+        for index, text in enumerate(self[name]):
+            try:
+                found.append(int(text))
+            except ValueError:
+                raise DataError(
+                    f"{self.row(index)} has {text!r} as {name}; expected a whole number."
+                ) from None
+        return found
+
+
+def read_columns(
+    file: Path, wanted: Collection[str], optional: Collection[str] = (), remedy: str = ""
+) -> Columns:
+    """Reads columns of a CSV or Parquet file; empty and missing cells are empty texts.
+
+    Args:
+        file: ends in ``.csv``, or ``.parquet`` for Parquet.
+        wanted: columns that must be there.
+        optional: columns that are read where they are there.
+        remedy: what to do where one is missing, as a sentence.
+
+    Raises:
+        DataError: it cannot be read, lacks a column, or has no rows.
+    """
+    parquet = file.suffix.lower() in PARQUET
+    names, columns = (_parquet if parquet else _csv)(file, {*wanted, *optional})
+    for name in wanted:
+        if name not in columns:
+            raise DataError(
+                f"{file} has no column {name!r}{nearest(name, names)}; it has: "
+                f"{', '.join(names) or 'none'}.{' ' if remedy else ''}{remedy}"
+            )
+    found = Columns(file, columns, 1 if parquet else 2)
+    if not len(found):
+        raise DataError(f"{file} has no rows.")
+    return found
+
+
+def _csv(file: Path, wanted: Collection[str]) -> tuple[list[str], dict[str, list[str]]]:
+    try:
+        with open_file(file) as opened:
+            text = opened.read().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{file} is not UTF-8 text (byte {error.start + 1}).") from None
+    except (OSError, ValueError) as error:
+        raise DataError(f"Cannot read {file}: {why(error)}.") from None
+    before = csv.field_size_limit(LONGEST_CELL)
+    try:
+        lines = csv.reader(io.StringIO(text, newline=""), strict=True)
+        names = [name.strip() for name in next(lines, [])]
+        places = {name: names.index(name) for name in names if name in wanted}
+        rows: list[list[str]] = []
+        for number, line in enumerate(lines, start=2):
+            if len(line) != len(names) and line:
+                raise DataError(
+                    f"row {number} of {file.name} has {len(line)} cells; the first row names "
+                    f"{len(names)} columns."
+                )
+            rows.append(line or [""] * len(names))
+        while rows and not any(rows[-1]):
+            rows.pop()  # blank lines at the end
+    except csv.Error as error:
+        raise DataError(f"{file} cannot be read as CSV: {error}.") from None
+    finally:
+        csv.field_size_limit(before)
+    twice = next((name for name in places if names.count(name) > 1), None)
+    if twice is not None:
+        raise DataError(f"{file} has two columns called {twice!r}.")
+    return names, {
+        name: [from_cell(row[place]).strip() for row in rows] for name, place in places.items()
+    }
+
+
+def _parquet(file: Path, wanted: Collection[str]) -> tuple[list[str], dict[str, list[str]]]:
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError:
+        raise DataError(f"{file}: Parquet needs `pip install 'feddg[parquet]'`.") from None
+    try:
+        with parquet.ParquetFile(file) as opened:
+            names = opened.schema_arrow.names
+            table = opened.read(columns=[name for name in names if name in wanted])
+        return names, {
+            name: list(map(_text, table[name].to_pylist())) for name in table.schema.names
+        }
+    except (OSError, ValueError, ArrowException) as error:
+        raise DataError(f"Cannot read {file}: {why(error)}.") from None
+
+
+def _text(value: object) -> str:
+    if value is None or value != value:  # not a number: pandas' missing value
+        return ""
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))  # pandas turns whole numbers with gaps into floats
+    return str(value).strip()

@@ -1,0 +1,97 @@
+"""MNIST's own files (IDX), and its digits turned."""
+
+import gzip
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from feddg.data.drawn import Drawn
+from feddg.data.images import check_folder
+from feddg.errors import DataError
+from feddg.files import open_file, why
+from feddg.randomness import numpy_stream
+
+PARTS = ("train", "t10k")
+_PLACES = ("", "raw", "MNIST/raw", "mnist", "MNIST")
+_IMAGES, _LABELS = 2051, 2049
+_SIDE = 28
+_LARGEST = 1 << 28
+"""Bytes of a file at most; MNIST's largest has 47 million."""
+
+
+def mnist_files(root: Path) -> list[tuple[Path, Path]]:
+    """Returns the files of images and labels of both parts.
+
+    Raises:
+        DataError: one is missing.
+    """
+    check_folder(root)
+    return [
+        (_find(root, f"{part}-images", "idx3"), _find(root, f"{part}-labels", "idx1"))
+        for part in PARTS
+    ]
+
+
+def _find(root: Path, stem: str, kind: str) -> Path:
+    names = [f"{stem}{dot}{kind}-ubyte{packed}" for dot in "-." for packed in ("", ".gz")]
+    places = (root / place / name for place in _PLACES for name in names)
+    found = next((file for file in places if file.is_file()), None)
+    if found is None:
+        raise DataError(f"{root} lacks {names[0]} or {names[1]}, which MNIST has.")
+    return found
+
+
+def turned_digits(files: Sequence[tuple[Path, Path]], angles: Sequence[float]) -> Drawn:
+    """Deals digits out evenly to as many domains as there are angles, and turns them.
+
+    Args:
+        files: of images and labels.
+        angles: degrees, counter-clockwise; between pixels, values are interpolated linearly.
+
+    Raises:
+        DataError: a file is of another form.
+    """
+    parts = [(_read(images, _IMAGES), _read(labels, _LABELS)) for images, labels in files]
+    for (images, labels), (file, _) in zip(parts, files):
+        if len(images) != len(labels) or images.shape[1:] != (_SIDE, _SIDE):
+            raise DataError(f"{file} and its labels are not MNIST's: {images.shape}, {len(labels)}")
+        if len(labels) and labels.max() > 9:
+            raise DataError(f"The labels beside {file} are no digits.")
+    digits = np.concatenate([images for images, _ in parts])
+    labels = np.concatenate([labels for _, labels in parts])
+    order = numpy_stream(0, "rotated mnist").permutation(len(digits))
+    domains = np.arange(len(digits)) % len(angles)
+    turned = np.stack(
+        [
+            np.asarray(
+                Image.fromarray(digits[row]).rotate(angles[domain], Image.Resampling.BILINEAR)
+            )
+            for row, domain in zip(order.tolist(), domains.tolist())
+        ]
+    )
+    facts = np.zeros(len(digits), dtype=[("label", "i8"), ("domain", "i8")])
+    facts["label"], facts["domain"] = labels[order], domains
+    by_domain = np.argsort(domains, kind="stable")
+    return turned[by_domain], facts[by_domain]
+
+
+def _read(file: Path, magic: int) -> np.ndarray:
+    """Reads a file of unsigned bytes: a number that says what it is, its sizes, the values."""
+    try:
+        with open_file(file) as opened:
+            if file.suffix == ".gz":
+                with gzip.GzipFile(fileobj=opened) as unpacked:
+                    content = unpacked.read(_LARGEST)
+            else:
+                content = opened.read(_LARGEST)
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"Cannot read {file}: {why(error)}.") from None
+    head = np.frombuffer(content[: len(content) // 4 * 4], dtype=">i4", count=-1)[:4]
+    sizes = head[1 : 1 + magic % 256].tolist()
+    start = 4 + 4 * len(sizes)
+    if len(head) < 2 or head[0] != magic or len(content) - start != int(np.prod(sizes)):
+        raise DataError(f"{file} is no file of MNIST's, or is not whole. Download it again.")
+    return np.frombuffer(content, dtype=np.uint8, offset=start).reshape(sizes)

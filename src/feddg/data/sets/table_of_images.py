@@ -1,0 +1,202 @@
+"""A table of one's own: a CSV or Parquet file that says what every image is and who holds it."""
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath, PureWindowsPath
+
+from pydantic import Field
+
+from feddg.data.columns import TABLES, Columns, read_columns
+from feddg.data.data_set import DataSet, register_data_set
+from feddg.data.images import ImageTable
+from feddg.data.listed_images import listed_images
+from feddg.data.published import needs_root
+from feddg.errors import DataError
+from feddg.settings import FixedPath, Settings
+
+NAMES = ("table", "images", "metadata")
+"""What the file may be called where ``root`` is a folder."""
+ROLES = {
+    **{role: role for role in ("train", "val", "test", "id_val", "id_test")},
+    "training": "train",
+    "valid": "val",
+    "validation": "val",
+    "testing": "test",
+}
+
+
+class TableOptions(Settings):
+    """What ``data.options`` may say of a table: names of its columns, the folder of the images."""
+
+    images: FixedPath | None = Field(
+        None, description="folder that paths are relative to; by default that of the table"
+    )
+    path: str = Field("path", description="column of the images' files")
+    label: str = Field("label", description="column of their classes")
+    domain: str = Field("domain", description="column of their domains")
+    client: str | None = Field(
+        None,
+        description="column of who holds them (patient, site, writer); by default client, where "
+        "there is one",
+    )
+    split: str | None = Field(
+        None,
+        description="column of train, val or test (or id_val, id_test); by default split, where "
+        "there is one",
+    )
+
+
+def list_table(
+    root: Path | None,
+    images: Path | None = None,
+    path: str = "path",
+    label: str = "label",
+    domain: str = "domain",
+    client: str | None = None,
+    split: str | None = None,
+) -> ImageTable:
+    """Images that a table lists, with a class and a domain, perhaps a client and a split each.
+
+    ``val`` and ``test`` of a domain that also trains are in-domain validation and test.
+
+    Args:
+        root: the table, or a folder with ``table.csv``, ``images.csv`` or ``metadata.csv`` (or
+            ``.parquet``).
+        images: folder that paths are relative to; None for the table's.
+        path: column of the images' files.
+        label: column of their classes.
+        domain: column of their domains.
+        client: column of who holds them; None for ``client``, where there is one.
+        split: column of their roles; None for ``split``, where there is one.
+
+    Raises:
+        DataError: a column is missing, or a row is wrong: it is named.
+    """
+    file = _table(needs_root("table", root))
+    wanted = [path, label, domain, *(name for name in (client, split) if name is not None)]
+    found = read_columns(
+        file,
+        wanted,
+        ("client", "split"),
+        "Say what it is called: --set data.options.path=NAME, and label, domain, client, split so.",
+    )
+    client, split = client or "client", split or "split"
+    folder = file.parent if images is None else images
+    if not folder.is_dir():
+        raise DataError(f"The folder of the images, {folder}, does not exist.")
+    for name in (path, label, domain, *(one for one in (client, split) if one in found)):
+        empty = next((index for index, text in enumerate(found[name]) if not text), None)
+        if empty is not None:
+            raise DataError(f"{found.row(empty)} has no {name}; fill it in, or take the row out.")
+    paths = [_inside(found, index, text, folder) for index, text in enumerate(found[path])]
+    rows = _once(found, paths, [name for name in (label, domain, client, split) if name in found])
+    _check_files(found, paths, rows, folder)
+    if len({found[label][row] for row in rows}) < 2:
+        raise DataError(
+            f"{file} holds the class {found[label][rows[0]]!r} only; there is nothing to tell "
+            "apart."
+        )
+    domains = [found[domain][row] for row in rows]
+    return listed_images(
+        folder,
+        [paths[row] for row in rows],
+        [found[label][row] for row in rows],
+        domains,
+        listed_in=file.name,
+        split=_roles(found, split, rows, domains) if split in found else None,
+        clients=[found[client][row] for row in rows] if client in found else None,
+        listed_rows=[row + found.first for row in rows],
+    )
+
+
+def _table(root: Path) -> Path:
+    if root.is_dir():
+        files = [root / f"{name}{suffix}" for name in NAMES for suffix in TABLES]
+        there = next((file for file in files if file.is_file()), None)
+        if there is None:
+            raise DataError(
+                f"{root} holds none of {', '.join(f'{name}.csv' for name in NAMES)} (or .parquet). "
+                "Give the table itself as root."
+            )
+        return there
+    if root.suffix.lower() not in TABLES:
+        raise DataError(f"{root} is no table; a table ends in {' or '.join(TABLES)}.")
+    return root
+
+
+def _inside(found: Columns, index: int, text: str, folder: Path) -> str:
+    """Returns a path below the folder of the images, without steps that lead nowhere."""
+    path = PurePosixPath(text)
+    if "\\" in text and not (folder / path).is_file():
+        path = PurePosixPath(PureWindowsPath(text).as_posix())  # written under Windows
+    if path.is_absolute() and path.is_relative_to(folder):
+        path = path.relative_to(folder)
+    steps: list[str] = []
+    for step in path.parts:
+        if step == "..":
+            if not steps:
+                break
+            steps.pop()
+        elif step != ".":
+            steps.append(step)
+    else:
+        if steps and not path.is_absolute() and not PureWindowsPath(text).drive:
+            return "/".join(steps)
+    raise DataError(
+        f"{found.row(index)} has the path {text!r}, which is not inside {folder}; name the folder "
+        "that holds all images: --set data.options.images=FOLDER."
+    )
+
+
+def _once(found: Columns, paths: Sequence[str], names: Sequence[str]) -> list[int]:
+    """Returns the rows to use: of rows that say the same of one file, the first."""
+    first: dict[str, int] = {}
+    for index, path in enumerate(paths):
+        before = first.setdefault(path, index)
+        for name in names:
+            if found[name][before] != found[name][index]:
+                raise DataError(
+                    f"{found.row(index)} gives {path} the {name} {found[name][index]!r}, and row "
+                    f"{before + found.first} {found[name][before]!r}; one of them is wrong."
+                )
+    return list(first.values())
+
+
+def _check_files(found: Columns, paths: Sequence[str], rows: Sequence[int], folder: Path) -> None:
+    """Refuses a table none of whose files is there; single ones are left out when decoded."""
+    looked = rows[:20]
+    if not any((folder / paths[row]).is_file() for row in looked):
+        raise DataError(
+            f"{found.row(looked[0])}: there is no file {folder / paths[looked[0]]}. Paths are "
+            "relative to the table; for another folder: --set data.options.images=FOLDER."
+        )
+
+
+def _roles(found: Columns, name: str, rows: Sequence[int], domains: Sequence[str]) -> list[str]:
+    said = []
+    for row in rows:
+        role = ROLES.get(found[name][row].lower())
+        if role is None:
+            raise DataError(
+                f"{found.row(row)} has {found[name][row]!r} as {name}; expected train, val or "
+                "test (or id_val, id_test)."
+            )
+        said.append(role)
+    training = Counter(domain for domain, role in zip(domains, said) if role == "train")
+    return [
+        f"id_{role}" if domain in training and role in ("val", "test") else role
+        for domain, role in zip(domains, said)
+    ]
+
+
+register_data_set(
+    DataSet(
+        name="table",
+        summary="a table of one's own: CSV or Parquet with the columns path, label and domain, "
+        "perhaps client and split",
+        load=list_table,
+        options=TableOptions,
+        layouts=("a `.csv` or `.parquet` file, or a folder with `table.csv`",),
+        clients="as the column client says",
+    )
+)

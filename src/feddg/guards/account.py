@@ -1,0 +1,123 @@
+"""The account of a run: what its noised releases have cost, and whether it can afford the next.
+
+A row is written before a release is made, and none is ever taken back: a round that was
+interrupted, or is done again, has cost what it has cost. So a resumed run goes on counting from the
+rows of its folder.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from feddg.errors import BudgetSpent
+from feddg.guards.accounting import accountants_epsilon, sampled_epsilon, together
+from feddg.rows import PrivacyRow
+
+Unit = Literal["client", "image"]
+_ROUNDING = 1 + 1e-6
+
+
+@dataclass(frozen=True)
+class Release:
+    """Something noised that is about to leave.
+
+    Attributes:
+        message: the kind of message, as the ledger's purposes.
+        round: the round it belongs to; 0 before the first.
+        clients: whose data is in it.
+        noise: deviation over sensitivity; 0 for none.
+        unit: what is hidden.
+        noised_at: where the noise is added.
+        rate: with which probability each client took part, where who did is secret; 1 elsewhere.
+        times: how often each client's data is in it.
+    """
+
+    message: str
+    round: int
+    clients: Sequence[int]
+    noise: float
+    unit: Unit = "client"
+    noised_at: Literal["server", "client"] = "server"
+    rate: float = 1.0
+    times: int = 1
+
+
+class Account:
+    """What a run has spent, by kind of message and unit.
+
+    Args:
+        rows: of earlier parts of the run.
+        write: keeps a row, so that it is on disk when the call returns.
+    """
+
+    def __init__(
+        self,
+        rows: Iterable[PrivacyRow] = (),
+        write: Callable[[PrivacyRow], None] = lambda row: None,
+    ) -> None:
+        self._write = write
+        self._known: dict[tuple[str, Unit], dict[int, list[float]]] = defaultdict(dict)
+        self._secret: dict[tuple[str, Unit], list[tuple[float, float]]] = defaultdict(list)
+        self.rounds: dict[str, set[int]] = defaultdict(set)
+        for row in rows:
+            self._enter(row)
+
+    def charge(self, release: Release, delta: float, budget: float | None = None) -> None:
+        """Enters a release that is about to be made.
+
+        Args:
+            release: it.
+            delta: at which epsilon is counted.
+            budget: the epsilon that may be spent on releases of this kind and unit; None for any.
+
+        Raises:
+            BudgetSpent: it would cost more; nothing is entered, and it must not be made.
+        """
+        epsilon = self.after(release, delta)
+        if budget is not None and epsilon > budget * _ROUNDING:
+            raise BudgetSpent(
+                f"round {release.round} is not released: with it epsilon would be {epsilon:.4g}, "
+                f"and the budget is {budget:g} (at delta {delta:g})"
+            )
+        for _ in range(release.times):
+            row = PrivacyRow(
+                message=release.message,
+                round=release.round,
+                clients=list(release.clients),
+                unit=release.unit,
+                noised_at=release.noised_at,
+                noise=release.noise,
+                rate=release.rate,
+                epsilon=epsilon,
+                delta=delta,
+                budget=budget,
+            )
+            self._write(row)
+            self._enter(row)
+
+    def affords(self, release: Release, delta: float, budget: float | None) -> bool:
+        """Whether a release would stay within a budget."""
+        return budget is None or self.after(release, delta) <= budget * _ROUNDING
+
+    def after(self, release: Release, delta: float) -> float:
+        """Returns the epsilon of all releases of this kind and unit, with this one."""
+        key = release.message, release.unit
+        if release.rate < 1 or self._secret[key]:
+            more = [(release.noise, release.rate)] * release.times
+            return sampled_epsilon(tuple(sorted(self._secret[key] + more)), delta)
+        known = self._known[key]
+        more_noise = [release.noise] * release.times
+        taking_part = {id: known.get(id, []) + more_noise for id in release.clients}
+        # What others spent stays; no client may have spent more than is said.
+        spent = [together(noises) for noises in (known | taking_part).values()]
+        return accountants_epsilon(min(spent), delta) if spent else 0.0
+
+    def _enter(self, row: PrivacyRow) -> None:
+        key = row.message, row.unit
+        self.rounds[row.message].add(row.round)
+        if row.rate < 1:
+            self._secret[key].append((row.noise, row.rate))
+            return
+        for id in row.clients:
+            self._known[key].setdefault(id, []).append(row.noise)

@@ -1,0 +1,56 @@
+"""What a run may spend on noised releases: its account in the folder, and the end of the budget."""
+
+import logging
+
+from feddg.errors import BudgetSpent, RunError
+from feddg.federation.server import Server
+from feddg.guards.account import Account
+from feddg.guards.chain import Guards
+from feddg.rows import PRIVACY_ROWS, RoundRow
+from feddg.runs.folder import PRIVACY, RunFolder
+
+log = logging.getLogger("feddg")
+
+
+def open_account(folder: RunFolder, guards: Guards, rounds: int) -> Account:
+    """Returns the account of a run, which goes on from the rows in its folder.
+
+    Args:
+        folder: the run's.
+        guards: what happens to updates on their way.
+        rounds: how many the checkpoint has.
+
+    Raises:
+        RunError: what was spent on a round is not known any more.
+    """
+    rows = PRIVACY_ROWS.read(folder.path / PRIVACY)
+    if rows:
+        folder.replace_rows(PRIVACY, rows)  # without a line that was cut off
+    account = Account(rows, lambda row: folder.append(PRIVACY, [row]))
+    missing = set(range(1, rounds + 1)) - account.rounds["update"]
+    if guards.noised and missing:
+        raise RunError(
+            f"{folder.path / PRIVACY} lacks round {min(missing)}: what was spent on it is not "
+            "known, so nothing more can be promised; put the file back, or begin a new run"
+        )
+    return account
+
+
+def next_round(server: Server) -> RoundRow | None:
+    """Runs a round; None after the last, and where another would cost more than may be spent.
+
+    Nothing is released of the round that there is not.
+    """
+    state = server.state
+    if state.round == state.rounds:
+        return None
+    try:
+        if server.affordable:
+            return server.round()
+    except BudgetSpent as error:
+        log.warning("%s", error)
+    log.warning(
+        "the run ends after round %d of %d: another one would cost more than privacy.epsilon",
+        *(state.round, state.rounds),
+    )
+    return None

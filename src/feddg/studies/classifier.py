@@ -1,0 +1,190 @@
+"""A trained model with all that an answer takes: how images are read, classes, the warning light.
+
+It is that of a run folder, or that of an ONNX file which a run was exported to.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from torch import nn
+
+from feddg.data.bands import Reading
+from feddg.data.decoding import AS_IT_IS, MOST_PIXELS, Resize, decode_image
+from feddg.data.image_formats import ImageSource
+from feddg.data.pixels import as_unit
+from feddg.errors import FeddgError, RunError
+from feddg.evaluation.energy import energy
+from feddg.evaluation.predictors import Predictor
+from feddg.runs.cautions import cautions, result_sentence_of
+from feddg.runs.model import Trained, load_trained
+from feddg.runs.same_images import training_depth
+from feddg.runs.warning_light import fingerprint, read_warning_light
+
+
+@dataclass(frozen=True)
+class ImagePreparation:
+    """How a file becomes the pixels that a model was trained on.
+
+    Attributes:
+        size: side of the square, pixels.
+        resize: how an image becomes square.
+        reading: which bands become colours, which values black and white, and whether large images
+            are cut into tiles.
+        bits: bits that the values of the training images used; 0 where they were of 8 bits.
+    """
+
+    size: int
+    resize: Resize = "squash"
+    reading: Reading = AS_IT_IS
+    bits: int = 0
+
+    def decode(self, source: ImageSource, most: int = MOST_PIXELS) -> numpy.ndarray:
+        """Returns the pixels of a whole file, ``(size, size, 3)`` uint8.
+
+        Raises:
+            UnusableImageError: it has none, or more than ``most``.
+        """
+        return decode_image(source, self.size, self.resize, self.reading, self.bits, most)
+
+
+class ImageClassifier(ABC):
+    """Answers for images.
+
+    Attributes:
+        preparation: how files become its images.
+        class_names: in the order of the probabilities.
+        threshold: the energy above which an image is unlike those of training, or None.
+        identity: whose weights answer: fields for people and for tables.
+        cautions: what must be said before anybody uses it.
+        result: how good it was where nobody trained, one sentence.
+        weights: a hash of them.
+    """
+
+    preparation: ImagePreparation
+    class_names: tuple[str, ...]
+    threshold: float | None
+    identity: Mapping[str, Any]
+    cautions: tuple[str, ...]
+    result: str
+    weights: str
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether an answer depends on the images before it."""
+        return False
+
+    @abstractmethod
+    def answer(self, pixels: numpy.ndarray) -> tuple[numpy.ndarray, numpy.ndarray]:
+        """Maps ``(B, size, size, 3)`` uint8 to probabilities ``(B, C)`` and energies ``(B,)``."""
+
+
+class RunClassifier(ImageClassifier):
+    """The model of a run folder.
+
+    Args:
+        run: the run folder.
+        adapt: a test-time adaptation, as in ``feddg evaluate``.
+        device: ``cpu``, ``cuda`` or ``auto``.
+        which: the model by a selection rule, see :func:`feddg.runs.model.load_model`.
+
+    Raises:
+        RunError: the folder holds no model, or none by that rule.
+        AdaptationError: the adaptation is unknown, or does not suit the model.
+    """
+
+    def __init__(
+        self,
+        run: Path | str,
+        adapt: str | None = None,
+        device: str = "cpu",
+        which: str | None = None,
+    ) -> None:
+        trained: Trained = load_trained(run, device, which)
+        self._own = trained.predictor()
+        self._model: nn.Module = self._own if adapt is None else trained.predictor(adapt)
+        self._adapted = adapt is not None
+        self._device = next(self._own.parameters()).device
+        light = read_warning_light(Path(run), self._own)
+        self.threshold = None if light is None else light.threshold
+        self.class_names = trained.class_names
+        self.preparation = preparation_of(Path(run), trained)
+        self.weights = fingerprint(self._own)
+        self.cautions = cautions(run, trained.which, trained.round)
+        self.result = result_sentence_of(run, trained.which, trained.round)
+        self.identity = identity_of(trained, self.weights) | {"adaptation": adapt}
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether an answer depends on the images before it."""
+        return isinstance(self._model, Predictor) and self._model.keeps_state
+
+    def answer(self, pixels: numpy.ndarray) -> tuple[numpy.ndarray, numpy.ndarray]:
+        """Maps ``(B, size, size, 3)`` uint8 to probabilities ``(B, C)`` and energies ``(B,)``."""
+        images = as_unit(torch.from_numpy(pixels).permute(0, 3, 1, 2), self._device)
+        with torch.inference_mode():
+            logits = self._model(images).float().cpu()
+            # The light is the trained model's, whatever is done to the images of today.
+            lit = self._adapted and self.threshold is not None
+            plain = self._own(images).float().cpu() if lit else logits
+        return logits.softmax(1).numpy(), energy(plain).numpy()
+
+
+def load_classifier(
+    path: Path | str,
+    adapt: str | None = None,
+    device: str = "cpu",
+    which: str | None = None,
+) -> ImageClassifier:
+    """Returns the model of a run folder, or that of an ONNX file of ``feddg export``.
+
+    See :class:`RunClassifier` for the arguments; a file is what it is, under no other adaptation.
+
+    Raises:
+        RunError: there is no model, or none by that rule.
+        AdaptationError: the adaptation is unknown, or does not suit the model.
+    """
+    if Path(path).suffix.lower() != ".onnx":
+        return RunClassifier(path, adapt, device, which)
+    if adapt is not None or which is not None:
+        raise RunError(f"{path} holds one model as it is; --adapt and --which are for run folders")
+    from feddg.studies.onnx_file import OnnxClassifier
+
+    return OnnxClassifier(Path(path))
+
+
+def preparation_of(run: Path, trained: Trained) -> ImagePreparation:
+    """Returns how files become images as in a run's training."""
+    data = trained.experiment.data
+    return ImagePreparation(data.image_size, data.resize, Reading.of(data), training_depth(run))
+
+
+def identity_of(trained: Trained, weights: str) -> dict[str, Any]:
+    """Returns which model it is, in a few fields."""
+    experiment = trained.experiment
+    return {
+        "experiment": experiment.id,
+        "method": experiment.method.name,
+        "backbone": experiment.model.backbone,
+        "model": trained.which,
+        "round": trained.round,
+        "weights": weights,
+    }
+
+
+def unknown_classes(model: ImageClassifier, names: Sequence[str]) -> None:
+    """Makes sure that a model knows classes.
+
+    Raises:
+        FeddgError: it does not know one of them.
+    """
+    strange = sorted(set(names) - set(model.class_names))
+    if strange:
+        raise FeddgError(
+            f"the model knows no class {strange[0]!r}; its classes are "
+            f"{', '.join(model.class_names)}: rename the folders, or take away those it cannot know"
+        )

@@ -1,0 +1,147 @@
+"""Results kept as CSV: what is in the file, that it comes back, and that nothing is run twice."""
+
+import csv
+import re
+import shutil
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feddg.api import compare
+from feddg.comparing.compare import prepare_work
+from feddg.comparing.kept_results import KeptResult, KeptResults, movement, to_text
+from feddg.errors import RunError
+from feddg.rows import EvaluationRow
+from feddg.runs.evaluations import Evaluations
+from feddg.runs.reading import read_rows, read_run
+from feddg.runs.selection_rules import FINAL, TAIL_MEAN
+
+PLAN = {
+    "name": "mine",
+    "base": {
+        "data": {"source": "digits", "image_size": 16},
+        "clients": {"number": 3},
+        "train": {"rounds": 4, "local_epochs": 1, "batch_size": 128},
+        "evaluate": {"every": 1, "averages": "every"},
+    },
+    "methods": ["fedavg", "fedprox"],
+    "hold_out": ["sketch"],
+}
+TEXT = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=12)
+RESULTS = st.builds(
+    KeptResult,
+    experiment=st.from_regex("^[0-9a-f]{8}$", fullmatch=True),
+    method=TEXT,
+    held_out=TEXT,
+    conditions=st.dictionaries(TEXT, TEXT, max_size=2),
+    seed=st.integers(0, 2**31),
+    machine=TEXT,
+    numbers=st.dictionaries(
+        st.sampled_from(["test_final", "val_tail", "seconds"]), st.integers(0, 99999), max_size=3
+    ),
+)
+
+
+def kept(tmp_path, name="kept.csv", text=None):
+    path = tmp_path / name
+    if text is not None:
+        path.write_text(text, "utf-8")
+    return path
+
+
+@given(st.lists(RESULTS, max_size=4))
+def test_what_is_written_comes_back(tmp_path_factory, results):
+    path = kept(tmp_path_factory.mktemp("kept"), text=to_text(results))
+    assert KeptResults.read(path).results == results
+
+
+def evaluation(round, domain, accuracy, split="test"):
+    return EvaluationRow(
+        round=round, split=split, domain=domain, accuracy=accuracy, loss=1.0, examples=10
+    )
+
+
+def test_movement_is_the_mean_change_of_the_second_half():
+    by_round = {1: (0.9, 0.1), 2: (0.1, 0.1), 3: (0.2, 0.4), 4: (0.6, 0.4), 5: (0.5, 0.1)}
+    rows = [
+        evaluation(round, domain, value)
+        for round, values in by_round.items()
+        for domain, value in zip("ab", values)
+    ]
+    # Of five rounds 3, 4 and 5 are the second half; their means are 0.3, 0.5 and 0.3.
+    assert movement(Evaluations(rows), 5) == pytest.approx((0.2 + 0.2) / 2)
+    assert movement(Evaluations(rows[:6]), 5) is None
+
+
+def test_a_comparison_keeps_its_results_and_never_runs_them_again(tmp_path):
+    path, out, cache = kept(tmp_path), tmp_path / "out", tmp_path / "cache"
+    done = compare(PLAN, out, cache=cache, report=False, kept=path)
+    assert len(done.outcomes) == 2
+    found = {result.method: result for result in KeptResults.read(path).results}
+    assert set(found) == {"fedavg", "fedprox"}
+    for cell in done.work.cells:
+        run = read_run(done.work.folders[cell.experiment.id])
+        result = found[cell.method]
+        assert result.experiment == cell.experiment.id
+        assert (result.held_out, result.seed, result.conditions) == ("sketch", 0, {})
+        rows = read_rows(run.folder / "metrics.jsonl")
+        for rule, weights in ((FINAL, "last"), (TAIL_MEAN, "tail")):
+            last = [
+                row["accuracy"]
+                for row in rows
+                if row.get("split") == "test"
+                and row["round"] == 4
+                and row.get("weights", "last") == weights
+            ]
+            assert len(last) == 1
+            assert result.accuracy(rule) == pytest.approx(last[0], abs=1e-6)
+        images = [row["images"] for row in rows if row["kind"] == "round"]
+        assert result.numbers["images"] == pytest.approx(sum(images) / 4)
+    shutil.rmtree(out)
+    text = path.read_text()
+    again = compare(PLAN, out, cache=cache, report=False, kept=path)
+    assert not again.outcomes
+    assert path.read_text() == text
+    more = PLAN | {"seeds": 2}
+    work = prepare_work(more, out, cache=cache, kept=path)
+    assert [task.experiment.seed for task in work.missing] == [1, 1]
+
+
+def test_runs_that_were_complete_before_are_added(tmp_path):
+    out, cache = tmp_path / "out", tmp_path / "cache"
+    compare(PLAN, out, cache=cache, report=False)
+    done = compare(PLAN, out, cache=cache, report=False, kept=kept(tmp_path))
+    assert not done.outcomes
+    assert len(KeptResults.read(kept(tmp_path)).results) == 2
+
+
+HEADS = "experiment,method,held_out,conditions,seed,machine,version,test_final\n"
+GOOD = "0123abcd,fedavg,sketch,,0,cpu,1,0.5\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a,b\n", "holds no kept results"),
+        ("", "holds no kept results"),
+        (HEADS + GOOD + "0123abcd,fedavg\n", "line 3: 2 cells, not 8"),
+        (HEADS + GOOD.replace("0123abcd", "../../etc"), "line 2 is damaged: experiment"),
+        (HEADS + GOOD.replace(",0,", ",zero,"), "line 2 is damaged: seed"),
+        (HEADS + GOOD.replace("0.5", "half"), "line 2 is damaged: numbers.test_final"),
+        (HEADS + GOOD.replace("sketch,,", "sketch,[1],"), "line 2 is damaged: conditions"),
+        (HEADS + GOOD.replace("sketch,,", "sketch,{,"), "line 2 is damaged"),
+    ],
+)
+def test_a_damaged_file_is_named_with_its_line(tmp_path, text, said):
+    with pytest.raises(RunError, match=re.escape(said)) as caught:
+        KeptResults.read(kept(tmp_path, text=text))
+    assert "kept.csv" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_method_that_is_a_formula_is_no_formula_in_the_file(tmp_path):
+    result = KeptResult(experiment="0" * 8, method="=1+1", held_out="@x", seed=0)
+    text = to_text([result])
+    assert [cell[:1] for cell in next(csv.reader(text.splitlines()[1:]))][1:3] == ["'", "'"]
+    assert KeptResults.read(kept(tmp_path, text=text)).results == [result]

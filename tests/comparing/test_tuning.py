@@ -1,0 +1,135 @@
+"""Tuning: what is tried, what is picked, and that held-out images are never opened for it."""
+
+import json
+import re
+
+import pytest
+
+from feddg.api import compare
+from feddg.comparing.cells import expand_plan
+from feddg.comparing.plan import load_plan
+from feddg.comparing.tuning import trials_of
+from feddg.errors import ExperimentError
+from feddg.report import write_comparison
+from feddg.runs.prepare import load_images
+from feddg.runs.reading import read_rows, read_run
+from image_folders import make_folder
+
+RATES = (0.003, 1e-5)
+
+
+def plan(root=None, **more):
+    data = {"source": "digits", "image_size": 16, "id_val": 0.2}
+    if root is not None:
+        data = {"source": "folder", "root": str(root), "image_size": 16, "id_val": 0.3}
+    return {
+        "name": "tuned",
+        "base": {
+            "data": data,
+            "clients": {"number": 2},
+            "model": {"backbone": "cnn", "weights": None},
+            "train": {"rounds": 3, "local_epochs": 1, "batch_size": 64},
+            "evaluate": {"every": 1},
+        },
+        "methods": ["fedavg", {"name": "fedprox", "experiment": {"train": {"lr": 0.001}}}],
+        "hold_out": ["sketch", "ink"],
+        "tune": {"settings": {"train.lr": RATES, "method.mu": (0.0, 0.5)}, "rounds": 2},
+        **more,
+    }
+
+
+def test_the_best_on_in_domain_validation_is_picked_and_run(tmp_path):
+    out = tmp_path / "out"
+    done = compare(plan(), out, cache=tmp_path / "cache", report=False)
+    assert not done.failures
+    tuning = json.loads((out / "tuning.json").read_text())
+    tried = {(row["method"], *row["values"].values()): row for row in tuning["tried"]}
+    # FedAvg has no mu, and FedProx's entry fixes its learning rate.
+    assert set(tried) == {
+        ("fedavg", "0.003"),
+        ("fedavg", "1e-05"),
+        ("fedprox", "0"),
+        ("fedprox", "0.5"),
+    }
+    by_hand = {}
+    for folder in (out / "tuning").glob("*-*"):
+        run = read_run(folder)
+        rows = read_rows(folder / "metrics.jsonl")
+        assert {row["split"] for row in rows if row["kind"] == "evaluation"} == {
+            "id_val",
+            "id_test",
+        }
+        last = [
+            row["accuracy"]
+            for row in rows
+            if row.get("split") == "id_val"
+            and row["round"] == 2
+            and row.get("weights", "last") == "last"
+        ]
+        assert len(last) == 3  # the domains that are left
+        value = (
+            f"{run.experiment['train']['lr']:g}"
+            if run.method == "fedavg"
+            else f"{run.experiment['method']['settings']['mu']:g}"
+        )
+        by_hand.setdefault((run.method, value), []).append(sum(last) / 3)
+    for key, values in by_hand.items():
+        assert len(values) == tried[key]["trials"] == 2
+        assert tried[key]["accuracy"] == pytest.approx(sum(values) / 2)
+    for method in ("fedavg", "fedprox"):
+        own = {key: row for key, row in tried.items() if key[0] == method}
+        best = max(own, key=lambda key: own[key]["accuracy"])
+        assert [key for key, row in own.items() if row["picked"]] == [best]
+        field = "lr" if method == "fedavg" else "mu"
+        for cell in done.work.cells:
+            if cell.method == method:
+                run = done.work.folders[cell.experiment.id]
+                said = read_run(run).experiment
+                found = said["train"]["lr"] if field == "lr" else said["method"]["settings"]["mu"]
+                assert f"{found:g}" == best[1]
+                assert said["train"]["rounds"] == 3
+    page = write_comparison(out).read_text()
+    assert "What was tuned" in page
+    again = compare(plan(), out, cache=tmp_path / "cache", report=False)
+    assert not again.outcomes
+    assert "tune:" in (out / "plan.yaml").read_text()
+
+
+def test_trials_never_open_held_out_images(tmp_path):
+    root = make_folder(tmp_path / "images", domains=("ink", "chalk", "sketch"))
+    for file in (root / "sketch").rglob("*.png"):
+        file.write_bytes(b"no image")
+    trials = [cell for cells in trials_of(load_plan(plan(root))).values() for cell in cells]
+    trial = next(cell.experiment for cell in trials if cell.scenario == "sketch")
+    assert trial.data.leave_out == ("sketch",)
+    assert not trial.hold_out.test
+    images = load_images(trial, None, lambda *_: None)
+    assert images.table.domain_names == ("chalk", "ink")
+    assert not images.bad, "an image of the held-out domain was opened"
+    assert not len(images.splits.test)
+    assert not [path for path in images.table.paths if "sketch" in path]
+
+
+def test_without_tune_there_are_no_trials_and_the_cells_are_those_of_before():
+    alone = plan()
+    del alone["tune"]
+    assert trials_of(load_plan(alone)) == {}
+    assert len(expand_plan(load_plan(alone))) == 4
+
+
+@pytest.mark.parametrize(
+    ("tune", "said"),
+    [
+        ({"settings": {}}, "a value each"),
+        ({"settings": {"train.lr": []}}, "a value each"),
+        ({"settings": {"train.lr": [0.1]}, "rule": "best_held_out"}, "held-out images"),
+        ({"settings": {"train.lr": [0.1]}, "rounds": 0}, "tune.rounds"),
+        ({"settings": {"method.nothing": [1]}}, "method.nothing is tried for no method"),
+        ({"settings": {"train.lr": [-1.0]}}, "train.lr"),
+        ({"settings": {"train.speed": [1]}}, "speed"),
+    ],
+)
+def test_what_cannot_be_tried_is_said_before_anything_runs(tmp_path, tune, said):
+    with pytest.raises(ExperimentError, match=re.escape(said)):
+        compare(plan(tune=tune), tmp_path / "out", cache=tmp_path / "cache")
+    assert not list(tmp_path.glob("out/*-*"))

@@ -1,0 +1,221 @@
+"""The account: every release counts, also after a resume, and the budget ends the run."""
+
+import json
+import math
+
+import pytest
+
+from feddg.api import resume, run
+from feddg.errors import BudgetSpent, ExperimentError, RunError
+from feddg.experiment import Experiment
+from feddg.guards.account import Account, Release
+from feddg.guards.accounting import accountants_epsilon, gaussian_epsilon
+from feddg.guards.clipping import Clipping
+from feddg.rows import PRIVACY_ROWS
+from feddg.runs.observer import Observer
+from feddg.runs.prepare import build, guards_for
+from feddg.runs.reading import read_run
+from federations import federation
+
+SMALL = {
+    "data": {"source": "digits", "image_size": 16, "id_val": 0.0, "id_test": 0.0},
+    "hold_out": "sketch",
+    "clients": 3,
+    "model": {"backbone": "cnn", "weights": None, "normalization": "frozen"},
+    "train": {"rounds": 3, "local_steps": 1, "batch_size": 8},
+    "device": "cpu",
+    "precision": "float32",
+}
+
+
+def chosen(privacy, **change):
+    return Experiment(**{**SMALL, **change, "privacy": privacy})
+
+
+def guards_of(privacy):
+    experiment = chosen(privacy)
+    return guards_for(experiment, *build(experiment, 10))
+
+
+def carried_out(experiment, folder, **options):
+    return run(experiment, folder / "runs", cache=folder / "cache", report=False, **options)
+
+
+def test_clients_pay_for_their_own_rounds_only():
+    rows = []
+    account = Account(write=rows.append)
+    for round, clients in enumerate([(0, 1), (1, 2), (3,)], start=1):
+        account.charge(Release("update", round, clients, 2.0), 1e-5)
+    twice, once = (accountants_epsilon(2 / math.sqrt(n), 1e-5) for n in (2, 1))
+    assert [row.epsilon for row in rows] == pytest.approx([once, twice, twice])
+    assert account.after(Release("update", 4, (3,), 2.0), 1e-5) == pytest.approx(twice)
+    assert account.after(Release("describe", 0, (1,), 2.0), 1e-5) == pytest.approx(once)
+
+
+def test_a_release_beyond_the_budget_is_not_entered():
+    rows = []
+    account = Account(write=rows.append)
+    budget = accountants_epsilon(1.0, 1e-5) * 1.001
+    account.charge(Release("update", 1, (0,), 1.0), 1e-5, budget)
+    with pytest.raises(BudgetSpent, match=r"epsilon would be .* and the budget is"):
+        account.charge(Release("update", 2, (0,), 1.0), 1e-5, budget)
+    account.charge(Release("update", 2, (1,), 1.0), 1e-5, budget)
+    assert [row.clients for row in rows] == [[0], [1]]
+
+
+def test_a_row_is_on_disk_before_anything_is_released():
+    small = federation(privacy={"epsilon": 8}, freeze=True)
+    state = {n: t.clone() for n, t in small.server.state.weights.items()}
+    seen = []
+
+    def write(row):
+        seen.append(row)
+        assert all(small.server.state.weights[n].equal(t) for n, t in state.items())
+        raise OSError("the disk is full")
+
+    small.server.account = Account(write=write)
+    with pytest.raises(OSError, match="full"):
+        small.server.round()
+    assert len(seen) == 1
+
+
+def test_an_epsilon_picks_the_noise_of_the_planned_rounds_and_is_met(tmp_path):
+    said = []
+
+    class Listening(Observer):
+        def promise(self, text):
+            said.append(text)
+
+    done = carried_out(chosen({"epsilon": 8.0}), tmp_path, observer=Listening())
+    spent = done.record.privacy["update", "client"]
+    assert done.record.rounds_done == 3
+    assert 7.9 < spent.epsilon <= 8.0
+    assert gaussian_epsilon(spent.noise / math.sqrt(3), 1e-5) == pytest.approx(8, rel=0.01)
+    assert len(said) == 1
+    assert "epsilon 8 at delta 1e-05" in said[0]
+    assert f"{spent.noise:g} times the norm" in said[0]
+
+
+def test_a_drawn_schedule_is_what_the_noise_is_made_for(tmp_path):
+    clients = {"number": 6, "per_round": 2}
+    experiment = chosen({"epsilon": 4.0}, clients=clients)
+    spent = carried_out(experiment, tmp_path).record.privacy["update", "client"]
+    assert 3.9 < spent.epsilon <= 4.0
+
+
+def test_the_run_ends_before_the_budget_is_exceeded(tmp_path, caplog):
+    noise = 1.0
+    budget = accountants_epsilon(noise / math.sqrt(2), 1e-5) * 1.01
+    experiment = chosen({"epsilon": budget, "noise_multiplier": noise})
+    done = carried_out(experiment, tmp_path)
+    assert done.record.rounds_done == 2
+    assert done.record.status == "completed"
+    assert "the run ends after round 2 of 3" in caplog.text
+    assert done.record.evaluations.rounds[-1] == 2
+    last = [row for row in done.record.metrics.evaluations if row.round == 2]
+    assert all(row.confusion for row in last if row.weights == "last")
+
+
+class Stopping(Observer):
+    """Is interrupted when a round is fused, before its checkpoint."""
+
+    def __init__(self, at):
+        self.at = at
+
+    def round(self, row):
+        if row.round == self.at:
+            raise KeyboardInterrupt
+
+
+def test_after_a_resume_it_goes_on_counting_interrupted_rounds_too(tmp_path):
+    noise = 1.0
+    budget = accountants_epsilon(noise / math.sqrt(3), 1e-5) * 1.01
+    experiment = chosen({"epsilon": budget, "noise_multiplier": noise})
+    with pytest.raises(KeyboardInterrupt):
+        carried_out(experiment, tmp_path, observer=Stopping(2))
+    folder = tmp_path / "runs" / experiment.label
+    assert len(PRIVACY_ROWS.read(folder / "privacy.jsonl")) == 2  # of round 2 as well
+    assert read_run(folder).rounds_done == 1
+    done = resume(folder, cache=tmp_path / "cache")
+    # Three releases are affordable, and one of them came to nothing.
+    assert done.record.rounds_done == 2
+    rows = PRIVACY_ROWS.read(folder / "privacy.jsonl")
+    assert [row.round for row in rows] == [1, 2, 2]
+    assert rows[-1].epsilon <= budget
+
+
+@pytest.mark.parametrize("damage", ["gone", "a row less", "garbled"])
+def test_without_its_account_a_run_does_not_go_on(tmp_path, damage):
+    experiment = chosen({"epsilon": 8.0})
+    with pytest.raises(KeyboardInterrupt):
+        carried_out(experiment, tmp_path, observer=Stopping(3))
+    file = tmp_path / "runs" / experiment.label / "privacy.jsonl"
+    lines = file.read_text().splitlines(keepends=True)
+    if damage == "gone":
+        file.unlink()
+    elif damage == "garbled":
+        file.write_text("".join([lines[0].replace('"noise":', '"nose":'), *lines[1:]]))
+    else:
+        file.write_text("".join(lines[1:]))
+    words = "damaged in row 1" if damage == "garbled" else "lacks round 1"
+    with pytest.raises(RunError, match=words):
+        resume(file.parent, cache=tmp_path / "cache")
+
+
+def test_a_cut_off_last_line_was_never_released(tmp_path):
+    experiment = chosen({"epsilon": 8.0})
+    with pytest.raises(KeyboardInterrupt):
+        carried_out(experiment, tmp_path, observer=Stopping(2))
+    file = tmp_path / "runs" / experiment.label / "privacy.jsonl"
+    file.write_text(file.read_text() + '{"message":"upd')
+    resume(file.parent, cache=tmp_path / "cache")
+    assert [json.loads(line)["round"] for line in file.read_text().splitlines()][:3] == [1, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("privacy", "words"),
+    [
+        ({"epsilon": 1.0, "noise_multiplier": 0.5}, r"one round costs 9\.\d+\. Set epsilon to at"),
+        ({"epsilon": 1e-5}, r"would need noise of .* is the least that can be met"),
+        ({"epsilon": 8, "clipping": "none"}, "set clipping"),
+        ({"epsilon": 8, "noised_at": "client", "clipping": "adaptive"}, "exclude each other"),
+        ({"epsilon": 8, "noised_at": "client", "sampling": "secret"}, "exclude each other"),
+        ({"clipping": "fixed", "noised_at": "client"}, "set epsilon, or noise_multiplier"),
+        ({"epsilon": 0}, "privacy.epsilon"),
+        ({"epsilon": 8, "delta": 1}, "privacy.delta"),
+    ],
+)
+def test_what_cannot_be_met_says_what_could(privacy, words):
+    with pytest.raises(ExperimentError, match=words):
+        guards_of(privacy)
+
+
+def test_the_value_that_could_be_met_can():
+    first = chosen({"epsilon": 1.0, "noise_multiplier": 0.5})
+    with pytest.raises(ExperimentError) as caught:
+        guards_for(first, *build(first, 10))
+    named = float(str(caught.value).partition("to at least ")[2].split(",")[0])
+    second = chosen({"epsilon": named, "noise_multiplier": 0.5})
+    guards = guards_for(second, *build(second, 10))
+    assert guards.afford(1, [0, 1, 2], Account())
+
+
+def test_a_delta_that_gives_a_client_away_is_said(caplog):
+    experiment = chosen({"epsilon": 8, "delta": 0.5})
+    guards_for(experiment, *build(experiment, 10))
+    assert "set privacy.delta below 0.33" in caplog.text
+
+
+def test_noise_at_the_client_counts_twice_the_norm(tmp_path):
+    done = carried_out(chosen({"epsilon": 8.0, "noised_at": "client"}), tmp_path)
+    rows = PRIVACY_ROWS.read(done.folder / "privacy.jsonl")
+    assert [row.noised_at for row in rows] == ["client"] * 3
+    central = Clipping(chosen({"epsilon": 8.0}).privacy).multiplier
+    assert rows[0].noise == pytest.approx(central * math.sqrt(3), rel=2e-3)
+    assert 7.9 < rows[-1].epsilon <= 8
+
+
+def test_saying_nothing_new_keeps_the_ids_of_older_private_runs():
+    # This id was printed by the version before there was an epsilon.
+    older = Experiment(data="digits", hold_out="sketch", privacy={"clipping": "fixed"})
+    assert older.id == "cc618f5b"

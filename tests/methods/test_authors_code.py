@@ -1,0 +1,208 @@
+"""What follows the authors' code by a setting, and what every method page says of differences."""
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+
+from feddg.evaluation.adaptation import adapt
+from feddg.experiment import Experiment
+from feddg.methods.catalogue import methods
+from feddg.methods.composition import method_class
+from feddg.methods.csac import mmd
+from feddg.methods.reference import NO_DIFFERENCE, Reference
+from feddg.models.backbones import build_network
+from feddg.styles.codec import adain
+from federations import SmallFederation, federation
+
+OURS = [n for n, m in methods().items() if m.__module__.startswith("feddg.methods.")]
+
+
+def one_batch(small):
+    client = small.client()
+    small.method.begin(client)
+    return client, client.batch(torch.arange(8), client.stream("augment"))
+
+
+def model(**choices):
+    return build_network("cnn", 3, weights=None, **choices).eval()
+
+
+def images(count, seed=4):
+    return torch.rand(count, 3, 32, 32, generator=torch.manual_seed(seed))
+
+
+def begun(name, **settings) -> tuple[SmallFederation, object, object]:
+    small = federation(name, sizes=(8,), settings=settings, freeze=True)
+    return small, *one_batch(small)
+
+
+def test_rsc_mutes_the_map_of_the_training_pass_and_rounds_the_number_of_images() -> None:
+    for share, muted in ((0.3, 2), (0.05, 0)):  # of 8 images 2.4 and 0.4, which ceil makes 3 and 1
+        small = federation("rsc", sizes=(8,), settings={"muting": "spatial", "muted_images": share})
+        client, batch = one_batch(small)
+        probed, counts = [], []
+        mask = small.method._mask
+
+        def kept(client, batch, maps, head, mask=mask, probed=probed, counts=counts):
+            probed.append(maps.detach().clone())
+            found = mask(client, batch, maps, head)
+            counts.append(int((found.flatten(1).min(1).values == 0).sum()))
+            return found
+
+        small.method._mask = kept
+        trained = []
+        stage = client.network.stages[-1]
+        hook = stage.register_forward_hook(
+            lambda module, x, y, trained=trained: trained.append((module.training, y.detach()))
+        )
+        small.method.loss(client, batch)
+        hook.remove()
+        assert len(probed) == 1
+        assert counts[0] <= muted
+        in_training = [y for training, y in trained if training]
+        assert len(in_training) == 1
+        assert torch.equal(probed[0], in_training[0])
+        assert client.network.training
+
+
+def test_l2d_judges_the_augmented_embedding_by_the_originals_gaussian() -> None:
+    small, client, batch = begun("l2d", condition="original")
+    features = []
+    hook = small.network.featurizer.register_forward_hook(lambda _, x, y: features.append(y))
+    terms = small.method.loss(client, batch)
+    hook.remove()
+    mean, spread = small.network.embedding.moments(features[0])
+    chance = client.stream("l2d", 0)
+    client.scratch["l2d"](torch.zeros_like(batch.images), chance, random_mixture=True)
+    z = mean + 0.2 * (spread / 2).exp() * torch.randn(mean.shape, generator=chance)
+    normal = (mean[:8] - z[8:]) ** 2 / spread[:8].exp() + spread[:8]
+    torch.testing.assert_close(terms["likelihood"], normal.mean())
+
+
+def test_fpl_averages_its_contrast_over_the_whole_batch() -> None:
+    found = {}
+    for over in ("known", "batch"):
+        small, client, batch = begun("fpl", contrast_over=over)
+        width = small.network.features_dimension
+        label = int(batch.labels[0])
+        client.extras.tensors["fpl/prototypes"] = torch.stack(
+            [torch.ones(width), torch.eye(width)[0]]
+        )
+        client.extras.tensors["fpl/classes"] = torch.tensor([label, 99])
+        found[over] = small.method.loss(client, batch)
+    share = float((batch.labels == label).float().mean())
+    assert 0 < share < 1
+    contrasts = [found[over]["prototype_contrast"] for over in ("batch", "known")]
+    torch.testing.assert_close(contrasts[0], contrasts[1] * share)
+
+
+def test_randconv_chains_its_versions() -> None:
+    seen = {}
+    for source in ("image", "last_version"):
+        small, client, batch = begun("randconv", version_of=source)
+        made: list[torch.Tensor] = []
+        version = small.method._version
+
+        def kept(network, images, chance, version=version, made=made):
+            made += [images, version(network, images, chance)]
+            return made[-1]
+
+        small.method._version = kept
+        small.method.loss(client, batch)
+        seen[source] = made
+    assert all(torch.equal(x, batch.images) for x in seen["image"][::2])
+    chain = seen["last_version"]
+    assert all(a is b for a, b in zip(chain[1:-1:2], chain[2::2], strict=True))
+
+
+def test_csac_adds_kernels_and_layers_up_and_may_keep_its_first_model() -> None:
+    one, other = torch.randn(5, 3), torch.randn(5, 3) + 1
+    points = torch.cat([one, other]).double()
+    squares = torch.cdist(points, points).square()
+    width = squares.sum() / 90  # pairs of different points
+    kernel = sum(torch.exp(-squares / (width * factor)) for factor in (0.25, 0.5, 1, 2, 4))
+    expected = kernel[:5, :5].mean() + kernel[5:, 5:].mean() - 2 * kernel[:5, 5:].mean()
+    assert float(mmd(one, other, summed=True)) == pytest.approx(float(expected), rel=1e-4)
+
+    kept = {}
+    for private in ("last", "first"):
+        small = federation("csac", settings={"private": private})
+        small.run(1)
+        first = copy.deepcopy(small.transport.memories[0])
+        small.server.round()
+        now = small.transport.memories[0]
+        kept[private] = all(torch.equal(now[name], first[name]) for name in first)
+    assert kept == {"last": False, "first": True}
+
+    mean, total = (
+        federation("csac", sizes=(6, 6), settings={"layers": layers}, seed=3)
+        for layers in ("mean", "sum")
+    )
+    for small in (mean, total):
+        small.run(2)
+    number = len(mean.network.stages)
+    ratio = total.replies[-1].terms["layer_alignment"] / mean.replies[-1].terms["layer_alignment"]
+    assert number > 1
+    assert ratio > 0.5 * number
+
+
+def test_the_contents_variance_may_divide_by_one_less() -> None:
+    features, style = torch.randn(2, 3, 2, 4).double(), torch.rand(2, 3).double() + 0.5
+    variance, mean = features.var((2, 3), correction=1), features.mean((2, 3))
+    scale = style[1] / (variance + 1e-5).sqrt()
+    expected = (features - mean[..., None, None]) * scale[..., None, None]
+    expected = expected + style[0][None, :, None, None]
+    torch.testing.assert_close(adain(features, style, correction=1), expected)
+    assert torch.isfinite(adain(torch.rand(1, 3, 1, 1), style.float(), correction=1)).all()
+
+
+def test_tent_with_several_steps_returns_the_last_ones_logits() -> None:
+    batch, network = images(8), model(embedding="bottleneck")
+    once, thrice = adapt(network, "tent:lr=0.05"), adapt(network, "tent:lr=0.05,steps=3")
+    for _ in range(2):
+        once(batch)
+    torch.testing.assert_close(thrice(batch), once(batch))
+
+
+@pytest.mark.parametrize("name", ["tsmobn", "mixnorm:tau=0.3", "mixnorm"])
+def test_what_a_predictor_keeps_is_part_of_no_graph(name: str) -> None:
+    predictor = adapt(model().requires_grad_(True), name)
+    for seed in range(3):
+        predictor(images(9, seed)).sum().backward()  # a second pass through a freed graph fails
+    kept = [part for pair in predictor._kept.values() for part in pair]
+    assert not any(part.requires_grad for part in kept)
+
+
+def test_younger_settings_leave_the_ids_of_older_runs_alone() -> None:
+    for name in ("l2d", "fpl", "randconv", "csac", "pardon", "ccst", "l2d+randaug"):
+        known = method_class(name).Settings
+        plain = Experiment(data="digits", method=name, hold_out="sketch")
+        for field in known.later_fields():
+            said = {"name": name, field: known.model_fields[field].default}
+            assert Experiment(data="digits", method=said, hold_out="sketch").id == plain.id
+    changed = Experiment(data="digits", method={"name": "fpl", "contrast_over": "batch"})
+    assert changed.id != Experiment(data="digits", method="fpl").id
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_every_method_of_a_paper_says_where_it_differs(name: str) -> None:
+    method = method_class(name)
+    assert "reference" in vars(method), f"{name} declares no reference"
+    found = method.reference
+    assert isinstance(found, Reference)
+    assert found.code, "whose code, or that there is none"
+    page = (Path(__file__).parents[2] / "docs" / "methods" / f"{name}.md").read_text()
+    assert "## Where it differs from the authors' code" in page
+    assert (NO_DIFFERENCE in page) == (not found.differences)
+    for difference in found.differences:
+        assert all((difference.theirs, difference.ours, difference.why))
+        if difference.setting:
+            fields = dict(part.split("=", 1) for part in difference.setting.split(" "))
+            said = {}
+            for path, value in fields.items():
+                part, _, field = path.partition(".")
+                said.setdefault(part, {})[field] = value
+            said["method"] = {"name": name} | dict(said.get("method", {}))
+            Experiment(data="digits", **said)  # every setting named is one, with a valid value

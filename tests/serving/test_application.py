@@ -1,0 +1,211 @@
+"""The server's answers: the model's own, and a clear refusal of whatever else is sent."""
+
+import io
+
+import pytest
+
+pytest.importorskip("fastapi", reason="needs the extra `serve`")
+pytest.importorskip("python_multipart", reason="needs the extra `serve`")
+pytest.importorskip("httpx", reason="needs httpx")
+
+from feddg.errors import AdaptationError, RunError
+from feddg.serving import answerer
+from feddg.serving.limits import ServeLimits
+from feddg.serving.start import hosts_of, is_loopback, serve
+from feddg.studies.classifier import RunClassifier
+from feddg.studies.prediction import predict
+from hostile_uploads import hostile_uploads, multipart, png
+from served_models import serving
+from trained_runs import trained_run, write_images
+
+
+@pytest.fixture(scope="module")
+def client(finished):
+    limits = ServeLimits(request_megabytes=2, waiting=3)
+    with serving(RunClassifier(finished), limits) as client:
+        yield client
+
+
+def send(client, upload, **headers):
+    headers = {"content-type": upload.content_type, **headers}
+    return client.post("/predict", content=upload.body, headers=headers)
+
+
+def test_answers_are_those_of_predict(finished, client, tmp_path):
+    files = write_images(tmp_path, 12)
+    own = list(predict(finished, tmp_path))
+    sent = [("images", (file.name, file.read_bytes())) for file in files]
+    reply = client.post("/predict", files=sent)
+    assert reply.status_code == 200
+    found = reply.json()["images"]
+    assert [row["name"] for row in found] == [file.name for file in files]
+    for row, expected in zip(found, own, strict=True):
+        assert row["label"] == expected.label
+        shares = list(row["probabilities"].values())
+        assert shares == pytest.approx(expected.probabilities, abs=1e-5)
+        assert row["unlike_training"] == expected.unlike_training
+        assert row["energy"] == pytest.approx(expected.energy, abs=1e-3)
+        assert row["reason"] is None
+
+
+@pytest.mark.parametrize("upload", hostile_uploads(), ids=lambda upload: upload.name)
+def test_what_is_hostile_gets_a_clear_refusal(client, upload):
+    reply = send(client, upload)
+    assert reply.status_code in upload.statuses
+    said = reply.json()["detail"]
+    assert 5 < len(said) < 300
+    assert "Traceback" not in said
+    assert client.get("/health").json() == {"status": "ok"}
+
+
+def test_a_bad_file_among_good_ones_says_why(client):
+    body = multipart(("a.png", png()), ("b.png", b"no image"), ("c.png", png(seed=1)))
+    reply = client.post(
+        "/predict", content=body, headers={"content-type": hostile_uploads()[0].content_type}
+    )
+    assert reply.status_code == 200
+    reasons = [row["reason"] for row in reply.json()["images"]]
+    assert reasons == [None, "not an image in a known format", None]
+
+
+def test_a_large_body_is_refused_said_or_unsaid(client):
+    assert client.post("/predict", content=bytes(3 * 2**20)).status_code == 413
+
+    def unsaid():
+        yield multipart(("a.png", bytes(2**20)))[: 2**20]
+        for _ in range(3):
+            yield bytes(2**20)
+
+    upload = hostile_uploads()[0]
+    reply = client.post("/predict", content=unsaid(), headers={"content-type": upload.content_type})
+    assert reply.status_code == 413
+    assert "2 MB" in reply.json()["detail"]
+
+
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "", "a@b:c:d"])
+def test_other_names_are_refused(client, host):
+    """Else a web site could point its own name here, and read answers in its visitor's browser."""
+    for method, path in (("GET", "/model"), ("GET", "/"), ("POST", "/predict")):
+        assert client.request(method, path, headers={"host": host}).status_code == 421
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:9000", "127.0.0.1", "[::1]:8000"])
+def test_names_of_this_machine_are_taken(client, host):
+    assert client.get("/health", headers={"host": host}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"origin": "https://evil.example"}, 403),
+        ({"origin": "null"}, 403),
+        ({"origin": "http://127.0.0.1:9000"}, 403),
+        ({"sec-fetch-site": "cross-site"}, 403),
+        ({"sec-fetch-site": "same-site"}, 403),
+        ({"host": "localhost:80", "origin": "http://localhost:80"}, 200),
+        ({"sec-fetch-site": "same-origin"}, 200),
+        ({}, 200),
+    ],
+)
+def test_pages_of_other_web_sites_cannot_have_images_labelled(client, headers, status):
+    reply = client.post("/predict", files={"images": ("a.png", png())}, headers=headers)
+    assert reply.status_code == status
+    assert "access-control-allow-origin" not in reply.headers
+
+
+def test_every_answer_forbids_what_the_page_does_not_need(client):
+    for path in ("/", "/page.js", "/page.css", "/model", "/nowhere"):
+        headers = client.get(path).headers
+        assert "default-src 'none'" in headers["content-security-policy"]
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["cache-control"] == "no-store"
+    assert client.get("/docs").status_code == 404
+    assert client.get("/predict").status_code == 405
+
+
+def test_the_page_asks_nobody_else(client):
+    page = client.get("/").text
+    assert "http://" not in page
+    assert "https://" not in page
+    assert "<script>" not in page
+    assert "style=" not in page
+
+
+def test_the_model_says_what_it_is(client, finished):
+    found = client.get("/model").json()
+    assert found["classes"] == [str(digit) for digit in range(10)]
+    assert found["identity"]["method"] == "fedavg"
+    assert found["identity"]["weights"] == RunClassifier(finished).weights
+    assert "a domain nobody trained on (sketch)" in found["result"]
+    schema = client.get("/openapi.json").json()
+    assert "multipart/form-data" in schema["paths"]["/predict"]["post"]["requestBody"]["content"]
+
+
+def test_nothing_is_laid_down_on_disk(client, monkeypatch):
+    def forbidden(*_, **__):
+        raise AssertionError("a file was written")
+
+    monkeypatch.setattr("tempfile.SpooledTemporaryFile.rollover", forbidden)
+    large = io.BytesIO(png(800)).getvalue()
+    assert 2**20 < len(large) < 2 * 2**20
+    assert client.post("/predict", files={"images": ("a.png", large)}).status_code == 200
+
+
+def test_a_model_that_fails_does_not_end_the_server(client, monkeypatch):
+    def failing(self, pixels):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(RunClassifier, "answer", failing)
+    reply = client.post("/predict", files={"images": ("a.png", png())})
+    assert reply.status_code == 500
+    assert reply.json() == {"detail": answerer.FAILED}
+    monkeypatch.undo()
+    assert client.post("/predict", files={"images": ("a.png", png())}).status_code == 200
+
+
+def test_a_meaningless_model_says_so_everywhere(tmp_path):
+    train = {"rounds": 1, "local_steps": 1, "lr": 1e-9}
+    run = trained_run(tmp_path, tmp_path / "cache", train=train)
+    with serving(RunClassifier(run)) as client:
+        assert "Do not rely on this model" in client.get("/").text
+        assert "no better than a constant" in client.get("/model").json()["cautions"][0]
+        reply = client.post("/predict", files={"images": ("a.png", png())})
+        assert "no better than a constant" in reply.json()["cautions"][0]
+    with pytest.raises(RunError, match="Its labels mean nothing"):
+        serve(run, port=0, strict=True)
+
+
+def test_what_may_not_be_served_is_refused(finished):
+    with pytest.raises(RunError, match="--allow-network"):
+        serve(finished, host="0.0.0.0", port=0)
+    with pytest.raises(AdaptationError, match="remembers the images"):
+        serve(finished, adapt="tent", port=0)
+    with pytest.raises(RunError, match="cannot listen"):
+        serve(finished, host="192.0.2.1", port=0, allow_network=True)
+
+
+def test_loopback_is_known():
+    assert all(map(is_loopback, ("127.0.0.1", "::1", "localhost", "127.8.8.8")))
+    assert not any(map(is_loopback, ("0.0.0.0", "::", "192.168.1.2", "example.org")))
+    assert "0.0.0.0" not in hosts_of("0.0.0.0", ["model.hospital.org"])
+    assert "model.hospital.org" in hosts_of("0.0.0.0", ["model.hospital.org"])
+
+
+def test_images_that_wait_are_answered_together(finished, monkeypatch):
+    sizes, answer = [], RunClassifier.answer
+
+    def counted(self, pixels):
+        sizes.append(len(pixels))
+        return answer(self, pixels)
+
+    monkeypatch.setattr(RunClassifier, "answer", counted)
+    monkeypatch.setattr(answerer, "MOST_TOGETHER", 8)
+    with serving(RunClassifier(finished)) as client:
+        files = [("images", (f"{i}.png", png(seed=i))) for i in range(20)]
+        found = client.post("/predict", files=files).json()["images"]
+    alone = [row["label"] for row in found]
+    assert sum(sizes) == 20
+    assert max(sizes) <= 8
+    with serving(RunClassifier(finished)) as client:
+        one = [client.post("/predict", files=[file]).json()["images"][0]["label"] for file in files]
+    assert one == alone
