@@ -100,7 +100,7 @@ def _train(site: Site, parcel: Parcel) -> Parcel:
 def _ask(site: Site, parcel: Parcel) -> Parcel:
     turn = site.turn(parcel, after_training=True)
     question = Order.read(parcel).question
-    reply = answer(turn.client, turn.method, question, turn.client.extras)
+    reply = answer(turn.client, turn.method, question, turn.client.extras, turn.guards)
     turn.keep()
     return Parcel(parts={"reply": reply})
 
