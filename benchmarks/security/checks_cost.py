@@ -25,7 +25,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 from feddg.api import run
 from feddg.experiment import Experiment
 from feddg.federation import server
-from feddg.federation.checks import ChangeSizes, MessageChecks
+from feddg.federation.change_sizes import ChangeSizes
+from feddg.federation.checks import MessageChecks
 from feddg.runs import checkpoints, execute
 
 STEPS = 10

@@ -13,8 +13,8 @@ pytest.importorskip("flwr", reason="Flower is an optional extra")
 from feddg.errors import ClientError, DataError, ExperimentError, FeddgError, RunError
 from feddg.experiment import Experiment
 from feddg.flower.app_folder import deployment_fields, write_app
+from feddg.flower.deployment_config import Deployment
 from feddg.flower.memory import SiteMemory
-from feddg.flower.server_app import Deployment
 from feddg.flower.site import SiteConfig, read_experiment
 from feddg.flower.site_images import load_pixels, positions
 from feddg.messages import Message

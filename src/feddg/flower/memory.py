@@ -69,15 +69,23 @@ class SiteMemory:
                 file.unlink(missing_ok=True)
 
     def secrets(self, round: int) -> Weights:
-        """Returns what guards keep at the site within a round; nothing of another one."""
-        found = load_file(self._secrets) if self._secrets.is_file() else {}
+        """Returns what guards keep at the site within a round; nothing of another one.
+
+        Raises:
+            RunError: it is damaged; names the file.
+        """
+        file = self._secrets
+        try:
+            found = load(file.read_bytes()) if file.is_file() else {}
+        except (OSError, SafetensorError, ValueError, KeyError) as error:
+            raise RunError(f"{file} is damaged: {why(error)}; delete it.") from None
         return found if "round" in found and int(found["round"]) == round else {}
 
     def keep_secrets(self, round: int, secrets: Weights) -> None:
         """Files what guards keep within a round, or removes it when there is nothing any more."""
         if secrets:
             own = {name: tensor.cpu().contiguous() for name, tensor in secrets.items()}
-            replace_file(self._secrets, lambda aside: save_file(own, aside))
+            replace_bytes(self._secrets, save(own))
         else:
             self._secrets.unlink(missing_ok=True)
 

@@ -123,7 +123,12 @@ class Roster:
 
     def _changed(self, id: int, introduction: Introduction) -> str | None:
         """Says so where a site holds other images than it introduced itself with, or None."""
-        before = self.counts.get(id)
+        before, earlier = self.counts.get(id), self.introductions.get(id)
+        if earlier is not None and introduction.images == before and introduction != earlier:
+            return (
+                f"calls itself {self.sites[id]!r} and names other classes or domains than when it "
+                "joined this run; a run's images stay the same: start a new run for others"
+            )
         if before is None or before == introduction.images:
             return None
         return (

@@ -192,7 +192,7 @@ class Site:
             agreed=self._agreed(order.agreed, parcel, memory),
             received=parcel.part("weights").tensors,
             extras=_extras(parcel, worker.device),
-            secrets=memory.secrets(round),
+            secrets=memory.secrets(order.round),
         )
         guards = guards_for(self.experiment, method, worker.network)
         return Turn(client, method, guards, memory)
