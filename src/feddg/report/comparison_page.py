@@ -22,7 +22,9 @@ from feddg.report.cost_section import cost_table
 from feddg.report.finding_words import alarm_words
 from feddg.report.glossary import glossary
 from feddg.report.headline import data_tags, on_data
+from feddg.report.metrics_section import compared_metrics
 from feddg.report.next_steps import comparison_steps
+from feddg.report.paired_section import paired_section
 from feddg.report.tuning_section import tuning_section
 from feddg.report.verdict import best_method, is_decided, verdict_words, warnings_about
 from feddg.report.wording import counted, listed, percent, readable, spelled
@@ -38,7 +40,9 @@ def results_page(results: Results) -> Page:
     """The page of a comparison."""
     sections = [
         _accuracy_section(results),
+        _metrics_section(results),
         _margin_section(results),
+        paired_section(results),
         _rules_section(results),
         *_axis_sections(results),
         _paper_section(results),
@@ -118,6 +122,11 @@ def _accuracy_section(results: Results) -> Section:
                 Fold(f"{title}, final round", [tables.accuracy_table(results, FINAL, split)])
             )
     return Section("Accuracy", blocks)
+
+
+def _metrics_section(results: Results) -> Section | None:
+    table = compared_metrics(results)
+    return Section("Metrics", [table]) if table is not None else None
 
 
 def _margin_section(results: Results) -> Section | None:
