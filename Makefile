@@ -5,7 +5,7 @@ BIN := .venv/bin
 # Compiled modules are kept: without them every start costs many seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint slow clean
+.PHONY: demo test lint slow docs clean
 
 demo: .venv/.core  ## FedAvg against PARDON on digits; prints a table and the path of a report
 	$(BIN)/feddg demo
@@ -21,6 +21,9 @@ lint: .venv/.dev  ## style, format and types
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
+docs: .venv/.docs  ## the documentation site, in site/; a warning is an error
+	$(BIN)/mkdocs build --strict
+
 $(BIN)/uv:
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet uv
@@ -31,6 +34,10 @@ $(BIN)/uv:
 
 .venv/.dev: pyproject.toml | $(BIN)/uv
 	$(BIN)/uv pip install --quiet --python $(BIN)/python -e ".[dev,flower]"
+	touch $@ .venv/.core
+
+.venv/.docs: pyproject.toml | $(BIN)/uv
+	$(BIN)/uv pip install --quiet --python $(BIN)/python -e ".[docs]"
 	touch $@ .venv/.core
 
 clean:

@@ -67,7 +67,7 @@ def _section(one: DataSet) -> str:
         for name, field in one.options.model_fields.items():
             lines.append(f"- `data.options.{name}`: {field.description}\n")
     lines.append(f"- Cite: {about.citation}\n")
-    lines.append(f"- Licence: {about.licence or 'the owners say nothing'}\n")
+    lines.append(f"- Licence: {about.licence or 'look at the official page'}\n")
     if about.address:
         lines.append(f"- Official address: <{about.address}>\n")
     for file in about.files:

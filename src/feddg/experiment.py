@@ -18,7 +18,14 @@ from typing import Any
 import yaml
 from pydantic import ValidationError, model_validator
 
-from feddg.data.data_set import DATA_SETS, find_augmentation, preset_of, presets
+from feddg.data.data_set import (
+    DATA_SETS,
+    SCRATCH,
+    expects_weights,
+    find_augmentation,
+    preset_of,
+    presets,
+)
 from feddg.data.partitions import counts_clients, rules_of
 from feddg.data.sources import checked_options
 from feddg.errors import DataError, ExperimentError, nearest
@@ -44,6 +51,7 @@ _LATER = {
         "schedule_gamma",
         "label_smoothing",
         "head_rounds",
+        "class_weights",
         "hue",
     ),
     "server": ("largest_change", "serve", "tail", "ema", "interpolate"),
@@ -266,8 +274,9 @@ def _plain(value: Any) -> Any:
 def complete(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Fills in what the user did not say from the presets.
 
-    From weakest to strongest: the data set's preset, the method's for every data set (``"*"``),
-    the method's for this one, the user's own words.
+    From weakest to strongest: the data set's preset, where it is for a pretrained network and the
+    user has no weights the preset ``scratch``, the method's for every data set (``"*"``), the
+    method's for this one, the user's own words.
 
     Raises:
         ExperimentError: a name is unknown, a method's setting out of range, or more clients are to
@@ -332,10 +341,24 @@ def layers(said: dict[str, Any]) -> tuple[str, list[tuple[str, dict[str, Any]]]]
     method = method_class(str(said.get("method", {}).get("name", "fedavg")).lower())
     return preset, [
         (f"preset {preset}", expand(dict(known[preset]))),
+        *_from_scratch(said, preset),
         (f"preset of {method.name}", expand(method.presets.get("*", {}))),
         (f"preset of {method.name} for {preset}", expand(method.presets.get(preset, {}))),
         ("you said", said),
     ]
+
+
+def _from_scratch(said: dict[str, Any], preset: str) -> list[tuple[str, dict[str, Any]]]:
+    """Returns what a preset for a pretrained network is overlaid with where there are no weights.
+
+    A preset that the user names is a protocol to be followed, and stays as it is.
+    """
+    weights = said.get("model", {}).get("weights", "unsaid")
+    without = weights is None or str(weights).lower() == "none"
+    if not without or said.get("preset") or not expects_weights(preset):
+        return []
+    fields = presets()[SCRATCH]
+    return [(f"preset {SCRATCH}, without pretrained weights", expand(dict(fields)))]
 
 
 def _too_many(clients: Mapping[str, Any]) -> str | None:

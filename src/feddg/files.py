@@ -24,6 +24,9 @@ FILE_MODE, FOLDER_MODE = 0o600, 0o700
 
 _ASIDE = re.compile(r"\..+\.(\d+)\.\d+")
 _CHUNK = 1 << 20
+_WINDOWS = os.name == "nt"
+# Windows waits for no writer, but changes bytes unless told otherwise.
+_READ_PLAINLY = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 
 def private_folder(path: Path) -> Path:
@@ -54,8 +57,8 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
     try:
         os.close(os.open(aside, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, FILE_MODE))
         write(aside)
-        with aside.open("rb") as file:
-            os.fchmod(file.fileno(), FILE_MODE)  # the writer may have made a new file
+        aside.chmod(FILE_MODE)  # the writer may have made a new file
+        with aside.open("r+b") as file:  # Windows writes out only what is open for writing
             sync(file)
         aside.replace(path)
         sync_folder(path.parent)
@@ -119,6 +122,10 @@ def sweep_asides(folder: Path, *, older_than: float = 0) -> None:
 
 
 def _is_alive(process: int) -> bool:
+    if _WINDOWS:  # there, signal 0 is Ctrl-C
+        import psutil
+
+        return bool(psutil.pid_exists(process))
     try:
         os.kill(process, 0)
     except ProcessLookupError:
@@ -160,7 +167,7 @@ def open_file(path: Path) -> IO[bytes]:
     Raises:
         OSError: it cannot be opened, or is no plain file.
     """
-    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    handle = os.open(path, _READ_PLAINLY)
     try:
         mode = os.fstat(handle).st_mode
         if not stat.S_ISREG(mode):

@@ -227,6 +227,11 @@ class TrainSettings(Settings):
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = Field(
         0.0, description="share of the true class's target that is spread over all classes"
     )
+    class_weights: Literal["none", "balanced"] = Field(
+        "none",
+        description="how much an image's class counts: alike, or each class of a client as much as "
+        "its others, by the client's own numbers (rare classes more)",
+    )
     head_rounds: int = Field(
         0,
         ge=0,

@@ -1,18 +1,54 @@
-"""``feddg data``: look at images before training."""
+"""``feddg data``: get published images, and look at images before training."""
 
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
 from feddg.cli.common import JsonOption, QuietOption, print_json
 from feddg.cli.flags import ExperimentCommand, takes
 
-app = typer.Typer(help="Look at images before training.", no_args_is_help=True)
+app = typer.Typer(help="Get images, and look at them before training.", no_args_is_help=True)
 
 
 @app.callback()
 def data() -> None:
-    """Look at images before training."""
+    """Get images, and look at them before training."""
+
+
+@app.command("get")
+def get_data(
+    name: Annotated[str, typer.Argument(help="a published data set; docs/data_sets.md")],
+    root: Annotated[Path, typer.Option(help="the folder it goes to")],
+    accept_licence: Annotated[
+        bool, typer.Option("--accept-licence", help="you have read its licence and keep to it")
+    ] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="archives stay once unpacked")] = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Download a published data set, once its licence is accepted; it goes on where it was cut."""
+    from feddg.cli.progress import working
+    from feddg.data.data_set import DATA_SETS
+    from feddg.data.getting import about, get_data_set
+
+    definition = DATA_SETS.find(name)
+    typer.echo("\n".join(about(definition)))
+    publication = definition.publication
+    assert publication is not None
+    if not publication.files:
+        typer.echo("It has to be asked for by hand:")
+        for number, step in enumerate(publication.steps, start=1):
+            typer.echo(f"  {number}. {step}")
+        raise typer.Exit(1)
+    again = f"feddg data get {name} --root {root} --accept-licence"
+    if not accept_licence:
+        typer.echo(f"Nothing was downloaded. If you keep to its licence: {again}", err=True)
+        raise typer.Exit(1)
+    with working(quiet) as progress:
+        received = get_data_set(definition, root.expanduser(), progress, keep=keep)
+    for file, found in received.items():
+        typer.echo(f"sha256 {found}  {file}")
+    typer.echo(f"Now: feddg data inspect --data {name} --root {root}")
 
 
 @app.command("inspect", cls=ExperimentCommand)

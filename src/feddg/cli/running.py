@@ -20,6 +20,7 @@ from feddg.cli.common import (
 )
 from feddg.cli.flags import ExperimentCommand, takes
 from feddg.cli.parsing import whole_numbers
+from feddg.cli.weights import with_weights_at_hand
 
 app = typer.Typer()
 
@@ -48,6 +49,7 @@ def run(
     one is shown, an interrupted one continues.
     """
     kept = whole_numbers("--snapshots", snapshots) if snapshots else []
+    said = with_weights_at_hand(said, experiment)
     if dry_run:
         from feddg.cli.dry_run import show_experiment
 

@@ -107,14 +107,24 @@ class Client:
                 parameter.requires_grad_(True)
 
     def class_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Returns the cross-entropy that classes are trained by, with label smoothing if asked for.
+        """Returns the cross-entropy that classes are trained by: smoothed, weighted if asked for.
 
         Args:
             logits: ``(B, classes)``.
             labels: ``(B,)`` class ids.
         """
         smoothing = self.worker.train.label_smoothing
-        return nn.functional.cross_entropy(logits, labels, label_smoothing=smoothing)
+        return nn.functional.cross_entropy(
+            logits, labels, self._class_weights(logits), label_smoothing=smoothing
+        )
+
+    def _class_weights(self, logits: Tensor) -> Tensor | None:
+        """How much each class counts, ``(classes,)``; the mean over the client's images is 1."""
+        if self.worker.train.class_weights == "none":
+            return None
+        counts = self.training.labels.bincount(minlength=logits.shape[1]).to(logits)
+        held = (counts > 0).sum()
+        return counts.sum() / (held * counts.clamp(min=1))
 
     def stream(self, *names: str | int) -> torch.Generator:
         """Returns the client's own random stream of this round for a purpose."""

@@ -19,6 +19,8 @@ from feddg.settings import Settings
 Loader = Callable[..., ImageTable]
 ANY = "folder"
 """The data set whose preset serves all that have none of their own."""
+SCRATCH = "scratch"
+"""The preset laid over one with pretrained weights where an experiment has none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,6 +174,11 @@ def from_loader(name: str, load: Loader) -> DataSet:
 def presets() -> dict[str, Mapping[str, Any]]:
     """Returns experiment values by the name of their data set or protocol."""
     return {name: one.preset for name, one in DATA_SETS.items() if one.preset is not None}
+
+
+def expects_weights(preset: str) -> bool:
+    """Whether a preset's values are meant for a pretrained network."""
+    return (presets().get(preset) or {}).get("model", {}).get("weights") is not None
 
 
 def preset_of(source: str) -> str:

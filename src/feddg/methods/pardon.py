@@ -41,7 +41,12 @@ from feddg.messages import Message, joined
 from feddg.methods.base import Method
 from feddg.methods.catalogue import register
 from feddg.methods.reference import CONTENT_VARIANCE, EIGHT_BITS, HUE, CodeDifference, Reference
-from feddg.methods.style_exchange import LARGEST_MOMENT, StyleExchange, StyleSettings
+from feddg.methods.style_exchange import (
+    LARGEST_MOMENT,
+    StyleExchange,
+    StyleSettings,
+    members,
+)
 from feddg.rows import Groups
 from feddg.settings import Fraction
 from feddg.styles.finch import finch
@@ -238,11 +243,7 @@ class Pardon(StyleExchange, Method):
         if not (self.redraws and self.settings.server_clustering):
             return others
         _, labels = self._interpolated(descriptions)
-        members = [
-            tuple(id for (id, _), own in zip(descriptions, labels.tolist()) if own == label)
-            for label in range(int(labels.max()) + 1)
-        ]
-        return others | {"style": tuple(members)}
+        return others | {"style": members((id for id, _ in descriptions), labels)}
 
     def _interpolated(self, descriptions: Sequence[tuple[int, Message]]) -> tuple[Tensor, Tensor]:
         return interpolation_style(

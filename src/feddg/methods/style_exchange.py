@@ -1,11 +1,12 @@
 """What the methods that re-draw images in another style share: settings, codec, cached twins."""
 
 import hashlib
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
-from pydantic import AfterValidator, Field
+from pydantic import Field, field_validator
 from torch import Tensor
 
 from feddg.clients.client import Client
@@ -20,18 +21,10 @@ LARGEST_MOMENT = 1e4
 """No image in [0, 1] has features whose mean or deviation is larger than this."""
 
 
-def _known(codec: str) -> str:
-    try:
-        CODECS.find(codec)
-    except WeightsError as error:
-        raise ValueError(str(error)) from None
-    return codec
-
-
 class StyleSettings(MethodSettings):
     """Which codec, and how strongly it re-draws."""
 
-    codec: Annotated[str, AfterValidator(_known)] = Field(
+    codec: str = Field(
         "compact",
         description="what measures styles and re-draws: compact, colors, or the papers' vgg19",
     )
@@ -60,6 +53,27 @@ class StyleSettings(MethodSettings):
     def correction(self) -> int:
         """What is taken off the number of places in the content's variance."""
         return int(self.content_variance == "n-1")
+
+    @field_validator("codec")
+    @classmethod
+    def _known(cls, codec: str) -> str:
+        try:
+            CODECS.find(codec)
+        except WeightsError as error:
+            raise ValueError(str(error)) from None
+        return codec
+
+
+def members(ids: Iterable[int], groups: Tensor) -> tuple[tuple[int, ...], ...]:
+    """Returns the clients of each group.
+
+    Args:
+        ids: the clients, one for each entry of ``groups``.
+        groups: ``(N,)`` the group of each, counted from 0.
+    """
+    of = list(zip(ids, groups.tolist(), strict=True))
+    count = 1 + max((group for _, group in of), default=-1)
+    return tuple(tuple(id for id, own in of if own == group) for group in range(count))
 
 
 class StyleExchange:

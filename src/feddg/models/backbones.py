@@ -204,6 +204,23 @@ def _misfit(
     )
 
 
+def fetch_imagenet(backbone: str) -> None:
+    """Sees to it that ImageNet weights are on this machine; downloads them where they are not.
+
+    Raises:
+        WeightsError: there are none, or they cannot be downloaded.
+    """
+    import torchvision
+
+    try:
+        known = next(iter(torchvision.models.get_model_weights(backbone)))
+        there = Path(torch.hub.get_dir()) / "checkpoints" / Path(known.url).name
+    except ValueError:
+        there = None
+    if there is None or not there.is_file():
+        _imagenet(backbone)
+
+
 def _imagenet(backbone: str) -> dict[str, Tensor]:
     import torchvision
 
@@ -219,7 +236,8 @@ def _imagenet(backbone: str) -> dict[str, Tensor]:
     except (URLError, OSError, RuntimeError) as error:
         raise WeightsError(
             f"cannot download ImageNet weights for {backbone!r} ({error}). Without a network, give "
-            "a weights file (--weights FILE.safetensors) or train from scratch (--weights none)"
+            "a weights file (--weights FILE.safetensors) or train from scratch (--weights none, "
+            "which chooses a small network, image size and learning rate that learn)"
         ) from None
 
 

@@ -2,7 +2,6 @@
 
 import os
 import platform
-import resource
 import sys
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -59,5 +58,11 @@ def clients_table(images: Images) -> ClientsTable:
 
 def peak_memory() -> int:
     """Returns the largest resident memory of this process so far, in bytes."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such module
+        import psutil
+
+        return int(psutil.Process().memory_info().peak_wset)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024

@@ -1,0 +1,64 @@
+"""What a run does where a preset asks for pretrained weights that cannot be had."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from feddg.experiment import Experiment
+
+
+def with_weights_at_hand(said: dict[str, Any], file: Path | None) -> dict[str, Any]:
+    """Returns what is said, or that without weights, where a preset's cannot be downloaded.
+
+    Weights that the user names stay: then it is an error that they cannot be had. A network that
+    is to learn from scratch because nobody has weights is told of in a line.
+
+    Args:
+        said: the fields that flags set.
+        file: the experiment file below them.
+
+    Raises:
+        ExperimentError: together they are no valid experiment.
+    """
+    from feddg.data.data_set import SCRATCH
+    from feddg.experiment import expand, load_experiment, read_fields
+    from feddg.origins import explain
+    from feddg.settings import merge
+
+    below = read_fields(file, expand(said))
+    named = merge(below, expand(said))
+    chosen = load_experiment(file, said)
+    if chosen.data.root is not None and not chosen.data.root.is_dir():
+        return said  # which is an error, and the one thing to say
+    unsaid = not named.get("preset") and not {"weights", "backbone"} & {*named.get("model", {})}
+    if unsaid and not _can_be_had(chosen):
+        said = merge(said, {"model": {"weights": None}})
+    found = explain(said, below)
+    if any(setting.source.startswith(f"preset {SCRATCH}") for setting in found.values()):
+        backbone, size, rate, rounds = (
+            found[path].value
+            for path in ("model.backbone", "data.image_size", "train.lr", "train.rounds")
+        )
+        typer.echo(
+            f"no pretrained weights: {backbone} at {size} pixels learns from scratch, learning "
+            f"rate {rate:g}, {rounds} rounds; expect less than with weights from ImageNet "
+            "(--weights imagenet, or a file)",
+            err=True,
+        )
+    return said
+
+
+def _can_be_had(experiment: "Experiment") -> bool:
+    if experiment.model.weights != "imagenet":
+        return True
+    from feddg.errors import WeightsError
+    from feddg.models.backbones import fetch_imagenet
+
+    try:
+        fetch_imagenet(experiment.model.backbone)
+    except WeightsError as error:
+        typer.echo(f"{error}. Nothing was said of weights, so it is the latter", err=True)
+        return False
+    return True

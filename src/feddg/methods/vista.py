@@ -1,0 +1,195 @@
+"""VISTA: views in the styles of all clients' groups and under random convolutions, then averaged.
+
+What the field's methods gain, taken one by one, comes from three things: images in styles that a
+client has not seen, textures that nobody has seen, and a model that is a mean over rounds. VISTA
+is these three and nothing else. Every client sends one colour style, six numbers. The server
+groups them and sends the groups' styles back. In training each step shows a few versions of its
+images: each image moved towards the style of a random group, all of them partly through a
+convolution with random weights. The versions must be classified right, and alike. What is served
+is the mean of the later rounds' models.
+
+Ours. The parts: styles and their groups, PARDON (Nguyen et al. 2025, Eq. 1 to 4); random
+convolutions and consistency, RandConv (Xu et al. 2021); the mean, SWAD and others
+(docs/serving_weights.md).
+
+Equations:
+    S_k = (1/n) sum_j (mu(C_j), sigma(C_j)) over the FINCH clusters of client k's images     (1)
+    G_1, ..., G_M = FINCH(S_1, ..., S_N);    T_m = mean_(k in G_m) S_k                       (2)
+    v = (1 - u) x + u [sigma(T_m) (x - mu(x)) / sigma(x) + mu(T_m)],  u ~ U(0, strength)     (3)
+    x_j = (1 - a) v + a (v * w),    w ~ N(0, 1 / (3 k^2)),  k in {1, 3, 5, 7},  a ~ U(0, 1)   (4)
+    L = mean_j CE(g(f(x_j)), y) + weight * mean_j KL(p_j || mean p),   j = 1, ..., versions    (5)
+
+    with the moments of the image itself where the codec is ``colors``. m and u are drawn for
+    every image and version, k, w and a for every version, and (3) and (4) are each left out of a
+    version with a probability.
+
+Leaves the client:
+    Before round 1 one style, 2 x 3 numbers with the codec ``colors``. Then the network, as in
+    FedAvg.
+
+Published code:
+    None; it is ours.
+
+Decisions:
+    The median of PARDON is one style for all; the groups' styles are several, so a client meets
+    what others' images look like, and no single client's style leaves the server where a group has
+    several. A group of one is that client's style: with ``median`` the one style of PARDON is sent
+    instead.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Generator, Tensor
+
+from feddg.clients.client import Client
+from feddg.clients.examples import Batch
+from feddg.forms import Sent
+from feddg.messages import Message, joined
+from feddg.methods.base import Method
+from feddg.methods.catalogue import register
+from feddg.methods.randconv import KERNELS, convolved, divergence_from_mean, random_kernel
+from feddg.methods.reference import Reference
+from feddg.methods.style_exchange import (
+    LARGEST_MOMENT,
+    StyleExchange,
+    StyleSettings,
+    members,
+)
+from feddg.rows import Groups
+from feddg.settings import Fraction
+from feddg.styles.codec import adain
+from feddg.styles.finch import finch
+from feddg.styles.interpolate import client_style, interpolation_style
+
+
+class VistaSettings(StyleSettings):
+    """Hyper-parameters of VISTA."""
+
+    codec: str = Field("colors", description="what measures styles and re-draws")
+    strength: Fraction = Field(1.0, description="largest u, of Eq. 3")
+    twins: Literal["on_the_fly"] = Field("on_the_fly", description="drawn anew in every step")
+    styles: Literal["groups", "median"] = Field(
+        "groups", description="what the server sends: the groups' styles, or PARDON's one"
+    )
+    versions: int = Field(2, ge=1, description="versions of each image per step")
+    style_probability: Fraction = Field(0.5, description="of Eq. 3, per version")
+    convolution_probability: Fraction = Field(1.0, description="of Eq. 4, per version")
+    consistency_weight: float = Field(10.0, ge=0, description="weight of the divergence, Eq. 5")
+
+
+@register
+class Vista(StyleExchange, Method):
+    """Versions in the groups' styles and under random convolutions, classified alike."""
+
+    name = "vista"
+    title = "VISTA"
+    summary = "views in all groups' styles under random convolutions, consistent (ours)"
+    reference = Reference("none: a method of this project")
+    settings: VistaSettings
+    presets: ClassVar[dict[str, dict[str, Any]]] = {"*": {"server": {"serve": "tail"}}}
+    sends: ClassVar[dict[str, Sent]] = Method.sends | {
+        "describe/style": Sent(
+            "one style vector, the mean over the clusters of its images",
+            lambda method, known: (2, method.codec().channels),
+            low=-LARGEST_MOMENT,
+            high=LARGEST_MOMENT,
+            when=lambda method: method.exchanges,
+        )
+    }
+    excludes: ClassVar[dict[str, str]] = {
+        "csac": "csac aligns the one pass of a batch, but vista makes several; choose one",
+        "fedig": "fedig passes the batch's own images a second time, vista versions; choose one",
+        "pardon": "pardon and vista each exchange styles and re-draw images; choose one",
+        "ccst": "ccst and vista each exchange styles and re-draw images; choose one",
+        "randconv": "vista has random convolutions of its own",
+    }
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether styles are used, and so exchanged."""
+        return self.settings.style_probability > 0
+
+    @property
+    def has_setup(self) -> bool:
+        """Styles are exchanged unless none is used; a method composed with may differ."""
+        others = (part for part in type(self).__mro__ if part not in (Vista, Method))
+        return self.exchanges or any("describe" in vars(part) for part in others)
+
+    def describe(self, client: Client) -> Message:
+        """The client's style (Eq. 1): mean over the FINCH clusters of its images."""
+        others = super().describe(client)
+        if not self.exchanges:
+            return joined(others)
+        moments = self.moments(client)
+        clusters = finch(moments.styles().flatten(1).numpy()).coarsest
+        style = client_style(moments, torch.from_numpy(clusters))
+        return joined(others, Message({"style": style.float()}))
+
+    def agree(self, descriptions: Iterable[tuple[int, Message]]) -> Message:
+        """The groups' styles, ``(M, 2, C)`` (Eq. 2)."""
+        descriptions = list(descriptions)
+        others = super().agree(descriptions)
+        if not self.exchanges:
+            return joined(others)
+        styles, labels, median = _grouped(descriptions)
+        if self.settings.styles == "median":
+            sent = median[None]
+        else:
+            sent = torch.stack([styles[labels == label].mean(0) for label in labels.unique()])
+        return joined(others, Message({"styles": sent.float()}))
+
+    def groups(self, descriptions: Sequence[tuple[int, Message]]) -> Groups:
+        """The groups of clients with similar styles."""
+        others = super().groups(descriptions)
+        if not self.exchanges:
+            return others
+        _, labels, _ = _grouped(descriptions)
+        return others | {"style": members((id for id, _ in descriptions), labels)}
+
+    def loss(self, client: Client, batch: Batch) -> dict[str, Tensor]:
+        """Cross-entropy of all versions and their divergence (Eq. 5)."""
+        network, chosen = client.network, self.settings
+        chance = client.stream("vista", client.steps)
+        embeddings = [
+            network.features(self._version(client, batch.images, chance))
+            for _ in range(chosen.versions)
+        ]
+        terms = self.head_loss(client, batch, embeddings[0])
+        if len(embeddings) == 1:
+            return terms
+        logits = torch.stack([network.classifier(each) for each in embeddings])
+        losses = [client.class_loss(each, batch.labels) for each in logits[1:]]
+        terms["cross_entropy"] = torch.stack([terms["cross_entropy"], *losses]).mean()
+        if chosen.consistency_weight:
+            terms["consistency"] = chosen.consistency_weight * divergence_from_mean(logits)
+        return terms
+
+    def _version(self, client: Client, images: Tensor, chance: Generator) -> Tensor:
+        chosen = self.settings
+        styled, filtered, share, size = torch.rand(4, generator=chance).tolist()
+        if client.agreed is not None and styled < chosen.style_probability:
+            images = self._restyled(images, client.agreed.tensors["styles"], chance)
+        if filtered < chosen.convolution_probability:
+            kernel = random_kernel(KERNELS[int(size * len(KERNELS))], chance)
+            images = convolved(client.network, images, kernel, share)
+        return images
+
+    def _restyled(self, images: Tensor, styles: Tensor, chance: Generator) -> Tensor:
+        """Moves each image a random way towards the style of a random group (Eq. 3)."""
+        drawn = torch.randint(len(styles), (len(images),), generator=chance)
+        share = torch.rand(len(images), 1, 1, 1, generator=chance) * self.settings.strength
+        codec = self.codec().to(images.device)
+        with torch.no_grad():
+            maps = adain(codec.encode(images), styles.to(images.device)[drawn.to(images.device)])
+            redrawn = codec.decode(maps, (images.shape[-2], images.shape[-1]))
+            return images.lerp(redrawn.to(images), share.to(images))
+
+
+def _grouped(descriptions: Sequence[tuple[int, Message]]) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns all styles ``(N, 2, C)``, the group of each, and the median of the groups' means."""
+    styles = torch.stack([message.tensors["style"] for _, message in descriptions])
+    median, labels = interpolation_style(styles)
+    return styles, labels, median

@@ -1,0 +1,146 @@
+"""``feddg data get``: licence first, then the files, then what to do next."""
+
+import hashlib
+import io
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import published_trees
+from feddg.data import download
+from feddg.data.data_set import DATA_SETS, DataSet, Publication, PublishedFile, register_data_set
+from feddg.data.images import from_folder
+from file_server import Served, serving
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+    monkeypatch.setattr(download, "PAUSE", 0.0)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    len(DATA_SETS)
+    monkeypatch.setattr(DATA_SETS, "_found", dict(DATA_SETS._found))
+    with serving() as served:
+        yield served
+
+
+def archive(tmp_path: Path) -> bytes:
+    """Images of two domains and two classes, in a tar file."""
+    published_trees.images(tmp_path / "made", ["north/a", "north/b", "south/a", "south/b"])
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w:gz") as packed:
+        packed.add(tmp_path / "made", "pictures")
+    return content.getvalue()
+
+
+def register(server: Served, content: bytes, checksum: str = "") -> None:
+    server.files = {"/pictures.tgz": content, "/list.txt": b"a list"}
+    register_data_set(
+        DataSet(
+            name="pictures",
+            summary="Pictures (Somebody 2020): two classes in two domains",
+            load=lambda root: from_folder(root / "v1/pictures"),
+            publication=Publication(
+                citation="S. Body, Pictures, 2020",
+                address="https://example.org/pictures",
+                licence="CC BY 4.0",
+                files=(
+                    PublishedFile(
+                        address=f"{server.address}/pictures.tgz",
+                        name="pictures.tgz",
+                        bytes=len(content),
+                        checksum=checksum,
+                        into="v1",
+                    ),
+                    PublishedFile(
+                        address=f"{server.address}/list.txt", name="list.txt", unpack=False
+                    ),
+                ),
+            ),
+        )
+    )
+
+
+def test_nothing_is_downloaded_before_the_licence_is_accepted(feddg, server, tmp_path) -> None:
+    register(server, archive(tmp_path))
+    code, out, err = feddg("data", "get", "pictures", "--root", "here")
+    assert code == 1
+    assert "Cite: S. Body, Pictures, 2020" in out
+    assert "Licence: CC BY 4.0" in out
+    assert "https://example.org/pictures" in out
+    assert "no checksum published" in out
+    assert "feddg data get pictures --root here --accept-licence" in err
+    assert server.asked == []
+    assert not Path("here").exists()
+
+
+def test_it_comes_is_unpacked_and_can_be_inspected(feddg, server, tmp_path) -> None:
+    content = archive(tmp_path)
+    register(server, content, f"sha256:{hashlib.sha256(content).hexdigest()}")
+    server.cuts[:] = [16384 // 8]
+    arguments = ("data", "get", "pictures", "--root", "here", "--accept-licence")
+    code, out, err = feddg(*arguments)
+    assert (code, err) == (0, "")
+    assert out.index("Licence") < out.index("sha256 ")
+    assert f"sha256 {hashlib.sha256(content).hexdigest()}  pictures.tgz" in out
+    assert "feddg data inspect --data pictures --root here" in out
+    assert Path("here/list.txt").read_bytes() == b"a list"
+    assert not Path("here/pictures.tgz").exists(), "an archive goes once it is unpacked"
+    code, out, _ = feddg("data", "inspect", "--data", "pictures", "--root", "here", "--json")
+    assert code == 0
+    assert '"images": 8' in out
+    asked = len(server.asked)
+    assert feddg(*arguments)[0] == 0
+    assert len(server.asked) == asked, "what has been received is not asked for again"
+
+
+def test_archives_are_kept_where_asked(feddg, server, tmp_path) -> None:
+    register(server, archive(tmp_path))
+    arguments = ("data", "get", "pictures", "--root", "here", "--accept-licence", "--keep")
+    assert feddg(*arguments)[0] == 0
+    assert Path("here/pictures.tgz").is_file()
+
+
+@pytest.mark.parametrize("fault", ["checksum", "gone", "no archive"])
+def test_faults_end_in_one_line(feddg, server, tmp_path, fault) -> None:
+    content = b"<html>" if fault == "no archive" else archive(tmp_path)
+    register(server, content, "md5:" + "0" * 32 if fault == "checksum" else "")
+    if fault == "gone":
+        server.files = {}
+    code, _, err = feddg("data", "get", "pictures", "--root", "here", "--accept-licence")
+    assert code == 1
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert not Path("here/v1/pictures").exists()
+
+
+def test_what_has_to_be_asked_for_prints_the_steps(feddg) -> None:
+    code, out, _ = feddg("data", "get", "office_home", "--root", "here", "--accept-licence")
+    assert code == 1
+    assert "H. Venkateswara" in out
+    assert "1. Open the address" in out
+    assert "2. Unpack" in out
+    assert not Path("here").exists()
+
+
+@pytest.mark.parametrize("name", ["digits", "folder", "table", "fedig"])
+def test_what_is_not_published_is_not_got(feddg, name) -> None:
+    code, _, err = feddg("data", "get", name, "--root", "here")
+    assert code == 1
+    assert "not one that is downloaded" in err
+
+
+def test_an_unknown_name_suggests_the_nearest(feddg) -> None:
+    code, _, err = feddg("data", "get", "camelyon", "--root", "here")
+    assert code == 1
+    assert "did you mean 'camelyon17'" in err
+
+
+def test_published_files_are_named_by_https_and_their_checksums_by_kind() -> None:
+    for one in DATA_SETS.values():
+        for file in one.publication.files if one.publication else ():
+            assert file.address.startswith("https://")
+            kind, _, digits = file.checksum.partition(":")
+            assert len(digits) == {"": 0, "md5": 32, "sha256": 64}[kind]

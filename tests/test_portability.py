@@ -1,0 +1,72 @@
+"""Nothing in the package needs a module, or a call, that only Unix has."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from feddg import files
+from feddg.runs.facts import peak_memory
+
+UNIX_ONLY = ("fcntl", "grp", "posix", "pty", "pwd", "resource", "syslog", "termios", "tty")
+
+EVERY_MODULE = """
+import builtins, importlib, pkgutil, sys
+
+UNIX_ONLY, TRULY = set(sys.argv[1].split(",")), builtins.__import__
+
+def guarded(name, globals=None, *rest, **more):
+    asking = (globals or {}).get("__name__") or ""
+    if name.partition(".")[0] in UNIX_ONLY and asking.partition(".")[0] == "feddg":
+        raise ModuleNotFoundError(f"{asking} imports {name}", name=name)
+    return TRULY(name, globals, *rest, **more)
+
+builtins.__import__ = guarded
+import feddg
+
+count = 0
+for module in pkgutil.walk_packages(feddg.__path__, "feddg."):
+    if module.name == "feddg.__main__":
+        continue
+    try:
+        importlib.import_module(module.name)
+        count += 1
+    except ModuleNotFoundError as error:  # an extra that is not installed
+        if error.name in UNIX_ONLY or error.name.startswith("feddg"):
+            raise
+print(count)
+"""
+
+
+def test_every_module_is_imported_without_the_modules_of_unix():
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", EVERY_MODULE, ",".join(UNIX_ONLY)],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert int(done.stdout) > 200
+
+
+def test_peak_memory_is_told_where_there_is_no_resource_module(monkeypatch):
+    psutil = pytest.importorskip("psutil")
+    monkeypatch.setitem(sys.modules, "resource", None)
+
+    class Info:
+        peak_wset = 123_456_789
+
+    monkeypatch.setattr(psutil.Process, "memory_info", lambda self: Info())
+    assert peak_memory() == 123_456_789
+
+
+def test_on_windows_no_process_is_sent_a_signal_to_see_whether_it_lives(monkeypatch, tmp_path):
+    psutil = pytest.importorskip("psutil")
+    monkeypatch.setattr(files, "_WINDOWS", True)
+    monkeypatch.setattr(os, "kill", lambda *_: pytest.fail("signal 0 is Ctrl-C on Windows"))
+    monkeypatch.setattr(psutil, "pid_exists", lambda process: process == 1)
+    for process in (1, 2):
+        (tmp_path / f".rows.json.{process}.7").write_text("half")
+    files.sweep_asides(tmp_path)
+    assert [entry.name for entry in tmp_path.iterdir()] == [".rows.json.1.7"]

@@ -1,0 +1,127 @@
+"""The pages: links lead somewhere, commands exist, the reference is complete."""
+
+import importlib.util
+import re
+
+import click
+import pytest
+import typer
+
+from documented_commands import ROOT, Shown, pages, shown_commands
+from feddg.cli import app
+from feddg.settings import ExperimentSettings, leaves
+
+LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+COMMANDS = [shown for page in pages() for shown in shown_commands(page)]
+
+
+def module(name):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
+
+
+def anchors(text):
+    """The anchors of a page's headings, as GitHub and the site make them."""
+    plain = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    heads = re.findall(r"^#+ (.+)$", plain, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).strip().replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_every_link_leads_somewhere(page):
+    text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text("utf-8"), flags=re.DOTALL)
+    for target in LINK.findall(text):
+        file, _, anchor = target.partition("#")
+        if ":" in file:
+            continue
+        goal = (page.parent / file).resolve() if file else page
+        assert goal.exists(), f"{page}: {target}"
+        if anchor and goal.suffix == ".md":
+            assert anchor in anchors(goal.read_text("utf-8")), f"{page}: {target}"
+
+
+def parsed(shown: Shown) -> click.Context:
+    """Reads a command as the command line would, without carrying it out."""
+    command, words = typer.main.get_command(app), list(shown.words[1:])
+    context = click.Context(command, info_name="feddg")
+    while isinstance(command, click.Group):
+        name = words.pop(0)
+        found = command.get_command(context, name)
+        assert found is not None, f"no command {name}"
+        command = found
+    return command.make_context(shown.words[0], words, parent=context)
+
+
+@pytest.mark.parametrize("shown", COMMANDS, ids=str)
+def test_every_command_is_one_that_there_is(shown):
+    if "--help" in shown.words or len(shown.words) == 1:
+        shown = Shown(shown.page, tuple(word for word in shown.words if word != "--help"))
+        if len(shown.words) < 2:
+            return
+    try:
+        parsed(shown)
+    except click.UsageError as error:
+        pytest.fail(f"{shown}: {error.format_message()}")
+
+
+def test_commands_are_found():
+    assert len(COMMANDS) > 40
+    assert {shown.page for shown in COMMANDS} >= {"README.md", "docs/guide.md", "docs/howto.md"}
+
+
+def test_a_command_that_there_is_not_is_noticed():
+    with pytest.raises(click.UsageError):
+        parsed(Shown("x", ("feddg", "run", "--no-such-flag")))
+
+
+def test_the_reference_has_every_setting_and_every_command():
+    made = module("generate_reference").pages()
+    fields = leaves(ExperimentSettings().model_dump(mode="json"))
+    for path in fields:
+        if path != "guards":
+            assert f"`{path}`" in made["settings.md"], path
+    for shown in COMMANDS:
+        command = " ".join(parsed_name(shown))
+        assert command == "feddg" or f"## `{command}`" in made["command_line.md"]
+
+
+def parsed_name(shown):
+    command, name = typer.main.get_command(app), ["feddg"]
+    for word in shown.words[1:]:
+        if not isinstance(command, click.Group):
+            break
+        command = command.get_command(click.Context(command), word)
+        if command is None:
+            break
+        name.append(word)
+    return name
+
+
+@pytest.mark.slow
+def test_the_site_is_built_without_a_warning(tmp_path):
+    pytest.importorskip("mkdocs", reason="needs the extra docs")
+    import subprocess
+    import sys
+
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert (tmp_path / "reference" / "settings.html").is_file()
+
+
+def test_links_are_turned_to_the_pages_of_the_site():
+    pytest.importorskip("mkdocs", reason="needs the extra docs")
+    linked = module("site_pages").linked
+    known = {"index.md", "contributing.md", "guide.md", "methods/README.md", "compare.md"}
+    assert linked("[a](docs/guide.md#x)", "index.md", known) == "[a](guide.md#x)"
+    assert linked("[a](../CONTRIBUTING.md)", "guide.md", known) == "[a](contributing.md)"
+    assert linked("[a](../compare.md)", "methods/README.md", known) == "[a](../compare.md)"
+    assert linked("[a](LICENSE)", "index.md", known) == "a"
+    assert linked("`[A][B]` [A][B]", "guide.md", known) == "`[A][B]` [A]\\[B]"
+    assert linked("[a](no_page.md)", "guide.md", known) == "[a](no_page.md)"
