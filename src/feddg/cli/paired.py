@@ -33,8 +33,8 @@ def paired(
 
     if split not in SPLITS:
         raise RunError(f"unknown split {split!r}; there are: {', '.join(SPLITS)}")
-    results = [read_image_results(folder, which) for folder in (first, second)]
-    found = compare_images(*results, split)
+    one, other = (read_image_results(folder, which) for folder in (first, second))
+    found = compare_images(one, other, split)
     if as_json:
         print_json(asdict(found))
         return

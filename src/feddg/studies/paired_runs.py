@@ -123,7 +123,7 @@ def compare_images(
     labels = numpy.searchsorted(names, one.columns["label"])
     predicted = [numpy.searchsorted(names, run.columns["predicted"]) for run in (one, other)]
     domains, of_domain = numpy.unique(one.columns["domain"], return_inverse=True)
-    cells = _Cells.of(of_domain, labels, *predicted, len(names))
+    cells = _Cells.of(of_domain, labels, (predicted[0], predicted[1]), len(names))
     found = list(_differences(cells, draws))
     return PairedRuns(
         len(one),
@@ -183,11 +183,10 @@ class _Cells:
         cls,
         domain: numpy.ndarray,
         labels: numpy.ndarray,
-        first: numpy.ndarray,
-        second: numpy.ndarray,
+        predicted: tuple[numpy.ndarray, numpy.ndarray],
         classes: int,
     ) -> "_Cells":
-        rows = numpy.stack([domain, labels * classes + first, labels * classes + second])
+        rows = numpy.stack([domain, *(labels * classes + own for own in predicted)])
         (domains, one, other), counts = numpy.unique(rows, axis=1, return_counts=True)
         return cls(counts, domains, (one, other), classes)
 
