@@ -213,6 +213,24 @@ def _splits(experiment: Experiment, table: ImageTable, bad: list[BadImage]) -> S
     )
 
 
+def is_split(experiment: Experiment, table: ImageTable) -> bool:
+    """Whether it is said how images are split: by the experiment, or by an official split.
+
+    Where the domains of a data set are known by name, one of them is meant to be held out, and a
+    split inside domains is not enough.
+    """
+    data, held = experiment.data, experiment.hold_out
+    if held.test or held.val or data.split_file is not None:
+        return True
+    named = DATA_SETS.find(data.source).domains
+    return table.split is not None and not (named and _in_domain(table))
+
+
+def _in_domain(table: ImageTable) -> bool:
+    """Whether there is an official split that holds no domain out."""
+    return table.split is not None and {"train", "id_val", "id_test"}.issuperset(table.split)
+
+
 def first_names(names: Sequence[str], shown: int = 12) -> str:
     """Returns the first names, and how many more there are."""
     more = f" and {len(names) - shown} more" if len(names) > shown else ""

@@ -10,14 +10,15 @@ from pathlib import Path
 from feddg.errors import RunError
 from feddg.files import replace_text, why
 from feddg.messages import Weights
+from feddg.methods.base import has_global_model
 from feddg.methods.catalogue import title_of
 from feddg.runs.checkpoints import checkpoint_weights
 from feddg.runs.prepare import Progress, cache_folder
 from feddg.runs.reading import read_run
+from feddg.runs.subject import Subject, load_subject
 from feddg.studies.feature_maps import feature_maps
 from feddg.studies.grey_levels import grey_levels
 from feddg.studies.loss_landscape import loss_landscape
-from feddg.studies.subject import Subject, load_subject
 
 ANALYSES = "analyses.json"
 
@@ -42,6 +43,9 @@ def analyse(
         FeddgError: the run has no model, or ``beside`` has another network.
     """
     subject = load_subject(Path(folder), cache or cache_folder(), progress)
+    if not has_global_model(subject.method, subject.worker.network):
+        name = subject.method.name
+        raise RunError(f"{folder}: under {name} there is no global model to look into")
     rival = None if beside is None else _rival(Path(beside), subject)
     rival_name = "" if beside is None else f"{title_of(read_run(Path(beside)).method)} model"
     content = {

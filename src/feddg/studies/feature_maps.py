@@ -1,5 +1,6 @@
 """t-SNE maps of features by class and by domain, as training goes on (PARDON, Figure 1)."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,14 +9,16 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from sklearn.manifold import TSNE
+from torch import Tensor
 
+from feddg.data.pixels import as_unit
 from feddg.errors import RunError
 from feddg.files import is_file, why
 from feddg.messages import Weights
 from feddg.randomness import stream
 from feddg.runs.folder import SNAPSHOTS
 from feddg.runs.prepare import Progress
-from feddg.studies.subject import Subject, over_batches
+from feddg.runs.subject import Subject
 
 PER_DOMAIN = 150
 
@@ -69,3 +72,14 @@ def _some_of_each_domain(subject: Subject) -> numpy.ndarray:
         chance = stream(subject.experiment.seed, "t-SNE", int(domain))
         chosen.append(own[torch.randperm(len(own), generator=chance)[:PER_DOMAIN].numpy()])
     return numpy.concatenate(chosen)
+
+
+def over_batches(subject: Subject, rows: numpy.ndarray, work: Callable[[Tensor], Tensor]) -> Tensor:
+    """What ``work`` makes of the images of some rows, on the CPU in float32."""
+    worker, size = subject.worker, subject.experiment.evaluate.batch_size
+    with torch.inference_mode(), worker.autocast():
+        parts = [
+            work(as_unit(subject.images.pixels.gather(part), worker.device)).float().cpu()
+            for part in torch.from_numpy(rows).split(size)
+        ]
+    return torch.cat(parts)

@@ -11,7 +11,7 @@ from feddg.methods.base import Method
 from feddg.methods.showing import Redraws
 from feddg.rows import client_name
 from feddg.runs.prepare import Progress
-from feddg.studies.subject import Subject
+from feddg.runs.subject import Subject
 
 MOST_CLIENTS, GREY_IMAGES, GREY_BINS = 6, 64, 32
 

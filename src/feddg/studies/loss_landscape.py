@@ -15,7 +15,8 @@ from feddg.messages import Update, Weights
 from feddg.randomness import stream
 from feddg.rows import client_name
 from feddg.runs.prepare import Progress
-from feddg.studies.subject import Subject, over_batches
+from feddg.runs.subject import Subject
+from feddg.studies.feature_maps import over_batches
 
 LANDSCAPE_IMAGES, GRID = 256, 15
 ON_ONE_LINE = 1e-5

@@ -1,21 +1,18 @@
-"""A finished run, made ready to be looked into."""
+"""A finished run, ready to be looked into: its images, method, network and checkpoint."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from feddg.clients.worker import Worker
-from feddg.data.pixels import as_unit
 from feddg.errors import RunError
 from feddg.experiment import Experiment, load_stored
 from feddg.federation.turns import load_weights
 from feddg.files import is_file
 from feddg.messages import Weights
-from feddg.methods.base import Method, State, has_global_model
+from feddg.methods.base import Method, State
 from feddg.runs.folder import EXPERIMENT, RunFolder
 from feddg.runs.prepare import Images, Progress, build, build_worker, load_images
 from feddg.runs.same_images import ImagesNow, check_images
@@ -23,7 +20,17 @@ from feddg.runs.same_images import ImagesNow, check_images
 
 @dataclass(frozen=True)
 class Subject:
-    """A finished run, ready to be looked into."""
+    """A finished run, ready to be looked into.
+
+    Attributes:
+        experiment: what was run.
+        images: who holds what.
+        method: what was trained.
+        worker: its network, on its device.
+        first: the network's state before training.
+        state: the server's after the last round.
+        memories: what clients remember, by id.
+    """
 
     experiment: Experiment
     images: Images
@@ -45,15 +52,10 @@ class Subject:
 
 
 def load_subject(folder: Path, cache: Path, progress: Progress) -> Subject:
-    """Reads a run and its images.
-
-    Args:
-        folder: the run.
-        cache: folder for decoded pixels and twins.
-        progress: called with (what, done, total).
+    """Reads a run's folder, loads its images and builds its network.
 
     Raises:
-        RunError: there is no run, no completed round, or no model that all clients share.
+        FeddgError: the folder holds no completed round, or its images are not those of the run.
     """
     if not is_file(folder / EXPERIMENT):
         raise RunError(f"{folder} holds no run: there is no {EXPERIMENT} in it")
@@ -65,19 +67,6 @@ def load_subject(folder: Path, cache: Path, progress: Progress) -> Subject:
     check_images(folder, lambda: ImagesNow(cache)(experiment))
     images = load_images(experiment, cache, progress)
     method, network = build(experiment, len(images.table.class_names))
-    if not has_global_model(method, network):
-        raise RunError(f"{folder}: under {method.name} there is no global model to look into")
     first = {name: tensor.detach().clone() for name, tensor in network.state_dict().items()}
     worker = build_worker(experiment, network, cache)
     return Subject(experiment, images, method, worker, first, checkpoint.state, checkpoint.memories)
-
-
-def over_batches(subject: Subject, rows: numpy.ndarray, work: Callable[[Tensor], Tensor]) -> Tensor:
-    """What ``work`` makes of the images of some rows, on the CPU in float32."""
-    worker, size = subject.worker, subject.experiment.evaluate.batch_size
-    with torch.inference_mode(), worker.autocast():
-        parts = [
-            work(as_unit(subject.images.pixels.gather(part), worker.device)).float().cpu()
-            for part in torch.from_numpy(rows).split(size)
-        ]
-    return torch.cat(parts)
