@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from feddg.csv_cells import as_cell
 from feddg.errors import DataError
 from feddg.studies.prediction import Prediction
 
 TEXT_SUFFIXES = (".csv", ".jsonl")
 SUFFIXES = (*TEXT_SUFFIXES, ".parquet")
-FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 
 
 def columns(class_names: Sequence[str], probabilities: bool) -> list[str]:
@@ -33,7 +33,7 @@ def csv_text(rows: Sequence[Sequence[Any]]) -> str:
     """Returns rows as lines of CSV; texts that a spreadsheet would compute begin with ``'``."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerows([_plain(cell) for cell in row] for row in rows)
+    writer.writerows([as_cell(cell) for cell in row] for row in rows)
     return text.getvalue()
 
 
@@ -102,8 +102,3 @@ class ParquetRows:
 def _rounded(value: float | None) -> float | None:
     """Six decimals: the digits that do not depend on the machine."""
     return None if value is None else round(value, 6)
-
-
-def _plain(cell: Any) -> Any:
-    risky = isinstance(cell, str) and cell.startswith(FORMULA_STARTS)
-    return f"'{cell}" if risky else cell
