@@ -57,7 +57,8 @@ def test_every_command_of_the_page_does_what_it_says(place):
     make, inspect, train, predict, export, serve, ask = found
     carry_out(make, place)
     assert "photo" in carry_out(inspect, place)
-    carry_out(train, place)
+    # Shorter than on the page: what is learned is not looked at here.
+    carry_out(train.replace("--local-epochs 8", "--local-epochs 1"), place)
     (run,) = (place / "runs").iterdir()
     assert (run / "report.html").is_file()
     assert "95 % interval" in (run / "model_card.md").read_text("utf-8")

@@ -24,9 +24,9 @@ def columns(class_names: Sequence[str], probabilities: bool) -> list[str]:
 def cells(row: Prediction, classes: int, probabilities: bool) -> list[Any]:
     """Returns what a prediction holds, column by column; None where there is nothing."""
     unlike = None if row.unlike_training is None else ("yes" if row.unlike_training else "no")
-    found = [row.file, row.label, _rounded(row.confidence), _rounded(row.energy), unlike]
+    found = [row.file, row.label, rounded(row.confidence), rounded(row.energy), unlike]
     shares = row.probabilities or (None,) * classes
-    return [*found, row.reason, *(_rounded(share) for share in shares if probabilities)]
+    return [*found, row.reason, *(rounded(share) for share in shares if probabilities)]
 
 
 def csv_text(rows: Sequence[Sequence[Any]]) -> str:
@@ -99,6 +99,6 @@ class ParquetRows:
         self._writer.close()
 
 
-def _rounded(value: float | None) -> float | None:
-    """Six decimals: the digits that do not depend on the machine."""
+def rounded(value: float | None) -> float | None:
+    """Returns six decimals of a number: the digits that do not depend on the machine."""
     return None if value is None else round(value, 6)
