@@ -10,8 +10,8 @@ pytest.importorskip("flwr", reason="Flower is an optional extra")
 
 from feddg.api import run
 from feddg.errors import ExperimentError
+from feddg.flower.deployment_config import Deployment as Config
 from feddg.flower.parcels import Parcel
-from feddg.flower.server_app import Deployment as Config
 from feddg.runs.reading import read_rows
 from federations import same
 from flower_grid import SMALL, Deployment, experiment, ledger, weights
@@ -42,8 +42,8 @@ def test_flower_gives_the_bits_of_the_in_process_transport(case, tmp_path, monke
 
     original = Guards.protect
 
-    def noted(self, update, received, told):
-        update = original(self, update, received, told)
+    def noted(self, update, received, told, *more):
+        update = original(self, update, received, told, *more)
         left[where].append((update.client, update.keep().weights, dict(update.extras.scalars)))
         return update
 
