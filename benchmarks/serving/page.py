@@ -20,10 +20,12 @@ from feddg.comparing.intervals import (
 from feddg.comparing.kept_results import KeptResult, KeptResults
 from feddg.errors import ExperimentError
 from feddg.methods.composition import method_class
-from feddg.rows import ID_TEST
+from feddg.rows import ID_TEST, VAL
 from feddg.runs.selection_rules import BEST_IN_DOMAIN, EMA_MEAN, FINAL, TAIL_MEAN
 
 BEGIN, END = "<!-- tables -->", "<!-- end of tables -->"
+SEARCH = "<!-- search -->"
+"""A page that says this shows validation domains, and one rule."""
 RULES = (FINAL, TAIL_MEAN, EMA_MEAN, BEST_IN_DOMAIN)
 
 
@@ -145,13 +147,12 @@ def _costs(kept: KeptResults) -> str:
                 _mean(r.numbers.get(name) for r in found[method]),
                 _mean(r.numbers.get(name) for r in base),
             )
-            for name in ("images", "bytes", "seconds")
+            for name in ("bytes", "seconds")
         ]
         rows.append([_title(method), *shares])
     return (
         "What a round costs, as a multiple of FedAvg's. Seconds are of processes that shared their "
-        "machine with others.\n\n"
-        + _markdown(["method", "images through networks", "bytes", "seconds"], rows)
+        "machine with others.\n\n" + _markdown(["method", "bytes", "seconds"], rows)
     )
 
 
@@ -199,11 +200,32 @@ def _markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def search_table(kept: KeptResults) -> str:
+    """Returns the table of a search: held-out validation after the final round, as Markdown."""
+    columns, found = _columns(kept), kept.accuracies(FINAL, VAL)
+    rows = [
+        [
+            _title(method),
+            *(
+                _spread(spread(v for (c, _), v in values.items() if c == column))
+                for column in columns
+            ),
+            _spread(average_over_columns(values, columns)),
+        ]
+        for method, values in sorted(
+            found.items(), key=lambda item: -sum(item[1].values()) / len(item[1])
+        )
+    ]
+    heads = ["candidate", *(f"tested on {c}" for c in columns), "average"]
+    return _markdown(heads, rows)
+
+
 def remade(page: str, kept: KeptResults) -> str:
     """Returns the page with its tables made anew."""
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n\n{tables(kept)}\n\n{END}{after}"
+    made = search_table(kept) if SEARCH in page else tables(kept)
+    return f"{before}{BEGIN}\n\n{made}\n\n{END}{after}"
 
 
 def main() -> None:
