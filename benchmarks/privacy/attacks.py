@@ -41,6 +41,8 @@ EFFORT = Effort(targets=128, training=GeneratorTraining(steps=60, batch_size=16)
 INVERSIONS = (("sgd", 1, 4), ("own", 1, 2), ("sgd", 8, 1), ("sgd", 32, 1), ("own", 8, 1))
 MEMBERSHIP = MembershipEffort(clients=12, images=24, shadows=2)
 SHOWN = 3
+SCORES = ("FD", "KD", "score", "PD")
+"""Columns for distances and score; the extractor that judged is the command's."""
 SHORT = {"rounds": 1, "local_steps": 1, "batch_size": 8}
 EPOCH = {"rounds": 1, "batch_size": 32}
 RUNS: dict[str, tuple[str, dict, dict]] = {
@@ -108,8 +110,11 @@ def write(file: Path, name: str, rows: Sequence[Row]) -> None:
         writer = csv.writer(content, lineterminator="\n")
         for row in rows:
             fields = row.model_dump(exclude={"kind", "curve"})
-            scores = fields.pop("scores", {})
-            flat = {"run": name, **fields} | {k: v for k, v in scores.items()}
+            scores = fields.pop("scores", None)
+            flat = {"run": name, **fields}
+            if scores is not None:  # few images have no distance between collections
+                found = {key.partition("[")[0]: value for key, value in scores.items()}
+                flat |= {short: found.get(short, "") for short in SCORES}
             if new:
                 writer.writerow(flat)
                 new = False

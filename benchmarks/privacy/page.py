@@ -14,7 +14,7 @@ DATA = Path(__file__).parents[2] / "docs" / "results" / "data"
 DOMAINS = ("photo", "art_painting", "cartoon", "sketch", "all")
 FED = {"sent": "sent", "sample": "image's own", "unrelated": "chance"}
 RUNS = ("ccst", "pardon", "elcfs", "fpl")
-JUDGED = ("FD[resnet18]", "KD[resnet18]", "PD[resnet18]")
+JUDGED = ("FD", "KD", "PD")
 
 
 def rows(folder: Path, name: str) -> list[dict[str, str]]:
@@ -23,7 +23,10 @@ def rows(folder: Path, name: str) -> list[dict[str, str]]:
     if not file.exists():
         return []
     with file.open(newline="") as content:
-        return list(csv.DictReader(content))
+        return [
+            {name.partition("[")[0]: cell for name, cell in row.items()}
+            for row in csv.DictReader(content)
+        ]
 
 
 def short(text: str, digits: int) -> str:
@@ -55,7 +58,7 @@ def by_domain(found: list[dict[str, str]], attacker: str) -> Iterator[str]:
             short(row["psnr"], 1),
             short(row["ssim"], 2),
             *(short(row.get(name, ""), 1) for name in JUDGED),
-            short(row.get("score[resnet18]", ""), 1),
+            short(row.get("score", ""), 1),
             interval(row, "rank", "rank_low", "rank_high"),
         ]
         for run in RUNS
@@ -91,7 +94,7 @@ def updates(found: list[dict[str, str]]) -> Iterator[str]:
             short(row["psnr"], 1),
             short(row["unrelated_psnr"], 1),
             short(row["ssim"], 2),
-            short(row.get("PD[resnet18]", ""), 1),
+            short(row.get("PD", ""), 1),
             short(row["cosine"], 2),
         ]
         for row in found
