@@ -29,6 +29,7 @@ from feddg.errors import ExperimentError
 from feddg.evaluation.accuracy import Evaluation
 from feddg.experiment import Experiment
 from feddg.guards.chain import Guards, build_guards
+from feddg.guards.noised_styles import style_multiplier
 from feddg.methods.base import Method
 from feddg.methods.composition import build_method, method_class
 from feddg.models.backbones import build_network
@@ -37,6 +38,8 @@ from feddg.models.network import Network
 from feddg.models.precision import autocast, choose_device, choose_precision
 from feddg.runs.loading import Progress as Progress
 from feddg.runs.loading import load_table, split_remarks, table_remarks
+from feddg.settings import PrivacySettings
+from feddg.styles.private import StyleNoise
 
 log = logging.getLogger("feddg")
 
@@ -296,7 +299,14 @@ def build_worker(experiment: Experiment, network: Network, cache: Path | None) -
         experiment.model.normalization == "frozen",
         cache,
         threads=threads_for(network, device),
+        style_noise=_style_noise(experiment.privacy),
     )
+
+
+def _style_noise(privacy: PrivacySettings) -> StyleNoise | None:
+    if privacy.style_epsilon is None:
+        return None
+    return StyleNoise(style_multiplier(privacy), privacy.style_unit, privacy.style_norm)
 
 
 def build_workers(experiment: Experiment, network: Network, cache: Path | None) -> list[Worker]:
