@@ -8,6 +8,8 @@ from pathlib import Path
 from image_folders import make_folder
 
 PAGE = Path(__file__).parents[2] / "docs" / "newcomers_hour.md"
+QUICKER = {"5": "1", "32": "16"}
+"""One round of smaller images says the same in a fraction of the time."""
 CLASSES = ("dog", "elephant", "guitar", "house")
 
 
@@ -17,7 +19,7 @@ def messy_sites(root: Path) -> None:
     (root / "museum" / "notes.txt").write_text("scanned 2019\n")
     content = (root / "comics" / "dog" / "0.png").read_bytes()
     (root / "comics" / "dog" / "broken.jpg").write_bytes(content[: len(content) // 2])
-    shutil.copy(root / "camera" / "house" / "0.png", root / "museum" / "house" / "from_camera.jpg")
+    shutil.copy(root / "camera" / "house" / "3.png", root / "museum" / "house" / "from_camera.jpg")
 
 
 def steps() -> list[tuple[list[str], list[str]]]:
@@ -54,7 +56,8 @@ def test_the_hour_goes_as_the_page_says(feddg, tmp_path):
                 shutil.move(source, target)
             continue
         arguments = [
-            str(next(iter(tmp_path.glob(word)))) if "*" in word else word for word in words[1:]
+            str(next(iter(tmp_path.glob(word)))) if "*" in word else QUICKER.get(word, word)
+            for word in words[1:]
         ]
         code, shown, errors = feddg(*arguments)
         said = [line for line in lines if line.startswith(("error:", "warning:", "note:"))]
