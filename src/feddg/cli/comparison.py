@@ -9,11 +9,13 @@ from feddg.cli.common import (
     AgainOption,
     DryRunOption,
     NoEstimateOption,
+    PredictionsOption,
     QuietOption,
     TrackOption,
     track,
 )
 from feddg.cli.flags import ExperimentCommand, takes
+from feddg.cli.parsing import named
 from feddg.cli.parsing import seeds as read_seeds
 
 app = typer.Typer()
@@ -21,7 +23,16 @@ app = typer.Typer()
 
 @app.command(cls=ExperimentCommand)
 @takes(
-    "method", "data", "hold_out", "clients", "train", "model", "evaluate", "preset", several=True
+    "method",
+    "data",
+    "hold_out",
+    "clients",
+    "train",
+    "server",
+    "model",
+    "evaluate",
+    "preset",
+    several=True,
 )
 def compare(
     said: dict[str, Any],
@@ -38,6 +49,13 @@ def compare(
     no_estimate: NoEstimateOption = False,
     tracked: TrackOption = None,
     again: AgainOption = False,
+    predictions: PredictionsOption = False,
+    launcher: Annotated[
+        str, typer.Option(help="where runs go: local, ray, slurm; docs/compare.md")
+    ] = "local",
+    launcher_option: Annotated[
+        list[str] | None, typer.Option(help="what the launcher takes, as partition=gpu")
+    ] = None,
     kept: Annotated[
         Path | None,
         typer.Option(help="CSV file of results: what it has is not run again, what ends is added"),
@@ -67,6 +85,10 @@ def compare(
     def watcher() -> Watcher:
         return Watcher() if quiet else ManyBars(console)
 
+    where: dict[str, Any] = {
+        "launcher": launcher,
+        "launcher_options": dict(named(option) for option in launcher_option or ()),
+    }
     try:
         chosen, trials = whole, prepare_trials(whole, folder)
         if trials is not None:
@@ -75,14 +97,24 @@ def compare(
                 console.print("the table's runs follow, with the values that are picked")
                 return
             if not dry_run:
-                carry_out_work(trials, jobs=jobs, watcher=watcher())
+                carry_out_work(trials, jobs=jobs, watcher=watcher(), **where)
             chosen = picked(whole, trials)
         work = prepare_work(chosen, folder, again=again, kept=kept, said=whole)
         print_work(console, work, jobs, measure=not no_estimate)
         if dry_run:
             return
-        done = carry_out_work(work, jobs=jobs, watcher=watcher())
+        if predictions:
+            from feddg.studies.prediction_rows import parquet
+
+            parquet("leave --predictions away")  # says now what would else be said at the end
+        done = carry_out_work(work, jobs=jobs, watcher=watcher(), **where)
         from feddg.report import write_comparison
+
+        if predictions:
+            from feddg.studies.image_results import write_missing_results
+
+            for reason in write_missing_results(work.folders.values()):
+                console.print(f"note: {reason}", markup=False, highlight=False, soft_wrap=True)
 
         write_comparison(work.out)
     except KeyboardInterrupt:
