@@ -33,6 +33,7 @@ from feddg.rows import (
     client_name,
 )
 from feddg.runs.evaluations import Evaluations
+from feddg.views import Shown
 from feddg.yaml_text import parse_fields
 
 EXPERIMENT_FILE: Final = "experiment.yaml"
@@ -77,7 +78,7 @@ class LedgerRecord:
 
 
 @dataclass(frozen=True)
-class RunRecord:
+class RunRecord(Shown):
     """A run folder; each part is read from disk when it is first asked for."""
 
     folder: Path
