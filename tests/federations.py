@@ -64,6 +64,7 @@ class SmallFederation:
     cache: Any = None
     at_once: int = 1
     privacy: dict[str, Any] = field(default_factory=dict)
+    style_noise: Any = None
     guards: tuple[tuple[str, dict[str, Any]], ...] = ()
 
     def __post_init__(self) -> None:
@@ -124,6 +125,7 @@ class SmallFederation:
             freeze=self.freeze,
             cache=self.cache,
             threads=1,
+            style_noise=self.style_noise,
         )
 
     def examples(self, client: int) -> Examples:

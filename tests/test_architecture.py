@@ -54,7 +54,7 @@ LEVELS = (
     {"evaluation"},
     {"federation"},
     {"runs"},
-    {"comparing", "studies"},
+    {"comparing", "studies", "attacks"},
     {"report"},
     {"flower", "serving"},
     {"api"},

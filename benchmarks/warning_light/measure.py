@@ -19,7 +19,7 @@ from feddg.cache import cache_folder
 from feddg.data.bands import Reading
 from feddg.data.decoding import decode_image, quiet_pillow
 from feddg.data.pixels import as_unit
-from feddg.evaluation.energy import energy, separation
+from feddg.evaluation.energy import energy, energy_threshold, separation
 from feddg.randomness import stream
 from feddg.runs.model import load_trained
 from feddg.runs.prepare import load_images
@@ -37,11 +37,16 @@ def main() -> None:
     chosen = parser.parse_args()
     trained = load_trained(chosen.run)
     model = trained.predictor()
-    light = read_warning_light(chosen.run, model)
-    if light is None:
-        raise SystemExit(f"{chosen.run} keeps no threshold")
     images = load_images(trained.experiment, cache_folder(), lambda *_: None)
     splits = images.splits
+    light = read_warning_light(chosen.run, model)
+    if light is None:  # a run that was stopped keeps none
+        validation = _energies(model, images.pixels.gather(torch.from_numpy(splits.id_val)))
+        threshold, measured = energy_threshold(validation), len(splits.id_val)
+    else:
+        threshold, measured = light.threshold, light.images
+    if threshold is None:
+        raise SystemExit(f"{chosen.run}: energies say nothing of this model")
     rows = splits.id_test if len(splits.id_test) else splits.id_val
     own = images.pixels.gather(torch.from_numpy(_some(rows, chosen.most)))
     inside = _energies(model, own)
@@ -52,13 +57,13 @@ def main() -> None:
         name, _, folder = said.partition("=")
         foreign = {name: _from_files(Path(folder), trained.experiment, chosen.most)} | foreign
     print(
-        f"threshold from {light.images} images; in-domain test images: {len(own)}, of which "
-        f"{_above(inside, light.threshold):.1%} above it"
+        f"threshold from {measured} images; in-domain test images: {len(own)}, of which "
+        f"{_above(inside, threshold):.1%} above it"
     )
     print("| foreign images | number | AUROC | above the threshold |\n|---|---:|---:|---:|")
     for name, pixels in foreign.items():
         found = _energies(model, pixels)
-        above = _above(found, light.threshold)
+        above = _above(found, threshold)
         print(f"| {name} | {len(pixels)} | {separation(inside, found):.2f} | {above:.0%} |")
 
 

@@ -17,6 +17,7 @@ KINDS = {
     "pixels": "decoded images",
     "checks": "which files cannot be used, of images too many to keep decoded",
     "drawn": "images read or drawn from a data set's own files, as FEMNIST's",
+    "taken": "images taken out of Hugging Face data sets",
     "hashes": "hashes of image files, to notice changes",
     "twins": "images re-drawn in other styles, and what else methods compute once",
     "partial": "left behind by processes that were killed, or being written",
@@ -27,6 +28,7 @@ _NAMES = {
     "pixels": re.compile(r"pixels-[0-9a-f]{32}"),
     "checks": re.compile(r"checked-[0-9a-f]{32}\.json"),
     "drawn": re.compile(r"drawn-[0-9a-f]{32}-(images|facts)\.npy"),
+    "taken": re.compile(r"taken-[0-9a-f]{32}"),
     "hashes": re.compile(r"hashes-[0-9a-f]{32}\.json"),
     "twins": re.compile(r"[0-9a-f]{24}-.+\.npy"),
     "partial": re.compile(

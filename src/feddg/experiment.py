@@ -56,7 +56,16 @@ _LATER = {
     ),
     "server": ("largest_change", "serve", "tail", "ema", "interpolate"),
     "evaluate": ("pictures", "averages", "select_by"),
-    "privacy": ("epsilon", "delta", "noised_at", "sampling"),
+    "privacy": (
+        "epsilon",
+        "delta",
+        "noised_at",
+        "sampling",
+        "style_epsilon",
+        "style_unit",
+        "style_norm",
+        "open_styles",
+    ),
 }
 _PARTS = {
     name

@@ -110,6 +110,7 @@ class Update:
         terms: mean of each named loss term over the client's steps; a log, not a message.
         seconds: time the client spent training; a log, not a message.
         images: images that went through the client's network; a log, not a message.
+        members: the clients whose updates it is the mean of; empty for one client's own.
     """
 
     client: int
@@ -119,6 +120,12 @@ class Update:
     terms: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
     images: int = 0
+    members: tuple[int, ...] = ()
+
+    @property
+    def clients(self) -> tuple[int, ...]:
+        """Whose it is."""
+        return self.members or (self.client,)
 
     def keep(self) -> "Update":
         """Returns a copy whose tensors stay valid after the next update is drawn."""
@@ -131,6 +138,7 @@ class Update:
             self.terms,
             self.seconds,
             self.images,
+            self.members,
         )
 
 

@@ -311,6 +311,151 @@ class ClientsTable(JsonFile):
     bad_images: list[BadImageRow] = Field(default_factory=list)
 
 
+# attacks.jsonl
+
+
+class ReconstructionRow(Row):
+    """Images drawn again from what clients send, compared with the true ones; of one domain.
+
+    Attributes:
+        attacker: who drew them: the ``server`` (or whoever reads its mail), or a ``client``.
+        entry: what was read, as ``purpose/name`` of the ledger.
+        fed: what the generator was fed: the entry as ``sent``; the same entry of each image by
+            itself, a ``sample``; or that of an ``unrelated`` image, which is the chance line.
+        domain: of the true images.
+        images: pairs of a true image and its reconstruction; both sides count the same.
+        clients: clients that these images belong to.
+        psnr: mean over pairs, dB.
+        ssim: mean over pairs.
+        scores: further metrics by name; a name says which network judged.
+        rank: mean share of the domain's other images that are nearer to the reconstruction than
+            the true one; 0.5 is chance, 0 is always found.
+        rank_low: lower end of its 95 % interval over clients.
+        rank_high: upper end.
+        first: share of the true images that are nearest of all.
+        first_chance: what chance would give.
+        public: images that the generator was trained on.
+        seed: the attack's.
+    """
+
+    identity: ClassVar = ("attacker", "entry", "fed", "domain")
+    kind: Literal["reconstruction"] = "reconstruction"
+    attacker: Literal["server", "client"]
+    entry: str
+    fed: Literal["sent", "sample", "unrelated"]
+    domain: str
+    images: int
+    clients: int
+    psnr: Number
+    ssim: Number
+    scores: dict[str, Number] = Field(default_factory=dict)
+    rank: Number = math.nan
+    rank_low: Number = math.nan
+    rank_high: Number = math.nan
+    first: Number = math.nan
+    first_chance: Number = math.nan
+    public: int = 0
+    seed: int = 0
+
+
+class DifferenceRow(Row):
+    """How much more each image's own entry gives away than the entry that was sent.
+
+    Attributes:
+        attacker: as in :class:`ReconstructionRow`.
+        entry: what was read.
+        metric: ``psnr``, ``ssim``, ``rank`` or a score.
+        mean: mean over clients of (sample minus sent), on the same true images.
+        low: lower end of its 95 % interval over clients.
+        high: upper end.
+        clients: how many there were.
+        images: true images.
+    """
+
+    identity: ClassVar = ("attacker", "entry", "metric")
+    kind: Literal["difference"] = "difference"
+    attacker: Literal["server", "client"]
+    entry: str
+    metric: str
+    mean: Number
+    low: Number
+    high: Number
+    clients: int
+    images: int
+
+
+class InversionRow(Row):
+    """Images drawn again from single clients' updates, by the number of images behind each.
+
+    Attributes:
+        optimizer: what the client's one step was taken by: the run's ``own``, or plain ``sgd``.
+        batch_size: images behind an update.
+        images: true images, in all updates together.
+        updates: how many updates were attacked.
+        iterations: steps of the search.
+        psnr: mean over pairs, dB.
+        ssim: mean over pairs.
+        unrelated_psnr: the same for the images of another update: the chance line.
+        scores: further metrics by name.
+        rank: as in :class:`ReconstructionRow`, among all images of the attack.
+        rank_low: lower end of its 95 % interval over updates.
+        rank_high: upper end.
+        cosine: mean cosine between the update and the one of the images found.
+        seed: the attack's.
+    """
+
+    identity: ClassVar = ("optimizer", "batch_size")
+    kind: Literal["inversion"] = "inversion"
+    optimizer: Literal["own", "sgd"]
+    batch_size: int
+    images: int
+    updates: int
+    iterations: int
+    psnr: Number
+    ssim: Number
+    unrelated_psnr: Number = math.nan
+    scores: dict[str, Number] = Field(default_factory=dict)
+    rank: Number = math.nan
+    rank_low: Number = math.nan
+    rank_high: Number = math.nan
+    cosine: Number = math.nan
+    seed: int = 0
+
+
+class MembershipRow(Row):
+    """Whether what a client sends tells that an image was its own.
+
+    Attributes:
+        entry: what was read: ``update/weights``, or an entry as in :class:`ReconstructionRow`.
+        attack: ``threshold`` of a loss or a distance; ``shadow``, trained on clients like it.
+        clients: clients attacked.
+        members: their images that were asked about.
+        others: images of the same domains that were not theirs.
+        auc: mean over clients of the area under the ROC curve; 0.5 is chance.
+        low: lower end of its 95 % interval over clients.
+        high: upper end.
+        early: share of members found while 1 % of the others are taken for members; chance: 0.01.
+        curve: points of the mean ROC curve: false and true positive rate.
+        others_from: where the other images come from.
+        seed: the attack's.
+    """
+
+    identity: ClassVar = ("entry", "attack")
+    kind: Literal["membership"] = "membership"
+    entry: str
+    attack: Literal["threshold", "shadow"]
+    clients: int
+    members: int
+    others: int
+    auc: Number
+    low: Number
+    high: Number
+    early: Number
+    curve: tuple[tuple[Number, Number], ...] = ()
+    others_from: str = ""
+    seed: int = 0
+
+
 # summary.json
 
 
@@ -361,9 +506,11 @@ class SummaryFile(JsonFile):
 
 MetricsRow = SetupRow | RoundRow | EvaluationRow
 LedgerRow = LayoutRow | MessageRow | RefusalRow
+AttackRow = ReconstructionRow | DifferenceRow | InversionRow | MembershipRow
 METRICS_ROWS = RowFile[MetricsRow](Annotated[MetricsRow, Field(discriminator="kind")], tagged=True)
 LEDGER_ROWS = RowFile[LedgerRow](Annotated[LedgerRow, Field(discriminator="kind")], tagged=True)
 EVALUATION_ROWS = RowFile[EvaluationRow](EvaluationRow)
 ADAPTATION_ROWS = RowFile[AdaptationRow](AdaptationRow)
 PRIVACY_ROWS = RowFile[PrivacyRow](PrivacyRow)
 TRAFFIC_ROWS = RowFile[TrafficRow](TrafficRow)
+ATTACK_ROWS = RowFile[AttackRow](Annotated[AttackRow, Field(discriminator="kind")], tagged=True)

@@ -159,7 +159,10 @@ class ClientSettings(Settings):
 class ModelSettings(Settings):
     """The network all clients share."""
 
-    backbone: str = Field("resnet18", description="cnn, or any torchvision classification model")
+    backbone: str = Field(
+        "resnet18",
+        description="cnn, cnn_gn (tiny, GroupNorm), or any torchvision classification model",
+    )
     weights: str | None = Field(None, description="none, imagenet, or a .safetensors/.pth file")
     embedding: Literal["none", "linear", "bottleneck"] = Field(
         "none",
@@ -308,8 +311,8 @@ class EvaluateSettings(Settings):
     batch_size: int = Field(256, ge=1, description="images per batch when measuring")
     pictures: bool = Field(
         True,
-        description="show some training images in the report, as the method re-draws them; never "
-        "at sites of a deployment",
+        description="show images in the report: some of training as the method re-draws them, some "
+        "of the unseen domain, the surest mistakes; never those of a deployment's sites",
     )
     averages: Literal["last_round", "every", "never"] = Field(
         "last_round",
@@ -366,6 +369,21 @@ class PrivacySettings(Settings):
         description="who takes part in a round: drawn from the seed, so that everybody may know; "
         "or by each client's own secret chance, which costs less privacy",
     )
+    style_epsilon: Positive | None = Field(
+        None,
+        description="what a style that leaves a client may cost: its moments are clipped and "
+        "noised; none for styles as they are",
+    )
+    style_unit: Literal["image", "client"] = Field(
+        "image", description="what a noised style hides: an image, or all that a client has"
+    )
+    style_norm: Positive = Field(
+        1.0,
+        description="styles: largest moments of an image, as a multiple of most textures'",
+    )
+    open_styles: bool = Field(
+        False, description="styles may leave without noise beside updates that are protected"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -383,6 +401,10 @@ class PrivacySettings(Settings):
         if self.noised and self.clipping == "none":
             raise PydanticCustomError(
                 "unclipped", "noise without clipping protects nothing: set clipping, too"
+            )
+        if self.open_styles and self.style_epsilon is not None:
+            raise PydanticCustomError(
+                "open_styles", "open_styles and style_epsilon exclude each other: choose one"
             )
         if self.noised_at == "client" and not self.noised:
             raise PydanticCustomError(

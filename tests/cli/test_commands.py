@@ -1,6 +1,7 @@
 """The command line as a user meets it."""
 
 import json
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -37,6 +38,30 @@ def test_methods_as_json(feddg):
     assert methods["pardon"]["aliases"] == ["fisc"]
     assert methods["pardon"]["settings"]["gamma1"]["default"] == 0.75
     assert "fedavg" in methods
+
+
+def test_the_demo_compares_explains_the_best_and_ends_with_its_page(feddg, tmp_path):
+    command = ["demo", "--methods", "fedavg,mixstyle", "--hold-out", "sketch", "--rounds", "1"]
+    code, shown, _ = feddg(*command, "--seeds", "1")
+    assert code == 0
+    *_, last = (line for line in shown.splitlines() if line.strip())
+    assert last.startswith("report: ")
+    assert "tell it from" in shown  # one pair decides nothing
+    page = Path(last.removeprefix("report: ")).read_text()
+    name = "FedAvg" if "What FedAvg does" in page else "MixStyle"
+    assert f"What {name} does: " in shown
+    assert f"What {name} does" in page
+
+
+def test_the_demos_plan_holds_every_domain_out_under_the_mean_of_the_last_rounds():
+    from feddg.comparing.demonstration import demo_plan
+
+    plan = demo_plan({}, {"train": {"rounds": 3}})
+    assert plan.hold_out == "lodo"
+    assert len(plan.methods) >= 4
+    assert len(plan.seeds) >= 2
+    assert plan.base["server"]["serve"] == "tail"
+    assert plan.base["train"]["rounds"] == 3
 
 
 def test_a_run_and_the_same_run_again(feddg, tmp_path):

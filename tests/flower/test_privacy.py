@@ -42,8 +42,8 @@ def test_flower_gives_the_bits_of_the_in_process_transport(case, tmp_path, monke
 
     original = Guards.protect
 
-    def noted(self, update, received, told):
-        update = original(self, update, received, told)
+    def noted(self, update, received, told, *more):
+        update = original(self, update, received, told, *more)
         left[where].append((update.client, update.keep().weights, dict(update.extras.scalars)))
         return update
 

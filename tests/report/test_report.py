@@ -483,7 +483,7 @@ def test_a_comparison_puts_runs_side_by_side(folder_maker, read_page):
     assert lines[1]["y"] == pytest.approx([100 * better.accuracy("test", 0, r) for r in range(7)])
     assert page.row("method.name") == ["method.name", "fedavg", "pardon"]
     assert page.tags["img"] == 2
-    assert "What left each site" in text
+    assert "What left the sites" in text
 
 
 def test_runs_with_different_test_domains_are_not_ranked(folder_maker, read_page):

@@ -92,7 +92,7 @@ def test_a_page_is_written_from_it(folder):
     page = write_report([folder], folder / "report.html").read_text()
     accuracy = lines("metrics.jsonl", "evaluation")[-6]["accuracy"]
     assert f"{100 * accuracy:.1f}" in page
-    for words in ("PARDON", "What left each site", "client 2", "iabn", "completed, 2 rounds"):
+    for words in ("PARDON", "What left the sites", "client 2", "iabn", "completed, 2 rounds"):
         assert words in page, words
 
 

@@ -20,11 +20,6 @@ from trained_runs import trained_run, write_images
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    return trained_run(tmp_path_factory.mktemp("runs"), tmp_path_factory.mktemp("cache"))
-
-
-@pytest.fixture(scope="module")
 def client(finished):
     limits = ServeLimits(request_megabytes=2, waiting=3)
     with serving(RunClassifier(finished), limits) as client:

@@ -18,11 +18,11 @@ from feddg.errors import AdaptationError, RunError
 from feddg.evaluation.energy import energy
 from feddg.experiment import Experiment
 from feddg.runs.model import load_model, load_trained
+from feddg.runs.proportions import wilson
 from feddg.runs.reading import read_run
 from feddg.studies import export as export_module
 from feddg.studies.deployed_graph import as_input, example
 from feddg.studies.export import export_run
-from feddg.studies.model_card import wilson
 from feddg.studies.run_card import MODEL_CARD
 from trained_runs import SETTINGS, trained_run
 
@@ -169,7 +169,8 @@ def test_onnx_without_its_extra_is_one_clear_line(run_of, tmp_path, monkeypatch)
 
 
 def test_the_interval_is_wilsons():
-    low, high = wilson(8, 10)
+    found = wilson(0.8, 10)
+    low, high = found.low, found.high
     z, n, p = 1.959963984540054, 10, 0.8
     centre = (p + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * (p * (1 - p) / n + z * z / (4 * n * n)) ** 0.5

@@ -3,9 +3,9 @@
 A module per group of commands: ``running`` (run, resume, demo), ``comparison`` (compare, report),
 ``measuring`` (evaluate, adaptations, methods), ``predicting`` (predict, export),
 ``serving_command`` (serve), ``inspecting`` (data), ``style``, ``deployment`` (deploy), ``storage``
-(cache). ``flags`` makes the flags of an experiment from its settings (``field_types``: what they
-accept), ``parsing`` reads what they say, ``common`` is what commands share; ``progress`` shows what
-goes on,
+(cache), ``attacking`` (privacy). ``flags`` makes the flags of an experiment from its settings
+(``field_types``: what they accept), ``parsing`` reads what they say, ``common`` is what commands
+share; ``progress`` shows what goes on,
 ``tables`` what came of it, ``dry_run`` what would. Heavy imports wait until a command needs them.
 """
 
@@ -15,6 +15,7 @@ import sys
 import typer
 
 from feddg.cli import (
+    attacking,
     comparison,
     deployment,
     inspecting,
@@ -41,6 +42,7 @@ app.add_typer(inspecting.app, name="data")
 app.add_typer(style.app, name="style")
 app.add_typer(deployment.app, name="deploy")
 app.add_typer(storage.app, name="cache")
+app.add_typer(attacking.app, name="privacy")
 
 
 class _Plain(logging.Formatter):

@@ -5,8 +5,9 @@ from typing import Annotated, Any
 
 import typer
 
-from feddg.cli.common import OutOption, show_results
+from feddg.cli.common import JsonOption, OutOption, print_json, show_results
 from feddg.cli.flags import ExperimentCommand, takes
+from feddg.cli.predicting import ModelArgument, WhichOption, say_cautions
 
 app = typer.Typer(help="The same federation across a network.", no_args_is_help=True)
 
@@ -27,6 +28,10 @@ def deploy_init(
     evaluation_site: Annotated[
         list[str] | None, typer.Option(help="A site that never trains and reports the accuracy")
     ] = None,
+    class_name: Annotated[
+        list[str] | None,
+        typer.Option(help="A class that sites must have, once per class; by default the test's"),
+    ] = None,
     out: OutOption = Path("runs"),
 ) -> None:
     """Write the app of a federation, its proxy and services, scripts for keys, and start lines."""
@@ -44,6 +49,7 @@ def deploy_init(
         test=test,
         min_sites=min_sites,
         judges=evaluation_site or [],
+        classes=class_name or (),
     )
     typer.echo(f"written to {folder}; how to start it: {folder / 'START.md'}")
 
@@ -87,6 +93,73 @@ def deploy_run(
     from feddg.flower.control import run_signed
 
     typer.echo(f"run {run_signed(folder, stream=stream)}; its log: flwr log RUN feddg")
+
+
+@app.command("check")
+def deploy_check(
+    folder: Annotated[Path, typer.Argument(help="what the coordinator sent, with the key in it")],
+    images: Annotated[str, typer.Option(help="root/domain/class/*, or root/class/* (--domain)")],
+    domain: Annotated[str | None, typer.Option(help="what the images of root/class/* are")] = None,
+    cache: Annotated[Path | None, typer.Option(help="the site's cache folder")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
+    offline: Annotated[
+        bool, typer.Option("--offline", help="leave out keys, versions and the connection")
+    ] = False,
+    json: JsonOption = False,
+) -> None:
+    """At a site, before it joins: go or no-go for images, machine, keys and connection."""
+    from dataclasses import asdict
+    from itertools import chain
+
+    from rich.console import Console
+
+    from feddg.cache import cache_folder
+    from feddg.cli.preflight_table import checks_table
+    from feddg.flower.joining import read_join
+    from feddg.flower.preflight import Verdict, check_site
+    from feddg.flower.preflight_network import check_connection
+
+    join = read_join(folder)
+    own = check_site(join, images, domain, (cache or cache_folder()).expanduser(), device)
+    found = list(chain(() if offline else check_connection(folder, join), own))
+    if json:
+        print_json([asdict(check) for check in found])
+    else:
+        Console().print(checks_table(found))
+    if any(check.verdict is Verdict.NO_GO for check in found):
+        typer.echo(f"no-go: {join.site} should not join yet", err=True)
+        raise typer.Exit(1)
+    if not json:
+        typer.echo(f"go: {join.site} can join")
+
+
+@app.command("validate")
+def deploy_validate(
+    model: ModelArgument,
+    images: Annotated[Path, typer.Argument(help="root/domain/class/*, or root/class/* (--domain)")],
+    out: Annotated[Path, typer.Option(help="what is handed back, JSON")],
+    domain: Annotated[str | None, typer.Option(help="what the images of root/class/* are")] = None,
+    hide_below: Annotated[
+        int, typer.Option(min=0, help="counts under this stay hidden, and what would tell them")
+    ] = 0,
+    which: WhichOption = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda or auto")] = "auto",
+) -> None:
+    """Measure a model on the images of a site that takes no part: counts leave it, nothing else."""
+    from feddg.files import replace_text
+    from feddg.studies.validation import validate
+
+    found = validate(
+        model, images, domain=domain, hide_below=hide_below, which=which, device=device
+    )
+    replace_text(out, found.to_text())
+    say_cautions(found.cautions)
+    for row in found.domains:
+        share = "hidden" if row.accuracy is None else f"{row.accuracy:.1%}"
+        between = "" if row.interval is None else " (95 %: {:.1%} to {:.1%})".format(*row.interval)
+        typer.echo(f"{row.domain}: {share}{between} of {row.images} images right")
+    exact = "" if hide_below > 1 else "; its counts are exact: --hide-below 5 hides small ones"
+    typer.echo(f"{out} holds counts. Nothing of a single image, and no file name, is in it{exact}")
 
 
 @app.command("simulate", cls=ExperimentCommand)

@@ -54,7 +54,13 @@ def get_data(
 @app.command("inspect", cls=ExperimentCommand)
 @takes("data", "hold_out", "clients", "seed")
 def inspect_data(
-    said: dict[str, Any], as_json: JsonOption = False, quiet: QuietOption = False
+    said: dict[str, Any],
+    as_json: JsonOption = False,
+    croissant: Annotated[
+        Path | None,
+        typer.Option(help="also write metadata as Croissant (.json), and a table beside it (.csv)"),
+    ] = None,
+    quiet: QuietOption = False,
 ) -> None:
     """Count images per domain and class, find bad files, show how clients would look."""
     from feddg.cli.progress import working
@@ -69,3 +75,11 @@ def inspect_data(
         print_json(found)
     else:
         print_inspection(found)
+    if croissant is not None:
+        from feddg.data.data_set import DATA_SETS
+        from feddg.data.sources import load_images_of
+        from feddg.studies.croissant import write_croissant
+
+        definition = DATA_SETS.find(experiment.data.source)
+        files = write_croissant(load_images_of(experiment.data), definition, croissant)
+        typer.echo(f"written: {files[0]}, {files[1]}", err=as_json)

@@ -18,6 +18,7 @@ from feddg.cli.common import (
     track,
 )
 from feddg.cli.flags import ExperimentCommand, takes
+from feddg.cli.parsing import seeds as read_seeds
 from feddg.cli.parsing import whole_numbers
 from feddg.cli.weights import with_weights_at_hand
 
@@ -86,23 +87,34 @@ def resume(
 
 
 @app.command(cls=ExperimentCommand)
-@takes("hold_out", "train.rounds", "seed", hold_out="sketch")
-def demo(said: dict[str, Any], out: OutOption = Path("runs"), quiet: QuietOption = False) -> None:
-    """FedAvg against PARDON on scanned digits drawn in four ways. Offline, about a minute."""
-    from feddg.api import run as run_experiment
-    from feddg.cli.progress import observer
-    from feddg.experiment import Experiment
-    from feddg.report import write_report
-    from feddg.settings import merge
-    from feddg.studies.run_card import ensure_card
+@takes("method", "hold_out", "train.rounds", several=True)
+def demo(
+    said: dict[str, Any],
+    axes: dict[str, Any],
+    seeds: Annotated[
+        str | None, typer.Option(help="how many (2: seeds 0 and 1), or which: 7,8,9")
+    ] = None,
+    out: OutOption = Path("runs"),
+    quiet: QuietOption = False,
+) -> None:
+    """Four methods on digits drawn in four ways, each way unseen once. Offline, about a minute."""
+    from rich.console import Console
 
-    folders = []
-    for method in ("fedavg", "pardon"):
-        fields = {"data": {"source": "digits"}, "method": {"name": method}}
-        chosen = Experiment(**merge(fields, said))
-        with resumable(out / chosen.label):
-            done = run_experiment(chosen, out, observer=observer(quiet), report=False)
-            folders.append(done.folder)
-            ensure_card(done.folder)
-    held = "-".join((*chosen.hold_out.val, *chosen.hold_out.test))
-    show_results(folders, write_report(folders, out / f"demo-{held}-s{chosen.seed}.html"))
+    from feddg.api import compare
+    from feddg.cli.progress import ManyBars
+    from feddg.cli.tables import print_comparison
+    from feddg.comparing.demonstration import demo_plan
+    from feddg.comparing.pool import Watcher
+
+    if seeds is not None:
+        axes["seeds"] = read_seeds(seeds)
+    plan = demo_plan(axes, said)
+    watcher = Watcher() if quiet else ManyBars(Console(stderr=True))
+    try:
+        done = compare(plan, out / "demo", watcher=watcher)
+    except KeyboardInterrupt:
+        typer.echo("interrupted; the same command goes on from here", err=True)
+        raise typer.Exit(130) from None
+    print_comparison(done, explained=True)
+    if done.failures:
+        raise typer.Exit(1)

@@ -15,7 +15,7 @@ from feddg.report import blocks
 from feddg.report.finding_words import interval_words, remark_words
 from feddg.report.headline import finding_sentences, found_in
 from feddg.report.many_tables import accuracy_table, margin_table
-from feddg.report.verdict import verdict_words, warnings_about
+from feddg.report.verdict import about_best, verdict_words, warnings_about
 from feddg.report.wording import counted, duration, spelled
 from feddg.rows import SPLITS, EvaluationRow
 from feddg.runs.findings import accuracy_interval, measured
@@ -167,8 +167,13 @@ def as_rich(table: blocks.Table) -> Table:
     return shown
 
 
-def print_comparison(done: Comparison) -> None:
-    """Prints where a comparison's results are, and which runs failed."""
+def print_comparison(done: Comparison, *, explained: bool = False) -> None:
+    """Prints where a comparison's results are, and which runs failed.
+
+    Args:
+        done: the comparison.
+        explained: whether to say what the best method does.
+    """
     console = Console()
     results = read_comparison(done.folder)
     if results.results:
@@ -179,6 +184,9 @@ def print_comparison(done: Comparison) -> None:
         console.print(verdict_words(results), markup=False, highlight=False)
         for warning in warnings_about(results):
             console.print(f"note: {warning}", markup=False, highlight=False)
+        found = about_best(results) if explained else None
+        if found is not None:
+            console.print(f"{found[0]}: {found[1]}", markup=False, highlight=False)
     for outcome in done.failures:
         console.print(
             f"{outcome.status}: {outcome.task.folder.name}: {outcome.error or ''}",

@@ -37,6 +37,7 @@ class Client:
         worker: the machinery it trains with.
         round: the round it is in, from 1; 0 during setup.
         memory: tensors it keeps between its rounds; nothing unless the method writes here.
+        secrets: what guards keep at it within a round; never in a checkpoint, never sent.
         agreed: what the setup phase agreed on, or None.
         extras: what this round's broadcast holds beside the weights.
         received: the weights this round's broadcast held.
@@ -58,10 +59,12 @@ class Client:
         agreed: Message | None = None,
         received: Weights | None = None,
         extras: Message | None = None,
+        secrets: Weights | None = None,
     ) -> None:
         self.id, self.name, self.round = id, name or client_name(id), round
         self.examples, self.training, self.worker = examples, examples, worker
         self.memory = {} if memory is None else memory
+        self.secrets = {} if secrets is None else secrets
         self.agreed = agreed
         self.received = received or {}
         self.extras = extras or Message()

@@ -12,6 +12,7 @@ from feddg.clients.stepping import Stepper
 from feddg.data.augmentations import AugmentSettings
 from feddg.models.network import Network
 from feddg.settings import TrainSettings
+from feddg.styles.private import StyleNoise
 
 
 @dataclass
@@ -25,6 +26,7 @@ class Worker:
         freeze: whether batch-normalisation statistics stay as they are.
         cache: folder for what is expensive to compute twice, or None.
         threads: CPU threads that its computations use; None for as many as PyTorch is set to.
+        style_noise: how styles are noised before they leave a client, if they are.
         stepper: how its clients step.
     """
 
@@ -37,4 +39,5 @@ class Worker:
     freeze: bool = False
     cache: Path | None = None
     threads: int | None = None
+    style_noise: StyleNoise | None = None
     stepper: Stepper = field(default_factory=Stepper)

@@ -82,7 +82,7 @@ def estimate(missing: Sequence[Experiment], finished: Iterable[RunRecord], jobs:
             continue
         table = _table(experiment, tables)
         if table is not None and kind not in speeds:
-            speeds[kind] = _measured(experiment, len(table.class_names))
+            speeds[kind] = measured_speed(experiment, len(table.class_names))
         speed = speeds.get(kind)
         if table is None or speed is None:
             unknown += 1
@@ -146,7 +146,7 @@ def _seconds(experiment: Experiment, table: ImageTable, speed: Speed) -> float:
     )
 
 
-def _measured(experiment: Experiment, classes: int) -> Speed | None:
+def measured_speed(experiment: Experiment, classes: int) -> Speed | None:
     """Has made-up clients go through the setup and a round, twice; the second time counts.
 
     Two clients, or as many as work at once.

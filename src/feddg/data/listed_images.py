@@ -51,6 +51,20 @@ def listed_images(
     )
 
 
+def roles_of_domains(roles: Sequence[str], domains: Sequence[str]) -> list[str]:
+    """Returns roles as they are meant: in a domain that trains, ``val`` and ``test`` are in-domain.
+
+    Args:
+        roles: of each image: train, val, test, id_val or id_test.
+        domains: of each image.
+    """
+    training = {domain for domain, role in zip(domains, roles) if role == "train"}
+    return [
+        f"id_{role}" if domain in training and role in ("val", "test") else role
+        for domain, role in zip(domains, roles)
+    ]
+
+
 def positions(names: Sequence[str], among: Sequence[str]) -> np.ndarray:
     """Returns ``(n,)`` int64: the place of each name among others.
 

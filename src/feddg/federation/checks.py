@@ -73,6 +73,8 @@ class MessageChecks:
 
         Whether its weights are finite shows in how far it moved them: see :class:`ChangeSizes`.
         """
+        if update.members:  # made by the server itself, of what it could not read singly
+            return layout_fault(update.weights, self._weights)
         return (
             self._examples_fault(update)
             or layout_fault(update.weights, self._weights)

@@ -52,6 +52,7 @@ class InProcess:
         self.ledger = Ledger(lambda row: None)
         self.introduced: Mapping[int, int] = {}
         self.memories: dict[int, Weights] = memories or {}
+        self._secrets: dict[int, Weights] = {}
         self.remembered: set[int] = set()
         """Clients whose memory changed since the set was last emptied."""
 
@@ -78,6 +79,7 @@ class InProcess:
             agreed=self._agreed,
             received=broadcast.weights,
             extras=broadcast.extras,
+            secrets=self._secrets.setdefault(id, {}),
         )
 
     def descriptions(self, clients: Sequence[int], broadcast: Broadcast) -> Iterator[Reply]:
@@ -94,7 +96,7 @@ class InProcess:
         """See :class:`Transport`."""
 
         def work(client: Client) -> Message:
-            return answer(client, self._method, name, question)
+            return answer(client, self._method, name, question, self._guards)
 
         return self._replies(clients, broadcast, (f"ask:{name}", f"answer:{name}"), work)
 

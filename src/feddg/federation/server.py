@@ -19,6 +19,7 @@ from feddg.federation.checks import (
     state_fault,
 )
 from feddg.federation.ledger import Ledger
+from feddg.federation.masked_rounds import carried
 from feddg.federation.served import Means
 from feddg.federation.tally import Tally
 from feddg.federation.transport import Reply, Transport
@@ -79,7 +80,8 @@ class Server:
         on_client: Callable[[int, Update | Refusal], None] | None = None,
         on_setup: Callable[[int, int], None] | None = None,
     ) -> None:
-        self.method, self.transport, self.state = method, transport, state
+        self.method, self.state = method, state
+        self.transport = carried(transport, guards.masking)
         self.per_round, self.settings, self.seed = per_round, settings, seed
         self.ledger, self.checks, self.guards, self._probe = ledger, checks, guards, probe
         self.account, self.means = account or Account(), means
@@ -103,6 +105,7 @@ class Server:
         if not self.method.has_setup or self.state.agreed is not None:
             return {}
         ids = self.transport.clients
+        self.guards.describing(ids, self.account)
         replies = self._counted(self.transport.descriptions(ids, Broadcast(0)), len(ids))
         descriptions = list(self._messages(replies, 0, "describe"))
         if not descriptions:
@@ -222,7 +225,7 @@ class Server:
                 tally.refused.append(reply)
                 self._refuse(tally.round, reply)
                 continue
-            good += 1
+            good += len(reply.clients)
             tally.add(reply)
             yield reply
         if good < self._fewest:

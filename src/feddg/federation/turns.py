@@ -70,11 +70,19 @@ def train(client: Client, method: Method, guards: Guards = NO_GUARDS) -> Update:
     if local >= state.keys():
         state = {}  # nothing is shared, so nothing leaves
     update = Update(client.id, len(client.examples), state, extras, terms, seconds, images)
-    return guards.protect(update, client.received, client.extras)
+    return guards.protect(update, client.received, client.extras, client.secrets)
 
 
-def answer(client: Client, method: Method, name: str, question: Message) -> Message:
-    """Answers a question of the server's under the weights that came with it, in eval mode."""
+def answer(
+    client: Client, method: Method, name: str, question: Message, guards: Guards = NO_GUARDS
+) -> Message:
+    """Answers a question of the server's under the weights that came with it, in eval mode.
+
+    A guard's own question needs no weights.
+    """
+    own = guards.answer(client.id, client.round, name, question, client.secrets)
+    if own is not None:
+        return own
     with _turn(client), torch.no_grad(), client.worker.autocast():
         _start(client, method)
         client.network.eval()

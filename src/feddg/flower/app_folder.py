@@ -8,6 +8,7 @@ from typing import Any
 
 from feddg.errors import ExperimentError
 from feddg.experiment import Experiment
+from feddg.flower.joining import JOIN, JoinFile, known_classes
 from feddg.flower.start_files import Doors, start_files
 from feddg.methods.base import require_network_fit
 from feddg.methods.composition import method_class
@@ -75,6 +76,7 @@ def write_app(
     test: str = "",
     min_sites: int = 0,
     judges: Sequence[str] = (),
+    classes: Sequence[str] = (),
 ) -> list[Path]:
     """Writes the Flower app, the proxy that sites reach, services, scripts for keys, start lines.
 
@@ -88,6 +90,8 @@ def write_app(
         test: the coordinator's test folder, ``digits:DOMAIN``, or empty.
         min_sites: sites that must be connected; 0 for all.
         judges: names of sites that never train and are asked for the accuracy.
+        classes: that sites must have, for `feddg deploy check`; by default those of the test
+            folder, or of the data set.
 
     Returns:
         The files written.
@@ -115,6 +119,16 @@ def write_app(
         "LICENSE": LICENSE,
         **start_files(folder, doors, everybody, versions, out=out, test=test),
     }
+    expected = list(classes or known_classes(experiment, test))
+    for site in everybody:
+        contents[f"sites/{site}/{JOIN}"] = JoinFile(
+            site=site,
+            address=address,
+            classes=tuple(expected),
+            experiment=experiment.to_yaml(),
+            trains=site in sites,
+            **versions,
+        ).to_text()
     taken = next((name for name in contents if (folder / name).exists()), None)
     if taken is not None:
         raise ExperimentError(f"{folder / taken} exists already; choose another folder")

@@ -99,7 +99,7 @@ def _train(site: Site, parcel: Parcel) -> Parcel:
 def _ask(site: Site, parcel: Parcel) -> Parcel:
     turn = site.turn(parcel, after_training=True)
     name = str(parcel.fields["question"])
-    reply = answer(turn.client, turn.method, name, turn.client.extras)
+    reply = answer(turn.client, turn.method, name, turn.client.extras, turn.guards)
     turn.keep()
     return Parcel(parts={"reply": reply})
 

@@ -46,6 +46,23 @@ class SiteMemory:
         for number in earlier[:-1]:
             self._file(number).unlink(missing_ok=True)
 
+    def secrets(self, round: int) -> Weights:
+        """Returns what guards keep at the site within a round; nothing of another one."""
+        found = load_file(self._secrets) if self._secrets.is_file() else {}
+        return found if "round" in found and int(found["round"]) == round else {}
+
+    def keep_secrets(self, round: int, secrets: Weights) -> None:
+        """Files what guards keep within a round, or removes it when there is nothing any more."""
+        if secrets:
+            own = {name: tensor.cpu().contiguous() for name, tensor in secrets.items()}
+            replace_file(self._secrets, lambda aside: save_file(own, aside))
+        else:
+            self._secrets.unlink(missing_ok=True)
+
+    @property
+    def _secrets(self) -> Path:
+        return self.folder / "secrets.safetensors"
+
     def agreed(self, digest: str) -> Message | None:
         """Returns what was agreed, or None if this site was not told yet."""
         file = self._agreement(digest)

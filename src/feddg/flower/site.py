@@ -200,6 +200,7 @@ class Turn:
         """Files what the client remembers under its round."""
         if self.client.memory:
             self.memory.keep(self.client.round, self.client.memory)
+        self.memory.keep_secrets(self.client.round, self.client.secrets)
 
 
 class MissingAgreement(FeddgError):
@@ -265,6 +266,7 @@ class Site:
             agreed=self._agreed(parcel, memory),
             received=parcel.part("weights").tensors,
             extras=_extras(parcel, worker.device),
+            secrets=memory.secrets(round),
         )
         guards = guards_for(self.experiment, method, worker.network)
         return Turn(client, method, guards, memory)

@@ -17,8 +17,10 @@ from feddg.errors import ExperimentError, nearest
 from feddg.forms import Sent
 from feddg.guards.account import Account
 from feddg.guards.clipping import Clipping
-from feddg.guards.compatibility import require_compatible
+from feddg.guards.compatibility import Circumstances, require_compatible, require_styles
 from feddg.guards.guard import GUARDS, Guard, Passage, WeightFacts
+from feddg.guards.noised_styles import NoisedStyles
+from feddg.guards.secure_aggregation import SecureAggregation
 from feddg.messages import Broadcast, Message, Update, Weights, joined
 from feddg.methods.base import Method, State, local_names, shared_parameters
 from feddg.settings import GuardChoice, PrivacySettings
@@ -55,13 +57,16 @@ class Guards:
             for name, tensor in guard.initial_memory().items()
         }
 
-    def protect(self, update: Update, received: Weights, extras: Message) -> Update:
+    def protect(
+        self, update: Update, received: Weights, extras: Message, secrets: Weights | None = None
+    ) -> Update:
         """At the client: returns the update as it may leave.
 
         Args:
             update: as trained.
             received: the weights of the broadcast.
             extras: the extras of the broadcast.
+            secrets: what the client keeps to itself in this round.
 
         Raises:
             ClientError: it may not leave.
@@ -69,7 +74,28 @@ class Guards:
         for guard in self.guards:
             told = _under(f"{guard.name}/", extras)
             update = guard.protect(update, received, told, self.facts)
+            if guard.sums:
+                secrets = {} if secrets is None else secrets
+                update = guard.mask(update, received, told, self.facts, secrets)
         return update
+
+    @property
+    def masking(self) -> SecureAggregation | None:
+        """What hides single updates from the server, if anything does."""
+        return next((g for g in self.guards if isinstance(g, SecureAggregation)), None)
+
+    def answer(
+        self, id: int, round: int, name: str, question: Message, secrets: Weights
+    ) -> Message | None:
+        """At a client: answers a question of a guard's; None where it is no guard's.
+
+        Raises:
+            ClientError: it does not.
+        """
+        for guard in self.guards:
+            if name.startswith(f"{guard.name}:"):
+                return guard.answer(id, round, name, question, secrets)
+        return None
 
     @property
     def noised(self) -> bool:
@@ -98,6 +124,15 @@ class Guards:
     def afford(self, round: int, clients: Sequence[int], account: Account) -> bool:
         """Whether a round with these clients stays within what may be spent."""
         return all(guard.affords(round, clients, account) for guard in self.guards)
+
+    def describing(self, clients: Sequence[int], account: Account) -> None:
+        """These clients are about to describe themselves.
+
+        Raises:
+            BudgetSpent: they may not.
+        """
+        for guard in self.guards:
+            guard.describing(clients, account)
 
     def open(self, state: State, account: Account | None = None) -> "GuardedRound":
         """Begins a round from the state that its clients are sent.
@@ -192,9 +227,18 @@ def build_guards(
     guards = [guard_of(choice) for choice in choices]
     if privacy.clipping != "none":
         guards.insert(0, Clipping(privacy, schedule or Schedule(updates)))
-    require_compatible(
-        guards, method, network, trains_statistics=trains_statistics, updates=updates
-    )
+    # What is masked last can still be changed before.
+    guards.sort(key=lambda guard: guard.sums)
+    for guard in guards:
+        if isinstance(guard, SecureAggregation):
+            guard.alike = privacy.clipping != "none"
+    require_styles(privacy, method)
+    if privacy.style_epsilon is not None:
+        guards.insert(0, NoisedStyles(privacy))
+    seen_to = privacy.style_epsilon is not None or privacy.open_styles
+    covered = type(method).noises if seen_to else frozenset[str]()
+    circumstances = Circumstances(trains_statistics, covered)
+    require_compatible(guards, method, network, circumstances=circumstances, updates=updates)
     return Guards(guards, facts_of(method, network))
 
 

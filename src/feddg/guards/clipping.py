@@ -110,9 +110,9 @@ class Clipping(Guard):
 
     @property
     def secret_rate(self) -> float | None:
-        """Set for secret draws of some of the clients."""
-        rate = self._schedule.rate
-        return rate if self.settings.sampling == "secret" and rate < 1 else None
+        """Set for noised rounds of some of the clients, drawn in secret."""
+        rate, secret = self._schedule.rate, self.settings.sampling == "secret"
+        return rate if self.noised and secret and rate < 1 else None
 
     @cached_property
     def multiplier(self) -> float:
@@ -256,7 +256,7 @@ class Clipping(Guard):
         """Counts, and has every client count the same, whatever it says of its images."""
         passage.scratch |= {_UPDATES: [], _CLIPPED: 0}
         for update in updates:
-            passage.scratch[_UPDATES].append(update.client)
+            passage.scratch[_UPDATES] += update.clients
             bit = update.extras.scalars.get(f"{self.name}/{NORM_BIT}", 0)
             passage.scratch[_CLIPPED] += int(bit)
             yield replace(update, examples=1)

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel
 
-from feddg.errors import ExperimentError
+from feddg.errors import ClientError, ExperimentError
 from feddg.forms import Sent
 from feddg.guards.account import Account
 from feddg.messages import Message, Update, Weights
@@ -79,6 +79,9 @@ class Guard:
         Settings: the pydantic model of its settings.
         breaks: what of a method it cannot survive, by :data:`feddg.guards.compatibility.TRAITS`,
             and why.
+        looks: whether it looks at single updates at the server, though it fuses nothing.
+        sums: whether the server sees nothing but sums of updates; it has :meth:`mask` and
+            :meth:`answer`.
         fuses: whether it decides by itself what many updates become; only one guard can.
     """
 
@@ -87,6 +90,8 @@ class Guard:
     Settings: ClassVar[type[BaseModel]] = NoGuardSettings
     breaks: ClassVar[dict[str, str]] = {}
     fuses: ClassVar[bool] = False
+    looks: ClassVar[bool] = False
+    sums: ClassVar[bool] = False
 
     def __init__(self, settings: BaseModel | None = None) -> None:
         self.settings: Any = settings if settings is not None else self.Settings()
@@ -128,6 +133,13 @@ class Guard:
         """At the server: whether a round with these clients stays within what may be spent."""
         return True
 
+    def describing(self, clients: Sequence[int], account: Account) -> None:
+        """At the server: these clients are about to describe themselves, before round 1.
+
+        Raises:
+            BudgetSpent: they may not.
+        """
+
     def asked(self, clients: Sequence[int], passage: Passage) -> None:
         """At the server: these clients are about to be asked to train.
 
@@ -158,6 +170,35 @@ class Guard:
             ClientError: it may not leave.
         """
         return update
+
+    def mask(
+        self,
+        update: Update,
+        received: Weights,
+        told: Message,
+        facts: WeightFacts,
+        secrets: Weights,
+    ) -> Update:
+        """At the client, last of all: returns the update as the server may see it.
+
+        Args:
+            update: as the other guards let it pass.
+            received: the weights that the client was sent.
+            told: what the server said under the guard's name.
+            facts: about the weights.
+            secrets: what the client keeps to itself in this round; changed in place.
+        """
+        return update
+
+    def answer(
+        self, id: int, round: int, name: str, question: Message, secrets: Weights
+    ) -> Message:
+        """At client ``id``: answers a question of the guard's own.
+
+        Raises:
+            ClientError: it does not.
+        """
+        raise ClientError(f"was asked {name!r}, which {self.name} does not know")
 
     def receive(self, update: Update, passage: Passage) -> Update:
         """At the server: returns one update as it may be used.

@@ -42,6 +42,7 @@ class NormBounding(Guard):
     name = "norm_bounding"
     summary = "the server shortens long changes (Sun et al. 2019)"
     Settings = NormBoundingSettings
+    looks = True
     breaks: ClassVar[dict[str, str]] = {EXTRAS: "which a bound on the weights does not bound"}
 
     def collect(self, updates: Iterator[Update], passage: Passage) -> Iterator[Update]:

@@ -94,6 +94,7 @@ class Method:
             writes wins over them. The key ``method`` holds hyper-parameters.
         sends: what leaves a client under the default settings, as ``purpose/name`` of the ledger
             (``*`` stands for any name) with what it is. Its page and its test both read this.
+        noises: entries of ``sends`` before round 1 that are styles, and that it noises if asked to.
         excludes: methods this one cannot be combined with, and why.
         gathers_images: whether all training images are put in one place first, as no federation
             does: one client then takes as many steps as a round's clients together.
@@ -115,6 +116,7 @@ class Method:
         "update/seconds": Sent("how long it trained", low=0),
         "update/terms/*": Sent("the mean of each term of its loss"),
     }
+    noises: ClassVar[frozenset[str]] = frozenset()
     excludes: ClassVar[dict[str, str]] = {}
     gathers_images: ClassVar[bool] = False
     in_process_only: ClassVar[str] = ""

@@ -42,13 +42,14 @@ from torch import Tensor
 
 from feddg.clients.client import Client
 from feddg.clients.examples import Batch
+from feddg.errors import ExperimentError
 from feddg.forms import Sent
 from feddg.messages import Message, joined
 from feddg.methods.base import Method
 from feddg.methods.catalogue import register
 from feddg.methods.reference import CONTENT_VARIANCE, HUE, CodeDifference, Reference
 from feddg.methods.style_exchange import LARGEST_MOMENT, StyleExchange, StyleSettings
-from feddg.settings import Fraction
+from feddg.settings import ExperimentSettings, Fraction
 
 IMAGES_PER_STYLE = 32
 _PARDON = {"method": {"variant": "pardon"}}
@@ -145,11 +146,23 @@ class Ccst(StyleExchange, Method):
         "pardon": "ccst and pardon each exchange styles and re-draw images; choose one"
     }
 
+    noises: ClassVar[frozenset[str]] = frozenset({"describe/styles"})
+
+    def check(self, experiment: ExperimentSettings) -> None:
+        """Single images' styles cannot be hidden: each is one image's."""
+        super().check(experiment)
+        if self.settings.share == "single" and experiment.privacy.style_epsilon is not None:
+            raise ExperimentError(
+                "privacy.style_epsilon and share: single exclude each other: noise that hides an "
+                "image in its own style leaves nothing of it; set method.share to overall"
+            )
+
     def describe(self, client: Client) -> Message:
         """The client's styles: one of all its images, or those of a few single ones."""
         moments = self.moments(client)
-        styles = moments.pooled().styles()
-        if self.settings.share == "single":
+        noised = self.noised_style(client, moments)
+        styles = moments.pooled().styles() if noised is None else noised[None]
+        if self.settings.share == "single" and noised is None:
             number = -(-len(moments) // IMAGES_PER_STYLE)
             order = torch.randperm(len(moments), generator=client.stream("ccst"))
             styles = moments.styles()[order[:number]]

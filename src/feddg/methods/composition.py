@@ -55,6 +55,7 @@ def compose(parts: tuple[type[Method], ...]) -> type[Method]:
         "presets": _merged(part.presets for part in reversed(parts)),
         "excludes": _merged(part.excludes for part in parts),
         "sends": _merged(part.sends for part in parts),
+        "noises": frozenset[str]().union(*(part.noises for part in parts)),
         "__doc__": f"The composition {name}.",
     }
     return type(name, parts, members)

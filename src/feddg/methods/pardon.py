@@ -25,6 +25,8 @@ Decisions:
     mean over batch and dimensions of both views (Eq. 8 sums z alone: ``regularizer: sum``).
     Anchors without an image of another class in the batch are left out, and a batch of one class
     has no triplet term.
+    Under ``privacy.style_epsilon`` a client sends the noised style of all its images together,
+    without clusters, since one image can change them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -189,6 +191,8 @@ class Pardon(StyleExchange, Method):
         )
     }
 
+    noises: ClassVar[frozenset[str]] = frozenset({"describe/style"})
+
     @property
     def redraws(self) -> bool:
         """Whether there are twins, and so styles to exchange (ablation v4: no)."""
@@ -206,9 +210,10 @@ class Pardon(StyleExchange, Method):
         if not self.redraws:
             return joined(others)
         moments = self.moments(client)
-        style = client_style(
-            moments, self._clusters(client, moments), combine=self.settings.combine
-        )
+        style = self.noised_style(client, moments)
+        if style is None:
+            labels = self._clusters(client, moments)
+            style = client_style(moments, labels, combine=self.settings.combine)
         if self.settings.noise_scale or self.settings.noise_coefficient:
             scale, coefficient = self.settings.noise_scale, self.settings.noise_coefficient
             style = perturb(style, scale, coefficient, client.stream("noise"))

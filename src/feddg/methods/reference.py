@@ -3,7 +3,16 @@
 Its page is made from this, so that a difference stands in one place.
 """
 
+import inspect
+import sys
 from dataclasses import dataclass
+
+
+def idea_of(method: type) -> str:
+    """Returns a method's idea: the first paragraph of its module's docstring, below its title."""
+    text = inspect.getdoc(sys.modules[method.__module__]) or ""
+    paragraphs = text.split("\n\n")
+    return " ".join(paragraphs[1].split()).replace("``", "") if len(paragraphs) > 1 else ""
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from feddg.errors import WeightsError
 from feddg.methods.base import MethodSettings
 from feddg.settings import Fraction
 from feddg.styles.codec import CODECS, Codec, adain, load_codec, transfer
+from feddg.styles.private import private_style
 from feddg.styles.statistics import FeatureMoments, measure
 
 LARGEST_MOMENT = 1e4
@@ -94,6 +95,11 @@ class StyleExchange:
     def moments(self, client: Client) -> FeatureMoments:
         """Returns the per-image feature moments of a client's images, without augmentation."""
         return measure(self.codec(), client.examples.images())
+
+    def noised_style(self, client: Client, moments: FeatureMoments) -> Tensor | None:
+        """Returns the client's pooled style, noised, or None where no noise is asked for."""
+        noise = client.worker.style_noise
+        return None if noise is None else private_style(moments, self.codec(), noise)
 
     def draw_twins(
         self, client: Client, name: str, style: Tensor, keep: Tensor | None = None

@@ -68,6 +68,39 @@ def _block(inputs: int, outputs: int) -> nn.Sequential:
 register_backbone("cnn")(SmallCNN)
 
 
+class GroupNormCNN(nn.Module):
+    """Three blocks of convolution, GroupNorm, ReLU and pooling; 4 k weights, no batch statistics.
+
+    For noise that protects: it is as large for one weight as for a million, and a network without
+    batch statistics trains each image by itself. GroupNorm: Wu and He (ECCV 2018).
+    """
+
+    def __init__(self, widths: tuple[int, int, int] = (8, 16, 16)) -> None:
+        super().__init__()
+        self.out_features = 16 * widths[-1]
+        before = (3, *widths[:-1])
+        self.blocks = nn.Sequential(*(_group_block(a, b) for a, b in zip(before, widths)))
+        self.pool = nn.AdaptiveAvgPool2d(4)
+
+    @property
+    def stages(self) -> list[nn.Module]:
+        """The three blocks."""
+        return list(self.blocks)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Maps ``(B, 3, H, W)`` to ``(B, 256)``."""
+        maps: Tensor = self.pool(self.blocks(images))
+        return maps.flatten(1)
+
+
+def _group_block(inputs: int, outputs: int) -> nn.Sequential:
+    convolution = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
+    return nn.Sequential(convolution, nn.GroupNorm(4, outputs), nn.ReLU(), nn.MaxPool2d(2))
+
+
+register_backbone("cnn_gn")(GroupNormCNN)
+
+
 class Trunk(nn.Module):
     """A torchvision classifier whose last linear layer was taken off."""
 

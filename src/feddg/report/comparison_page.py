@@ -24,7 +24,7 @@ from feddg.report.glossary import glossary
 from feddg.report.headline import data_tags, on_data
 from feddg.report.next_steps import comparison_steps
 from feddg.report.tuning_section import tuning_section
-from feddg.report.verdict import best_method, is_decided, verdict_words, warnings_about
+from feddg.report.verdict import about_best, best_method, is_decided, verdict_words, warnings_about
 from feddg.report.wording import counted, listed, percent, readable, spelled
 from feddg.rows import ID_TEST, SPLITS, VAL
 from feddg.runs.selection_rules import FINAL, SELECTION_RULES
@@ -38,6 +38,7 @@ def results_page(results: Results) -> Page:
     """The page of a comparison."""
     sections = [
         _accuracy_section(results),
+        _best_section(results),
         _margin_section(results),
         _rules_section(results),
         *_axis_sections(results),
@@ -118,6 +119,11 @@ def _accuracy_section(results: Results) -> Section:
                 Fold(f"{title}, final round", [tables.accuracy_table(results, FINAL, split)])
             )
     return Section("Accuracy", blocks)
+
+
+def _best_section(results: Results) -> Section | None:
+    found = about_best(results)
+    return None if found is None else Section(found[0], [Prose(found[1])])
 
 
 def _margin_section(results: Results) -> Section | None:

@@ -16,7 +16,6 @@ from feddg.report.blocks import (
     Gallery,
     Page,
     Pair,
-    Prose,
     Section,
     Table,
 )
@@ -36,7 +35,7 @@ from feddg.report.headline import (
     tested_on,
 )
 from feddg.report.holdings_section import MOST_LISTED, cut_note, holdings_section
-from feddg.report.ledger_section import ledger_sentences, ledger_table
+from feddg.report.leaks_section import leaks_section
 from feddg.report.next_steps import run_steps
 from feddg.report.round_charts import accuracy_curves, loss_curves
 from feddg.report.settings_section import mapping_table
@@ -69,7 +68,7 @@ def run_sections(run: RunRecord, with_pictures: bool = True) -> list[Section]:
         *analyses_sections(run),
         holdings_section(run),
         _loss_section(run),
-        _ledger_section(run),
+        leaks_section(run),
         _cost_section(run),
         _details_section(run),
     ]
@@ -134,13 +133,6 @@ def _loss_section(run: RunRecord) -> Section | None:
         table = Table(columns, refused[:MOST_LISTED], cut_note(len(refused)))
         blocks.append(Fold(f"{counted(len(refused), 'update')} refused by the server", [table]))
     return Section("Loss", blocks)
-
-
-def _ledger_section(run: RunRecord) -> Section | None:
-    ledger = run.ledger
-    if not ledger.messages:
-        return None
-    return Section("What left each site", [Prose(ledger_sentences(ledger)), ledger_table(ledger)])
 
 
 def _cost_section(run: RunRecord) -> Section | None:

@@ -3,6 +3,8 @@
 from feddg.comparing.intervals import Margin, average_over_columns, best_other, paired_margin
 from feddg.comparing.method_findings import method_findings, unsteady_best
 from feddg.comparing.results import Results
+from feddg.methods.catalogue import METHODS
+from feddg.methods.reference import idea_of
 from feddg.report.finding_words import alarm_words, finding_sentence, how_often
 from feddg.report.many_tables import interval_text
 from feddg.report.wording import counted, percent, percent_sign, spelled
@@ -29,6 +31,27 @@ def _margin_of(results: Results, best: str) -> tuple[str, Margin] | None:
     other = best_other(best, accuracies)
     margin = paired_margin(accuracies[best], accuracies[other]) if other else None
     return (other, margin) if other is not None and margin is not None else None
+
+
+def about_best(results: Results) -> tuple[str, str] | None:
+    """What the best method does, in its own words; None where none is best, or it has none.
+
+    Returns:
+        A heading, and the words: the idea, and how sure it is that the method is the best.
+    """
+    best = best_method(results)
+    if best is None or best.lower() not in METHODS:
+        return None
+    idea = idea_of(METHODS.find(best.lower()))
+    told = _margin_of(results, best)
+    sure = (
+        ""
+        if is_decided(results) or told is None
+        else (
+            f" It has the best average here, but these runs do not tell it from {spelled(told[0])}."
+        )
+    )
+    return (f"What {spelled(best)} does", f"{idea}{sure}") if idea else None
 
 
 def is_decided(results: Results) -> bool:

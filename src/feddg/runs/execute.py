@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +19,7 @@ from feddg.federation.ledger import Ledger
 from feddg.federation.served import served
 from feddg.federation.server import Server
 from feddg.files import is_file
-from feddg.methods.base import State
+from feddg.methods.base import State, has_global_model
 from feddg.models.network import Network
 from feddg.rows import (
     INTERPOLATED,
@@ -48,6 +48,7 @@ from feddg.runs.same_experiment import check_identity
 from feddg.runs.same_images import IMAGES, ImagesNow, check_images
 from feddg.runs.spending import next_round, open_account
 from feddg.runs.summary import summarize
+from feddg.runs.unseen_figures import draw_unseen
 from feddg.runs.warning_light import write_warning_light
 from feddg.views import Shown
 
@@ -143,6 +144,7 @@ class _Execution:
     network: Network = field(init=False)
     interpolation: Interpolation = field(init=False)
     measurer: Measurer = field(init=False)
+    classes: tuple[str, ...] = ()
 
     def carry_out(self) -> None:
         """Runs to the end, or records why not."""
@@ -164,6 +166,7 @@ class _Execution:
             memories = checkpoint.memories if checkpoint else {}
             found = self.prepare(experiment, self.cache, self.observer.work, memories)
             self.network = found.worker.network
+            self.classes = tuple(found.clients.classes)
             self.interpolation = Interpolation(
                 experiment, found.method, self.network, found.evaluation
             )
@@ -256,10 +259,7 @@ class _Execution:
         measured = self.measurer.rows(server)
         self.interpolation.note(server.state, writer.models)
         writer.keep(server.state, [row, *measured])
-        try:
-            found.draw(self.folder.path / FIGURES, server.state)
-        except OSError as error:
-            raise self.folder.unwritable(self.folder.path / FIGURES, error) from None
+        self._draw(lambda folder: found.draw(folder, server.state))
 
     def _rounds(self, server: Server, writer: "Records", evaluation: Evaluation | None) -> None:
         every = self.experiment.evaluate.every
@@ -282,6 +282,19 @@ class _Execution:
             model = predictor(server.method, self.network, weights)
             write_alphas(self.folder, server.method, self.network, evaluation)
             write_warning_light(self.folder, model, evaluation)
+            if self.experiment.evaluate.pictures and has_global_model(server.method, self.network):
+                self._draw(
+                    lambda folder: draw_unseen(
+                        folder, evaluation, model, self.classes, self.experiment.seed
+                    )
+                )
+
+    def _draw(self, draw: Callable[[Path], None]) -> None:
+        """Draws figures of the report."""
+        try:
+            draw(self.folder.path / FIGURES)
+        except OSError as error:
+            raise self.folder.unwritable(self.folder.path / FIGURES, error) from None
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:

@@ -56,6 +56,16 @@ def clients_table(images: Images) -> ClientsTable:
     )
 
 
+def free_memory() -> int | None:
+    """Returns the memory that programs may still take, in bytes; None where it cannot be told."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            found = next((line for line in file if line.startswith("MemAvailable")), None)
+    except OSError:
+        return None
+    return None if found is None else int(found.split()[1]) * 1024
+
+
 def peak_memory() -> int:
     """Returns the largest resident memory of this process so far, in bytes."""
     try:

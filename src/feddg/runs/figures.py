@@ -12,6 +12,7 @@ from feddg.methods.base import Method, State
 from feddg.methods.showing import Redraws
 from feddg.randomness import stream
 from feddg.runs.prepare import Images
+from feddg.runs.reading import CAPTIONS, read_captions
 
 PER_DOMAIN, WIDE, GAP, SCALE_TO = 4, 6, 2, 96
 
@@ -33,13 +34,29 @@ def draw_figures(folder: Path, images: Images, method: Method, state: State, see
         return
     table = images.table
     names = [table.domain_names[d] for d in numpy.unique(table.domains[images.splits.train])]
-    picture = grid(originals, redrawn)
-    replace_file(folder / "styles.png", lambda aside: picture.save(aside, "PNG"))
     caption = (
         f"Training images ({', '.join(names)}; {PER_DOMAIN} each, in this order), every row of "
         "them above the same images re-drawn in the style that clients train against."
     )
-    replace_text(folder / "captions.json", json.dumps({"styles.png": caption}))
+    add_figure(folder, "styles.png", grid(originals, redrawn), caption)
+
+
+def add_figure(folder: Path, name: str, picture: Image.Image, caption: str) -> None:
+    """Writes a picture with its caption beside those that are there; replaces one of its name.
+
+    Args:
+        folder: the run's folder of figures.
+        name: of the PNG file.
+        picture: it.
+        caption: what it shows.
+
+    Raises:
+        OSError: it cannot be written.
+        RunError: the file of captions is damaged.
+    """
+    replace_file(folder / name, lambda aside: picture.save(aside, "PNG"))
+    captions = read_captions(folder) | {name: caption}
+    replace_text(folder / CAPTIONS, json.dumps(captions))
 
 
 def _some_rows(images: Images, seed: int) -> torch.Tensor:
@@ -52,19 +69,22 @@ def _some_rows(images: Images, seed: int) -> torch.Tensor:
     return torch.cat(rows)
 
 
-def grid(above: torch.Tensor, below: torch.Tensor) -> Image.Image:
-    """Returns pairs of uint8 images ``(N, 3, H, W)``, one above the other, ``WIDE`` pairs a row.
+def grid(*rows: torch.Tensor) -> Image.Image:
+    """Returns columns of uint8 images, one of each row above the other, ``WIDE`` columns a line.
 
     So narrow a picture can still be made out on a phone. Small images are enlarged, unsmoothed.
+
+    Args:
+        rows: at least one, each ``(N, 3, H, W)``.
     """
-    count, _, height, width = above.shape
-    wide, rows = min(WIDE, count), -(-count // WIDE)
-    pair = 2 * height + GAP
-    shape = (rows * (pair + 3 * GAP) - 3 * GAP, wide * (width + GAP) - GAP, 3)
+    count, _, height, width = rows[0].shape
+    wide, lines = min(WIDE, count), -(-count // WIDE)
+    column = len(rows) * (height + GAP) - GAP
+    shape = (lines * (column + 3 * GAP) - 3 * GAP, wide * (width + GAP) - GAP, 3)
     canvas = numpy.full(shape, 255, numpy.uint8)
-    for offset, images in ((0, above), (height + GAP, below)):
+    for place, images in enumerate(rows):
         for i, image in enumerate(images.permute(0, 2, 3, 1).numpy()):
-            top = (i // wide) * (pair + 3 * GAP) + offset
+            top = (i // wide) * (column + 3 * GAP) + place * (height + GAP)
             left = (i % wide) * (width + GAP)
             canvas[top : top + height, left : left + width] = image
     factor = max(1, SCALE_TO // height)

@@ -29,6 +29,7 @@ from feddg.errors import ExperimentError
 from feddg.evaluation.accuracy import Evaluation
 from feddg.experiment import Experiment
 from feddg.guards.chain import Guards, build_guards
+from feddg.guards.noised_styles import style_multiplier
 from feddg.methods.base import Method
 from feddg.methods.composition import build_method, method_class
 from feddg.models.backbones import build_network
@@ -37,6 +38,8 @@ from feddg.models.network import Network
 from feddg.models.precision import autocast, choose_device, choose_precision
 from feddg.runs.loading import Progress as Progress
 from feddg.runs.loading import load_table, split_remarks, table_remarks
+from feddg.settings import PrivacySettings
+from feddg.styles.private import StyleNoise
 
 log = logging.getLogger("feddg")
 
@@ -213,6 +216,24 @@ def _splits(experiment: Experiment, table: ImageTable, bad: list[BadImage]) -> S
     )
 
 
+def is_split(experiment: Experiment, table: ImageTable) -> bool:
+    """Whether it is said how images are split: by the experiment, or by an official split.
+
+    Where the domains of a data set are known by name, one of them is meant to be held out, and a
+    split inside domains is not enough.
+    """
+    data, held = experiment.data, experiment.hold_out
+    if held.test or held.val or data.split_file is not None:
+        return True
+    named = DATA_SETS.find(data.source).domains
+    return table.split is not None and not (named and _in_domain(table))
+
+
+def _in_domain(table: ImageTable) -> bool:
+    """Whether there is an official split that holds no domain out."""
+    return table.split is not None and {"train", "id_val", "id_test"}.issuperset(table.split)
+
+
 def first_names(names: Sequence[str], shown: int = 12) -> str:
     """Returns the first names, and how many more there are."""
     more = f" and {len(names) - shown} more" if len(names) > shown else ""
@@ -278,7 +299,14 @@ def build_worker(experiment: Experiment, network: Network, cache: Path | None) -
         experiment.model.normalization == "frozen",
         cache,
         threads=threads_for(network, device),
+        style_noise=_style_noise(experiment.privacy),
     )
+
+
+def _style_noise(privacy: PrivacySettings) -> StyleNoise | None:
+    if privacy.style_epsilon is None:
+        return None
+    return StyleNoise(style_multiplier(privacy), privacy.style_unit, privacy.style_norm)
 
 
 def build_workers(experiment: Experiment, network: Network, cache: Path | None) -> list[Worker]:

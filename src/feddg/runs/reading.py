@@ -17,9 +17,11 @@ from feddg.errors import RunError
 from feddg.files import entries, is_file, read_text
 from feddg.row_files import Row, RowFile
 from feddg.rows import (
+    ATTACK_ROWS,
     LEDGER_ROWS,
     METRICS_ROWS,
     PRIVACY_ROWS,
+    AttackRow,
     ClientsTable,
     EvaluationRow,
     LayoutRow,
@@ -37,6 +39,8 @@ from feddg.views import Shown
 from feddg.yaml_text import parse_fields
 
 EXPERIMENT_FILE: Final = "experiment.yaml"
+CAPTIONS: Final = "captions.json"
+ATTACKS: Final = "attacks.jsonl"
 
 _PLAIN_ROWS = RowFile[dict[str, Any]](dict[str, Any])
 _R = TypeVar("_R", bound=Row)
@@ -130,6 +134,11 @@ class RunRecord(Shown):
         return _read_optional(self.folder / "analyses.json")
 
     @cached_property
+    def attacks(self) -> list[AttackRow]:
+        """What ``feddg privacy attack`` found; nothing where nobody tried."""
+        return ATTACK_ROWS.read(self.folder / ATTACKS)
+
+    @cached_property
     def evaluations(self) -> Evaluations:
         """The evaluations, for look-up by round, split and domain."""
         said = (self.experiment.get("evaluate") or {}).get("select_by") or "accuracy"
@@ -191,11 +200,17 @@ class RunRecord(Shown):
     def pictures(self) -> list[tuple[Path, str]]:
         """The pictures of the run with their captions, in the order of the captions file."""
         folder = self.folder / "figures"
-        captions = _read_optional(folder / "captions.json") or {}
+        captions = read_captions(folder)
         files = sorted(path.name for path in folder.glob("*.png") if path.is_file())
         ordered = [name for name in captions if name in files]
         ordered += [name for name in files if name not in captions]
         return [(folder / name, str(captions.get(name, ""))) for name in ordered]
+
+
+def read_captions(folder: Path) -> dict[str, str]:
+    """Returns the captions of the pictures in a folder by file name, in their order."""
+    captions = _read_optional(folder / CAPTIONS) or {}
+    return {name: str(caption) for name, caption in captions.items()}
 
 
 def is_run(folder: Path) -> bool:

@@ -19,24 +19,21 @@ from sklearn.manifold import TSNE
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from feddg.clients.worker import Worker
 from feddg.data.pixels import as_unit
 from feddg.errors import RunError
-from feddg.experiment import Experiment, load_stored
 from feddg.federation.inprocess import InProcess
-from feddg.federation.turns import load_weights
 from feddg.files import is_file, replace_text, why
 from feddg.messages import Message, Update, Weights
-from feddg.methods.base import Method, State, has_global_model
+from feddg.methods.base import Method, has_global_model
 from feddg.methods.catalogue import title_of
 from feddg.methods.showing import Redraws
 from feddg.randomness import stream
 from feddg.rows import client_name
 from feddg.runs.checkpoints import checkpoint_weights
-from feddg.runs.folder import EXPERIMENT, SNAPSHOTS, RunFolder
-from feddg.runs.prepare import Images, Progress, build, build_worker, cache_folder, load_images
+from feddg.runs.folder import SNAPSHOTS
+from feddg.runs.prepare import Progress, cache_folder
 from feddg.runs.reading import read_run
-from feddg.runs.same_images import ImagesNow, check_images
+from feddg.runs.subject import Subject, load_subject
 
 ANALYSES = "analyses.json"
 PER_DOMAIN, LANDSCAPE_IMAGES, GRID = 150, 256, 15
@@ -45,29 +42,6 @@ ON_ONE_LINE = 1e-5
 """Part of a direction that may be rounding alone."""
 MARGIN = 0.35
 """How far the landscape goes beyond its points, as a share of their distance."""
-
-
-@dataclass(frozen=True)
-class _Subject:
-    """A finished run, ready to be looked into."""
-
-    experiment: Experiment
-    images: Images
-    method: Method
-    worker: Worker
-    first: Weights
-    state: State
-    memories: dict[int, Weights]
-
-    def network(self, weights: Weights) -> nn.Module:
-        """The shared network with some weights, in eval mode."""
-        load_weights(self.worker.network, weights)
-        return self.worker.network.eval()
-
-    def main_domains(self) -> numpy.ndarray:
-        """The domain that most of a client's images have, ``(N,)``."""
-        main: numpy.ndarray = numpy.argmax(self.images.partition.counts, axis=1)
-        return main
 
 
 def analyse(
@@ -89,7 +63,10 @@ def analyse(
     Raises:
         FeddgError: the run has no model, or ``beside`` has another network.
     """
-    subject = _subject(Path(folder), cache or cache_folder(), progress)
+    subject = load_subject(Path(folder), cache or cache_folder(), progress)
+    if not has_global_model(subject.method, subject.worker.network):
+        name = subject.method.name
+        raise RunError(f"{folder}: under {name} there is no global model to look into")
     rival = None if beside is None else _rival(Path(beside), subject)
     rival_name = "" if beside is None else f"{title_of(read_run(Path(beside)).method)} model"
     content = {
@@ -106,27 +83,7 @@ def analyse(
     return path
 
 
-def _subject(folder: Path, cache: Path, progress: Progress) -> _Subject:
-    if not is_file(folder / EXPERIMENT):
-        raise RunError(f"{folder} holds no run: there is no {EXPERIMENT} in it")
-    experiment = load_stored(folder / EXPERIMENT)
-    with RunFolder(folder) as opened:
-        checkpoint = opened.load_checkpoint()
-    if checkpoint is None:
-        raise RunError(f"{folder} has no completed round to look into")
-    check_images(folder, lambda: ImagesNow(cache)(experiment))
-    images = load_images(experiment, cache, progress)
-    method, network = build(experiment, len(images.table.class_names))
-    if not has_global_model(method, network):
-        raise RunError(f"{folder}: under {method.name} there is no global model to look into")
-    first = {name: tensor.detach().clone() for name, tensor in network.state_dict().items()}
-    worker = build_worker(experiment, network, cache)
-    return _Subject(
-        experiment, images, method, worker, first, checkpoint.state, checkpoint.memories
-    )
-
-
-def _rival(folder: Path, subject: _Subject) -> Weights:
+def _rival(folder: Path, subject: Subject) -> Weights:
     weights = checkpoint_weights(folder)
     own = subject.state.weights
     if {n: t.shape for n, t in weights.items()} != {n: t.shape for n, t in own.items()}:
@@ -137,7 +94,7 @@ def _rival(folder: Path, subject: _Subject) -> Weights:
 # --- features -------------------------------------------------------------------------------------
 
 
-def _features(subject: _Subject, folder: Path, progress: Progress) -> dict[str, Any]:
+def _features(subject: Subject, folder: Path, progress: Progress) -> dict[str, Any]:
     """t-SNE maps of some images' features before training, at snapshots, and at the end."""
     rows = _some_of_each_domain(subject)
     table, held = subject.images.table, subject.images.splits
@@ -174,7 +131,7 @@ def snapshots(folder: Path) -> dict[int, Weights]:
     return found
 
 
-def _some_of_each_domain(subject: _Subject) -> numpy.ndarray:
+def _some_of_each_domain(subject: Subject) -> numpy.ndarray:
     """Some rows of each domain, of training domains from the part nobody trained on if there is."""
     splits, domains = subject.images.splits, subject.images.table.domains
     unused = numpy.concatenate([splits.test, splits.val, splits.id_test, splits.id_val])
@@ -189,7 +146,7 @@ def _some_of_each_domain(subject: _Subject) -> numpy.ndarray:
 
 
 def _over_batches(
-    subject: _Subject, rows: numpy.ndarray, work: Callable[[Tensor], Tensor]
+    subject: Subject, rows: numpy.ndarray, work: Callable[[Tensor], Tensor]
 ) -> Tensor:
     """What ``work`` makes of the images of some rows, on the CPU in float32."""
     worker, size = subject.worker, subject.experiment.evaluate.batch_size
@@ -205,7 +162,7 @@ def _over_batches(
 
 
 def _landscape(
-    subject: _Subject, rival: Weights | None, rival_name: str, progress: Progress
+    subject: Subject, rival: Weights | None, rival_name: str, progress: Progress
 ) -> dict[str, Any]:
     """Loss over the plane through three models, on images of seen and of unseen domains."""
     domains = subject.main_domains()
@@ -236,7 +193,7 @@ def _landscape(
     return {"x": axes[0], "y": axes[1], "losses": losses, "points": marks}
 
 
-def _after_a_turn(subject: _Subject, client: int) -> Weights:
+def _after_a_turn(subject: Subject, client: int) -> Weights:
     """A client's weights after one more round of training from the global model."""
     method, state = subject.method, subject.state
     transport = InProcess(
@@ -320,16 +277,14 @@ def _ticks(places: Sequence[float]) -> list[float]:
     return [round(v, 6) for v in numpy.linspace(low - margin, high + margin, GRID).tolist()]
 
 
-def _sample(rows: numpy.ndarray, subject: _Subject, name: str) -> numpy.ndarray:
+def _sample(rows: numpy.ndarray, subject: Subject, name: str) -> numpy.ndarray:
     chance = stream(subject.experiment.seed, "landscape", name)
     chosen: numpy.ndarray = torch.randperm(len(rows), generator=chance).numpy()
     taken: numpy.ndarray = rows[chosen[:LANDSCAPE_IMAGES]]
     return taken
 
 
-def _losses(
-    subject: _Subject, weights: Weights, rows: dict[str, numpy.ndarray]
-) -> dict[str, float]:
+def _losses(subject: Subject, weights: Weights, rows: dict[str, numpy.ndarray]) -> dict[str, float]:
     network = subject.network(weights)
     for module in network.modules():
         if isinstance(module, _BatchNorm) and module.running_var is not None:
@@ -347,7 +302,7 @@ def _losses(
 # --- grey levels ----------------------------------------------------------------------------------
 
 
-def _grey_levels(subject: _Subject, progress: Progress) -> dict[str, Any]:
+def _grey_levels(subject: Subject, progress: Progress) -> dict[str, Any]:
     """Histograms of some clients' grey levels, before and after the method re-draws images."""
     domains = subject.main_domains()
     order = numpy.lexsort((numpy.arange(len(domains)), _occurrence(domains)))

@@ -17,7 +17,7 @@ from feddg.experiment import Experiment
 from feddg.rows import ClientRow, ClientsTable
 from feddg.runs.facts import clients_table
 from feddg.runs.loading import load_table, split_remarks, table_remarks
-from feddg.runs.prepare import Progress, cache_folder, deal
+from feddg.runs.prepare import Progress, cache_folder, deal, is_split
 from feddg.studies.holdings import holdings_table, skew_between
 
 SHOWN_DOMAINS, SHOWN_FILES = 20, 20
@@ -33,10 +33,10 @@ def inspect_experiment(experiment: Experiment, progress: Progress) -> dict[str, 
     Returns:
         What :func:`feddg.data.inspect.inspect` returns, ``bad_images``, ``findings`` (what is odd:
         ``severity`` and ``text`` of each), ``stored`` (by domain, see
-        :class:`feddg.data.stored.StoredImages`), ``ignored`` (files by kind) and, when a domain is
-        held out, ``splits`` (images per role), ``clients`` and ``clients_by_class`` (images of each
-        client by domain and by class, those that it has none of left out) and ``skew`` (see
-        :class:`feddg.data.skew.Skew`).
+        :class:`feddg.data.stored.StoredImages`), ``ignored`` (files by kind) and, when it is
+        known how images are split, ``splits`` (images per role), ``clients`` and
+        ``clients_by_class`` (images of each client by domain and by class, those that it has none
+        of left out) and ``skew`` (see :class:`feddg.data.skew.Skew`).
 
     Raises:
         DataError: there is nothing to inspect.
@@ -51,7 +51,7 @@ def inspect_experiment(experiment: Experiment, progress: Progress) -> dict[str, 
     findings = table_remarks(loaded)
     found["bad_images"] = [{"path": image.path, "reason": image.reason} for image in bad]
     stopped = any(finding.severity == "error" for finding in findings)
-    if (experiment.hold_out.test or experiment.hold_out.val) and not stopped:
+    if is_split(experiment, table) and not stopped:
         images = deal(experiment, table, pixels, bad)
         splits = images.splits
         roles = ("train", "id_val", "id_test", "val", "test")

@@ -5,14 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from scipy.stats import binomtest
 
 from feddg.rows import TEST, VAL, EvaluationRow
 from feddg.runs.findings import standing
+from feddg.runs.proportions import wilson
 from feddg.runs.reading import LedgerRecord, RunRecord, read_run
 from feddg.runs.selection_rules import find_rule
 
-CONFIDENCE = 0.95
 OWN_WAY = "the method's own"
 """What a file without a test-time adaptation says of it."""
 LICENCES = {
@@ -49,12 +48,6 @@ def model_card(run: Path | str, metadata: Mapping[str, Any]) -> str:
         "## Licence of the weights\n\n" + _licence(record),
     ]
     return "\n\n".join(parts) + "\n"
-
-
-def wilson(correct: int, examples: int) -> tuple[float, float]:
-    """Returns the 95 % Wilson interval of a share of ``examples``, in [0, 1]."""
-    found = binomtest(correct, examples).proportion_ci(CONFIDENCE, method="wilson")
-    return float(found.low), float(found.high)
 
 
 def _front_matter(record: RunRecord, metadata: Mapping[str, Any]) -> str:
@@ -120,10 +113,10 @@ def _results(record: RunRecord, metadata: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     yield from ("| domain | split | images | accuracy | 95 % interval |", "|---|---|---:|---:|---|")
     for row in rows:
-        low, high = wilson(round(row.accuracy * row.examples), row.examples)
+        share = wilson(row.accuracy, row.examples)
         yield (
             f"| {_cell(row.domain)} | {row.split} | {row.examples} | {row.accuracy:.1%} | "
-            f"{low:.1%} to {high:.1%} |"
+            f"{share.low:.1%} to {share.high:.1%} |"
         )
     yield ""
     yield from _mean(record, metadata)

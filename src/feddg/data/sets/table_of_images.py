@@ -1,6 +1,5 @@
 """A table of one's own: a CSV or Parquet file that says what every image is and who holds it."""
 
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
@@ -9,7 +8,7 @@ from pydantic import Field
 from feddg.data.columns import TABLES, Columns, read_columns
 from feddg.data.data_set import DataSet, register_data_set
 from feddg.data.images import ImageTable
-from feddg.data.listed_images import listed_images
+from feddg.data.listed_images import listed_images, roles_of_domains
 from feddg.data.published import needs_root
 from feddg.errors import DataError
 from feddg.settings import FixedPath, Settings
@@ -182,11 +181,7 @@ def _roles(found: Columns, name: str, rows: Sequence[int], domains: Sequence[str
                 "test (or id_val, id_test)."
             )
         said.append(role)
-    training = Counter(domain for domain, role in zip(domains, said) if role == "train")
-    return [
-        f"id_{role}" if domain in training and role in ("val", "test") else role
-        for domain, role in zip(domains, said)
-    ]
+    return roles_of_domains(said, domains)
 
 
 register_data_set(

@@ -52,13 +52,13 @@ function show(text, answer) {
   bar.value = answer.confidence;
   bar.setAttribute("aria-label", `confidence ${percent(answer.confidence)}`);
   const ranked = Object.entries(answer.probabilities).sort((a, b) => b[1] - a[1]);
-  const others = ranked.slice(1, 3).map(([name, share]) => `${name} ${percent(share)}`).join(", ");
+  const others = ranked.slice(1, 3).filter(([, share]) => share >= 0.005).map(([name, share]) => `${name} ${percent(share)}`).join(", ");
   text.append(label, bar);
   if (others) text.append(element("p", "others", `then ${others}`));
   if (answer.unlike_training === true) {
     text.append(element("p", "light on", "unlike the training images: look for yourself"));
   } else if (answer.unlike_training === false) {
-    text.append(element("p", "light", "like the training images"));
+    text.append(element("p", "light", "warning light off"));
   }
 }
 

@@ -1,0 +1,152 @@
+"""Accuracy against epsilon: updates and styles apart, FedAvg and PARDON; PARDON's noise rows.
+
+    python benchmarks/privacy/accuracy.py digits --out runs/privacy
+    python benchmarks/privacy/accuracy.py pacs --root data/PACS --out runs/privacy_pacs
+
+Runs that are complete are not run again. Writes docs/results/data/privacy_DATA.csv, one row a run,
+and docs/results/privacy_DATA.png.
+"""
+
+import argparse
+import csv
+import os
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy
+
+matplotlib.use("Agg")
+from matplotlib import pyplot
+
+from feddg.api import run
+from feddg.experiment import Experiment
+
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
+EPSILONS = (16, 1, 8, 4, None)
+SETTINGS: dict[str, dict[str, Any]] = {
+    "digits": {
+        "data": {"source": "digits", "id_val": 0.0, "id_test": 0.1},
+        "hold_out": {"test": "ink"},
+        "clients": {"number": 10, "heterogeneity": 0.1},
+        "model": {"backbone": "cnn_gn", "weights": None, "normalization": "frozen"},
+        "train": {"rounds": 8, "local_steps": 8, "batch_size": 32, "optimizer": "adam", "lr": 0.01},
+        "evaluate": {"every": 1000, "pictures": False},
+    },
+    "pacs": {
+        "data": {"source": "pacs"},
+        "hold_out": {"test": "sketch"},
+        "clients": {"number": 100, "per_round": 20},
+        "model": {"backbone": "resnet18", "weights": "imagenet"},
+        "train": {"rounds": 50},
+        "evaluate": {"every": 50, "pictures": False},
+    },
+}
+CLIPPED = {"clipping": "fixed", "clipping_norm": 2.0}
+"""Clipped without noise is what noise is compared with; so is what is not clipped at all."""
+
+
+def asked(seeds: int) -> Iterator[tuple[str, str, str, dict[str, Any], dict[str, Any], int]]:
+    """Yields what is noised, a level's name, method, privacy, its settings and the seed."""
+    for seed in range(seeds):
+        for method in ("fedavg", "pardon"):
+            open_styles = {"open_styles": True} if method == "pardon" else {}
+            yield "nothing", "none", method, {}, {}, seed
+            for epsilon in EPSILONS:
+                noise = {**CLIPPED, **({} if epsilon is None else {"epsilon": epsilon})}
+                level = "clipped" if epsilon is None else str(epsilon)
+                yield "updates", level, method, {**noise, **open_styles}, {}, seed
+        for unit, epsilons in (("image", EPSILONS), ("client", (1, 16))):
+            for epsilon in filter(None, epsilons):
+                noise = {"style_epsilon": epsilon, "style_unit": unit}
+                yield f"styles ({unit})", str(epsilon), "pardon", noise, {}, seed
+        for share in (0.1, 0.2):  # FISC, Table 10: s = 0.05; no promise
+            perturbed = {"noise_scale": 0.05, "noise_coefficient": share}
+            yield "Table 10", f"s=0.05 p={share}", "pardon", {}, perturbed, seed
+
+
+def measured(data: str, seeds: int, out: Path, root: Path | None) -> list[dict[str, Any]]:
+    rows = []
+    for what, level, method, privacy, settings, seed in asked(seeds):
+        fields = {**SETTINGS[data], "seed": seed, "device": "auto"}
+        if root is not None:
+            fields["data"] = {**fields["data"], "root": str(root)}
+        experiment = Experiment(
+            **fields, method={"name": method, "settings": settings}, privacy=privacy
+        )
+        done = run(experiment, out, report=False)
+        last = done.record.evaluations.rounds[-1]
+        accuracy = {
+            split: numpy.mean([row.accuracy for row in done.record.evaluations.at(last, split)])
+            for split in ("test", "id_test")
+        }
+        spent = done.record.privacy
+        row = {
+            "data": data,
+            "method": method,
+            "noised": what,
+            "level": level,
+            "seed": seed,
+            "rounds": done.record.rounds_done,
+            "test_accuracy": f"{accuracy['test']:.4f}",
+            "in_domain_accuracy": f"{accuracy['id_test']:.4f}",
+            "epsilon": ";".join(f"{key[0]}:{row.epsilon:.4g}" for key, row in spent.items()),
+            "noise": ";".join(f"{key[0]}:{row.noise:.4g}" for key, row in spent.items()),
+            "id": experiment.id,
+        }
+        print(*row.values(), flush=True)
+        rows.append(row)
+        written(rows, RESULTS / "data" / f"privacy_{data}.csv")
+    return rows
+
+
+def written(rows: list[dict[str, Any]], table: Path) -> None:
+    """Writes what there is so far: a long measurement may be ended early."""
+    os.makedirs(table.parent, exist_ok=True)
+    with open(table, "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def drawn(rows: list[dict[str, Any]], file: Path) -> None:
+    """Draws a line for what is noised in which method, over epsilon."""
+    found: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        accuracy = 100 * float(row["test_accuracy"])
+        found[row["method"], row["noised"]][row["level"]].append(accuracy)
+    figure, axes = pyplot.subplots(figsize=(7, 4.2), layout="constrained")
+    levels = [str(epsilon) for epsilon in sorted(filter(None, EPSILONS))]
+    for (method, what), by_level in found.items():
+        if what == "nothing":
+            axes.axhline(numpy.mean(by_level["none"]), ls=":", lw=1, color="grey")
+            axes.text(3.05, numpy.mean(by_level["none"]), f"{method}, no noise", fontsize=8)
+        elif what != "Table 10":
+            places = [place for place, level in enumerate(levels) if level in by_level]
+            shown = [by_level[levels[place]] for place in places]
+            axes.errorbar(
+                places,
+                [numpy.mean(values) for values in shown],
+                [numpy.std(values, ddof=1) if len(values) > 1 else 0 for values in shown],
+                marker="o",
+                capsize=3,
+                label=f"{method}, {what}",
+            )
+    axes.set_xticks(range(len(levels)), levels)
+    axes.set_xlim(-0.2, 4)
+    axes.set(xlabel="epsilon", ylabel="accuracy on the unseen domain, %")
+    axes.legend(fontsize=8)
+    figure.savefig(file, dpi=130)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("data", choices=sorted(SETTINGS))
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--root", type=Path)
+    parser.add_argument("--out", type=Path, default=Path("runs/privacy"))
+    chosen = parser.parse_args()
+    found = measured(chosen.data, chosen.seeds, chosen.out, chosen.root)
+    drawn(found, RESULTS / f"privacy_{chosen.data}.png")

@@ -1,0 +1,305 @@
+"""Attacks on a finished run: carried out, measured, and kept in its folder.
+
+Rows go to ``attacks.jsonl``, pictures to ``figures/``; a row about the same thing replaces the
+earlier one. The same run, images and seed give the same rows.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import cast, get_args
+
+import torch
+from torch import Tensor
+
+from feddg.attacks.entries import SentEntry, chosen_entries, entries_of
+from feddg.attacks.extractors import read_extractor, read_lpips
+from feddg.attacks.generator import FEWEST, GeneratorTraining
+from feddg.attacks.image_metrics import Judges, require_torchmetrics
+from feddg.attacks.inversion import Inverted, Search, Step, invert_updates
+from feddg.attacks.membership import MembershipEffort, membership
+from feddg.attacks.reconstruction import (
+    FED,
+    SAMPLE,
+    SENT,
+    UNRELATED,
+    Effort,
+    Progress,
+    Reconstruction,
+    reconstruct,
+)
+from feddg.attacks.senders import Senders
+from feddg.attacks.targets import MOST_LOOKED_AT
+from feddg.errors import DataError, ExperimentError, RunError
+from feddg.rows import AttackRow
+from feddg.runs.figures import add_figure, grid
+from feddg.runs.folder import FIGURES, RunFolder
+from feddg.runs.prepare import cache_folder
+from feddg.runs.reading import ATTACKS, LedgerRecord, read_run
+from feddg.runs.subject import Subject, load_subject
+from feddg.styles.training_images import load_images as load_public
+
+KINDS = ("server", "client", "update", "membership")
+SHOWN = 6
+"""Columns of a picture for each domain."""
+SMALLEST = 12
+"""Side in pixels below which SSIM has no window."""
+
+
+@dataclass(frozen=True)
+class AttackSettings:
+    """What is attacked, and how hard.
+
+    Attributes:
+        public: folders of images that the server has; searched in depth.
+        entry: what is read: an entry's key or name, ``statistics``, or None for all.
+        client: id of the malicious client; the one with most images by default.
+        most_public: images of ``public``, or of the malicious client, that are used.
+        targets: true images that reconstructions are compared with.
+        steps: of the generator's training; 0 leaves the linear attack alone.
+        batch_sizes: images behind an update.
+        updates: updates attacked of each batch size.
+        iterations: of the search behind an update.
+        optimizer: what the client's one step is taken by: the run's own, or plain SGD.
+        membership: how much the membership attack may take.
+        extractor: who judges: see :func:`feddg.attacks.extractors.read_extractor`.
+        lpips: trunk of LPIPS with its file, or None.
+        seed: of everything that is drawn.
+    """
+
+    public: Sequence[Path] = ()
+    entry: str | None = None
+    client: int | None = None
+    most_public: int = 1000
+    targets: int = 64
+    steps: int = 300
+    batch_sizes: Sequence[int] = (1, 4)
+    updates: int = 4
+    iterations: int = 300
+    optimizer: str = "own"
+    membership: MembershipEffort = field(default_factory=MembershipEffort)
+    extractor: str = "compact"
+    lpips: str | None = None
+    seed: int = 0
+
+    def check(self, kind: str) -> None:
+        """Raises a FeddgError where this kind of attack cannot be made by these settings."""
+        if kind not in KINDS:
+            raise ExperimentError(f"there is no attack {kind!r}; there are: {', '.join(KINDS)}")
+        if kind == "server" and not self.public:
+            raise DataError(
+                "the server's attack learns on public images: name a folder of them, --public "
+                "FOLDER (any photographs; none of the run's)"
+            )
+        if self.optimizer not in get_args(Step):
+            known = " or ".join(get_args(Step))
+            raise ExperimentError(f"optimizer {self.optimizer!r} must be {known}")
+        if min(self.batch_sizes, default=0) < 1 or max(self.batch_sizes) > MOST_LOOKED_AT:
+            raise ExperimentError(f"batch sizes must be from 1 to {MOST_LOOKED_AT}")
+
+
+def attack_run(
+    folder: Path | str,
+    kind: str,
+    settings: AttackSettings | None = None,
+    *,
+    cache: Path | None = None,
+    progress: Progress = lambda what, done, total: None,
+) -> list[AttackRow]:
+    """Attacks a finished run and keeps the result in its folder.
+
+    Args:
+        folder: the run's, with its images where they were.
+        kind: ``server`` or ``client``: reconstruction from what is sent beside weights;
+            ``update``: gradient inversion; ``membership``: whose images they were.
+        settings: what is attacked, and how hard.
+        cache: folder for decoded pixels; the user's cache by default.
+        progress: called with (what, done, total).
+
+    Returns:
+        The new rows.
+
+    Raises:
+        ExperimentError: the method sends nothing that this attack could read.
+        DataError: there are no public images, or too few.
+        RunError: the folder has no completed round, or other images than the run.
+        WeightsError: a judge's weights cannot be used.
+    """
+    require_torchmetrics()
+    chosen = settings or AttackSettings()
+    chosen.check(kind)
+    judges = _judges(chosen)
+    path = Path(folder)
+    subject = load_subject(path, cache or cache_folder(), progress)
+    if subject.experiment.data.image_size < SMALLEST:
+        raise DataError(f"images of less than {SMALLEST} pixels are too small to compare")
+    work = _Work(path, subject, chosen, judges, progress)
+    rows = work.carry_out(kind)
+    with RunFolder(path) as opened:
+        opened.replace_rows(ATTACKS, _merged(read_run(path).attacks, rows))
+    for name, (images, caption) in work.pictures.items():
+        add_figure(path / FIGURES, name, grid(*images), caption)
+    return rows
+
+
+def _merged(old: Sequence[AttackRow], new: Sequence[AttackRow]) -> list[AttackRow]:
+    keys = {(row.kind, row.key) for row in new}
+    return [*(row for row in old if (row.kind, row.key) not in keys), *new]
+
+
+def _judges(settings: AttackSettings) -> Judges:
+    extractor = read_extractor(settings.extractor)
+    return Judges(extractor, lpips=read_lpips(settings.lpips) if settings.lpips else None)
+
+
+class _Work:
+    """One attack on one run."""
+
+    def __init__(
+        self,
+        path: Path,
+        subject: Subject,
+        settings: AttackSettings,
+        judges: Judges,
+        progress: Progress,
+    ) -> None:
+        self._path, self._subject, self._settings = path, subject, settings
+        self._judges, self._progress = judges, progress
+        self._senders = Senders(subject)
+        self.pictures: dict[str, tuple[list[Tensor], str]] = {}
+
+    def carry_out(self, kind: str) -> list[AttackRow]:
+        """Returns the rows of one kind of attack."""
+        by_kind: dict[str, Callable[[], list[AttackRow]]] = {
+            "server": lambda: self._reconstructions(None),
+            "client": lambda: self._reconstructions(self._malicious()),
+            "update": self._inversions,
+            "membership": self._membership,
+        }
+        return by_kind[kind]()
+
+    def _entries(self) -> list[SentEntry]:
+        method, network = self._subject.method, self._subject.worker.network
+        ledger = read_run(self._path).ledger
+        found = chosen_entries(method, network, self._settings.entry)
+        for entry in found.values():
+            _require_sent(ledger, entry, self._path)
+        return list(found.values())
+
+    def _reconstructions(self, attacker: int | None) -> list[AttackRow]:
+        entries, chosen = self._entries(), self._settings
+        images, labels = self._known_images(attacker)
+        effort = Effort(chosen.targets, GeneratorTraining(chosen.steps, seed=chosen.seed))
+        rows: list[AttackRow] = []
+        for entry in entries:
+            found = reconstruct(
+                self._senders,
+                entry,
+                images,
+                labels,
+                effort,
+                self._judges,
+                attacker=attacker,
+                progress=self._progress,
+            )
+            rows += found.rows(self._subject.images.table.domain_names, self._judges)
+            self._draw(found)
+        return rows
+
+    def _known_images(self, attacker: int | None) -> tuple[Tensor, Tensor]:
+        """The images that the attacker learns on, and what they are taken for."""
+        most, size = self._settings.most_public, self._subject.experiment.data.image_size
+        if attacker is not None:
+            own = self._subject.images.examples(attacker)
+            if len(own) < FEWEST:
+                raise DataError(
+                    f"client {attacker} holds {len(own)} images, fewer than the {FEWEST} that a "
+                    "generator needs; choose another with --client"
+                )
+            return own.images()[:most].contiguous(), own.labels[:most]
+        found = load_public(self._settings.public, size)
+        every = max(1, len(found) // most)
+        images = found[::every][:most].contiguous()
+        return images, self._senders.labels(images)
+
+    def _malicious(self) -> int:
+        sizes = self._subject.images.partition.sizes
+        if self._settings.client is None:
+            return int(sizes.argmax())
+        if not 0 <= self._settings.client < len(sizes):
+            raise ExperimentError(
+                f"there is no client {self._settings.client}; the run has 0 to {len(sizes) - 1}"
+            )
+        return self._settings.client
+
+    def _inversions(self) -> list[AttackRow]:
+        chosen = self._settings
+        found = [
+            invert_updates(
+                self._senders,
+                size,
+                chosen.updates,
+                Search(chosen.iterations, seed=chosen.seed),
+                cast(Step, chosen.optimizer),
+                self._progress,
+            )
+            for size in chosen.batch_sizes
+        ]
+        for one in found:
+            self._draw_inverted(one)
+        return [one.row(self._judges) for one in found]
+
+    def _membership(self) -> list[AttackRow]:
+        method, network = self._subject.method, self._subject.worker.network
+        wanted = self._settings.entry
+        entries = chosen_entries(method, network, wanted) if wanted else entries_of(method, network)
+        effort = replace(self._settings.membership, seed=self._settings.seed)
+        return list(membership(self._senders, list(entries.values()), effort, self._progress))
+
+    def _draw(self, found: Reconstruction) -> None:
+        domains = found.targets.domains
+        shown = torch.cat(
+            [(domains == d).nonzero().flatten()[:SHOWN] for d in domains.unique().tolist()]
+        )
+        rows = [found.targets.images[shown], *(_bytes(found.drawn[fed][shown]) for fed in FED)]
+        reader = "server" if found.attacker == "server" else "another client"
+        names = [self._subject.images.table.domain_names[d] for d in domains.unique().tolist()]
+        caption = (
+            f"What the {reader} draws from {found.entry.key}, top to bottom: true images "
+            f"({', '.join(names)}), drawn from what was {SENT}, from each image's own {SAMPLE}, "
+            f"and from an {UNRELATED} image's, which is what chance looks like."
+        )
+        name = f"attack-{found.attacker}-{_plain(found.entry.key)}.png"
+        self.pictures[name] = (rows, caption)
+
+    def _draw_inverted(self, found: Inverted) -> None:
+        shown = torch.arange(min(2 * SHOWN, len(found.targets)))
+        rows = [found.targets.images[shown], _bytes(found.drawn[shown])]
+        caption = (
+            f"Gradient inversion of single clients' updates of {found.batch_size} images "
+            f"(optimizer: {found.optimizer}): true images above what was found."
+        )
+        name = f"attack-update-{found.optimizer}-{found.batch_size}.png"
+        self.pictures[name] = (rows, caption)
+
+
+def _require_sent(ledger: LedgerRecord, entry: SentEntry, path: Path) -> None:
+    """Raises RunError where the ledger shows no message that holds an entry."""
+    stem = f"weights/{entry.names[0]}" if entry.names else entry.name.removesuffix("*")
+    for message in ledger.messages:
+        layout = ledger.layouts.get(message.layout)
+        tensors = layout.tensors if layout is not None else ()
+        fits = message.direction == "up" and message.purpose == entry.purpose
+        if fits and any(tensor.name.startswith(stem) for tensor in tensors):
+            return
+    raise RunError(
+        f"the ledger of {path} shows no message with {entry.key}: nothing of it left a client"
+    )
+
+
+def _bytes(images: Tensor) -> Tensor:
+    return (images * 255).round().to(torch.uint8)
+
+
+def _plain(key: str) -> str:
+    return "".join(c if c.isalnum() else "-" for c in key).strip("-")

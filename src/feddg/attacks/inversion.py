@@ -1,0 +1,270 @@
+"""Images drawn again from one client's update: gradient inversion.
+
+Geiping et al., "Inverting Gradients - How easy is it to break privacy in federated learning?"
+(NeurIPS 2020), Eq. 4:
+
+    argmin over x of  1 - cos(gradient(x, y), change of the weights) + tv * TV(x)
+
+with signed steps of Adam, images held in [0, 1], and the labels known to the attacker. The client
+takes one step on its whole batch without augmentation, which is the case that favours the attacker
+most; guards do what they do in the run. Under Adam the first change is nearly the sign of the
+gradient, and the search compares with that.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor, nn
+
+from feddg.attacks.extractors import perceptual_points
+from feddg.attacks.image_metrics import (
+    Collection,
+    Judges,
+    clustered_mean,
+    collection_scores,
+    psnr,
+    retrieval,
+    ssim,
+)
+from feddg.attacks.senders import ImageStack, Senders, held
+from feddg.attacks.targets import Targets, chosen_clients, looked_at, targets_of
+from feddg.errors import RunError
+from feddg.methods.base import has_global_model, shared_parameters
+from feddg.models.network import Network
+from feddg.models.norm import freeze_statistics
+from feddg.randomness import stream
+from feddg.rows import InversionRow
+
+Step = Literal["own", "sgd"]
+SOFTNESS = 0.1
+"""Adam's sign is rounded off below this share of a layer's mean gradient, so it has a slope."""
+
+
+@dataclass(frozen=True)
+class Search:
+    """How images are searched for.
+
+    Attributes:
+        iterations: steps.
+        lr: of Adam on the pixels; falls tenfold after 3/8, 5/8 and 7/8 of the steps.
+        total_variation: weight of the total variation.
+        seed: of the images that the search starts from.
+    """
+
+    iterations: int = 300
+    lr: float = 0.1
+    total_variation: float = 1e-2
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Inverted:
+    """What was found in some updates of one batch size.
+
+    Attributes:
+        batch_size: images behind each.
+        optimizer: what the client's step was taken by.
+        targets: the true images, update by update.
+        drawn: ``(n, 3, S, S)`` in [0, 1], each beside the true image that it fits best.
+        cosines: ``(updates,)`` of the images found.
+        search: how.
+    """
+
+    batch_size: int
+    optimizer: Step
+    targets: Targets
+    drawn: Tensor
+    cosines: Tensor
+    search: Search
+
+    def row(self, judges: Judges) -> InversionRow:
+        """Returns everything measured."""
+        true = self.targets.images.float() / 255
+        updates = torch.arange(len(true)) // self.batch_size
+        points = [perceptual_points(judges.eye, part) for part in (self.drawn, true)]
+        found = retrieval(points[0], points[1], torch.zeros(len(true)))
+        rank = clustered_mean(found.ranks, updates).within(0, 1)
+        ours, theirs = (Collection.of(part, judges.extractor) for part in (self.drawn, true))
+        scores = collection_scores(ours, theirs, judges.extractor, self.search.seed)
+        scores[judges.perceptual_name] = float(judges.perceptual(self.drawn, true).mean())
+        # Another update's images, which are matched with these as those of the update itself are.
+        others = self.drawn.roll(self.batch_size, 0)
+        unrelated = [
+            psnr(*_assigned(one, other)).mean()
+            for one, other in zip(others.split(self.batch_size), true.split(self.batch_size))
+        ]
+        return InversionRow(
+            optimizer=self.optimizer,
+            batch_size=self.batch_size,
+            images=len(true),
+            updates=len(self.cosines),
+            iterations=self.search.iterations,
+            psnr=float(psnr(self.drawn, true).mean()),
+            ssim=float(ssim(self.drawn, true).mean()),
+            unrelated_psnr=float(torch.stack(unrelated).mean()),
+            scores=scores,
+            rank=rank.mean,
+            rank_low=rank.low,
+            rank_high=rank.high,
+            cosine=float(self.cosines.mean()),
+            seed=self.search.seed,
+        )
+
+
+def invert_updates(
+    senders: Senders,
+    batch_size: int,
+    updates: int,
+    search: Search,
+    optimizer: Step = "own",
+    progress: Callable[[str, int, int], None] = lambda what, done, total: None,
+) -> Inverted:
+    """Draws the images behind single clients' updates again.
+
+    Args:
+        senders: of the run.
+        batch_size: images behind an update.
+        updates: how many updates, each of another client where there are enough.
+        search: how images are searched for.
+        optimizer: what the client's step is taken by: the run's own, or plain SGD.
+        progress: called with (what, done, total).
+
+    Raises:
+        RunError: no weights leave the clients, or none holds so many images.
+    """
+    network, method = senders.subject.worker.network, senders.subject.method
+    if not has_global_model(method, network):
+        raise RunError(f"under {method.name} no weights leave a client: there is nothing to invert")
+    batches = list(_batches(senders, batch_size, updates, search.seed))
+    if not batches:
+        raise RunError(
+            f"no client holds {batch_size} images; choose smaller --batch-sizes for this run"
+        )
+    changes: dict[str, object] = {"batch_size": batch_size, "local_steps": 1, "head_rounds": 0}
+    if optimizer == "sgd":
+        changes |= {"optimizer": "sgd", "momentum": 0.0, "weight_decay": 0.0}
+    worker = senders.pretender(**changes)
+    signed = worker.train.optimizer == "adam"
+    holdings = [
+        held(ImageStack(b.images), torch.arange(batch_size), b.labels, network.classes)
+        for b in batches
+    ]
+    broadcast = senders.broadcast
+    names = list(shared_parameters(method, network))
+    changed = [
+        {n: (broadcast.weights[n] - u.weights[n]).detach().clone() for n in names if n in u.weights}
+        for u in senders.trained(holdings, worker, broadcast)
+    ]
+    drawn, cosines = [], []
+    for i, (batch, change) in enumerate(zip(batches, changed)):
+        progress(f"updates of {batch_size}", i, len(batches))
+        model = senders.subject.network(broadcast.weights)
+        assert isinstance(model, Network)
+        _set_mode(model, batch_size, worker.freeze)
+        images, cosine = invert(
+            model, change, batch.labels, batch.images.shape[-1], search, signed, ("update", i)
+        )
+        drawn.append(_assigned(images, batch.images.float() / 255)[0])
+        cosines.append(cosine)
+    model.eval().zero_grad()
+    targets = Targets.joined(batches)
+    return Inverted(batch_size, optimizer, targets, torch.cat(drawn), torch.tensor(cosines), search)
+
+
+def invert(
+    network: nn.Module,
+    change: dict[str, Tensor],
+    labels: Tensor,
+    size: int,
+    search: Search,
+    signed: bool,
+    names: Sequence[str | int] = (),
+) -> tuple[Tensor, float]:
+    """Searches for the images whose gradient points where a change of the weights does.
+
+    Args:
+        network: with the weights that the client received, in the mode it trained in.
+        change: received minus sent, by parameter.
+        labels: ``(B,)`` of the images.
+        size: side of the images.
+        search: how.
+        signed: whether the client's step was Adam's first, nearly the sign of its gradient.
+        names: of the random stream that the search starts from.
+
+    Returns:
+        ``(B, 3, size, size)`` in [0, 1] with the best value of the objective, and their cosine.
+    """
+    device = next(network.parameters()).device
+    named = dict(network.named_parameters())
+    parameters = [named[name] for name in change]
+    wanted = [tensor.to(device) for tensor in change.values()]
+    chance = stream(search.seed, "inversion", *names)
+    start = 0.5 + 0.1 * torch.randn(len(labels), 3, size, size, generator=chance)
+    images = start.clamp(0, 1).to(device).requires_grad_(True)
+    labels = labels.to(device)
+    optimizer = torch.optim.Adam([images], search.lr)
+    falls = [round(search.iterations * share) for share in (3 / 8, 5 / 8, 7 / 8)]
+    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, falls, 0.1)
+    best, kept, reached = float("inf"), images.detach().clone(), 0.0
+    for _ in range(search.iterations):
+        loss = nn.functional.cross_entropy(network(images), labels)
+        gradient = torch.autograd.grad(
+            loss, parameters, create_graph=True, allow_unused=True, materialize_grads=True
+        )
+        cosine = _cosine([_softly_signed(g) if signed else g for g in gradient], wanted)
+        objective = 1 - cosine + search.total_variation * _total_variation(images)
+        if objective.item() < best:
+            best, kept, reached = objective.item(), images.detach().clone(), cosine.item()
+        (images.grad,) = torch.autograd.grad(objective, [images])
+        images.grad.sign_()
+        optimizer.step()
+        schedule.step()
+        with torch.no_grad():
+            images.clamp_(0, 1)
+    return kept.cpu(), reached
+
+
+def _batches(senders: Senders, size: int, updates: int, seed: int) -> Iterator[Targets]:
+    """Batches of images, of a client each; of one client several where there are too few."""
+    examples = senders.subject.images.examples
+    clients = chosen_clients(senders.subject, updates, seed)
+    able = [client for client in clients if len(examples(client)) >= size]
+    for number in range(updates if able else 0):
+        client, turn = able[number % len(able)], number // len(able)
+        positions = looked_at(examples(client), client, seed)
+        start = turn * size
+        if start + size <= len(positions):
+            yield targets_of(examples(client), client, positions[start : start + size])
+
+
+def _set_mode(network: nn.Module, batch_size: int, frozen: bool) -> None:
+    network.train()
+    if frozen or batch_size == 1:
+        freeze_statistics(network)
+
+
+def _softly_signed(gradient: Tensor) -> Tensor:
+    softness = SOFTNESS * gradient.abs().mean().detach() + 1e-12
+    return gradient / (gradient.square() + softness.square()).sqrt()
+
+
+def _cosine(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> Tensor:
+    product = torch.stack([(a * b).sum() for a, b in zip(found, wanted)]).sum()
+    lengths = [torch.stack([t.square().sum() for t in part]).sum() for part in (found, wanted)]
+    return product / (lengths[0] * lengths[1]).clamp(min=1e-24).sqrt()
+
+
+def _total_variation(images: Tensor) -> Tensor:
+    down = (images[..., 1:, :] - images[..., :-1, :]).abs().mean()
+    across = (images[..., 1:] - images[..., :-1]).abs().mean()
+    return down + across
+
+
+def _assigned(drawn: Tensor, true: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns drawn images in the order in which they fit the true ones best, and those."""
+    distances = torch.cdist(true.flatten(1), drawn.flatten(1)).square()
+    _, columns = linear_sum_assignment(distances.numpy())
+    return drawn[torch.from_numpy(columns)], true

@@ -1,0 +1,213 @@
+"""A data set of Hugging Face: on this machine's disk, or from the hub."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from feddg.data.data_set import DataSet, register_data_set
+from feddg.data.images import ImageTable
+from feddg.data.listed_images import listed_images, roles_of_domains
+from feddg.data.partitioners import clients_by_name
+from feddg.data.taken_images import taken_images
+from feddg.errors import DataError, nearest
+from feddg.files import why
+from feddg.settings import Settings
+
+ROLES = {"train": "train", "validation": "val", "valid": "val", "val": "val", "test": "test"}
+
+
+class HuggingFaceOptions(Settings):
+    """What ``data.options`` may say of a data set of Hugging Face."""
+
+    hub: str | None = Field(None, description="its name on the hub, where root says no folder")
+    config: str | None = Field(None, description="its configuration on the hub")
+    revision: str | None = Field(None, description="a commit on the hub, so that it stays the same")
+    split: str | None = Field(
+        None, description="one of its splits; by default all: train, validation and test"
+    )
+    image: str = Field("image", description="column of the images")
+    label: str = Field("label", description="column of their classes")
+    domain: str = Field("domain", description="column of their domains")
+    client: str | None = Field(None, description="column of who holds them (patient, site, writer)")
+    partitioner: dict[str, Any] | None = Field(
+        None,
+        description="a partitioner of flwr-datasets that says who holds them: its name, and what "
+        "it takes ({name: DirichletPartitioner, num_partitions: 10, ...})",
+    )
+
+
+def list_hugging_face(
+    root: Path | None,
+    hub: str | None = None,
+    config: str | None = None,
+    revision: str | None = None,
+    split: str | None = None,
+    image: str = "image",
+    label: str = "label",
+    domain: str = "domain",
+    client: str | None = None,
+    partitioner: dict[str, Any] | None = None,
+) -> ImageTable:
+    """Images of a Hugging Face data set, taken out into the cache once.
+
+    ``validation`` and ``test`` of a domain that also trains are in-domain validation and test.
+
+    Args:
+        root: a folder that ``save_to_disk`` wrote; None for the hub.
+        hub: its name on the hub.
+        config: its configuration there.
+        revision: a commit there.
+        split: one of its splits; None for all.
+        image: column of the images.
+        label: column of their classes.
+        domain: column of their domains.
+        client: column of who holds them.
+        partitioner: of flwr-datasets, by name and with what it takes.
+
+    Raises:
+        DataError: ``datasets`` is not there, the data set cannot be read, or lacks a column; a row
+            has no image, label or domain.
+    """
+    if (root is None) == (hub is None):
+        raise DataError(
+            "The data source 'huggingface' needs either a folder (root) or a name on the hub "
+            "(--set data.options.hub=NAME)."
+        )
+    parts = _chosen(_read(root, hub, config, revision), split)
+    said = {"image": image, "label": label, "domain": domain} | (
+        {"client": client} if client else {}
+    )
+    for part, found in parts.items():
+        for use, column in said.items():
+            if column not in found.column_names:
+                raise DataError(
+                    f"The split {part} has no column {column!r}"
+                    f"{nearest(column, found.column_names)}; it has: "
+                    f"{', '.join(found.column_names)}. Say what it is called: --set "
+                    f"data.options.{use}=NAME."
+                )
+    fingerprints = [f"{part} {found._fingerprint}" for part, found in parts.items()]
+    folder, paths = taken_images(
+        ["huggingface 1", image, *fingerprints], lambda: _contents(parts, image)
+    )
+    columns = {
+        use: [text for part, found in parts.items() for text in _texts(part, found, column)]
+        for use, column in said.items()
+        if use != "image"
+    }
+    clients: Sequence[str] | None = columns.get("client")
+    if partitioner is not None:
+        # As in Flower, every split is partitioned by itself, and client 0 is the same in all.
+        clients = [name for found in parts.values() for name in clients_by_name(partitioner, found)]
+    roles = (
+        [ROLES[part] for part, found in parts.items() for _ in range(len(found))]
+        if len(parts) > 1
+        else None
+    )
+    return listed_images(
+        folder,
+        paths,
+        columns["label"],
+        columns["domain"],
+        listed_in="the data set",
+        split=None if roles is None else roles_of_domains(roles, columns["domain"]),
+        clients=clients,
+        class_names=_class_names(next(iter(parts.values())), label, columns["label"]),
+    )
+
+
+def _read(root: Path | None, hub: str | None, config: str | None, revision: str | None) -> Any:
+    try:
+        import datasets
+    except ImportError:
+        raise DataError(
+            "The data source 'huggingface' needs `pip install 'feddg[huggingface]'`."
+        ) from None
+    try:
+        if root is not None:
+            return datasets.load_from_disk(str(root))
+        return datasets.load_dataset(hub, config, revision=revision)
+    except Exception as error:  # it raises what its many parts raise
+        text = " ".join(why(error).split())[:300]
+        raise DataError(f"Cannot read the Hugging Face data set {root or hub}: {text}.") from None
+
+
+def _chosen(found: Any, split: str | None) -> dict[str, Any]:
+    """Returns the splits that are used, by name."""
+    parts = dict(found) if isinstance(found, dict) else {"train": found}
+    if split is not None:
+        if split not in parts:
+            raise DataError(
+                f"There is no split {split!r}{nearest(split, parts)}; there are: "
+                f"{', '.join(parts)}."
+            )
+        return {split: parts[split]}
+    strange = [part for part in parts if part not in ROLES]
+    if strange and len(parts) > 1:
+        raise DataError(
+            f"It has the splits {', '.join(parts)}: name one (--set data.options.split="
+            f"{next(iter(parts))}), as {strange[0]} is neither train, validation nor test."
+        )
+    return parts
+
+
+def _contents(parts: dict[str, Any], image: str) -> Iterator[tuple[str, bytes]]:
+    import datasets
+
+    for part, found in parts.items():
+        if isinstance(found.features[image], datasets.Image):
+            found = found.cast_column(image, datasets.Image(decode=False))
+        for number, value in enumerate(found.select_columns([image])):
+            cell = value[image]
+            content = cell.get("bytes") if isinstance(cell, dict) else cell
+            if content is None and isinstance(cell, dict) and cell.get("path"):
+                try:
+                    content = Path(cell["path"]).read_bytes()
+                except OSError:
+                    content = None
+            if not isinstance(content, bytes):
+                raise DataError(f"row {number} of the split {part} has no image in {image!r}.")
+            yield f"{part}/{number:07}", content
+
+
+def _texts(part: str, found: Any, column: str) -> list[str]:
+    """Returns a column as texts: names of classes, where it knows them."""
+    import datasets
+
+    feature = found.features[column]
+    values = found.with_format(None)[column][:]
+    texts = []
+    for number, value in enumerate(values):
+        if (
+            value is None
+            or value == ""
+            or (value == -1 and isinstance(feature, datasets.ClassLabel))
+        ):
+            raise DataError(f"row {number} of the split {part} has no {column}.")
+        known = isinstance(feature, datasets.ClassLabel) and isinstance(value, int)
+        texts.append(str(feature.int2str(value) if known else value))
+    return texts
+
+
+def _class_names(found: Any, label: str, labels: Sequence[str]) -> list[str]:
+    """Returns the classes in the order of labels: the data set's own, else sorted."""
+    names = getattr(found.features[label], "names", None)
+    if names:
+        return [str(name) for name in names]
+    present = sorted(set(labels))
+    numbers = all(text.isdecimal() for text in present)
+    return sorted(present, key=int) if numbers else present
+
+
+register_data_set(
+    DataSet(
+        name="huggingface",
+        summary="a data set of Hugging Face, on disk or from the hub, with a column for domains",
+        load=list_hugging_face,
+        options=HuggingFaceOptions,
+        layouts=("a folder that `save_to_disk` of `datasets` wrote, or a name on the hub",),
+        clients="as a column or a partitioner of Flower says",
+    )
+)

@@ -1,0 +1,266 @@
+"""Before a site joins: whether its images, its machine and its connection will do.
+
+Each check says what was found, and what to do about it. Nothing leaves the site but a connection to
+the coordinator's proxy, which is closed again.
+"""
+
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+import numpy
+
+from feddg.comparing.estimate import measured_speed
+from feddg.data.bands import Reading
+from feddg.data.decoding import UnusableImageError, decode_image, quiet_pillow
+from feddg.data.images import ImageTable, from_class_folders
+from feddg.data.sources import load_source
+from feddg.data.survey import survey
+from feddg.data.tiles import Tile
+from feddg.errors import FeddgError
+from feddg.experiment import Experiment
+from feddg.files import private_folder, why
+from feddg.flower.joining import JoinFile
+from feddg.flower.site import DIGITS
+from feddg.models.precision import choose_device
+from feddg.runs.facts import free_memory, peak_memory
+from feddg.runs.prepare import build
+
+SAMPLE = 256
+"""Images that are decoded."""
+FEW = 10
+"""Classes of fewer images are named."""
+WORST_SHARE = 0.1
+"""Share of images that cannot be read from which on something is wrong with the folder."""
+ROUND_DEADLINE = 3600.0
+"""Seconds that a site has for a round, where the coordinator does not say otherwise."""
+SPARE_BYTES = 2**30
+
+
+class Verdict(StrEnum):
+    """What a check comes to."""
+
+    GO = "go"
+    LOOK = "look"
+    NO_GO = "no-go"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the table.
+
+    Attributes:
+        what: was looked at.
+        verdict: what it comes to.
+        found: what was found.
+        remedy: what to do; empty where nothing is to be done.
+    """
+
+    what: str
+    verdict: Verdict
+    found: str
+    remedy: str = ""
+
+
+def go(what: str, found: str) -> Check:
+    """Returns a check that is passed."""
+    return Check(what, Verdict.GO, found)
+
+
+def look(what: str, found: str, remedy: str) -> Check:
+    """Returns a check that somebody must look at."""
+    return Check(what, Verdict.LOOK, found, remedy)
+
+
+def no_go(what: str, found: str, remedy: str) -> Check:
+    """Returns a check that keeps the site from joining."""
+    return Check(what, Verdict.NO_GO, found, remedy)
+
+
+def check_site(
+    join: JoinFile, images: str, domain: str | None, cache: Path, device: str = "auto"
+) -> Iterator[Check]:
+    """Yields the checks of a site's images and machine, each as it is done.
+
+    Args:
+        join: what the coordinator expects.
+        images: as in the SuperNode's ``--node-config``.
+        domain: what the images of ``root/class/*`` are called.
+        cache: the site's cache folder.
+        device: where it will train.
+    """
+    try:
+        experiment = join.settings()
+    except FeddgError as error:
+        yield no_go("experiment", str(error), "install the version that the coordinator has")
+        return
+    try:
+        table = site_table(images, domain)
+    except FeddgError as error:
+        yield no_go("images", str(error), "name the folder root/class/* and --domain")
+        return
+    yield check_decoding(table, experiment)
+    yield check_classes(table, join.classes)
+    yield check_support(table)
+    yield check_disk(table, experiment, cache)
+    yield from check_machine(table, experiment, device, trains=join.trains)
+
+
+def site_table(images: str, domain: str | None) -> ImageTable:
+    """Returns a site's images, listed and not decoded; see :class:`feddg.flower.site.SiteConfig`.
+
+    Raises:
+        DataError: they cannot be listed.
+    """
+    if images.startswith(DIGITS):
+        whole = load_source("digits")
+        rows = numpy.flatnonzero(whole.domains == whole.domain_id(images.removeprefix(DIGITS)))
+        return whole.take(rows)
+    if domain is not None:
+        return from_class_folders(images, domain)
+    return load_source("folder", images)
+
+
+def check_decoding(table: ImageTable, experiment: Experiment) -> Check:
+    """Decodes some images, evenly spaced, as training will."""
+    what, data = "images decode", experiment.data
+    if table.root is None:
+        return go(what, f"{len(table)} images, built in")
+    depths = survey(table).depths
+    places = numpy.unique(numpy.linspace(0, len(table) - 1, min(SAMPLE, len(table))).astype(int))
+    bad: Counter[str] = Counter()
+    with quiet_pillow(tiled=data.tile is not None):
+        for place in places.tolist():
+            bits = depths.get(table.domain_names[table.domains[place]], 0)
+            file = table.root / Tile.named(table.paths[place]).file
+            try:
+                decode_image(file, data.image_size, data.resize, Reading.of(data), bits)
+            except UnusableImageError as error:
+                bad[str(error)] += 1
+    count = sum(bad.values())
+    found = f"{len(places) - count} of {len(places)} tried, {len(table)} in all"
+    if not count:
+        return go(what, found)
+    reason, times = bad.most_common(1)[0]
+    found += f"; most often: {reason} ({times})"
+    if data.on_bad_image == "fail" or count > WORST_SHARE * len(places):
+        return no_go(what, found, "repair or remove these files: `feddg data inspect` names them")
+    return look(what, found, "they will be left out; `feddg data inspect` names them")
+
+
+def check_classes(table: ImageTable, expected: tuple[str, ...]) -> Check:
+    """Compares the names of the class folders with the federation's."""
+    what, mine = "classes", sorted(table.class_names)
+    if not expected:
+        return look(
+            what,
+            f"{len(mine)}: {_listed(mine)}",
+            "the coordinator named none: compare these, letter by letter, with the other sites'",
+        )
+    strange = sorted(set(mine) - set(expected))
+    missing = sorted(set(expected) - set(mine))
+    if strange:
+        return no_go(
+            what,
+            f"unknown to the federation: {_listed(strange)}",
+            f"rename or remove these folders; it has {_listed(expected)}",
+        )
+    if missing:
+        return look(what, f"not here: {_listed(missing)}", "right if this site has no such images")
+    return go(what, f"all {len(expected)} are here")
+
+
+def check_support(table: ImageTable) -> Check:
+    """Counts the images of each class."""
+    what = "images of each class"
+    counts = dict(zip(table.class_names, table.counts().sum(0).tolist()))
+    few = [f"{name} ({count})" for name, count in counts.items() if count < FEW]
+    found = f"{min(counts.values())} to {max(counts.values())}"
+    if len(table) < 2:
+        return no_go(what, f"{len(table)} in all", "a site trains on two images at least")
+    if few:
+        return look(what, f"{found}; few of {_listed(few)}", "the model learns little of them")
+    return go(what, found)
+
+
+def check_disk(table: ImageTable, experiment: Experiment, cache: Path) -> Check:
+    """Whether the cache folder can be written, and holds pixels, twins and memory."""
+    what, size = "disk", experiment.data.image_size
+    pixels = len(table) * size * size * 3
+    needed = 2 * pixels + 8 * _weight_bytes(experiment, len(table.class_names)) + SPARE_BYTES
+    try:
+        private_folder(cache)
+        with tempfile.TemporaryFile(dir=cache) as file:
+            file.write(b"0")
+        free = shutil.disk_usage(cache).free
+    except OSError as error:
+        return no_go(what, f"{cache}: {why(error)}", "choose another folder with --cache")
+    found = f"{_size(free)} free in {cache}, about {_size(needed)} needed"
+    if free < needed:
+        return no_go(what, found, "free some space, or choose another folder with --cache")
+    if free < 2 * needed:
+        return look(what, found, "it will be tight")
+    return go(what, found)
+
+
+def check_machine(
+    table: ImageTable, experiment: Experiment, device: str, *, trains: bool
+) -> Iterator[Check]:
+    """Trains a few batches of noise, and says what a round would take here."""
+    try:
+        where = choose_device(device)
+    except FeddgError as error:
+        yield no_go("device", str(error), "name another with --device")
+        return
+    yield go("device", str(where))
+    chosen = experiment.model_copy(update={"device": device})
+    speed = measured_speed(chosen, max(2, len(table.class_names)))
+    if speed is None:
+        yield no_go(
+            "speed", "a step of training failed", "run the experiment here by itself to see why"
+        )
+        return
+    train, count = experiment.train, len(table)
+    passes = train.local_steps * train.batch_size if train.local_steps else 0
+    seconds = (passes or count * train.local_epochs) * speed.train if trains else 0.0
+    seconds += 0.0 if trains else count * speed.evaluate
+    found = f"{1 / speed.train:,.0f} images a second; a round takes about {seconds:,.0f} s"
+    if seconds > ROUND_DEADLINE:
+        remedy = "fewer local steps, or a larger round-deadline at the coordinator"
+        yield no_go("speed", found, remedy)
+    elif seconds > ROUND_DEADLINE / 2:
+        yield look("speed", found, "close to the deadline of an hour a round")
+    else:
+        yield go("speed", found)
+    yield _memory_for(peak_memory())
+
+
+def _memory_for(needed: int) -> Check:
+    free = free_memory()
+    if free is None:
+        return look("memory", f"a few batches took {_size(needed)}", "compare with what is free")
+    found = f"a few batches took {_size(needed)}, {_size(free)} free beside that"
+    if free < needed // 8:
+        return no_go("memory", found, "end other programs, or train with smaller batches")
+    if free < needed // 2:
+        return look("memory", found, "end other programs before a run")
+    return go("memory", found)
+
+
+def _weight_bytes(experiment: Experiment, classes: int) -> int:
+    model = experiment.model.model_copy(update={"weights": None})
+    _, network = build(experiment.model_copy(update={"model": model}), max(2, classes))
+    return 4 * sum(parameter.numel() for parameter in network.parameters())
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**30:.1f} GB" if count >= 2**30 else f"{count / 2**20:.0f} MB"
+
+
+def _listed(names: list[str] | tuple[str, ...], most: int = 8) -> str:
+    shown = ", ".join(names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
