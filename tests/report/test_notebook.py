@@ -12,7 +12,7 @@ from feddg.comparing.compare import Comparison
 from feddg.report.notebook import html_of
 from feddg.runs.execute import Run
 from feddg.runs.reading import read_run
-from feddg.studies.prediction import Prediction, Predictions
+from feddg.studies.prediction import PredictedImages, Prediction
 
 
 def pictures(page):
@@ -55,7 +55,7 @@ def test_predictions_are_shown_and_still_there(tmp_path):
     made = [Prediction(str(file), label="<dog>", confidence=0.25) for file in files]
     made[1] = Prediction(str(files[1]), reason="it is cut off")
     made[2] = Prediction(str(files[2]), "cat", 0.9, unlike_training=True)
-    found = Predictions(iter(made))
+    found = PredictedImages(iter(made))
     page = found._repr_html_()
     assert len(pictures(page)) == 11  # of twelve, one file is no image any more
     assert {kind for kind, _ in pictures(page)} == {"image/jpeg"}

@@ -26,7 +26,7 @@ from feddg.report.wording import percent_sign, readable, shortened, spelled
 from feddg.runs.execute import Run
 from feddg.runs.reading import RunRecord
 from feddg.runs.selection_rules import FINAL
-from feddg.studies.prediction import Prediction, Predictions
+from feddg.studies.prediction import PredictedImages, Prediction
 
 MOST_SHOWN = 12
 THUMBNAIL = 96
@@ -79,7 +79,7 @@ def _comparison(comparison: Comparison) -> str:
     )
 
 
-def _predictions(predictions: Predictions) -> str:
+def _predictions(predictions: PredictedImages) -> str:
     shown = predictions.ahead(MOST_SHOWN)
     more = len(predictions.ahead(MOST_SHOWN + 1)) > MOST_SHOWN
     return _page(
@@ -96,7 +96,7 @@ _DRAWN: dict[type, Callable[[Any], str]] = {
     Run: _run,
     RunRecord: _record,
     Comparison: _comparison,
-    Predictions: _predictions,
+    PredictedImages: _predictions,
 }
 
 

@@ -50,7 +50,7 @@ class Prediction:
     reason: str | None = None
 
 
-class Predictions(Shown, Iterator[Prediction]):
+class PredictedImages(Shown, Iterator[Prediction]):
     """Predictions one after another; a notebook shows the next ones without taking them."""
 
     def __init__(self, found: Iterable[Prediction]) -> None:
@@ -146,7 +146,7 @@ def predict(
     which: str | None = None,
     device: str = "cpu",
     batch_size: int = BATCH_SIZE,
-) -> Predictions:
+) -> PredictedImages:
     """Predicts image files with a run's model, one after another, in constant memory.
 
     Args:
@@ -172,7 +172,7 @@ def predict(
     warn(classifier)
     predictor = BatchPredictor(classifier, depth_of(image_files(named)), batch_size)
     batches = predict_batches(predictor, files)
-    return Predictions(chain.from_iterable(chain.from_iterable(batches)))
+    return PredictedImages(chain.from_iterable(chain.from_iterable(batches)))
 
 
 def warn(classifier: ImageClassifier) -> None:
