@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from feddg.errors import RunError
-from feddg.federation.checks import ChangeSizes, MessageChecks, RoundSpoiled, layout_fault
+from feddg.federation.change_sizes import ChangeSizes, RoundSpoiled
+from feddg.federation.checks import MessageChecks, layout_fault
 from feddg.forms import Known, Sent, names_fault, plain_text
 from feddg.messages import Message, Update
 from feddg.methods.base import Method

@@ -183,6 +183,10 @@ class Loopback:
         """Has the proxy read the list of registered keys again."""
         self.call(*NGINX, "-s", "reload")
 
+    def let_through(self, path: str) -> int:
+        """Returns how often the proxy let a call of the Fleet service through."""
+        return (self.app / "proxy" / "access.log").read_text().count(f'"POST {path} HTTP/1.1" 200')
+
     def start_node(
         self, name: str, *, link: str = "", trust: bool = True, **more
     ) -> subprocess.Popen:

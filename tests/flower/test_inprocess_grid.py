@@ -268,6 +268,42 @@ def test_a_folder_whose_name_cannot_cross_is_said_at_the_site_in_one_line(deploy
     assert "photo: the site's own log says why" not in caplog.text  # nobody has its place yet
 
 
+def test_a_site_whose_images_changed_stops_and_names_them_to_itself_alone(deploy, caplog):
+    deployment = deploy(method="fedavg", **{"min-sites": 3, "round-deadline": 30.0})
+    images = deployment.folder / "images"
+    draw(images / "photo")
+    config = {"images": str(images), "cache": str(deployment.folder / "photo"), "device": "cpu"}
+    deployment.grid.nodes = {k: n for k, n in deployment.grid.nodes.items() if n != "photo"}
+    deployment.grid.connect("photo", config)
+    secret = images / "photo" / "7" / "1.png"
+
+    def change(site, message):
+        if (site, message.metadata.message_type) == ("photo", "train"):
+            Image.new("L", (16, 16), 99).save(secret)
+        return False
+
+    deployment.grid.fail = change
+    deployment.start()
+    reason = "photo: its images changed since it joined this run; its own log says which; put"
+    assert [(r, c, said[: len(reason)]) for r, c, said in refusals(deployment)] == [
+        (1, 2, reason),
+        (2, 2, reason),
+    ]
+    assert "1 changed (photo/7/1.png)" in caplog.text
+    left = [*deployment.path.glob("*.json*"), deployment.path / "report.html"]
+    assert not any("1.png" in file.read_text() for file in left)
+    # Nor is it let in again before they are back.
+    deployment.grid.connect("photo", config)
+    with pytest.raises(RunError, match="missing"):
+        Deployment.start(again(deployment))
+
+
+def again(deployment):
+    """The same run, asked for more rounds than it has."""
+    (deployment.path / "summary.json").unlink()
+    return deployment
+
+
 def draw(folder):
     """A folder of one small picture for every digit."""
     for digit in "0123456789":

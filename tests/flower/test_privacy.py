@@ -10,8 +10,8 @@ pytest.importorskip("flwr", reason="Flower is an optional extra")
 
 from feddg.api import run
 from feddg.errors import ExperimentError
+from feddg.flower.deployment_config import Deployment as Config
 from feddg.flower.parcels import Parcel
-from feddg.flower.server_app import Deployment as Config
 from feddg.runs.reading import read_rows
 from federations import same
 from flower_grid import SMALL, Deployment, experiment, ledger, weights

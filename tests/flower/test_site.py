@@ -10,12 +10,13 @@ from PIL import Image
 
 pytest.importorskip("flwr", reason="Flower is an optional extra")
 
-from feddg.errors import ClientError, DataError, ExperimentError, FeddgError
+from feddg.errors import ClientError, DataError, ExperimentError, FeddgError, RunError
 from feddg.experiment import Experiment
 from feddg.flower.app_folder import deployment_fields, write_app
+from feddg.flower.deployment_config import Deployment
 from feddg.flower.memory import SiteMemory
-from feddg.flower.server_app import Deployment
-from feddg.flower.site import SiteConfig, load_pixels, positions, read_experiment
+from feddg.flower.site import SiteConfig, read_experiment
+from feddg.flower.site_images import load_pixels, positions
 from feddg.messages import Message
 
 
@@ -33,6 +34,37 @@ def test_a_round_reads_only_what_earlier_rounds_wrote(tmp_path):
     assert [value(memory.before(round)) for round in (5, 6)] == [2, 50]
     assert len(list(memory.folder.iterdir())) == 2
     assert SiteMemory(tmp_path, "run-2", "ink").before(9) == {}
+
+
+def test_a_flipped_bit_of_a_memory_is_found_and_said(tmp_path):
+    memory = SiteMemory(tmp_path, "run", "ink")
+    memory.keep(1, {"x": torch.tensor(1.0)})
+    memory.keep(2, {"x": torch.tensor(2.0)})
+    flip(memory.folder, "memory-2-*")
+    assert value(memory.before(2)) == 1
+    with pytest.raises(RunError, match=r"memory-2-.* is damaged: its checksum is another one"):
+        memory.before(3)
+    for file in memory.folder.glob("memory-2-*"):
+        file.unlink()  # as the line says
+    assert value(memory.before(3)) == 1
+
+
+def test_what_was_agreed_is_asked_for_again_once_it_is_damaged(tmp_path):
+    memory = SiteMemory(tmp_path, "run", "ink")
+    agreed = Message({"style": torch.ones(2)}, {"groups": 2})
+    memory.keep_agreed("abc", agreed)
+    flip(memory.folder, "agreed-abc-*")
+    assert memory.agreed("abc") is None
+    memory.keep_agreed("abc", agreed)
+    assert memory.agreed("abc").scalars == {"groups": 2}
+
+
+def flip(folder, pattern):
+    """Flips the last bit of a file."""
+    (file,) = folder.glob(pattern)
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
 
 
 def test_what_was_agreed_is_kept_under_its_digest(tmp_path):

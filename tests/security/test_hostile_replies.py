@@ -110,6 +110,20 @@ def test_a_site_that_comes_back_with_other_images_is_left_out(caplog):
     assert federation.transport.introduced[0] == 4
 
 
+def test_a_site_that_comes_back_with_other_domains_is_left_out(caplog):
+    federation = HostileFederation()
+    federation.run()
+    federation.transport._asked.clear()
+
+    def introduce(records):
+        records.config_records["fields"]["introduction/domains"] = '{"elsewhere": 4}'
+        return records
+
+    federation.lie(0, "query.introduce", introduce)
+    federation.transport._online()
+    assert "names other classes or domains than when it joined" in caplog.text
+
+
 VALUES = some.one_of(
     some.integers(-(2**63), 2**63 - 1),
     some.floats(),

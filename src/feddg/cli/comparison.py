@@ -14,6 +14,7 @@ from feddg.cli.common import (
     track,
 )
 from feddg.cli.flags import ExperimentCommand, takes
+from feddg.cli.parsing import named
 from feddg.cli.parsing import seeds as read_seeds
 
 app = typer.Typer()
@@ -21,7 +22,16 @@ app = typer.Typer()
 
 @app.command(cls=ExperimentCommand)
 @takes(
-    "method", "data", "hold_out", "clients", "train", "model", "evaluate", "preset", several=True
+    "method",
+    "data",
+    "hold_out",
+    "clients",
+    "train",
+    "server",
+    "model",
+    "evaluate",
+    "preset",
+    several=True,
 )
 def compare(
     said: dict[str, Any],
@@ -38,6 +48,12 @@ def compare(
     no_estimate: NoEstimateOption = False,
     tracked: TrackOption = None,
     again: AgainOption = False,
+    launcher: Annotated[
+        str, typer.Option(help="where runs go: local, ray, slurm; docs/compare.md")
+    ] = "local",
+    launcher_option: Annotated[
+        list[str] | None, typer.Option(help="what the launcher takes, as partition=gpu")
+    ] = None,
     kept: Annotated[
         Path | None,
         typer.Option(help="CSV file of results: what it has is not run again, what ends is added"),
@@ -67,6 +83,10 @@ def compare(
     def watcher() -> Watcher:
         return Watcher() if quiet else ManyBars(console)
 
+    where: dict[str, Any] = {
+        "launcher": launcher,
+        "launcher_options": dict(named(option) for option in launcher_option or ()),
+    }
     try:
         chosen, trials = whole, prepare_trials(whole, folder)
         if trials is not None:
@@ -75,13 +95,13 @@ def compare(
                 console.print("the table's runs follow, with the values that are picked")
                 return
             if not dry_run:
-                carry_out_work(trials, jobs=jobs, watcher=watcher())
+                carry_out_work(trials, jobs=jobs, watcher=watcher(), **where)
             chosen = picked(whole, trials)
         work = prepare_work(chosen, folder, again=again, kept=kept, said=whole)
         print_work(console, work, jobs, measure=not no_estimate)
         if dry_run:
             return
-        done = carry_out_work(work, jobs=jobs, watcher=watcher())
+        done = carry_out_work(work, jobs=jobs, watcher=watcher(), **where)
         from feddg.report import write_comparison
 
         write_comparison(work.out)

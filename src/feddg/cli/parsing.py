@@ -121,6 +121,18 @@ def _value(pair: str, text: str) -> Any:
         raise ExperimentError(f"--set {pair}: the value cannot be read as YAML") from None
 
 
+def named(option: str) -> tuple[str, str]:
+    """Reads ``KEY=VALUE``.
+
+    Raises:
+        ExperimentError: there is no name or no value.
+    """
+    name, _, value = option.partition("=")
+    if not name or not value:
+        raise ExperimentError(f"--launcher-option {option}: write it as NAME=VALUE")
+    return name, value
+
+
 def privacy(text: str) -> dict[str, Any]:
     """Reads ``epsilon=8,delta=1e-5``: fields of ``privacy``.
 

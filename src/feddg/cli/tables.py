@@ -20,7 +20,6 @@ from feddg.report.wording import counted, duration, spelled
 from feddg.rows import SPLITS, EvaluationRow
 from feddg.runs.findings import accuracy_interval, measured
 from feddg.runs.reading import RunRecord, read_run
-from feddg.runs.selection_rules import FINAL
 from feddg.studies.evaluate import Adaptations
 
 SPLIT_WORDS = {
@@ -38,12 +37,14 @@ def results_table(folders: Sequence[Path]) -> Table:
     Beside every accuracy: its 95 % interval, balanced accuracy, and the share of the largest class.
     """
     records = [read_run(folder) for folder in folders]
-    table = Table(title="accuracy after the final round")
+    rules = dict.fromkeys(record.served.name.lower() for record in records)
+    table = Table(title=f"accuracy, {' and '.join(rules)}")
     table.add_column("split")
     table.add_column("domain")
     table.add_column("largest\nclass", justify="right")
     for record in records:
-        name = escape(f"{record.method}{remark_words(found_in(record))}")
+        rule = f" ({record.served.name.lower()})" if len(rules) > 1 else ""
+        name = escape(f"{record.method}{rule}{remark_words(found_in(record))}")
         table.add_column(f"{name}\n(95 % interval)\nbalanced", justify="right")
     for split, domain in _rows(records):
         rows = [_last_row(record, split, domain) for record in records]
@@ -91,8 +92,9 @@ def _rows(records: Sequence[RunRecord]) -> list[tuple[str, str]]:
 
 
 def _last_row(record: RunRecord, split: str, domain: str) -> EvaluationRow | None:
-    rounds = record.evaluations.rounds
-    return record.evaluations.get(rounds[-1], split, domain) if rounds else None
+    evaluations = record.evaluations.of(record.served.weights)
+    round_ = record.served.choose(record.evaluations)
+    return evaluations.get(round_, split, domain) if round_ is not None else None
 
 
 def _accuracy(row: EvaluationRow | None) -> str:
@@ -177,8 +179,8 @@ def print_comparison(done: Comparison, *, explained: bool = False) -> None:
     console = Console()
     results = read_comparison(done.folder)
     if results.results:
-        console.print(as_rich(accuracy_table(results, FINAL)))
-        margins = margin_table(results)
+        console.print(as_rich(accuracy_table(results, results.served)))
+        margins = margin_table(results, results.served)
         if margins is not None:
             console.print(as_rich(margins))
         console.print(verdict_words(results), markup=False, highlight=False)

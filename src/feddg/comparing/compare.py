@@ -8,8 +8,9 @@ from typing import Any
 
 from feddg.comparing.cells import PlannedCell, distinct, expand_plan
 from feddg.comparing.kept_results import KeptResults
+from feddg.comparing.launcher import LAUNCHERS
 from feddg.comparing.plan import Plan, load_plan
-from feddg.comparing.pool import LOG_FOLDER, Outcome, Processes, Task, Watcher, run_here
+from feddg.comparing.pool import LOG_FOLDER, Outcome, Task, Watcher, run_here
 from feddg.comparing.results import COMPARISON
 from feddg.data.bands import Reading
 from feddg.errors import FeddgError, RunError
@@ -203,6 +204,8 @@ def carry_out_work(
     jobs: int = 0,
     cache: Path | None = None,
     watcher: Watcher | None = None,
+    launcher: str = "local",
+    launcher_options: Mapping[str, str] | None = None,
 ) -> Comparison:
     """Carries out what is missing; complete runs stay, interrupted ones continue.
 
@@ -214,8 +217,14 @@ def carry_out_work(
             this process, where methods and sources registered by the caller are known.
         cache: folder for decoded pixels and twins; the user's cache by default.
         watcher: is told what happens.
+        launcher: where runs go, with ``jobs`` above 0; see :mod:`feddg.comparing.launcher`.
+        launcher_options: what the launcher itself takes.
+
+    Raises:
+        ExperimentError: there is no such launcher, or it cannot be used.
     """
     watching, cached = watcher or Watcher(), cache or cache_folder()
+    chosen = LAUNCHERS.find(launcher)
     work.write()
     outcomes: list[Outcome] = []
     for experiment in work.folders:
@@ -225,8 +234,9 @@ def carry_out_work(
         if jobs > 1:
             _decode_once([task.experiment for task in work.missing], cached)
         if jobs:
-            processes = Processes(jobs, cached, work.out / LOG_FOLDER, watching)
-            ended = processes.run(work.missing)
+            logs = work.out / LOG_FOLDER
+            engine = chosen(jobs, cached, logs, watching, launcher_options or {})
+            ended = engine.run(work.missing)
         else:
             ended = run_here(work.missing, cached, watching)
         for outcome in ended:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from feddg.comparing.intervals import best_other, paired_margin
 from feddg.comparing.results import Results
 from feddg.runs.findings import Finding, FindingKind, Severity, findings, movement, unsteady
-from feddg.runs.selection_rules import FINAL
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +29,16 @@ class MethodFinding:
 
 
 def method_findings(results: Results, method: str) -> list[MethodFinding]:
-    """Returns what was found in a method's runs after their final rounds, the gravest first."""
+    """Returns what was found in the models that a method's runs serve, the gravest first."""
     runs = list({result.run.folder: result for result in results.of(method)}.values())
     found = [
         finding
         for result in runs
-        for finding in findings(result.run.evaluations, result.rounds[FINAL.name])
+        for finding in findings(
+            result.run.evaluations,
+            result.rounds[results.served.name],
+            weights=results.served.weights,
+        )
     ]
     counts = Counter((finding.kind, finding.severity) for finding in found)
     gathered = [
@@ -47,7 +50,7 @@ def method_findings(results: Results, method: str) -> list[MethodFinding]:
 
 def unsteady_best(results: Results, best: str) -> Finding | None:
     """Returns whether rounds move more than the best method is above the next one."""
-    accuracies = results.accuracies(FINAL)
+    accuracies = results.accuracies(results.served)
     other = best_other(best, accuracies)
     margin = paired_margin(accuracies[best], accuracies[other]) if other else None
     if other is None or margin is None:

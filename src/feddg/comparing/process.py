@@ -8,6 +8,7 @@ process of its own gives each run its own peak memory, and takes nothing down wh
 import _thread
 import json
 import os
+import platform
 import signal
 import sys
 import threading
@@ -115,17 +116,7 @@ def main() -> int:
 
     reporter = Reporter(tell)
     try:
-        share_of_process(job.threads)
-        experiment = Experiment(**job.experiment)
-        if job.device is not None:
-            experiment = experiment.model_copy(update={"device": job.device})
-        carry_out(
-            Path(job.folder),
-            experiment,
-            observer=reporter,
-            cache=Path(job.cache),
-            keep_unstarted=True,
-        )
+        _carry_out(job, reporter)
         ended.set()
     except KeyboardInterrupt:
         reporter.say(ended="interrupted")
@@ -137,6 +128,46 @@ def main() -> int:
     else:
         reporter.say(ended="completed")
     return 0
+
+
+def _carry_out(job: Job, observer: Observer) -> None:
+    share_of_process(job.threads)
+    experiment = Experiment(**job.experiment)
+    if job.device is not None:
+        experiment = experiment.model_copy(update={"device": job.device})
+    carry_out(
+        Path(job.folder),
+        experiment,
+        observer=observer,
+        cache=Path(job.cache),
+        keep_unstarted=True,
+    )
+
+
+def answer_to(line: str) -> dict[str, str]:
+    """Carries out a job wherever another engine put it, and returns how it ended.
+
+    Args:
+        line: a :class:`Job` as JSON.
+
+    Returns:
+        ``ended``, and the ``error`` if there was one.
+    """
+    job = Job(**json.loads(line))
+    shared = Path(job.folder).parent
+    if not shared.is_dir():
+        host = platform.node()
+        return {
+            "ended": "failed",
+            "error": f"{host} sees no folder {shared}: all machines must share it, and the images",
+        }
+    try:
+        _carry_out(job, Observer())
+    except FeddgError as error:
+        return {"ended": "failed", "error": str(error)}
+    except Exception as error:
+        return {"ended": "failed", "error": f"{type(error).__name__}: {error}"}
+    return {"ended": "completed"}
 
 
 if __name__ == "__main__":

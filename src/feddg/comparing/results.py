@@ -14,7 +14,7 @@ from feddg.errors import RunError
 from feddg.row_files import JsonFile, Row
 from feddg.rows import TEST
 from feddg.runs.reading import RunRecord, flatten, is_run, read_run
-from feddg.runs.selection_rules import SELECTION_RULES, SelectionRule
+from feddg.runs.selection_rules import FINAL, SELECTION_RULES, SelectionRule
 
 COMPARISON = "comparison.json"
 HELD_OUT = "held out"
@@ -106,6 +106,12 @@ class Results:
     paper: Mapping[str, Any] | None = None
     planned: Sequence[Place] = ()
     tuning: TuningFile | None = None
+
+    @cached_property
+    def served(self) -> SelectionRule:
+        """The rule of the models that the runs serve; the final round's where they differ."""
+        rules = {result.run.served.name: result.run.served for result in self.results}
+        return next(iter(rules.values())) if len(rules) == 1 else FINAL
 
     @cached_property
     def _places(self) -> Sequence[Place]:

@@ -10,14 +10,8 @@ import torch
 from feddg.clients.sampling import drawn_clients, secret_clients
 from feddg.errors import ClientError, NotEnoughUpdates, RunError
 from feddg.federation import server_optimizer
-from feddg.federation.checks import (
-    CHANGES,
-    Attributed,
-    ChangeSizes,
-    MessageChecks,
-    RoundSpoiled,
-    state_fault,
-)
+from feddg.federation.change_sizes import CHANGES, ChangeSizes, RoundSpoiled
+from feddg.federation.checks import Attributed, MessageChecks, state_fault
 from feddg.federation.ledger import Ledger
 from feddg.federation.masked_rounds import carried
 from feddg.federation.served import Means

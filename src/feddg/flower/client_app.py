@@ -10,6 +10,7 @@ from flwr.clientapp import ClientApp
 
 from feddg.errors import ClientError, ExperimentError, FeddgError
 from feddg.federation.turns import answer, describe, train
+from feddg.flower.orders import Order
 from feddg.flower.parcels import Parcel, update_parcel
 from feddg.flower.simulated_site import SIMULATED, SimulatedSite
 from feddg.flower.site import MissingAgreement, Site
@@ -42,7 +43,7 @@ def _reply(envelope: Envelope, context: Context, work: Work) -> Envelope:
         result = Parcel({"missing": "agreed"})
     except (ClientError, ExperimentError) as error:
         result = Parcel({"refusal": str(error)})
-    except FeddgError as error:
+    except (FeddgError, OSError) as error:  # a full disk, a folder that may not be written to
         log.error("%s", error)
         result = Parcel({"refusal": OWN_LOG})
     except Exception:
@@ -55,7 +56,7 @@ def _reply(envelope: Envelope, context: Context, work: Work) -> Envelope:
 @app.query("introduce")
 def introduce_site(envelope: Envelope, context: Context) -> Envelope:
     """Says who the site is, after decoding its images."""
-    return _reply(envelope, context, lambda site, parcel: site.introduce())
+    return _reply(envelope, context, lambda site, parcel: site.introduce(parcel))
 
 
 @app.query("describe")
@@ -98,13 +99,13 @@ def _train(site: Site, parcel: Parcel) -> Parcel:
 
 def _ask(site: Site, parcel: Parcel) -> Parcel:
     turn = site.turn(parcel, after_training=True)
-    name = str(parcel.fields["question"])
-    reply = answer(turn.client, turn.method, name, turn.client.extras, turn.guards)
+    question = Order.read(parcel).question
+    reply = answer(turn.client, turn.method, question, turn.client.extras, turn.guards)
     turn.keep()
     return Parcel(parts={"reply": reply})
 
 
 def _evaluate(site: Site, parcel: Parcel) -> Parcel:
-    round = int(parcel.fields["round"])
+    round = Order.read(parcel).round
     rows = [score.row(round, with_confusion=True) for score in site.scores(parcel)]
     return Parcel(parts={"scores": Message({}, {"scores": EVALUATION_ROWS.to_text(rows)})})

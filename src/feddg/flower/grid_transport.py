@@ -102,6 +102,11 @@ class FlowerTransport:
         """Ids of the sites that only evaluate, connected or not."""
         return range(self._trainers, len(self.sites))
 
+    @property
+    def introductions(self) -> Mapping[int, Introduction]:
+        """What connected sites said about themselves, the judges, too, by their numbers."""
+        return self._roster.introductions
+
     def on_introduction(self, told: Callable[[int, Introduction], None]) -> None:
         """Has ``told`` called with the id and the introduction of every site from now on."""
         self._roster.on_introduction = told
@@ -143,9 +148,9 @@ class FlowerTransport:
         # A name is the key's that was registered first.
         nodes = sorted(nodes, key=lambda n: (infos[n].registered_at if n in infos else "", n))
         exchange = Exchange(self._post, INTRODUCE, ("introduce", "introduce"), self._round)
-        recipients = [self._roster.stranger(node) for node in nodes]
+        recipients = [self._roster.stranger(node, infos.get(node)) for node in nodes]
         for recipient in recipients:
-            exchange.send(recipient, Parcel().to_records())
+            exchange.send(recipient, Parcel({"run": self._run}).to_records())
         for recipient, reply in exchange.replies(recipients):
             self._asked.add(recipient.node)
             if isinstance(reply, Refusal):

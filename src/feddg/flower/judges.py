@@ -1,7 +1,8 @@
 """Held-out evaluation where the images are: at sites that never train."""
 
 import logging
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy
@@ -10,6 +11,8 @@ from feddg.evaluation.accuracy import Score
 from feddg.evaluation.metrics import Predictions, measure
 from feddg.federation.server import Server
 from feddg.flower.grid_transport import FlowerTransport
+from feddg.flower.replies import MOST_IMAGES
+from feddg.forms import plain_text
 from feddg.messages import Broadcast, Message, Refusal, Weights
 from feddg.rows import EVALUATION_ROWS, TEST, EvaluationRow
 
@@ -21,10 +24,11 @@ class JudgeScores:
 
     Args:
         transport: knows who only evaluates.
+        classes: how many the federation has.
     """
 
-    def __init__(self, transport: FlowerTransport) -> None:
-        self._transport = transport
+    def __init__(self, transport: FlowerTransport, classes: int) -> None:
+        self._transport, self._classes = transport, classes
 
     def __call__(
         self, server: Server, weights: Weights, scores: Sequence[Score]
@@ -50,22 +54,50 @@ class JudgeScores:
         return found
 
     def _scores(self, server: Server, id: int, reply: Message) -> list[Score] | Refusal:
+        introduction = self._transport.introductions.get(id)
+        held = introduction.domains if introduction is not None else {}
         try:
-            rows = EVALUATION_ROWS.parse(str(reply.scalars["scores"]))
-            return [_score(row) for row in rows]
-        except (KeyError, ValueError) as error:
-            return Refusal(id, f"{self._transport.sites[id]}: its scores cannot be read ({error})")
+            return read_scores(reply, self._classes, held)
+        except ValueError as error:
+            said = plain_text(error, 200)
+            return Refusal(id, f"{self._transport.sites[id]}: its scores cannot be used ({said})")
 
 
-def _score(row: EvaluationRow) -> Score:
-    if row.confusion is None:
-        raise ValueError("no images were counted")
-    confusion = numpy.array(row.confusion, dtype=numpy.int64)
-    correct, examples = int(confusion.trace()), int(confusion.sum())
-    if examples < 1 or (confusion < 0).any():
-        raise ValueError("no images were counted")
+def read_scores(reply: Message, classes: int, held: Mapping[str, int]) -> list[Score]:
+    """Returns a judge's checked scores, one for each domain that it counted.
+
+    Args:
+        reply: what it sent.
+        classes: how many the federation has.
+        held: how many images of each domain it introduced itself with.
+
+    Raises:
+        ValueError: they are not what it can have counted; says why.
+    """
+    if reply.tensors or reply.scalars.keys() != {"scores"}:
+        raise ValueError("it sent something else, or more")
+    rows = EVALUATION_ROWS.parse(str(reply.scalars["scores"]))
+    if len({row.domain for row in rows}) < len(rows):
+        raise ValueError("it counted a domain twice")
+    return [_score(row, classes, held) for row in rows]
+
+
+def _score(row: EvaluationRow, classes: int, held: Mapping[str, int]) -> Score:
+    table = row.confusion
+    if table is None or len(table) != classes or any(len(line) != classes for line in table):
+        raise ValueError(f"its table is not one of {classes} classes")
+    if any(not 0 <= count <= MOST_IMAGES for line in table for count in line):
+        raise ValueError("its counts are no numbers of images")
+    examples, introduced = sum(map(sum, table)), held.get(row.domain, 0)
+    if examples != introduced or not examples:
+        shown = plain_text(row.domain, 40)
+        raise ValueError(
+            f"it counted {examples} images of {shown!r}, but introduced itself with {introduced}"
+        )
+    confusion = numpy.array(table, dtype=numpy.int64)
+    loss = row.loss if math.isfinite(row.loss) else math.nan
     metrics = measure(Predictions(confusion))
-    return Score(TEST, row.domain, correct, examples, row.loss, confusion, metrics)
+    return Score(TEST, row.domain, int(confusion.trace()), examples, loss, confusion, metrics)
 
 
 def _told_apart(taken: set[str], new: list[Score], site: str) -> list[Score]:

@@ -25,7 +25,7 @@ from feddg.errors import FeddgError
 from feddg.experiment import Experiment
 from feddg.files import private_folder, why
 from feddg.flower.joining import JoinFile
-from feddg.flower.site import DIGITS
+from feddg.flower.site_images import DIGITS
 from feddg.models.precision import choose_device
 from feddg.runs.facts import free_memory, peak_memory
 from feddg.runs.prepare import build

@@ -55,10 +55,16 @@ class Roster:
         """Returns where to write to a site that has a node."""
         return Recipient(self._node_of[id], self.sites[id], id)
 
-    def stranger(self, node: int) -> Recipient:
-        """Returns where to write to a node that has not said who it is, or says it again."""
+    def stranger(self, node: int, info: NodeInfo | None) -> Recipient:
+        """Returns where to write to a node that has not said who it is, or says it again.
+
+        Args:
+            node: Flower's number of it.
+            info: what Flower knows of it; None if it is gone.
+        """
         id = next((id for id, own in self._node_of.items() if own == node), NOBODY)
-        return Recipient(node, f"node {node}", id)
+        registered = f", registered as {info.name!r}" if info is not None and info.name else ""
+        return Recipient(node, f"node {node}{registered}", id)
 
     def among(self, nodes: Collection[int]) -> set[int]:
         """Returns the numbers of the sites whose nodes are among ``nodes``."""
@@ -117,7 +123,12 @@ class Roster:
 
     def _changed(self, id: int, introduction: Introduction) -> str | None:
         """Says so where a site holds other images than it introduced itself with, or None."""
-        before = self.counts.get(id)
+        before, earlier = self.counts.get(id), self.introductions.get(id)
+        if earlier is not None and introduction.images == before and introduction != earlier:
+            return (
+                f"calls itself {self.sites[id]!r} and names other classes or domains than when it "
+                "joined this run; a run's images stay the same: start a new run for others"
+            )
         if before is None or before == introduction.images:
             return None
         return (

@@ -9,19 +9,20 @@ from typing import Any
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
-from pydantic import Field, ValidationError
 
 from feddg.clients.worker import Worker
 from feddg.errors import ExperimentError
 from feddg.evaluation.accuracy import Evaluation, Score
 from feddg.experiment import Experiment
 from feddg.files import replace_text
-from feddg.flower.exchange import Policy
+from feddg.flower.deployment_config import Deployment
+from feddg.flower.deployment_file import DeploymentFile
 from feddg.flower.grid_transport import FlowerTransport
 from feddg.flower.identity import Identities
 from feddg.flower.judges import JudgeScores
 from feddg.flower.replies import Introduction
-from feddg.flower.site import load_pixels, positions, read_experiment, test_images
+from feddg.flower.site import read_experiment
+from feddg.flower.site_images import load_pixels, positions, test_images
 from feddg.flower.traffic import Traffic, append_to
 from feddg.messages import Weights
 from feddg.methods.base import require_network_fit
@@ -33,10 +34,11 @@ from feddg.runs.execute import Run, carry_out
 from feddg.runs.observer import Observer
 from feddg.runs.prepare import Progress, build, build_worker, cache_folder, guards_for
 from feddg.runs.prepared import Prepared
-from feddg.settings import Positive, PrivacySettings, Settings
 
 log = logging.getLogger("feddg")
 DEPLOYMENT, TRAFFIC = "deployment.json", "traffic.jsonl"
+MOST_SHARE = 0.8
+"""Share of all images above which a site is said to outweigh the others."""
 
 app = ServerApp()
 
@@ -52,79 +54,6 @@ def main(grid: Grid, context: Context) -> None:
         coordinate(grid, context.run_config)
     finally:
         log.removeHandler(handler)
-
-
-class Deployment(Settings):
-    """The run config beside the experiment; ``feddg deploy init`` writes it."""
-
-    sites: str = Field(description="names of all sites, comma-separated; the order is part of it")
-    evaluation_sites: str = Field("", description="names of sites that only evaluate")
-    out: Path = Field(Path("runs"), description="the run folder's parent, at the coordinator")
-    test: str = Field("", description="the coordinator's test folder, or digits:DOMAIN; may be ''")
-    test_domain: str = Field("", description="what the images of a test folder class/* are called")
-    cache: str = Field("", description="the coordinator's cache folder; '' for the user's")
-    min_sites: int = Field(0, ge=0, description="sites that must be connected; 0 for all")
-    wait_seconds: Positive = Field(300.0, description="how long to wait for them")
-    round_deadline: Positive = Field(3600.0, description="seconds a site has for one message")
-    poll_seconds: Positive = Field(0.5, description="between two looks at the mailbox")
-    unnamed_sites: bool = Field(
-        False, description="take nodes whose key has no name, or who have none: to try things out"
-    )
-
-    @classmethod
-    def read(cls, run_config: Mapping[str, Any]) -> "Deployment":
-        """Reads the run config, whose keys may be spelt with ``-``.
-
-        Raises:
-            ExperimentError: a key is unknown or wrong.
-        """
-        known = {k.replace("-", "_"): v for k, v in run_config.items() if k != "experiment"}
-        _refuse_privacy(known)
-        try:
-            return cls(**known)
-        except ValidationError as error:
-            fault = error.errors()[0]
-            key = ".".join(str(part) for part in fault["loc"])
-            raise ExperimentError(f"the app's config, key {key!r}: {fault['msg']}") from None
-
-    @property
-    def site_names(self) -> list[str]:
-        """Names of all sites; a site's position is its client id."""
-        return _names(self.sites)
-
-    @property
-    def judge_names(self) -> list[str]:
-        """Names of the sites that only evaluate."""
-        return _names(self.evaluation_sites)
-
-    @property
-    def minimum(self) -> int:
-        """How many sites must be connected."""
-        return self.min_sites or len(self.site_names)
-
-    @property
-    def policy(self) -> Policy:
-        """The transport's patience."""
-        return Policy(self.minimum, self.wait_seconds, self.round_deadline, self.poll_seconds)
-
-
-def _refuse_privacy(config: dict[str, Any]) -> None:
-    """Takes out the keys by which privacy used to be asked for, if they ask for none.
-
-    Raises:
-        ExperimentError: they do ask for it.
-    """
-    found = {name: config.pop(name) for name in PrivacySettings.model_fields if name in config}
-    if found.get("clipping", "none") != "none" or found.get("noise_multiplier"):
-        said = ", ".join(f"{name}: {value}" for name, value in found.items())
-        raise ExperimentError(
-            "the app's config asks for update privacy, which is part of the experiment now: write "
-            f"`privacy: {{{said}}}` into the experiment and take these keys out of the config"
-        )
-
-
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def coordinate(grid: Grid, run_config: Mapping[str, Any]) -> Run:
@@ -163,9 +92,11 @@ def _prepared(
 ) -> Prepared:
     names, file = deployment.site_names, path / DEPLOYMENT
     device = choose_device(experiment.device)
-    known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
-    run = known["run"] if known else f"{experiment.id}-{secrets.token_hex(6)}"
-    identities = Identities(known.get("keys", {}) if known else {}, not deployment.unnamed_sites)
+    known = DeploymentFile.read(file)
+    if known is not None:
+        known.require_sites(names)
+    run = known.run if known else f"{experiment.id}-{secrets.token_hex(6)}"
+    identities = Identities(dict(known.keys) if known else {}, not deployment.unnamed_sites)
     transport = FlowerTransport(
         grid,
         names,
@@ -175,46 +106,71 @@ def _prepared(
         judges=deployment.judge_names,
         traffic=Traffic(append_to(path / TRAFFIC)),
         identities=identities,
-        introduced=known.get("images", {}) if known else {},
+        introduced=known.images if known else {},
         held_out=(*experiment.hold_out.test, *experiment.hold_out.val),
     )
     found = transport.gather(deployment.minimum)
-    known = known or {
-        **{"run": run, "sites": names},
-        **{"classes": _classes(found), "domains": []},
-    }
+    _say_who_outweighs({names[id]: introduction.images for id, introduction in found.items()})
+    classes = known.classes if known else _classes(names, found)
+    so_far = known or DeploymentFile(run=run, sites=names, classes=classes, domains=[])
 
     def join(id: int, introduction: Introduction) -> None:
+        nonlocal so_far
         # Classes are fixed by the network; a late joiner's domain is new, and numbered as it comes.
-        more = {} if id in transport.judges else introduction.domains
-        known["domains"] = list(dict.fromkeys([*known["domains"], *more]))
-        known["keys"] = identities.keys
-        known["images"] = {transport.sites[k]: n for k, n in transport.introduced.items()}
-        content = json.dumps(known, indent=1)
-        replace_text(file, content)
-        transport.fields = {key: json.dumps(known[key]) for key in ("classes", "domains")}
+        domains = {} if id in transport.judges else introduction.domains
+        images = {transport.sites[k]: n for k, n in transport.introduced.items()}
+        so_far = so_far.joined(domains, identities.keys, images)
+        replace_text(file, so_far.to_text())
+        named = {"classes": so_far.classes, "domains": so_far.domains}
+        transport.fields = {key: json.dumps(names) for key, names in named.items()}
 
     for id, introduction in found.items():
         join(id, introduction)
     transport.on_introduction(join)
-    method, network = build(experiment, len(known["classes"]))
+    method, network = build(experiment, len(classes))
     guards = guards_for(experiment, method, network)
     worker = build_worker(experiment, network, cache)
     return Prepared(
         method,
         worker,
         transport,
-        _evaluation(deployment, experiment, known["classes"], worker, cache),
-        _clients_table(names, found, known["classes"], known["domains"]),
-        JudgeScores(transport),
+        _evaluation(deployment, experiment, classes, worker, cache),
+        _clients_table(names, found, classes, so_far.domains),
+        JudgeScores(transport, len(classes)),
         guards=guards,
         remote=True,
     )
 
 
-def _classes(found: Mapping[int, Introduction]) -> list[str]:
-    """Returns the federation's classes, sorted."""
-    return sorted({name for introduction in found.values() for name in introduction.classes})
+def _say_who_outweighs(images: Mapping[str, int]) -> None:
+    """Says so where one site, by the images that it says it has, nearly is the model."""
+    name = max(images, key=images.__getitem__)
+    share = images[name] / sum(images.values())
+    if len(images) > 2 and share > MOST_SHARE:
+        log.warning(
+            "site %s says that it has %d images: in a mean by images it is %.0f %% of the model, "
+            "whatever the others send; ask it, or use a guard that counts sites alike",
+            name,
+            images[name],
+            100 * share,
+        )
+
+
+def _classes(names: Sequence[str], found: Mapping[int, Introduction]) -> list[str]:
+    """Returns the federation's classes, sorted; says which of them one site alone has."""
+    holders: dict[str, list[str]] = {}
+    for id, introduction in found.items():
+        for name in introduction.classes:
+            holders.setdefault(name, []).append(names[id])
+    alone = [f"{name!r} ({held[0]})" for name, held in sorted(holders.items()) if len(held) == 1]
+    if len(found) > 1 and alone:
+        more = f" and {len(alone) - 5} more" if len(alone) > 5 else ""
+        log.warning(
+            "classes that one site alone has: %s%s; are they spelt as at the others?",
+            ", ".join(alone[:5]),
+            more,
+        )
+    return sorted(holders)
 
 
 def _clients_table(

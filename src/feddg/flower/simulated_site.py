@@ -11,6 +11,7 @@ from torch import Tensor
 
 from feddg.clients.examples import Examples
 from feddg.experiment import Experiment
+from feddg.flower.memory import SiteMemory
 from feddg.flower.parcels import Parcel
 from feddg.flower.replies import Introduction
 from feddg.flower.site import Site, SiteConfig
@@ -40,13 +41,16 @@ class SimulatedSite(Site):
         images = _images(text, cache)
         self._own, self._names = images.examples(id), images.table
 
-    def introduce(self) -> Parcel:
+    def introduce(self, parcel: Parcel) -> Parcel:
         """Says who it is, and how many images of each class and domain it holds."""
         introduction = Introduction.of(
             _counts(self._own.labels, self._names.class_names),
             _counts(self._own.domains, self._names.domain_names),
         )
         return Parcel({"site": self.config.site}, {"introduction": introduction.message})
+
+    def _compare_images(self, memory: SiteMemory) -> None:
+        """Leaves that to the run: all clients' images are the experiment's own."""
 
     def _examples(self, classes: list[str], domains: list[str]) -> Examples:
         return self._own

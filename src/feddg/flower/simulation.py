@@ -22,6 +22,7 @@ from feddg.errors import FeddgError
 from feddg.experiment import Experiment
 from feddg.files import replace_text
 from feddg.flower import client_app
+from feddg.flower.deployment_file import RunFile
 from feddg.flower.exchange import Policy
 from feddg.flower.grid_transport import FlowerTransport
 from feddg.flower.simulated_site import SIMULATED
@@ -166,9 +167,8 @@ def coordinate(
 
 def _run_key(file: Path, experiment: Experiment) -> str:
     """Returns the key under which clients keep their memory of this run."""
-    if file.is_file():
-        return str(json.loads(file.read_text(encoding="utf-8"))["run"])
-    key = f"{experiment.id}-{secrets.token_hex(6)}"
-    content = json.dumps({"run": key})
-    replace_text(file, content)
-    return key
+    known = RunFile.read(file)
+    if known is None:
+        known = RunFile(run=f"{experiment.id}-{secrets.token_hex(6)}")
+        replace_text(file, known.to_text())
+    return known.run

@@ -1,39 +1,34 @@
 """A site: its own folder of images, its device and its cache, as its SuperNode's config says."""
 
 import hashlib
-import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy
 import torch
-import yaml
 from pydantic import Field, ValidationError
 
 from feddg.clients.client import Client
 from feddg.clients.examples import Examples
 from feddg.clients.worker import Worker
-from feddg.data.bands import Reading
-from feddg.data.images import ImageTable, from_class_folders
-from feddg.data.pixels import PixelStore, open_pixels
-from feddg.data.sources import load_source
-from feddg.errors import DataError, ExperimentError, FeddgError
-from feddg.evaluation.accuracy import Evaluation, Score
+from feddg.errors import ExperimentError, FeddgError
+from feddg.evaluation.accuracy import Score
 from feddg.experiment import Experiment
 from feddg.federation.turns import load_weights
 from feddg.flower.memory import SiteMemory
+from feddg.flower.orders import Order
 from feddg.flower.parcels import Parcel
 from feddg.flower.replies import Introduction
+from feddg.flower.site_images import load_pixels, positions, require_same_images, test_images
 from feddg.guards.chain import Guards
 from feddg.messages import Message, Weights
 from feddg.methods.base import Method
 from feddg.runs.prepare import build, build_worker, cache_folder, guards_for
 from feddg.settings import Settings
+from feddg.yaml_text import parse_fields
 
-DIGITS = "digits:"
 NAME = r"[A-Za-z0-9][A-Za-z0-9_-]*"
 
 
@@ -78,8 +73,11 @@ def read_experiment(run_config: Mapping[str, Any]) -> Experiment:
         ExperimentError: it is missing, invalid, or cannot run across a network.
     """
     text = run_config.get("experiment")
-    fields = yaml.safe_load(text) if isinstance(text, str) else None
-    if not isinstance(fields, dict):
+    try:
+        fields = parse_fields(text) if isinstance(text, str) else {}
+    except ValueError as error:
+        raise ExperimentError(f"the Flower app's 'experiment' {error}") from None
+    if not fields:
         raise ExperimentError(
             "the Flower app's config has no 'experiment'; write the app with `feddg deploy init`"
         )
@@ -89,92 +87,6 @@ def read_experiment(run_config: Mapping[str, Any]) -> Experiment:
             "sites train on all their images: set data.id_val and data.id_test to 0"
         )
     return experiment
-
-
-def load_pixels(
-    images: str, domain: str | None, experiment: Experiment, cache: Path
-) -> tuple[ImageTable, PixelStore]:
-    """Returns the usable images of a folder, or of the built-in digits, with their pixels.
-
-    Args:
-        images: ``digits:DOMAIN``, a folder ``root/domain/class/*``, or with ``domain`` a folder
-            ``root/class/*``.
-        domain: what the images of ``root/class/*`` are called.
-        experiment: how images are resized.
-        cache: folder of the decoded pixels.
-
-    Raises:
-        DataError: the images cannot be used.
-    """
-    if images.startswith(DIGITS):
-        whole = load_source("digits")
-        rows = numpy.flatnonzero(whole.domains == whole.domain_id(images.removeprefix(DIGITS)))
-        table = _own_domains(whole.take(rows))
-    elif domain is not None:
-        table = from_class_folders(images, domain)
-    else:
-        table = load_source("folder", images)
-    data = experiment.data
-    usable, pixels, _ = open_pixels(
-        table,
-        data.image_size,
-        cache=cache,
-        resize=data.resize,
-        reading=Reading.of(data),
-        budget_bytes=int(data.pixel_budget_gb * 2**30),
-        on_bad_image=data.on_bad_image,
-    )
-    return usable, pixels
-
-
-def _own_domains(table: ImageTable) -> ImageTable:
-    """Leaves out the names of domains without images."""
-    present, domains = numpy.unique(table.domains, return_inverse=True)
-    names = tuple(table.domain_names[domain] for domain in present)
-    return replace(table, domains=domains.astype(numpy.int64), domain_names=names)
-
-
-def positions(table: ImageTable, classes: list[str], domains: list[str]) -> ImageTable:
-    """Returns the table with its labels and domains numbered as the whole federation does.
-
-    Raises:
-        DataError: a class or domain that the federation does not have.
-    """
-    for what, mine, all_ in (
-        ("class", table.class_names, classes),
-        ("domain", table.domain_names, domains),
-    ):
-        unknown = sorted(set(mine) - set(all_))
-        if unknown:
-            raise DataError(
-                f"its {what} {unknown[0]!r} is not among the federation's: {', '.join(all_)}"
-            )
-    label_of = numpy.array([classes.index(name) for name in table.class_names])
-    domain_of = numpy.array([domains.index(name) for name in table.domain_names])
-    return replace(
-        table,
-        labels=label_of[table.labels],
-        domains=domain_of[table.domains],
-        class_names=tuple(classes),
-        domain_names=tuple(domains),
-    )
-
-
-def test_images(
-    table: ImageTable, pixels: PixelStore, experiment: Experiment, worker: Worker
-) -> Evaluation:
-    """Returns all images of a table as a test split."""
-    return Evaluation(
-        pixels,
-        {"test": numpy.arange(len(table))},
-        table.labels,
-        table.domains,
-        table.domain_names,
-        len(table.class_names),
-        experiment.evaluate.batch_size,
-        worker.device,
-        worker.autocast,
-    )
 
 
 def on_device(tensors: Weights, device: torch.device) -> Weights:
@@ -225,8 +137,9 @@ class Site:
             self.config.images, self.config.domain, self.experiment, self.config.cache_folder
         )
 
-    def introduce(self) -> Parcel:
+    def introduce(self, parcel: Parcel) -> Parcel:
         """Says who it is: name, class and domain names, and how many images of each."""
+        self.memory(Order.read(parcel))
         table = self.table
         counts = table.counts()
         introduction = Introduction.of(
@@ -235,9 +148,24 @@ class Site:
         )
         return Parcel({"site": self.config.site}, {"introduction": introduction.message})
 
+    def memory(self, order: Order) -> SiteMemory:
+        """Returns what the site keeps of an order's run; its images must be those it joined with.
+
+        Raises:
+            ClientError: they are not.
+        """
+        memory = SiteMemory(self.config.cache_folder, order.run, self.config.site)
+        self._compare_images(memory)
+        return memory
+
+    def _compare_images(self, memory: SiteMemory) -> None:
+        require_same_images(memory, self.table, self.config.cache_folder)
+
     def scores(self, parcel: Parcel) -> list[Score]:
         """Measures the weights of a message on the site's images, which need not train."""
-        classes = json.loads(str(parcel.fields["classes"]))
+        order = Order.read(parcel)
+        self.memory(order)
+        classes = order.classes
         method, worker = self._build(len(classes))
         load_weights(worker.network, parcel.part("weights").tensors)
         table = positions(self.table, classes, list(self.table.domain_names))
@@ -251,22 +179,20 @@ class Site:
             parcel: the message.
             after_training: whether what it learnt in this very round counts already.
         """
-        fields = parcel.fields
-        classes, domains = (json.loads(str(fields[key])) for key in ("classes", "domains"))
-        memory = SiteMemory(self.config.cache_folder, str(fields["run"]), self.config.site)
-        method, worker = self._build(len(classes))
-        round = int(fields["round"])
+        order = Order.read(parcel)
+        memory = self.memory(order)
+        method, worker = self._build(len(order.classes))
         client = Client(
-            int(fields["client"]),
-            self._examples(classes, domains),
+            order.client,
+            self._examples(order.classes, order.domains),
             worker,
             name=self.config.site,
-            round=round,
-            memory=on_device(memory.before(round + after_training), worker.device),
-            agreed=self._agreed(parcel, memory),
+            round=order.round,
+            memory=on_device(memory.before(order.round + after_training), worker.device),
+            agreed=self._agreed(order.agreed, parcel, memory),
             received=parcel.part("weights").tensors,
             extras=_extras(parcel, worker.device),
-            secrets=memory.secrets(round),
+            secrets=memory.secrets(order.round),
         )
         guards = guards_for(self.experiment, method, worker.network)
         return Turn(client, method, guards, memory)
@@ -278,8 +204,7 @@ class Site:
         method, network = build(bare, classes)
         return method, build_worker(self.experiment, network, self.config.cache_folder)
 
-    def _agreed(self, parcel: Parcel, memory: SiteMemory) -> Message | None:
-        digest = str(parcel.fields.get("agreed", ""))
+    def _agreed(self, digest: str, parcel: Parcel, memory: SiteMemory) -> Message | None:
         if not digest:
             return None
         if "agreed" in parcel.parts:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from flwr.app import ConfigRecord, RecordDict
 
+from feddg.files import append_text
 from feddg.flower.parcels import Parcel
 from feddg.rows import TrafficRow
 
@@ -89,7 +90,6 @@ def append_to(file: Path) -> Callable[[TrafficRow], None]:
     """Returns a writer that appends rows to a file of JSON lines."""
 
     def write(row: TrafficRow) -> None:
-        with file.open("a", encoding="utf-8") as lines:
-            lines.write(row.to_json() + "\n")
+        append_text(file, row.to_json() + "\n")
 
     return write

@@ -9,7 +9,7 @@ from feddg.rows import ID_TEST, ID_VAL, SPLITS, TEST, VAL, EvaluationRow
 from feddg.runs.evaluations import Evaluations
 from feddg.runs.findings import accuracy_interval, mean_measured, standing
 from feddg.runs.reading import RunRecord
-from feddg.runs.selection_rules import FINAL, SelectionRule, rules_for
+from feddg.runs.selection_rules import SelectionRule, rules_for
 
 SPLIT_HEADINGS = {
     TEST: "Held-out test",
@@ -135,10 +135,12 @@ def results_of_runs(runs: Sequence[RunRecord], labels: Sequence[str]) -> Table:
     columns = [Column("Run", numeric=False)]
     columns += [] if same else [Column("Held-out test domain", numeric=False)]
     rules = rules_for(run.evaluations for run in runs)
+    all_served = {run.served.name.lower() for run in runs}
+    served = all_served.pop() if len(all_served) == 1 else "served model"
     columns += [Column(rule.name, "held-out test") for rule in rules]
-    columns += [Column(heading, "final round") for heading in ("95 % interval", "Balanced")]
+    columns += [Column(heading, served) for heading in ("95 % interval", "Balanced")]
     columns += [Column("Largest class", "of the images")]
-    columns += [Column("In-domain test", "final round"), Column("Rounds")]
+    columns += [Column("In-domain test", served), Column("Rounds")]
     rows = [
         [Cell(label, strong=True), *([] if same else [Cell(domains)]), *_result_cells(run, rules)]
         for run, label, domains in zip(runs, labels, tested_on)
@@ -152,14 +154,15 @@ def results_of_runs(runs: Sequence[RunRecord], labels: Sequence[str]) -> Table:
 
 def _result_cells(run: RunRecord, rules: Sequence[SelectionRule]) -> list[Cell]:
     accuracies = [held_out_accuracy(run, rule) for rule in rules]
-    last = FINAL.choose(run.evaluations)
-    at = standing(run.evaluations, last)
+    rule = run.served
+    last = rule.choose(run.evaluations)
+    at = standing(run.evaluations.of(rule.weights), last)
     return [
-        *(Cell(percent(value), strong=not index) for index, value in enumerate(accuracies)),
+        *(Cell(percent(value), strong=one == rule) for one, value in zip(rules, accuracies)),
         Cell(interval_words(at.accuracy) if at else MISSING),
         Cell(percent(at.balanced if at else None)),
         Cell(percent(at.constant if at else None)),
-        Cell(percent(run.evaluations.accuracy(last, ID_TEST))),
+        Cell(percent(rule.measure(run.evaluations, last, ID_TEST))),
         Cell(rounds_text(run)),
     ]
 

@@ -27,7 +27,7 @@ from feddg.report.tuning_section import tuning_section
 from feddg.report.verdict import about_best, best_method, is_decided, verdict_words, warnings_about
 from feddg.report.wording import counted, listed, percent, readable, spelled
 from feddg.rows import ID_TEST, SPLITS, VAL
-from feddg.runs.selection_rules import FINAL, SELECTION_RULES
+from feddg.runs.selection_rules import SELECTION_RULES
 
 MOST_FACTS = 8
 MOST_NAMED = 4
@@ -91,13 +91,13 @@ def _cautions(results: Results) -> list[Prose]:
 
 
 def _facts(results: Results) -> list[Facts]:
-    accuracies = results.accuracies(FINAL)
+    accuracies = results.accuracies(results.served)
     best = best_method(results) if is_decided(results) else None
     facts = [
         Fact(
             spelled(method),
             tables.spread_text(average_over_columns(accuracies[method], results.columns)),
-            alarm_words(results, method) or "held-out test, final round, %",
+            alarm_words(results, method) or f"held-out test, {results.served.name.lower()}, %",
             accent=method == best,
         )
         for method in results.methods
@@ -107,16 +107,21 @@ def _facts(results: Results) -> list[Facts]:
 
 
 def _accuracy_section(results: Results) -> Section:
-    blocks: list[Block] = [tables.accuracy_table(results, FINAL)]
+    blocks: list[Block] = [tables.accuracy_table(results, results.served)]
     if len(results.columns) > MOST_COLUMNS and len(results.axes) > 1:
-        by_axis = [tables.accuracy_table(results, FINAL, axis=axis) for axis in results.axes]
+        by_axis = [
+            tables.accuracy_table(results, results.served, axis=axis) for axis in results.axes
+        ]
         blocks = [*by_axis, Fold("Every column", blocks)]
     if (chart := charts.learning_curves(results)) is not None:
         blocks.append(chart)
     for split, title in ((VAL, "Held-out validation"), (ID_TEST, "In-domain test")):
-        if results.accuracies(FINAL, split):
+        if results.accuracies(results.served, split):
             blocks.append(
-                Fold(f"{title}, final round", [tables.accuracy_table(results, FINAL, split)])
+                Fold(
+                    f"{title}, {results.served.name.lower()}",
+                    [tables.accuracy_table(results, results.served, split)],
+                )
             )
     return Section("Accuracy", blocks)
 
@@ -127,8 +132,8 @@ def _best_section(results: Results) -> Section | None:
 
 
 def _margin_section(results: Results) -> Section | None:
-    accuracies = results.accuracies(FINAL)
-    table = tables.margin_table(results)
+    accuracies = results.accuracies(results.served)
+    table = tables.margin_table(results, results.served)
     if table is None:
         return None
     base = "fedavg" if "fedavg" in accuracies else next(iter(accuracies))
@@ -138,8 +143,8 @@ def _margin_section(results: Results) -> Section | None:
 
 def _rules_section(results: Results) -> Section:
     blocks: list[Block] = [tables.rules_table(results)]
-    for rule in list(SELECTION_RULES.values())[1:]:
-        if results.accuracies(rule):
+    for rule in SELECTION_RULES.values():
+        if rule != results.served and results.accuracies(rule):
             blocks.append(
                 Fold(f"{rule.name}, every column", [tables.accuracy_table(results, rule)])
             )
@@ -182,7 +187,7 @@ def _runs_section(results: Results) -> Section:
             Cell(spelled(result.place.method)),
             Cell(readable(results.column(result.place))),
             Cell(str(result.place.seed)),
-            Cell(percent(result.accuracy(FINAL)), strong=True),
+            Cell(percent(result.accuracy(results.served)), strong=True),
             Cell(result.run.folder.name),
         ]
         for result in results.results

@@ -73,18 +73,20 @@ def _day(run: RunRecord) -> datetime | None:
 
 
 def found_in(run: RunRecord) -> list[Finding]:
-    """What must be said beside the accuracy of the final round."""
-    return findings(run.evaluations, final_round(run.evaluations))
+    """What must be said beside the accuracy of the model that the run serves."""
+    rule = run.served
+    return findings(run.evaluations, rule.choose(run.evaluations), weights=rule.weights)
 
 
 def standing_of(run: RunRecord) -> Standing | None:
-    """How the held-out test domains stood after the final round."""
-    return standing(run.evaluations, final_round(run.evaluations))
+    """How the held-out test domains stood under the model that the run serves."""
+    rule = run.served
+    return standing(run.evaluations.of(rule.weights), rule.choose(run.evaluations))
 
 
 def result_sentence(run: RunRecord) -> str:
     """The result in plain words, with what an accuracy must be read beside."""
-    accuracy = held_out_accuracy(run, FINAL)
+    accuracy = held_out_accuracy(run, run.served)
     if accuracy is None:
         return "The held-out test domain has not been evaluated yet."
     round_ = final_round(run.evaluations)
@@ -94,10 +96,15 @@ def result_sentence(run: RunRecord) -> str:
     start = headline_words(found_in(run))
     when = when if start else f"{when[0].upper()}{when[1:]}"
     sentence = (
-        f"{start}{when}, the shared model recognised {percent_sign(accuracy)}{interval} of "
+        f"{start}{when}, {_model_words(run)} recognised {percent_sign(accuracy)}{interval} of "
         f"the images of {_held_out_words(run)}, which no client trained on."
     )
     return " ".join(part for part in (sentence, beside_words(at) if at else "") if part)
+
+
+def _model_words(run: RunRecord) -> str:
+    rule = run.served
+    return "the shared model" if rule is FINAL else f"the shared model ({rule.name.lower()})"
 
 
 def status_text(run: RunRecord) -> str:
@@ -136,14 +143,15 @@ def _unfinished(run: RunRecord) -> Prose:
 
 def key_facts(run: RunRecord) -> Facts:
     """The numbers a reader looks for first."""
-    last = final_round(run.evaluations)
-    in_domain = run.evaluations.accuracy(last, ID_TEST)
+    rule = run.served
+    last = rule.choose(run.evaluations)
+    in_domain = rule.measure(run.evaluations, last, ID_TEST)
     split = "test" if in_domain is not None else "validation"
-    in_domain = in_domain if in_domain is not None else run.evaluations.accuracy(last, ID_VAL)
+    in_domain = in_domain if in_domain is not None else rule.measure(run.evaluations, last, ID_VAL)
     cost = cost_of(run)
     facts = [
         *_accuracy_facts(run),
-        Fact(f"In-domain {split}", percent_sign(in_domain), "correct, final round"),
+        Fact(f"In-domain {split}", percent_sign(in_domain), f"correct, {rule.name.lower()}"),
         *_federation_facts(run),
         Fact("Time", duration(cost.total_seconds), f"{number(cost.images_per_second)} images/s"),
         Fact("Sent by a client", size(cost.bytes.get("up_per_client_round")), "per round"),
@@ -153,8 +161,9 @@ def key_facts(run: RunRecord) -> Facts:
 
 def _accuracy_facts(run: RunRecord) -> Iterator[Fact]:
     at = standing_of(run)
-    note = f"95 % interval {interval_words(at.accuracy)}" if at else "correct, final round"
-    accuracy = percent_sign(held_out_accuracy(run, FINAL))
+    rule = run.served.name.lower()
+    note = f"95 % interval {interval_words(at.accuracy)}" if at else f"correct, {rule}"
+    accuracy = percent_sign(held_out_accuracy(run, run.served))
     yield Fact("Held-out test", accuracy, note, accent=True)
     if at is None:
         return

@@ -22,7 +22,6 @@ from feddg.report.looks import looks_of
 from feddg.report.wording import spelled
 from feddg.rows import TEST
 from feddg.runs.reading import RunRecord
-from feddg.runs.selection_rules import FINAL
 
 WIDE_RANGE = 20
 Cumulative = Callable[[RunRecord], dict[int, float]]
@@ -117,7 +116,7 @@ def _number(text: str) -> float | None:
 
 
 def _at(results: Results, method: str, axis: str, value: str) -> list[float]:
-    rule = FINAL
+    rule = results.served
     return [
         accuracy
         for result in results.of(method)

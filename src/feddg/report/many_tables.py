@@ -25,7 +25,7 @@ from feddg.report.wording import (
     readable,
     spelled,
 )
-from feddg.rows import LAST, TEST, VAL
+from feddg.rows import TEST
 from feddg.runs.findings import standing
 from feddg.runs.selection_rules import FINAL, SELECTION_RULES, SelectionRule, rules_for
 
@@ -114,12 +114,7 @@ def spread_text(found: Spread | None) -> str:
 
 def _accuracy_caption(results: Results, rule: SelectionRule, split: str) -> str:
     what = SPLIT_HEADINGS[split].lower()
-    chosen = {
-        None: "after the final round",
-        VAL: "after the round that is best on held-out validation",
-    }.get(rule.split, "after the round that is best on in-domain validation")
-    if rule.weights != LAST:
-        chosen = f"by the weights called “{rule.name}”"
+    chosen = rule.when or f"by the rule “{rule.name}”"
     seeds = len(results.seeds)
     tail = (
         f"Mean ± standard deviation over {counted(seeds, 'seed')}."
@@ -187,7 +182,7 @@ def margin_table(results: Results, rule: SelectionRule = FINAL) -> Table | None:
         Column("Mean rank"),
     ]
     caption = (
-        "Test accuracy after the final round minus that of the best other method, paired by "
+        f"Test accuracy {rule.when} minus that of the best other method, paired by "
         "scenario and seed. The interval is Student's t over the pairs; bold where it excludes "
         "zero. None is claimed below three pairs, or where all differences are equal. The best "
         "other method was picked by these same numbers, which favours it a little."

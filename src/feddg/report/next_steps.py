@@ -7,11 +7,11 @@ from typing import Any
 from feddg.comparing.method_findings import method_findings
 from feddg.comparing.results import Results
 from feddg.report.blocks import Block, Code, Prose, Section
+from feddg.report.headline import found_in
 from feddg.report.wording import number
 from feddg.rows import TEST, VAL
-from feddg.runs.findings import FindingKind, findings
+from feddg.runs.findings import FindingKind
 from feddg.runs.reading import EXPERIMENT_FILE, RunRecord
-from feddg.runs.selection_rules import final_round
 
 LEARNED_NOTHING = {FindingKind.CONSTANT, FindingKind.ONE_CLASS, FindingKind.BELOW_START}
 REPEATS = 3
@@ -45,7 +45,7 @@ def _run_steps(run: RunRecord) -> Iterator[Step]:
     folder, file = str(run.folder), str(run.folder / EXPERIMENT_FILE)
     if run.status != "completed":
         yield "Go on from the last completed round:", _command("resume", folder)
-    kinds = {f.kind for f in findings(run.evaluations, final_round(run.evaluations))}
+    kinds = {finding.kind for finding in found_in(run)}
     if kinds & LEARNED_NOTHING:
         yield from _after_nothing(run, file)
     if FindingKind.RISING in kinds and run.rounds_planned:

@@ -26,7 +26,7 @@ from feddg.report.wording import counted, listed, percent, percent_sign, spelled
 from feddg.rows import TEST
 from feddg.runs.findings import Finding, movement, unsteady
 from feddg.runs.reading import RunRecord
-from feddg.runs.selection_rules import FINAL
+from feddg.runs.selection_rules import FINAL, SelectionRule
 
 MOST_NAMED = 4
 FEW_SETTINGS = 10
@@ -78,7 +78,8 @@ def _same_test_domains(runs: Sequence[RunRecord]) -> bool:
 
 def _comparison_sentence(runs: Sequence[RunRecord], labels: Sequence[str]) -> str:
     """Who did better and by how much, for as much as single runs can tell."""
-    scores = [held_out_accuracy(run, FINAL) for run in runs]
+    rule = _served_by_all(runs)
+    scores = [held_out_accuracy(run, rule) for run in runs]
     # What speaks against a number stands right behind the name it belongs to.
     remarks = (remark_words(found_in(run)) for run in runs)
     named = [f"{label}{remark}" for label, remark in zip(labels, remarks)]
@@ -88,9 +89,9 @@ def _comparison_sentence(runs: Sequence[RunRecord], labels: Sequence[str]) -> st
     ranked = sorted(known, key=lambda pair: -pair[0])
     (best, first), (next_best, second) = ranked[:2]
     if percent(best) == percent(next_best):
-        return f"In the final round {first} and {second} recognise {percent_sign(best)} alike."
+        return f"{first} and {second} recognise {percent_sign(best)} alike, {rule.when}."
     return (
-        f"In the final round {first} recognised {percent_sign(best)} of the held-out images, "
+        f"{first} recognised {percent_sign(best)} of the held-out images {rule.when}, "
         f"{percent(best - next_best)} points more than {second} ({percent_sign(next_best)}). These "
         "are single runs: repeat them with other seeds before trusting a small difference."
     )
@@ -122,7 +123,11 @@ def _cautions(runs: Sequence[RunRecord], labels: Sequence[str]) -> list[Prose]:
 
 def _unsteady(runs: Sequence[RunRecord]) -> Finding | None:
     """Whether rounds move more than the two best runs differ."""
-    scored = [(score, run) for run in runs if (score := held_out_accuracy(run, FINAL)) is not None]
+    scored = [
+        (score, run)
+        for run in runs
+        if (score := held_out_accuracy(run, _served_by_all(runs))) is not None
+    ]
     best = sorted(scored, key=lambda pair: -pair[0])[:2]
     moved = [move for _, run in best if (move := movement(run.evaluations)) is not None]
     if len(best) < 2 or len(moved) < 2 or not _same_test_domains(runs):
@@ -130,12 +135,18 @@ def _unsteady(runs: Sequence[RunRecord]) -> Finding | None:
     return unsteady(sum(moved) / 2, best[0][0] - best[1][0])
 
 
+def _served_by_all(runs: Sequence[RunRecord]) -> SelectionRule:
+    """The rule of the models that the runs serve; the final round's where they differ."""
+    rules = {run.served.name: run.served for run in runs}
+    return next(iter(rules.values())) if len(rules) == 1 else FINAL
+
+
 def _accuracy_facts(runs: Sequence[RunRecord], labels: Sequence[str]) -> Facts:
     return Facts(
         [
             Fact(
                 label,
-                percent_sign(held_out_accuracy(run, FINAL)),
+                percent_sign(held_out_accuracy(run, run.served)),
                 _accuracy_note(run),
             )
             for run, label in zip(runs, labels)
@@ -145,7 +156,7 @@ def _accuracy_facts(runs: Sequence[RunRecord], labels: Sequence[str]) -> Facts:
 
 def _accuracy_note(run: RunRecord) -> str:
     at = standing_of(run)
-    note = "held-out test accuracy, final round"
+    note = f"held-out test accuracy, {run.served.name.lower()}"
     if at is None:
         return note
     balanced = f"; balanced {percent_sign(at.balanced)}" if at.balanced is not None else ""

@@ -8,11 +8,10 @@ from feddg.methods.reference import idea_of
 from feddg.report.finding_words import alarm_words, finding_sentence, how_often
 from feddg.report.many_tables import interval_text
 from feddg.report.wording import counted, percent, percent_sign, spelled
-from feddg.runs.selection_rules import FINAL
 
 
 def best_method(results: Results) -> str | None:
-    """The method with the best average after the final round; None where none has every column."""
+    """The method with the best average; None where none has every column."""
     averages = _averages(results)
     return max(averages, key=lambda method: averages[method], default=None)
 
@@ -20,14 +19,14 @@ def best_method(results: Results) -> str | None:
 def _averages(results: Results) -> dict[str, float]:
     return {
         method: average.mean
-        for method, values in results.accuracies(FINAL).items()
+        for method, values in results.accuracies(results.served).items()
         if (average := average_over_columns(values, results.columns)) is not None
     }
 
 
 def _margin_of(results: Results, best: str) -> tuple[str, Margin] | None:
     """The best other method, and the margin over it."""
-    accuracies = results.accuracies(FINAL)
+    accuracies = results.accuracies(results.served)
     other = best_other(best, accuracies)
     margin = paired_margin(accuracies[best], accuracies[other]) if other else None
     return (other, margin) if other is not None and margin is not None else None
@@ -70,7 +69,7 @@ def verdict_words(results: Results) -> str:
     over = "" if len(results.columns) == 1 else f", averaged over {len(results.columns)} columns"
     text = (
         f"{question}{spelled(best)} recognised {percent_sign(_averages(results)[best])} of the "
-        f"held-out test images after the final round{over}{_but(results, best)}"
+        f"held-out test images {results.served.when}{over}{_but(results, best)}"
     )
     found = _margin_of(results, best)
     if found is None:
@@ -104,6 +103,11 @@ def warnings_about(results: Results) -> list[str]:
     unsteady = unsteady_best(results, best) if best is not None else None
     if unsteady is not None:
         said.append(finding_sentence(unsteady))
+    if len({result.run.served.name for result in results.results}) > 1:
+        said.append(
+            "The runs serve different models (final round, means over rounds): the numbers are "
+            "the final round's for all; the others are under “Which round counts”."
+        )
     if len(results.seeds) == 1 and len(results.methods) > 1:
         said.append(
             f"{counted(1, 'seed')} only: how much of a difference is chance cannot be told."

@@ -13,7 +13,8 @@ from feddg.errors import RunError
 from feddg.evaluation.accuracy import Evaluation
 from feddg.evaluation.support import support_warning
 from feddg.experiment import Experiment, load_stored
-from feddg.federation.checks import CHANGES, MessageChecks
+from feddg.federation.change_sizes import CHANGES
+from feddg.federation.checks import MessageChecks
 from feddg.federation.initial import initial_state
 from feddg.federation.ledger import Ledger
 from feddg.federation.served import served

@@ -14,7 +14,7 @@ from typing import Final
 import numpy
 
 from feddg.evaluation.metrics import Predictions, measure
-from feddg.rows import TEST, EvaluationRow
+from feddg.rows import LAST, TEST, EvaluationRow
 from feddg.runs.evaluations import Evaluations
 from feddg.runs.proportions import ShareInterval, mean_of_intervals, mean_of_shares
 
@@ -172,15 +172,18 @@ def _balanced_interval(confusions: Sequence[numpy.ndarray]) -> ShareInterval:
     return mean_of_intervals(found)
 
 
-def findings(evaluations: Evaluations, round_: int | None, split: str = TEST) -> list[Finding]:
+def findings(
+    evaluations: Evaluations, round_: int | None, split: str = TEST, weights: str = LAST
+) -> list[Finding]:
     """Returns what must be said beside the accuracy of a round, the gravest first.
 
     Args:
         evaluations: the run's.
         round_: the round whose accuracy is shown; None gives no finding.
         split: whose accuracy.
+        weights: whose accuracy is shown; how it rose over the rounds is the last weights' matter.
     """
-    found = standing(evaluations, round_, split)
+    found = standing(evaluations.of(weights), round_, split)
     if found is None:
         return []
     said = [

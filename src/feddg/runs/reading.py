@@ -35,6 +35,7 @@ from feddg.rows import (
     client_name,
 )
 from feddg.runs.evaluations import Evaluations
+from feddg.runs.selection_rules import SelectionRule, served_rule
 from feddg.views import Shown
 from feddg.yaml_text import parse_fields
 
@@ -143,6 +144,11 @@ class RunRecord(Shown):
         """The evaluations, for look-up by round, split and domain."""
         said = (self.experiment.get("evaluate") or {}).get("select_by") or "accuracy"
         return Evaluations(self.metrics.evaluations, select_by=str(said))
+
+    @cached_property
+    def served(self) -> SelectionRule:
+        """The rule of the model that the run serves, which headlines speak of."""
+        return served_rule(self.experiment, self.evaluations)
 
     @cached_property
     def experiment_text(self) -> str:

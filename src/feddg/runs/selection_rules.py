@@ -6,7 +6,7 @@ under the entry-point group ``feddg.selection_rules``: tables, pages, plans, ``s
 ``load_model(which=...)`` find it by themselves.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -31,6 +31,7 @@ class SelectionRule:
         which: how ``load_model`` and model files call it; its key if empty.
         weights: the weights of the chosen round that count, as in an evaluation's row.
         optional: tables leave it out where no run has evaluated its weights.
+        when: how a sentence says it, behind an accuracy.
     """
 
     name: str
@@ -41,6 +42,7 @@ class SelectionRule:
     which: str = ""
     weights: str = LAST
     optional: bool = False
+    when: str = ""
 
     @property
     def model(self) -> str:
@@ -105,9 +107,24 @@ def _best_round(evaluations: Evaluations, split: str) -> int | None:
     return max(trained, key=lambda r: (trained[r], -r), default=None)
 
 
-def _rule_of_weights(name: str, weights: str) -> SelectionRule:
+def served_rule(experiment: Mapping[str, Any], evaluations: Evaluations) -> SelectionRule:
+    """Returns the rule of the model that a run serves: the one a user is handed.
+
+    Args:
+        experiment: the resolved experiment, nested.
+        evaluations: the run's; where the served weights are not measured yet, the final round's
+            count.
+    """
+    server = experiment.get("server") or {}
+    wanted = {TAIL: TAIL_MEAN, EMA: EMA_MEAN}.get(str(server.get("serve")), FINAL)
+    if str(server.get("interpolate") or "none") != "none":
+        wanted = INTERPOLATION
+    return wanted if wanted.choose(evaluations) is not None else FINAL
+
+
+def _rule_of_weights(name: str, weights: str, when: str) -> SelectionRule:
     """Returns the rule that the named weights count, as they are after the last round."""
-    parts: dict[str, Any] = {"which": weights, "weights": weights, "optional": True}
+    parts: dict[str, Any] = {"which": weights, "weights": weights, "optional": True, "when": when}
     return SelectionRule(
         name,
         weights,
@@ -117,9 +134,15 @@ def _rule_of_weights(name: str, weights: str) -> SelectionRule:
     )
 
 
-FINAL: Final = add_rule(SelectionRule("Final round", "final", final_round))
-TAIL_MEAN: Final = add_rule(_rule_of_weights("Mean of the tail", TAIL))
-EMA_MEAN: Final = add_rule(_rule_of_weights("Exponential mean", EMA))
+FINAL: Final = add_rule(
+    SelectionRule("Final round", "final", final_round, when="after the final round")
+)
+TAIL_MEAN: Final = add_rule(
+    _rule_of_weights("Mean of the tail", TAIL, "by the mean of the later rounds' models")
+)
+EMA_MEAN: Final = add_rule(
+    _rule_of_weights("Exponential mean", EMA, "by the exponential mean of the rounds' models")
+)
 BEST_IN_DOMAIN: Final = add_rule(
     SelectionRule(
         "Best in-domain validation",
@@ -127,11 +150,21 @@ BEST_IN_DOMAIN: Final = add_rule(
         best_in_domain,
         ID_VAL,
         which="best_in_domain",
+        when="after the round that is best on in-domain validation",
     )
 )
 BEST_HELD_OUT: Final = add_rule(
     SelectionRule(
-        "Best held-out validation", "best_by_val", best_held_out, VAL, which="best_held_out"
+        "Best held-out validation",
+        "best_by_val",
+        best_held_out,
+        VAL,
+        which="best_held_out",
+        when="after the round that is best on held-out validation",
     )
 )
-INTERPOLATION: Final = add_rule(_rule_of_weights("Interpolated", INTERPOLATED))
+INTERPOLATION: Final = add_rule(
+    _rule_of_weights(
+        "Interpolated", INTERPOLATED, "by a mix of the final model and the one it began from"
+    )
+)

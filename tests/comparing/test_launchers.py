@@ -1,0 +1,162 @@
+"""Launchers: the same runs wherever they go, and one line for what cannot go anywhere."""
+
+import json
+import re
+from typing import ClassVar
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from feddg.comparing.compare import carry_out_work, prepare_work
+from feddg.comparing.launcher import LAUNCHERS, Launcher, register_launcher
+from feddg.comparing.pool import Outcome, Watcher
+from feddg.comparing.process import answer_to
+from feddg.errors import ExperimentError
+
+PLAN = {
+    "name": "mine",
+    "base": {
+        "data": {"source": "digits", "image_size": 16},
+        "clients": {"number": 2},
+        "train": {"rounds": 1, "local_epochs": 1, "batch_size": 256},
+    },
+    "methods": ["fedavg", "fedprox"],
+    "hold_out": ["sketch"],
+}
+BROKEN = {
+    "label": "broken",
+    "name": "fedavg",
+    "experiment": {"model": {"backbone": "resnet18", "weights": "/nowhere.pth"}},
+}
+
+
+class Notes(Watcher):
+    def __init__(self):
+        self.ends = []
+
+    def ended(self, outcome: Outcome) -> None:
+        self.ends.append(outcome.status)
+
+
+def weights(work):
+    folders = {cell.method: work.folders[cell.experiment.id] for cell in work.cells}
+    files = {method: list(f.glob("checkpoint/*.safetensors")) for method, f in folders.items()}
+    return {method: load_file(found[0]) for method, found in files.items() if found}
+
+
+def carried(folder, cache, launcher=None, options=None, plan=PLAN):
+    work, notes = prepare_work(plan, folder, cache=cache), Notes()
+    more = {"launcher": launcher, "launcher_options": options} if launcher else {}
+    done = carry_out_work(work, jobs=2 if launcher else 0, cache=cache, watcher=notes, **more)
+    return done, notes
+
+
+def require_alike(one, other):
+    assert set(weights(one)) == {"fedavg", "fedprox"}
+    for method, tensors in weights(one).items():
+        for name, tensor in weights(other)[method].items():
+            assert torch.equal(tensors[name], tensor), f"{method}, {name}"
+
+
+def test_a_workers_answer_says_how_a_job_ended(tmp_path):
+    work = prepare_work(PLAN | {"methods": ["fedavg", BROKEN]}, tmp_path / "out")
+    (tmp_path / "out").mkdir()
+
+    def line(task, folder):
+        experiment = task.experiment.model_dump(mode="json")
+        cache = str(tmp_path / "cache")
+        return json.dumps(
+            {"folder": str(folder), "experiment": experiment, "cache": cache, "threads": 1}
+        )
+
+    good, broken = work.missing
+    assert answer_to(line(good, good.folder)) == {"ended": "completed"}
+    found = answer_to(line(broken, broken.folder))
+    assert found["ended"] == "failed"
+    assert "/nowhere.pth" in found["error"]
+    unseen = answer_to(line(good, tmp_path / "elsewhere" / "run"))
+    assert unseen["ended"] == "failed"
+    assert "all machines must share it" in unseen["error"]
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_another_packages_launcher_carries_out_the_same_runs(tmp_path):
+    class InThisProcess(Launcher):
+        name = "one-by-one"
+        summary = "a test's"
+        options: ClassVar[dict[str, str]] = {"tag": "anything"}
+
+        def run(self, tasks):
+            assert (self.jobs, self.said) == (2, {"tag": "x"})
+            for task in tasks:
+                yield self.outcome(task, answer_to(self.job(task, 1).to_line()))
+
+    register_launcher(InThisProcess)
+    try:
+        plan = PLAN | {"methods": ["fedavg", BROKEN]}
+        done, notes = carried(
+            tmp_path / "a", tmp_path / "cache", "one-by-one", {"tag": "x"}, plan=plan
+        )
+    finally:
+        LAUNCHERS._found.pop("one-by-one")
+    assert sorted(notes.ends) == ["completed", "failed"]
+    assert [outcome.task.experiment.model.backbone for outcome in done.failures] == ["resnet18"]
+    alone, _ = carried(tmp_path / "b", tmp_path / "cache", plan=PLAN | {"methods": ["fedavg"]})
+    one = next(c for c in done.work.cells if c.method == "fedavg").experiment.id
+    first = load_file(next((done.work.folders[one] / "checkpoint").glob("*.safetensors")))
+    second = load_file(next((alone.work.folders[one] / "checkpoint").glob("*.safetensors")))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "options", "said"),
+    [
+        ("slrum", {}, "launcher"),
+        ("local", {"partition": "gpu"}, "'local' has no option 'partition'; it has: none"),
+        ("slurm", {"partitoin": "gpu"}, "'slurm' has no option 'partitoin'"),
+        ("slurm", {"cluster": "local", "cpus": "many"}, "option 'cpus': a whole number"),
+        ("slurm", {"cluster": "cloud"}, "launcher 'slurm'"),
+        ("ray", {"gpus": "-1"}, "option 'gpus': a number"),
+    ],
+)
+def test_what_no_launcher_can_do_is_said_in_one_line(tmp_path, launcher, options, said):
+    if launcher == "slurm":
+        pytest.importorskip("submitit", reason="needs the extra slurm")
+    if launcher == "ray":
+        pytest.importorskip("ray", reason="needs the extra ray")
+    with pytest.raises(ExperimentError, match=re.escape(said)) as caught:
+        carried(tmp_path / "out", tmp_path / "cache", launcher, options)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.slow
+def test_jobs_of_submitit_make_the_same_runs(tmp_path):
+    pytest.importorskip("submitit", reason="needs the extra slurm")
+    plan = PLAN | {"methods": ["fedavg", "fedprox", BROKEN]}
+    done, notes = carried(
+        tmp_path / "a", tmp_path / "cache", "slurm", {"cluster": "local"}, plan=plan
+    )
+    assert sorted(notes.ends) == ["completed", "completed", "failed"]
+    assert "/nowhere.pth" in done.failures[0].error
+    alone, _ = carried(tmp_path / "b", tmp_path / "cache")
+    require_alike(alone.work, done.work)
+    again, _ = carried(tmp_path / "a", tmp_path / "cache", "slurm", {"cluster": "local"})
+    assert not again.outcomes
+
+
+@pytest.mark.slow
+def test_two_nodes_of_a_ray_cluster_make_the_same_runs(tmp_path):
+    pytest.importorskip("ray", reason="needs the extra ray")
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    cluster.add_node(num_cpus=1)
+    try:
+        options = {"address": cluster.address}
+        done, notes = carried(tmp_path / "a", tmp_path / "cache", "ray", options)
+    finally:
+        cluster.shutdown()
+    assert notes.ends == ["completed", "completed"]
+    alone, _ = carried(tmp_path / "b", tmp_path / "cache")
+    require_alike(alone.work, done.work)
