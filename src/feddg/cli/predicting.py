@@ -36,6 +36,9 @@ def predict(
     probabilities: Annotated[
         bool, typer.Option("--probabilities", help="a column for every class")
     ] = False,
+    html: Annotated[
+        Path | None, typer.Option(help="a page of thumbnails, the most doubtful first")
+    ] = None,
     adapt: AdaptOption = None,
     which: WhichOption = None,
     batch_size: Annotated[int, typer.Option(min=1, help="images per batch")] = 64,
@@ -75,7 +78,20 @@ def predict(
         typer.echo("no warning light: the run keeps no energy threshold for this model")
     else:
         typer.echo(f"unlike anything seen in training: {done.unlike}")
-    say_cautions(done.cautions)
+    if html is not None:
+        from feddg.report.predictions_page import write_predictions_page
+        from feddg.studies.doubtful import doubtful
+
+        model = done.classifier
+        page = write_predictions_page(
+            doubtful(done.out),
+            html,
+            preparation=model.preparation,
+            result=model.result,
+            cautions=model.cautions,
+        )
+        typer.echo(f"page, the most doubtful images first: {page}")
+    say_cautions(done.classifier.cautions)
     if done.failed == done.files:
         raise typer.Exit(1)
 

@@ -10,6 +10,7 @@ from feddg.data.image_formats import usable_formats
 from feddg.serving.answerer import Answered
 from feddg.serving.limits import ServeLimits
 from feddg.studies.classifier import ImageClassifier
+from feddg.studies.prediction_rows import rounded
 
 
 class ImageAnswer(BaseModel):
@@ -107,9 +108,12 @@ def answer_about(
         ImageAnswer(
             name=said.file,
             label=said.label,
-            confidence=said.confidence,
-            probabilities=dict(zip(classifier.class_names, said.probabilities)),
-            energy=said.energy,
+            confidence=rounded(said.confidence),
+            probabilities={
+                name: round(share, 6)
+                for name, share in zip(classifier.class_names, said.probabilities)
+            },
+            energy=rounded(said.energy),
             unlike_training=said.unlike_training,
             reason=said.reason,
         )

@@ -15,7 +15,7 @@ from feddg.errors import RunError
 from feddg.files import replace_file, replace_text, sync
 from feddg.row_files import JsonFile
 from feddg.runs.cautions import refuse_doubtful
-from feddg.studies.classifier import load_classifier
+from feddg.studies.classifier import ImageClassifier, load_classifier
 from feddg.studies.image_files import count_files, image_files
 from feddg.studies.prediction import (
     BATCH_SIZE,
@@ -67,7 +67,7 @@ class PredictedFiles:
         failed: files that could not be used.
         unlike: rows unlike training; None where the run has no warning light.
         continued: files that an earlier call had done.
-        cautions: what must be said of the model, one sentence each.
+        classifier: whose labels they are.
     """
 
     out: Path
@@ -75,7 +75,7 @@ class PredictedFiles:
     failed: int
     unlike: int | None
     continued: int
-    cautions: tuple[str, ...] = ()
+    classifier: ImageClassifier
 
 
 def predict_files(
@@ -282,5 +282,4 @@ class _Table:
 
     def _result(self, done: Interrupted, before: int) -> PredictedFiles:
         unlike = done.unlike if self._classifier.threshold is not None else None
-        said = self._classifier.cautions
-        return PredictedFiles(self._out, done.files, done.failed, unlike, before, said)
+        return PredictedFiles(self._out, done.files, done.failed, unlike, before, self._classifier)

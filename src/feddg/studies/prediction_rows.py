@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from feddg.csv_cells import as_cell
 from feddg.errors import DataError
 from feddg.studies.prediction import Prediction
 
 TEXT_SUFFIXES = (".csv", ".jsonl")
 SUFFIXES = (*TEXT_SUFFIXES, ".parquet")
-FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 
 
 def columns(class_names: Sequence[str], probabilities: bool) -> list[str]:
@@ -24,16 +24,16 @@ def columns(class_names: Sequence[str], probabilities: bool) -> list[str]:
 def cells(row: Prediction, classes: int, probabilities: bool) -> list[Any]:
     """Returns what a prediction holds, column by column; None where there is nothing."""
     unlike = None if row.unlike_training is None else ("yes" if row.unlike_training else "no")
-    found = [row.file, row.label, _rounded(row.confidence), _rounded(row.energy), unlike]
+    found = [row.file, row.label, rounded(row.confidence), rounded(row.energy), unlike]
     shares = row.probabilities or (None,) * classes
-    return [*found, row.reason, *(_rounded(share) for share in shares if probabilities)]
+    return [*found, row.reason, *(rounded(share) for share in shares if probabilities)]
 
 
 def csv_text(rows: Sequence[Sequence[Any]]) -> str:
     """Returns rows as lines of CSV; texts that a spreadsheet would compute begin with ``'``."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerows([_plain(cell) for cell in row] for row in rows)
+    writer.writerows([as_cell(cell) for cell in row] for row in rows)
     return text.getvalue()
 
 
@@ -99,11 +99,6 @@ class ParquetRows:
         self._writer.close()
 
 
-def _rounded(value: float | None) -> float | None:
-    """Six decimals: the digits that do not depend on the machine."""
+def rounded(value: float | None) -> float | None:
+    """Returns six decimals of a number: the digits that do not depend on the machine."""
     return None if value is None else round(value, 6)
-
-
-def _plain(cell: Any) -> Any:
-    risky = isinstance(cell, str) and cell.startswith(FORMULA_STARTS)
-    return f"'{cell}" if risky else cell

@@ -1,0 +1,111 @@
+"""A page about a table of predictions: thumbnails, the most doubtful first."""
+
+import base64
+import io
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from PIL import Image
+
+from feddg.data.bands import UnusableImageError
+from feddg.data.decoding import decode_parts, quiet_pillow
+from feddg.data.tiles import Tile
+from feddg.errors import RunError
+from feddg.files import replace_text, why
+from feddg.studies.classifier import ImagePreparation
+from feddg.studies.doubtful import Doubtful, PredictedRow
+
+SIDE = 144
+"""Of a thumbnail, pixels."""
+QUALITY = 80
+DOUBT_IN = (0.5, 0.8, 0.95, 1.01)
+"""Confidences that part the page: below a half, ..."""
+
+
+@dataclass(frozen=True)
+class Thumbnail:
+    """One picture of the page.
+
+    Attributes:
+        row: what was predicted.
+        name: the file's own name, without its folders.
+        source: the picture, as a ``data:`` address; None where the file is not there any more.
+    """
+
+    row: PredictedRow
+    name: str
+    source: str | None
+
+
+def write_predictions_page(
+    found: Doubtful,
+    out: Path,
+    *,
+    preparation: ImagePreparation,
+    result: str,
+    cautions: Sequence[str] = (),
+) -> Path:
+    """Writes one self-contained page; returns ``out``.
+
+    It holds small copies of the images: who may read it may see them.
+
+    Args:
+        found: the table's most doubtful rows.
+        out: the page.
+        preparation: how files become colours.
+        result: how good the model was where nobody trained.
+        cautions: what must be said of the model.
+
+    Raises:
+        RunError: it cannot be written.
+    """
+    templates = Environment(
+        loader=PackageLoader("feddg.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    with quiet_pillow(tiled=preparation.reading.tile is not None):
+        thumbnails = [_thumbnail(row, preparation) for row in found.rows]
+    text = templates.get_template("predictions.html.j2").render(
+        found=found,
+        groups=list(_groups(thumbnails)),
+        labels=found.labels.most_common(),
+        result=result,
+        cautions=cautions,
+        side=SIDE,
+    )
+    try:
+        replace_text(out, text)
+    except OSError as error:
+        raise RunError(f"cannot write {out}: {why(error)}") from None
+    return out
+
+
+def _groups(thumbnails: Sequence[Thumbnail]) -> Iterator[tuple[str, list[Thumbnail]]]:
+    """The thumbnails in parts of like confidence, with headings."""
+    low = 0.0
+    for high in DOUBT_IN:
+        part = [one for one in thumbnails if low <= one.row.confidence < high]
+        if part:
+            words = f"{low:.0%} to {high:.0%}" if high <= 1 else f"{low:.0%} and more"
+            yield (f"Confidence below {high:.0%}" if low == 0 else f"Confidence {words}"), part
+        low = high
+
+
+def _thumbnail(row: PredictedRow, look: ImagePreparation) -> Thumbnail:
+    tile = Tile.named(row.file)
+    name = os.path.basename(row.file)
+    file = Path(os.fsdecode(tile.file))
+    try:
+        (pixels,) = decode_parts(file, [tile.box], SIDE, "pad", look.reading, look.bits)
+    except UnusableImageError:
+        return Thumbnail(row, name, None)
+    stored = io.BytesIO()
+    Image.fromarray(pixels).save(stored, "JPEG", quality=QUALITY)
+    source = base64.b64encode(stored.getvalue()).decode()
+    return Thumbnail(row, name, f"data:image/jpeg;base64,{source}")
