@@ -16,6 +16,7 @@ from feddg.flower.exchange import Policy
 from feddg.flower.grid_transport import ASK, DESCRIBE, INTRODUCE, TRAIN, FlowerTransport
 from feddg.flower.parcels import Parcel, update_parcel
 from feddg.flower.replies import Introduction
+from feddg.flower.traffic import flower_bytes
 from feddg.messages import Broadcast, Message
 from federations import SIZE, SmallFederation, federation
 
@@ -29,6 +30,7 @@ class HostileGrid(Grid):
     Attributes:
         change: by site and kind of message, what becomes of the reply.
         sent: number of messages by kind.
+        wire: (direction, bytes as Flower counts them) of all that crossed.
     """
 
     def __init__(self, small: SmallFederation, names: tuple[str, ...]) -> None:
@@ -36,6 +38,7 @@ class HostileGrid(Grid):
         self.small, self.names = small, names
         self.change: dict[tuple[int, str], Change] = {}
         self.sent: list[str] = []
+        self.wire: list[tuple[str, int]] = []
         self._replies: dict[str, Envelope] = {}
 
     def set_run(self, run: Any) -> None: ...
@@ -68,6 +71,7 @@ class HostileGrid(Grid):
             message.metadata.__dict__["_message_id"] = id
             kind, site = message.metadata.message_type, message.metadata.dst_node_id - 100
             self.sent.append(kind)
+            self.wire.append(("down", flower_bytes(message.content)))
             records = self._answered(kind, site, Parcel.from_records(message.content)).to_records()
             change = self.change.get((site, kind), lambda honest: honest)
             self._replies[id] = Envelope(change(records), reply_to=message)
@@ -75,7 +79,9 @@ class HostileGrid(Grid):
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Envelope]:
-        return [self._replies.pop(id) for id in list(message_ids) if id in self._replies]
+        found = [self._replies.pop(id) for id in list(message_ids) if id in self._replies]
+        self.wire += [("up", flower_bytes(envelope.content)) for envelope in found]
+        return found
 
     def _answered(self, kind: str, site: int, asked: Parcel) -> Parcel:
         if kind == INTRODUCE:

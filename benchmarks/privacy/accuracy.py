@@ -109,6 +109,7 @@ def written(rows: list[dict[str, Any]], table: Path) -> None:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
+    drawn(rows, table.parents[1] / f"{table.stem}.png")
 
 
 def drawn(rows: list[dict[str, Any]], file: Path) -> None:
@@ -148,5 +149,4 @@ if __name__ == "__main__":
     parser.add_argument("--root", type=Path)
     parser.add_argument("--out", type=Path, default=Path("runs/privacy"))
     chosen = parser.parse_args()
-    found = measured(chosen.data, chosen.seeds, chosen.out, chosen.root)
-    drawn(found, RESULTS / f"privacy_{chosen.data}.png")
+    measured(chosen.data, chosen.seeds, chosen.out, chosen.root)

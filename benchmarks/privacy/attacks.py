@@ -38,9 +38,11 @@ DOMAINS = ("photo", "art_painting", "cartoon", "sketch")
 TRAIN, ASIDE, TEST = 512, 64, 8
 CLIENTS, SIZE, PUBLIC = 64, 64, 600
 EFFORT = Effort(targets=128, training=GeneratorTraining(steps=60, batch_size=16))
-INVERSIONS = (("sgd", 1, 4), ("own", 1, 4), ("sgd", 8, 2), ("sgd", 32, 1), ("own", 8, 2))
+INVERSIONS = (("sgd", 1, 4), ("own", 1, 2), ("sgd", 8, 1), ("sgd", 32, 1), ("own", 8, 1))
 MEMBERSHIP = MembershipEffort(clients=12, images=24, shadows=2)
 SHOWN = 3
+SCORES = ("FD", "KD", "score", "PD")
+"""Columns for distances and score; the extractor that judged is the command's."""
 SHORT = {"rounds": 1, "local_steps": 1, "batch_size": 8}
 EPOCH = {"rounds": 1, "batch_size": 32}
 RUNS: dict[str, tuple[str, dict, dict]] = {
@@ -108,8 +110,11 @@ def write(file: Path, name: str, rows: Sequence[Row]) -> None:
         writer = csv.writer(content, lineterminator="\n")
         for row in rows:
             fields = row.model_dump(exclude={"kind", "curve"})
-            scores = fields.pop("scores", {})
-            flat = {"run": name, **fields} | {k: v for k, v in scores.items()}
+            scores = fields.pop("scores", None)
+            flat = {"run": name, **fields}
+            if scores is not None:  # few images have no distance between collections
+                found = {key.partition("[")[0]: value for key, value in scores.items()}
+                flat |= {short: found.get(short, "") for short in SCORES}
             if new:
                 writer.writerow(flat)
                 new = False
@@ -121,17 +126,24 @@ def clients_of(subject: Subject, *domains: int) -> list[int]:
     return [client for client in range(len(main)) if int(main[client]) in domains]
 
 
-def attack(name: str, folder: Path, public: Tensor, out: Path, judges: Judges) -> None:
+def attack(
+    name: str, folder: Path, public: Tensor, out: Path, judges: Judges, attackers: Sequence[str]
+) -> None:
     """Draws images again from what one run sends beside weights: by the server, by clients."""
     subject = load_subject(folder, out / "cache", lambda *_: None)
     senders = Senders(subject)
     names = subject.images.table.domain_names
     for entry in entries_of(subject.method, subject.worker.network).values():
-        found = reconstruct(senders, entry, public, senders.labels(public), EFFORT, judges)
-        write(out / "reconstruction.csv", name, measured(name, found, names, judges, out))
-        draw(found, out / "grids" / f"{name}-server.png")
+        if "server" in attackers:
+            found = reconstruct(senders, entry, public, senders.labels(public), EFFORT, judges)
+            write(
+                out / "privacy_reconstruction.csv", name, measured(name, found, names, judges, out)
+            )
+            draw(found, out / "grids" / f"{name}-server.png")
         # A malicious client of photos draws the other domains, one of paintings the photos.
         for own, others in ((0, (1, 2, 3)), (1, (0,))):
+            if DOMAINS[own] not in attackers:
+                continue
             ids = [names.index(DOMAINS[place]) for place in (own, *others)]
             rows = subject.images.splits.train
             rows = rows[subject.images.table.domains[rows] == ids[0]]
@@ -146,7 +158,9 @@ def attack(name: str, folder: Path, public: Tensor, out: Path, judges: Judges) -
                 attacker=clients_of(subject, ids[0])[0],
                 victims=clients_of(subject, *ids[1:]),
             )
-            write(out / "reconstruction.csv", name, measured(name, found, names, judges, out))
+            write(
+                out / "privacy_reconstruction.csv", name, measured(name, found, names, judges, out)
+            )
             draw(found, out / "grids" / f"{name}-client-{DOMAINS[own]}.png")
 
 
@@ -154,7 +168,7 @@ def measured(name: str, found, names, judges: Judges, out: Path) -> list[Row]:
     """Returns the rows of reconstructions; differences go to a file of their own."""
     rows = found.rows(names, judges)
     other = [row for row in rows if row.kind == "difference"]
-    write(out / "differences.csv", name, other)
+    write(out / "privacy_differences.csv", name, other)
     return [row for row in rows if row.kind == "reconstruction"]
 
 
@@ -179,6 +193,7 @@ def main() -> None:
     parser.add_argument("--extractor", default="compact")
     parser.add_argument("--stage", default="all")
     parser.add_argument("--runs", default=",".join(RUNS))
+    parser.add_argument("--attackers", default="server,photo,art_painting")
     said = parser.parse_args()
     torch.set_num_threads(1)
     out, begun = said.out, time.time()
@@ -191,21 +206,21 @@ def main() -> None:
         public = public_images(said.public, out)
         for name, folder in folders.items():
             if name != "fedavg":
-                attack(name, folder, public, out, judges)
+                attack(name, folder, public, out, judges, said.attackers.split(","))
                 print(f"{time.time() - begun:6.0f} s: {name}", flush=True)
     for name in folders:
         if stage(said.stage, "membership"):
             subject = load_subject(folders[name], out / "cache", lambda *_: None)
             entries = list(entries_of(subject.method, subject.worker.network).values())
             rows = membership(Senders(subject), entries, MEMBERSHIP)
-            write(out / "membership.csv", name, rows)
+            write(out / "privacy_membership.csv", name, rows)
             print(f"{time.time() - begun:6.0f} s: membership of {name}", flush=True)
     if stage(said.stage, "update") and "fedavg" in folders:
         senders = Senders(load_subject(folders["fedavg"], out / "cache", lambda *_: None))
         for optimizer, size, updates in INVERSIONS:
-            search = Search(iterations=80)
+            search = Search(iterations=60)
             found = invert_updates(senders, size, updates, search, optimizer)
-            write(out / "updates.csv", "fedavg", [found.row(judges)])
+            write(out / "privacy_updates.csv", "fedavg", [found.row(judges)])
             shown = torch.arange(min(12, len(found.targets)))
             picture = grid(found.targets.images[shown], (found.drawn[shown] * 255).byte())
             (out / "grids").mkdir(exist_ok=True)

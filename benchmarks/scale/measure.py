@@ -2,15 +2,17 @@
 
     python benchmarks/scale/measure.py FOLDER [--sizes 1000 10000 100000] [--skip-limited]
 
-Makes trees of small JPEG files (300 images a domain and 50 a client, ten classes, no two files
-alike) and runs ordinary commands on them, each in a process of its own whose wall seconds and
-largest resident memory are those that the system counts:
+Makes trees of small JPEG files (about 333 images a domain, 50 a natural client, ten classes, no two
+files alike) with a table of path, label, domain and client, and runs ordinary commands on them,
+each in a process of its own whose wall seconds, CPU seconds and largest resident memory are those
+that the system counts:
 
 - ``inspect, nothing cached``: ``feddg data inspect``: every file is read, hashed and decoded;
 - ``inspect, cached``: once more;
-- ``first round``: ``feddg run --rounds 1``, with 20 of the clients and the page at the end;
-- ``first round, cache beyond memory``: of the largest tree at ``LARGE_SIDE`` pixels, with the
-  memory that the process may allocate limited (RLIMIT_DATA) to less than the decoded images take.
+- ``first round``: ``feddg run --rounds 1``, with 10 of the clients and the page at the end;
+- ``first round, cache beyond memory``: of ``LARGE_IMAGES`` images at ``LARGE_SIDE`` pixels,
+  with the memory that the process may allocate limited (RLIMIT_DATA) to less than the decoded
+  images take; the mapped cache file is no part of it.
 
 Trees that exist are used again; caches and runs are made anew. Results go to FOLDER/scale.json.
 """
@@ -30,40 +32,46 @@ from pathlib import Path
 import numpy
 from PIL import Image
 
-SIDE, CLASSES, IN_DOMAIN, AT_CLIENT, PER_ROUND = 32, 10, 333, 50, 20
-LARGE_SIDE, ALLOWED = 96, 1_500_000_000
+SIDE, CLASSES, IN_DOMAIN, AT_CLIENT, PER_ROUND = 32, 10, 333, 50, 10
+LARGE_SIDE, LARGE_IMAGES, ALLOWED = 256, 10_000, 1_500_000_000
+LITTLE_AT_ONCE = (
+    "train.batch_size=4",
+    "evaluate.batch_size=8",
+    "data.id_val=0.01",
+    "data.id_test=0.01",
+)
 SIZES = (1_000, 10_000, 100_000)
 
 
-def make_tree(root: Path, images: int) -> int:
-    """Writes ``root/domain/class/image.jpg``; returns the number of domains."""
-    domains = max(3, images // IN_DOMAIN)
-    done = root / "complete"
-    if done.is_file():
-        return domains
+def make_tree(root: Path, images: int) -> tuple[int, int]:
+    """Writes images and ``table.csv``; returns how many domains and clients there are."""
+    clients, domains = images // AT_CLIENT, max(3, images // IN_DOMAIN)
+    if (root / "table.csv").is_file():
+        return domains, clients
     shutil.rmtree(root, ignore_errors=True)
-    for domain in range(domains):
-        for of_class in range(CLASSES):
-            (root / "images" / f"domain{domain:03}" / f"class{of_class}").mkdir(parents=True)
+    for client in range(clients):
+        (root / "images" / f"client{client:04}").mkdir(parents=True)
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda number: _write(root / "images", number, domains), range(images)))
-    done.touch()
-    return domains
+        rows = list(pool.map(lambda n: _write(root, n, domains, clients), range(images)))
+    (root / "table.csv").write_text("\n".join(["path,label,domain,client", *rows]) + "\n")
+    return domains, clients
 
 
-def _write(root: Path, number: int, domains: int) -> None:
+def _write(root: Path, number: int, domains: int, clients: int) -> str:
     """A disc whose place is its class, on a ground that is its domain's, with noise of its own."""
-    domain, of_class = number % domains, (number // domains) % CLASSES
+    client, of_class = number % clients, (number // clients) % CLASSES
+    domain = client % domains
     noise = numpy.random.default_rng(number).normal(0, 12, (SIDE, SIDE, 3))
     ground = numpy.random.default_rng(10**9 + domain).uniform(40, 200, 3)
     angle = 2 * numpy.pi * of_class / CLASSES
     rows, columns = numpy.mgrid[:SIDE, :SIDE] - SIDE / 2
     disc = (rows - 9 * numpy.sin(angle)) ** 2 + (columns - 9 * numpy.cos(angle)) ** 2 < 25
     pixels = ground + 60 * disc[..., None] + noise
-    aside = io.BytesIO()
-    Image.fromarray(pixels.clip(0, 255).astype(numpy.uint8)).save(aside, "JPEG", quality=90)
-    file = root / f"domain{domain:03}" / f"class{of_class}" / f"{number:06}.jpg"
-    file.write_bytes(aside.getvalue())
+    coded = io.BytesIO()
+    Image.fromarray(pixels.clip(0, 255).astype(numpy.uint8)).save(coded, "JPEG", quality=90)
+    name = f"images/client{client:04}/{number:06}.jpg"
+    (root / name).write_bytes(coded.getvalue())
+    return f"{name},class{of_class},domain{domain:03},client{client:04}"
 
 
 def measured(arguments: list[str], folder: Path, allowed: int | None = None) -> dict[str, float]:
@@ -96,20 +104,17 @@ def measured(arguments: list[str], folder: Path, allowed: int | None = None) -> 
     }
 
 
-def round_of(tree: Path, clients: int, side: int, folder: Path) -> list[str]:
+def images_of(tree: Path, side: int) -> list[str]:
+    """Returns the flags for a tree's images and natural clients, one domain held out."""
+    data = ["--data", "table", "--root", str(tree), "--image-size", str(side)]
+    return [*data, "--hold-out", "domain000", "--partition", "client", "--quiet"]
+
+
+def round_of(tree: Path, side: int, folder: Path, *more: str) -> list[str]:
     """Returns the arguments of a run of one round."""
-    data = ["--data", "folder", "--root", str(tree / "images"), "--image-size", str(side)]
-    held = ["--hold-out", "domain000", "--backbone", "cnn", "--weights", "none"]
-    who = ["--clients", str(clients), "--clients-per-round", str(min(PER_ROUND, clients))]
-    rest = ["--heterogeneity", "0", "--rounds", "1", "--out", str(folder / "runs"), "--quiet"]
-    return ["run", *data, *held, *who, *rest]
-
-
-def inspection(tree: Path, clients: int) -> list[str]:
-    """Returns the arguments of an inspection."""
-    data = ["--data", "folder", "--root", str(tree / "images"), "--image-size", str(SIDE)]
-    who = ["--hold-out", "domain000", "--clients", str(clients), "--heterogeneity", "0"]
-    return ["data", "inspect", *data, *who, "--quiet", "--json"]
+    model = ["--backbone", "cnn", "--weights", "none", "--clients-per-round", str(PER_ROUND)]
+    rest = ["--rounds", "1", "--out", str(folder / "runs")]
+    return ["run", *images_of(tree, side), *model, *rest, *more]
 
 
 def emptied(folder: Path) -> None:
@@ -121,7 +126,7 @@ def emptied(folder: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
+    parser.add_argument("--sizes", type=int, nargs="*", default=SIZES)
     parser.add_argument("--skip-limited", action="store_true")
     options = parser.parse_args()
     folder: Path = options.folder
@@ -135,17 +140,21 @@ def main() -> None:
         (folder / "scale.json").write_text(json.dumps(rows, indent=1) + "\n")
 
     for images in options.sizes:
-        tree, clients = folder / f"tree{images}", images // AT_CLIENT
-        domains = make_tree(tree, images)
+        tree = folder / f"tree{images}"
+        domains, clients = make_tree(tree, images)
         emptied(folder)
         for what in ("inspect, nothing cached", "inspect, cached"):
-            found = measured(inspection(tree, clients), folder)
+            command = ["data", "inspect", *images_of(tree, SIDE), "--json"]
+            found = measured(command, folder)
             note(images, domains, clients, what, found)
-        found = measured(round_of(tree, clients, SIDE, folder), folder)
+        found = measured(round_of(tree, SIDE, folder), folder)
         note(images, domains, clients, "first round", found)
     if not options.skip_limited:
+        images, tree = LARGE_IMAGES, folder / f"tree{LARGE_IMAGES}"
+        domains, clients = make_tree(tree, images)
         emptied(folder)
-        found = measured(round_of(tree, clients, LARGE_SIDE, folder), folder, ALLOWED)
+        few = [f"--set={field}" for field in LITTLE_AT_ONCE]
+        found = measured(round_of(tree, LARGE_SIDE, folder, *few), folder, ALLOWED)
         decoded = images * LARGE_SIDE**2 * 3
         limited = {**found, "allowed_bytes": ALLOWED, "decoded_bytes": decoded}
         note(images, domains, clients, "first round, cache beyond memory", limited)

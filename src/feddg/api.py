@@ -1,5 +1,6 @@
 """What a program calls: carry out experiments and plans, and write the pages about them."""
 
+import logging
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from feddg.comparing.plan import Plan
     from feddg.comparing.pool import Watcher
 
+log = logging.getLogger("feddg")
+
 # Pages need plotly, comparisons SciPy: a run that begins must not wait for them.
 
 
@@ -29,6 +32,7 @@ def run(
     report: bool = True,
     snapshots: Collection[int] = (),
     again: bool = False,
+    predictions: bool = False,
 ) -> Run:
     """Carries out an experiment, or goes on with it, or finds it done.
 
@@ -44,13 +48,21 @@ def run(
         report: whether to write ``report.html`` and ``model_card.md`` at the end.
         snapshots: rounds whose global weights are kept, for ``feddg report --analyses``.
         again: whether to start anew, beside the old run, where its images were others.
+        predictions: whether to keep what is predicted of every image, see
+            :func:`feddg.studies.image_results.write_image_results`.
 
     Raises:
         FeddgError: the experiment cannot be carried out; what was computed is kept.
     """
     folder = find_folder(experiment, out, ImagesNow(cache or cache_folder()), again=again)
     return run_in(
-        folder, experiment, observer=observer, cache=cache, report=report, snapshots=snapshots
+        folder,
+        experiment,
+        observer=observer,
+        cache=cache,
+        report=report,
+        snapshots=snapshots,
+        predictions=predictions,
     )
 
 
@@ -62,11 +74,16 @@ def run_in(
     cache: Path | None = None,
     report: bool = True,
     snapshots: Collection[int] = (),
+    predictions: bool = False,
 ) -> Run:
     """Carries out an experiment in a folder that :func:`feddg.runs.same_images.find_folder` found.
 
     See :func:`run` for the arguments and errors.
     """
+    if predictions:
+        from feddg.studies.prediction_rows import parquet
+
+        parquet("leave predictions away")  # says now what would else be said at the end
     done = execute.carry_out(
         folder,
         experiment,
@@ -74,6 +91,10 @@ def run_in(
         cache=cache,
         snapshots=snapshots,
     )
+    if predictions:
+        from feddg.studies.image_results import write_image_results
+
+        write_image_results(done.folder, cache=cache)
     if report:
         from feddg.report import ensure_report
 
@@ -107,6 +128,7 @@ def compare(
     report: bool = True,
     again: bool = False,
     kept: Path | None = None,
+    predictions: bool = False,
 ) -> "Comparison":
     """Carries out a plan and writes its tables.
 
@@ -125,6 +147,8 @@ def compare(
         report: whether to write tables, ``report.html`` and each run's model card.
         again: whether to start runs anew, beside the old ones, whose images were others.
         kept: a CSV file of results; what it has is not run again, what ends is added to it.
+        predictions: whether every run keeps what it predicts of every image; a run that cannot is
+            warned of.
 
     Raises:
         FeddgError: the plan is invalid. A run's failure is listed, not raised.
@@ -137,6 +161,11 @@ def compare(
     tuned = tune(whole, folder, jobs=jobs, cache=cache, watcher=watcher)
     work = prepare_work(tuned, folder, again=again, cache=cache, kept=kept, said=whole)
     done = carry_out_work(work, jobs=jobs, cache=cache, watcher=watcher)
+    if predictions:
+        from feddg.studies.image_results import write_missing_results
+
+        for reason in write_missing_results(work.folders.values(), cache=cache):
+            log.warning("%s", reason)
     if report:
         from feddg.report import write_comparison
         from feddg.studies.run_card import ensure_card

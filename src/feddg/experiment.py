@@ -64,6 +64,8 @@ _LATER = {
         "style_epsilon",
         "style_unit",
         "style_norm",
+        "record_epsilon",
+        "record_norm",
         "open_styles",
     ),
 }

@@ -381,6 +381,12 @@ class PrivacySettings(Settings):
         1.0,
         description="styles: largest moments of an image, as a multiple of most textures'",
     )
+    record_epsilon: Positive | None = Field(
+        None,
+        description="what all rounds may cost an image: every step's gradients are clipped image "
+        "by image and noised at the client (DP-SGD)",
+    )
+    record_norm: Positive = Field(1.0, description="longest gradient of an image")
     open_styles: bool = Field(
         False, description="styles may leave without noise beside updates that are protected"
     )

@@ -18,8 +18,11 @@ from feddg.report.analyses_section import overlap_gap
 from feddg.report.formats import page_tables
 from feddg.runs.model import load_model
 from feddg.runs.reading import read_run
-from feddg.studies import analyses
-from feddg.studies.analyses import Plane, analyse, grey_histogram, snapshots
+from feddg.studies import feature_maps, loss_landscape
+from feddg.studies.analyses import analyse
+from feddg.studies.feature_maps import snapshots
+from feddg.studies.grey_levels import grey_histogram
+from feddg.studies.loss_landscape import Plane
 
 
 def model(*values):
@@ -69,9 +72,9 @@ def finished(tmp_path_factory):
     """Two small runs, one with a snapshot and its analyses beside the other."""
     place = tmp_path_factory.mktemp("analyses")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(analyses, "GRID", 3)
-        patch.setattr(analyses, "PER_DOMAIN", 12)
-        patch.setattr(analyses, "LANDSCAPE_IMAGES", 24)
+        patch.setattr(loss_landscape, "GRID", 3)
+        patch.setattr(feature_maps, "PER_DOMAIN", 12)
+        patch.setattr(loss_landscape, "LANDSCAPE_IMAGES", 24)
         folders = {}
         for method in ("ccst", "fedavg"):
             experiment = Experiment(

@@ -11,6 +11,7 @@ most; guards do what they do in the run. Under Adam the first change is nearly t
 gradient, and the search compares with that.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -104,7 +105,7 @@ class Inverted:
             iterations=self.search.iterations,
             psnr=float(psnr(self.drawn, true).mean()),
             ssim=float(ssim(self.drawn, true).mean()),
-            unrelated_psnr=float(torch.stack(unrelated).mean()),
+            unrelated_psnr=float(torch.stack(unrelated).mean()) if len(unrelated) > 1 else math.nan,
             scores=scores,
             rank=rank.mean,
             rank_low=rank.low,

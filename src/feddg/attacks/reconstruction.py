@@ -42,6 +42,8 @@ FED: tuple[Literal["sent", "sample", "unrelated"], ...] = (SENT, SAMPLE, UNRELAT
 ALL = "all"
 """Stands for all domains together."""
 PAIRWISE = {"psnr": psnr, "ssim": ssim}
+TURNS = 8
+"""Images looked at for each true image that is wanted, where asking is training."""
 Attacker = Literal["server", "client"]
 Progress = Callable[[str, int, int], None]
 
@@ -195,6 +197,8 @@ def _of_client(
     positions = looked_at(examples, client, seed)
     if not entry.has_rows:  # it speaks of all of them
         positions = positions[:count]
+    elif entry.purpose == "update":  # it takes a turn of training to ask of one
+        positions = positions[: TURNS * count]
     targets = targets_of(examples, client, positions)
     classes = senders.subject.worker.network.classes
     holdings = one_each(targets.images, targets.labels, classes)

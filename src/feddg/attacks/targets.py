@@ -13,7 +13,7 @@ from feddg.runs.subject import Subject
 
 CLOSE = 0.5
 """A row is an image's own where the second nearest image is at least twice as far from it."""
-MOST_LOOKED_AT = 64
+MOST_LOOKED_AT = 256
 """Images of one client whose own rows are measured."""
 
 

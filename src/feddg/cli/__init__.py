@@ -1,7 +1,7 @@
 """The command line: thin, no logic of its own.
 
 A module per group of commands: ``running`` (run, resume, demo), ``comparison`` (compare, report),
-``measuring`` (evaluate, adaptations, methods), ``predicting`` (predict, export),
+``measuring`` (evaluate, adaptations, methods), ``paired``, ``predicting`` (predict, export),
 ``serving_command`` (serve), ``inspecting`` (data), ``style``, ``deployment`` (deploy), ``storage``
 (cache), ``attacking`` (privacy). ``flags`` makes the flags of an experiment from its settings
 (``field_types``: what they accept), ``parsing`` reads what they say, ``common`` is what commands
@@ -20,6 +20,7 @@ from feddg.cli import (
     deployment,
     inspecting,
     measuring,
+    paired,
     predicting,
     running,
     serving_command,
@@ -36,8 +37,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for group in (running.app, comparison.app, measuring.app, predicting.app, serving_command.app):
-    app.add_typer(group)
+for group in (running, comparison, measuring, paired, predicting, serving_command):
+    app.add_typer(group.app)
 app.add_typer(inspecting.app, name="data")
 app.add_typer(style.app, name="style")
 app.add_typer(deployment.app, name="deploy")

@@ -37,6 +37,14 @@ AgainOption = Annotated[
     typer.Option("--again", help="start anew, beside the old run, where its images were others"),
 ]
 
+PredictionsOption = Annotated[
+    bool,
+    typer.Option(
+        "--predictions",
+        help="keep what is predicted of every image (Parquet, private), for `feddg paired`",
+    ),
+]
+
 
 def track(names: str | None) -> None:
     """Has runs followed; the environment reaches runs in processes of their own, too."""

@@ -9,6 +9,7 @@ from feddg.cli.common import (
     AgainOption,
     DryRunOption,
     NoEstimateOption,
+    PredictionsOption,
     QuietOption,
     TrackOption,
     track,
@@ -48,6 +49,7 @@ def compare(
     no_estimate: NoEstimateOption = False,
     tracked: TrackOption = None,
     again: AgainOption = False,
+    predictions: PredictionsOption = False,
     launcher: Annotated[
         str, typer.Option(help="where runs go: local, ray, slurm; docs/compare.md")
     ] = "local",
@@ -101,8 +103,18 @@ def compare(
         print_work(console, work, jobs, measure=not no_estimate)
         if dry_run:
             return
+        if predictions:
+            from feddg.studies.prediction_rows import parquet
+
+            parquet("leave --predictions away")  # says now what would else be said at the end
         done = carry_out_work(work, jobs=jobs, watcher=watcher(), **where)
         from feddg.report import write_comparison
+
+        if predictions:
+            from feddg.studies.image_results import write_missing_results
+
+            for reason in write_missing_results(work.folders.values()):
+                console.print(f"note: {reason}", markup=False, highlight=False, soft_wrap=True)
 
         write_comparison(work.out)
     except KeyboardInterrupt:

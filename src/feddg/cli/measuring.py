@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from feddg.cli.common import JsonOption, print_json
+from feddg.cli.common import JsonOption, PredictionsOption, print_json
 
 app = typer.Typer()
 
@@ -60,9 +60,20 @@ def evaluate(
             "default what the run serves"
         ),
     ] = None,
+    predictions: PredictionsOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure a run's model under test-time adaptations; kept in its adaptation.jsonl."""
+    """Measure a run's model under test-time adaptations; kept in its adaptation.jsonl.
+
+    With --predictions alone, only what the model makes of every image is written.
+    """
+    if predictions:
+        from feddg.studies.image_results import write_image_results
+
+        written = write_image_results(folder, which=which, batch_size=batch_size)
+        typer.echo(f"predictions: {written.resolve()}", err=as_json)
+        if adapt is None and not personal and not alphas:
+            return
     from feddg.studies.evaluate import evaluate_run
 
     found = evaluate_run(

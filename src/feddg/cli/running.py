@@ -10,6 +10,7 @@ from feddg.cli.common import (
     DryRunOption,
     NoEstimateOption,
     OutOption,
+    PredictionsOption,
     QuietOption,
     TrackOption,
     VerboseOption,
@@ -39,6 +40,7 @@ def run(
     dry_run: DryRunOption = False,
     no_estimate: NoEstimateOption = False,
     again: AgainOption = False,
+    predictions: PredictionsOption = False,
     quiet: QuietOption = False,
     verbose: VerboseOption = False,
 ) -> None:
@@ -67,7 +69,13 @@ def run(
     if is_complete(folder):
         typer.echo(f"{folder} is complete; nothing is run again", err=True)
     with resumable(folder):
-        done = run_in(folder, chosen, observer=observer(quiet, verbose), snapshots=kept)
+        done = run_in(
+            folder,
+            chosen,
+            observer=observer(quiet, verbose),
+            snapshots=kept,
+            predictions=predictions,
+        )
     show_results([done.folder], done.report)
 
 

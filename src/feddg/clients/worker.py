@@ -15,6 +15,19 @@ from feddg.settings import TrainSettings
 from feddg.styles.private import StyleNoise
 
 
+@dataclass(frozen=True)
+class RecordNoise:
+    """How gradients are clipped and noised.
+
+    Attributes:
+        multiplier: z, deviation over norm.
+        norm: C, longest gradient of an image.
+    """
+
+    multiplier: float
+    norm: float
+
+
 @dataclass
 class Worker:
     """The machinery that clients take turns to use: one network, one optimizer, one device.
@@ -27,6 +40,7 @@ class Worker:
         cache: folder for what is expensive to compute twice, or None.
         threads: CPU threads that its computations use; None for as many as PyTorch is set to.
         style_noise: how styles are noised before they leave a client, if they are.
+        record_noise: how the gradients of images are noised, if they are.
         stepper: how its clients step.
     """
 
@@ -40,4 +54,5 @@ class Worker:
     cache: Path | None = None
     threads: int | None = None
     style_noise: StyleNoise | None = None
+    record_noise: RecordNoise | None = None
     stepper: Stepper = field(default_factory=Stepper)

@@ -9,6 +9,7 @@ from torch import nn
 
 from feddg.clients.best_of_steps import BestOfSteps
 from feddg.clients.client import Client
+from feddg.clients.private_steps import private_step
 from feddg.clients.threads import threads
 from feddg.errors import ClientError
 from feddg.guards.chain import NO_GUARDS, Guards
@@ -54,7 +55,10 @@ def train(client: Client, method: Method, guards: Guards = NO_GUARDS) -> Update:
         selection = BestOfSteps(client) if client.worker.train.select_every else None
         with client.worker.autocast():
             for batch in client.batches():
-                method.step(client, batch)
+                if client.worker.record_noise is not None:
+                    private_step(client, batch, client.worker.record_noise)
+                else:
+                    method.step(client, batch)
                 images += len(batch)
                 if selection is not None:
                     selection.step()

@@ -19,6 +19,7 @@ from feddg.guards.account import Account
 from feddg.guards.clipping import Clipping
 from feddg.guards.compatibility import Circumstances, require_compatible, require_styles
 from feddg.guards.guard import GUARDS, Guard, Passage, WeightFacts
+from feddg.guards.noised_records import NoisedRecords
 from feddg.guards.noised_styles import NoisedStyles
 from feddg.guards.secure_aggregation import SecureAggregation
 from feddg.messages import Broadcast, Message, Update, Weights, joined
@@ -209,6 +210,7 @@ def build_guards(
     trains_statistics: bool,
     updates: int,
     schedule: Schedule | None = None,
+    epochs: int = 1,
 ) -> Guards:
     """Returns a run's guards: clipping first, if asked for, then those named.
 
@@ -220,6 +222,7 @@ def build_guards(
         trains_statistics: whether batch normalisation's running statistics are trained.
         updates: clients of a round.
         schedule: who is planned to take part; all clients in one round by default.
+        epochs: passes over a client's images in a round.
 
     Raises:
         ExperimentError: they cannot protect what the method sends; says why.
@@ -235,6 +238,8 @@ def build_guards(
     require_styles(privacy, method)
     if privacy.style_epsilon is not None:
         guards.insert(0, NoisedStyles(privacy))
+    if privacy.record_epsilon is not None:
+        guards.insert(0, NoisedRecords(privacy, schedule or Schedule(updates), epochs))
     seen_to = privacy.style_epsilon is not None or privacy.open_styles
     covered = type(method).noises if seen_to else frozenset[str]()
     circumstances = Circumstances(trains_statistics, covered)

@@ -16,7 +16,7 @@ from feddg.models.norm import statistics_names
 from feddg.settings import PrivacySettings
 
 DESCRIPTIONS, EXTRAS, LOCAL = "descriptions", "extras", "local entries"
-FUSION, STATISTICS = "own fusion", "trained statistics"
+FUSION, STATISTICS, TRAINING = "own fusion", "trained statistics", "own training"
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,15 @@ def _fusion(method: Method) -> str | None:
     return None
 
 
+def _training(method: Method) -> str | None:
+    for hook in ("network", "begin", "loss", "head_loss", "step", "optimizer"):
+        if getattr(type(method), hook) is not getattr(Method, hook):
+            return f"it trains in its own way ({hook!r})"
+    return None
+
+
 TRAITS: dict[str, Trait] = {
+    TRAINING: lambda method, network, at: _training(method),
     DESCRIPTIONS: lambda method, network, at: _sent(method, in_update=False, covered=at.covered),
     EXTRAS: lambda method, network, at: _sent(method, in_update=True),
     LOCAL: lambda method, network, at: _local(method, network),

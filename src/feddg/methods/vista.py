@@ -74,7 +74,7 @@ class VistaSettings(StyleSettings):
     styles: Literal["groups", "median"] = Field(
         "groups", description="what the server sends: the groups' styles, or PARDON's one"
     )
-    versions: int = Field(2, ge=1, description="versions of each image per step")
+    versions: int = Field(3, ge=1, description="versions of each image per step (RandConv: 3)")
     style_probability: Fraction = Field(0.5, description="of Eq. 3, per version")
     convolution_probability: Fraction = Field(1.0, description="of Eq. 4, per version")
     consistency_weight: float = Field(10.0, ge=0, description="weight of the divergence, Eq. 5")

@@ -2,8 +2,10 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import cycle
 
-from feddg.report.blocks import Cell, Column, Table
+from feddg.report.blocks import Cell, Chart, Column, Table
+from feddg.report.charts import HELD_OUT_COLOURS, TRAINING_COLOURS, chart_of, line_of
 from feddg.report.wording import MISSING, number
 from feddg.rows import (
     AttackRow,
@@ -20,6 +22,8 @@ FED_WORDS = {
 }
 READERS = {"server": "the server", "client": "another client"}
 CHANCE = 0.5
+TOO_WIDE = 0.3
+"""An interval of ranks or of AUC from which nothing can be told."""
 
 
 def attack_tables(rows: Sequence[AttackRow]) -> list[Table]:
@@ -136,6 +140,29 @@ def _memberships(rows: Sequence[MembershipRow]) -> Table:
     )
 
 
+def roc_chart(rows: Sequence[AttackRow]) -> Chart | None:
+    """The ROC curves of the membership attacks above the line of chance; None without any."""
+    found = [row for row in rows if isinstance(row, MembershipRow) and row.curve]
+    if not found:
+        return None
+    colours = cycle((*HELD_OUT_COLOURS, *TRAINING_COLOURS))
+    lines = [
+        line_of(row.curve, f"{row.entry}, {row.attack}", colour)
+        for row, colour in zip(found, colours)
+    ]
+    lines.append(line_of(((0, 0), (1, 1)), "chance", "#888888", width=1))
+    layout = {
+        "showlegend": True,
+        "xaxis": {"title": {"text": "others taken for members"}, "range": [0, 1]},
+        "yaxis": {"title": {"text": "members found"}, "range": [0, 1]},
+    }
+    caption = (
+        "Membership: share of a client's own images that were found, against the share of others "
+        "taken for them. On the line of chance nothing is told."
+    )
+    return chart_of(lines, layout, 360 + 12 * len(lines), caption)
+
+
 def learned(rows: Sequence[AttackRow], key: str) -> str:
     """What attacks learned from one kind of message, in a few words; empty if none was made.
 
@@ -171,6 +198,8 @@ def _findings(rows: Sequence[AttackRow], key: str) -> Iterator[str]:
 def _against_chance(low: float, high: float) -> str:
     if high < CHANCE:
         return "to the true ones"
+    if not high - low < TOO_WIDE:
+        return "nowhere that could be told from so few clients"
     return "to the true ones no better than chance, as far as could be told"
 
 

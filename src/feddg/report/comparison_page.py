@@ -22,7 +22,9 @@ from feddg.report.cost_section import cost_table
 from feddg.report.finding_words import alarm_words
 from feddg.report.glossary import glossary
 from feddg.report.headline import data_tags, on_data
+from feddg.report.metrics_section import compared_metrics
 from feddg.report.next_steps import comparison_steps
+from feddg.report.paired_section import paired_section
 from feddg.report.tuning_section import tuning_section
 from feddg.report.verdict import about_best, best_method, is_decided, verdict_words, warnings_about
 from feddg.report.wording import counted, listed, percent, readable, spelled
@@ -39,7 +41,9 @@ def results_page(results: Results) -> Page:
     sections = [
         _accuracy_section(results),
         _best_section(results),
+        _metrics_section(results),
         _margin_section(results),
+        paired_section(results),
         _rules_section(results),
         *_axis_sections(results),
         _paper_section(results),
@@ -129,6 +133,11 @@ def _accuracy_section(results: Results) -> Section:
 def _best_section(results: Results) -> Section | None:
     found = about_best(results)
     return None if found is None else Section(found[0], [Prose(found[1])])
+
+
+def _metrics_section(results: Results) -> Section | None:
+    table = compared_metrics(results)
+    return Section("Metrics", [table]) if table is not None else None
 
 
 def _margin_section(results: Results) -> Section | None:

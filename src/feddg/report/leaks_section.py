@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from feddg.report.attacks_section import attack_tables, learned
+from feddg.report.attacks_section import attack_tables, learned, roc_chart
 from feddg.report.blocks import Block, Cell, Code, Column, Fold, Prose, Section, Table
 from feddg.report.ledger_section import ledger_sentences, ledger_table
 from feddg.report.wording import counted, listed, number
@@ -16,6 +16,7 @@ STATISTICS = ("running_mean", "running_var")
 OWN_NAMES = {WEIGHTS: "the network's weights", "statistics": "normalisation statistics"}
 LOGS = ("terms/", "examples", "images", "seconds")
 MOST_KINDS = 12
+NO_EPSILON = "none"
 
 
 @dataclass
@@ -52,9 +53,11 @@ def leaks_section(run: RunRecord) -> Section | None:
     left = list(_kinds(run))
     blocks: list[Block] = [Prose(ledger_sentences(run.ledger)), _table(run, left, attacks)]
     blocks.append(Prose(_for_the_officer(run, left, attacks), notice=True))
-    tables = attack_tables(attacks)
-    if tables:
-        blocks.append(Fold("What the attacks found, in numbers", tables))
+    found: list[Block] = [*attack_tables(attacks)]
+    if found:
+        chart = roc_chart(attacks)
+        found += [chart] if chart is not None else []
+        blocks.append(Fold("What the attacks found, in numbers", found))
     else:
         blocks += _how_to_ask(run, left)
     blocks.append(Fold("Every message, tensor by tensor", [ledger_table(run.ledger)]))
@@ -160,7 +163,7 @@ def _epsilon(run: RunRecord, purpose: str) -> str:
     """What the run's account says of a kind of message."""
     spent = [row for row in run.privacy.values() if row.message == purpose]
     if not spent:
-        return "none: no noise"
+        return NO_EPSILON
     texts = [
         f"{row.epsilon:.3g} at {row.delta:g}, per {row.unit}, noised at the {row.noised_at}"
         for row in spent
@@ -171,11 +174,12 @@ def _epsilon(run: RunRecord, purpose: str) -> str:
 def _for_the_officer(run: RunRecord, left: list[_Left], attacks: list[AttackRow]) -> str:
     things = listed([_phrase(one) for one in left if one.name != "counts and means of losses"])
     sites = counted(max(one.clients for one in left), "site")
-    guaranteed = {one.purpose for one in left if _epsilon(run, one.purpose) != "none: no noise"}
+    guaranteed = {one.purpose for one in left if _epsilon(run, one.purpose) != NO_EPSILON}
     promise = (
         "Differential privacy bounds what anybody can learn from some of it (column Epsilon)."
         if guaranteed
-        else "No noise was added, so nothing bounds what somebody with more means could learn."
+        else "Differential privacy was not used, so nothing bounds what somebody with more means "
+        "could learn."
     )
     return (
         f"For a data-protection record: images stayed where they were; each of {sites} sent "
@@ -202,7 +206,7 @@ def _tried(attacks: list[AttackRow]) -> str:
             f"images drawn from {listed(sorted({r.entry for r in told}))} pointed to the true ones "
             "more often than chance"
             if told
-            else "images drawn from what was sent pointed to the true ones no better than chance"
+            else "it could not be told that what was drawn from it pointed to the true images"
         )
     if any(isinstance(r, MembershipRow) for r in attacks):
         parts.append(

@@ -36,6 +36,7 @@ from feddg.report.headline import (
 )
 from feddg.report.holdings_section import MOST_LISTED, cut_note, holdings_section
 from feddg.report.leaks_section import leaks_section
+from feddg.report.metrics_section import metrics_section
 from feddg.report.next_steps import run_steps
 from feddg.report.round_charts import accuracy_curves, loss_curves
 from feddg.report.settings_section import mapping_table
@@ -62,6 +63,7 @@ def run_sections(run: RunRecord, with_pictures: bool = True) -> list[Section]:
     """The sections of a run; those about things it did not record are left out."""
     sections = [
         _accuracy_section(run),
+        metrics_section(run),
         _confusion_section(run),
         pictures_section(run) if with_pictures else None,
         adaptation_section(run),

@@ -28,7 +28,7 @@ from feddg.rows import (
     SetupRow,
 )
 from feddg.runs.alphas import write_alphas
-from feddg.runs.facts import environment
+from feddg.runs.facts import environment, give_memory_back
 from feddg.runs.folder import (
     EXPERIMENT,
     FIGURES,
@@ -254,6 +254,7 @@ class _Execution:
     def _setup(self, server: Server, writer: "Records", found: Prepared) -> None:
         with self.timed("setup"):
             descriptions = server.setup()
+        give_memory_back()
         if descriptions:
             self.folder.write_tensors("setup.safetensors", descriptions)
         row = SetupRow(seconds=self.seconds["setup"], groups=server.groups)

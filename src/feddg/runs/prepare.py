@@ -29,6 +29,7 @@ from feddg.errors import ExperimentError
 from feddg.evaluation.accuracy import Evaluation
 from feddg.experiment import Experiment
 from feddg.guards.chain import Guards, build_guards
+from feddg.guards.noised_records import record_noise
 from feddg.guards.noised_styles import style_multiplier
 from feddg.methods.base import Method
 from feddg.methods.composition import build_method, method_class
@@ -267,10 +268,12 @@ def guards_for(experiment: Experiment, method: Method, network: Network) -> Guar
     Raises:
         ExperimentError: the guards cannot protect what the method sends.
     """
-    clients = experiment.clients
-    number = 1 if method.gathers_images else clients.number
-    per_round = min(number, clients.per_round or number)
-    schedule = Schedule(number, per_round, experiment.seed, experiment.train.rounds)
+    clients, train = experiment.clients, experiment.train
+    if experiment.privacy.record_epsilon and (train.local_steps or train.select_every):
+        raise ExperimentError(
+            "privacy.record_epsilon counts epochs, and all that is chosen by images costs: set "
+            "train.local_epochs, and leave train.local_steps and train.select_every away"
+        )
     return build_guards(
         experiment.privacy,
         experiment.guards,
@@ -278,8 +281,16 @@ def guards_for(experiment: Experiment, method: Method, network: Network) -> Guar
         network,
         trains_statistics=experiment.model.normalization == "train",
         updates=min(clients.number, clients.per_round or clients.number),
-        schedule=schedule,
+        schedule=_schedule(experiment),
+        epochs=train.local_epochs,
     )
+
+
+def _schedule(experiment: Experiment) -> Schedule:
+    clients = experiment.clients
+    number = 1 if method_class(experiment.method.name).gathers_images else clients.number
+    per_round = min(number, clients.per_round or number)
+    return Schedule(number, per_round, experiment.seed, experiment.train.rounds)
 
 
 def build_worker(experiment: Experiment, network: Network, cache: Path | None) -> Worker:
@@ -300,6 +311,9 @@ def build_worker(experiment: Experiment, network: Network, cache: Path | None) -
         cache,
         threads=threads_for(network, device),
         style_noise=_style_noise(experiment.privacy),
+        record_noise=record_noise(
+            experiment.privacy, _schedule(experiment), experiment.train.local_epochs
+        ),
     )
 
 

@@ -55,8 +55,11 @@ def check_suffix(out: Path) -> None:
         parquet()
 
 
-def parquet() -> Any:
+def parquet(otherwise: str = "let --out end in .csv") -> Any:
     """Returns PyArrow, with its Parquet module loaded.
+
+    Args:
+        otherwise: what else the user can do, for the message.
 
     Raises:
         DataError: it is not installed.
@@ -66,7 +69,7 @@ def parquet() -> Any:
         import pyarrow.parquet
     except ImportError:
         raise DataError(
-            "Parquet needs PyArrow: pip install 'feddg[parquet]'; or let --out end in .csv"
+            f"Parquet needs PyArrow: pip install 'feddg[parquet]'; or {otherwise}"
         ) from None
     return pyarrow
 

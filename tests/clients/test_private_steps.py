@@ -1,0 +1,102 @@
+"""DP-SGD: each image's own gradient, bounded; noise of the stated size; counted by epochs."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from feddg.api import run
+from feddg.clients.private_steps import clipped_sum, image_gradients, private_step
+from feddg.clients.worker import RecordNoise
+from feddg.errors import ExperimentError
+from feddg.experiment import Experiment
+from feddg.rows import PRIVACY_ROWS
+from feddg.runs.prepare import build, guards_for
+from federations import federation
+
+
+@pytest.mark.parametrize(("backbone", "freeze"), [("cnn_gn", False), ("cnn", True)])
+def test_every_image_has_the_gradient_it_has_alone(backbone, freeze):
+    client = federation(backbone=backbone, freeze=freeze).client(0)
+    batch = next(client.plain_batches())
+    found, losses = image_gradients(client, batch)
+    for i in range(len(batch)):
+        client.network.zero_grad()
+        logits = client.network.classifier(client.network.features(batch.images[i : i + 1]))
+        loss = client.class_loss(logits, batch.labels[i : i + 1])
+        loss.backward()
+        assert float(losses[i]) == pytest.approx(float(loss.detach()), rel=1e-4)
+        for name, parameter in client.network.named_parameters():
+            torch.testing.assert_close(found[name][i], parameter.grad, rtol=1e-3, atol=1e-5)
+
+
+NUMBER = st.floats(allow_nan=True, allow_infinity=True, width=32)
+IMAGES = st.lists(st.lists(NUMBER, min_size=3, max_size=3), min_size=1, max_size=5)
+
+
+@settings(max_examples=200, deadline=None)
+@given(IMAGES, st.integers(0, 4), st.sampled_from([0.01, 1.0, 40.0]))
+def test_no_image_moves_the_sum_by_more_than_the_norm(images, at, norm):
+    def total(rows):
+        values = torch.tensor(rows)
+        parts = clipped_sum({"a": values[:, :2], "b": values[:, 2:]}, norm)
+        return torch.cat([parts["a"], parts["b"]])
+
+    without = [*images]
+    without[at % len(images)] = [0.0] * 3
+    moved = float((total(images) - total(without)).norm())
+    assert moved <= norm * (1 + 1e-6)
+
+
+def test_the_noise_of_a_step_has_the_stated_variance_and_cannot_be_drawn_again():
+    client = federation(backbone="cnn_gn").client(0)
+    batch = next(client.plain_batches())
+    quiet = clipped_sum(image_gradients(client, batch)[0], 0.5)
+    drawn = []
+    client.step = lambda: None
+    for _ in range(4):
+        private_step(client, batch, RecordNoise(2.0, 0.5))
+        found = {n: p.grad.double() for n, p in client.network.named_parameters()}
+        drawn.append(torch.cat([(found[n] - t / len(batch)).flatten() for n, t in quiet.items()]))
+    errors = (torch.stack(drawn) / (2.0 * 0.5 / len(batch))).flatten().numpy()
+    assert len(errors) > 10_000
+    low, high = stats.chi2.ppf([5e-10, 1 - 5e-10], len(errors))
+    assert low * 0.999 < (errors**2).sum() < high * 1.001  # gradients are float32
+    assert not torch.equal(drawn[0], drawn[1])
+
+
+FIELDS = {
+    "data": {"source": "digits", "image_size": 16},
+    "hold_out": "sketch",
+    "clients": 3,
+    "model": {"backbone": "cnn_gn", "weights": None},
+    "train": {"rounds": 2, "local_epochs": 2, "batch_size": 256},
+    "device": "cpu",
+    "precision": "float32",
+}
+
+
+def test_a_run_counts_every_epoch(tmp_path):
+    experiment = Experiment(**FIELDS, privacy={"record_epsilon": 4})
+    done = run(experiment, tmp_path, cache=tmp_path / "cache", report=False)
+    rows = PRIVACY_ROWS.read(done.folder / "privacy.jsonl")
+    assert [row.round for row in rows] == [1, 1, 2, 2]
+    assert {(row.unit, row.noised_at) for row in rows} == {("image", "client")}
+    assert 3.95 < rows[-1].epsilon <= 4
+    assert not done.record.metrics.rounds[0].terms
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"method": "pardon"}, "describe/style|trains in its own way"),
+        ({"method": "fedprox"}, "trains in its own way"),
+        ({"model": {"backbone": "cnn", "normalization": "train"}}, "choose model.backbone cnn_gn"),
+        ({"train": {"rounds": 2, "local_steps": 3}}, "set train.local_epochs"),
+    ],
+)
+def test_what_mixes_images_is_refused(change, words):
+    experiment = Experiment(**{**FIELDS, **change}, privacy={"record_epsilon": 4})
+    with pytest.raises(ExperimentError, match=words):
+        guards_for(experiment, *build(experiment, 10))
