@@ -42,7 +42,7 @@ def test_no_exception_has_outlived_its_reason():
 
 LEVELS = (
     {"errors", "settings", "randomness", "files", "registry", "messages", "forms", "rows"}
-    | {"row_files", "secure_noise", "cache", "arrays", "yaml_text", "csv_cells"},
+    | {"row_files", "secure_noise", "cache", "arrays", "yaml_text", "csv_cells", "views"},
     {"data"},
     {"models"},
     {"styles"},

@@ -11,6 +11,7 @@ from feddg.runs import execute
 from feddg.runs.execute import Run
 from feddg.runs.observer import Observer
 from feddg.runs.same_images import ImagesNow, find_folder
+from feddg.views import notebook_observer, notebook_watcher
 
 if TYPE_CHECKING:
     from feddg.comparing.compare import Comparison
@@ -42,7 +43,7 @@ def run(
     Args:
         experiment: what to run.
         out: the run folder's parent.
-        observer: is told what happens.
+        observer: is told what happens; in a notebook, bars show it by default.
         cache: folder for decoded pixels and twins; the user's cache by default.
         report: whether to write ``report.html`` and ``model_card.md`` at the end.
         snapshots: rounds whose global weights are kept, for ``feddg report --analyses``.
@@ -84,7 +85,11 @@ def run_in(
 
         parquet("leave predictions away")  # says now what would else be said at the end
     done = execute.carry_out(
-        folder, experiment, observer=observer, cache=cache, snapshots=snapshots
+        folder,
+        experiment,
+        observer=observer or notebook_observer(),
+        cache=cache,
+        snapshots=snapshots,
     )
     if predictions:
         from feddg.studies.image_results import write_image_results
@@ -105,7 +110,7 @@ def resume(
     Raises:
         RunError: the folder holds no run.
     """
-    done = execute.resume(folder, observer=observer, cache=cache)
+    done = execute.resume(folder, observer=observer or notebook_observer(), cache=cache)
     from feddg.report import ensure_report
 
     ensure_report(done.folder)
@@ -138,7 +143,7 @@ def compare(
         jobs: processes that run at once, each with its share of the cores; 0 runs everything in
             this process, where methods and sources registered by the caller are known.
         cache: folder for decoded pixels and twins; the user's cache by default.
-        watcher: is told what happens.
+        watcher: is told what happens; in a notebook, bars show it by default.
         report: whether to write tables, ``report.html`` and each run's model card.
         again: whether to start runs anew, beside the old ones, whose images were others.
         kept: a CSV file of results; what it has is not run again, what ends is added to it.
@@ -151,6 +156,7 @@ def compare(
     from feddg.comparing.compare import carry_out_work, fixed_plan, prepare_work
     from feddg.comparing.tuning import tune
 
+    watcher = watcher or notebook_watcher()
     whole, folder = fixed_plan(plan, out, overrides)
     tuned = tune(whole, folder, jobs=jobs, cache=cache, watcher=watcher)
     work = prepare_work(tuned, folder, again=again, cache=cache, kept=kept, said=whole)

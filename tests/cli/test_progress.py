@@ -84,3 +84,14 @@ def test_scores_are_named_by_split_and_domain(shown):
     watching.scores(2, [type("Part", (), fields)])
     assert lines(shown) == ["round   2       0 s  test/ink 0.500"]
     assert all(hasattr(Score, name) or name in Score.__annotations__ for name in fields)
+
+
+def test_a_bar_that_does_not_know_its_length_yet_is_drawn(tmp_path):
+    console = Console(file=io.StringIO(), width=200, force_terminal=True)
+    bars = ManyBars(console)
+    task = Task(EXPERIMENT, tmp_path / "mine")
+    bars.start(1, 0, 1)
+    bars.news(task, {"work": "decoding"})
+    bars.news(task, {"of": 10, "rounds": 3})
+    bars.end()
+    assert "mine" in console.file.getvalue()

@@ -3,12 +3,14 @@
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import (
     BarColumn,
+    MofNCompleteColumn,
     Progress,
     ProgressColumn,
     TaskID,
@@ -36,10 +38,10 @@ def _bars(console: Console, *more: ProgressColumn) -> Progress:
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
-        TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+        MofNCompleteColumn(),  # of what, a bar may not know yet
         *more,
         console=console,
-        disable=not console.is_terminal,
+        disable=not (console.is_terminal or console.is_jupyter),
         transient=True,
     )
 
@@ -244,6 +246,22 @@ def observer(quiet: bool = False, verbose: bool = False) -> Observer:
     if quiet:
         return Observer()
     return Bars(console) if console.is_terminal and not verbose else Lines(console)
+
+
+def notebook_observer() -> Observer:
+    """Returns what shows a run in a notebook: bars, or lines where it has no widgets."""
+    console = _notebook_console()
+    return Bars(console) if console.is_jupyter else Lines(console)
+
+
+def notebook_watcher() -> Watcher:
+    """Returns what shows many runs in a notebook; see :func:`notebook_observer`."""
+    return ManyBars(_notebook_console())
+
+
+def _notebook_console() -> Console:
+    """Rich draws bars in a notebook by ipywidgets only."""
+    return Console(force_jupyter=find_spec("ipywidgets") is not None)
 
 
 @contextmanager

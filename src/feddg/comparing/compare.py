@@ -22,6 +22,7 @@ from feddg.runs.loading import load_table
 from feddg.runs.prepare import Progress, cache_folder
 from feddg.runs.reading import read_run
 from feddg.runs.same_images import ImagesNow, find_folder
+from feddg.views import Shown
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Shown):
     """A plan carried out, as far as it went.
 
     Attributes:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from plotly.offline import get_plotlyjs
 
 from feddg.comparing.results import COMPARISON, read_comparison, results_of
@@ -125,6 +125,13 @@ def write_tables(page: Page, folder: Path) -> list[Path]:
 
 def render(page: Page) -> str:
     """A page as HTML; every text in it is escaped."""
+    return template_named("page.html.j2").render(
+        page=page, plotly=_packed_plotly(), chart_template=TEMPLATE, data_uri=data_uri
+    )
+
+
+def template_named(name: str) -> Template:
+    """Returns a template of this package; it escapes every text."""
     templates = Environment(
         loader=PackageLoader("feddg.report"),
         autoescape=True,
@@ -132,10 +139,7 @@ def render(page: Page) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    template = templates.get_template("page.html.j2")
-    return template.render(
-        page=page, plotly=_packed_plotly(), chart_template=TEMPLATE, data_uri=data_uri
-    )
+    return templates.get_template(name)
 
 
 @lru_cache(maxsize=1)

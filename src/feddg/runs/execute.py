@@ -51,12 +51,13 @@ from feddg.runs.spending import next_round, open_account
 from feddg.runs.summary import summarize
 from feddg.runs.unseen_figures import draw_unseen
 from feddg.runs.warning_light import write_warning_light
+from feddg.views import Shown
 
 log = logging.getLogger("feddg")
 
 
 @dataclass(frozen=True)
-class Run:
+class Run(Shown):
     """An experiment carried out.
 
     Attributes:

@@ -36,6 +36,7 @@ from feddg.rows import (
 )
 from feddg.runs.evaluations import Evaluations
 from feddg.runs.selection_rules import SelectionRule, served_rule
+from feddg.views import Shown
 from feddg.yaml_text import parse_fields
 
 EXPERIMENT_FILE: Final = "experiment.yaml"
@@ -82,7 +83,7 @@ class LedgerRecord:
 
 
 @dataclass(frozen=True)
-class RunRecord:
+class RunRecord(Shown):
     """A run folder; each part is read from disk when it is first asked for."""
 
     folder: Path

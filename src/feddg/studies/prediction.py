@@ -2,6 +2,7 @@
 
 import logging
 import os
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from feddg.data.survey import depth_of
 from feddg.data.tiles import Tile, names_in
 from feddg.studies.classifier import ImageClassifier, load_classifier
 from feddg.studies.image_files import image_files
+from feddg.views import Shown
 
 log = logging.getLogger("feddg")
 BATCH_SIZE = 64
@@ -46,6 +48,22 @@ class Prediction:
     energy: float | None = None
     unlike_training: bool | None = None
     reason: str | None = None
+
+
+class PredictedImages(Shown, Iterator[Prediction]):
+    """Predictions one after another; a notebook shows the next ones without taking them."""
+
+    def __init__(self, found: Iterable[Prediction]) -> None:
+        self._found, self._ahead = iter(found), deque[Prediction]()
+
+    def __next__(self) -> Prediction:
+        """Returns the next prediction."""
+        return self._ahead.popleft() if self._ahead else next(self._found)
+
+    def ahead(self, count: int) -> list[Prediction]:
+        """Returns the next ``count``, or as many as there are; they stay to be iterated over."""
+        self._ahead.extend(islice(self._found, max(0, count - len(self._ahead))))
+        return list(islice(self._ahead, count))
 
 
 class BatchPredictor:
@@ -128,7 +146,7 @@ def predict(
     which: str | None = None,
     device: str = "cpu",
     batch_size: int = BATCH_SIZE,
-) -> Iterator[Prediction]:
+) -> PredictedImages:
     """Predicts image files with a run's model, one after another, in constant memory.
 
     Args:
@@ -141,7 +159,8 @@ def predict(
         batch_size: images per forward pass.
 
     Returns:
-        An iterator of predictions in the order of the files; bad files have a ``reason``.
+        An iterator of predictions in the order of the files; bad files have a ``reason``. A
+        notebook shows the first ones with their pictures.
 
     Raises:
         RunError: the folder holds no model.
@@ -153,7 +172,7 @@ def predict(
     warn(classifier)
     predictor = BatchPredictor(classifier, depth_of(image_files(named)), batch_size)
     batches = predict_batches(predictor, files)
-    return chain.from_iterable(chain.from_iterable(batches))
+    return PredictedImages(chain.from_iterable(chain.from_iterable(batches)))
 
 
 def warn(classifier: ImageClassifier) -> None:

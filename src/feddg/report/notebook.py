@@ -1,0 +1,178 @@
+"""Runs, comparisons and predictions as a notebook shows them: HTML without scripts."""
+
+import base64
+import html
+import io
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.figure import Figure
+from PIL import Image
+
+from feddg.comparing.compare import Comparison
+from feddg.comparing.results import read_comparison
+from feddg.data.decoding import UnusableImageError, decode_image, quiet_pillow
+from feddg.report.accuracy_section import final_table
+from feddg.report.blocks import Chart, Table
+from feddg.report.headline import finding_sentences, result_sentence, tested_on
+from feddg.report.many_charts import learning_curves
+from feddg.report.many_tables import accuracy_table, margin_table
+from feddg.report.page import template_named
+from feddg.report.round_charts import accuracy_curves
+from feddg.report.verdict import verdict_words, warnings_about
+from feddg.report.wording import percent_sign, readable, shortened, spelled
+from feddg.runs.execute import Run
+from feddg.runs.reading import RunRecord
+from feddg.runs.selection_rules import FINAL
+from feddg.studies.prediction import PredictedImages, Prediction
+
+MOST_SHOWN = 12
+THUMBNAIL = 96
+"""Side of a picture, in pixels."""
+
+
+def html_of(thing: Any) -> str:
+    """Returns what a notebook shows.
+
+    Args:
+        thing: a run, a run's record, a comparison or predictions.
+
+    Raises:
+        TypeError: it is none of these.
+        RunError: its folder is damaged, or gone.
+    """
+    for kind, drawn in _DRAWN.items():
+        if isinstance(thing, kind):
+            return drawn(thing)
+    raise TypeError(f"a notebook cannot be shown a {type(thing).__name__}")
+
+
+def _run(run: Run) -> str:
+    return _record(run.record)
+
+
+def _record(run: RunRecord) -> str:
+    evaluated = bool(run.evaluations.rounds)
+    return _page(
+        title=f"{spelled(run.method)}{tested_on(run)}",
+        lead=result_sentence(run) if evaluated else "Nothing has been measured yet.",
+        notices=finding_sentences(run) if evaluated else [],
+        tables=[final_table(run)] if evaluated else [],
+        curves=accuracy_curves(run) if len(run.evaluations.rounds) > 1 else None,
+        report=run.folder / "report.html",
+    )
+
+
+def _comparison(comparison: Comparison) -> str:
+    results = read_comparison(comparison.folder)
+    failed = [f"{one.task.folder.name}: {one.error or one.status}" for one in comparison.failures]
+    tables = [accuracy_table(results, FINAL), margin_table(results)] if results.results else []
+    return _page(
+        title=results.title,
+        lead=verdict_words(results),
+        notices=[*failed, *warnings_about(results)],
+        tables=[table for table in tables if table is not None],
+        curves=learning_curves(results) if results.results else None,
+        report=comparison.report,
+    )
+
+
+def _predictions(predictions: PredictedImages) -> str:
+    shown = predictions.ahead(MOST_SHOWN)
+    more = len(predictions.ahead(MOST_SHOWN + 1)) > MOST_SHOWN
+    return _page(
+        title="Predictions",
+        lead="The next images; they are still there for your loop."
+        if shown
+        else "There are no more.",
+        pictures=[(_thumbnail(one), *_said(one)) for one in shown],
+        more=more,
+    )
+
+
+_DRAWN: dict[type, Callable[[Any], str]] = {
+    Run: _run,
+    RunRecord: _record,
+    Comparison: _comparison,
+    PredictedImages: _predictions,
+}
+
+
+def _page(
+    *,
+    title: str,
+    lead: str,
+    notices: Sequence[str] = (),
+    tables: Sequence[Table] = (),
+    curves: Chart | None = None,
+    pictures: Sequence[tuple[str, str, str]] = (),
+    more: bool = False,
+    report: Path | None = None,
+) -> str:
+    return template_named("notebook.html.j2").render(
+        title=title,
+        lead=lead,
+        notices=notices,
+        tables=tables,
+        curves=_drawn(curves) if curves else None,
+        caption=curves.caption.partition(" Touch ")[0] if curves else "",
+        pictures=pictures,
+        more=more,
+        report=str(report) if report is not None and report.is_file() else None,
+    )
+
+
+def _drawn(chart: Chart) -> str:
+    """A chart of lines as a picture: SVG, as an address."""
+    figure = Figure(figsize=(7.2, 3.2), layout="constrained")
+    axes = figure.subplots()
+    for trace in chart.figure["data"]:
+        if trace.get("visible") == "legendonly" or trace.get("mode", "").startswith("markers"):
+            continue
+        line = trace.get("line", {})
+        axes.plot(
+            trace["x"],
+            trace["y"],
+            color=line.get("color"),
+            linewidth=0.8 * line.get("width", 2),
+            linestyle="--" if line.get("dash") else "-",
+            # A blank before: matplotlib hides names that begin with "_".
+            label=f" {html.unescape(trace.get('name', ''))}",
+        )
+    axes.set_xlabel("round")
+    axes.set_ylabel(chart.figure["layout"]["yaxis"]["title"]["text"])
+    axes.grid(color="#e3e8ec")
+    axes.spines[["top", "right"]].set_visible(False)
+    legend = axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+    drawn = io.BytesIO()
+    with matplotlib.rc_context({"svg.hashsalt": "feddg"}):  # the same bytes every time
+        figure.savefig(drawn, format="svg", metadata={"Date": None})
+    return _address("image/svg+xml", drawn.getvalue())
+
+
+def _thumbnail(one: Prediction) -> str:
+    """The file as a small picture; empty where it cannot be read any more."""
+    try:
+        with quiet_pillow():
+            pixels = decode_image(Path(one.file), THUMBNAIL, "squash")
+    except (UnusableImageError, OSError, ValueError):
+        return ""
+    drawn = io.BytesIO()
+    Image.fromarray(pixels).save(drawn, "JPEG", quality=80)
+    return _address("image/jpeg", drawn.getvalue())
+
+
+def _said(one: Prediction) -> tuple[str, str]:
+    name = shortened(readable(Path(one.file).name))
+    if one.label is None:
+        return name, f"unusable: {one.reason}"
+    light = ", unlike anything seen in training" if one.unlike_training else ""
+    return name, f"{readable(one.label)}, {percent_sign(one.confidence)}{light}"
+
+
+def _address(kind: str, content: bytes) -> str:
+    return f"data:{kind};base64,{base64.b64encode(content).decode()}"

@@ -1,0 +1,43 @@
+"""What a notebook shows of what this package returns.
+
+Pages and progress are made by rooms above those whose objects are shown. They are therefore known
+here by their names, as those of other packages are by entry points, and nothing is imported before
+a notebook asks.
+"""
+
+import sys
+from importlib import import_module
+from typing import Any
+
+_PAGES, _PROGRESS = "feddg.report.notebook", "feddg.cli.progress"
+
+
+class Shown:
+    """Something that shows itself in a notebook as tables, curves and pictures."""
+
+    def _repr_html_(self) -> str | None:
+        """Returns HTML without scripts; None, and so the plain text, where it cannot be made."""
+        from feddg.errors import FeddgError
+
+        try:
+            found: str = import_module(_PAGES).html_of(self)
+        except (FeddgError, OSError):  # a run folder that is gone, or damaged
+            return None
+        return found
+
+
+def in_notebook() -> bool:
+    """Whether this process computes for a notebook."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return type(shell).__name__ == "ZMQInteractiveShell"
+
+
+def notebook_observer() -> Any:
+    """Returns the :class:`feddg.runs.observer.Observer` that shows a run; None elsewhere."""
+    return import_module(_PROGRESS).notebook_observer() if in_notebook() else None
+
+
+def notebook_watcher() -> Any:
+    """Returns the :class:`feddg.comparing.pool.Watcher` that shows many runs; None elsewhere."""
+    return import_module(_PROGRESS).notebook_watcher() if in_notebook() else None

@@ -1,0 +1,99 @@
+"""What a notebook shows: whole, escaped, without scripts, and never an error."""
+
+import base64
+import re
+import types
+
+import pytest
+from PIL import Image
+
+from feddg import views
+from feddg.comparing.compare import Comparison
+from feddg.report.notebook import html_of
+from feddg.runs.execute import Run
+from feddg.runs.reading import read_run
+from feddg.studies.prediction import PredictedImages, Prediction
+
+
+def pictures(page):
+    return re.findall(r'src="data:(image/[a-z+]+);base64,([^"]+)"', page)
+
+
+def test_a_run_shows_table_curves_and_what_speaks_against_it(folder_maker):
+    folder = folder_maker(classes=["<b>dog", "a$b$", "horse"], test=["<i>photo"]).write()
+    page = Run(folder, None)._repr_html_()
+    assert page == read_run(folder)._repr_html_()
+    final = read_run(folder).evaluations.at(6, "test")[0].accuracy
+    assert f"{100 * final:.1f}" in page
+    assert "&lt;i&gt;photo" in page
+    assert "<i>" not in page
+    assert "<script" not in page
+    ((kind, drawn),) = pictures(page)
+    assert kind == "image/svg+xml"
+    assert base64.b64decode(drawn).rstrip().endswith(b"</svg>")
+
+
+def test_a_run_that_has_measured_nothing_is_shown(folder_maker):
+    folder = folder_maker(status=None).write()
+    (folder / "metrics.jsonl").write_text("")
+    assert "Nothing has been measured yet" in read_run(folder)._repr_html_()
+
+
+def test_a_folder_that_is_gone_or_damaged_leaves_the_plain_text(folder_maker, tmp_path):
+    assert Run(tmp_path / "gone", None)._repr_html_() is None
+    folder = folder_maker().write()
+    rows = (folder / "metrics.jsonl").read_text().splitlines()
+    (folder / "metrics.jsonl").write_text("\n".join(["{", *rows]))
+    assert read_run(folder)._repr_html_() is None
+
+
+def test_predictions_are_shown_and_still_there(tmp_path):
+    files = [tmp_path / f"{n}.png" for n in range(20)]
+    for n, file in enumerate(files):
+        Image.new("RGB", (9, 7), (n, 0, 0)).save(file)
+    files[3].write_bytes(b"no image any more")
+    made = [Prediction(str(file), label="<dog>", confidence=0.25) for file in files]
+    made[1] = Prediction(str(files[1]), reason="it is cut off")
+    made[2] = Prediction(str(files[2]), "cat", 0.9, unlike_training=True)
+    found = PredictedImages(iter(made))
+    page = found._repr_html_()
+    assert len(pictures(page)) == 11  # of twelve, one file is no image any more
+    assert {kind for kind, _ in pictures(page)} == {"image/jpeg"}
+    assert "&lt;dog&gt;, 25.0\N{NO-BREAK SPACE}%" in page
+    assert "unusable: it is cut off" in page
+    assert "cat, 90.0\N{NO-BREAK SPACE}%, unlike anything seen in training" in page
+    assert "and more" in page
+    assert next(found) == made[0]
+    assert list(found) == made[1:]
+    assert "There are no more" in found._repr_html_()
+
+
+def test_a_comparison_names_its_failures(tmp_path):
+    outcome = types.SimpleNamespace(
+        status="failed", error="no <b> space", task=types.SimpleNamespace(folder=tmp_path / "one")
+    )
+    work = types.SimpleNamespace(out=tmp_path)
+    (tmp_path / "comparison.json").write_text(
+        '{"name": "n", "title": null, "question": null, "differences": null, "paper": null,'
+        ' "cells": []}'
+    )
+    page = Comparison(work, [outcome])._repr_html_()
+    assert "no &lt;b&gt; space" in page
+
+
+def test_other_things_are_refused():
+    with pytest.raises(TypeError):
+        html_of(3)
+
+
+def test_progress_is_shown_in_notebooks_only(monkeypatch):
+    assert views.notebook_observer() is None
+    assert views.notebook_watcher() is None
+    shell = type("ZMQInteractiveShell", (), {})()
+    ipython = types.SimpleNamespace(get_ipython=lambda: shell)
+    monkeypatch.setitem(views.sys.modules, "IPython", ipython)
+    from feddg.cli.progress import Lines, ManyBars
+
+    monkeypatch.setattr("feddg.cli.progress.find_spec", lambda name: None)
+    assert isinstance(views.notebook_observer(), Lines)
+    assert isinstance(views.notebook_watcher(), ManyBars)

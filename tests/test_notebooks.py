@@ -1,0 +1,47 @@
+"""Notebooks run from top to bottom, and what they show is whole."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
+
+
+def test_there_are_notebooks_without_outputs():
+    nbformat = pytest.importorskip("nbformat", reason="needs the extra notebooks")
+    assert len(NOTEBOOKS) == 2
+    for file in NOTEBOOKS:
+        book = nbformat.read(file, as_version=4)
+        nbformat.validate(book)
+        assert not any(cell.get("outputs") for cell in book.cells)
+        assert not any(cell.get("execution_count") for cell in book.cells)
+
+
+@pytest.mark.filterwarnings("default")  # those of Jupyter are not ours
+@pytest.mark.parametrize("file", NOTEBOOKS, ids=lambda file: file.stem)
+def test_every_notebook_runs(file, tmp_path, monkeypatch):
+    nbclient = pytest.importorskip("nbclient", reason="needs the extra notebooks")
+    nbformat = pytest.importorskip("nbformat")
+    pytest.importorskip("ipykernel")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
+    monkeypatch.setenv("FEDDG_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    book = nbformat.read(file, as_version=4)
+    nbclient.NotebookClient(
+        book, timeout=300, resources={"metadata": {"path": str(tmp_path)}}
+    ).execute()
+    shown = [
+        output.data["text/html"]
+        for cell in book.cells
+        for output in cell.get("outputs", [])
+        if output.output_type == "execute_result" and "text/html" in output.data
+    ]
+    assert shown
+    assert any("data:image/" in page for page in shown)
+    assert "Traceback" not in "".join(shown)
+    nbformat.write(book, tmp_path / "executed.ipynb")
+    assert (tmp_path / "executed.ipynb").stat().st_size < 1_000_000
