@@ -7,6 +7,7 @@ import pytest
 
 from feddg.data.ignored import about_ignored, ignored_files
 from feddg.data.images import from_folder
+from feddg.data.remarks import about_clients
 from feddg.errors import DataError
 from feddg.experiment import Experiment
 from feddg.runs.prepare import load_images
@@ -153,3 +154,29 @@ def test_every_run_says_it(root, tmp_path, caplog):
     (root / "a/x/slide.svs").touch()
     load(root, tmp_path)
     assert any(".svs: whole-slide images" in text for text in said(caplog))
+
+
+def test_a_class_with_most_of_the_images_is_warned_about(tmp_path, caplog):
+    root = make_folder(tmp_path / "images", classes=("x", "y", "z"), each=30)
+    for domain in ("a", "b"):
+        for number in range(200):
+            noise(10**6 + number + 1000 * (domain == "b")).save(
+                root / domain / "x" / f"m{number}.png"
+            )
+    with caplog.at_level(logging.WARNING):
+        load(root, tmp_path)
+    (text,) = [text for text in said(caplog) if "always naming" in text]
+    # 0.5 of each domain's images validate: shares stay what they are, 230 of 290.
+    assert text.startswith("79% of the training images are of the class 'x'")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [([60, 20, 20], 0), ([50, 25, 25], None), ([74, 26], None), ([20, 80], 1), ([9], None)],
+)
+def test_a_client_with_most_of_the_images_is_warned_about(sizes, said):
+    found = list(about_clients(sizes))
+    assert len(found) == (said is not None)
+    if found:
+        share = max(sizes) / sum(sizes)
+        assert found[0].text.startswith(f"client {said} of {len(sizes)} holds {share:.0%}")

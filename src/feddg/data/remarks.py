@@ -16,6 +16,9 @@ from feddg.data.images import ImageTable, plain_name
 from feddg.data.splits import Splits
 from feddg.errors import DataError
 
+HALF = 0.5
+"""A class or client with more of the images than this, and than one and a half even shares."""
+
 SMALL_VALIDATION = 50
 """Fewer images than this choose a round mostly by chance: accuracies are uncertain by 14 points."""
 SHOWN = 3
@@ -131,7 +134,35 @@ def about_splits(table: ImageTable, splits: Splits, *, chosen: bool) -> Iterator
                 f"{'has' if len(held) == 1 else 'have'} {images_text(images)}: they cannot be "
                 "recognised; add images of other domains, or take the folders out",
             )
+    yield from _about_common_class(table, trained)
     yield from _about_validation(splits)
+
+
+def _about_common_class(table: ImageTable, trained: np.ndarray) -> Iterator[Remark]:
+    present = int(np.count_nonzero(trained))
+    share = trained.max() / max(1, trained.sum())
+    if present > 1 and share > max(HALF, 1.5 / present):
+        name = table.class_names[int(trained.argmax())]
+        yield Remark(
+            "warning",
+            f"{share:.0%} of the training images are of the class '{name}': a model reaches that "
+            "by always naming it; read the balanced accuracy, and try train.class_weights",
+        )
+
+
+def about_clients(sizes: Sequence[int]) -> Iterator[Remark]:
+    """Finds a client that the shared model will be mostly of.
+
+    Args:
+        sizes: the training images of each client.
+    """
+    largest, total = max(sizes, default=0), sum(sizes)
+    if len(sizes) > 1 and largest > max(HALF, 1.5 / len(sizes)) * total:
+        yield Remark(
+            "warning",
+            f"client {list(sizes).index(largest)} of {len(sizes)} holds {largest / total:.0%} of "
+            "the training images: the average, which weighs clients by images, is mostly its own",
+        )
 
 
 def _about_validation(splits: Splits) -> Iterator[Remark]:

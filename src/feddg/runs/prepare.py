@@ -22,7 +22,7 @@ from feddg.data.images import ImageTable
 from feddg.data.partition import Partition, dealt_alike, held_alike, partition
 from feddg.data.partitions import counts_clients
 from feddg.data.pixels import PixelStore
-from feddg.data.remarks import say
+from feddg.data.remarks import about_clients, say
 from feddg.data.splits import Splits, from_csv, from_roles, hold_out
 from feddg.data.tiles import whole_images
 from feddg.errors import ExperimentError
@@ -129,6 +129,7 @@ def load_images(experiment: Experiment, cache: Path | None, progress: Progress) 
     say(table_remarks(loaded))
     images = deal(experiment, *loaded[:3])
     say(split_remarks(experiment, loaded, images.splits))
+    say(about_clients(images.partition.sizes.tolist()))
     return replace(images, contents=loaded.contents)
 
 

@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from feddg.data.inspect import inspect
+from feddg.data.remarks import about_clients
 from feddg.data.skew import in_words
 from feddg.data.sources import load_images_of
 from feddg.data.stored import stored_images
@@ -61,6 +62,7 @@ def inspect_experiment(experiment: Experiment, progress: Progress) -> dict[str, 
         found["clients_by_class"] = [_held(who.classes, client.classes) for client in who.clients]
         found["skew"] = asdict(skew_between(who))
         findings += split_remarks(experiment, loaded, splits)
+        findings += about_clients([sum(client.domains) for client in who.clients])
     else:
         findings += split_remarks(experiment, loaded, None)
     found["findings"] = [asdict(finding) for finding in findings]
