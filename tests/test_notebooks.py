@@ -20,6 +20,7 @@ def test_there_are_notebooks_without_outputs():
         assert not any(cell.get("execution_count") for cell in book.cells)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # those of Jupyter are not ours
 @pytest.mark.parametrize("file", NOTEBOOKS, ids=lambda file: file.stem)
 def test_every_notebook_runs(file, tmp_path, monkeypatch):

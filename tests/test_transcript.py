@@ -50,6 +50,7 @@ def carry_out(command: str, folder: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_every_command_of_the_page_does_what_it_says(place):
     found = [command for command in commands() if not command.startswith(INSTALLS)]
     names = [command.split()[1] for command in found if command.startswith("feddg")]

@@ -349,7 +349,7 @@ def test_who_holds_what_has_two_maps_and_a_number_for_each_skew(folder_maker, re
     page = read_page(folder_maker("plain").write())
     heat = [chart["layout"] for chart in page.charts if chart["data"][0]["type"] == "heatmap"]
     assert sum("clients" in json.dumps(layout["xaxis"]["title"]) for layout in heat) == 2
-    told = [line for line in page.lines() if " skew: " in line]
+    told = [text.strip() for text in page.text if " skew: " in text]
     assert [line.split(":")[0] for line in told] == [
         "Feature skew",
         "Label skew",

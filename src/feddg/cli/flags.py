@@ -127,7 +127,7 @@ FLAGS = (
     Flag("--name", "name", RUN),
     Flag("--preset", "preset", RUN),
 )
-PRESET_PARTS = ("data", "clients", "model", "train")
+PRESET_PARTS = ("data", "clients", "model", "train", "server")
 """Parts of an experiment that presets fill in."""
 NOT_PRESET = ("data.source", "data.root", "data.split_file")
 

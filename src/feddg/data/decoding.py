@@ -56,7 +56,7 @@ def decode_image(
     resize: Resize = "squash",
     reading: Reading = AS_IT_IS,
     bits: int = 0,
-    most: int = MOST_PIXELS,
+    most: int | None = None,
 ) -> np.ndarray:
     """Decodes an image file to RGB at ``size`` x ``size``.
 
@@ -71,7 +71,7 @@ def decode_image(
         resize: how the image becomes square.
         reading: which bands become colours, and which values black and white.
         bits: the depth that images of its domain use, see :func:`feddg.data.bands.to_image`.
-        most: pixels of the largest image that is taken; at most ``MOST_PIXELS``.
+        most: pixels of the largest image that is taken; ``MOST_PIXELS``, and at most that.
 
     Returns:
         ``(size, size, 3)`` uint8.
@@ -89,7 +89,7 @@ def decode_parts(
     resize: Resize = "squash",
     reading: Reading = AS_IT_IS,
     bits: int = 0,
-    most: int = MOST_PIXELS,
+    most: int | None = None,
 ) -> list[np.ndarray]:
     """Decodes an image file once and returns parts of it, each at ``size`` x ``size``.
 
@@ -100,12 +100,12 @@ def decode_parts(
         resize: how a part becomes square.
         reading: which bands become colours, and which values black and white.
         bits: the depth that images of its domain use.
-        most: pixels of the largest image that is taken whole.
+        most: pixels of the largest image that is taken whole; ``MOST_PIXELS``.
 
     Raises:
         UnusableImageError: see :func:`decode_image`.
     """
-    most = most if None in boxes else MOST_TILED_PIXELS
+    most = (most or MOST_PIXELS) if None in boxes else MOST_TILED_PIXELS
     try:
         with _opened(path) as image:
             if image is None:

@@ -23,8 +23,9 @@ def cautions(run: Path | str, which: str, round_: int) -> tuple[str, ...]:
     Raises:
         RunError: the folder holds no run.
     """
-    evaluations, split = _held_out(run, which, round_)
-    found = findings(evaluations, round_, split)
+    weights = find_rule(which).weights
+    evaluations, split = _held_out(run, weights, round_)
+    found = findings(evaluations, round_, split, weights)
     return tuple(_sentence(one) for one in found if one.severity is Severity.ALARM)
 
 
@@ -34,7 +35,9 @@ def result_sentence_of(run: Path | str, which: str, round_: int) -> str:
     Raises:
         RunError: the folder holds no run.
     """
-    evaluations, split = _held_out(run, which, round_)
+    weights = find_rule(which).weights
+    evaluations, split = _held_out(run, weights, round_)
+    evaluations = evaluations.of(weights)
     found = standing(evaluations, round_, split)
     if found is None:
         return "It was measured on no domain that was held out of its training."
@@ -46,9 +49,10 @@ def result_sentence_of(run: Path | str, which: str, round_: int) -> str:
     )
 
 
-def _held_out(run: Path | str, which: str, round_: int) -> tuple[Evaluations, str]:
-    evaluations = read_run(Path(run)).evaluations.of(find_rule(which).weights)
-    split = next((split for split in (TEST, VAL) if evaluations.at(round_, split)), TEST)
+def _held_out(run: Path | str, weights: str, round_: int) -> tuple[Evaluations, str]:
+    evaluations = read_run(Path(run)).evaluations
+    own = evaluations.of(weights)
+    split = next((split for split in (TEST, VAL) if own.at(round_, split)), TEST)
     return evaluations, split
 
 

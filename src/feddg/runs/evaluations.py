@@ -106,9 +106,10 @@ class Evaluations:
         Only whole rounds: those in which all was measured that was measured of the last weights.
         """
         if weights not in self._others:
-            whole = self if self._weights == LAST else self.of(LAST)
             found = Evaluations(self._rows, weights, select_by=self.select_by)
-            found._keep_rounds_as_whole_as(whole)
+            if weights != LAST:
+                found._keep_rounds_as_whole_as(self.of(LAST))
+            found._others = self._others
             self._others[weights] = found
         return self._others[weights]
 
