@@ -17,6 +17,7 @@ from feddg.clients.client import Client
 from feddg.data.images import ImageTable
 from feddg.data.sources import register_source
 from feddg.experiment import Experiment
+from feddg.federation.checks import MessageChecks
 from feddg.federation.initial import initial_state
 from feddg.federation.ledger import Ledger
 from feddg.federation.server import Server
@@ -122,6 +123,13 @@ class Federation:
             settings=experiment.server,
             seed=experiment.seed,
             ledger=Ledger(lambda row: None),
+            checks=MessageChecks(
+                method,
+                worker.network,
+                count,
+                image_size=experiment.data.image_size,
+                introduced=self.prepared.transport.introduced,
+            ),
         )
 
     def next_batches(self) -> list[tuple[Tensor, Tensor]]:
