@@ -127,7 +127,7 @@ def test_it_serves_the_tail_unless_told_otherwise():
     assert Experiment(**fields, server={"serve": "last"}).server.serve == "last"
 
 
-@pytest.mark.parametrize("other", ["pardon", "ccst", "randconv", "fedig"])
+@pytest.mark.parametrize("other", ["pardon", "ccst", "randconv", "fedig", "fedig-a"])
 def test_what_it_does_itself_is_not_added_to_it(other):
     with pytest.raises(ExperimentError, match="vista"):
         method_class(f"vista+{other}")

@@ -13,8 +13,8 @@ from feddg.comparing.tuning_file import TUNING, TuningFile
 from feddg.errors import RunError
 from feddg.row_files import JsonFile, Row
 from feddg.rows import TEST
-from feddg.runs.reading import RunRecord, flatten, is_run, read_run
-from feddg.runs.selection_rules import FINAL, SELECTION_RULES, SelectionRule
+from feddg.runs.reading import RunRecord, flatten, is_run, read_run, served_by_all
+from feddg.runs.selection_rules import SELECTION_RULES, SelectionRule
 
 COMPARISON = "comparison.json"
 HELD_OUT = "held out"
@@ -110,8 +110,7 @@ class Results:
     @cached_property
     def served(self) -> SelectionRule:
         """The rule of the models that the runs serve; the final round's where they differ."""
-        rules = {result.run.served.name: result.run.served for result in self.results}
-        return next(iter(rules.values())) if len(rules) == 1 else FINAL
+        return served_by_all(result.run for result in self.results)
 
     @cached_property
     def _places(self) -> Sequence[Place]:

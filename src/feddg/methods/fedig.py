@@ -120,9 +120,9 @@ class FedIG(SiloBN):
     settings: FedIGSettings
     presets: ClassVar[dict[str, dict[str, Any]]] = SiloBN.presets
     excludes: ClassVar[dict[str, str]] = SiloBN.excludes | dict.fromkeys(
-        ("csac", "l2d", "randconv", "rsc"),
+        ("csac", "l2d", "randconv", "rsc", "vista"),
         "fedig passes the batch's own images through the network a second time; csac, l2d, "
-        "randconv and rsc pass other images or parts of them, or count the passes",
+        "randconv, rsc and vista pass other images or parts of them, or count the passes",
     )
 
     def check(self, experiment: ExperimentSettings) -> None:

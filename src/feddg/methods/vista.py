@@ -101,7 +101,6 @@ class Vista(StyleExchange, Method):
     }
     excludes: ClassVar[dict[str, str]] = {
         "csac": "csac aligns the one pass of a batch, but vista makes several; choose one",
-        "fedig": "fedig passes the batch's own images a second time, vista versions; choose one",
         "pardon": "pardon and vista each exchange styles and re-draw images; choose one",
         "ccst": "ccst and vista each exchange styles and re-draw images; choose one",
         "randconv": "vista has random convolutions of its own",

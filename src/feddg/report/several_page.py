@@ -25,8 +25,7 @@ from feddg.report.single_page import pictures_section, run_sections
 from feddg.report.wording import counted, listed, percent, percent_sign, spelled
 from feddg.rows import TEST
 from feddg.runs.findings import Finding, movement, unsteady
-from feddg.runs.reading import RunRecord
-from feddg.runs.selection_rules import FINAL, SelectionRule
+from feddg.runs.reading import RunRecord, served_by_all
 
 MOST_NAMED = 4
 FEW_SETTINGS = 10
@@ -78,7 +77,7 @@ def _same_test_domains(runs: Sequence[RunRecord]) -> bool:
 
 def _comparison_sentence(runs: Sequence[RunRecord], labels: Sequence[str]) -> str:
     """Who did better and by how much, for as much as single runs can tell."""
-    rule = _served_by_all(runs)
+    rule = served_by_all(runs)
     scores = [held_out_accuracy(run, rule) for run in runs]
     # What speaks against a number stands right behind the name it belongs to.
     remarks = (remark_words(found_in(run)) for run in runs)
@@ -126,19 +125,13 @@ def _unsteady(runs: Sequence[RunRecord]) -> Finding | None:
     scored = [
         (score, run)
         for run in runs
-        if (score := held_out_accuracy(run, _served_by_all(runs))) is not None
+        if (score := held_out_accuracy(run, served_by_all(runs))) is not None
     ]
     best = sorted(scored, key=lambda pair: -pair[0])[:2]
     moved = [move for _, run in best if (move := movement(run.evaluations)) is not None]
     if len(best) < 2 or len(moved) < 2 or not _same_test_domains(runs):
         return None
     return unsteady(sum(moved) / 2, best[0][0] - best[1][0])
-
-
-def _served_by_all(runs: Sequence[RunRecord]) -> SelectionRule:
-    """The rule of the models that the runs serve; the final round's where they differ."""
-    rules = {run.served.name: run.served for run in runs}
-    return next(iter(rules.values())) if len(rules) == 1 else FINAL
 
 
 def _accuracy_facts(runs: Sequence[RunRecord], labels: Sequence[str]) -> Facts:

@@ -35,7 +35,7 @@ from feddg.rows import (
     client_name,
 )
 from feddg.runs.evaluations import Evaluations
-from feddg.runs.selection_rules import SelectionRule, served_rule
+from feddg.runs.selection_rules import FINAL, SelectionRule, served_rule
 from feddg.views import Shown
 from feddg.yaml_text import parse_fields
 
@@ -217,6 +217,12 @@ def read_captions(folder: Path) -> dict[str, str]:
     """Returns the captions of the pictures in a folder by file name, in their order."""
     captions = _read_optional(folder / CAPTIONS) or {}
     return {name: str(caption) for name, caption in captions.items()}
+
+
+def served_by_all(runs: Iterable[RunRecord]) -> SelectionRule:
+    """Returns the rule of the models that runs serve; the final round's where they differ."""
+    rules = {run.served.name: run.served for run in runs}
+    return next(iter(rules.values())) if len(rules) == 1 else FINAL
 
 
 def is_run(folder: Path) -> bool:
