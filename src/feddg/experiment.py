@@ -55,7 +55,7 @@ _LATER = {
         "hue",
     ),
     "server": ("largest_change", "serve", "tail", "ema", "interpolate"),
-    "evaluate": ("pictures", "averages", "select_by"),
+    "evaluate": ("pictures", "averages", "select_by", "every_of_last"),
     "privacy": (
         "epsilon",
         "delta",

@@ -308,6 +308,9 @@ class EvaluateSettings(Settings):
     every: int = Field(
         1, ge=1, description="rounds between evaluations; the last round is always evaluated"
     )
+    every_of_last: int = Field(
+        0, ge=0, description="of so many last rounds every one is evaluated, whatever every says"
+    )
     batch_size: int = Field(256, ge=1, description="images per batch when measuring")
     pictures: bool = Field(
         True,
@@ -324,6 +327,10 @@ class EvaluateSettings(Settings):
         description="what validation chooses a round by, mean over its domains (iWildCam: "
         "macro_f1)",
     )
+
+    def after(self, round: int, rounds: int) -> bool:
+        """Whether the model is measured after ``round``, from 1, of ``rounds``."""
+        return round % self.every == 0 or round > rounds - max(1, self.every_of_last)
 
 
 class MethodChoice(Settings):

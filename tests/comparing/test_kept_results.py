@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from feddg.api import compare
 from feddg.comparing.compare import prepare_work
-from feddg.comparing.kept_results import KeptResult, KeptResults, movement, to_text
+from feddg.comparing.kept_results import KeptResult, KeptResults, mean_step, to_text
 from feddg.errors import RunError
 from feddg.rows import EvaluationRow
 from feddg.runs.evaluations import Evaluations
@@ -70,8 +70,11 @@ def test_movement_is_the_mean_change_of_the_second_half():
         for domain, value in zip("ab", values)
     ]
     # Of five rounds 3, 4 and 5 are the second half; their means are 0.3, 0.5 and 0.3.
-    assert movement(Evaluations(rows), 5) == pytest.approx((0.2 + 0.2) / 2)
-    assert movement(Evaluations(rows[:6]), 5) is None
+    assert mean_step(Evaluations(rows), 5) == pytest.approx((0.2 + 0.2) / 2)
+    assert mean_step(Evaluations(rows[:6]), 5) is None
+    apart = [*rows[4:], evaluation(8, "a", 0.9), evaluation(9, "a", 0.8), evaluation(10, "a", 0.7)]
+    only_a = [row for row in apart if row.domain == "a"]
+    assert mean_step(Evaluations(only_a), 5) == pytest.approx((0.4 + 0.1 + 0.1 + 0.1) / 4)
 
 
 def test_a_comparison_keeps_its_results_and_never_runs_them_again(tmp_path):

@@ -23,6 +23,7 @@ from feddg.runs.folder import RunFolder
 from feddg.runs.model import load_model
 from feddg.runs.observer import Observer
 from feddg.runs.reading import read_rows, read_run
+from feddg.settings import EvaluateSettings
 
 ROUNDS = 3
 CHANNELS = 64
@@ -101,6 +102,20 @@ def test_the_groups_of_similar_styles_are_kept_and_shown(undisturbed):
     page = undisturbed.report.read_text(encoding="utf-8")
     assert "Groups of clients before training" in page
     assert ", ".join(f"client-{id}" for id in groups[0]) in page
+
+
+@pytest.mark.parametrize(
+    ("fields", "measured"),
+    [
+        ({"every": 4}, [4, 8, 10]),
+        ({"every": 10, "every_of_last": 3}, [8, 9, 10]),
+        ({"every": 3, "every_of_last": 1}, [3, 6, 9, 10]),
+        ({"every": 1, "every_of_last": 20}, list(range(1, 11))),
+    ],
+)
+def test_which_rounds_are_evaluated(fields, measured):
+    settings = EvaluateSettings(**fields)
+    assert [r for r in range(1, 11) if settings.after(r, 10)] == measured
 
 
 def test_every_round_is_evaluated_on_every_split(undisturbed):

@@ -98,7 +98,9 @@ def kind_of(experiment: dict[str, Any]) -> str:
     parts: list[Any] = [experiment["method"], experiment["data"]["source"]]
     parts += [experiment["data"]["image_size"], experiment["model"]["backbone"]]
     parts += [clients["number"], clients["per_round"], train["local_epochs"]]
-    parts += [train["local_steps"], train["batch_size"], experiment["evaluate"]["every"]]
+    evaluate = experiment["evaluate"]
+    parts += [train["local_steps"], train["batch_size"]]
+    parts += [evaluate["every"], evaluate.get("every_of_last", 0)]
     parts += [len(experiment["hold_out"]["test"]) + len(experiment["hold_out"]["val"])]
     return repr(parts)
 
@@ -138,7 +140,7 @@ def _seconds(experiment: Experiment, table: ImageTable, speed: Speed) -> float:
     else:
         per_round = training * share * train.local_epochs
     evaluated = len(table) - training
-    times = 1 + -(-train.rounds // experiment.evaluate.every)
+    times = 1 + sum(experiment.evaluate.after(r + 1, train.rounds) for r in range(train.rounds))
     return (
         training * speed.setup
         + train.rounds * per_round * speed.train

@@ -154,7 +154,7 @@ def measured_numbers(result: Result) -> dict[str, float]:
                 numbers[f"{split}_{rule.key}"] = value
     run = result.run
     for weights in (LAST, TAIL):
-        moved = movement(run.evaluations.of(weights), run.rounds_done)
+        moved = mean_step(run.evaluations.of(weights), run.rounds_done)
         if moved is not None:
             numbers[f"movement_{weights}"] = moved
     rounds = run.metrics.rounds
@@ -167,8 +167,11 @@ def measured_numbers(result: Result) -> dict[str, float]:
     return numbers
 
 
-def movement(evaluations: Evaluations, rounds: int, split: str = TEST) -> float | None:
+def mean_step(evaluations: Evaluations, rounds: int, split: str = TEST) -> float | None:
     """Returns the mean absolute change between neighbouring evaluated rounds of the second half.
+
+    Neighbours are the rounds that lie closest together: with ``evaluate.every_of_last`` those of
+    the end, which are one apart.
 
     Args:
         evaluations: of one kind of weights.
@@ -178,12 +181,14 @@ def movement(evaluations: Evaluations, rounds: int, split: str = TEST) -> float 
     Returns:
         The change, 0 to 1; None with fewer than two evaluations in the second half.
     """
-    later = [round for round in evaluations.rounds if round > rounds / 2]
-    values = [evaluations.accuracy(round, split) for round in later]
-    known = [value for value in values if value is not None]
-    if len(known) < 2:
+    values = {round: evaluations.accuracy(round, split) for round in evaluations.rounds}
+    known = [(round, value) for round, value in values.items() if value is not None]
+    pairs = list(itertools.pairwise((round, value) for round, value in known if round > rounds / 2))
+    if not pairs:
         return None
-    return math.fsum(abs(b - a) for a, b in itertools.pairwise(known)) / (len(known) - 1)
+    closest = min(b - a for (a, _), (b, _) in pairs)
+    steps = [abs(y - x) for (a, x), (b, y) in pairs if b - a == closest]
+    return math.fsum(steps) / len(steps)
 
 
 def to_text(results: Sequence[KeptResult]) -> str:

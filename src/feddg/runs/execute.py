@@ -264,7 +264,7 @@ class _Execution:
         self._draw(lambda folder: found.draw(folder, server.state))
 
     def _rounds(self, server: Server, writer: "Records", evaluation: Evaluation | None) -> None:
-        every = self.experiment.evaluate.every
+        settings, rounds = self.experiment.evaluate, self.experiment.train.rounds
         while (row := next_round(server)) is not None:
             self.observer.round(row)
             if row.round == self.experiment.train.head_rounds:
@@ -272,7 +272,7 @@ class _Execution:
                 server.state.extras.pop(CHANGES, None)
             found: Sequence[EvaluationRow] = []
             started = time.perf_counter()
-            if server.is_last or row.round % every == 0:
+            if server.is_last or settings.after(row.round, rounds):
                 found = self.measurer.rows(server)
             row = row.took(evaluate=time.perf_counter() - started)
             self.interpolation.note(server.state, writer.models)
