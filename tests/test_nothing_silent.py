@@ -69,6 +69,7 @@ HELD_BY = {
         "runs/test_from_scratch.py::test_no_weights_choose_a_small_network_that_learns",
         "runs/test_from_scratch.py::"
         "test_weights_that_cannot_be_had_lead_there_unless_they_were_asked_for",
+        "runs/test_from_scratch.py::test_a_comparison_says_it_once_and_writes_it_into_its_plan",
         "runs/test_from_scratch.py::test_balanced_classes_count_alike_by_the_clients_own_numbers",
         "cli/test_commands.py::test_a_dry_run_says_where_every_setting_comes_from_and_runs_nothing",
         "data/test_augment.py::test_quarter_turns_are_turns_each_as_often_as_the_others",
@@ -100,12 +101,14 @@ HELD_BY = {
     "9": (
         "cli/test_commands.py::test_help_does_not_import_torch",
         "cli/test_commands.py::test_a_run_does_not_import_what_only_pages_and_comparisons_need",
+        "cli/test_commands.py::test_training_does_not_import_a_compiler",
         "test_nothing_silent.py::test_freed_memory_is_given_back",
     ),
     "10": (
         "cli/test_commands.py::test_the_demo_compares_explains_the_best_and_ends_with_its_page",
         "cli/test_commands.py::"
         "test_the_demos_plan_holds_every_domain_out_under_the_mean_of_the_last_rounds",
+        "cli/test_commands.py::test_the_demo_fills_the_cores_and_starts_no_process_for_one",
     ),
     "also": (
         "methods/test_authors_code.py::test_every_method_of_a_paper_says_where_it_differs",

@@ -593,3 +593,28 @@ def test_a_browser_draws_every_chart_without_error_or_request(
     assert opened.page.count('data-state="drawn"') == len(charts)
     assert html.escape(NASTY[:20], quote=False) in opened.page
     assert "example.org" not in opened.log
+
+
+MEASURE = """<script>addEventListener("load", () => {
+  const page = document.documentElement, out = [];
+  const scrolls = (part) => { for (; part; part = part.parentElement)
+    if (["auto", "scroll"].includes(getComputedStyle(part).overflowX)) return true; };
+  for (const part of document.querySelectorAll("main *, header *"))
+    if (part.getBoundingClientRect().right > innerWidth + 1 && !scrolls(part))
+      out.push(part.tagName + "." + (part.getAttribute("class") || ""));
+  page.dataset.width = innerWidth;
+  page.dataset.beyond = page.scrollWidth > innerWidth ? ["page", ...out].join(" ") : out.join(" ");
+});</script>"""
+
+
+@pytest.mark.parametrize("width", [400, 1280])
+def test_nothing_is_cut_off_at_the_right(width, open_in_browser, folder_maker, tmp_path):
+    long = folder_maker("long", classes=["a rather long name", "1", "2"], test=["a long domain"])
+    folders = [long.write(), folder_maker("other").write()]
+    page = write_report(folders, tmp_path / "both.html")
+    measured = tmp_path / "measured.html"
+    for source in (page, write_report(folders[:1], tmp_path / "one.html")):
+        measured.write_text(source.read_text("utf-8").replace("</body>", MEASURE + "</body>"))
+        opened = open_in_browser(measured, width)
+        assert 'data-beyond=""' in opened.page, re.findall('data-beyond="[^"]*"', opened.page)
+        assert f'data-width="{width}"' in opened.page
