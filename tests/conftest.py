@@ -47,20 +47,19 @@ class Opened:
 
 
 @pytest.fixture
-def open_in_browser(tmp_path: Path) -> Callable[..., Opened]:
-    """Opens a page in headless Chromium, so many pixels wide; skips where there is none."""
+def open_in_browser(tmp_path: Path) -> Callable[[Path], Opened]:
+    """Opens a page in headless Chromium; skips where there is none."""
     names = ("chromium", "chromium-browser", "google-chrome", "chrome")
     browser = next((path for path in map(shutil.which, names) if path), None)
     if browser is None:
         pytest.skip("needs Chromium or Chrome to open the page")
 
-    def opened(page: Path, width: int = 1280) -> Opened:
+    def opened(page: Path) -> Opened:
         net_log = tmp_path / "net.json"
         command = [
             *(browser, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run"),
             *("--disable-background-networking", "--disable-component-update"),
-            *("--disable-dev-shm-usage", f"--window-size={width},1000"),
-            "--host-resolver-rules=MAP * ~NOTFOUND",
+            *("--disable-dev-shm-usage", "--host-resolver-rules=MAP * ~NOTFOUND"),
             *("--enable-logging=stderr", f"--user-data-dir={tmp_path / 'profile'}"),
             *(f"--log-net-log={net_log}", "--virtual-time-budget=10000", "--dump-dom"),
         ]

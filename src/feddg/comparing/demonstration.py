@@ -10,20 +10,21 @@ from feddg.settings import merge
 
 DEMO: Mapping[str, Any] = {
     "name": "demo",
-    "title": "The demo: which method travels?",
+    "title": "The demo: which method travels",
     "question": "Scanned digits are drawn as ink, chalk, photo and sketch; each in turn is the "
     "domain that no client trains on, and what is served is the mean of the last rounds.",
     "base": {
-        "data": {"source": "digits", "image_size": 16, "id_val": 0, "id_test": 0},
+        "data": {"source": "digits", "image_size": 18, "id_val": 0, "id_test": 0},
         "clients": {"number": 3, "heterogeneity": 0.5},
         "train": {
-            "rounds": 6,
+            "rounds": 5,
             "local_epochs": 1,
             "batch_size": 32,
             "lr": 3e-3,
+            "schedule": "cosine",
             "augmentation": "none",
         },
-        "server": {"serve": "tail", "tail": 0.34},
+        "server": {"serve": "tail", "tail": 0.4},
         "evaluate": {"every": 2},
     },
     "methods": ["fedavg", "mixstyle", "pardon"],

@@ -216,6 +216,8 @@ class Processes:
                 process.wait(STOP_SECONDS)
             except (subprocess.TimeoutExpired, KeyboardInterrupt):
                 process.kill()
+            if process in self._idle.values() and process.stdout is not None:
+                process.stdout.close()  # that of others is closed by who follows it
 
 
 def _devices() -> list[str]:
