@@ -61,7 +61,7 @@ def measured(root: Path, domain: str, seed: int, size: int, out: Path, **fields:
     started = time.process_time()
     done = feddg.run(experiment, out / "runs", report=False)
     seconds = time.process_time() - started
-    rows = [row for row in read_run(done.folder).evaluations if row.split == "test"]
+    rows = [row for row in read_run(done.folder).metrics.evaluations if row.split == "test"]
     last = max(row.round for row in rows)
     found = {row.weights: 100 * row.accuracy for row in rows if row.round == last}
     network = f"{experiment.model.backbone}, {(experiment.model.weights and 'ImageNet') or 'none'}"

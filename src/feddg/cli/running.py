@@ -108,7 +108,7 @@ def demo(
     out: OutOption = Path("runs"),
     quiet: QuietOption = False,
 ) -> None:
-    """Three methods on digits drawn in four ways, each way unseen once. Offline, a minute or two."""
+    """Three methods on digits in four styles, each unseen once. Offline, a minute or two."""
     from rich.console import Console
 
     from feddg.api import compare
