@@ -20,12 +20,13 @@ import torch
 from torch import Tensor
 
 from feddg.api import run
+from feddg.attacks.cases import MembershipEffort
 from feddg.attacks.entries import entries_of
 from feddg.attacks.extractors import read_extractor
 from feddg.attacks.generator import GeneratorTraining
 from feddg.attacks.image_metrics import Judges
 from feddg.attacks.inversion import Search, invert_updates
-from feddg.attacks.membership import MembershipEffort, membership
+from feddg.attacks.membership import membership
 from feddg.attacks.reconstruction import Effort, reconstruct
 from feddg.attacks.senders import Senders
 from feddg.experiment import Experiment

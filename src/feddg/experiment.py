@@ -29,7 +29,7 @@ from feddg.data.data_set import (
 from feddg.data.partitions import counts_clients, rules_of
 from feddg.data.sources import checked_options
 from feddg.errors import DataError, ExperimentError, nearest
-from feddg.guards.chain import resolved_choice
+from feddg.guards.building import resolved_choice
 from feddg.methods.composition import build_method, method_class
 from feddg.settings import ClientSettings, ExperimentSettings, Settings, merge
 from feddg.yaml_text import read_fields_of
