@@ -65,7 +65,6 @@ class Account:
         self._write = write
         self._known: dict[tuple[str, Unit], dict[int, list[float]]] = defaultdict(dict)
         self._secret: dict[tuple[str, Unit], list[tuple[float, float]]] = defaultdict(list)
-        self.rounds: dict[str, set[int]] = defaultdict(set)
         for row in rows:
             self.enter(row)
 
@@ -138,7 +137,6 @@ class Account:
     def enter(self, row: PrivacyRow) -> None:
         """Enters a row that is kept already."""
         key = row.message, row.unit
-        self.rounds[row.message].add(row.round)
         if row.rate < 1:
             self._secret[key].append((row.noise, row.rate))
             return

@@ -36,9 +36,9 @@ def open_account(folder: RunFolder, guards: Guards, rounds: int) -> Account:
     for number, row in enumerate(rows, start=1):
         if account.contradicts(row):
             raise RunError(
-                f"{folder.path / PRIVACY}, row {number}, says epsilon {row.epsilon:.4g}, and that is "
-                "not what its noise and the rows before it cost: the file was changed. Put it back, "
-                "or begin a new run"
+                f"{folder.path / PRIVACY}, row {number}, says epsilon {row.epsilon:.4g}, and that "
+                "is not what its noise and the rows before it cost: the file was changed. Put it "
+                "back, or begin a new run"
             )
         account.enter(row)
     return account
