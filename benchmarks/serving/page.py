@@ -1,6 +1,6 @@
 """Makes a page about serving weights from the CSV file of a campaign.
 
-    python benchmarks/serving/page.py RESULTS.csv PAGE.md
+    python benchmarks/serving/page.py RESULTS.csv [MORE.csv ...] PAGE.md
 
 Everything between the page's two marks is made anew; what stands around it is kept.
 """
@@ -26,13 +26,14 @@ from feddg.runs.selection_rules import BEST_IN_DOMAIN, EMA_MEAN, FINAL, TAIL_MEA
 BEGIN, END = "<!-- tables -->", "<!-- end of tables -->"
 SEARCH = "<!-- search -->"
 """A page that says this shows validation domains, and one rule."""
+BASELINE = "fedavg"
 RULES = (FINAL, TAIL_MEAN, EMA_MEAN, BEST_IN_DOMAIN)
 
 
 def tables(kept: KeptResults) -> str:
     """Returns the tables of the campaign as Markdown."""
-    parts = [_coverage(kept), _accuracy(kept), _by_column(kept), _margins(kept), _costs(kept)]
-    return "\n\n".join(parts)
+    parts = [_coverage(kept), _accuracy(kept), _by_column(kept), _margins(kept)]
+    return "\n\n".join([*parts, _explained(kept), _costs(kept)])
 
 
 def _columns(kept: KeptResults) -> list[str]:
@@ -137,10 +138,34 @@ def _margins(kept: KeptResults) -> str:
     )
 
 
+def _explained(kept: KeptResults) -> str:
+    """How much of each method's lead over plain averaging the mean of the tail explains."""
+    final, tail = kept.accuracies(FINAL), kept.accuracies(TAIL_MEAN)
+    if BASELINE not in final:
+        return f"Without {_title(BASELINE)} nobody's lead can be explained."
+    rows = [
+        [
+            _title(method),
+            _margin(paired_margin(final[method], final[BASELINE])),
+            _margin(paired_margin(final[method], tail[BASELINE])),
+            _margin(paired_margin(tail[method], tail[BASELINE])),
+        ]
+        for method in _ranked(kept)
+        if method != BASELINE
+    ]
+    name = _title(BASELINE)
+    heads = ["method", "both final", f"{name} with its tail", "both with their tails"]
+    return (
+        f"Lead over {name}, paired by column and seed: as tables have it, with both models of the "
+        f"last round; what is left of it when only {name} serves its tail; and when both do.\n\n"
+        + _markdown(heads, rows)
+    )
+
+
 def _costs(kept: KeptResults) -> str:
     rows = []
     found = _by_method(kept)
-    base = found.get("fedavg", next(iter(found.values())))
+    base = found.get(BASELINE, next(iter(found.values())))
     for method in _ranked(kept):
         shares = [
             _ratio(
@@ -228,10 +253,16 @@ def remade(page: str, kept: KeptResults) -> str:
     return f"{before}{BEGIN}\n\n{made}\n\n{END}{after}"
 
 
+def read(files: Sequence[Path]) -> KeptResults:
+    """Returns the results of all files, in their order."""
+    results = [result for file in files for result in KeptResults.read(file).results]
+    return KeptResults(files[0], results)
+
+
 def main() -> None:
-    """Rewrites the page named second from the results named first."""
-    results, page = map(Path, sys.argv[1:3])
-    page.write_text(remade(page.read_text("utf-8"), KeptResults.read(results)), "utf-8")
+    """Rewrites the page named last from the results named before it."""
+    *files, page = map(Path, sys.argv[1:])
+    page.write_text(remade(page.read_text("utf-8"), read(files)), "utf-8")
 
 
 if __name__ == "__main__":
