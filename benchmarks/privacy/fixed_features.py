@@ -1,9 +1,9 @@
-"""Small networks on fixed features, for noise that grows with the number of trained weights.
+"""Linear heads on fixed features, for noise that grows with the number of trained weights.
 
 Private training wants few weights and good features (Tramer and Boneh, "Differentially Private
 Learning Needs Better Features (or Much More Data)", ICLR 2021). Here the features are not trained:
 edges by direction for digits, a ResNet-18 with ImageNet weights for PACS. What is trained, sent and
-noised is a linear map of them to 16 numbers, and the head.
+noised is the head. (A loss on features, such as PARDON's triplets, has nothing to train then.)
 
 Importing registers the backbones ``fixed_edges`` and ``fixed_resnet18``. The second reads the file
 named by the environment variable FEDDG_RESNET18. Features of an image are computed once a process.
@@ -18,29 +18,26 @@ from torch import Tensor, nn
 
 from feddg.models.backbones import build_network, register_backbone
 
-EMBEDDING = 16
 GRID = 4
-PROJECTED = 64
+FEATURES = 4 * GRID**2
 
 
-class OnFixedFeatures(nn.Module):
-    """A trained linear map of features that are not trained, and belong to no message."""
+class FixedFeatures(nn.Module):
+    """Features that are not trained, and belong to no message."""
 
-    def __init__(self, features: Callable[[Tensor], Tensor], size: int) -> None:
+    def __init__(self, features: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
-        self.out_features = EMBEDDING
+        self.out_features = FEATURES
         self._features: Callable[[Tensor], Tensor] = features
-        self.linear = nn.Linear(size, EMBEDDING)
 
     @property
     def stages(self) -> list[nn.Module]:
-        """The linear map alone."""
-        return [self.linear]
+        """None."""
+        return []
 
     def forward(self, images: Tensor) -> Tensor:
-        """Maps ``(B, 3, H, W)`` to ``(B, 16)``."""
-        embedded: Tensor = self.linear(self._features(images))
-        return embedded
+        """Maps ``(B, 3, H, W)`` to ``(B, 64)``."""
+        return self._features(images)
 
 
 def edges(images: Tensor) -> Tensor:
@@ -54,7 +51,12 @@ def edges(images: Tensor) -> Tensor:
     kernels = torch.stack([sobel, sobel.T, diagonal, diagonal.flip(1)])[:, None]
     strength = nn.functional.conv2d(grey, kernels.to(grey), padding=1).abs()
     found = nn.functional.adaptive_avg_pool2d(strength, GRID).flatten(1)
-    return 8 * nn.functional.normalize(found)
+    return centred(found)
+
+
+def centred(features: Tensor) -> Tensor:
+    """Returns features ``(B, d)`` less their mean over the d, of length 8."""
+    return 8 * nn.functional.normalize(features - features.mean(1, keepdim=True))
 
 
 class Remembered:
@@ -82,13 +84,13 @@ class Remembered:
 def resnet18_features(file: str) -> Callable[[Tensor], Tensor]:
     """Returns a function to ``(B, 64)``: pooled features, projected by fixed random signs."""
     trunk = build_network("resnet18", 7, weights=file).eval()
-    signs = torch.randint(2, (512, PROJECTED), generator=torch.Generator().manual_seed(0))
-    project = (2.0 * signs - 1) / PROJECTED**0.5
+    signs = torch.randint(2, (512, FEATURES), generator=torch.Generator().manual_seed(0))
+    project = (2.0 * signs - 1) / FEATURES**0.5
 
     def compute(images: Tensor) -> Tensor:
         with torch.no_grad():
             found = trunk.features(images)
-        return 8 * nn.functional.normalize(found @ project)
+        return centred(centred(found) @ project)
 
     return compute
 
@@ -98,13 +100,13 @@ _KNOWN: dict[str, Remembered] = {}
 
 @register_backbone("fixed_edges")
 def fixed_edges() -> nn.Module:
-    """64 features, 1,210 weights with a head for 10 classes."""
-    return OnFixedFeatures(_KNOWN.setdefault("edges", Remembered(edges)), GRID**2 * 4)
+    """650 weights with a head for 10 classes."""
+    return FixedFeatures(_KNOWN.setdefault("edges", Remembered(edges)))
 
 
 @register_backbone("fixed_resnet18")
 def fixed_resnet18() -> nn.Module:
-    """64 features, 1,159 weights with a head for 7 classes."""
+    """455 weights with a head for 7 classes."""
     if "resnet18" not in _KNOWN:
         _KNOWN["resnet18"] = Remembered(resnet18_features(os.environ["FEDDG_RESNET18"]))
-    return OnFixedFeatures(_KNOWN["resnet18"], PROJECTED)
+    return FixedFeatures(_KNOWN["resnet18"])

@@ -13,7 +13,7 @@ from pathlib import Path
 DATA = Path(__file__).parents[2] / "docs" / "results" / "data"
 DOMAINS = ("photo", "art_painting", "cartoon", "sketch", "all")
 FED = {"sent": "sent", "sample": "image's own", "unrelated": "chance"}
-RUNS = ("ccst", "pardon", "elcfs", "fpl")
+RUNS = ("ccst", "ccst-single", "pardon", "elcfs", "fpl", "fedbn")
 JUDGED = ("FD", "KD", "PD")
 
 
