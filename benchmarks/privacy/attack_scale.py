@@ -7,7 +7,6 @@ from feddg.attacks.generator import GeneratorTraining
 from feddg.attacks.inversion import Step
 from feddg.attacks.reconstruction import Effort
 
-
 _EFFORT = Effort(targets=128, training=GeneratorTraining(steps=60, batch_size=16))
 _MEMBERSHIP = MembershipEffort(clients=12, images=24, shadows=2)
 
