@@ -1,32 +1,40 @@
 """Makes a page of results from the CSV file of a campaign; with a plan, the page of its table.
 
-    python benchmarks/serving/page.py RESULTS.csv PAGE.md [--plan PLAN.yaml] [--tuning tuning.json]
+    python benchmarks/serving/page.py RESULTS.csv [MORE.csv ...] PAGE.md
+        [--plan PLAN.yaml] [--tuning tuning.json]
 
 Everything between the page's two marks is made anew; what stands around it is kept.
 """
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from feddg.comparing.kept_results import KeptResults
 from feddg.comparing.plan import load_plan
 from feddg.comparing.tuning_file import TuningFile
-from feddg.report.kept_page import remade, search_table
+from feddg.report.kept_page import remade, search_table, tables
 
-__all__ = ["remade", "search_table"]
+__all__ = ["read", "remade", "search_table", "tables"]
+
+
+def read(files: Sequence[Path]) -> KeptResults:
+    """Returns the results of all files, in their order."""
+    results = [result for file in files for result in KeptResults.read(file).results]
+    return KeptResults(files[0], results)
 
 
 def main() -> None:
-    """Rewrites the page named second from the results named first."""
+    """Rewrites the page named last from the results named before it."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("results", type=Path, help="CSV file of `feddg compare --kept`")
+    parser.add_argument("results", type=Path, nargs="+", help="CSV files of `feddg compare --kept`")
     parser.add_argument("page", type=Path, help="Markdown page with the two marks")
     parser.add_argument("--plan", type=Path, help="the plan that the results were run for")
     parser.add_argument("--tuning", type=Path, help="tuning.json of the comparison's folder")
     said = parser.parse_args()
     plan = load_plan(said.plan) if said.plan else None
     tuning = TuningFile.read(said.tuning) if said.tuning else None
-    text = remade(said.page.read_text("utf-8"), KeptResults.read(said.results), plan, tuning)
+    text = remade(said.page.read_text("utf-8"), read(said.results), plan, tuning)
     said.page.write_text(text, "utf-8")
 
 

@@ -27,6 +27,7 @@ from feddg.runs.selection_rules import BEST_IN_DOMAIN, EMA_MEAN, FINAL, TAIL_MEA
 BEGIN, END = "<!-- tables -->", "<!-- end of tables -->"
 SEARCH = "<!-- search -->"
 """A page that says this shows validation domains, and one rule."""
+BASELINE = "fedavg"
 RULES = (FINAL, TAIL_MEAN, EMA_MEAN, BEST_IN_DOMAIN)
 
 
@@ -71,8 +72,8 @@ def tables(kept: KeptResults) -> str:
     table = KeptTable.of(kept)
     if not table.results:
         return "No run has ended yet."
-    parts = [_coverage(table), _accuracy(table), _by_column(table), _margins(table), _costs(table)]
-    return "\n\n".join(parts)
+    parts = [_coverage(table), _accuracy(table), _by_column(table), _margins(table)]
+    return "\n\n".join([*parts, _explained(table), _costs(table)])
 
 
 def _coverage(table: KeptTable) -> str:
@@ -159,10 +160,34 @@ def _margins(table: KeptTable) -> str:
     )
 
 
+def _explained(table: KeptTable) -> str:
+    """How much of each method's lead over plain averaging the mean of the tail explains."""
+    final, tail = table.accuracies(FINAL), table.accuracies(TAIL_MEAN)
+    name = spelled(BASELINE)
+    if BASELINE not in final:
+        return f"Without {name} nobody's lead can be explained."
+    rows = [
+        [
+            spelled(method),
+            _margin(paired_margin(final[method], final[BASELINE])),
+            _margin(paired_margin(final[method], tail[BASELINE])),
+            _margin(paired_margin(tail[method], tail[BASELINE])),
+        ]
+        for method in _ranked(table)
+        if method != BASELINE
+    ]
+    heads = ["method", "both final", f"{name} with its tail", "both with their tails"]
+    return (
+        f"Lead over {name}, paired by column and seed: as tables have it, with both models of the "
+        f"last round; what is left of it when only {name} serves its tail; and when both do.\n\n"
+        + _markdown(heads, rows)
+    )
+
+
 def _costs(table: KeptTable) -> str:
     rows = []
     found = table.by_method()
-    base = found.get("fedavg", next(iter(found.values())))
+    base = found.get(BASELINE, next(iter(found.values())))
     for method in _ranked(table):
         shares = [
             _ratio(

@@ -54,9 +54,8 @@ def _coverage(table: KeptTable) -> str:
             f"flags were added, if only for a path{tuned}."
         )
     if table.strangers:
-        lines.append(
-            f"{counted(table.strangers, 'row')} of the file belong to no cell, and are out."
-        )
+        verb = "belongs" if table.strangers == 1 else "belong"
+        lines.append(f"{counted(table.strangers, 'row')} of the file {verb} to no cell: left out.")
     return "\n".join(lines)
 
 
