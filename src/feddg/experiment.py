@@ -28,10 +28,17 @@ from feddg.data.data_set import (
 )
 from feddg.data.partitions import counts_clients, rules_of
 from feddg.data.sources import checked_options
-from feddg.errors import DataError, ExperimentError, nearest
-from feddg.guards.chain import resolved_choice
+from feddg.errors import DataError, ExperimentError, FeddgError, nearest
+from feddg.evaluation.metrics import METRICS
+from feddg.guards.building import resolved_choice
 from feddg.methods.composition import build_method, method_class
-from feddg.settings import ClientSettings, ExperimentSettings, Settings, merge
+from feddg.settings import (
+    ClientSettings,
+    EvaluateSettings,
+    ExperimentSettings,
+    Settings,
+    merge,
+)
 from feddg.yaml_text import read_fields_of
 
 log = logging.getLogger("feddg")
@@ -55,7 +62,7 @@ _LATER = {
         "hue",
     ),
     "server": ("largest_change", "serve", "tail", "ema", "interpolate"),
-    "evaluate": ("pictures", "averages", "select_by", "every_of_last"),
+    "evaluate": ("pictures", "averages", "select_by", "select_over", "every_of_last"),
     "privacy": (
         "epsilon",
         "delta",
@@ -108,6 +115,7 @@ class Experiment(ExperimentSettings):
     def _check_names(self) -> "Experiment":
         find_augmentation(self.train.augmentation)
         rules_of(self.clients.partition, self.clients.model_dump())
+        _check_selection(self.evaluate)
         return self
 
     @property
@@ -162,6 +170,25 @@ class Experiment(ExperimentSettings):
     def to_yaml(self) -> str:
         """Returns the complete experiment as YAML."""
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def _check_selection(evaluate: EvaluateSettings) -> None:
+    """Refuses what no round can be chosen by."""
+    able = [name for name, metric in METRICS.items() if metric.higher_is_better is not None]
+    try:
+        METRICS.find(evaluate.select_by)
+    except FeddgError as error:
+        raise ExperimentError(f"evaluate.select_by: {error}") from None
+    if evaluate.select_by not in able:
+        raise ExperimentError(
+            f"evaluate.select_by: {evaluate.select_by} says how images are, not how good a model "
+            f"is; choose by one of {', '.join(able)}"
+        )
+    if evaluate.select_over == "pooled" and evaluate.select_by != "accuracy":
+        raise ExperimentError(
+            f"evaluate.select_over: {evaluate.select_by} is not pooled while a run goes on, only "
+            "accuracy is; say domain_mean or worst_domain"
+        )
 
 
 def load_experiment(path: Path | None, overrides: Mapping[str, Any] | None = None) -> Experiment:

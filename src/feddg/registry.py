@@ -129,6 +129,17 @@ class Registry(Mapping[str, T], Generic[T]):
             log.warning("%s %r %s", self.kind, name, self._broken[name])
 
 
+def is_called(name: str, loaded: Any, kind: type[T], error: type[FeddgError]) -> T:
+    """Returns what an entry point gave, a definition of this kind and name.
+
+    Raises:
+        FeddgError: it is something else.
+    """
+    if not isinstance(loaded, kind) or getattr(loaded, "name", None) != name:
+        raise error(f"expected a {kind.__name__} called {name!r}, found {loaded!r}")
+    return loaded
+
+
 def _alike(one: object, other: object) -> bool:
     """Whether two definitions are one, perhaps from a module that was read twice."""
     if one is other or one == other:

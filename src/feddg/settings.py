@@ -322,10 +322,15 @@ class EvaluateSettings(Settings):
         description="when means over rounds are measured beside the last weights; what is served "
         "always is, and never keeps no other mean",
     )
-    select_by: Literal["accuracy", "balanced_accuracy", "macro_f1"] = Field(
+    select_by: str = Field(
         "accuracy",
-        description="what validation chooses a round by, mean over its domains (iWildCam: "
-        "macro_f1)",
+        description="the metric that validation chooses a round by: any that has a better end, as "
+        "balanced_accuracy, auroc, calibration_error, or macro_f1 (iWildCam's); docs/metrics.md",
+    )
+    select_over: Literal["domain_mean", "pooled", "worst_domain"] = Field(
+        "domain_mean",
+        description="how the domains of validation become one number for select_by; pooled, each "
+        "image counted once, goes with accuracy alone",
     )
 
     def after(self, round: int, rounds: int) -> bool:

@@ -1,5 +1,8 @@
 """Domains as one number: by hand, what must always hold, and what chooses a round by it."""
 
+import math
+from typing import get_args
+
 import numpy
 import pytest
 from hypothesis import given
@@ -7,11 +10,14 @@ from hypothesis import strategies as st
 from sklearn import metrics as theirs
 
 from feddg import Experiment
+from feddg.errors import ExperimentError
 from feddg.evaluation.metrics import METRICS, Predictions, measure
 from feddg.rows import EvaluationRow
 from feddg.runs.evaluations import AGGREGATES, Evaluations
+from feddg.runs.kept_models import KeptModels
 from feddg.runs.reading import read_run
 from feddg.runs.selection_rules import BEST_HELD_OUT, BEST_IN_DOMAIN
+from feddg.settings import EvaluateSettings
 
 
 def row(domain, confusion, round=1, split="test", **more):
@@ -112,6 +118,74 @@ def test_a_round_is_chosen_by_the_metric_asked_for(split):
     assert chosen == {"accuracy": 1, "balanced_accuracy": 2, "macro_f1": 2}
 
 
+def test_every_metric_with_a_better_end_chooses_and_less_may_be_better():
+    rows = [
+        row("a", [[1, 1], [1, 1]], 1, "id_val", auroc=0.9, calibration_error=0.3),
+        row("a", [[1, 1], [1, 1]], 2, "id_val", auroc=0.5, calibration_error=0.1),
+        row("a", [[1, 1], [1, 1]], 3, "id_val", auroc=math.nan, calibration_error=math.nan),
+    ]
+    chosen = {
+        by: BEST_IN_DOMAIN.choose(Evaluations(rows, select_by=by))
+        for by in ("auroc", "calibration_error", "nobody_measured")
+    }
+    assert chosen == {"auroc": 1, "calibration_error": 2, "nobody_measured": None}
+
+
+def test_domains_become_one_number_as_asked():
+    def of(round_, small, large):
+        hits = [row("a", [[small, 0], [4 - small, 0]], round_, "id_val")]
+        return [*hits, row("b", [[large, 0], [40 - large, 0]], round_, "id_val")]
+
+    rows = [*of(1, 4, 12), *of(2, 1, 30), *of(3, 2, 24)]  # means .65 .5 .55, worst .3 .25 .5
+    chosen = {
+        over: BEST_IN_DOMAIN.choose(Evaluations(rows, select_over=over)) for over in AGGREGATES
+    }
+    assert chosen == {"domain_mean": 1, "pooled": 2, "worst_domain": 3}
+    worst = [
+        row("a", [[1, 0], [0, 1]], 1, "id_val", calibration_error=0.4),
+        row("b", [[1, 0], [0, 1]], 1, "id_val", calibration_error=0.1),
+        row("a", [[1, 0], [0, 1]], 2, "id_val", calibration_error=0.3),
+        row("b", [[1, 0], [0, 1]], 2, "id_val", calibration_error=0.3),
+    ]
+    both = {
+        over: BEST_IN_DOMAIN.choose(
+            Evaluations(worst, select_by="calibration_error", select_over=over)
+        )
+        for over in ("domain_mean", "worst_domain")
+    }
+    assert both == {"domain_mean": 1, "worst_domain": 2}
+
+
+def test_the_registry_of_metrics_is_the_one_list_that_select_by_takes_from():
+    able = {name for name, metric in METRICS.items() if metric.higher_is_better is not None}
+    assert {"auroc", "calibration_error", "macro_f1"} <= able
+    for name in able:
+        made = Experiment(data="digits", hold_out="sketch", evaluate={"select_by": name})
+        assert made.evaluate.select_by == name
+    with pytest.raises(ExperimentError, match=r"select_by: unknown metric 'aurok' .*'auroc'"):
+        Experiment(data="digits", hold_out="sketch", evaluate={"select_by": "aurok"})
+    with pytest.raises(ExperimentError, match="largest_class_share says how images are"):
+        Experiment(data="digits", hold_out="s", evaluate={"select_by": "largest_class_share"})
+    pooled = {"select_by": "macro_f1", "select_over": "pooled"}
+    with pytest.raises(ExperimentError, match="macro_f1 is not pooled while a run goes on"):
+        Experiment(data="digits", hold_out="sketch", evaluate=pooled)
+    over = EvaluateSettings.model_fields["select_over"].annotation
+    assert set(get_args(over)) == set(AGGREGATES)
+
+
+def test_a_metric_that_is_not_defined_chooses_nothing_and_says_so(caplog):
+    def kept(rows, **chosen):
+        models = KeptModels(None, {}, [], EvaluateSettings(**chosen))
+        models._choose = lambda *_: None
+        models.take_in(None, rows)
+
+    one_class = [row("a", [[3, 1], [0, 0]], 1, "id_val")]
+    kept(one_class, select_by="accuracy")
+    assert not caplog.messages
+    kept(one_class, select_by="auroc")
+    assert "auroc is not defined for every domain of id_val" in caplog.text
+
+
 def test_what_chooses_is_read_from_the_experiment_and_changes_the_id_only_where_it_says_new(
     folder_maker,
 ):
@@ -120,3 +194,5 @@ def test_what_chooses_is_read_from_the_experiment_and_changes_the_id_only_where_
     same = Experiment(data="digits", hold_out="sketch", evaluate={"select_by": "accuracy"})
     other = Experiment(data="digits", hold_out="sketch", evaluate={"select_by": "macro_f1"})
     assert plain.id == same.id != other.id
+    worst = Experiment(data="digits", hold_out="sketch", evaluate={"select_over": "worst_domain"})
+    assert len({plain.id, other.id, worst.id}) == 3

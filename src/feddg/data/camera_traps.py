@@ -23,7 +23,8 @@ def list_camera_traps(root: Path, images: Path, definition: DataSet) -> ImageTab
     Raises:
         DataError: there are no annotations, or they are of another form.
     """
-    files = sorted(root.glob("**/*.json"))
+    # Hidden ones are what macOS puts beside the files of an archive.
+    files = sorted(file for file in root.glob("**/*.json") if not file.name.startswith("."))
     if not files:
         raise DataError(
             f"{images} holds images, and there are no annotations below {root}: unpack the archive "

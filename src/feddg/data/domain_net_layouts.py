@@ -14,7 +14,7 @@ from feddg.data.published import (
     compare_counts,
     domains_folder,
     known_names,
-    needs_root,
+    published_root,
     rename,
 )
 from feddg.data.wilds_folders import METADATA, check_images, holding, read_metadata
@@ -69,7 +69,7 @@ def list_domain_net(
     Raises:
         DataError: a domain or list is missing, or cannot be read.
     """
-    start = needs_root(definition.name, root)
+    start = published_root(definition, root)
     check_folder(start)
     folder = domains_folder(start, definition, AROUND, known_names(definition))
     lists = _lists(folder, definition.domains, mini=needs_lists)

@@ -252,7 +252,7 @@ def image_names(folder: Path) -> list[str]:
     Raises:
         DataError: it cannot be read.
     """
-    found = [e for e in entries(folder, DataError) if _is_image(e.name)]
+    found = [e for e in entries(folder, DataError) if is_image(e.name)]
     names = [e.name for e in found if _is_kind(e.is_file)]
     usable = [name for name in names if not _UNPRINTABLE.search(name)]
     if len(found) > len(names):
@@ -279,16 +279,20 @@ def _is_kind(test: Callable[[], bool]) -> bool:
         return False
 
 
-def _is_image(name: str) -> bool:
+def is_image(name: str) -> bool:
+    """Whether a file is an image by its name; hidden ones are none."""
     return not name.startswith(".") and os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES
 
 
 def _what_is_there(root: Path) -> str:
     """Describes a folder of another layout, so that its owner sees what to change."""
     for folder, _, files in os.walk(root):
-        image = next((name for name in sorted(files) if _is_image(name)), None)
+        image = next((name for name in sorted(files) if is_image(name)), None)
         if image is not None:
-            return f"There is an image at {Path(folder) / image}: name the folder two levels above."
+            place = Path(folder)
+            above = place.parent.parent
+            named = f": {above}" if above.is_relative_to(root) else ""
+            return f"There is an image at {place / image}: name the folder two levels above{named}."
     names = folder_names(root)
     if not names:
         return "It holds no folders."

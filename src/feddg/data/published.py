@@ -1,7 +1,8 @@
 """Folders of published data sets: found below the root, named and ordered as the papers do."""
 
 import logging
-from collections.abc import Collection, Mapping
+import os
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,11 +14,17 @@ from feddg.data.images import (
     folder_names,
     from_folder,
     image_names,
+    is_image,
     plain_name,
 )
 from feddg.errors import DataError
+from feddg.files import entries
 
 logger = logging.getLogger("feddg")
+
+
+_LAYOUT_FOLDERS = {"train", "test", "val", "alldata", "images", "patches", "raw", "full"}
+"""Plain names of folders that layouts have themselves: nobody's wrapper."""
 
 
 def needs_root(source: str, root: Path | None) -> Path:
@@ -29,6 +36,38 @@ def needs_root(source: str, root: Path | None) -> Path:
     if root is None:
         raise DataError(f"The data source '{source}' needs the folder of its images (root).")
     return root
+
+
+def published_root(definition: DataSet, root: Path | None) -> Path:
+    """Returns the folder of a published data set's images, without folders put around it.
+
+    Archives are unpacked into a folder of their name, and that into ``downloads``: while there is
+    nothing in a folder but one other, which is no part of the data set by its name and holds more
+    than images, that one is meant.
+
+    Raises:
+        DataError: no folder was given, or one cannot be read.
+    """
+    folder = needs_root(definition.name, root)
+    own = _LAYOUT_FOLDERS | {plain_name(name) for name in definition.domains}
+    while folder.is_dir():
+        inside = [one.name for one in entries(folder, DataError) if _counts(one.name)]
+        if len(inside) != 1 or plain_name(inside[0]) in own:
+            break
+        only = folder / inside[0]
+        if not only.is_dir() or not any(_counts(one.name) for one in _no_images(only)):
+            break
+        folder = only
+    return folder
+
+
+def _counts(name: str) -> bool:
+    """Whether an entry of a folder is somebody's, and not left by a system or an archiver."""
+    return name[0] != "." and name not in ("__MACOSX", "Thumbs.db", "desktop.ini")
+
+
+def _no_images(folder: Path) -> Iterator[os.DirEntry[str]]:
+    return (one for one in entries(folder, DataError) if not is_image(one.name))
 
 
 def load_published(
@@ -56,7 +95,7 @@ def load_published(
         DataError: no root, a domain is missing, or a class folder is none of the definition's.
     """
     known = known_names(definition, spellings)
-    folder = domains_folder(needs_root(definition.name, root), definition, around, known)
+    folder = domains_folder(published_root(definition, root), definition, around, known)
     domains = [name for name in _inside(folder) if known.get(plain_name(name))]
     if parts and any(_has_parts(folder / domain, parts) for domain in domains):
         listed = from_parts(folder, domains, parts)

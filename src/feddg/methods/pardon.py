@@ -38,14 +38,11 @@ from torch import Tensor, nn
 
 from feddg.clients.client import Client
 from feddg.clients.examples import Batch
-from feddg.forms import Sent
 from feddg.messages import Message, joined
-from feddg.methods.base import Method
 from feddg.methods.catalogue import register
 from feddg.methods.reference import CONTENT_VARIANCE, EIGHT_BITS, HUE, CodeDifference, Reference
 from feddg.methods.style_exchange import (
-    LARGEST_MOMENT,
-    StyleExchange,
+    OneStyleEach,
     StyleSettings,
     members,
 )
@@ -53,6 +50,7 @@ from feddg.rows import Groups
 from feddg.settings import Fraction
 from feddg.styles.finch import finch
 from feddg.styles.interpolate import client_style, interpolation_style, perturb
+from feddg.styles.statistics import FeatureMoments
 
 
 class PardonSettings(StyleSettings):
@@ -118,7 +116,7 @@ ABLATIONS: dict[str, dict[str, Any]] = {
 
 
 @register
-class Pardon(StyleExchange, Method):
+class Pardon(OneStyleEach):
     """Each client sends one style; all train against twins in the median of the styles' groups."""
 
     name = "pardon"
@@ -181,45 +179,25 @@ class Pardon(StyleExchange, Method):
         # gamma2 of IWildCam is not published; 0.1 is our guess.
         "iwildcam": {"method": {"gamma2": 0.1, "margin": 1.0}},
     }
-    sends: ClassVar[dict[str, Sent]] = Method.sends | {
-        "describe/style": Sent(
-            "one style vector, the mean over the clusters of its images",
-            lambda method, known: (2, method.codec().channels),
-            low=-LARGEST_MOMENT,
-            high=LARGEST_MOMENT,
-            when=lambda method: method.redraws,
-        )
-    }
-
-    noises: ClassVar[frozenset[str]] = frozenset({"describe/style"})
 
     @property
-    def redraws(self) -> bool:
+    def exchanges(self) -> bool:
         """Whether there are twins, and so styles to exchange (ablation v4: no)."""
         return self.settings.contrastive == "transferred" or self.settings.twin_cross_entropy
 
-    @property
-    def has_setup(self) -> bool:
-        """Styles are exchanged unless nothing is re-drawn; a method composed with may differ."""
-        others = (part for part in type(self).__mro__ if part not in (Pardon, Method))
-        return self.redraws or any("describe" in vars(part) for part in others)
-
-    def describe(self, client: Client) -> Message:
+    def style(self, client: Client, moments: FeatureMoments) -> Tensor:
         """The client's style (Eq. 1-2): mean over the FINCH clusters of its images."""
-        others = super().describe(client)
-        if not self.redraws:
-            return joined(others)
-        moments = self.moments(client)
-        style = self.noised_style(client, moments)
-        if style is None:
-            labels = self._clusters(client, moments)
-            style = client_style(moments, labels, combine=self.settings.combine)
-        if self.settings.noise_scale or self.settings.noise_coefficient:
-            scale, coefficient = self.settings.noise_scale, self.settings.noise_coefficient
-            style = perturb(style, scale, coefficient, client.stream("noise"))
-        return joined(others, Message({"style": style.float()}))
+        labels = self._clusters(client, moments)
+        return client_style(moments, labels, combine=self.settings.combine)
 
-    def _clusters(self, client: Client, moments: Any) -> Tensor:
+    def released(self, client: Client, style: Tensor) -> Tensor:
+        """The style, perturbed where the settings say so (FISC, Table 10)."""
+        scale, coefficient = self.settings.noise_scale, self.settings.noise_coefficient
+        if not (scale or coefficient):
+            return style
+        return perturb(style, scale, coefficient, client.stream("noise"))
+
+    def _clusters(self, client: Client, moments: FeatureMoments) -> Tensor:
         count = len(client.examples)
         if not self.settings.local_clustering:
             return torch.zeros(count, dtype=torch.int64)
@@ -237,7 +215,7 @@ class Pardon(StyleExchange, Method):
         """The interpolation style (Eq. 3-5)."""
         descriptions = list(descriptions)
         others = super().agree(descriptions)
-        if not self.redraws:
+        if not self.exchanges:
             return joined(others)
         style, _ = self._interpolated(descriptions)
         return joined(others, Message({"style": style.float()}))
@@ -245,7 +223,7 @@ class Pardon(StyleExchange, Method):
     def groups(self, descriptions: Sequence[tuple[int, Message]]) -> Groups:
         """The groups of clients with similar styles, in whose middle the style lies."""
         others = super().groups(descriptions)
-        if not (self.redraws and self.settings.server_clustering):
+        if not (self.exchanges and self.settings.server_clustering):
             return others
         _, labels = self._interpolated(descriptions)
         return others | {"style": members((id for id, _ in descriptions), labels)}
@@ -261,7 +239,7 @@ class Pardon(StyleExchange, Method):
     def begin(self, client: Client) -> None:
         """Draws the client's twins, or finds them on disk."""
         super().begin(client)
-        if self.redraws and self.settings.twins == "cached":
+        if self.exchanges and self.settings.twins == "cached":
             self.draw_twins(client, "twin", self._style(client.agreed))
 
     def _style(self, agreed: Message | None) -> Tensor:
@@ -278,7 +256,7 @@ class Pardon(StyleExchange, Method):
         network, chosen = client.network, self.settings
         embeddings = network.features(batch.images)
         terms = self.head_loss(client, batch, embeddings)
-        twins = network.features(self._twins(client, batch)) if self.redraws else None
+        twins = network.features(self._twins(client, batch)) if self.exchanges else None
         if twins is not None and chosen.twin_cross_entropy:
             on_twins = self.head_loss(client, batch, twins)
             terms |= {f"twin_{name}": term for name, term in on_twins.items()}

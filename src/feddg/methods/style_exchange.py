@@ -12,7 +12,9 @@ from torch import Tensor
 from feddg.clients.client import Client
 from feddg.clients.examples import Batch
 from feddg.errors import WeightsError
-from feddg.methods.base import MethodSettings
+from feddg.forms import Sent
+from feddg.messages import Message, joined
+from feddg.methods.base import Method, MethodSettings
 from feddg.settings import Fraction
 from feddg.styles.codec import CODECS, Codec, adain, load_codec, transfer
 from feddg.styles.private import private_style
@@ -139,3 +141,50 @@ class StyleExchange:
         """Returns uint8 images re-drawn as the settings say; see :func:`feddg.styles.codec`."""
         chosen = self.settings
         return transfer(self.codec(), images, style, chosen.strength, correction=chosen.correction)
+
+
+class OneStyleEach(StyleExchange, Method):
+    """Before round 1 every client sends one style, noised where the experiment asks for it."""
+
+    settings: StyleSettings
+    sends: ClassVar[dict[str, Sent]] = Method.sends | {
+        "describe/style": Sent(
+            "one style vector, the mean over the clusters of its images",
+            lambda method, known: (2, method.codec().channels),
+            low=-LARGEST_MOMENT,
+            high=LARGEST_MOMENT,
+            when=lambda method: method.exchanges,
+        )
+    }
+    noises: ClassVar[frozenset[str]] = frozenset({"describe/style"})
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether the settings leave anything that styles are used for."""
+        return True
+
+    @property
+    def has_setup(self) -> bool:
+        """Styles are exchanged where they are used; a method composed with may differ."""
+        others = (part for part in type(self).__mro__ if not issubclass(OneStyleEach, part))
+        own = (part for part in others if not issubclass(part, OneStyleEach))
+        return self.exchanges or any("describe" in vars(part) for part in own)
+
+    def describe(self, client: Client) -> Message:
+        """The client's style, after what a method composed with sends."""
+        others = super().describe(client)
+        if not self.exchanges:
+            return joined(others)
+        moments = self.moments(client)
+        style = self.noised_style(client, moments)
+        if style is None:
+            style = self.style(client, moments)
+        return joined(others, Message({"style": self.released(client, style).float()}))
+
+    def style(self, client: Client, moments: FeatureMoments) -> Tensor:
+        """Returns ``(2, C)``, the style of a client whose images have these moments."""
+        raise NotImplementedError
+
+    def released(self, client: Client, style: Tensor) -> Tensor:
+        """Returns ``(2, C)``, what the client sends of its style: the style itself."""
+        return style

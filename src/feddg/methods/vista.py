@@ -46,15 +46,12 @@ from torch import Generator, Tensor
 
 from feddg.clients.client import Client
 from feddg.clients.examples import Batch
-from feddg.forms import Sent
 from feddg.messages import Message, joined
-from feddg.methods.base import Method
 from feddg.methods.catalogue import register
 from feddg.methods.randconv import KERNELS, convolved, divergence_from_mean, random_kernel
 from feddg.methods.reference import Reference
 from feddg.methods.style_exchange import (
-    LARGEST_MOMENT,
-    StyleExchange,
+    OneStyleEach,
     StyleSettings,
     members,
 )
@@ -63,6 +60,7 @@ from feddg.settings import Fraction
 from feddg.styles.codec import adain
 from feddg.styles.finch import finch
 from feddg.styles.interpolate import client_style, interpolation_style
+from feddg.styles.statistics import FeatureMoments
 
 
 class VistaSettings(StyleSettings):
@@ -81,7 +79,7 @@ class VistaSettings(StyleSettings):
 
 
 @register
-class Vista(StyleExchange, Method):
+class Vista(OneStyleEach):
     """Versions in the groups' styles and under random convolutions, classified alike."""
 
     name = "vista"
@@ -90,15 +88,6 @@ class Vista(StyleExchange, Method):
     reference = Reference("none: a method of this project")
     settings: VistaSettings
     presets: ClassVar[dict[str, dict[str, Any]]] = {"*": {"server": {"serve": "tail"}}}
-    sends: ClassVar[dict[str, Sent]] = Method.sends | {
-        "describe/style": Sent(
-            "one style vector, the mean over the clusters of its images",
-            lambda method, known: (2, method.codec().channels),
-            low=-LARGEST_MOMENT,
-            high=LARGEST_MOMENT,
-            when=lambda method: method.exchanges,
-        )
-    }
     excludes: ClassVar[dict[str, str]] = {
         "csac": "csac aligns the one pass of a batch, but vista makes several; choose one",
         "pardon": "pardon and vista each exchange styles and re-draw images; choose one",
@@ -111,21 +100,10 @@ class Vista(StyleExchange, Method):
         """Whether styles are used, and so exchanged."""
         return self.settings.style_probability > 0
 
-    @property
-    def has_setup(self) -> bool:
-        """Styles are exchanged unless none is used; a method composed with may differ."""
-        others = (part for part in type(self).__mro__ if part not in (Vista, Method))
-        return self.exchanges or any("describe" in vars(part) for part in others)
-
-    def describe(self, client: Client) -> Message:
+    def style(self, client: Client, moments: FeatureMoments) -> Tensor:
         """The client's style (Eq. 1): mean over the FINCH clusters of its images."""
-        others = super().describe(client)
-        if not self.exchanges:
-            return joined(others)
-        moments = self.moments(client)
         clusters = finch(moments.styles().flatten(1).numpy()).coarsest
-        style = client_style(moments, torch.from_numpy(clusters))
-        return joined(others, Message({"style": style.float()}))
+        return client_style(moments, torch.from_numpy(clusters))
 
     def agree(self, descriptions: Iterable[tuple[int, Message]]) -> Message:
         """The groups' styles, ``(M, 2, C)`` (Eq. 2)."""

@@ -74,6 +74,8 @@ class Evaluations:
         rows: evaluations of any weights.
         weights: those that count.
         select_by: the metric that chooses a round.
+        select_over: how a split's domains become one number for that, a name of
+            :data:`AGGREGATES`.
     """
 
     def __init__(
@@ -82,8 +84,9 @@ class Evaluations:
         weights: str = LAST,
         *,
         select_by: str = "accuracy",
+        select_over: str = "domain_mean",
     ) -> None:
-        self.select_by = select_by
+        self.select_by, self.select_over = select_by, select_over
         self._rows, self._weights = list(rows), weights
         self._others: dict[str, Evaluations] = {weights: self}
         self._by_round: dict[int, dict[tuple[str, str], EvaluationRow]] = {}
@@ -106,7 +109,9 @@ class Evaluations:
         Only whole rounds: those in which all was measured that was measured of the last weights.
         """
         if weights not in self._others:
-            found = Evaluations(self._rows, weights, select_by=self.select_by)
+            found = Evaluations(
+                self._rows, weights, select_by=self.select_by, select_over=self.select_over
+            )
             if weights != LAST:
                 found._keep_rounds_as_whole_as(self.of(LAST))
             found._others = self._others
@@ -157,6 +162,18 @@ class Evaluations:
         """
         rows = self.at(round_, split) if round_ is not None else []
         return AGGREGATES[aggregate](rows, metric) if rows else None
+
+    def preference(self, round_: int, split: str) -> float | None:
+        """How much a round is preferred by what chooses rounds; None where that is not known.
+
+        The metric ``select_by`` of the split, over its domains as ``select_over`` says, with its
+        sign changed where less is better.
+        """
+        value = self.value(round_, split, self.select_by, self.select_over)
+        if value is None or math.isnan(value):
+            return None
+        metric: Metric | None = METRICS.get(self.select_by)
+        return -value if metric is not None and metric.higher_is_better is False else value
 
     def metrics(self, split: str) -> list[str]:
         """Names of the metrics that a split's evaluations hold, in the order of tables."""

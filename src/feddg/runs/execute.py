@@ -179,7 +179,7 @@ class _Execution:
         state = on_device(state, found.worker.device)
         files = checkpoint.models if checkpoint else {}
         before = read_run(folder.path).metrics.evaluations
-        kept = KeptModels(folder, files, before, experiment.evaluate.select_by)
+        kept = KeptModels(folder, files, before, experiment.evaluate)
         writer = Records(folder, transport, kept, self.snapshots)
         ledger = Ledger(writer.carried if found.remote else writer.entered, layouts)
         account = open_account(folder, found.guards, state.round)

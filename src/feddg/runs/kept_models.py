@@ -6,6 +6,7 @@ before the checkpoint that names it, and removed after one that does not: a proc
 moment leaves what its last whole checkpoint knows.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -21,7 +22,9 @@ from feddg.runs.evaluations import Evaluations
 from feddg.runs.folder import EXPERIMENT, MODELS, RunFolder
 from feddg.runs.reading import RunRecord, read_run
 from feddg.runs.selection_rules import FINAL, SELECTION_RULES, SelectionRule, find_rule
+from feddg.settings import EvaluateSettings
 
+log = logging.getLogger("feddg")
 START = "start"
 """What the index calls the weights that the training of the whole network started from."""
 
@@ -33,7 +36,7 @@ class KeptModels:
         folder: the run's.
         files: by rule, the files that the checkpoint names.
         rows: the evaluations so far.
-        select_by: the metric that chooses a round.
+        chosen: by what a round is chosen.
     """
 
     def __init__(
@@ -41,10 +44,11 @@ class KeptModels:
         folder: RunFolder,
         files: Mapping[str, str],
         rows: Sequence[EvaluationRow],
-        select_by: str = "accuracy",
+        chosen: EvaluateSettings,
     ) -> None:
-        self._folder, self._rows, self._select_by = folder, list(rows), select_by
+        self._folder, self._rows, self._chosen = folder, list(rows), chosen
         self.files = dict(files)
+        self._warned: set[str] = set()
 
     def take_in(self, state: State, rows: Sequence[MetricsRow]) -> Mapping[str, str]:
         """Keeps the model of a completed round if a rule chooses it.
@@ -59,11 +63,32 @@ class KeptModels:
         new = [row for row in rows if isinstance(row, EvaluationRow)]
         if new:
             self._rows += new
-            evaluations = Evaluations(self._rows, select_by=self._select_by)
+            evaluations = Evaluations(
+                self._rows,
+                select_by=self._chosen.select_by,
+                select_over=self._chosen.select_over,
+            )
+            self._warn_of_no_choice(evaluations)
             for rule in SELECTION_RULES.values():
                 if rule.weights == LAST and rule.model != FINAL.model:
                     self._choose(rule.model, rule.choose(evaluations), state)
         return self.files
+
+    def _warn_of_no_choice(self, evaluations: Evaluations) -> None:
+        """Says once of each split of validation that its metric is not defined for its images."""
+        last = evaluations.rounds[-1] if evaluations.rounds else None
+        for split in {ID_VAL, VAL} - self._warned:
+            if last is None or evaluations.accuracy(last, split) is None:
+                continue
+            if evaluations.preference(last, split) is None:
+                self._warned.add(split)
+                log.warning(
+                    "%s is not defined for every domain of %s after round %d, as where all images "
+                    "are of one class; no round is chosen by it then (evaluate.select_by).",
+                    self._chosen.select_by,
+                    split,
+                    last,
+                )
 
     def _choose(self, name: str, round: int | None, state: State) -> None:
         file = f"round-{round}.safetensors"

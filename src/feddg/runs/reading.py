@@ -34,7 +34,7 @@ from feddg.rows import (
     SummaryFile,
     client_name,
 )
-from feddg.runs.evaluations import Evaluations
+from feddg.runs.evaluations import AGGREGATES, Evaluations
 from feddg.runs.selection_rules import FINAL, SelectionRule, served_rule
 from feddg.views import Shown
 from feddg.yaml_text import parse_fields
@@ -142,8 +142,13 @@ class RunRecord(Shown):
     @cached_property
     def evaluations(self) -> Evaluations:
         """The evaluations, for look-up by round, split and domain."""
-        said = (self.experiment.get("evaluate") or {}).get("select_by") or "accuracy"
-        return Evaluations(self.metrics.evaluations, select_by=str(said))
+        said = self.experiment.get("evaluate") or {}
+        over = str(said.get("select_over"))
+        return Evaluations(
+            self.metrics.evaluations,
+            select_by=str(said.get("select_by") or "accuracy"),
+            select_over=over if over in AGGREGATES else "domain_mean",
+        )
 
     @cached_property
     def served(self) -> SelectionRule:

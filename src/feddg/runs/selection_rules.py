@@ -89,20 +89,19 @@ def final_round(evaluations: Evaluations) -> int | None:
 
 
 def best_in_domain(evaluations: Evaluations) -> int | None:
-    """The round with the best in-domain validation (``select_by``, mean over domains)."""
+    """The round with the best in-domain validation (``select_by``, ``select_over``)."""
     return _best_round(evaluations, ID_VAL)
 
 
 def best_held_out(evaluations: Evaluations) -> int | None:
-    """The round with the best held-out validation (``select_by``, mean over domains)."""
+    """The round with the best held-out validation (``select_by``, ``select_over``)."""
     return _best_round(evaluations, VAL)
 
 
 def _best_round(evaluations: Evaluations, split: str) -> int | None:
     """The earliest of the best rounds; the untrained model stands only if nothing else does."""
-    metric = evaluations.select_by
-    scores = {r: evaluations.value(r, split, metric) for r in evaluations.rounds}
-    known = {r: score for r, score in scores.items() if score is not None and score == score}
+    scores = {r: evaluations.preference(r, split) for r in evaluations.rounds}
+    known = {r: score for r, score in scores.items() if score is not None}
     trained = {r: score for r, score in known.items() if r > 0} or known
     return max(trained, key=lambda r: (trained[r], -r), default=None)
 

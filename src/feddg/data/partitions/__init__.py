@@ -18,7 +18,7 @@ import numpy as np
 from feddg.data.shares import Mix, deal_by_shares, whole_shares
 from feddg.errors import ExperimentError
 from feddg.randomness import numpy_stream
-from feddg.registry import Registry
+from feddg.registry import Registry, is_called
 
 Rounding = Literal["strict", "official"]
 Kind = Literal["domains", "sizes", "labels", "whole"]
@@ -117,19 +117,13 @@ class PartitionRule:
         return self.decide
 
 
-def _adopt(name: str, loaded: Any) -> PartitionRule:
-    if not isinstance(loaded, PartitionRule) or loaded.name != name:
-        raise ExperimentError(f"expected a PartitionRule called {name!r}, found {loaded!r}")
-    return loaded
-
-
 PARTITIONS: Registry[PartitionRule] = Registry(
     "partition",
     "feddg.data.partitions",
     group="feddg.partitions",
     error=ExperimentError,
     named=lambda rule: (rule.name, *rule.aliases),
-    adopt=_adopt,
+    adopt=lambda name, loaded: is_called(name, loaded, PartitionRule, ExperimentError),
 )
 """All rules by name."""
 

@@ -6,7 +6,7 @@ from feddg.data.augmentations import AugmentSettings
 from feddg.data.data_set import DataSet, Publication, PublishedFile, register_data_set
 from feddg.data.images import ImageTable
 from feddg.data.listed_images import listed_images
-from feddg.data.published import compare_counts, needs_root
+from feddg.data.published import compare_counts, published_root
 from feddg.data.wilds_folders import METADATA, check_images, read_metadata
 from feddg.errors import DataError
 
@@ -25,7 +25,7 @@ def list_camelyon17(root: Path | None) -> ImageTable:
     Raises:
         DataError: ``metadata.csv`` or the patches are not there, or a row is of another form.
     """
-    folder = needs_root(CAMELYON17.name, root)
+    folder = published_root(CAMELYON17, root)
     found = read_metadata(folder, CAMELYON17.title, AROUND, COLUMNS)
     keys = zip(*(found[name] for name in COLUMNS[:4]))
     paths = [

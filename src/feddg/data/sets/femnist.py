@@ -9,7 +9,7 @@ from feddg.data.data_set import DataSet, Publication, register_data_set
 from feddg.data.images import ImageTable
 from feddg.data.leaf import list_leaf
 from feddg.data.listed_images import listed_images
-from feddg.data.published import compare_counts, needs_root
+from feddg.data.published import compare_counts, published_root
 from feddg.data.wilds_folders import check_images, holding, read_metadata, roles
 from feddg.errors import DataError
 
@@ -27,7 +27,7 @@ def list_femnist(root: Path | None) -> ImageTable:
     Raises:
         DataError: there is neither, or a file is of another form.
     """
-    folder = needs_root(FEMNIST.name, root)
+    folder = published_root(FEMNIST, root)
     if holding(folder, TABLES, AROUND) is not None:
         table = _listed(folder)
     else:

@@ -6,7 +6,7 @@ from feddg.data.columns import read_columns
 from feddg.data.data_set import DataSet, Publication, PublishedFile, register_data_set
 from feddg.data.images import ImageTable
 from feddg.data.listed_images import listed_images
-from feddg.data.published import compare_counts, needs_root
+from feddg.data.published import compare_counts, published_root
 from feddg.data.sets.pardon_protocol import PARDON_PROTOCOL
 from feddg.data.wilds_folders import METADATA, check_images, read_metadata, roles
 from feddg.errors import DataError
@@ -26,7 +26,7 @@ def list_iwildcam(root: Path | None) -> ImageTable:
     Raises:
         DataError: ``metadata.csv`` or the images are not there, or a row is of another form.
     """
-    folder = needs_root(IWILDCAM.name, root)
+    folder = published_root(IWILDCAM, root)
     wanted = ("split", "location_remapped", "y", "filename")
     found = read_metadata(folder, IWILDCAM.title, AROUND, wanted)
     labels, places, split = found.numbers("y"), found.numbers("location_remapped"), roles(found)

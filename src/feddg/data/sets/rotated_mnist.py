@@ -9,7 +9,7 @@ from feddg.data.data_set import DataSet, Publication, PublishedFile, register_da
 from feddg.data.drawn import as_rgb, kept_drawn
 from feddg.data.images import ImageTable
 from feddg.data.mnist_files import mnist_files, turned_digits
-from feddg.data.published import compare_counts, needs_root
+from feddg.data.published import compare_counts, published_root
 
 ANGLES = (0, 15, 30, 45, 60, 75)
 _STORE = "https://ossci-datasets.s3.amazonaws.com/mnist/"
@@ -33,7 +33,7 @@ def draw_rotated_mnist(root: Path | None) -> ImageTable:
     Raises:
         DataError: a file is missing or of another form.
     """
-    files = mnist_files(needs_root(ROTATED_MNIST.name, root))
+    files = mnist_files(published_root(ROTATED_MNIST, root))
     grey, facts = kept_drawn(
         [file for pair in files for file in pair],
         "rotated mnist 1",

@@ -10,7 +10,7 @@ from feddg.data.augmentations import AugmentSettings
 from feddg.data.camera_traps import list_camera_traps
 from feddg.data.data_set import DataSet, Publication, PublishedFile, register_data_set
 from feddg.data.images import ImageTable, check_folder
-from feddg.data.published import compare_counts, load_published, needs_root
+from feddg.data.published import compare_counts, load_published, published_root
 from feddg.data.sets.pardon_protocol import PARDON_PROTOCOL
 from feddg.settings import merge
 
@@ -34,7 +34,7 @@ def list_terra_incognita(root: Path | None) -> ImageTable:
         DataError: a domain is missing, a class folder is not one of the ten, or the annotations
             cannot be read.
     """
-    folder = needs_root(TERRA_INCOGNITA.name, root)
+    folder = published_root(TERRA_INCOGNITA, root)
     check_folder(folder)
     images = next(folder.glob(f"**/{IMAGES}"), None) if _is_raw(folder) else None
     if images is not None:

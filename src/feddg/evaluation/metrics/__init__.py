@@ -8,13 +8,12 @@ split and domain by itself; averages over domains are the readers' business.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy
 from torch import Tensor
 
 from feddg.errors import FeddgError
-from feddg.registry import Registry
+from feddg.registry import Registry, is_called
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,18 +58,12 @@ class Metric:
         return self.compute
 
 
-def _adopt(name: str, loaded: Any) -> Metric:
-    if not isinstance(loaded, Metric) or loaded.name != name:
-        raise FeddgError(f"expected a Metric called {name!r}, found {loaded!r}")
-    return loaded
-
-
 METRICS: Registry[Metric] = Registry(
     "metric",
     "feddg.evaluation.metrics",
     group="feddg.metrics",
     order=lambda metric: (metric.order, metric.name),
-    adopt=_adopt,
+    adopt=lambda name, loaded: is_called(name, loaded, Metric, FeddgError),
 )
 """All metrics, in the order of tables."""
 
