@@ -72,6 +72,7 @@ def test_a_round_under_every_rule(method):
         refused = [reply for reply in small.replies if not hasattr(reply, "terms")]
         assert not refused, (rule, refused)
         assert len(replies) == 3, rule
+        assert all(reply.passes >= reply.images > 0 for reply in replies), rule
         state = small.server.state
         assert state.round == 1
         for name, tensor in (*state.weights.items(), *state.extras.items()):
