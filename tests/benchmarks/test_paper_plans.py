@@ -53,6 +53,7 @@ OUR_OWN = {
     "digits/methods": 24 * 4 * 3,
     "reference_lines/digits": 4 * 4 * 3,
     "reference_lines/pacs": 4 * 4 * 3,
+    "reference_lines/pacs_short": 4 * 4,
     "serving/digits": 9 * 4 * 5,
     "serving/search": 10 * 4,
     "styles/pardon_margin": 4 * 4 * 3,
