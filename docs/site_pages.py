@@ -51,7 +51,7 @@ def on_files(files: Files, config: Any) -> Files:
     for name, text in _reference().items():
         files.append(File.generated(config, f"reference/{name}", content=text))
     for file in list(files):
-        if file.src_uri.endswith(".py"):
+        if file.src_uri.endswith((".py", ".pyc")):
             files.remove(file)
     return files
 

@@ -2,9 +2,14 @@
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import click
+import typer
+
+from feddg.cli import app
 
 ROOT = Path(__file__).parent.parent
 NOT_READ = ("docs/security_cases.md", "docs/architecture.md")
@@ -41,6 +46,38 @@ def shown_commands(page: Path, program: str = "feddg") -> Iterator[Shown]:
             if text.startswith(f"{program} "):
                 words = shlex.split(text, comments=True)
                 yield Shown(name, tuple(_first_command(words)))
+
+
+def inline_commands(page: Path, program: str = "feddg") -> Iterator[tuple[str, ...]]:
+    """Yields the words of what a page's sentences call a command: ``feddg run --dry-run``."""
+    text = _INDENTED.sub("", _BLOCK.sub("", page.read_text("utf-8")))
+    for code in re.findall(rf"(?<!`)`({program} [^`]+)`(?!`)", text):
+        yield tuple(shlex.split(code.replace("\n", " "), comments=True))
+
+
+def parsed(shown: Shown) -> click.Context:
+    """Reads a command as the command line would, without carrying it out.
+
+    Raises:
+        click.UsageError: it would be refused.
+    """
+    command, rest = command_of(shown.words)
+    return command.make_context(shown.words[0], list(rest), parent=click.Context(command))
+
+
+def command_of(words: Sequence[str]) -> tuple[click.Command, Sequence[str]]:
+    """Returns the command that words call, and the words after its name.
+
+    Raises:
+        click.UsageError: there is none of this name.
+    """
+    command, rest = typer.main.get_command(app), words[1:]
+    while isinstance(command, click.Group) and rest and not rest[0].startswith("-"):
+        found = command.get_command(click.Context(command), rest[0])
+        if found is None:
+            raise click.UsageError(f"{shlex.join(words)}: no command {rest[0]}")
+        command, rest = found, rest[1:]
+    return command, rest
 
 
 def _blocks(text: str) -> Iterator[str]:

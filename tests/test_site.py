@@ -1,14 +1,11 @@
-"""The pages: links lead somewhere, commands exist, the reference is complete."""
+"""The pages: links lead somewhere, and the reference is complete."""
 
 import importlib.util
 import re
 
-import click
 import pytest
-import typer
 
-from documented_commands import ROOT, Shown, pages, shown_commands
-from feddg.cli import app
+from documented_commands import ROOT, command_of, pages, shown_commands
 from feddg.settings import ExperimentSettings, leaves
 
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
@@ -42,40 +39,6 @@ def test_every_link_leads_somewhere(page):
             assert anchor in anchors(goal.read_text("utf-8")), f"{page}: {target}"
 
 
-def parsed(shown: Shown) -> click.Context:
-    """Reads a command as the command line would, without carrying it out."""
-    command, words = typer.main.get_command(app), list(shown.words[1:])
-    context = click.Context(command, info_name="feddg")
-    while isinstance(command, click.Group):
-        name = words.pop(0)
-        found = command.get_command(context, name)
-        assert found is not None, f"no command {name}"
-        command = found
-    return command.make_context(shown.words[0], words, parent=context)
-
-
-@pytest.mark.parametrize("shown", COMMANDS, ids=str)
-def test_every_command_is_one_that_there_is(shown):
-    if "--help" in shown.words or len(shown.words) == 1:
-        shown = Shown(shown.page, tuple(word for word in shown.words if word != "--help"))
-        if len(shown.words) < 2:
-            return
-    try:
-        parsed(shown)
-    except click.UsageError as error:
-        pytest.fail(f"{shown}: {error.format_message()}")
-
-
-def test_commands_are_found():
-    assert len(COMMANDS) > 40
-    assert {shown.page for shown in COMMANDS} >= {"README.md", "docs/guide.md", "docs/howto.md"}
-
-
-def test_a_command_that_there_is_not_is_noticed():
-    with pytest.raises(click.UsageError):
-        parsed(Shown("x", ("feddg", "run", "--no-such-flag")))
-
-
 def test_the_reference_has_every_setting_and_every_command():
     made = module("generate_reference").pages()
     fields = leaves(ExperimentSettings().model_dump(mode="json"))
@@ -83,20 +46,9 @@ def test_the_reference_has_every_setting_and_every_command():
         if path != "guards":
             assert f"`{path}`" in made["settings.md"], path
     for shown in COMMANDS:
-        command = " ".join(parsed_name(shown))
+        _, rest = command_of(shown.words)
+        command = " ".join(shown.words[: len(shown.words) - len(rest)])
         assert command == "feddg" or f"## `{command}`" in made["command_line.md"]
-
-
-def parsed_name(shown):
-    command, name = typer.main.get_command(app), ["feddg"]
-    for word in shown.words[1:]:
-        if not isinstance(command, click.Group):
-            break
-        command = command.get_command(click.Context(command), word)
-        if command is None:
-            break
-        name.append(word)
-    return name
 
 
 @pytest.mark.slow

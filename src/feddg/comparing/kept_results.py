@@ -20,7 +20,6 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from feddg.comparing.cells import PlannedCell
-from feddg.comparing.intervals import Accuracies
 from feddg.comparing.results import Place, Result
 from feddg.csv_cells import as_cell, from_cell
 from feddg.errors import RunError
@@ -109,15 +108,6 @@ class KeptResults:
             replace_text(self.path, to_text(self.results))
         except OSError as error:
             raise RunError(f"Cannot write {self.path}: {why(error)}.") from None
-
-    def accuracies(self, rule: SelectionRule = FINAL, split: str = TEST) -> dict[str, Accuracies]:
-        """Every method's accuracies under a rule, by column and seed."""
-        found: dict[str, dict[tuple[str, int], float]] = {}
-        for result in self.results:
-            value = result.accuracy(rule, split)
-            if value is not None and value == value:
-                found.setdefault(result.method, {})[result.column, result.seed] = value
-        return dict(found)
 
 
 def _kept(experiment: str, result: Result) -> KeptResult:

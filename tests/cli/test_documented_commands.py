@@ -1,0 +1,178 @@
+"""Every command that the pages show is carried out on small data, or says here why it is not.
+
+A command in none of the tables below is carried out by this file. Of those that train, the default
+suite reads all settings and deals the images out (``--dry-run``), the slow one trains a step.
+"""
+
+import ast
+import shutil
+
+import click
+import pytest
+
+from documented_commands import (
+    ROOT,
+    Shown,
+    command_of,
+    inline_commands,
+    pages,
+    parsed,
+    shown_commands,
+)
+from documented_world import World, make_world
+
+COMMANDS = list(dict.fromkeys(shown for page in pages() for shown in shown_commands(page)))
+MENTIONED = sorted({words for page in pages() for words in inline_commands(page)})
+_LOOPBACK = "test_pardon_over_tls_gives_the_bits_of_the_in_process_transport"
+ELSEWHERE = {
+    "docs/newcomers_hour.md:": (
+        "tests/cli/test_newcomers_hour.py::test_the_hour_goes_as_the_page_says"
+    ),
+    "docs/from_folders_to_answers.md:": (
+        "tests/test_transcript.py::test_every_command_of_the_page_does_what_it_says"
+    ),
+    "docs/using_a_model.md: feddg serve": (
+        "tests/serving/test_load.py::test_a_storm_of_requests_is_weathered"
+    ),
+    "docs/deploy.md: feddg deploy check": (
+        "tests/flower/test_preflight.py::test_a_site_in_order_is_go"
+    ),
+    "docs/deploy.md: feddg deploy register": f"tests/flower/test_deployment.py::{_LOOPBACK}",
+    "docs/deploy.md: feddg deploy sign": f"tests/flower/test_deployment.py::{_LOOPBACK}",
+    "docs/deploy.md: feddg deploy run": f"tests/flower/test_deployment.py::{_LOOPBACK}",
+    "docs/deploy.md: feddg deploy validate": (
+        "tests/studies/test_validation.py::test_the_command_writes_counts_and_no_name"
+    ),
+    "docs/privacy_attacks.md: feddg privacy attack": (
+        "tests/attacks/test_attack.py::test_the_command_says_what_was_found"
+    ),
+    "docs/data_sets.md: feddg data get": (
+        "tests/cli/test_getting.py::test_it_comes_is_unpacked_and_can_be_inspected"
+    ),
+}
+"""Pages and commands that another test carries out on small data, and which test."""
+NOT_CARRIED_OUT = {
+    "docs/data_sets.md: feddg run --data huggingface": (
+        "needs a data set of Hugging Face's; tests/data/test_huggingface.py has one in memory"
+    ),
+    "docs/codec.md: feddg style train": (
+        "trains for an hour; tests/styles/test_codec_training.py trains some steps"
+    ),
+    "docs/howto.md: feddg style train": (
+        "trains for an hour; tests/styles/test_codec_training.py trains some steps"
+    ),
+}
+"""Why not; they are parsed all the same."""
+SLOW = ("--analyses", "feddg style", "feddg export", "feddg evaluate")
+NEEDS = {
+    "--onnx": ("onnx", "onnxscript", "onnxruntime"),
+    "feddg deploy": ("flwr",),
+    "feddg paired": ("pyarrow",),
+    ".parquet": ("pyarrow",),
+    "--predictions": ("pyarrow",),
+}
+"""What must be installed for a command."""
+SMALL = (
+    *("--rounds", "1", "--set", "train.local_steps=1", "--image-size", "16"),
+    *("--backbone", "cnn", "--weights", "none"),
+)
+FEW = {
+    "run": (*SMALL, "--clients", "4", "--set", "clients.per_round=null", "-q"),
+    "compare": (*SMALL, "--clients", "4", "--seeds", "1", "--jobs", "1", "--no-estimate", "-q"),
+}
+"""What commands that train are shortened by."""
+
+
+def said(table: dict, shown: Shown):
+    """What a table says of a command: of its page, or of how the command begins."""
+    return next((found for start, found in table.items() if str(shown).startswith(start)), None)
+
+
+HERE = [c for c in COMMANDS if not said(ELSEWHERE, c) and not said(NOT_CARRIED_OUT, c)]
+TRAINING = [shown for shown in HERE if shown.words[1] in FEW]
+OTHERS = [
+    pytest.param(c, id=str(c), marks=pytest.mark.slow if any(s in str(c) for s in SLOW) else ())
+    for c in HERE
+    if c.words[1] not in FEW
+]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory) -> World:
+    return make_world(tmp_path_factory.mktemp("world"))
+
+
+@pytest.fixture
+def typed(world, feddg, tmp_path, monkeypatch):
+    """Types a command in a copy of the world."""
+    place = tmp_path / "place"
+    shutil.copytree(world.place, place, ignore=shutil.ignore_patterns("cache"))
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("HOME", str(place))
+    monkeypatch.setenv("FEDDG_CACHE", str(world.place / "cache"))
+
+    def type_it(shown: Shown, *more: str) -> None:
+        for name in [n for key, names in NEEDS.items() if key in str(shown) for n in names]:
+            pytest.importorskip(name, reason=f"needs {name}")
+        if "feddg paired" in str(shown):
+            for run in shown.words[2:]:
+                assert feddg("evaluate", run, "--predictions")[0] == 0
+        code, _, errors = feddg(*world.words(shown.words[1:], place), *more)
+        assert code == 0, errors
+
+    return type_it
+
+
+@pytest.mark.parametrize("shown", OTHERS)
+def test_a_command_does_its_work(shown, typed):
+    typed(shown)
+
+
+@pytest.mark.parametrize("shown", TRAINING, ids=str)
+def test_what_a_command_would_train_is_there(shown, typed):
+    typed(shown, *FEW[shown.words[1]], "--dry-run")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shown", [c for c in TRAINING if "--dry-run" not in c.words], ids=str)
+def test_a_command_trains(shown, typed):
+    typed(shown, *FEW[shown.words[1]])
+
+
+@pytest.mark.parametrize("shown", COMMANDS, ids=str)
+def test_every_command_is_one_that_there_is(shown):
+    if "--help" not in shown.words:
+        parsed(shown)
+
+
+@pytest.mark.parametrize("words", MENTIONED, ids=" ".join)
+def test_every_command_that_a_sentence_names_is_one_that_there_is(words):
+    command, rest = command_of(words)
+    flags = command.get_params(click.Context(command))
+    known = {name for flag in flags for name in flag.opts}
+    assert {word for word in rest if word.startswith("--")} <= known | {"--help"}
+
+
+def test_a_command_that_there_is_not_is_noticed():
+    for words in (("run", "--no-such-flag"), ("no-such-command",)):
+        with pytest.raises(click.UsageError):
+            parsed(Shown("x", ("feddg", *words)))
+
+
+def test_commands_are_found():
+    assert len(COMMANDS) > 60
+    assert {shown.page for shown in HERE} >= {"README.md", "docs/guide.md", "docs/howto.md"}
+    assert ("feddg", "methods") in MENTIONED
+
+
+@pytest.mark.parametrize("table", [ELSEWHERE, NOT_CARRIED_OUT], ids=["elsewhere", "not"])
+def test_nothing_is_said_of_a_command_that_no_page_shows(table):
+    for start in table:
+        assert any(str(shown).startswith(start) for shown in COMMANDS), start
+
+
+@pytest.mark.parametrize("test", sorted(set(ELSEWHERE.values())))
+def test_the_tests_that_carry_commands_out_are_there(test):
+    file, _, name = test.partition("::")
+    tree = ast.parse((ROOT / file).read_text("utf-8"))
+    assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
