@@ -23,9 +23,8 @@ from feddg.guards.secure_aggregation import (
     SHARES,
     UNMASK,
     SecureAggregation,
-    decoded,
-    unmasked,
 )
+from feddg.guards.sums import decoded, unmasked
 from feddg.messages import Broadcast, Message, Refusal, Update
 
 log = logging.getLogger("feddg")
