@@ -171,7 +171,7 @@ class Clipping(Guard):
                 raise ExperimentError(
                     f"privacy.epsilon {chosen.epsilon:g} cannot be met with noise_multiplier "
                     f"{chosen.noise_multiplier:g}: one round costs {once:.4g}. Set epsilon to at "
-                    f"least {once * 1.0005:.4g}, or leave noise_multiplier away: it is chosen then"
+                    f"least {once * 1.0005:.4g}, or leave out noise_multiplier: it is chosen then"
                 )
 
     def _release(self, round: int, clients: Sequence[int]) -> Release:
