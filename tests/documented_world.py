@@ -61,6 +61,7 @@ def make_world(place: Path) -> World:
     for name in ("new_images", "coordinator/test"):
         make_folder(place / name, ("sketch",), ("dog", "cat"), each=2)
     make_folder(place / "photos", ("winter", "summer"), ("dog", "cat"), each=8)
+    make_folder(place / "paintings", ("oil",), ("dog",), each=4)
     make_folder(place / "more", each=1)
     shutil.copy(place / "more/a/x/0.png", place / "more/0.png")
     published_trees.pacs(place / "PACS")

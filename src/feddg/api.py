@@ -158,7 +158,7 @@ def compare(
 
     watcher = watcher or notebook_watcher()
     whole, folder = fixed_plan(plan, out, overrides)
-    tuned = tune(whole, folder, jobs=jobs, cache=cache, watcher=watcher)
+    tuned = tune(whole, folder, jobs=jobs, cache=cache, watcher=watcher, kept=kept)
     work = prepare_work(tuned, folder, again=again, cache=cache, kept=kept, said=whole)
     done = carry_out_work(work, jobs=jobs, cache=cache, watcher=watcher)
     if predictions:

@@ -137,3 +137,38 @@ def test_a_missing_or_damaged_file_is_named(tmp_path):
         (tmp_path / "bad.yaml").write_text(text)
         with pytest.raises(ExperimentError, match=r"bad\.yaml"):
             load_plan(tmp_path / "bad.yaml")
+
+
+def test_a_plan_file_over_another(tmp_path):
+    (tmp_path / "papers").mkdir()
+    (tmp_path / "papers" / "whole.yaml").write_text(
+        "title: whole\nbase: {data: digits, train: {rounds: 9, lr: 0.1}}\n"
+        "methods: [fedavg, pardon]\nhold_out: lodo\ndifferences: [one]\n"
+    )
+    short = tmp_path / "short.yaml"
+    short.write_text(
+        "extends: papers/whole.yaml\nbase: {train: {rounds: 2}}\nmethods: [fedavg]\n"
+        "differences: [two]\n"
+    )
+    plan = load_plan(short)
+    assert (plan.name, plan.title, plan.hold_out) == ("short", "whole", "lodo")
+    assert plan.base["data"] == {"source": "digits"}
+    assert plan.base["train"] == {"rounds": 2, "lr": 0.1}
+    assert [variant.name for variant in plan.methods] == ["fedavg"]
+    assert plan.differences == ("one", "two")
+
+
+@pytest.mark.parametrize(
+    ("extends", "said"),
+    [
+        ("self.yaml", "which extends this file again"),
+        ("nowhere.yaml", "nowhere.yaml"),
+        ("[a]", "extends names a plan file"),
+    ],
+)
+def test_what_a_plan_cannot_extend_is_said(tmp_path, extends, said):
+    file = tmp_path / "self.yaml"
+    file.write_text(f"extends: {extends}\n")
+    with pytest.raises(ExperimentError, match=said) as caught:
+        load_plan(file)
+    assert "\n" not in str(caught.value)

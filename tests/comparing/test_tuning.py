@@ -1,5 +1,6 @@
 """Tuning: what is tried, what is picked, and that held-out images are never opened for it."""
 
+import itertools
 import json
 import re
 
@@ -9,8 +10,10 @@ from feddg.api import compare
 from feddg.comparing.cells import expand_plan
 from feddg.comparing.plan import load_plan
 from feddg.comparing.tuning import trials_of
+from feddg.comparing.tuning_file import TriedRow, TuningFile
 from feddg.errors import ExperimentError
 from feddg.report import write_comparison
+from feddg.report.tuning_section import tuning_section
 from feddg.runs.prepare import load_images
 from feddg.runs.reading import read_rows, read_run
 from image_folders import make_folder
@@ -43,13 +46,15 @@ def test_the_best_on_in_domain_validation_is_picked_and_run(tmp_path):
     done = compare(plan(), out, cache=tmp_path / "cache", report=False)
     assert not done.failures
     tuning = json.loads((out / "tuning.json").read_text())
-    tried = {(row["method"], *row["values"].values()): row for row in tuning["tried"]}
+    tried = {
+        (row["method"], row["held_out"], *row["values"].values()): row for row in tuning["tried"]
+    }
     # FedAvg has no mu, and FedProx's entry fixes its learning rate.
     assert set(tried) == {
-        ("fedavg", "0.003"),
-        ("fedavg", "1e-05"),
-        ("fedprox", "0"),
-        ("fedprox", "0.5"),
+        (method, held_out, value)
+        for method, values in (("fedavg", ("0.003", "1e-05")), ("fedprox", ("0", "0.5")))
+        for held_out in ("sketch", "ink")
+        for value in values
     }
     by_hand = {}
     for folder in (out / "tuning").glob("*-*"):
@@ -72,27 +77,70 @@ def test_the_best_on_in_domain_validation_is_picked_and_run(tmp_path):
             if run.method == "fedavg"
             else f"{run.experiment['method']['settings']['mu']:g}"
         )
-        by_hand.setdefault((run.method, value), []).append(sum(last) / 3)
-    for key, values in by_hand.items():
-        assert len(values) == tried[key]["trials"] == 2
-        assert tried[key]["accuracy"] == pytest.approx(sum(values) / 2)
-    for method in ("fedavg", "fedprox"):
-        own = {key: row for key, row in tried.items() if key[0] == method}
+        (left_out,) = run.experiment["data"]["leave_out"]
+        assert left_out not in {row["domain"] for row in rows if row["kind"] == "evaluation"}
+        by_hand[run.method, left_out, value] = sum(last) / 3
+    assert set(by_hand) == set(tried)
+    for key, accuracy in by_hand.items():
+        assert tried[key]["trials"] == 1
+        assert tried[key]["accuracy"] == pytest.approx(accuracy)
+    for method, held_out in itertools.product(("fedavg", "fedprox"), ("sketch", "ink")):
+        own = {key: row for key, row in tried.items() if key[:2] == (method, held_out)}
         best = max(own, key=lambda key: own[key]["accuracy"])
         assert [key for key, row in own.items() if row["picked"]] == [best]
         field = "lr" if method == "fedavg" else "mu"
         for cell in done.work.cells:
-            if cell.method == method:
+            if (cell.method, cell.scenario) == (method, held_out):
                 run = done.work.folders[cell.experiment.id]
                 said = read_run(run).experiment
                 found = said["train"]["lr"] if field == "lr" else said["method"]["settings"]["mu"]
-                assert f"{found:g}" == best[1]
+                assert f"{found:g}" == best[2]
                 assert said["train"]["rounds"] == 3
     page = write_comparison(out).read_text()
     assert "What was tuned" in page
     again = compare(plan(), out, cache=tmp_path / "cache", report=False)
     assert not again.outcomes
     assert "tune:" in (out / "plan.yaml").read_text()
+
+
+def row(method, held_out, accuracy, picked=False, **values):
+    return TriedRow(
+        method=method,
+        held_out=held_out,
+        values=values,
+        accuracy=accuracy,
+        trials=1,
+        picked=picked,
+    )
+
+
+def test_a_choice_at_the_end_of_its_grid_and_a_tie_are_remarked():
+    tried = (
+        row("fedavg", "ink", 0.5, lr="1e-05"),
+        row("fedavg", "ink", 0.7, lr="0.003", picked=True),
+        row("fedavg", "ink", 0.6, lr="0.0001"),
+        row("fedavg", "sketch", 0.5, lr="1e-05"),
+        row("fedavg", "sketch", 0.6, lr="0.003"),
+        row("fedavg", "sketch", 0.7, lr="0.0001", picked=True),
+        row("fedprox", "ink", 0.7, optimizer="sgd", picked=True),
+        row("fedprox", "ink", 0.7, optimizer="adam"),
+    )
+    file = TuningFile(rule="Final round", seeds=(0,), tried=tried)
+    assert file.remarks() == [
+        "fedavg, ink held out: lr 0.003 is the highest that was tried; a higher one may do better",
+        "fedprox, ink held out: 2 combinations do equally well; the first counts",
+    ]
+    section = tuning_section(file)
+    assert "is the highest that was tried" in section.blocks[1].text
+
+
+def test_a_plan_of_one_domain_out_is_tuned_without_a_held_out_validation():
+    """There is no validation domain; the trials validate in the domains that are left."""
+    trials = [c for cells in trials_of(load_plan(plan(hold_out="lodo"))).values() for c in cells]
+    assert {trial.experiment.data.leave_out for trial in trials} == {
+        (domain,) for domain in ("ink", "chalk", "photo", "sketch")
+    }
+    assert all(trial.experiment.data.id_val == 0.2 for trial in trials)
 
 
 def test_trials_never_open_held_out_images(tmp_path):

@@ -119,6 +119,20 @@ def test_under_another_network_the_encoder_is_trained(
     load_codec("compact", encoder=tmp_path / "encoder.safetensors", decoder=decoder)
 
 
+def test_the_encoder_can_be_kept_under_another_network(
+    folders, judging_network: Path, tmp_path: Path
+) -> None:
+    chosen = recipe(2, keep_encoder=True)
+    decoder = train_codec(**folders, out=tmp_path, recipe=chosen, loss_network=judging_network)
+    assert not (tmp_path / "encoder.safetensors").exists()
+    trained = load_codec("compact", decoder=decoder)
+    before = load_codec("compact").encoder.state_dict()
+    for key, weight in trained.encoder.state_dict().items():
+        assert torch.equal(weight, before[key])
+    alone = train_codec(**folders, out=tmp_path / "alone", recipe=recipe(2))
+    assert alone.read_bytes() != decoder.read_bytes()  # another judge
+
+
 def test_other_settings_do_not_continue(folders, tmp_path: Path) -> None:
     train_codec(**folders, out=tmp_path, recipe=recipe(2))
     with pytest.raises(DataError, match=r"other settings \(steps, sizes\)"):

@@ -98,7 +98,7 @@ def compare(
                 return
             if not dry_run:
                 carry_out_work(trials, jobs=jobs, watcher=watcher(), **where)
-            chosen = picked(whole, trials)
+            chosen = picked(whole, trials, kept)
         work = prepare_work(chosen, folder, again=again, kept=kept, said=whole)
         print_work(console, work, jobs, measure=not no_estimate)
         if dry_run:

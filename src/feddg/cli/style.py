@@ -22,9 +22,13 @@ def style_train(
     decoder: Annotated[Path | None, typer.Option(help="the decoder's first weights")] = None,
     loss_network: Annotated[
         Path | None,
-        typer.Option(help="VGG-19-like encoder that judges; with it, the encoder is trained too"),
+        typer.Option(help="VGG-19-like encoder that judges; with it, the encoder is trained, too"),
     ] = None,
+    keep_encoder: Annotated[
+        bool, typer.Option("--keep-encoder", help="train the decoder alone, whatever judges")
+    ] = False,
     critic: Annotated[float, typer.Option(min=0, help="weight of an adversary; 0 for none")] = 0,
+    learning_rate: Annotated[float, typer.Option(min=0, help="Adam's, at its highest")] = 1e-3,
     save_every: Annotated[int, typer.Option(min=1, help="steps between saved states")] = 250,
 ) -> None:
     """Train a codec on folders of content and style images; run again to go on."""
@@ -33,7 +37,15 @@ def style_train(
     from feddg.styles.codec_training import Recipe, train_codec
 
     sizes = tuple(size)
-    recipe = Recipe(codec, steps=steps, seed=seed, sizes=sizes, critic_weight=critic)
+    recipe = Recipe(
+        codec,
+        steps=steps,
+        seed=seed,
+        sizes=sizes,
+        learning_rate=learning_rate,
+        critic_weight=critic,
+        keep_encoder=keep_encoder,
+    )
     with Progress(transient=True, disable=not sys.stderr.isatty()) as progress:
         task = progress.add_task("training the codec", total=steps)
         result = train_codec(

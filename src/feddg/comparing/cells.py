@@ -93,6 +93,7 @@ def _cell(
         if all(name in known for name in settings):
             fields = merge(fields, change)
     fields = merge(fields, expand(variant.experiment))
+    fields = merge(fields, variant.tuned.get(heading, {}))
     conditions = tuple((name, text) for name, _, text in used)
     experiment = Experiment(**{**fields, "seed": seed, "name": None})
     return PlannedCell(variant.name, heading, conditions, seed, experiment)

@@ -20,7 +20,6 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from feddg.comparing.cells import PlannedCell
-from feddg.comparing.intervals import Accuracies
 from feddg.comparing.results import Place, Result
 from feddg.csv_cells import as_cell, from_cell
 from feddg.errors import RunError
@@ -110,15 +109,6 @@ class KeptResults:
         except OSError as error:
             raise RunError(f"Cannot write {self.path}: {why(error)}.") from None
 
-    def accuracies(self, rule: SelectionRule = FINAL, split: str = TEST) -> dict[str, Accuracies]:
-        """Every method's accuracies under a rule, by column and seed."""
-        found: dict[str, dict[tuple[str, int], float]] = {}
-        for result in self.results:
-            value = result.accuracy(rule, split)
-            if value is not None and value == value:
-                found.setdefault(result.method, {})[result.column, result.seed] = value
-        return dict(found)
-
 
 def _kept(experiment: str, result: Result) -> KeptResult:
     place, found = result.place, result.run.environment
@@ -143,8 +133,9 @@ def measured_numbers(result: Result) -> dict[str, float]:
         Accuracies from 0 to 1 as ``SPLIT_RULE``. ``movement_last`` and ``movement_tail``: by how
         much the accuracy on the test domains changes from one evaluated round to the next, mean
         over the second half of the rounds, of the last weights and of the tail's mean. By round,
-        means: ``seconds`` of training and aggregation, ``images`` through the networks, ``bytes``
-        that a client sends and is sent.
+        means: ``seconds`` of training and aggregation, ``images`` of training steps, each once a
+        step, ``passes`` of images through the networks where they were counted, ``bytes`` that a
+        client sends and is sent.
     """
     numbers: dict[str, float] = {}
     for rule in SELECTION_RULES.values():
@@ -163,6 +154,8 @@ def measured_numbers(result: Result) -> dict[str, float]:
         sent = [(r.bytes_up + r.bytes_down) / max(1, len(r.clients)) for r in rounds]
         numbers["seconds"] = math.fsum(trained) / len(rounds)
         numbers["images"] = math.fsum(r.images for r in rounds) / len(rounds)
+        if all(r.passes for r in rounds):
+            numbers["passes"] = math.fsum(r.passes for r in rounds) / len(rounds)
         numbers["bytes"] = math.fsum(sent) / len(rounds)
     return numbers
 

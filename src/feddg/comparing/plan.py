@@ -13,6 +13,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from feddg.comparing.fixing import fix_fields
 from feddg.errors import ExperimentError, RunError, nearest
+from feddg.experiment import expand
 from feddg.rows import ID_VAL
 from feddg.runs.selection_rules import FINAL, SELECTION_RULES
 from feddg.settings import Settings, merge
@@ -27,12 +28,14 @@ class Variant(Settings):
         label: what tables call it; the method's own spelling by default.
         settings: its hyper-parameters.
         experiment: experiment fields for this method alone (for example an optimizer).
+        tuned: experiment fields by what a column holds out, as a ``tune`` section picked them.
     """
 
     method: str
     label: str | None = None
     settings: dict[str, Any] = Field(default_factory=dict)
     experiment: dict[str, Any] = Field(default_factory=dict)
+    tuned: dict[str, dict[str, Any]] = Field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -199,6 +202,9 @@ class Plan(Settings):
 def load_plan(source: "Plan | Path | str | Mapping[str, Any]") -> Plan:
     """Returns a plan from a YAML file or from its fields.
 
+    A file's ``extends`` names another plan file, from its own folder on. What the file says counts
+    over it: fields of ``base`` one by one, anything else whole; ``differences`` are added.
+
     Raises:
         ExperimentError: the file is missing, is not YAML, or describes no plan.
     """
@@ -207,8 +213,26 @@ def load_plan(source: "Plan | Path | str | Mapping[str, Any]") -> Plan:
     if isinstance(source, Mapping):
         return Plan(**source)
     path = Path(source)
+    return Plan(**({"name": path.stem} | _read_plan(path)))
+
+
+def _read_plan(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """The fields of a plan file, over those of the plan that it extends."""
     fields = read_fields_of(path, "plan file", ExperimentError)
-    return Plan(**({"name": path.stem} | fields))
+    if "extends" not in fields:
+        return fields
+    extended = fields.pop("extends")
+    if not isinstance(extended, str) or not extended:
+        raise ExperimentError(f"{path}: extends names a plan file beside it, got {extended!r}")
+    below = (path.parent / extended).resolve()
+    if below in (*above, path.resolve()):
+        raise ExperimentError(f"{path}: extends {extended}, which extends this file again")
+    base = _read_plan(below, (*above, path.resolve()))
+    if all(isinstance(part.get("base", {}), Mapping) for part in (base, fields)):
+        fields["base"] = merge(expand(base.get("base", {})), expand(fields.get("base", {})))
+    if all(isinstance(part.get("differences", []), list) for part in (base, fields)):
+        fields["differences"] = [*base.get("differences", []), *fields.get("differences", [])]
+    return base | fields
 
 
 def _variant(entry: Any) -> Any:
@@ -216,7 +240,7 @@ def _variant(entry: Any) -> Any:
         return entry
     if isinstance(entry, str):
         return {"method": entry}
-    own = {"method", "label", "settings", "experiment"}
+    own = set(Variant.model_fields)
     fields = {"method" if key == "name" else key: value for key, value in entry.items()}
     beside = {key: value for key, value in fields.items() if key not in own}
     kept = {key: value for key, value in fields.items() if key in own}

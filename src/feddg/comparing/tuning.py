@@ -1,12 +1,14 @@
 """Tuning before a comparison: each method's values are picked on in-domain validation, then fixed.
 
-A plan's ``tune`` section names fields and values. Every combination is tried for every method in
-every column of the plan, and the one with the best mean in-domain validation accuracy is the
-method's in the table. The domains that a column holds out are not among a trial's images at all:
-it never opens them (``data.leave_out``).
+A plan's ``tune`` section names fields and values. Every combination is tried for every method and
+everything that the plan's columns hold out, and the one with the best mean in-domain validation
+accuracy is the method's where this is held out. These domains are not among the images of its
+trials at all: they never open them (``data.leave_out``). Each choice is of its own trials alone,
+for the domain held out in one column is trained on in the others.
 """
 
 import itertools
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,6 +32,7 @@ from feddg.runs.selection_rules import SELECTION_RULES
 from feddg.settings import leaves, merge
 
 TRIALS = "tuning"
+log = logging.getLogger("feddg")
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,7 @@ class _Combination:
     """Values for a method: of each field, in the order of the plan, its name and its text."""
 
     method: str
+    held_out: str
     values: tuple[tuple[str, str], ...]
     changes: tuple[dict[str, Any], ...] = field(compare=False)
 
@@ -57,13 +61,14 @@ def trials_of(plan: Plan) -> dict[_Combination, list[PlannedCell]]:
         for points in itertools.product(*_axes_of(plan.tune, variants[cell.method])):
             if points:
                 trial = _trial(cell, points, plan.tune)
-                found.setdefault(_combination(cell.method, points), []).append(trial)
+                found.setdefault(_combination(cell, points), []).append(trial)
     return found
 
 
-def _combination(method: str, points: Sequence[Point]) -> _Combination:
+def _combination(cell: PlannedCell, points: Sequence[Point]) -> _Combination:
     values = tuple((name, text) for name, _, text in points)
-    return _Combination(method, values, tuple(change for _, change, _ in points))
+    changes = tuple(change for _, change, _ in points)
+    return _Combination(cell.method, cell.scenario, values, changes)
 
 
 def _axes_of(tune: Tune, variant: Variant) -> list[list[Point]]:
@@ -127,6 +132,7 @@ def tune(
     jobs: int = 0,
     cache: Path | None = None,
     watcher: Watcher | None = None,
+    kept: Path | None = None,
 ) -> Plan:
     """Carries out the trials of a plan and returns the plan with the picked values.
 
@@ -138,6 +144,7 @@ def tune(
         jobs: processes that run at once; 0 runs everything in this process.
         cache: folder for decoded pixels; the user's cache by default.
         watcher: is told what happens.
+        kept: see :func:`picked`.
 
     Raises:
         RunError: no value of a method could be measured.
@@ -146,11 +153,21 @@ def tune(
     if work is None:
         return plan
     carry_out_work(work, jobs=jobs, cache=cache, watcher=watcher)
-    return picked(plan, work)
+    return picked(plan, work, kept)
 
 
-def picked(plan: Plan, work: Work) -> Plan:
-    """Returns the plan with the values that did best in its trials, and writes ``tuning.json``."""
+def picked(plan: Plan, work: Work, kept: Path | None = None) -> Plan:
+    """Returns the plan with the values that did best in its trials, and writes ``tuning.json``.
+
+    Args:
+        plan: the plan.
+        work: its trials, carried out.
+        kept: a CSV file of results that outlive their folders; ``NAME.tuning.json`` is written
+            beside it, too.
+
+    Raises:
+        RunError: no value of a method could be measured, or a file cannot be written.
+    """
     assert plan.tune is not None
     found = {
         combination: [_accuracy(cell, work, plan.tune) for cell in cells]
@@ -160,10 +177,11 @@ def picked(plan: Plan, work: Work) -> Plan:
     rows = [
         TriedRow(
             method=combination.method,
+            held_out=combination.held_out,
             values=dict(combination.values),
             accuracy=_mean(values),
             trials=len(values),
-            picked=best[combination.method] == combination,
+            picked=combination in best,
         )
         for combination, values in found.items()
     ]
@@ -171,12 +189,15 @@ def picked(plan: Plan, work: Work) -> Plan:
     file = TuningFile(
         rule=settings.rule, rounds=settings.rounds, seeds=settings.seeds, tried=tuple(rows)
     )
-    path = work.out.parent / TUNING
-    try:
-        replace_text(path, file.to_text())
-    except OSError as error:
-        raise RunError(f"Cannot write {path}: {why(error)}.") from None
-    variants = [_with(variant, best.get(variant.name)) for variant in plan.methods]
+    beside = [kept.with_suffix(f".{TUNING}")] if kept is not None else []
+    for path in [work.out.parent / TUNING, *beside]:
+        try:
+            replace_text(path, file.to_text())
+        except OSError as error:
+            raise RunError(f"Cannot write {path}: {why(error)}.") from None
+    for remark in file.remarks():
+        log.warning("tune: %s", remark)
+    variants = [_with(variant, best) for variant in plan.methods]
     return plan.model_copy(update={"methods": tuple(variants), "tune": None})
 
 
@@ -195,29 +216,30 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return math.fsum(known) / len(known) if len(known) == len(values) else None
 
 
-def _best(found: Mapping[_Combination, Sequence[float | None]]) -> dict[str, _Combination]:
-    """The combination of each method with the best mean; of equal ones the first."""
-    best: dict[str, tuple[float, _Combination]] = {}
+def _best(found: Mapping[_Combination, Sequence[float | None]]) -> list[_Combination]:
+    """The combination with the best mean of each method and hold-out; of equal ones the first."""
+    best: dict[tuple[str, str], tuple[float, _Combination | None]] = {}
     for combination, values in found.items():
-        mean = _mean(values)
-        if mean is not None and mean > best.get(combination.method, (-math.inf, None))[0]:
-            best[combination.method] = (mean, combination)
-    for method in dict.fromkeys(combination.method for combination in found):
-        if method not in best:
+        mean, key = _mean(values), (combination.method, combination.held_out)
+        if mean is not None and mean > best.get(key, (-math.inf, None))[0]:
+            best[key] = (mean, combination)
+        best.setdefault(key, (-math.inf, None))
+    for (method, held_out), (_, picked_one) in best.items():
+        if picked_one is None:
             raise RunError(
-                f"tune: in every combination of values for {method} a trial failed; see above"
+                f"tune: in every combination of values for {method} a trial failed where "
+                f"{held_out} is held out; see above"
             )
-    return {method: combination for method, (_, combination) in best.items()}
+    return [combination for _, combination in best.values() if combination is not None]
 
 
-def _with(variant: Variant, combination: _Combination | None) -> Variant:
-    """A method's entry with picked values."""
-    if combination is None:
-        return variant
-    settings: dict[str, Any] = dict(variant.settings)
-    experiment = expand(variant.experiment)
-    for change in combination.changes:
-        own = dict(change.get("method", {}).get("settings", {}))
-        settings |= own
-        experiment = experiment if own else merge(experiment, change)
-    return variant.model_copy(update={"settings": settings, "experiment": experiment})
+def _with(variant: Variant, best: Sequence[_Combination]) -> Variant:
+    """A method's entry with the values that were picked for it."""
+    tuned: dict[str, dict[str, Any]] = {}
+    for combination in best:
+        if combination.method == variant.name:
+            fields: dict[str, Any] = {}
+            for change in combination.changes:
+                fields = merge(fields, change)
+            tuned[combination.held_out] = fields
+    return variant.model_copy(update={"tuned": tuned})

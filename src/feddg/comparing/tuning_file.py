@@ -1,5 +1,6 @@
 """What was tried for each method before a comparison, as a file beside its tables."""
 
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from feddg.row_files import JsonFile, Row
@@ -13,6 +14,7 @@ class TriedRow(Row):
 
     Attributes:
         method: the method's label.
+        held_out: what the columns hold out that it was tried for.
         values: the values by field.
         accuracy: mean in-domain validation accuracy over its trials, 0 to 1; None where a trial
             failed.
@@ -21,6 +23,7 @@ class TriedRow(Row):
     """
 
     method: str
+    held_out: str = ""
     values: dict[str, str]
     accuracy: Number | None = None
     trials: int
@@ -41,3 +44,33 @@ class TuningFile(JsonFile):
     rounds: int | None = None
     seeds: tuple[int, ...]
     tried: tuple[TriedRow, ...]
+
+    def remarks(self) -> list[str]:
+        """Returns what to know about the choices: grids that end at one, and ties."""
+        groups: dict[tuple[str, str], list[TriedRow]] = {}
+        for row in self.tried:
+            groups.setdefault((row.method, row.held_out), []).append(row)
+        said = []
+        for (method, held_out), rows in groups.items():
+            for row in (row for row in rows if row.picked):
+                where = f"{method}{f', {held_out} held out' if held_out else ''}"
+                said += [f"{where}: {edge}" for edge in _edges(row, rows)]
+                equal = [other for other in rows if other.accuracy == row.accuracy]
+                if len(equal) > 1:
+                    said.append(
+                        f"{where}: {len(equal)} combinations do equally well; the first counts"
+                    )
+        return said
+
+
+def _edges(picked: TriedRow, rows: Sequence[TriedRow]) -> Iterator[str]:
+    """Which numbers of a choice are the first or last of their grid."""
+    for name, text in picked.values.items():
+        try:
+            values = sorted({float(row.values[name]) for row in rows})
+            value = float(text)
+        except (KeyError, ValueError):
+            continue  # words have no order
+        if len(values) > 1 and value in (values[0], values[-1]):
+            end, beyond = ("lowest", "lower") if value == values[0] else ("highest", "higher")
+            yield f"{name} {text} is the {end} that was tried; a {beyond} one may do better"

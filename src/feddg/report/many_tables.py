@@ -13,6 +13,7 @@ from feddg.comparing.intervals import (
     ranks,
     spread,
 )
+from feddg.comparing.kept_table import KeptTable
 from feddg.comparing.results import Results
 from feddg.report.accuracy_section import SPLIT_HEADINGS
 from feddg.report.blocks import Cell, Column, Table
@@ -206,8 +207,14 @@ def interval_text(margin: Margin | None) -> str:
     return f"{points(margin.low)} to {points(margin.high)}"
 
 
-def paper_table(results: Results, split: str) -> Table | None:
-    """Our accuracies beside a paper's, by its rule; None where it has none for the split."""
+def paper_table(results: Results | KeptTable, split: str, missing: str = MISSING) -> Table | None:
+    """Our accuracies beside a paper's, by its rule; None where it has none for the split.
+
+    Args:
+        results: the comparison.
+        split: which images.
+        missing: what stands for a cell of ours that is not there.
+    """
     published = (results.paper or {}).get("values", {}).get(split, {})
     if not published:
         return None
@@ -220,13 +227,16 @@ def paper_table(results: Results, split: str) -> Table | None:
         theirs: Mapping[str, float | None] = published.get(method, {})
         own = ours.get(method, {})
         cells = [
-            Cell(_beside(_of_column(own, column), theirs.get(column))) for column in results.columns
+            Cell(_beside(_of_column(own, column), theirs.get(column), missing))
+            for column in results.columns
         ]
         if len(results.columns) > 1:
             average = average_over_columns(own, results.columns)
-            stated = printed.get(method, _paper_mean(theirs, results.columns))
+            whole = set(theirs) <= set(results.columns)  # a printed average is of all its columns
+            mean = _paper_mean(theirs, results.columns)
+            stated = printed.get(method, mean) if whole else mean
             mark = mark_of(stated, theirs, results.columns)
-            cells.append(Cell(_beside(average, stated) + mark))
+            cells.append(Cell(_beside(average, stated, missing) + mark))
         rows.append([Cell(spelled(method)), *cells])
     heads = [Column("Method", numeric=False)]
     heads += [Column(readable(column), "ours / paper") for column in results.columns]
@@ -241,8 +251,9 @@ def paper_table(results: Results, split: str) -> Table | None:
     return Table(heads, rows, caption)
 
 
-def _beside(ours: Spread | None, theirs: float | None) -> str:
-    return f"{spread_text(ours)} / {MISSING if theirs is None else f'{theirs:.2f}'}"
+def _beside(ours: Spread | None, theirs: float | None, missing: str) -> str:
+    own = missing if ours is None else spread_text(ours)
+    return f"{own} / {MISSING if theirs is None else f'{theirs:.2f}'}"
 
 
 def _paper_mean(theirs: Mapping[str, float | None], columns: Sequence[str]) -> float | None:

@@ -4,33 +4,51 @@ from collections.abc import Sequence
 
 from feddg.comparing.tuning_file import TriedRow, TuningFile
 from feddg.report.blocks import Cell, Column, Prose, Section, Table
-from feddg.report.wording import counted, percent, spelled
+from feddg.report.wording import counted, percent, readable, spelled
 
 
 def tuning_section(tuning: TuningFile | None) -> Section | None:
     """The section, or None where nothing was tried."""
     if tuning is None or not tuning.tried:
         return None
+    prose = [Prose(text) for text in (what_was_tuned(tuning), remarks_of(tuning)) if text]
+    return Section("What was tuned", [*prose, tuning_table(tuning)])
+
+
+def remarks_of(tuning: TuningFile) -> str:
+    """What to know about the choices, in sentences; empty where there is nothing."""
+    return " ".join(f"{remark[0].upper()}{remark[1:]}." for remark in tuning.remarks())
+
+
+def what_was_tuned(tuning: TuningFile) -> str:
+    """How the values were picked, in sentences."""
     rounds = f", {counted(tuning.rounds, 'round')} each" if tuning.rounds else ""
-    text = (
-        "Before these runs, each of these combinations was tried in every column, without the "
-        f"domains that the column holds out ({counted(len(tuning.seeds), 'seed')}{rounds}). The "
-        f"best mean in-domain validation accuracy ({tuning.rule.lower()}) was picked."
+    return (
+        "Before these runs, each of these combinations was tried, without the domains that are "
+        f"held out ({counted(len(tuning.seeds), 'seed')}{rounds}). The best mean in-domain "
+        f"validation accuracy ({tuning.rule.lower()}) was picked, for each method and each "
+        "hold-out by its own trials."
     )
+
+
+def tuning_table(tuning: TuningFile) -> Table:
+    """Every combination that was tried, and what it reached."""
     columns = [
         Column("Method", numeric=False),
+        Column("Held out", numeric=False),
         Column("Values", numeric=False),
         Column("In-domain validation", note="%"),
         Column("Trials"),
         Column("", numeric=False),
     ]
-    return Section("What was tuned", [Prose(text), Table(columns, _rows(tuning.tried))])
+    return Table(columns, _rows(tuning.tried))
 
 
 def _rows(tried: Sequence[TriedRow]) -> list[list[Cell]]:
     return [
         [
             Cell(spelled(row.method), strong=row.picked),
+            Cell(readable(row.held_out)),
             Cell(", ".join(f"{name} {value}" for name, value in row.values.items())),
             Cell("a trial failed" if row.accuracy is None else percent(row.accuracy)),
             Cell(str(row.trials)),

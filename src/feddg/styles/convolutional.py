@@ -101,6 +101,11 @@ class ConvolutionalCodec(Codec):
         return architecture.modules()
 
     @classmethod
+    def completed(cls, decoder: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Returns a decoder's weights by key as the codec uses them: as read, unless overridden."""
+        return dict(decoder)
+
+    @classmethod
     def load(cls, encoder: Path | None, decoder: Path | None, style_layer: StyleLayer) -> Self:
         """Returns the codec with the weights in two files; see :meth:`Codec.load`."""
         files = cls.file("encoder", encoder), cls.file("decoder", decoder)
@@ -123,7 +128,7 @@ class ConvolutionalCodec(Codec):
     def _filled(cls, encoder: Path | None, decoder: Path | None) -> tuple[nn.Sequential, nn.Module]:
         """Both modules with the weights in their files; one without a file has none."""
         weights = _read(encoder, cls.name)
-        others = _read(decoder, cls.name)
+        others = cls.completed(_read(decoder, cls.name))
         modules = cls.parts(cls.fitted(weights, others))
         if encoder is not None:
             _fill(modules[0], weights, encoder)

@@ -1,0 +1,253 @@
+"""Pages in Markdown about kept results: everything between two marks is made from a CSV file.
+
+What stands around the marks is written by hand and kept. With a plan the page is that of its table:
+the paper's numbers beside ours, and every cell that is not run says so.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from feddg.comparing.intervals import (
+    Accuracies,
+    Margin,
+    average_over_columns,
+    paired_margin,
+    spread,
+)
+from feddg.comparing.kept_results import KeptResults
+from feddg.comparing.kept_table import KeptTable
+from feddg.comparing.plan import Plan
+from feddg.comparing.tuning_file import TuningFile
+from feddg.errors import RunError
+from feddg.report.many_tables import interval_text, points, spread_text
+from feddg.report.planned_page import planned_tables
+from feddg.report.wording import MISSING, percent, spelled
+from feddg.rows import ID_TEST, VAL
+from feddg.runs.selection_rules import BEST_IN_DOMAIN, EMA_MEAN, FINAL, TAIL_MEAN
+
+BEGIN, END = "<!-- tables -->", "<!-- end of tables -->"
+SEARCH = "<!-- search -->"
+"""A page that says this shows validation domains, and one rule."""
+BASELINE = "fedavg"
+RULES = (FINAL, TAIL_MEAN, EMA_MEAN, BEST_IN_DOMAIN)
+
+
+def remade(
+    page: str, kept: KeptResults, plan: Plan | None = None, tuning: TuningFile | None = None
+) -> str:
+    """Returns the page with its tables made anew.
+
+    Args:
+        page: Markdown with the two marks, in their order.
+        kept: the results.
+        plan: the plan that they were run for; tables of the file alone without one.
+        tuning: what was tried for each method first, if anything.
+
+    Raises:
+        RunError: a mark is missing, or the file has two results for a cell.
+    """
+    if plan is not None:
+        made = planned_tables(KeptTable.of(kept, plan), tuning)
+    elif SEARCH in page:
+        made = search_table(kept)
+    else:
+        made = tables(kept)
+    return between_marks(page, made)
+
+
+def between_marks(page: str, made: str) -> str:
+    """Returns the page with something else between its two marks.
+
+    Raises:
+        RunError: a mark is missing.
+    """
+    before, begun, rest = page.partition(BEGIN)
+    _, ended, after = rest.partition(END)
+    if not begun or not ended:
+        raise RunError(f"the page needs the marks {BEGIN} and {END}, in this order")
+    return f"{before}{BEGIN}\n\n{made}\n\n{END}{after}"
+
+
+def tables(kept: KeptResults) -> str:
+    """Returns the tables of the campaign as Markdown."""
+    table = KeptTable.of(kept)
+    if not table.results:
+        return "No run has ended yet."
+    parts = [_coverage(table), _accuracy(table), _by_column(table), _margins(table)]
+    return "\n\n".join([*parts, _explained(table), _costs(table)])
+
+
+def _coverage(table: KeptTable) -> str:
+    seeds = {method: sorted({r.seed for r in rows}) for method, rows in table.by_method().items()}
+    most = max(map(len, seeds.values()))
+    columns = len(table.columns)
+    thin = [
+        f"{spelled(method)} {len(rows)}"
+        for method, rows in table.by_method().items()
+        if len(rows) < most * columns
+    ]
+    lines = [
+        f"{len(table.results)} runs: {len(seeds)} methods, {columns} columns, up to {most} seeds.",
+        f"Machines: {'; '.join(sorted({r.machine for r in table.results}))}.",
+    ]
+    if thin:
+        lines.append(f"Not all cells are run yet ({most * columns} a method): {', '.join(thin)}.")
+    return "\n".join(lines)
+
+
+def _accuracy(table: KeptTable) -> str:
+    columns = table.columns
+    by_rule = {rule: table.accuracies(rule) for rule in RULES}
+    inside = table.accuracies(TAIL_MEAN, ID_TEST)
+    rows = []
+    for method in _ranked(table):
+        means = [average_over_columns(by_rule[r].get(method, {}), columns) for r in RULES]
+        gain = paired_margin(by_rule[TAIL_MEAN].get(method, {}), by_rule[FINAL].get(method, {}))
+        moved = [
+            _mean(r.numbers.get(f"movement_{weights}") for r in table.by_method()[method])
+            for weights in ("last", "tail")
+        ]
+        rows.append(
+            [
+                spelled(method),
+                *map(spread_text, means),
+                _margin(gain),
+                *(percent(value) for value in moved),
+                spread_text(average_over_columns(inside.get(method, {}), columns)),
+            ]
+        )
+    heads = [
+        "method",
+        *(rule.name.lower() for rule in RULES),
+        "tail minus final",
+        "movement, last",
+        "movement, tail",
+        "in-domain test, tail",
+    ]
+    return (
+        "Accuracy on the unseen domain, average over the columns, percent, mean ± standard "
+        "deviation over the seeds that have every column. *Tail minus final* is paired by column "
+        "and seed, with its 95 % interval. *Movement*: mean change between neighbouring rounds of "
+        "the second half.\n\n" + _markdown(heads, rows)
+    )
+
+
+def _by_column(table: KeptTable) -> str:
+    columns, found = table.columns, table.accuracies(TAIL_MEAN)
+    rows = [
+        [
+            spelled(method),
+            *(
+                spread_text(spread(v for (c, _), v in found[method].items() if c == column))
+                for column in columns
+            ),
+        ]
+        for method in _ranked(table)
+    ]
+    return "By column, mean of the tail:\n\n" + _markdown(["method", *columns], rows)
+
+
+def _margins(table: KeptTable) -> str:
+    rows = []
+    best = _ranked(table)[0]
+    for method in _ranked(table)[1:]:
+        cells = []
+        for rule in (FINAL, TAIL_MEAN):
+            found = table.accuracies(rule)
+            cells.append(_margin(paired_margin(found[best], found[method])))
+        rows.append([spelled(method), *cells])
+    return f"{spelled(best)} minus each other method, paired by column and seed:\n\n" + _markdown(
+        ["method", "final round", "mean of the tail"], rows
+    )
+
+
+def _explained(table: KeptTable) -> str:
+    """How much of each method's lead over plain averaging the mean of the tail explains."""
+    final, tail = table.accuracies(FINAL), table.accuracies(TAIL_MEAN)
+    name = spelled(BASELINE)
+    if BASELINE not in final:
+        return f"Without {name} nobody's lead can be explained."
+    rows = [
+        [
+            spelled(method),
+            _margin(paired_margin(final[method], final[BASELINE])),
+            _margin(paired_margin(final[method], tail[BASELINE])),
+            _margin(paired_margin(tail[method], tail[BASELINE])),
+        ]
+        for method in _ranked(table)
+        if method != BASELINE
+    ]
+    heads = ["method", "both final", f"{name} with its tail", "both with their tails"]
+    return (
+        f"Lead over {name}, paired by column and seed: as tables have it, with both models of the "
+        f"last round; what is left of it when only {name} serves its tail; and when both do.\n\n"
+        + _markdown(heads, rows)
+    )
+
+
+def _costs(table: KeptTable) -> str:
+    rows = []
+    found = table.by_method()
+    base = found.get(BASELINE, next(iter(found.values())))
+    for method in _ranked(table):
+        shares = [
+            _ratio(
+                _mean(r.numbers.get(name) for r in found[method]),
+                _mean(r.numbers.get(name) for r in base),
+            )
+            for name in ("bytes", "seconds")
+        ]
+        rows.append([spelled(method), *shares])
+    return (
+        "What a round costs, as a multiple of FedAvg's. Seconds are of processes that shared their "
+        "machine with others.\n\n" + _markdown(["method", "bytes", "seconds"], rows)
+    )
+
+
+def _ranked(table: KeptTable) -> list[str]:
+    """The methods, best mean of the tail first."""
+    found = table.accuracies(TAIL_MEAN)
+    common = set.intersection(*(set(values) for values in found.values()))
+
+    def mean(values: Accuracies) -> float:
+        return sum(values[key] for key in common) / max(1, len(common))
+
+    return sorted(found, key=lambda method: -mean(found[method]))
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = spread(value for value in values if value is not None)
+    return None if known is None else known.mean
+
+
+def _ratio(ours: float | None, theirs: float | None) -> str:
+    return f"{ours / theirs:.2f}" if ours is not None and theirs else MISSING
+
+
+def _margin(found: Margin | None) -> str:
+    return MISSING if found is None else f"{points(found.mean)} ({interval_text(found)})"
+
+
+def search_table(kept: KeptResults) -> str:
+    """Returns the table of a search: held-out validation after the final round, as Markdown."""
+    table = KeptTable.of(kept)
+    columns, found = table.columns, table.accuracies(FINAL, VAL)
+    rows = [
+        [
+            spelled(method),
+            *(
+                spread_text(spread(v for (c, _), v in values.items() if c == column))
+                for column in columns
+            ),
+            spread_text(average_over_columns(values, columns)),
+        ]
+        for method, values in sorted(
+            found.items(), key=lambda item: -sum(item[1].values()) / len(item[1])
+        )
+    ]
+    heads = ["candidate", *(f"tested on {c}" for c in columns), "average"]
+    return _markdown(heads, rows)
+
+
+def _markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

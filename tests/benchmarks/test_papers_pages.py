@@ -1,0 +1,196 @@
+"""Pages of the papers' tables: made from a plan and a CSV file, and nothing in them is made up."""
+
+import importlib.util
+import statistics
+from pathlib import Path
+
+import pytest
+from scipy import stats
+
+from feddg.comparing.cells import expand_plan
+from feddg.comparing.kept_results import KeptResult, KeptResults, to_text
+from feddg.comparing.plan import load_plan
+from feddg.comparing.tuning_file import TriedRow, TuningFile
+from feddg.errors import RunError
+
+ROOT = Path(__file__).resolve().parents[2]
+NAME = "pardon_table1_pacs"
+
+
+@pytest.fixture(scope="module")
+def pages():
+    spec = importlib.util.spec_from_file_location(
+        "papers_pages", ROOT / "benchmarks" / "papers" / "pages.py"
+    )
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def made_up(cell, final, tail, best, experiment=None):
+    return KeptResult(
+        experiment=experiment or cell.experiment.id,
+        method=cell.method,
+        held_out=cell.scenario,
+        conditions=dict(cell.conditions),
+        seed=cell.seed,
+        machine="x86_64, cpu, float32, 1 threads",
+        numbers={
+            "test_final": final,
+            "test_tail": tail,
+            "test_best_by_id_val": best,
+            "val_final": final / 2,
+            "movement_last": 0.02,
+        },
+    )
+
+
+@pytest.fixture
+def folder(tmp_path, pages):
+    """Two of the plans, the list as it is, and a place for results."""
+    (tmp_path / pages.PLANS).mkdir(parents=True)
+    (tmp_path / pages.PLANS.parent / "pardon").symlink_to(ROOT / pages.PLANS.parent / "pardon")
+    for name in (NAME, "pardon_table2_pacs"):
+        plan = (ROOT / pages.PLANS / f"{name}.yaml").read_text("utf-8")
+        (tmp_path / pages.PLANS / f"{name}.yaml").write_text(plan, "utf-8")
+    (tmp_path / pages.DATA).mkdir(parents=True)
+    index = (ROOT / pages.INDEX).read_text("utf-8")
+    (tmp_path / pages.INDEX).write_text(index, "utf-8")
+    return tmp_path
+
+
+def accuracy(method, column, seed):
+    base = {"fedavg": 0.50, "pardon": 0.55, "ccst": 0.52}[method]
+    return base + 0.02 * column + (0.01 if method == "pardon" else -0.005) * seed
+
+
+def some_results():
+    """FedAvg and PARDON whole, CCST without the last column and the last seed."""
+    plan = load_plan(ROOT / "benchmarks" / "papers" / "short" / f"{NAME}.yaml")
+    columns = list(dict.fromkeys(cell.scenario for cell in expand_plan(plan)))
+    found = []
+    for cell in expand_plan(plan):
+        column = columns.index(cell.scenario)
+        if cell.method in ("fedavg", "pardon") or (
+            cell.method == "ccst" and column < 3 and cell.seed < 2
+        ):
+            value = accuracy(cell.method, column, cell.seed)
+            experiment = "0badf00d" if cell.method == "ccst" else None
+            found.append(made_up(cell, value, value + 0.03, value + 0.01, experiment))
+    return found
+
+
+def rows_after(text, words):
+    lines = text.split(words, 1)[1].splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("|"))
+    table = []
+    for line in lines[start:]:
+        if not line.startswith("|"):
+            break
+        table.append([cell.strip() for cell in line.strip("|").split("|")])
+    return {row[0]: row[1:] for row in table}
+
+
+def test_the_page_of_a_table_is_made_from_its_file(folder, pages):
+    results = some_results()
+    (folder / pages.DATA / f"{NAME}.csv").write_text(to_text(results), "utf-8")
+    written = pages.make([NAME], folder)
+    assert written == [folder / pages.PAGES / f"{NAME}.md", folder / pages.INDEX]
+    text = written[0].read_text("utf-8")
+    assert f"feddg compare benchmarks/papers/short/{NAME}.yaml --kept" in text
+    assert "**30 of 84 cells are run.**" in text
+    assert "x86_64, cpu" in text
+    assert "6 cells ran with another experiment than the plan's to the letter" in text
+    for words, shift in (
+        ("**Final round.**", 0),
+        ("**Mean of the tail.**", 0.03),
+        ("**Best in-domain validation.**", 0.01),
+    ):
+        table = rows_after(text, words)
+        for method, title in (("fedavg", "FedAvg"), ("pardon", "PARDON")):
+            for column in range(4):
+                values = [100 * (accuracy(method, column, seed) + shift) for seed in range(3)]
+                by_hand = f"{statistics.mean(values):.1f} ± {statistics.stdev(values):.1f}"
+                assert table[title][column] == by_hand
+        assert table["CCST"][2].endswith("(2 of 3)")
+        assert table["CCST"][3] == table["CCST"][4] == "not run"
+        assert set(table["FPL"][:5]) == {"not run"}
+        assert table["FedAvg"][5] == "2.0"
+    tails = rows_after(text, "**Margins, mean of the tail.**")
+    margins = rows_after(text, "**Margins, final round.**")
+    differences = [
+        100 * (accuracy("pardon", c, s) - accuracy("fedavg", c, s))
+        for c in range(4)
+        for s in range(3)
+    ]
+    mean = statistics.mean(differences)
+    reach = stats.t.ppf(0.975, 11) * statistics.stdev(differences) / 12**0.5
+    assert margins["PARDON"][0] == f"{mean:+.1f}"
+    assert margins["PARDON"][1] == f"{mean - reach:+.1f} to {mean + reach:+.1f}"
+    assert margins["FedAvg"][0] == "–"
+    assert tails["PARDON"][:2] == margins["PARDON"][:2]  # both gained as much
+    assert "not run / 62.01" in text  # FPL on art painting, from the paper
+    assert "Shortened: 96 pixels" in text
+    index = (folder / pages.INDEX).read_text("utf-8")
+    assert f"| `{NAME}` | 30 of 84 | [{NAME}](papers/{NAME}.md) |" in index
+    assert "| `pardon_table2_pacs` | 0 of 84 | none yet |" in index
+    # Again changes nothing, and what was written around the tables stays.
+    assert pages.make([NAME], folder)[0].read_text("utf-8") == text
+    written[0].write_text(text + "\nWhat it says: nothing.\n", "utf-8")
+    pages.make([NAME], folder)
+    assert written[0].read_text("utf-8").endswith("\nWhat it says: nothing.\n")
+
+
+def test_what_was_tuned_stands_on_the_page(folder, pages):
+    results = some_results()
+    (folder / pages.DATA / f"{NAME}.csv").write_text(to_text(results), "utf-8")
+    tried = [
+        TriedRow(
+            method="fedavg",
+            held_out="photo",
+            values={"train.lr": rate},
+            accuracy=accuracy,
+            trials=1,
+            picked=rate == "0.0003",
+        )
+        for rate, accuracy in (("3e-05", 0.41), ("0.0003", 0.47))
+    ]
+    tuning = TuningFile(rule="Final round", rounds=8, seeds=(0,), tried=tuple(tried))
+    (folder / pages.DATA / f"{NAME}.tuning.json").write_text(tuning.to_text(), "utf-8")
+    text = pages.make([NAME], folder)[0].read_text("utf-8")
+    assert "train.lr 0.0003 is the highest that was tried" in text
+    assert "47.0" in text
+    assert "1 seed, 8 rounds each" in text
+
+
+def test_a_file_that_does_not_fit_its_plan_is_said(folder, pages):
+    results = some_results()
+    plan = load_plan(ROOT / "benchmarks" / "papers" / "short" / f"{NAME}.yaml")
+    stranger = results[0].model_copy(update={"method": "fedprox"})
+    file = folder / pages.DATA / f"{NAME}.csv"
+    file.write_text(to_text([*results, stranger]), "utf-8")
+    text = pages.make([NAME], folder)[0].read_text("utf-8")
+    assert "1 row of the file belongs to no cell" in text
+    again = results[0].model_copy(update={"experiment": "deadbeef"})
+    kept = KeptResults(file, [*results, again])
+    with pytest.raises(RunError, match=r"fedavg, photo, seed 0 stands there twice.*deadbeef"):
+        pages.KeptTable.of(kept, plan)
+    with pytest.raises(RunError, match="needs the marks"):
+        pages.remade("# No marks\n", KeptResults(file, results), plan)
+    with pytest.raises(SystemExit, match="no plan pardon_table9"):
+        pages.make(["pardon_table9"], folder)
+
+
+def test_the_list_and_the_pages_are_up_to_date(pages, tmp_path):
+    names = sorted(path.stem for path in (ROOT / pages.PLANS).glob("*.yaml"))
+    index = (ROOT / pages.INDEX).read_text("utf-8")
+    assert pages.between_marks(index, pages.listing(names)) == index, (
+        "run `python benchmarks/papers/pages.py`"
+    )
+    for name in names:
+        page, kept = ROOT / pages.PAGES / f"{name}.md", pages.results_of(name)
+        assert page.is_file() == bool(kept.results), name
+        if kept.results:
+            plan = load_plan(ROOT / pages.PLANS / f"{name}.yaml")
+            text = page.read_text("utf-8")
+            assert pages.remade(text, kept, plan, pages.tuning_of(name)) == text
