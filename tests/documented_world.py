@@ -49,7 +49,7 @@ class World:
 
 
 class _Interrupts(Observer):
-    """Ctrl-C after the first round."""
+    """Ctrl-C at the end of the first round."""
 
     def round(self, row: RoundRow) -> None:
         raise KeyboardInterrupt

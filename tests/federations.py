@@ -18,7 +18,8 @@ from feddg.federation.inprocess import InProcess
 from feddg.federation.ledger import Ledger
 from feddg.federation.server import Server
 from feddg.federation.turns import load_weights
-from feddg.guards.chain import Guards, build_guards
+from feddg.guards.building import build_guards
+from feddg.guards.chain import Guards
 from feddg.methods.base import Method, State
 from feddg.methods.composition import build_method
 from feddg.models.backbones import build_network

@@ -1,61 +1,65 @@
 """What the messages of several methods give away on PACS at 64 pixels; sized for one core.
 
     python benchmarks/privacy/attacks.py --pacs PACS --public FOLDER --out OUT \
-        [--extractor resnet18=FILE] [--stage all|runs|reconstruct|update|membership]
+        [--extractor resnet18=FILE] [--stage all|runs|reconstruct|update|membership|transfer]
+        [--small]
 
 PACS is the published folder (domain/class/image); FOLDER holds photographs and paintings that no
 evaluation set knows. A run of each method is trained on 64 clients of one domain and 32 images each
 (512 images of every domain), then attacked: reconstruction by the server, which has public images,
 and by a malicious client that has all 512 images of its domain; gradient inversion; membership.
 Rows go to OUT/*.csv as they are found, pictures to OUT/grids. A run or file that is there is kept.
+--small tries all of it in a minute: 16 images of a domain in 2 clients, at 32 pixels; its numbers
+say nothing.
 """
 
 import argparse
 import csv
+import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from attack_scale import FULL, SMALL, Scale
 from torch import Tensor
 
 from feddg.api import run
 from feddg.attacks.entries import entries_of
 from feddg.attacks.extractors import read_extractor
-from feddg.attacks.generator import GeneratorTraining
 from feddg.attacks.image_metrics import Judges
 from feddg.attacks.inversion import Search, invert_updates
-from feddg.attacks.membership import MembershipEffort, membership
+from feddg.attacks.membership import membership
 from feddg.attacks.reconstruction import Effort, reconstruct
 from feddg.attacks.senders import Senders
+from feddg.errors import RunError
 from feddg.experiment import Experiment
 from feddg.row_files import Row
 from feddg.runs.figures import grid
 from feddg.runs.subject import Subject, load_subject
 from feddg.styles.training_images import load_images
 
+STAGES = ("transfer", "reconstruct", "membership", "update")
 DOMAINS = ("photo", "art_painting", "cartoon", "sketch")
-TRAIN, ASIDE, TEST = 512, 64, 8
-CLIENTS, SIZE, PUBLIC = 64, 64, 600
-EFFORT = Effort(targets=128, training=GeneratorTraining(steps=60, batch_size=16))
-INVERSIONS = (("sgd", 1, 4), ("own", 1, 2), ("sgd", 8, 1), ("sgd", 32, 1), ("own", 8, 1))
-MEMBERSHIP = MembershipEffort(clients=12, images=24, shadows=2)
-SHOWN = 3
+PUBLIC, SHOWN = 600, 3
 SCORES = ("FD", "KD", "score", "PD")
 """Columns for distances and score; the extractor that judged is the command's."""
 SHORT = {"rounds": 1, "local_steps": 1, "batch_size": 8}
+FLY = {"twins": "on_the_fly"}
 EPOCH = {"rounds": 1, "batch_size": 32}
 RUNS: dict[str, tuple[str, dict, dict]] = {
-    "pardon": ("pardon", {"twins": "on_the_fly"}, SHORT),
-    "ccst": ("ccst", {"variant": "pardon", "twins": "on_the_fly"}, SHORT),
+    "pardon": ("pardon", FLY, SHORT),
+    "ccst": ("ccst", {"variant": "pardon"} | FLY, SHORT),
+    "ccst-single": ("ccst", {"variant": "pardon", "share": "single"} | FLY, SHORT),
     "fpl": ("fpl", {}, EPOCH),
     "elcfs": ("elcfs", {"window": 0.05, "meta_order": "first"}, SHORT),
+    "fedbn": ("fedbn", {}, EPOCH),
     "fedavg": ("fedavg", {}, EPOCH),
 }
 """By name: the method, its settings, its training. Styles and spectra are sent before round 1."""
 
 
-def subset(pacs: Path, out: Path) -> tuple[Path, Path]:
+def subset(pacs: Path, out: Path, scale: Scale) -> tuple[Path, Path]:
     """Links some images of every domain, by turns over classes; returns their folder and split."""
     root, split = out / "images", out / "split.csv"
     if split.exists():
@@ -65,7 +69,7 @@ def subset(pacs: Path, out: Path) -> tuple[Path, Path]:
         folders = sorted(p for p in (pacs / domain).iterdir() if p.is_dir())
         queues = [sorted(folder.iterdir()) for folder in folders]
         files = [q[i] for i in range(max(map(len, queues))) for q in queues if i < len(q)]
-        roles = ["train"] * TRAIN + ["id_val"] * ASIDE + ["test"] * TEST
+        roles = ["train"] * scale.train + ["id_val"] * scale.aside + ["test"] * scale.test
         for file, role in zip(files, roles):
             path = Path(domain) / file.parent.name / file.name
             (root / path.parent).mkdir(parents=True, exist_ok=True)
@@ -76,13 +80,18 @@ def subset(pacs: Path, out: Path) -> tuple[Path, Path]:
     return root, split
 
 
-def train(name: str, out: Path, root: Path, split: Path) -> Path:
+def train(name: str, out: Path, root: Path, split: Path, scale: Scale) -> Path:
     """Trains a run, or finds it."""
     method, settings, training = RUNS[name]
     experiment = Experiment(
         name=name,
-        data={"source": "folder", "root": str(root), "image_size": SIZE, "split_file": str(split)},
-        clients={"number": CLIENTS, "partition": "domain"},
+        data={
+            "source": "folder",
+            "root": str(root),
+            "image_size": scale.size,
+            "split_file": str(split),
+        },
+        clients={"number": scale.clients, "partition": "domain"},
         method={"name": method, "settings": settings},
         model={"backbone": "cnn", "weights": None},
         train={"lr": 1e-3, "augmentation": "none"} | training,
@@ -92,11 +101,11 @@ def train(name: str, out: Path, root: Path, split: Path) -> Path:
     return run(experiment, out / "runs", cache=out / "cache", report=False).folder
 
 
-def public_images(folders: Sequence[Path], out: Path) -> Tensor:
-    """Returns public images ``(n, 3, 64, 64)``, evenly from all folders."""
+def public_images(folders: Sequence[Path], out: Path, side: int) -> Tensor:
+    """Returns public images ``(n, 3, side, side)``, evenly from all folders."""
     kept = out / "public.pt"
     if not kept.exists():
-        found = [load_images([folder], SIZE) for folder in folders]
+        found = [load_images([folder], side) for folder in folders]
         share = PUBLIC // len(found)
         torch.save(torch.cat([part[:: max(1, len(part) // share)][:share] for part in found]), kept)
     images: Tensor = torch.load(kept, weights_only=True)
@@ -127,7 +136,13 @@ def clients_of(subject: Subject, *domains: int) -> list[int]:
 
 
 def attack(
-    name: str, folder: Path, public: Tensor, out: Path, judges: Judges, attackers: Sequence[str]
+    name: str,
+    folder: Path,
+    public: Tensor,
+    out: Path,
+    judges: Judges,
+    attackers: Sequence[str],
+    effort: Effort,
 ) -> None:
     """Draws images again from what one run sends beside weights: by the server, by clients."""
     subject = load_subject(folder, out / "cache", lambda *_: None)
@@ -135,7 +150,7 @@ def attack(
     names = subject.images.table.domain_names
     for entry in entries_of(subject.method, subject.worker.network).values():
         if "server" in attackers:
-            found = reconstruct(senders, entry, public, senders.labels(public), EFFORT, judges)
+            found = reconstruct(senders, entry, public, senders.labels(public), effort, judges)
             write(
                 out / "privacy_reconstruction.csv", name, measured(name, found, names, judges, out)
             )
@@ -148,16 +163,20 @@ def attack(
             rows = subject.images.splits.train
             rows = rows[subject.images.table.domains[rows] == ids[0]]
             images = subject.images.pixels.gather(rows).contiguous()
-            found = reconstruct(
-                senders,
-                entry,
-                images,
-                torch.from_numpy(subject.images.table.labels[rows]),
-                Effort(EFFORT.targets * len(others) // len(DOMAINS), EFFORT.training),
-                judges,
-                attacker=clients_of(subject, ids[0])[0],
-                victims=clients_of(subject, *ids[1:]),
-            )
+            try:
+                found = reconstruct(
+                    senders,
+                    entry,
+                    images,
+                    torch.from_numpy(subject.images.table.labels[rows]),
+                    Effort(effort.targets * len(others) // len(DOMAINS), effort.training),
+                    judges,
+                    attacker=clients_of(subject, ids[0])[0],
+                    victims=clients_of(subject, *ids[1:]),
+                )
+            except RunError as error:  # it is sent nothing of the kind
+                print(f"{name}, {DOMAINS[own]}: {error}", flush=True)
+                continue
             write(
                 out / "privacy_reconstruction.csv", name, measured(name, found, names, judges, out)
             )
@@ -185,48 +204,72 @@ def stage(wanted: str, name: str) -> bool:
     return wanted in ("all", name)
 
 
-def main() -> None:
+def transferred(name: str, folder: Path, out: Path) -> None:
+    """Keeps what a run's report shows of transferred images (PARDON, Fig. 8)."""
+    picture = folder / "figures" / "styles.png"
+    if picture.exists():
+        (out / "grids").mkdir(exist_ok=True)
+        shutil.copy(picture, out / "grids" / f"{name}-transferred.png")
+
+
+def invert(folder: Path, out: Path, judges: Judges, scale: Scale) -> None:
+    """Searches for the images behind single updates."""
+    senders = Senders(load_subject(folder, out / "cache", lambda *_: None))
+    for optimizer, size, updates in scale.inversions:
+        search = Search(iterations=scale.iterations)
+        found = invert_updates(senders, size, updates, search, optimizer)
+        write(out / "privacy_updates.csv", "fedavg", [found.row(judges)])
+        shown = torch.arange(min(12, len(found.targets)))
+        picture = grid(found.targets.images[shown], (found.drawn[shown] * 255).byte())
+        (out / "grids").mkdir(exist_ok=True)
+        picture.quantize(128).save(out / "grids" / f"update-{optimizer}-{size}.png")
+
+
+def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pacs", type=Path, required=True)
     parser.add_argument("--public", type=Path, nargs="+", required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--extractor", default="compact")
-    parser.add_argument("--stage", default="all")
+    parser.add_argument("--stage", default="all", choices=("all", "runs", *STAGES))
     parser.add_argument("--runs", default=",".join(RUNS))
     parser.add_argument("--attackers", default="server,photo,art_painting")
-    said = parser.parse_args()
-    torch.set_num_threads(1)
+    parser.add_argument("--small", action="store_true")
+    return parser.parse_args(given)
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    said = arguments(given)
+    scale = SMALL if said.small else FULL
+    stages = STAGES if said.stage == "all" else (said.stage,)
     out, begun = said.out, time.time()
+
+    def tell(what: str) -> None:
+        print(f"{time.time() - begun:6.0f} s: {what}", flush=True)
+
     out.mkdir(parents=True, exist_ok=True)
-    root, split = subset(said.pacs, out)
-    folders = {name: train(name, out, root, split) for name in said.runs.split(",")}
-    print(f"{time.time() - begun:6.0f} s: trained", flush=True)
+    root, split = subset(said.pacs, out, scale)
+    folders = {name: train(name, out, root, split, scale) for name in said.runs.split(",")}
+    tell("trained")
     judges = Judges(read_extractor(said.extractor))
-    if stage(said.stage, "reconstruct"):
-        public = public_images(said.public, out)
-        for name, folder in folders.items():
-            if name != "fedavg":
-                attack(name, folder, public, out, judges, said.attackers.split(","))
-                print(f"{time.time() - begun:6.0f} s: {name}", flush=True)
-    for name in folders:
-        if stage(said.stage, "membership"):
-            subject = load_subject(folders[name], out / "cache", lambda *_: None)
+    for name, folder in folders.items():
+        if "transfer" in stages:
+            transferred(name, folder, out)
+        if "reconstruct" in stages and name != "fedavg":
+            public = public_images(said.public, out, scale.size)
+            attack(name, folder, public, out, judges, said.attackers.split(","), scale.effort)
+            tell(name)
+        if "membership" in stages:
+            subject = load_subject(folder, out / "cache", lambda *_: None)
             entries = list(entries_of(subject.method, subject.worker.network).values())
-            rows = membership(Senders(subject), entries, MEMBERSHIP)
+            rows = membership(Senders(subject), entries, scale.membership)
             write(out / "privacy_membership.csv", name, rows)
-            print(f"{time.time() - begun:6.0f} s: membership of {name}", flush=True)
-    if stage(said.stage, "update") and "fedavg" in folders:
-        senders = Senders(load_subject(folders["fedavg"], out / "cache", lambda *_: None))
-        for optimizer, size, updates in INVERSIONS:
-            search = Search(iterations=60)
-            found = invert_updates(senders, size, updates, search, optimizer)
-            write(out / "privacy_updates.csv", "fedavg", [found.row(judges)])
-            shown = torch.arange(min(12, len(found.targets)))
-            picture = grid(found.targets.images[shown], (found.drawn[shown] * 255).byte())
-            (out / "grids").mkdir(exist_ok=True)
-            picture.quantize(128).save(out / "grids" / f"update-{optimizer}-{size}.png")
-            print(f"{time.time() - begun:6.0f} s: {optimizer} {size}", flush=True)
+            tell(f"membership of {name}")
+        if "update" in stages and name == "fedavg":
+            invert(folder, out, judges, scale)
+            tell("updates")
 
 
 if __name__ == "__main__":
+    torch.set_num_threads(1)
     main()

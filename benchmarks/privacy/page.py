@@ -1,4 +1,4 @@
-"""The tables of docs/results/privacy_attacks.md, made from the CSV files of attacks.py.
+"""The tables of docs/results/privacy.md and privacy_attacks.md, from the CSV files beside them.
 
     python benchmarks/privacy/page.py [docs/results/data]
 
@@ -6,6 +6,7 @@ prints them as Markdown.
 """
 
 import csv
+import statistics
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ from pathlib import Path
 DATA = Path(__file__).parents[2] / "docs" / "results" / "data"
 DOMAINS = ("photo", "art_painting", "cartoon", "sketch", "all")
 FED = {"sent": "sent", "sample": "image's own", "unrelated": "chance"}
-RUNS = ("ccst", "pardon", "elcfs", "fpl")
+RUNS = ("ccst", "ccst-single", "pardon", "elcfs", "fpl", "fedbn")
 JUDGED = ("FD", "KD", "PD")
 
 
@@ -114,7 +115,41 @@ def members(found: list[dict[str, str]]) -> Iterator[str]:
     yield from table(heads, body)
 
 
+def spread(values: list[float]) -> str:
+    """A mean in percent, with its standard deviation over seeds."""
+    mean = f"{100 * statistics.mean(values):.1f}"
+    return f"{mean} ± {100 * statistics.stdev(values):.1f}" if len(values) > 1 else mean
+
+
+def accuracies(found: list[dict[str, str]]) -> Iterator[str]:
+    """Accuracy by method, what is noised, and epsilon."""
+    heads = ["method", "noised", "epsilon", "noise / sensitivity"]
+    heads += ["unseen domain", "in-domain", "seeds"]
+    groups: dict[tuple[str, str, str], list[dict[str, str]]] = {}
+    for row in found:
+        groups.setdefault((row["method"], row["noised"], row["level"]), []).append(row)
+    order = ("none", "clipped", "16", "8", "4", "1")
+    ranked = sorted(
+        groups.items(),
+        key=lambda item: (*item[0][:2], order.index(item[0][2]) if item[0][2] in order else 9),
+    )
+    body = [
+        [
+            *key,
+            rows[0]["noise"].rpartition(":")[2],
+            spread([float(row["test_accuracy"]) for row in rows]),
+            spread([float(row["in_domain_accuracy"]) for row in rows]),
+            str(len(rows)),
+        ]
+        for key, rows in ranked
+    ]
+    yield from table(heads, body)
+
+
 def main(folder: Path) -> None:
+    """Prints every table."""
+    for name in ("digits", "pacs", "digits_ten_clients"):
+        print("\n".join([f"### {name}", *accuracies(rows(folder, name))]))
     drawn = rows(folder, "reconstruction")
     print("\n".join(["### server", *by_domain(drawn, "server")]))
     print("\n".join(["### client", *by_domain(drawn, "client")]))

@@ -30,7 +30,7 @@ from feddg.data.partitions import counts_clients, rules_of
 from feddg.data.sources import checked_options
 from feddg.errors import DataError, ExperimentError, FeddgError, nearest
 from feddg.evaluation.metrics import METRICS
-from feddg.guards.chain import resolved_choice
+from feddg.guards.building import resolved_choice
 from feddg.methods.composition import build_method, method_class
 from feddg.settings import (
     ClientSettings,

@@ -1,14 +1,17 @@
 """Attacks on small runs, from the command line to the page."""
 
 import json
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from typer.testing import CliRunner
 
 from feddg.attacks.attack import AttackSettings, attack_run
+from feddg.attacks.cases import MembershipEffort
 from feddg.attacks.entries import STATISTICS, chosen_entries, entries_of, hashed
-from feddg.attacks.membership import MembershipEffort
 from feddg.attacks.senders import Senders
 from feddg.attacks.targets import matched
 from feddg.cli import app
@@ -266,16 +269,70 @@ def test_the_page_of_a_run_nobody_attacked_says_how(runs):
         ("pardon", "update", {"batch_sizes": (0,)}, ExperimentError, "batch sizes"),
         ("pardon", "update", {"optimizer": "lbfgs"}, ExperimentError, "own or sgd"),
         ("pardon", "server", {"extractor": "vgg"}, FeddgError, "needs its weights"),
+        ("pardon", "server", {"targets": 0}, ExperimentError, "targets is 0; it must be 2 or more"),
+        ("pardon", "server", {"steps": -1}, ExperimentError, "steps is -1"),
+        ("pardon", "update", {"updates": 0}, ExperimentError, "updates is 0"),
     ],
 )
 def test_bad_input_ends_in_one_line(place, runs, quick, method, kind, changes, error, words):
-    from dataclasses import replace
-    from pathlib import Path
-
     changes = {k: tuple(map(Path, v)) if k == "public" else v for k, v in changes.items()}
     with pytest.raises(error, match=words) as caught:
         attack_run(runs(method), kind, replace(quick, **changes), cache=place / "cache")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("few", "3 images are too few to train a generator on; give at least 16"),
+        ("empty", "image"),
+        ("broken", "image"),
+    ],
+)
+def test_public_images_that_cannot_be_learned_from(place, tmp_path, runs, quick, content, words):
+    folder = tmp_path / content
+    folder.mkdir()
+    if content == "few":
+        write_images(folder, 3)
+    elif content == "broken":
+        (folder / "a.png").write_bytes(b"no image")
+    with pytest.raises(DataError, match=words):
+        attack_run(
+            runs("pardon"), "server", replace(quick, public=(folder,)), cache=place / "cache"
+        )
+
+
+def test_public_images_of_any_size_and_shape_will_do(place, tmp_path, runs, quick):
+    for number in range(16):
+        shade = (number * 15, 9, 200 - number)
+        Image.new("RGB", (2 + 9 * number, 1 + number), shade).save(tmp_path / f"{number}.png")
+    rows = attack_run(
+        runs("pardon"), "server", replace(quick, public=(tmp_path,)), cache=place / "cache"
+    )
+    assert {row.public for row in rows if isinstance(row, ReconstructionRow)} == {16}
+
+
+@pytest.fixture(scope="module")
+def summed(place):
+    """A run whose server saw only sums."""
+    model = {"backbone": "cnn_gn", "weights": None, "normalization": "frozen"}
+    fields = {**SMALL, "model": model, "guards": ["secure_aggregation"]}
+    return trained_run(place / "runs", place / "cache", "fedavg", **fields)
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("update", "sums of updates alone .secure aggregation.: there is no single update"),
+        ("membership", "sums of updates alone .secure aggregation., and nothing beside them"),
+        ("server", "shares nothing but weights"),
+    ],
+)
+def test_where_the_server_saw_only_sums_there_is_nothing_single_to_attack(
+    place, summed, quick, kind, words
+):
+    with pytest.raises(FeddgError, match=words):
+        attack_run(summed, kind, quick, cache=place / "cache")
 
 
 def test_no_run_no_attack(place, tmp_path, quick):

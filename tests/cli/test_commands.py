@@ -1,12 +1,15 @@
 """The command line as a user meets it."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from feddg.cli import app
+from feddg.comparing.estimate import Estimate
 from feddg.runs.folder import RunFolder
 
 TINY = ["--rounds", "1", "--local-epochs", "1", "--batch-size", "64", "--clients", "3", "-q"]
@@ -27,6 +30,18 @@ def test_help_does_not_import_torch():
 
     code = (
         "import sys; from feddg.cli import app; assert not {'torch', 'pydantic'} & {*sys.modules}"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_training_does_not_import_a_compiler():
+    code = (
+        "import sys, torch\n"
+        "from feddg.clients.optimizers import MemoryOrderAdam, MemoryOrderSGD\n"
+        "weight = torch.nn.Parameter(torch.ones(2))\n"
+        "for made in (MemoryOrderAdam([weight], 0.1), MemoryOrderSGD([weight], 0.1, 0.9)):\n"
+        "    weight.sum().backward(); made.step(); made.zero_grad()\n"
+        "sys.exit('torch._dynamo' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -58,10 +73,22 @@ def test_the_demos_plan_holds_every_domain_out_under_the_mean_of_the_last_rounds
 
     plan = demo_plan({}, {"train": {"rounds": 3}})
     assert plan.hold_out == "lodo"
-    assert len(plan.methods) >= 4
+    assert len(plan.methods) >= 3
     assert len(plan.seeds) >= 2
     assert plan.base["server"]["serve"] == "tail"
     assert plan.base["train"]["rounds"] == 3
+
+
+def test_the_demo_fills_the_cores_and_starts_no_process_for_one(monkeypatch):
+    from feddg.comparing import demonstration
+
+    monkeypatch.setattr(demonstration, "available_cores", lambda: 2)
+    plan = demonstration.demo_plan({}, {})
+    assert demonstration.jobs_of_demo(plan) == 2
+    assert demonstration.jobs_of_demo(plan, 1) == 0
+    assert demonstration.jobs_of_demo(plan, 10_000) == demonstration.MOST_JOBS
+    one = demonstration.demo_plan({"methods": ["fedavg"], "hold_out": ["ink"], "seeds": 1}, {})
+    assert demonstration.jobs_of_demo(one, 8) == 0
 
 
 def test_a_run_and_the_same_run_again(feddg, tmp_path):
@@ -138,6 +165,31 @@ def test_a_dry_run_says_where_every_setting_comes_from_and_runs_nothing(feddg, t
     assert sum(map(int, counts)) == train
     assert len(counts) == 4
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "measured"), [((), 1), (("-q",), 0), (("--no-estimate",), 0), (("--rounds", "1"), 0)]
+)
+def test_a_long_run_says_before_it_begins_how_long_it_will_take(
+    feddg, monkeypatch, tmp_path, more, measured
+):
+    """200 rounds of digits are long, one is not; it is said before anything is trained."""
+    from feddg import api
+    from feddg.comparing import forecast
+    from feddg.errors import RunError
+
+    monkeypatch.setattr(forecast, "estimate", lambda *a, **b: Estimate(60, 150, 0, 1, 0))
+
+    def begins(*arguments, **named):
+        raise RunError("it begins")
+
+    monkeypatch.setattr(api, "run_in", begins)
+    command = ["run", "--data", "digits", "--hold-out", "sketch", "--rounds", "200"]
+    _, _, errors = feddg(*command, *more)
+    *said, last = errors.replace("\N{NO-BREAK SPACE}", " ").splitlines()
+    assert last == "error: it begins"
+    times = [line.partition(" (")[0] for line in said]
+    assert times == ["time: 1 min 0 s to 2 min 30 s"] * measured
 
 
 def test_a_run_that_cannot_begin_leaves_no_folder(feddg, tmp_path):

@@ -113,7 +113,8 @@ def test_another_packages_launcher_carries_out_the_same_runs(tmp_path):
     ("launcher", "options", "said"),
     [
         ("slrum", {}, "launcher"),
-        ("local", {"partition": "gpu"}, "'local' has no option 'partition'; it has: none"),
+        ("local", {"partition": "gpu"}, "'local' has no option 'partition'; it has: reuse"),
+        ("local", {"reuse": "perhaps"}, "reuse must be yes or no (got 'perhaps')"),
         ("slurm", {"partitoin": "gpu"}, "'slurm' has no option 'partitoin'"),
         ("slurm", {"cluster": "local", "cpus": "many"}, "option 'cpus': a whole number"),
         ("slurm", {"cluster": "cloud"}, "launcher 'slurm'"),
@@ -128,6 +129,19 @@ def test_what_no_launcher_can_do_is_said_in_one_line(tmp_path, launcher, options
     with pytest.raises(ExperimentError, match=re.escape(said)) as caught:
         carried(tmp_path / "out", tmp_path / "cache", launcher, options)
     assert "\n" not in str(caught.value)
+
+
+def test_one_process_carries_out_several_runs_and_goes_on_after_one_that_failed(tmp_path):
+    plan = PLAN | {"methods": [BROKEN, "fedavg", "fedprox"]}
+    work, notes = prepare_work(plan, tmp_path / "a", cache=tmp_path / "cache"), Notes()
+    done = carry_out_work(
+        work, jobs=1, cache=tmp_path / "cache", watcher=notes, launcher_options={"reuse": "yes"}
+    )
+    assert notes.ends == ["failed", "completed", "completed"]
+    assert "/nowhere.pth" in done.failures[0].error
+    assert [log.name for log in (tmp_path / "a" / "logs").iterdir()] == ["process1.log"]
+    alone, _ = carried(tmp_path / "b", tmp_path / "cache")
+    require_alike(alone.work, work)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import pytest
 
@@ -144,7 +145,7 @@ def test_after_a_resume_it_goes_on_counting_interrupted_rounds_too(tmp_path):
     assert rows[-1].epsilon <= budget
 
 
-@pytest.mark.parametrize("damage", ["gone", "a row less", "garbled"])
+@pytest.mark.parametrize("damage", ["gone", "a row less", "garbled", "more noise"])
 def test_without_its_account_a_run_does_not_go_on(tmp_path, damage):
     experiment = chosen({"epsilon": 8.0})
     with pytest.raises(KeyboardInterrupt):
@@ -155,9 +156,13 @@ def test_without_its_account_a_run_does_not_go_on(tmp_path, damage):
         file.unlink()
     elif damage == "garbled":
         file.write_text("".join([lines[0].replace('"noise":', '"nose":'), *lines[1:]]))
+    elif damage == "more noise":  # as if the second round had cost nothing
+        row = json.loads(lines[1])
+        file.write_text("".join([lines[0], json.dumps(row | {"noise": 1e6}) + "\n", *lines[2:]]))
     else:
         file.write_text("".join(lines[1:]))
-    words = "damaged in row 1" if damage == "garbled" else "lacks round 1"
+    words = {"garbled": "damaged in row 1", "more noise": "row 2, says epsilon .* was changed"}
+    words = words.get(damage, "lacks round 1")
     with pytest.raises(RunError, match=words):
         resume(file.parent, cache=tmp_path / "cache")
 
@@ -176,6 +181,9 @@ def test_a_cut_off_last_line_was_never_released(tmp_path):
     ("privacy", "words"),
     [
         ({"epsilon": 1.0, "noise_multiplier": 0.5}, r"one round costs 9\.\d+\. Set epsilon to at"),
+        ({"epsilon": math.inf}, "privacy.epsilon: .*finite"),
+        ({"epsilon": math.nan}, "privacy.epsilon"),
+        ({"epsilon": -1}, "privacy.epsilon"),
         ({"epsilon": 1e-5}, r"would need noise of .* is the least that can be met"),
         ({"epsilon": 8, "clipping": "none"}, "set clipping"),
         ({"epsilon": 8, "noised_at": "client", "clipping": "adaptive"}, "exclude each other"),
@@ -219,3 +227,33 @@ def test_saying_nothing_new_keeps_the_ids_of_older_private_runs():
     # This id was printed by the version before there was an epsilon.
     older = Experiment(data="digits", hold_out="sketch", privacy={"clipping": "fixed"})
     assert older.id == "cc618f5b"
+
+
+def test_a_style_that_would_be_noise_alone_is_refused():
+    words = r"privacy.style_epsilon 1e-09 would need noise of .*; 0.0\d+ is the least"
+    styled = Experiment(**{**SMALL, "method": "pardon", "privacy": {"style_epsilon": 1e-9}})
+    built = build(styled, 10)
+    with pytest.raises(ExperimentError, match=words):
+        guards_for(styled, *built)
+
+
+@pytest.mark.parametrize(
+    ("privacy", "words"),
+    [
+        ({"epsilon": 8, "delta": 0.5}, "delta 0.5 allows to give away one of 3 clients wholly"),
+        ({"style_epsilon": 8, "delta": 0.5}, "delta 0.5 allows to give away one of 3 clients"),
+        ({"epsilon": 1e6}, "privacy.epsilon 1e[+]06 promises nothing"),
+    ],
+)
+def test_what_is_kept_and_says_nothing_is_warned_of(privacy, words, caplog):
+    method = "pardon" if "style_epsilon" in privacy else "fedavg"
+    experiment = Experiment(**{**SMALL, "method": method, "privacy": privacy})
+    guards_for(experiment, *build(experiment, 10))
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert re.match(words, said)
+
+
+def test_an_epsilon_that_promises_nothing_is_still_counted(tmp_path):
+    experiment = chosen({"epsilon": 1e6}, train={**SMALL["train"], "rounds": 1})
+    spent = carried_out(experiment, tmp_path).record.privacy["update", "client"]
+    assert 0.9e6 < spent.epsilon <= 1e6

@@ -78,6 +78,12 @@ def test_no_noise_costs_everything_and_no_release_nothing():
     assert accountants_epsilon(together([]), 1e-5) == sampled_epsilon((), 1e-5) == 0.0
 
 
+def test_an_epsilon_too_large_to_be_counted_is_that_of_the_closed_form():
+    assert accountants_epsilon(1e-3, 1e-5) == gaussian_epsilon(1e-3, 1e-5) > 5e5
+    drawn = sampled_epsilon(((1e-3, 0.5),) * 4, 1e-5)
+    assert drawn == gaussian_epsilon(0.5e-3, 1e-5)
+
+
 def test_secret_draws_cost_less_than_known_ones():
     noise = sampled_noise(2.0, 1e-5, 0.25, 4)
     assert 0.97 * 2 < sampled_epsilon(((noise, 0.25),) * 4, 1e-5) <= 2

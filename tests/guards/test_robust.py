@@ -10,7 +10,7 @@ from hypothesis import strategies as some
 
 from feddg.errors import ExperimentError, NotEnoughUpdates
 from feddg.experiment import Experiment
-from feddg.guards.chain import guard_of
+from feddg.guards.building import guard_of
 from feddg.guards.guard import Passage, WeightFacts
 from feddg.guards.krum import scores, squared_distances
 from feddg.messages import Message, Update

@@ -17,9 +17,8 @@ from feddg.guards.secure_aggregation import (
     SHARES,
     UNMASK,
     SecureAggregation,
-    decoded,
-    encoded,
 )
+from feddg.guards.sums import decoded, encoded
 from feddg.messages import Message, Refusal, Update
 from feddg.runs.prepare import build, guards_for
 from feddg.settings import TrainSettings

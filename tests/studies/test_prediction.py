@@ -79,11 +79,13 @@ def test_batches_change_nothing(finished, images):
     assert [row.label for row in predict(finished, images, adapt="global")] == whole
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
 @pytest.mark.parametrize("stop_after", [1, 3])
 def test_an_interrupted_table_goes_on_to_the_same_bytes(
     finished, images, tmp_path, monkeypatch, suffix, stop_after
 ):
+    if suffix == ".parquet":
+        pytest.importorskip("pyarrow.parquet", reason="needs the extra `parquet`")
     monkeypatch.setattr(prediction_files, "SECONDS_BETWEEN_NOTES", 0.0)
     (images / "broken.png").write_bytes(b"no image")
     straight, halting = tmp_path / f"a{suffix}", tmp_path / f"b{suffix}"

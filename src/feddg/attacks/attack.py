@@ -9,23 +9,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast, get_args
 
-import torch
 from torch import Tensor
 
+from feddg.attacks.cases import MembershipEffort
+from feddg.attacks.drawings import Captioned, picture_of, picture_of_inverted
 from feddg.attacks.entries import SentEntry, chosen_entries, entries_of
 from feddg.attacks.extractors import read_extractor, read_lpips
 from feddg.attacks.generator import FEWEST, GeneratorTraining
 from feddg.attacks.image_metrics import Judges, require_torchmetrics
-from feddg.attacks.inversion import Inverted, Search, Step, invert_updates
-from feddg.attacks.membership import MembershipEffort, membership
+from feddg.attacks.inversion import Search, Step, invert_updates
+from feddg.attacks.membership import membership
 from feddg.attacks.reconstruction import (
-    FED,
-    SAMPLE,
-    SENT,
-    UNRELATED,
     Effort,
     Progress,
-    Reconstruction,
     reconstruct,
 )
 from feddg.attacks.senders import Senders
@@ -40,8 +36,7 @@ from feddg.runs.subject import Subject, load_subject
 from feddg.styles.training_images import load_images as load_public
 
 KINDS = ("server", "client", "update", "membership")
-SHOWN = 6
-"""Columns of a picture for each domain."""
+_LEAST = {"most_public": FEWEST, "targets": 2, "steps": 0, "updates": 1, "iterations": 1}
 SMALLEST = 12
 """Side in pixels below which SSIM has no window."""
 
@@ -94,6 +89,11 @@ class AttackSettings:
         if self.optimizer not in get_args(Step):
             known = " or ".join(get_args(Step))
             raise ExperimentError(f"optimizer {self.optimizer!r} must be {known}")
+        for name, least in _LEAST.items():
+            if getattr(self, name) < least:
+                raise ExperimentError(
+                    f"{name} is {getattr(self, name)}; it must be {least} or more"
+                )
         if min(self.batch_sizes, default=0) < 1 or max(self.batch_sizes) > MOST_LOOKED_AT:
             raise ExperimentError(f"batch sizes must be from 1 to {MOST_LOOKED_AT}")
 
@@ -166,7 +166,7 @@ class _Work:
         self._path, self._subject, self._settings = path, subject, settings
         self._judges, self._progress = judges, progress
         self._senders = Senders(subject)
-        self.pictures: dict[str, tuple[list[Tensor], str]] = {}
+        self.pictures: dict[str, Captioned] = {}
 
     def carry_out(self, kind: str) -> list[AttackRow]:
         """Returns the rows of one kind of attack."""
@@ -203,7 +203,8 @@ class _Work:
                 progress=self._progress,
             )
             rows += found.rows(self._subject.images.table.domain_names, self._judges)
-            self._draw(found)
+            names = self._subject.images.table.domain_names
+            self.pictures |= picture_of(found, names)
         return rows
 
     def _known_images(self, attacker: int | None) -> tuple[Tensor, Tensor]:
@@ -234,6 +235,11 @@ class _Work:
 
     def _inversions(self) -> list[AttackRow]:
         chosen = self._settings
+        if self._senders.only_sums:
+            raise RunError(
+                "the server of this run saw sums of updates alone (secure aggregation): there is "
+                "no single update to invert"
+            )
         found = [
             invert_updates(
                 self._senders,
@@ -246,7 +252,7 @@ class _Work:
             for size in chosen.batch_sizes
         ]
         for one in found:
-            self._draw_inverted(one)
+            self.pictures |= picture_of_inverted(one)
         return [one.row(self._judges) for one in found]
 
     def _membership(self) -> list[AttackRow]:
@@ -255,32 +261,6 @@ class _Work:
         entries = chosen_entries(method, network, wanted) if wanted else entries_of(method, network)
         effort = replace(self._settings.membership, seed=self._settings.seed)
         return list(membership(self._senders, list(entries.values()), effort, self._progress))
-
-    def _draw(self, found: Reconstruction) -> None:
-        domains = found.targets.domains
-        shown = torch.cat(
-            [(domains == d).nonzero().flatten()[:SHOWN] for d in domains.unique().tolist()]
-        )
-        rows = [found.targets.images[shown], *(_bytes(found.drawn[fed][shown]) for fed in FED)]
-        reader = "server" if found.attacker == "server" else "another client"
-        names = [self._subject.images.table.domain_names[d] for d in domains.unique().tolist()]
-        caption = (
-            f"What the {reader} draws from {found.entry.key}, top to bottom: true images "
-            f"({', '.join(names)}), drawn from what was {SENT}, from each image's own {SAMPLE}, "
-            f"and from an {UNRELATED} image's, which is what chance looks like."
-        )
-        name = f"attack-{found.attacker}-{_plain(found.entry.key)}.png"
-        self.pictures[name] = (rows, caption)
-
-    def _draw_inverted(self, found: Inverted) -> None:
-        shown = torch.arange(min(2 * SHOWN, len(found.targets)))
-        rows = [found.targets.images[shown], _bytes(found.drawn[shown])]
-        caption = (
-            f"Gradient inversion of single clients' updates of {found.batch_size} images "
-            f"(optimizer: {found.optimizer}): true images above what was found."
-        )
-        name = f"attack-update-{found.optimizer}-{found.batch_size}.png"
-        self.pictures[name] = (rows, caption)
 
 
 def _require_sent(ledger: LedgerRecord, entry: SentEntry, path: Path) -> None:
@@ -295,11 +275,3 @@ def _require_sent(ledger: LedgerRecord, entry: SentEntry, path: Path) -> None:
     raise RunError(
         f"the ledger of {path} shows no message with {entry.key}: nothing of it left a client"
     )
-
-
-def _bytes(images: Tensor) -> Tensor:
-    return (images * 255).round().to(torch.uint8)
-
-
-def _plain(key: str) -> str:
-    return "".join(c if c.isalnum() else "-" for c in key).strip("-")

@@ -12,7 +12,6 @@ Members and others are of the same domains. 0.5 is chance for the area under the
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy
@@ -22,16 +21,15 @@ from sklearn.metrics import roc_auc_score, roc_curve
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
+from feddg.attacks.cases import FEWEST, Case, MembershipEffort, Victim, victims_of
 from feddg.attacks.entries import SentEntry
 from feddg.attacks.image_metrics import clustered_mean
 from feddg.attacks.senders import Senders, one_each
-from feddg.attacks.targets import chosen_clients
 from feddg.clients.examples import Examples
 from feddg.data.pixels import as_unit
 from feddg.errors import RunError
 from feddg.messages import Weights
 from feddg.methods.base import has_global_model
-from feddg.randomness import stream
 from feddg.rows import MembershipRow
 
 WEIGHTS = "update/weights"
@@ -39,51 +37,9 @@ POINTS = 21
 """Points of a ROC curve that are kept."""
 EARLY = 0.01
 """False positive rate at which few but certain finds are counted."""
-FEWEST = 4
-"""Members and others of a client below which it is left out."""
 
 
-@dataclass(frozen=True)
-class MembershipEffort:
-    """How much the attack may take.
-
-    Attributes:
-        clients: attacked.
-        images: members, and others, asked about for each.
-        shadows: made for each.
-        seed: of everything that is drawn.
-    """
-
-    clients: int = 8
-    images: int = 32
-    shadows: int = 4
-    seed: int = 0
-
-
-@dataclass(frozen=True)
-class _Case:
-    """Images of which it is asked whether a client held them.
-
-    Attributes:
-        holding: what the client holds.
-        asked: the images, members first.
-        members: ``(n,)`` bool.
-    """
-
-    holding: Examples
-    asked: Examples
-    members: numpy.ndarray
-
-
-@dataclass(frozen=True)
-class _Victim:
-    client: int
-    case: _Case
-    shadows: list[_Case]
-    others_from: str
-
-
-Evidence = Callable[[Sequence[_Case], Sequence[int] | None], list[numpy.ndarray]]
+Evidence = Callable[[Sequence[Case], Sequence[int] | None], list[numpy.ndarray]]
 """From cases, and the real clients' ids if they are any, to the features of what is asked."""
 
 
@@ -102,16 +58,25 @@ def membership(
         progress: called with (what, done, total).
 
     Raises:
-        RunError: no client has enough images for it.
+        RunError: no client has enough images for it, or there is nothing single to read.
     """
-    victims = list(_victims(senders, effort))
+    seen = has_global_model(senders.subject.method, senders.subject.worker.network)
+    seen = seen and not senders.only_sums
+    if not (seen or entries):
+        raise RunError(
+            "membership asks of single updates, or of what is sent beside them: the server of this "
+            "run saw sums of updates alone (secure aggregation), and nothing beside them"
+            if senders.only_sums
+            else "this run has neither a model that all share nor anything sent beside weights"
+        )
+    victims = list(victims_of(senders, effort))
     if not victims:
         raise RunError(
             f"membership needs clients of at least {2 * FEWEST} images, and as many of the same "
             "domains that they do not hold; this run has none"
         )
     evidence: dict[str, Evidence] = {}
-    if has_global_model(senders.subject.method, senders.subject.worker.network):
+    if seen:
         evidence[WEIGHTS] = lambda cases, ids: list(_losses(senders, cases))
     for entry in entries:
         evidence[entry.key] = _of_entry(senders, entry)
@@ -123,7 +88,7 @@ def membership(
 
 
 def _attacks(
-    key: str, look: Evidence, victims: Sequence[_Victim], seed: int
+    key: str, look: Evidence, victims: Sequence[Victim], seed: int
 ) -> Iterator[MembershipRow]:
     found = look([victim.case for victim in victims], [victim.client for victim in victims])
     shadows = [case for victim in victims for case in victim.shadows]
@@ -156,7 +121,7 @@ def _row(
     key: str,
     attack: Literal["threshold", "shadow"],
     scores: Sequence[numpy.ndarray],
-    victims: Sequence[_Victim],
+    victims: Sequence[Victim],
     seed: int,
 ) -> MembershipRow:
     members = [victim.case.members for victim in victims]
@@ -190,7 +155,7 @@ def _curve(members: numpy.ndarray, scores: numpy.ndarray) -> tuple[numpy.ndarray
 # --- evidence -------------------------------------------------------------------------------------
 
 
-def _losses(senders: Senders, cases: Sequence[_Case]) -> Iterator[numpy.ndarray]:
+def _losses(senders: Senders, cases: Sequence[Case]) -> Iterator[numpy.ndarray]:
     """Features ``(n, 3)``: minus the loss under the client's weights, its fall, and before."""
     broadcast = senders.broadcast
     before = [_negative_losses(senders, broadcast.weights, case.asked) for case in cases]
@@ -220,7 +185,7 @@ def _negative_losses(senders: Senders, weights: Weights, asked: Examples) -> num
 
 
 def _of_entry(senders: Senders, entry: SentEntry) -> Evidence:
-    def look(cases: Sequence[_Case], clients: Sequence[int] | None) -> list[numpy.ndarray]:
+    def look(cases: Sequence[Case], clients: Sequence[int] | None) -> list[numpy.ndarray]:
         if clients is None:
             sent = senders.pretended(entry, [case.holding for case in cases])
         else:
@@ -231,7 +196,7 @@ def _of_entry(senders: Senders, entry: SentEntry) -> Evidence:
     return look
 
 
-def _distances(senders: Senders, entry: SentEntry, case: _Case, sent: Tensor) -> numpy.ndarray:
+def _distances(senders: Senders, entry: SentEntry, case: Case, sent: Tensor) -> numpy.ndarray:
     """Features ``(n, 3)``: minus the distance to the nearest row, the best cosine, the length."""
     classes = senders.subject.worker.network.classes
     holdings = one_each(case.asked.images(), case.asked.labels, classes)
@@ -242,74 +207,3 @@ def _distances(senders: Senders, entry: SentEntry, case: _Case, sent: Tensor) ->
     unit = [torch.nn.functional.normalize(part, dim=1) for part in (own, rows)]
     cosines = (unit[0] @ unit[1].T).amax(1)
     return torch.stack([-distances, cosines, own.norm(dim=1)], 1).numpy()
-
-
-# --- who is asked about ---------------------------------------------------------------------------
-
-
-def _victims(senders: Senders, effort: MembershipEffort) -> Iterator[_Victim]:
-    subject = senders.subject
-    images, table = subject.images, subject.images.table
-    aside = numpy.concatenate([images.splits.id_test, images.splits.id_val])
-    clients = chosen_clients(subject, effort.clients, effort.seed)
-    for client in clients:
-        own = images.examples(client)
-        domains = own.domains.unique().numpy()
-        chance = stream(effort.seed, "membership", client)
-        elsewhere = numpy.setdiff1d(images.splits.train, own.rows.numpy())
-        elsewhere = elsewhere[numpy.isin(table.domains[elsewhere], domains)]
-        unused = aside[numpy.isin(table.domains[aside], domains)]
-        from_aside = len(unused) >= FEWEST
-        others = _drawn(unused if from_aside else elsewhere, effort.images, chance)
-        rest = numpy.setdiff1d(elsewhere, others)
-        members = _drawn(own.rows.numpy(), effort.images, chance)
-        count = min(len(members), len(others))
-        if count < FEWEST or len(own) < 2 * FEWEST:
-            continue
-        case = _case(own, members[:count], others[:count], table.labels, table.domains)
-        shadows = list(_shadows(own, rest, effort, chance, table.labels, table.domains))
-        said = "validation and test images" if from_aside else "other clients"
-        yield _Victim(client, case, shadows, said)
-
-
-def _shadows(
-    like: Examples,
-    rows: numpy.ndarray,
-    effort: MembershipEffort,
-    chance: torch.Generator,
-    labels: numpy.ndarray,
-    domains: numpy.ndarray,
-) -> Iterator[_Case]:
-    """Clients of as many images of the same domains, none of them the client's own."""
-    for _ in range(effort.shadows):
-        drawn = _drawn(rows, min(2 * len(like), len(rows)), chance)
-        half = len(drawn) // 2
-        if half < FEWEST:
-            return
-        holding = _held_rows(like, drawn[:half], labels, domains)
-        count = min(effort.images, half)
-        yield _case(holding, drawn[:count], drawn[half : half + count], labels, domains)
-
-
-def _case(
-    holding: Examples,
-    members: numpy.ndarray,
-    others: numpy.ndarray,
-    labels: numpy.ndarray,
-    domains: numpy.ndarray,
-) -> _Case:
-    asked = _held_rows(holding, numpy.concatenate([members, others]), labels, domains)
-    return _Case(holding, asked, numpy.arange(len(members) + len(others)) < len(members))
-
-
-def _held_rows(
-    like: Examples, rows: numpy.ndarray, labels: numpy.ndarray, domains: numpy.ndarray
-) -> Examples:
-    own, of_class, of_domain = map(torch.from_numpy, (rows, labels[rows], domains[rows]))
-    return Examples(like.pixels, own, of_class, of_domain, like.classes)
-
-
-def _drawn(rows: numpy.ndarray, count: int, chance: torch.Generator) -> numpy.ndarray:
-    order = torch.randperm(len(rows), generator=chance).numpy()
-    drawn: numpy.ndarray = rows[order[:count]]
-    return drawn

@@ -68,6 +68,11 @@ class Senders:
         return guards_for(subject.experiment, subject.method, subject.worker.network)
 
     @property
+    def only_sums(self) -> bool:
+        """Whether the server could read no single update."""
+        return self.guards.masking is not None
+
+    @property
     def broadcast(self) -> Broadcast:
         """What the clients of the next round are sent."""
         sent = self.subject.method.broadcast(self.subject.state)

@@ -48,7 +48,11 @@ def predict(
 ) -> None:
     """Label image files with a run's model; after Ctrl-C the same command goes on."""
     from feddg.cli.progress import working
-    from feddg.studies.prediction_files import predict_files
+    from feddg.errors import DataError
+    from feddg.studies.prediction_files import note_of, predict_files
+
+    if html is not None and (html.is_dir() or html.resolve() == out.resolve()):
+        raise DataError(f"--html {html} is a folder, or the table itself; name a file of its own")
 
     def bad(line: str) -> None:
         typer.echo(f"unusable: {line}", err=True)
@@ -69,7 +73,8 @@ def predict(
                 on_bad=bad,
             )
     except KeyboardInterrupt:
-        typer.echo("interrupted; the same command goes on where it stopped", err=True)
+        how = "goes on where it stopped" if note_of(out).is_file() else "begins anew"
+        typer.echo(f"interrupted; the same command {how}", err=True)
         raise typer.Exit(130) from None
     if done.continued:
         typer.echo(f"continued: {done.continued} images were done before")

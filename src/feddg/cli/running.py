@@ -1,7 +1,7 @@
 """Commands that run one experiment: ``run``, ``resume``, ``demo``."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,6 +22,9 @@ from feddg.cli.flags import ExperimentCommand, takes
 from feddg.cli.parsing import seeds as read_seeds
 from feddg.cli.parsing import whole_numbers
 from feddg.cli.weights import with_weights_at_hand
+
+if TYPE_CHECKING:
+    from feddg.experiment import Experiment
 
 app = typer.Typer()
 
@@ -68,6 +71,8 @@ def run(
     folder = find_folder(chosen, out, ImagesNow(cache_folder()), again=again)
     if is_complete(folder):
         typer.echo(f"{folder} is complete; nothing is run again", err=True)
+    elif not (folder.exists() or quiet or no_estimate):
+        say_time(chosen)
     with resumable(folder):
         done = run_in(
             folder,
@@ -77,6 +82,17 @@ def run(
             predictions=predictions,
         )
     show_results([done.folder], done.report)
+
+
+def say_time(experiment: "Experiment") -> None:
+    """Says on standard error how long a run will take, where that is long enough to matter."""
+    from feddg.cli.tables import time_text
+    from feddg.comparing.forecast import time_if_long
+
+    if (found := time_if_long(experiment)) is not None:
+        typer.echo(
+            f"{time_text(found)}; Ctrl-C and `feddg resume` lose no finished round", err=True
+        )
 
 
 @app.command()
@@ -102,16 +118,19 @@ def demo(
     seeds: Annotated[
         str | None, typer.Option(help="how many (2: seeds 0 and 1), or which: 7,8,9")
     ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="runs at once; one for each core if not said")
+    ] = None,
     out: OutOption = Path("runs"),
     quiet: QuietOption = False,
 ) -> None:
-    """Four methods on digits drawn in four ways, each way unseen once. Offline, about a minute."""
+    """Three methods on digits in four styles, each unseen once. Offline, a minute or two."""
     from rich.console import Console
 
     from feddg.api import compare
     from feddg.cli.progress import ManyBars
     from feddg.cli.tables import print_comparison
-    from feddg.comparing.demonstration import demo_plan
+    from feddg.comparing.demonstration import demo_plan, jobs_of_demo
     from feddg.comparing.pool import Watcher
 
     if seeds is not None:
@@ -119,7 +138,13 @@ def demo(
     plan = demo_plan(axes, said)
     watcher = Watcher() if quiet else ManyBars(Console(stderr=True))
     try:
-        done = compare(plan, out / "demo", watcher=watcher)
+        done = compare(
+            plan,
+            out / "demo",
+            jobs=jobs_of_demo(plan, jobs),
+            watcher=watcher,
+            launcher_options={"reuse": "yes"},
+        )
     except KeyboardInterrupt:
         typer.echo("interrupted; the same command goes on from here", err=True)
         raise typer.Exit(130) from None

@@ -127,18 +127,25 @@ def _table(experiment: Experiment, tables: dict[str, ImageTable | None]) -> Imag
     return tables[key]
 
 
-def _seconds(experiment: Experiment, table: ImageTable, speed: Speed) -> float:
-    train, clients = experiment.train, experiment.clients
+def _training_images(experiment: Experiment, table: ImageTable) -> float:
     held = {*experiment.hold_out.test, *experiment.hold_out.val}
     counts: dict[str, int] = dict(zip(table.domain_names, table.counts().sum(axis=1).tolist()))
     seen = sum(count for name, count in counts.items() if name not in held)
-    in_domain = experiment.data.id_val + experiment.data.id_test
-    training = seen * (1 - in_domain)
+    return seen * (1 - experiment.data.id_val - experiment.data.id_test)
+
+
+def images_per_round(experiment: Experiment, table: ImageTable) -> float:
+    """Returns how many images go through training in a round, each as often as it does."""
+    train, clients = experiment.train, experiment.clients
     share = min(1.0, (clients.per_round or clients.number) / clients.number)
     if train.local_steps:
-        per_round = train.local_steps * train.batch_size * share * clients.number
-    else:
-        per_round = training * share * train.local_epochs
+        return train.local_steps * train.batch_size * share * clients.number
+    return _training_images(experiment, table) * share * train.local_epochs
+
+
+def _seconds(experiment: Experiment, table: ImageTable, speed: Speed) -> float:
+    train = experiment.train
+    training, per_round = _training_images(experiment, table), images_per_round(experiment, table)
     evaluated = len(table) - training
     times = 1 + sum(experiment.evaluate.after(r + 1, train.rounds) for r in range(train.rounds))
     return (

@@ -5,13 +5,16 @@ from dataclasses import dataclass
 
 import numpy
 
-from feddg.comparing.estimate import Estimate, estimate
+from feddg.comparing.estimate import Estimate, estimate, images_per_round
 from feddg.data.pixels import ArrayPixels
 from feddg.data.sources import load_images_of
 from feddg.experiment import Experiment
 from feddg.rows import ClientsTable
 from feddg.runs.facts import clients_table, peak_memory
 from feddg.runs.prepare import build, deal, guards_for
+
+SHORT_PIXELS = 5e7
+"""Pixels through training, all rounds together, that take no machine long: 50,000 digits of 32."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,20 @@ def forecast(experiment: Experiment, measure: bool = True) -> Forecast:
         time,
         promises,
     )
+
+
+def time_if_long(experiment: Experiment) -> Estimate | None:
+    """Measures how long a run will take, unless it is short by its images alone.
+
+    Returns:
+        The estimate; None for a run of about half a minute or less.
+
+    Raises:
+        FeddgError: the images cannot be listed.
+    """
+    images = images_per_round(experiment, load_images_of(experiment.data))
+    pixels = images * experiment.train.rounds * experiment.data.image_size**2
+    return None if pixels < SHORT_PIXELS else estimate([experiment], [], jobs=1)
 
 
 def _optimizer_copies(experiment: Experiment) -> int:

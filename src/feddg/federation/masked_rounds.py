@@ -23,9 +23,8 @@ from feddg.guards.secure_aggregation import (
     SHARES,
     UNMASK,
     SecureAggregation,
-    decoded,
-    unmasked,
 )
+from feddg.guards.sums import decoded, unmasked
 from feddg.messages import Broadcast, Message, Refusal, Update
 
 log = logging.getLogger("feddg")
@@ -168,6 +167,7 @@ class _Round:
             seconds=sum(update.seconds for update in updates),
             images=sum(update.images for update in updates),
             members=tuple(update.client for update in updates),
+            passes=sum(update.passes for update in updates),
         )
 
     def _trained(self, members: list[int], table: Tensor) -> dict[int, Update]:

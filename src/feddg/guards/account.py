@@ -5,13 +5,19 @@ interrupted, or is done again, has cost what it has cost. So a resumed run goes 
 rows of its folder.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from feddg.errors import BudgetSpent
-from feddg.guards.accounting import accountants_epsilon, sampled_epsilon, together
+from feddg.guards.accounting import (
+    accountants_epsilon,
+    gaussian_epsilon,
+    sampled_epsilon,
+    together,
+)
 from feddg.rows import PrivacyRow
 
 Unit = Literal["client", "image"]
@@ -59,9 +65,8 @@ class Account:
         self._write = write
         self._known: dict[tuple[str, Unit], dict[int, list[float]]] = defaultdict(dict)
         self._secret: dict[tuple[str, Unit], list[tuple[float, float]]] = defaultdict(list)
-        self.rounds: dict[str, set[int]] = defaultdict(set)
         for row in rows:
-            self._enter(row)
+            self.enter(row)
 
     def charge(self, release: Release, delta: float, budget: float | None = None) -> None:
         """Enters a release that is about to be made.
@@ -94,7 +99,7 @@ class Account:
                 budget=budget,
             )
             self._write(row)
-            self._enter(row)
+            self.enter(row)
 
     def affords(self, release: Release, delta: float, budget: float | None) -> bool:
         """Whether a release would stay within a budget."""
@@ -106,16 +111,32 @@ class Account:
         if release.rate < 1 or self._secret[key]:
             more = [(release.noise, release.rate)] * release.times
             return sampled_epsilon(tuple(sorted(self._secret[key] + more)), delta)
-        known = self._known[key]
+        return accountants_epsilon(self._least_noise(release), delta)
+
+    def _least_noise(self, release: Release) -> float:
+        """Noise of the one release that costs what the client has spent that spent most."""
+        known = self._known[release.message, release.unit]
         more_noise = [release.noise] * release.times
         taking_part = {id: known.get(id, []) + more_noise for id in release.clients}
         # What others spent stays; no client may have spent more than is said.
         spent = [together(noises) for noises in (known | taking_part).values()]
-        return accountants_epsilon(min(spent), delta) if spent else 0.0
+        return min(spent, default=math.inf)
 
-    def _enter(self, row: PrivacyRow) -> None:
+    def contradicts(self, row: PrivacyRow) -> bool:
+        """Whether a row that comes next says another epsilon than its own noise costs.
+
+        Rows of secret draws are believed: counting each again takes too long.
+        """
         key = row.message, row.unit
-        self.rounds[row.message].add(row.round)
+        if row.rate < 1 or self._secret[key]:
+            return not 0 <= row.rate <= 1
+        release = Release(row.message, row.round, row.clients, row.noise, row.unit)
+        exact = gaussian_epsilon(self._least_noise(release), row.delta)
+        return not (exact == row.epsilon or math.isclose(exact, row.epsilon, rel_tol=0.01))
+
+    def enter(self, row: PrivacyRow) -> None:
+        """Enters a row that is kept already."""
+        key = row.message, row.unit
         if row.rate < 1:
             self._secret[key].append((row.noise, row.rate))
             return

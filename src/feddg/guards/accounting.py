@@ -30,6 +30,8 @@ from scipy.special import log_ndtr
 MOST_NOISE = 1e4
 """Beyond this multiple of the sensitivity nobody would learn anything from a release."""
 _DIGITS = 4
+_COUNTED = 200.0
+"""Epsilon up to which losses are counted one by one; a larger one would not fit into memory."""
 
 
 def gaussian_delta(epsilon: float, noise: float) -> float:
@@ -81,12 +83,12 @@ def together(noises: Sequence[float]) -> float:
 def accountants_epsilon(noise: float, delta: float) -> float:
     """Returns the epsilon of one release at a delta, as dp-accounting finds it.
 
-    It is what we report: an upper bound, in the fourth digit above :func:`gaussian_epsilon`.
+    It is what we report: an upper bound, in the fourth digit above :func:`gaussian_epsilon`, which
+    stands in for it where epsilon is so large that it says nothing any more.
     """
-    if noise <= 0:
-        return math.inf
-    if math.isinf(noise):
-        return 0.0
+    exact = math.inf if noise <= 0 else gaussian_epsilon(noise, delta)
+    if math.isinf(noise) or exact > _COUNTED:
+        return exact
     return _by_distributions([(noise, 1.0)], delta)
 
 
@@ -97,10 +99,14 @@ def sampled_epsilon(releases: tuple[tuple[float, float], ...], delta: float) -> 
     Args:
         releases: noise, and the probability with which a client takes part, of each.
         delta: above 0.
+
+    Returns:
+        An upper bound; where it is so large that it says nothing, that of public draws.
     """
-    if any(noise <= 0 for noise, _ in releases):
-        return math.inf
-    return _by_distributions(releases, delta) if releases else 0.0
+    if not releases:
+        return 0.0
+    public = gaussian_epsilon(together([noise for noise, _ in releases]), delta)
+    return public if public > _COUNTED else _by_distributions(releases, delta)
 
 
 @cache

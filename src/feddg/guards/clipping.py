@@ -37,7 +37,7 @@ from typing import ClassVar
 import torch
 
 from feddg.clients.sampling import Schedule
-from feddg.errors import ClientError, ExperimentError
+from feddg.errors import ClientError
 from feddg.forms import Sent
 from feddg.guards.account import Account, Release
 from feddg.guards.accounting import (
@@ -51,6 +51,7 @@ from feddg.guards.accounting import (
 from feddg.guards.compatibility import DESCRIPTIONS, EXTRAS, FUSION, LOCAL, STATISTICS
 from feddg.guards.distances import distance, length, shrunk
 from feddg.guards.guard import Guard, Passage, WeightFacts, register
+from feddg.guards.promises import require_afforded, require_bearable
 from feddg.messages import Message, Update, Weights
 from feddg.methods.base import State
 from feddg.secure_noise import add_noise
@@ -150,29 +151,15 @@ class Clipping(Guard):
         chosen = self.settings
         if not chosen.epsilon:
             return
-        if chosen.delta * self._schedule.clients >= 1:
-            log.warning(
-                "delta %g allows to give away one of %d clients wholly; set privacy.delta below %g",
-                *(chosen.delta, self._schedule.clients, 1 / self._schedule.clients),
-            )
         given = chosen.noise_multiplier / self._sensitivity
-        if not given and self.secret_rate is None and self.multiplier > MOST_NOISE:
+        if not given and self.secret_rate is None:
             least = gaussian_epsilon(MOST_NOISE / self._schedule.most**0.5, chosen.delta)
-            raise ExperimentError(
-                f"privacy.epsilon {chosen.epsilon:g} would need noise of {self.multiplier:.3g} "
-                f"times the norm, under which nothing is learned; {least:.2g} is the least that "
-                "can be met over these rounds"
-            )
+            require_bearable("epsilon", chosen.epsilon, self.multiplier, least)
         if given:
             rate = self.secret_rate
             once = gaussian_epsilon(given, chosen.delta)
             once = once if rate is None else sampled_epsilon(((given, rate),), chosen.delta)
-            if once > chosen.epsilon:
-                raise ExperimentError(
-                    f"privacy.epsilon {chosen.epsilon:g} cannot be met with noise_multiplier "
-                    f"{chosen.noise_multiplier:g}: one round costs {once:.4g}. Set epsilon to at "
-                    f"least {once * 1.0005:.4g}, or leave noise_multiplier away: it is chosen then"
-                )
+            require_afforded(chosen, once)
 
     def _release(self, round: int, clients: Sequence[int]) -> Release:
         where, rate = self.settings.noised_at, self.secret_rate or 1.0

@@ -41,6 +41,7 @@ from feddg.guards import masking
 from feddg.guards.compatibility import DESCRIPTIONS, EXTRAS, FUSION
 from feddg.guards.guard import Guard, WeightFacts, register
 from feddg.guards.masking import SEALED, SECRET
+from feddg.guards.sums import added, encoded
 from feddg.messages import Message, Update, Weights
 from feddg.settings import Settings
 
@@ -48,8 +49,6 @@ KEYS, SHARES, UNMASK = (f"secure_aggregation:{step}" for step in ("keys", "share
 MASKED = "secure_aggregation/masked"
 FEWEST = 3
 """Clients of a sum: of two, each would know the other's."""
-_SCALE = 2.0**26
-_LARGEST = 2.0**62
 
 
 class SecureAggregationSettings(Settings):
@@ -174,7 +173,7 @@ class SecureAggregation(Guard):
         for id in members.tolist():
             if id != update.client:
                 seed = masking.agreed(own[0], keys[places[id]][0], "mask")
-                values = _added(values, masking.mask(seed, len(values)), update.client < id)
+                values = added(values, masking.mask(seed, len(values)), update.client < id)
         secrets |= {"members": members.clone(), "table": table[:, me].clone()}
         del secrets["seed"]
         vector = torch.from_numpy(values.view(numpy.int64))
@@ -227,88 +226,6 @@ class SecureAggregation(Guard):
         known = set(listed) <= places.keys() and len(set(listed)) == len(listed)
         if not known or id not in listed or len(listed) < self.needed(len(places)):
             raise ClientError("was told of too few clients to be masked among, or of strange ones")
-
-
-# Numbers that can be summed
-
-
-def encoded(update: Update, received: Weights, count: int, clients: int) -> numpy.ndarray:
-    """Returns an update's change as whole numbers modulo 2^64, uint64, its count at the end.
-
-    Args:
-        update: as trained.
-        received: the weights the client was sent.
-        count: how much it counts in the sum.
-        clients: how many are summed.
-
-    Raises:
-        ClientError: it is too large for the sum, or not finite.
-    """
-    parts = [
-        ((update.weights[n].double() - received[n].to(update.weights[n]).double()) * _SCALE).round()
-        for n in sorted(update.weights)
-    ]
-    flat = torch.cat([part.flatten().cpu() for part in parts]) if parts else torch.zeros(0)
-    largest = float(flat.abs().max()) * count if len(flat) else 0.0
-    if not largest <= _LARGEST / clients:
-        raise ClientError("its change is not finite, or too large to be summed; lower train.lr")
-    values = torch.cat([flat.to(torch.int64) * count, torch.tensor([count])])
-    found: numpy.ndarray = values.numpy().view(numpy.uint64)
-    return found
-
-
-def decoded(total: numpy.ndarray, received: Weights) -> tuple[Weights, int]:
-    """Returns the mean of the weights whose changes were summed, and what they count together.
-
-    Args:
-        total: uint64, as :func:`encoded`, summed.
-        received: the weights the clients were sent.
-
-    Raises:
-        ValueError: it is no such sum.
-    """
-    values, at, weights = torch.from_numpy(total.view(numpy.int64).copy()), 0, {}
-    count = int(values[-1])
-    if count < 1 or len(values) != 1 + sum(tensor.numel() for tensor in received.values()):
-        raise ValueError("the sum is of something else")
-    for name in sorted(received):
-        tensor = received[name]
-        change = values[at : at + tensor.numel()].double().reshape(tensor.shape) / (_SCALE * count)
-        at += tensor.numel()
-        mean = tensor.double() + change.to(tensor.device)
-        weights[name] = (mean if tensor.is_floating_point() else mean.round()).to(tensor.dtype)
-    return {name: weights[name] for name in received}, count
-
-
-def _added(values: numpy.ndarray, more: numpy.ndarray, plus: bool) -> numpy.ndarray:
-    found: numpy.ndarray = values + more if plus else values - more
-    return found
-
-
-def unmasked(
-    sums: Sequence[numpy.ndarray],
-    seeds: Sequence[bytes],
-    lost: Sequence[tuple[int, bytes]],
-    left: Sequence[tuple[int, bytes]],
-) -> numpy.ndarray:
-    """Returns the sum of what survivors masked.
-
-    Args:
-        sums: their masked vectors, uint64.
-        seeds: their own masks' seeds.
-        lost: id and private mask key of each client that was masked with and sent nothing.
-        left: id and public mask key of each survivor.
-    """
-    total = sums[0].copy()
-    for more in sums[1:]:
-        total += more
-    for seed in seeds:
-        total -= masking.mask(seed, len(total))
-    for gone, private in lost:
-        for id, public in left:
-            more = masking.mask(masking.agreed(private, public, "mask"), len(total))
-            total = _added(total, more, id > gone)
-    return total
 
 
 def _row(content: bytes) -> Tensor:

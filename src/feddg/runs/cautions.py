@@ -1,5 +1,6 @@
 """What is said wherever a run's model is used: how good it is, and if its labels mean nothing."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from feddg.errors import RunError
@@ -26,7 +27,17 @@ def cautions(run: Path | str, which: str, round_: int) -> tuple[str, ...]:
     weights = find_rule(which).weights
     evaluations, split = _held_out(run, weights, round_)
     found = findings(evaluations, round_, split, weights)
-    return tuple(_sentence(one) for one in found if one.severity is Severity.ALARM)
+    alarms = (_sentence(one) for one in found if one.severity is Severity.ALARM)
+    return (*_unfinished(Path(run)), *alarms)
+
+
+def _unfinished(run: Path) -> Iterator[str]:
+    record = read_run(run)
+    if record.status != "completed":
+        yield (
+            f"The run has not finished (round {record.rounds_done} of {record.rounds_planned}; "
+            f"`feddg resume {run}` goes on): this is not the model that it will serve."
+        )
 
 
 def result_sentence_of(run: Path | str, which: str, round_: int) -> str:

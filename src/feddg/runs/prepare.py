@@ -28,7 +28,8 @@ from feddg.data.tiles import whole_images
 from feddg.errors import ExperimentError
 from feddg.evaluation.accuracy import Evaluation
 from feddg.experiment import Experiment
-from feddg.guards.chain import Guards, build_guards
+from feddg.guards.building import build_guards
+from feddg.guards.chain import Guards
 from feddg.guards.noised_records import record_noise
 from feddg.guards.noised_styles import style_multiplier
 from feddg.methods.base import Method

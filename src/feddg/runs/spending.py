@@ -21,18 +21,26 @@ def open_account(folder: RunFolder, guards: Guards, rounds: int) -> Account:
         rounds: how many the checkpoint has.
 
     Raises:
-        RunError: what was spent on a round is not known any more.
+        RunError: what was spent on a round is not known any more, or a row was changed.
     """
     rows = PRIVACY_ROWS.read(folder.path / PRIVACY)
     if rows:
         folder.replace_rows(PRIVACY, rows)  # without a line that was cut off
-    account = Account(rows, lambda row: folder.append(PRIVACY, [row]))
-    missing = set(range(1, rounds + 1)) - account.rounds["update"]
+    account = Account(write=lambda row: folder.append(PRIVACY, [row]))
+    missing = set(range(1, rounds + 1)) - {row.round for row in rows if row.message == "update"}
     if guards.noised and missing:
         raise RunError(
             f"{folder.path / PRIVACY} lacks round {min(missing)}: what was spent on it is not "
             "known, so nothing more can be promised; put the file back, or begin a new run"
         )
+    for number, row in enumerate(rows, start=1):
+        if account.contradicts(row):
+            raise RunError(
+                f"{folder.path / PRIVACY}, row {number}, says epsilon {row.epsilon:.4g}, and that "
+                "is not what its noise and the rows before it cost: the file was changed. Put it "
+                "back, or begin a new run"
+            )
+        account.enter(row)
     return account
 
 

@@ -26,9 +26,10 @@ from feddg.studies.deployed_graph import (
     traced,
 )
 from feddg.studies.export_check import RANDOM_IMAGES, Outputs, difference, images_to_check
-from feddg.studies.model_card import OWN_WAY, model_card
+from feddg.studies.model_card import OWN_WAY, TAG, model_card
 
 Format = Literal["onnx", "torch", "safetensors"]
+ENDINGS: dict[Format, str] = {"onnx": ".onnx", "torch": ".pt2", "safetensors": ".safetensors"}
 OPSET = 18
 
 
@@ -81,12 +82,14 @@ def export_run(
         strict: whether to refuse a model that is no better than a constant one.
 
     Raises:
-        RunError: the folder holds no model, the file cannot be written or answers differently, the
-            extra ``export`` is not installed, or ``strict``.
+        RunError: the folder holds no model, the file's name ends otherwise than its format asks,
+            its card would replace a page that is none, the file cannot be written or answers
+            differently, the extra ``export`` is not installed, or ``strict``.
         AdaptationError: the adaptation is unknown, does not suit the model, or keeps state.
     """
     if format == "safetensors" and adapt is not None:
         raise AdaptationError("weights alone hold no adaptation; export it with --onnx or --torch")
+    _check_place(path, format)
     onnx = _onnx() if format == "onnx" else None
     trained = load_trained(run, which=which)
     metadata = metadata_of(Path(run), trained, format, adapt, input_kind)
@@ -232,6 +235,20 @@ def _write_weights(aside: Path, trained: Trained, metadata: dict[str, Any]) -> N
         same = all(torch.equal(file.get_tensor(name), tensors[name]) for name in tensors)
     if not same:
         raise RunError(f"{aside} does not hold the weights that were written; check the disk")
+
+
+def _check_place(path: Path, format: Format) -> None:
+    """Makes sure, before any work, that the file and its card replace nothing but their like."""
+    if path.suffix.lower() != ENDINGS[format]:
+        raise RunError(f"{path} must end in {ENDINGS[format]}")
+    if path.is_dir():
+        raise RunError(f"cannot write {path}: it is a folder; name a file")
+    card = path.with_suffix(".md")
+    if card.is_dir() or (card.is_file() and TAG.encode() not in card.read_bytes()):
+        raise RunError(
+            f"{card} is there and is no model card, which is what would be written there; name the "
+            "model's file otherwise"
+        )
 
 
 def _write_card(run: Path, path: Path, metadata: dict[str, Any]) -> Path:

@@ -12,6 +12,8 @@ from feddg.runs.proportions import wilson
 from feddg.runs.reading import LedgerRecord, RunRecord, read_run
 from feddg.runs.selection_rules import find_rule
 
+TAG = "federated-learning"
+"""By which our cards are found, and known."""
 OWN_WAY = "the method's own"
 """What a file without a test-time adaptation says of it."""
 LICENCES = {
@@ -63,7 +65,7 @@ def _front_matter(record: RunRecord, metadata: Mapping[str, Any]) -> str:
         "license": "other",
         "library_name": {"onnx": "onnx", "torch": "pytorch"}.get(metadata["format"], "feddg"),
         "pipeline_tag": "image-classification",
-        "tags": ["federated-learning", "domain-generalization", record.method],
+        "tags": [TAG, "domain-generalization", record.method],
     }
     if results:
         fields["model-index"] = [{"name": record.name, "results": results}]

@@ -5,10 +5,13 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from filelock import FileLock, Timeout
 
 from feddg.data.survey import depth_of
 from feddg.errors import RunError
@@ -24,12 +27,12 @@ from feddg.studies.prediction import (
     predict_batches,
 )
 from feddg.studies.prediction_rows import (
-    ParquetRows,
     cells,
     check_suffix,
     columns,
     csv_text,
     json_lines,
+    write_parquet,
 )
 
 SECONDS_BETWEEN_NOTES = 1.0
@@ -94,9 +97,9 @@ def predict_files(
 ) -> PredictedFiles:
     """Writes a row for every image file: file, label, confidence, energy, warning light, reason.
 
-    Until it is whole the table is called ``OUT.part``. A CSV or JSON-lines table that was
-    interrupted is continued by the next call for the same work, to the same bytes; so it is not
-    under an adaptation that remembers the images before, nor as Parquet: those begin anew.
+    Until it is whole the table is called ``OUT.part``; a Parquet table grows as JSON lines. One
+    that was interrupted is continued by the next call for the same work, to the same bytes. Under
+    an adaptation that remembers the images before it begins anew.
 
     Args:
         run: the run folder, or an ONNX file of ``feddg export``.
@@ -113,7 +116,8 @@ def predict_files(
         strict: whether to refuse a model that is no better than a constant one.
 
     Raises:
-        RunError: the folder holds no model, the table cannot be written, or ``strict``.
+        RunError: the folder holds no model, the table cannot be written or is being written by
+            somebody else, or ``strict``.
         AdaptationError: the adaptation is unknown, or does not suit the model.
         DataError: something named does not exist, there is no image, or the ending is unknown.
     """
@@ -126,11 +130,34 @@ def predict_files(
     table = _Table(predictor, out, adapt, probabilities, progress, on_bad)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        if out.suffix.lower() == ".parquet":
-            return table.write_parquet(image_files(images), total)
-        return table.write_text(images, total)
+        with alone(out):
+            return table.write(images, total)
     except OSError as error:
         raise RunError(f"cannot write {out}: {error.strerror or error}") from None
+
+
+def note_of(out: Path) -> Path:
+    """Returns the file that says how far an interrupted table has come; there is none otherwise."""
+    return out.with_name(f"{out.name}.part.json")
+
+
+@contextmanager
+def alone(out: Path) -> Iterator[None]:
+    """Keeps others from writing the same table meanwhile.
+
+    Raises:
+        RunError: somebody writes it.
+    """
+    lock = out.with_name(f".{out.name}.lock")
+    try:
+        with FileLock(lock, timeout=0):
+            try:
+                yield
+            finally:
+                with suppress(OSError):  # Windows lets go of it first, and removes it then
+                    lock.unlink()
+    except Timeout:
+        raise RunError(f"{out} is being written by another process; name another file") from None
 
 
 class _Table:
@@ -149,7 +176,7 @@ class _Table:
         self._predictor, self._out, self._probabilities = predictor, out, probabilities
         self._classifier, self._progress, self._on_bad = classifier, progress, on_bad
         self._part = out.with_name(f"{out.name}.part")
-        self._note = out.with_name(f"{out.name}.part.json")
+        self._note = note_of(out)
         self._columns = columns(classifier.class_names, probabilities)
         said: list[Any] = [
             classifier.weights,
@@ -162,22 +189,7 @@ class _Table:
         self._work = hashlib.blake2b(json.dumps(said).encode()).hexdigest()[:24]
         self._names = hashlib.blake2b(digest_size=16)
 
-    def write_parquet(self, files: Iterator[Path], total: int) -> PredictedFiles:
-        """Writes the table aside and puts it in place."""
-        done = Interrupted(work=self._work)
-
-        def write(aside: Path) -> None:
-            nonlocal done
-            rows = ParquetRows(aside, self._columns)
-            for batch in predict_batches(self._predictor, files):
-                rows.append(self._cells(batch))
-                done = self._after(done, batch, total)
-            rows.close()
-
-        replace_file(self._out, write)
-        return self._result(done, 0)
-
-    def write_text(self, images: Sequence[Path | str], total: int) -> PredictedFiles:
+    def write(self, images: Sequence[Path | str], total: int) -> PredictedFiles:
         """Writes or continues the table beside its place, then puts it there."""
         files = image_files(images)
         done = self._known()
@@ -191,7 +203,11 @@ class _Table:
             if not before and self._out.suffix.lower() == ".csv":
                 table.write(csv_text([self._columns]).encode())
             done = self._continue(table, files, done, total)
-        self._part.replace(self._out)
+        if self._out.suffix.lower() == ".parquet":
+            replace_file(self._out, lambda to: write_parquet(self._part, to, self._columns))
+            self._part.unlink()
+        else:
+            self._part.replace(self._out)
         self._note.unlink(missing_ok=True)
         return self._result(done, before)
 
@@ -253,7 +269,8 @@ class _Table:
 
     def _keep(self, table: BinaryIO, done: Interrupted) -> None:
         sync(table)
-        replace_text(self._note, done.to_text())
+        if not self._classifier.keeps_state:
+            replace_text(self._note, done.to_text())
 
     def _text(self, batch: Sequence[Sequence[Prediction]]) -> bytes:
         rows = self._cells(batch)

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from feddg.studies.prediction import Prediction
 
 TEXT_SUFFIXES = (".csv", ".jsonl")
 SUFFIXES = (*TEXT_SUFFIXES, ".parquet")
+ROWS_AT_ONCE = 4096
 
 
 def columns(class_names: Sequence[str], probabilities: bool) -> list[str]:
@@ -47,10 +49,12 @@ def check_suffix(out: Path) -> None:
     """Makes sure that a file can be written as its ending says.
 
     Raises:
-        DataError: the ending is unknown, or its extra is not installed.
+        DataError: the ending is unknown, its extra is not installed, or a folder is in the way.
     """
     if out.suffix.lower() not in SUFFIXES:
         raise DataError(f"{out} must end in one of {', '.join(SUFFIXES)}")
+    if out.is_dir():
+        raise DataError(f"{out} is a folder; name a file")
     if out.suffix.lower() == ".parquet":
         parquet()
 
@@ -100,6 +104,21 @@ class ParquetRows:
     def close(self) -> None:
         """Writes the file's end."""
         self._writer.close()
+
+
+def write_parquet(lines: Path, out: Path, names: Sequence[str]) -> None:
+    """Writes a table of JSON lines as Parquet, some thousand rows at a time.
+
+    Args:
+        lines: the table as :func:`json_lines` writes it.
+        out: the Parquet file.
+        names: of the columns.
+    """
+    rows = ParquetRows(out, names)
+    with lines.open(encoding="utf-8", newline="\n") as table:
+        while group := list(islice(table, ROWS_AT_ONCE)):
+            rows.append([list(json.loads(line).values()) for line in group])
+    rows.close()
 
 
 def rounded(value: float | None) -> float | None:
