@@ -109,8 +109,10 @@ class Update:
         extras: what the method reports beside the weights.
         terms: mean of each named loss term over the client's steps; a log, not a message.
         seconds: time the client spent training; a log, not a message.
-        images: images that went through the client's network; a log, not a message.
+        images: images of its training steps, each once a step; a log, not a message.
         members: the clients whose updates it is the mean of; empty for one client's own.
+        passes: images through the client's network, each as often as it passed; 0 where nobody
+            counted. It stays in the process.
     """
 
     client: int
@@ -121,6 +123,7 @@ class Update:
     seconds: float = 0.0
     images: int = 0
     members: tuple[int, ...] = ()
+    passes: int = 0
 
     @property
     def clients(self) -> tuple[int, ...]:
@@ -139,6 +142,7 @@ class Update:
             self.seconds,
             self.images,
             self.members,
+            self.passes,
         )
 
 

@@ -67,7 +67,10 @@ class RoundRow(Row):
         refused: updates that were not used, with the reason.
         terms: mean of each loss term over the used updates, weighted by examples.
         examples: training images behind the used updates.
-        images: images that went through clients' networks.
+        images: images of the used updates' training steps, each once a step however often a method
+            passes it through the network.
+        passes: images through clients' networks, each as often as it passed; 0 where nobody
+            counted: sites do not tell, and older runs did not.
         seconds: wall time by activity: ``train`` (spent in clients), ``aggregate`` (the rest of the
             round), ``evaluate``.
         bytes_up: sent by the clients in this round.
@@ -82,6 +85,7 @@ class RoundRow(Row):
     terms: dict[str, Number] = Field(default_factory=dict)
     examples: int = 0
     images: int = 0
+    passes: int = 0
     seconds: dict[str, Number] = Field(default_factory=dict)
     bytes_up: int = 0
     bytes_down: int = 0

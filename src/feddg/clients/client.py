@@ -73,6 +73,7 @@ class Client:
         self.views: dict[str, Tensor] = {}
         self.optimizer: torch.optim.Optimizer | None = None
         self.steps = 0
+        self.passes = 0
         self._terms: dict[str, Tensor] = {}
 
     @property

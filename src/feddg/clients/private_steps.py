@@ -67,6 +67,7 @@ def clipped_sum(gradients: dict[str, Tensor], norm: float) -> dict[str, Tensor]:
 def private_step(client: Client, batch: Batch, noise: RecordNoise) -> None:
     """Takes one optimizer step by a batch's clipped and noised gradient."""
     gradients, losses = image_gradients(client, batch)
+    client.passes += len(batch) - 1  # together they went through as what looks like one image
     parameters = dict(client.network.named_parameters())
     for name, total in clipped_sum(gradients, noise.norm).items():
         noised = add_noise(total, noise.multiplier * noise.norm) / len(batch)

@@ -133,8 +133,9 @@ def measured_numbers(result: Result) -> dict[str, float]:
         Accuracies from 0 to 1 as ``SPLIT_RULE``. ``movement_last`` and ``movement_tail``: by how
         much the accuracy on the test domains changes from one evaluated round to the next, mean
         over the second half of the rounds, of the last weights and of the tail's mean. By round,
-        means: ``seconds`` of training and aggregation, ``images`` through the networks, ``bytes``
-        that a client sends and is sent.
+        means: ``seconds`` of training and aggregation, ``images`` of training steps, each once a
+        step, ``passes`` of images through the networks where they were counted, ``bytes`` that a
+        client sends and is sent.
     """
     numbers: dict[str, float] = {}
     for rule in SELECTION_RULES.values():
@@ -153,6 +154,8 @@ def measured_numbers(result: Result) -> dict[str, float]:
         sent = [(r.bytes_up + r.bytes_down) / max(1, len(r.clients)) for r in rounds]
         numbers["seconds"] = math.fsum(trained) / len(rounds)
         numbers["images"] = math.fsum(r.images for r in rounds) / len(rounds)
+        if all(r.passes for r in rounds):
+            numbers["passes"] = math.fsum(r.passes for r in rounds) / len(rounds)
         numbers["bytes"] = math.fsum(sent) / len(rounds)
     return numbers
 

@@ -167,6 +167,7 @@ class _Round:
             seconds=sum(update.seconds for update in updates),
             images=sum(update.images for update in updates),
             members=tuple(update.client for update in updates),
+            passes=sum(update.passes for update in updates),
         )
 
     def _trained(self, members: list[int], table: Tensor) -> dict[int, Update]:

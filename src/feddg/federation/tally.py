@@ -17,12 +17,14 @@ class Tally:
     terms: dict[str, float] = field(default_factory=dict)
     examples: int = 0
     images: int = 0
+    passes: int = 0
     training: float = 0.0
 
     def add(self, update: Update) -> None:
         """Adds one used update to the means and counts."""
         self.examples += update.examples
         self.images += update.images
+        self.passes += update.passes
         self.training += update.seconds
         share = update.examples / self.examples
         for name, value in update.terms.items():
@@ -38,6 +40,7 @@ class Tally:
             terms=self.terms,
             examples=self.examples,
             images=self.images,
+            passes=self.passes,
             # Sites train side by side: their seconds may add up to more than the round took.
             seconds={"train": self.training, "aggregate": max(0.0, seconds - self.training)},
             bytes_up=sent["up"],

@@ -9,6 +9,7 @@ from torch import nn
 
 from feddg.clients.best_of_steps import BestOfSteps
 from feddg.clients.client import Client
+from feddg.clients.passes import counted_passes
 from feddg.clients.private_steps import private_step
 from feddg.clients.threads import threads
 from feddg.errors import ClientError
@@ -46,7 +47,7 @@ def train(client: Client, method: Method, guards: Guards = NO_GUARDS) -> Update:
         ClientError: the client cannot train, or its loss or what it remembers is not finite.
     """
     started = time.perf_counter()
-    with _turn(client), client.held_still():
+    with _turn(client), counted_passes(client), client.held_still():
         local = _start(client, method)
         client.set_training()
         method.begin(client)
@@ -74,6 +75,7 @@ def train(client: Client, method: Method, guards: Guards = NO_GUARDS) -> Update:
     if local >= state.keys():
         state = {}  # nothing is shared, so nothing leaves
     update = Update(client.id, len(client.examples), state, extras, terms, seconds, images)
+    update.passes = client.passes
     return guards.protect(update, client.received, client.extras, client.secrets)
 
 

@@ -112,7 +112,7 @@ def simulate(
     app = SimulatedApp(simulated_config(experiment, folder))
     backend: dict[str, Any] = {"client_resources": resources}
     try:
-        run_simulation(server, app, _number(experiment, folder), backend_config=backend)
+        run_simulation(server, app, number_of_nodes(experiment, folder), backend_config=backend)
     except RuntimeError as error:
         if not ended:
             raise FeddgError(f"Flower's simulation did not start; see above ({error})") from error
@@ -122,7 +122,7 @@ def simulate(
     return result
 
 
-def _number(experiment: Experiment, cache: Path) -> int:
+def number_of_nodes(experiment: Experiment, cache: Path) -> int:
     """Returns how many nodes there are, one for each client."""
     if not counts_clients(experiment.clients.partition):
         return experiment.clients.number

@@ -112,7 +112,9 @@ class Method:
     sends: ClassVar[dict[str, Sent]] = {
         "update/weights/*": Sent("the network after local training", entry_of=""),
         "update/examples": Sent("how many images it trained on", integer=True, low=1),
-        "update/images": Sent("how many images went through its network", integer=True, low=0),
+        "update/images": Sent(
+            "how many images its training steps had, each once a step", integer=True, low=0
+        ),
         "update/seconds": Sent("how long it trained", low=0),
         "update/terms/*": Sent("the mean of each term of its loss"),
     }

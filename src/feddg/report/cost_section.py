@@ -35,6 +35,7 @@ class Cost:
     seconds: Mapping[str, float]
     total_seconds: float
     images_per_second: float | None
+    passes_per_image: float | None
     peak_memory: int | None
     bytes: Mapping[str, Any]
 
@@ -53,6 +54,7 @@ def cost_of(run: RunRecord) -> Cost:
         {name: seconds[name] for name in known},
         total,
         (summary and summary.images_per_second) or _mean_speed(run),
+        _passes_per_image(run),
         summary.peak_memory_bytes if summary else None,
         (summary and summary.bytes) or _bytes_so_far(run),
     )
@@ -70,6 +72,13 @@ def _mean_speed(run: RunRecord) -> float | None:
     images = sum(row.images for row in run.metrics.rounds)
     seconds = sum(row.seconds.get("train", 0.0) for row in run.metrics.rounds)
     return images / seconds if seconds > 0 else None
+
+
+def _passes_per_image(run: RunRecord) -> float | None:
+    """How often an image of a training step goes through the networks; None if not counted."""
+    counted = [row for row in run.metrics.rounds if row.passes and row.images]
+    images = sum(row.images for row in counted)
+    return sum(row.passes for row in counted) / images if images else None
 
 
 def _bytes_so_far(run: RunRecord) -> dict[str, float]:
@@ -97,10 +106,16 @@ def cost_of_runs(runs: Sequence[RunRecord], labels: Sequence[str]) -> Table:
     ]
     rows += [
         _cost_row("Images per second of training", [number(c.images_per_second) for c in costs]),
+        _cost_row("Passes through the network per image", [_times(c) for c in costs]),
         _cost_row("Peak memory", [size(cost.peak_memory) for cost in costs]),
     ]
     rows += [_cost_row(text, [size(cost.bytes.get(key)) for cost in costs]) for text, key in COSTS]
     return Table(columns, rows)
+
+
+def _times(cost: Cost) -> str:
+    times = cost.passes_per_image
+    return number(None) if times is None else f"{times:.2f}"
 
 
 def _cost_row(text: str, values: Sequence[str], strong: bool = False) -> list[Cell]:

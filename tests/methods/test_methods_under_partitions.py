@@ -1,0 +1,79 @@
+"""Every method trains under every rule that deals images out, natural clients included."""
+
+from dataclasses import dataclass, field
+
+import numpy
+import pytest
+import torch
+
+from feddg.clients.examples import Examples
+from feddg.data.partition import partition
+from feddg.data.partitions import PARTITIONS
+from feddg.methods.catalogue import methods
+from feddg.methods.composition import build_method, method_class
+from feddg.settings import TrainSettings
+from federations import CLASSES, SmallFederation
+
+NAMES = tuple(methods())
+OPTIONS = {
+    "heterogeneous": {"heterogeneity": 0.5},
+    "domain": {},
+    "iid": {},
+    "dirichlet": {"alpha": 0.3},
+    "class_dirichlet": {"alpha": 0.3},
+    "shards": {"shards": 2},
+    "quantity": {"quantity_alpha": 0.5},
+    "client": {},
+}
+IMAGES = 24
+DOMAINS = numpy.arange(IMAGES) // CLASSES % 2
+LABELS = numpy.arange(IMAGES) % CLASSES  # as the images of a small federation are coloured
+HOLDERS = numpy.where(LABELS == 0, "one class", "the rest")
+HOLDERS[1] = "one image"
+
+
+@dataclass
+class Dealt(SmallFederation):
+    """A small federation whose clients hold what a rule gave them."""
+
+    owned: list[numpy.ndarray] = field(default_factory=list)
+
+    def examples(self, client: int) -> Examples:
+        """The images of a client, of whatever domains they are."""
+        rows = torch.from_numpy(self.owned[client])
+        domains = torch.from_numpy(DOMAINS)[rows]
+        return Examples(self.pixels, rows, self.labels[rows], domains, CLASSES, f"dealt-{client}")
+
+
+def dealt(method: str, owned: list[numpy.ndarray]) -> Dealt:
+    wanted = method_class(method).presets.get("*", {}).get("train", {})
+    train = TrainSettings(**{"rounds": 1, "batch_size": 4} | wanted | {"local_steps": 1})
+    sizes = tuple(len(rows) for rows in owned)
+    return Dealt(build_method(method, {}), sizes=sizes, train=train, owned=owned)
+
+
+def test_every_rule_is_tried():
+    assert set(PARTITIONS) == OPTIONS.keys()
+
+
+def test_natural_clients_are_as_odd_as_they_should_be():
+    found = partition(DOMAINS, LABELS, 9, seed=0, scheme="client", holders=HOLDERS)
+    held = sorted((len(rows), len(set(LABELS[rows].tolist()))) for rows in found.rows)
+    assert held == [(1, 1), (8, 1), (15, 2)]
+
+
+@pytest.mark.parametrize("method", NAMES)
+def test_a_round_under_every_rule(method):
+    for rule, options in OPTIONS.items():
+        found = partition(DOMAINS, LABELS, 3, seed=1, scheme=rule, holders=HOLDERS, **options)
+        small = dealt(method, found.rows)
+        small.run(1)
+        replies = [reply for reply in small.replies if hasattr(reply, "terms")]
+        refused = [reply for reply in small.replies if not hasattr(reply, "terms")]
+        assert not refused, (rule, refused)
+        assert len(replies) == 3, rule
+        assert all(reply.passes >= reply.images > 0 for reply in replies), rule
+        state = small.server.state
+        assert state.round == 1
+        for name, tensor in (*state.weights.items(), *state.extras.items()):
+            assert torch.isfinite(tensor).all(), (rule, name)
