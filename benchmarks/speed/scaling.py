@@ -1,6 +1,10 @@
 """What does an idle client cost? Rounds of 10 clients among 10 to 10,000, images of noise.
 
     python benchmarks/speed/scaling.py
+    python benchmarks/speed/scaling.py --setup pardon
+
+The second line measures a method's exchange before the first round, for clients of 2 images: CPU
+seconds, and the process's largest resident memory before and after.
 
 Each size runs in a process of its own, sizes interleaved. Printed: the median of a round's seconds
 and its ratio to N = 10; start-up (hashing the images, splits, partition,
@@ -21,12 +25,14 @@ from jobs import Federation, Job
 from rounds import private_memory
 
 from feddg.data.sources import load_source
+from feddg.experiment import Experiment
+from feddg.runs.facts import peak_memory
 
 SIDE = 32
 
 
-def measure(clients: int, per_round: int, images: int, rounds: int) -> dict[str, float]:
-    """Runs some rounds and returns seconds per round, start-up seconds and private bytes."""
+def experiment_of(method: str, clients: int, per_round: int, images: int) -> Experiment:
+    """Returns a federation on noise."""
     job = Job(
         "scaling",
         clients * images,
@@ -36,7 +42,21 @@ def measure(clients: int, per_round: int, images: int, rounds: int) -> dict[str,
             "train": {"local_epochs": 1, "batch_size": 32, "augmentation": "digits"},
         },
     )
-    experiment = job.experiment("fedavg", "float32", None, None)  # type: ignore[arg-type]
+    return job.experiment(method, "float32", None, None)  # type: ignore[arg-type]
+
+
+def measure_setup(method: str, clients: int, images: int) -> None:
+    """Prints a row: what the exchange before the first round takes."""
+    federation = Federation(experiment_of(method, clients, 10, images))
+    before, started = peak_memory(), time.process_time()
+    federation.server.setup()
+    seconds, peak = time.process_time() - started, peak_memory()
+    print(f"| {clients:,} | {seconds:.1f} | {before / 1e9:.2f} | {peak / 1e9:.2f} |", flush=True)
+
+
+def measure(clients: int, per_round: int, images: int, rounds: int) -> dict[str, float]:
+    """Runs some rounds and returns seconds per round, start-up seconds and private bytes."""
+    experiment = experiment_of("fedavg", clients, per_round, images)
     load_source("noise")  # kept: making the noise is no part of the start
     started = time.perf_counter()
     federation = Federation(experiment)
@@ -94,10 +114,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--setup", metavar="METHOD")
     parser.add_argument("--one", type=int, nargs=4, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:
         print(json.dumps(measure(*arguments.one)))
+        return
+    if arguments.setup:
+        print("| clients | CPU s | peak before, GB | peak, GB |\n|---|---|---|---|", flush=True)
+        for clients in (100, 1_000, 10_000):
+            measure_setup(arguments.setup, clients, 2)
         return
     table([(n, 10, 20) for n in (10, 100, 1_000, 10_000)], arguments.repeats, arguments.rounds)
     table([(100, 10, images) for images in (10, 30, 100)], 1, arguments.rounds)

@@ -129,6 +129,7 @@ def compare(
     again: bool = False,
     kept: Path | None = None,
     predictions: bool = False,
+    launcher_options: Mapping[str, str] | None = None,
 ) -> "Comparison":
     """Carries out a plan and writes its tables.
 
@@ -149,6 +150,8 @@ def compare(
         kept: a CSV file of results; what it has is not run again, what ends is added to it.
         predictions: whether every run keeps what it predicts of every image; a run that cannot is
             warned of.
+        launcher_options: with ``jobs`` above 0, ``{"reuse": "yes"}`` for processes that carry out
+            several runs each: quicker where runs take seconds.
 
     Raises:
         FeddgError: the plan is invalid. A run's failure is listed, not raised.
@@ -160,7 +163,9 @@ def compare(
     whole, folder = fixed_plan(plan, out, overrides)
     tuned = tune(whole, folder, jobs=jobs, cache=cache, watcher=watcher, kept=kept)
     work = prepare_work(tuned, folder, again=again, cache=cache, kept=kept, said=whole)
-    done = carry_out_work(work, jobs=jobs, cache=cache, watcher=watcher)
+    done = carry_out_work(
+        work, jobs=jobs, cache=cache, watcher=watcher, launcher_options=launcher_options
+    )
     if predictions:
         from feddg.studies.image_results import write_missing_results
 

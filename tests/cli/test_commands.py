@@ -1,6 +1,8 @@
 """The command line as a user meets it."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -32,6 +34,18 @@ def test_help_does_not_import_torch():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_training_does_not_import_a_compiler():
+    code = (
+        "import sys, torch\n"
+        "from feddg.clients.optimizers import MemoryOrderAdam, MemoryOrderSGD\n"
+        "weight = torch.nn.Parameter(torch.ones(2))\n"
+        "for made in (MemoryOrderAdam([weight], 0.1), MemoryOrderSGD([weight], 0.1, 0.9)):\n"
+        "    weight.sum().backward(); made.step(); made.zero_grad()\n"
+        "sys.exit('torch._dynamo' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_methods_as_json(feddg):
     code, shown, _ = feddg("methods", "--json")
     methods = {row["name"]: row for row in json.loads(shown)}
@@ -59,10 +73,22 @@ def test_the_demos_plan_holds_every_domain_out_under_the_mean_of_the_last_rounds
 
     plan = demo_plan({}, {"train": {"rounds": 3}})
     assert plan.hold_out == "lodo"
-    assert len(plan.methods) >= 4
+    assert len(plan.methods) >= 3
     assert len(plan.seeds) >= 2
     assert plan.base["server"]["serve"] == "tail"
     assert plan.base["train"]["rounds"] == 3
+
+
+def test_the_demo_fills_the_cores_and_starts_no_process_for_one(monkeypatch):
+    from feddg.comparing import demonstration
+
+    monkeypatch.setattr(demonstration, "available_cores", lambda: 2)
+    plan = demonstration.demo_plan({}, {})
+    assert demonstration.jobs_of_demo(plan) == 2
+    assert demonstration.jobs_of_demo(plan, 1) == 0
+    assert demonstration.jobs_of_demo(plan, 10_000) == demonstration.MOST_JOBS
+    one = demonstration.demo_plan({"methods": ["fedavg"], "hold_out": ["ink"], "seeds": 1}, {})
+    assert demonstration.jobs_of_demo(one, 8) == 0
 
 
 def test_a_run_and_the_same_run_again(feddg, tmp_path):

@@ -14,7 +14,12 @@ from torchvision.transforms import functional
 
 from feddg.data import augment
 from feddg.data.augment import Draw, apply, draw
-from feddg.data.augmentations import NONE, AugmentSettings
+from feddg.data.augmentations import (
+    GENERAL_AUGMENTATIONS,
+    NONE,
+    AugmentSettings,
+    register_augmentation,
+)
 from feddg.data.data_set import augmentations, find_augmentation
 from feddg.errors import ExperimentError
 
@@ -378,3 +383,18 @@ def test_an_images_result_does_not_depend_on_its_batch() -> None:
 def test_settings_out_of_range(settings: dict) -> None:
     with pytest.raises(ValidationError):
         AugmentSettings(**settings)
+
+
+def test_a_program_adds_an_augmentation_by_name() -> None:
+    mine = AugmentSettings(vertical_flip=0.25)
+    register_augmentation("upside-down-now-and-then", mine)
+    try:
+        assert find_augmentation("upside-down-now-and-then") == mine
+        assert "upside-down-now-and-then" in augmentations()
+        with pytest.raises(ExperimentError, match="upside-down-now-and-then"):
+            find_augmentation("upside-down-now-and-than")
+    finally:
+        GENERAL_AUGMENTATIONS._found.pop("upside-down-now-and-then")
+    assert {"aerial", "microscope", "none"} <= set(augmentations())
+    assert find_augmentation("aerial").quarter_turns
+    assert find_augmentation("microscope").vertical_flip

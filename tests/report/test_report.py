@@ -593,3 +593,32 @@ def test_a_browser_draws_every_chart_without_error_or_request(
     assert opened.page.count('data-state="drawn"') == len(charts)
     assert html.escape(NASTY[:20], quote=False) in opened.page
     assert "example.org" not in opened.log
+
+
+MEASURE = """<script>addEventListener("load", () => {
+  const scrolls = (part) => { for (; part; part = part.parentElement)
+    if (["auto", "scroll"].includes(getComputedStyle(part).overflowX)) return true; };
+  const beyond = [...document.querySelectorAll("main *, header *")].filter((part) =>
+    part.getBoundingClientRect().right > innerWidth + 1 && !scrolls(part));
+  const wide = document.documentElement.scrollWidth > innerWidth ? ["page"] : [];
+  const named = beyond.map((part) => part.tagName + "." + (part.getAttribute("class") || ""));
+  parent.postMessage([innerWidth, ...wide, ...named].join(" "), "*");
+});</script>"""
+FRAME = """<!DOCTYPE html><html><body><iframe src="measured.html" style="width:{}px;height:900px">
+</iframe><script>onmessage = (sent) => document.body.dataset.found = sent.data;</script></body>
+</html>"""
+
+
+@pytest.mark.parametrize("width", [400, 1200])
+def test_nothing_is_cut_off_at_the_right(width, open_in_browser, folder_maker, tmp_path):
+    long = folder_maker("long", classes=["a rather long name", "1", "2"], test=["a long domain"])
+    folders = [long.write(), folder_maker("other").write()]
+    page = write_report(folders, tmp_path / "both.html")
+    frame = tmp_path / "frame.html"  # a window of its own is never narrower than 500 pixels
+    frame.write_text(FRAME.format(width))
+    for source in (page, write_report(folders[:1], tmp_path / "one.html")):
+        text = source.read_text("utf-8").replace("</body>", MEASURE + "</body>")
+        (tmp_path / "measured.html").write_text(text, "utf-8")
+        found = re.search('data-found="([^"]*)"', open_in_browser(frame).page)
+        assert found is not None
+        assert found[1] == str(width)

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from feddg.cli.weights import with_weights_at_hand
+from feddg.cli.weights import plan_with_weights_at_hand, with_weights_at_hand
+from feddg.comparing.plan import Plan
 from feddg.errors import WeightsError
 from feddg.experiment import Experiment
 from feddg.models import backbones
@@ -84,6 +85,28 @@ def test_weights_that_cannot_be_had_lead_there_unless_they_were_asked_for(
     assert with_weights_at_hand({}, file) == {}
     assert with_weights_at_hand({**FOLDER, "preset": "folder"}, None)["preset"] == "folder"
     assert capsys.readouterr().err == ""
+
+
+def test_a_comparison_says_it_once_and_writes_it_into_its_plan(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def offline(backbone: str) -> None:
+        raise WeightsError(f"cannot download ImageNet weights for {backbone!r}")
+
+    own = {"method": "fedprox", "experiment": {"model": {"weights": "imagenet"}}}
+    plan = Plan(base={"data": FOLDER["data"]}, methods=["fedavg", own], hold_out="lodo")
+    monkeypatch.setattr(backbones, "fetch_imagenet", lambda backbone: None)
+    assert plan_with_weights_at_hand(plan) == plan
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(backbones, "fetch_imagenet", offline)
+    without = plan_with_weights_at_hand(plan)
+    assert without.base["model"] == {"weights": None}
+    assert without.methods == plan.methods
+    assert "no pretrained weights: cnn at 64 pixels" in capsys.readouterr().err
+    assert plan_with_weights_at_hand(without) == without
+    assert "no pretrained weights: cnn at 64 pixels" in capsys.readouterr().err
+    compared = plan.model_copy(update={"settings": {"model.weights": ("imagenet", None)}})
+    assert plan_with_weights_at_hand(compared) == compared
 
 
 def test_weights_on_this_machine_are_not_downloaded_again(

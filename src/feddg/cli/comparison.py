@@ -70,6 +70,7 @@ def compare(
 
     from feddg.cli.progress import ManyBars
     from feddg.cli.tables import print_comparison, print_work
+    from feddg.cli.weights import plan_with_weights_at_hand
     from feddg.comparing.compare import carry_out_work, fixed_plan, prepare_work
     from feddg.comparing.plan import load_plan
     from feddg.comparing.pool import Watcher
@@ -80,6 +81,7 @@ def compare(
         axes["seeds"] = read_seeds(seeds)
     base = load_plan(plan).model_dump() if plan else {}
     whole, folder = fixed_plan(load_plan(base | axes), out, said)
+    whole = plan_with_weights_at_hand(whole)
     console = Console(stderr=True)
 
     def watcher() -> Watcher:

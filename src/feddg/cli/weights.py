@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
+    from feddg.comparing.plan import Plan
     from feddg.experiment import Experiment
 
 
@@ -48,6 +49,28 @@ def with_weights_at_hand(said: dict[str, Any], file: Path | None) -> dict[str, A
             err=True,
         )
     return said
+
+
+def plan_with_weights_at_hand(plan: "Plan") -> "Plan":
+    """Returns a plan as it is, or without weights; see :func:`with_weights_at_hand`.
+
+    What single methods say of weights stays, as does a plan that compares weights or networks.
+
+    Args:
+        plan: a plan with all that flags set.
+    """
+    from feddg.errors import ExperimentError
+    from feddg.settings import merge
+
+    if {"model.weights", "model.backbone", "preset"} & {*plan.settings}:
+        return plan
+    try:
+        base = with_weights_at_hand(plan.base, None)
+    except ExperimentError:
+        return plan  # an axis may complete it; else its runs say what is wrong
+    if base == plan.base:
+        return plan
+    return plan.model_copy(update={"base": merge(plan.base, {"model": {"weights": None}})})
 
 
 def _can_be_had(experiment: "Experiment") -> bool:

@@ -5,6 +5,7 @@ that are not contiguous, and are silently wrong where a gradient lies in another
 parameter. Both optimizers work on each number alone, so views in memory order change no result.
 """
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,11 @@ class MemoryOrder(torch.optim.Optimizer):
         ClientError: on a step, where its kernel cannot work on a tensor: a gradient is sparse or of
             another type or device than its parameter, or see :func:`in_memory_order`.
     """
+
+    # As PyTorch wraps them, their first call imports its compiler, which nobody needs here: two
+    # seconds of every start.
+    add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
+    zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
 
     def take_over(self, spent: "MemoryOrder") -> None:
         """Clears the memory of one whose work is done, and uses it for the same parameters.
@@ -43,6 +49,11 @@ class MemoryOrderAdam(MemoryOrder, torch.optim.Adam):
 
     def __init__(self, parameters: Any, lr: float, *, weight_decay: float = 0.0) -> None:
         super().__init__(parameters, lr, weight_decay=weight_decay, fused=True)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Takes one step; see ``torch.optim.Adam``, which would import a compiler as above."""
+        return inspect.unwrap(torch.optim.Adam.step)(self, closure)
 
     def _init_group(self, group: dict[str, Any], *lists: list[Tensor]) -> bool:
         for parameter in group["params"]:

@@ -253,6 +253,8 @@ def _decode_once(experiments: Sequence[Experiment], cache: Path) -> None:
     silent: Progress = lambda what, done, total: None  # noqa: E731
     for experiment in experiments:
         data = experiment.data
+        if data.root is None:
+            continue  # drawn, not decoded: there is no cache that processes could share
         images = (data.source, data.root, data.options, data.leave_out)
         key = repr((*images, data.image_size, data.resize, Reading.of(data)))
         if key in seen:

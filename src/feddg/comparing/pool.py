@@ -93,10 +93,16 @@ class Processes:
         cache: folder for decoded pixels and twins.
         logs: folder for what the processes print.
         watcher: is told what happens.
+        reuse: whether a process carries out several tasks, one after another: no start for each,
+            but the peak memory that a run notes is that of all before it, too.
     """
 
-    def __init__(self, jobs: int, cache: Path, logs: Path, watcher: Watcher) -> None:
+    def __init__(
+        self, jobs: int, cache: Path, logs: Path, watcher: Watcher, *, reuse: bool = False
+    ) -> None:
         self._jobs, self._cache, self._logs, self._watcher = jobs, cache, logs, watcher
+        self._reuse = reuse
+        self._idle: dict[int, subprocess.Popen[str]] = {}
         self._threads = threads_per_job(jobs)
         self._devices = _devices()
         self._lock = threading.Lock()
@@ -139,43 +145,48 @@ class Processes:
     def _carry_out(self, task: Task, place: int) -> Outcome:
         try:
             self._logs.mkdir(parents=True, exist_ok=True)
-            log_file = self._logs / f"{task.folder.name}.log"
-            with log_file.open("w", encoding="utf-8") as log_to:
+            name = f"process{place + 1}" if self._reuse else task.folder.name
+            log_file = self._logs / f"{name}.log"
+            with log_file.open("a" if self._reuse else "w", encoding="utf-8") as log_to:
                 outcome = self._follow(task, place, log_to)
         except OSError as error:
             return Outcome(task, "failed", f"its process could not be started: {error}")
-        if log_file.stat().st_size == 0:
+        if log_file.stat().st_size == 0 and not self._reuse:
             log_file.unlink()
         return outcome
 
     def _follow(self, task: Task, place: int, log_to: IO[str]) -> Outcome:
-        process = self._start(log_to)
+        process = self._idle.pop(place, None) or self._start(log_to)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with suppress(BrokenPipeError):  # it died at once; its exit status tells
+            process.stdin.write(self._job(task, place).to_line())
+            process.stdin.flush()
+        last: Mapping[str, Any] = {}
+        for line in process.stdout:
+            last = json.loads(line)
+            self._watcher.news(task, last)
+            if self._reuse and last.get("ended") in ("completed", "failed"):
+                self._idle[place] = process
+                return Outcome(task, last["ended"], last.get("error"))
+        with process:
+            process.wait()
+        with self._lock:
+            self._alive.discard(process)
+        if "ended" in last:
+            return Outcome(task, last["ended"], last.get("error"))
+        return Outcome(task, "failed", f"{_death(process.returncode)}; see {log_to.name}")
+
+    def _job(self, task: Task, place: int) -> Job:
         device = self._devices[place % len(self._devices)] if self._devices else None
-        if task.experiment.device != "auto":
-            device = None
-        job = Job(
+        return Job(
             str(task.folder),
             task.experiment.model_dump(mode="json"),
             str(self._cache),
             self._threads,
-            device,
+            device if task.experiment.device == "auto" else None,
+            self._reuse,
         )
-        last: Mapping[str, Any] = {}
-        with process:
-            assert process.stdin is not None
-            assert process.stdout is not None
-            with suppress(BrokenPipeError):  # it died at once; its exit status tells
-                process.stdin.write(job.to_line())
-                process.stdin.flush()
-            for line in process.stdout:
-                last = json.loads(line)
-                self._watcher.news(task, last)
-        with self._lock:
-            self._alive.discard(process)
-        status = process.returncode
-        if "ended" in last:
-            return Outcome(task, last["ended"], last.get("error"))
-        return Outcome(task, "failed", f"{_death(status)}; see {log_to.name}")
 
     def _start(self, log_to: IO[str]) -> "subprocess.Popen[str]":
         with self._lock:
@@ -205,6 +216,8 @@ class Processes:
                 process.wait(STOP_SECONDS)
             except (subprocess.TimeoutExpired, KeyboardInterrupt):
                 process.kill()
+            if process in self._idle.values() and process.stdout is not None:
+                process.stdout.close()  # that of others is closed by who follows it
 
 
 def _devices() -> list[str]:

@@ -2,7 +2,9 @@
 
 The first line of its input is a :class:`Job` as JSON; the end of its input tells it to stop. It
 answers on its output, one JSON object per line: what it is doing, and in the end how it went. A
-process of its own gives each run its own peak memory, and takes nothing down when it dies.
+process of its own gives each run its own peak memory, and takes nothing down when it dies. Where
+runs are so short that starting processes would be most of the work, a job says that ``more`` may
+follow it, as further lines.
 """
 
 import _thread
@@ -12,9 +14,11 @@ import platform
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 from feddg.clients.threads import share_of_process
@@ -37,6 +41,7 @@ class Job:
         cache: folder for decoded pixels and twins.
         threads: threads for tensor operations.
         device: overrides the experiment's device, which is no part of its identity.
+        more: whether another job may follow in the same process.
     """
 
     folder: str
@@ -44,6 +49,7 @@ class Job:
     cache: str
     threads: int
     device: str | None = None
+    more: bool = False
 
     def to_line(self) -> str:
         """Returns the job as one line of JSON."""
@@ -93,19 +99,20 @@ class Reporter(Observer):
         self._tell(facts)
 
 
-def _stop_when_input_ends(ended: threading.Event) -> None:
-    sys.stdin.read()
-    if not ended.is_set():
+def _listen(lines: "SimpleQueue[str]", at_work: threading.Event) -> None:
+    for line in sys.stdin:
+        lines.put(line)
+    lines.put("")
+    if at_work.is_set():
         _thread.interrupt_main()
 
 
 def main() -> int:
-    """Carries out the job on standard input; returns the exit status."""
+    """Carries out the jobs on standard input; returns the exit status."""
     # A comparison in the background may ignore this signal, and its children with it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    job = Job(**json.loads(sys.stdin.readline()))
-    ended = threading.Event()
-    threading.Thread(target=_stop_when_input_ends, args=(ended,), daemon=True).start()
+    lines, at_work = SimpleQueue[str](), threading.Event()
+    threading.Thread(target=_listen, args=(lines, at_work), daemon=True).start()
     # Whatever a library prints must not end up among the answers.
     out = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
@@ -114,20 +121,36 @@ def main() -> int:
         out.write(json.dumps(facts) + "\n")
         out.flush()
 
-    reporter = Reporter(tell)
+    while line := lines.get():
+        job = Job(**json.loads(line))
+        if not _answered(job, Reporter(tell), lines, at_work) or not job.more:
+            break
+    return 0
+
+
+def _answered(
+    job: Job, reporter: Reporter, lines: "SimpleQueue[str]", at_work: threading.Event
+) -> bool:
+    """Carries out one job and tells how it ended; says whether it was left to its end."""
     try:
+        at_work.set()
+        if not lines.empty():  # the end of the input, which came before anybody was at work
+            raise KeyboardInterrupt
         _carry_out(job, reporter)
-        ended.set()
+        at_work.clear()
     except KeyboardInterrupt:
         reporter.say(ended="interrupted")
+        return False
     except FeddgError as error:
+        at_work.clear()
         reporter.say(ended="failed", error=str(error))
     except Exception as error:
+        at_work.clear()
+        traceback.print_exc()
         reporter.say(ended="failed", error=f"{type(error).__name__}: {error}")
-        raise
     else:
         reporter.say(ended="completed")
-    return 0
+    return True
 
 
 def _carry_out(job: Job, observer: Observer) -> None:
