@@ -1,11 +1,12 @@
 """The codec of the papers: indices, widths and faults of its files."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from feddg.errors import WeightsError
@@ -155,6 +156,60 @@ def test_the_quarter_width_pair(shared_data: Path) -> None:
     picture = (230 - 180 * disc).to(torch.uint8).expand(1, 3, 64, 64)
     redrawn = transfer(codec, picture, torch.ones(2, codec.channels), 0.0)
     assert (redrawn.float() - picture.float()).abs().mean() < 20
+
+
+def spoiled(weights: dict[str, Tensor], key: str, fault: str) -> dict[str, Tensor]:
+    changed = dict(weights)
+    if fault == "missing":
+        del changed[key]
+    elif fault == "whole numbers":
+        changed[key] = weights[key].to(torch.int32)
+    elif fault == "complex":
+        changed[key] = weights[key].to(torch.complex64)
+    else:
+        changed[key] = weights[key].clone()
+        changed[key].view(-1)[-1] = float(fault)
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("part", "key", "fault", "said"),
+    [
+        ("encoder", "12.weight", "missing", "12.weight is missing"),
+        ("encoder", "29.bias", "missing", "29.bias is missing"),
+        ("encoder", "5.weight", "whole numbers", "5.weight holds int32, not floating-point"),
+        ("decoder", "28.bias", "complex", "28.bias holds complex64, not floating-point"),
+        ("encoder", "16.weight", "nan", "16.weight holds values that are not finite"),
+        ("decoder", "8.weight", "inf", "8.weight holds values that are not finite"),
+    ],
+)
+@pytest.mark.parametrize("pair", ["small", "quarter"])
+def test_a_spoiled_file_is_one_clear_line(
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    pair: str,
+    part: str,
+    key: str,
+    fault: str,
+    said: str,
+) -> None:
+    """In a pair of random weights, and in the quarter-width pair where it is at hand."""
+    if pair == "small":
+        encoder, decoder = vgg19_modules(16)
+        weights = {"encoder": dict(encoder.state_dict()), "decoder": dict(decoder.state_dict())}
+    else:
+        folder = request.getfixturevalue("shared_data") / "codec"
+        weights = {
+            p: load_file(folder / f"vgg19_quarter_{p}.safetensors") for p in ("encoder", "decoder")
+        }
+    weights[part] = spoiled(weights[part], key, fault)
+    files = {name: tmp_path / f"{name}.safetensors" for name in weights}
+    for name, file in files.items():
+        save_file(weights[name], file)
+    with pytest.raises(WeightsError, match=re.escape(said)) as caught:
+        load_codec("vgg19", **files)
+    assert str(files[part]) in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_missing_and_unreadable_files_are_named(tmp_path: Path) -> None:

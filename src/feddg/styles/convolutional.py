@@ -101,11 +101,6 @@ class ConvolutionalCodec(Codec):
         return architecture.modules()
 
     @classmethod
-    def completed(cls, decoder: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Returns a decoder's weights by key as the codec uses them: as read, unless overridden."""
-        return dict(decoder)
-
-    @classmethod
     def load(cls, encoder: Path | None, decoder: Path | None, style_layer: StyleLayer) -> Self:
         """Returns the codec with the weights in two files; see :meth:`Codec.load`."""
         files = cls.file("encoder", encoder), cls.file("decoder", decoder)
@@ -128,7 +123,7 @@ class ConvolutionalCodec(Codec):
     def _filled(cls, encoder: Path | None, decoder: Path | None) -> tuple[nn.Sequential, nn.Module]:
         """Both modules with the weights in their files; one without a file has none."""
         weights = _read(encoder, cls.name)
-        others = cls.completed(_read(decoder, cls.name))
+        others = _read(decoder, cls.name)
         modules = cls.parts(cls.fitted(weights, others))
         if encoder is not None:
             _fill(modules[0], weights, encoder)
@@ -210,8 +205,19 @@ def _fill(
         found = weights.get(key)
         if found is None or found.shape != parameter.shape:
             raise WeightsError(_misfit(key, parameter, found, source, None if needed else partner))
+        if not (found.is_floating_point() and found.numel() and found.isfinite().all()):
+            raise WeightsError(f"{source}: {_unusable(key, found)}; take another copy of the file")
         needed[key] = found
     module.load_state_dict(needed, assign=True)
+
+
+def _unusable(key: str, found: Tensor) -> str:
+    """Why a tensor of the right shape is no weight."""
+    if not found.numel():
+        return f"{key} is empty"
+    if not found.is_floating_point():
+        return f"{key} holds {str(found.dtype).removeprefix('torch.')}, not floating-point numbers"
+    return f"{key} holds values that are not finite"
 
 
 def _misfit(
