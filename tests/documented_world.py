@@ -61,6 +61,7 @@ def make_world(place: Path) -> World:
     for name in ("new_images", "coordinator/test"):
         make_folder(place / name, ("sketch",), ("dog", "cat"), each=2)
     make_folder(place / "photos", ("winter", "summer"), ("dog", "cat"), each=8)
+    make_folder(place / "paintings", ("oil",), ("dog",), each=4)
     make_folder(place / "more", each=1)
     shutil.copy(place / "more/a/x/0.png", place / "more/0.png")
     published_trees.pacs(place / "PACS")
@@ -72,7 +73,12 @@ def make_world(place: Path) -> World:
     (place / "experiment.yaml").write_text(yaml.safe_dump(chosen))
     (place / "plan.yaml").write_text(yaml.safe_dump({"base": {**SMALL, "data": data}, **PLAN}))
     begun = _make_runs(place, chosen)
-    names = {"RUN": "runs/my-run", "FEDAVG_RUN": "runs/fedavg-0", "IMAGES": "images"}
+    names = {
+        "...": "experiment.yaml",
+        "RUN": "runs/my-run",
+        "FEDAVG_RUN": "runs/fedavg-0",
+        "IMAGES": "images",
+    }
     names |= {"DOMAIN": "sketch", "METHOD": "fedavg"}
     return World(place, names | {"runs/pardon-folder-sketch-s0-1a2b3c4d": f"runs/{begun.name}"})
 

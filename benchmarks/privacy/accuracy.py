@@ -65,27 +65,27 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "device": "cpu",
     },
 }
-CLIPPED = {"clipping": "fixed", "clipping_norm": 0.5}
-"""Clipped without noise is what noise is compared with; so is what is not clipped at all. For ten
-clients, whose steps are longer, the norm was 2."""
+NORMS = {"digits": 0.5, "digits_ten_clients": 2.0, "pacs": 0.5}
+"""Clipped without noise is what noise is compared with; so is what is not clipped at all."""
 Asked = tuple[str, str, str, dict[str, Any], dict[str, Any], int]
 """What is noised, a level's name, method, privacy, its settings and the seed."""
 
 
-def asked(seeds: int, methods: Sequence[str]) -> Iterator[Asked]:
+def asked(seeds: int, methods: Sequence[str], norm: float) -> Iterator[Asked]:
     """Yields the runs, method by method: FedAvg's are short."""
     for method in methods:
         for seed in range(seeds):
-            yield from updates_noised(method, seed)
+            yield from updates_noised(method, seed, norm)
             if method == "pardon":
                 yield from styles_noised(seed)
 
 
-def updates_noised(method: str, seed: int) -> Iterator[Asked]:
+def updates_noised(method: str, seed: int, norm: float) -> Iterator[Asked]:
+    clipped = {"clipping": "fixed", "clipping_norm": norm}
     open_styles = {"open_styles": True} if method == "pardon" else {}
     yield "nothing", "none", method, {}, {}, seed
     for epsilon in EPSILONS:
-        noise = {**CLIPPED, **({} if epsilon is None else {"epsilon": epsilon})}
+        noise = {**clipped, **({} if epsilon is None else {"epsilon": epsilon})}
         level = "clipped" if epsilon is None else str(epsilon)
         yield "updates", level, method, {**noise, **open_styles}, {}, seed
 
@@ -104,7 +104,7 @@ def measured(
     data: str, seeds: int, methods: Sequence[str], out: Path, root: Path | None
 ) -> list[dict[str, Any]]:
     rows = []
-    for what, level, method, privacy, settings, seed in asked(seeds, methods):
+    for what, level, method, privacy, settings, seed in asked(seeds, methods, NORMS[data]):
         fields = {"device": "auto", **SETTINGS[data], "seed": seed}
         if root is not None:
             fields["data"] = {**fields["data"], "root": str(root)}

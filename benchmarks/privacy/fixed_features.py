@@ -89,7 +89,7 @@ def resnet18_features(file: str) -> Callable[[Tensor], Tensor]:
 
     def compute(images: Tensor) -> Tensor:
         with torch.no_grad():
-            found = trunk.features(images)
+            found = trunk.featurizer(images)  # a network normalises before it asks a backbone
         return centred(centred(found) @ project)
 
     return compute

@@ -83,7 +83,7 @@ def run_in(
     if predictions:
         from feddg.studies.prediction_rows import parquet
 
-        parquet("leave predictions away")  # says now what would else be said at the end
+        parquet("leave out predictions")  # says now what would else be said at the end
     done = execute.carry_out(
         folder,
         experiment,

@@ -410,7 +410,7 @@ def _too_many(clients: Mapping[str, Any]) -> str | None:
         return None
     return (
         f"clients.per_round is {per_round}, but there are {number} clients; say at most {number}, "
-        "or leave it away for all of them"
+        "or leave it out for all of them"
     )
 
 

@@ -34,6 +34,7 @@ ELSEWHERE = {
     "docs/using_a_model.md: feddg serve": (
         "tests/serving/test_load.py::test_a_storm_of_requests_is_weathered"
     ),
+    "README.md: feddg serve": ("tests/serving/test_load.py::test_a_storm_of_requests_is_weathered"),
     "docs/deploy.md: feddg deploy check": (
         "tests/flower/test_preflight.py::test_a_site_in_order_is_go"
     ),

@@ -108,7 +108,7 @@ def compare(
         if predictions:
             from feddg.studies.prediction_rows import parquet
 
-            parquet("leave --predictions away")  # says now what would else be said at the end
+            parquet("leave out --predictions")  # says now what would else be said at the end
         done = carry_out_work(work, jobs=jobs, watcher=watcher(), **where)
         from feddg.report import write_comparison
 

@@ -21,5 +21,5 @@ def refuse_guards(experiment: ExperimentSettings, method: str, reason: str) -> N
     ):
         if given:
             raise ExperimentError(
-                f"{method} {reason}: leave {field} away, or name a federated method"
+                f"{method} {reason}: leave out {field}, or name a federated method"
             )

@@ -189,7 +189,7 @@ def _splits(experiment: Experiment, table: ImageTable, bad: list[BadImage]) -> S
     data, held = experiment.data, experiment.hold_out
     if data.split_file is not None and (held.test or held.val):
         raise ExperimentError(
-            f"the split file {data.split_file} already says what is held out; leave hold_out away"
+            f"the split file {data.split_file} already says what is held out; do not set hold_out"
         )
     if data.split_file is not None:
         return from_csv(table, data.split_file, [image.path for image in bad])
@@ -274,7 +274,7 @@ def guards_for(experiment: Experiment, method: Method, network: Network) -> Guar
     if experiment.privacy.record_epsilon and (train.local_steps or train.select_every):
         raise ExperimentError(
             "privacy.record_epsilon counts epochs, and all that is chosen by images costs: set "
-            "train.local_epochs, and leave train.local_steps and train.select_every away"
+            "train.local_epochs, and neither train.local_steps nor train.select_every"
         )
     return build_guards(
         experiment.privacy,

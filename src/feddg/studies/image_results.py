@@ -87,7 +87,7 @@ def write_image_results(
         RunError: the folder holds no model, or its images are not those it was begun with.
         DataError: PyArrow is not installed.
     """
-    arrow, path = parquet("leave --predictions away"), Path(folder)
+    arrow, path = parquet("leave out --predictions"), Path(folder)
     trained = load_trained(path, which=which)
     kept = cache or cache_folder()
     check_images(path, lambda: ImagesNow(kept)(trained.experiment))

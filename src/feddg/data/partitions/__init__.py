@@ -166,7 +166,7 @@ def rules_of(names: str, settings: Mapping[str, Any]) -> list[PartitionRule]:
     if whole and len(rules) > 1:
         other = next(rule.name for rule in rules if rule.name != whole[0])
         raise ExperimentError(
-            f"clients.partition: {whole[0]} decides by itself who holds what; leave {other} away"
+            f"clients.partition: {whole[0]} decides by itself who holds what; leave out {other}"
         )
     _check_settings(settings, rules)
     if not whole and all(rule.kind != "domains" for rule in rules):

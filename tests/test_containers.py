@@ -1,0 +1,147 @@
+"""Every Dockerfile and compose file, checked as far as that goes without building it."""
+
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.main import get_command
+
+from container_files import faults, instructions, shell_commands
+from documented_commands import ROOT
+from feddg.cli import app
+
+SERVE = ROOT / "containers" / "serve"
+pytestmark = pytest.mark.skipif(not SERVE.is_dir(), reason="the containers are in the checkout")
+
+
+@pytest.fixture
+def deployment(tmp_path):
+    """What ``feddg deploy init`` writes."""
+    pytest.importorskip("flwr", reason="Flower is an optional extra")
+    from feddg.experiment import Experiment
+    from feddg.flower.app_folder import write_app
+
+    chosen = Experiment(data="digits", clients={"number": 2, "partition": "domain"})
+    write_app(tmp_path / "app", chosen, ("north", "south"), address="fl.org:8443")
+    return tmp_path / "app"
+
+
+def compose_files(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("compose.yaml"))
+
+
+def services(file: Path) -> dict[str, dict]:
+    return yaml.safe_load(file.read_text("utf-8"))["services"]
+
+
+def test_the_servers_image_keeps_the_rules():
+    assert faults(SERVE / "Dockerfile", ROOT) == []
+
+
+def test_the_deployments_images_keep_the_rules(deployment):
+    files = sorted(deployment.rglob("Dockerfile"))
+    assert [faults(file, file.parent) for file in files] == [[]] * len(files)
+    for file in compose_files(deployment):
+        for service in services(file).values():
+            if "build" in service:
+                assert (file.parent / service["build"] / "Dockerfile") in files, file
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("FROM python\nUSER 1", "python has no version"),
+        ("FROM python:3.12\nCOPY absent /x\nUSER 1", "absent is copied, but not there"),
+        ("FROM python:3.12\nCOPY . /x\nUSER 1", "everything is copied"),
+        ("FROM python:3.12\nRUN true && \\\n pip install x\nUSER 1", "pip keeps a cache"),
+        ("FROM python:3.12\nUSER root", "it runs as root"),
+        ("FROM python:3.12", "it runs as root"),
+        ("FROM python:3.12\nUSER 1\nCMD feddg", "CMD starts a shell, which takes no signal"),
+    ],
+)
+def test_a_broken_rule_is_found(text, fault, tmp_path):
+    (tmp_path / "Dockerfile").write_text(text)
+    assert faults(tmp_path / "Dockerfile", tmp_path) == [fault]
+
+
+def test_the_server_is_published_where_the_page_says():
+    (service,) = services(SERVE / "compose.yaml").values()
+    said = dict(instructions(SERVE / "Dockerfile"))
+    serve = get_command(app).get_command(None, "serve")
+    (own,) = (flag.default for flag in serve.params if flag.name == "port")
+    assert said["EXPOSE"] == str(own)
+    assert service["ports"] == [f"127.0.0.1:{own}:{own}"]
+    assert f":{own}/health" in said["HEALTHCHECK"]
+    assert f"http://127.0.0.1:{own}/" in (ROOT / "docs" / "using_a_model.md").read_text("utf-8")
+
+
+def test_the_servers_image_installs_extras_that_there_are():
+    (pip,) = (
+        words for words in shell_commands(instructions(SERVE / "Dockerfile")) if "pip" in words
+    )
+    (asked,) = re.findall(r"/source\[(.*)\]", " ".join(pip))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    assert set(asked.split(",")) <= set(project["optional-dependencies"])
+
+
+def test_what_is_copied_is_not_ignored():
+    """And nothing else is sent to whoever builds: no runs, no images."""
+    ignored = (SERVE / "Dockerfile.dockerignore").read_text("utf-8").split("\n")
+    allowed = {line[1:] for line in ignored if line.startswith("!")}
+    said = instructions(SERVE / "Dockerfile")
+    copied = {word for name, rest in said if name == "COPY" for word in rest.split()[:-1]}
+    assert "*" in ignored
+    assert copied == allowed
+
+
+def test_flower_knows_every_flag_of_the_containers(deployment):
+    superlink = pytest.importorskip("flwr.superlink.cli.flower_superlink")
+    supernode = pytest.importorskip("flwr.supernode.cli.flower_supernode")
+    parsers = {
+        "flower-superlink": superlink._parse_args_run_superlink,
+        "flower-supernode": supernode._parse_args_run_supernode,
+    }
+    seen = []
+    for file in compose_files(deployment):
+        for service in services(file).values():
+            program, *words = service["command"]
+            if program in parsers:
+                seen.append(program)
+                parsers[program]().parse_args(words)
+    assert sorted(seen) == ["flower-superlink", "flower-supernode", "flower-supernode"]
+
+
+def test_what_the_coordinators_containers_mount_is_there(deployment):
+    made = subprocess.run(["sh", "make_keys.sh"], cwd=deployment, capture_output=True)
+    if made.returncode:
+        pytest.skip("needs openssl and ssh-keygen")
+    for service in services(deployment / "compose.yaml").values():
+        for volume in service["volumes"]:
+            source = volume.split(":")[0]
+            if source.startswith("."):
+                assert (deployment / source).exists(), volume
+
+
+@pytest.mark.slow
+def test_what_is_copied_into_the_servers_image_makes_the_package(tmp_path):
+    pytest.importorskip("build", reason="needs the package build")
+    for name, rest in instructions(SERVE / "Dockerfile"):
+        if name == "COPY":
+            *sources, place = rest.split()
+            target = tmp_path / place.strip("/")
+            for source in sources:
+                if (ROOT / source).is_dir():
+                    shutil.copytree(ROOT / source, target, dirs_exist_ok=True)
+                else:
+                    target.mkdir(parents=True, exist_ok=True)
+                    shutil.copy(ROOT / source, target)
+    command = [sys.executable, "-m", "build", "--wheel", "--outdir", tmp_path, tmp_path / "source"]
+    subprocess.run(command, check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    assert "feddg/serving/start.py" in zipfile.ZipFile(wheel).namelist()
