@@ -53,6 +53,9 @@ ELSEWHERE = {
 }
 """Pages and commands that another test carries out on small data, and which test."""
 NOT_CARRIED_OUT = {
+    "docs/results/papers.md: feddg compare benchmarks/papers/short/NAME": (
+        "NAME is each of the papers' plans, which take hours and need PACS"
+    ),
     "docs/data_sets.md: feddg run --data huggingface": (
         "needs a data set of Hugging Face's; tests/data/test_huggingface.py has one in memory"
     ),
