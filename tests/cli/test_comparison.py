@@ -31,7 +31,7 @@ def test_the_plan_that_is_written_is_the_plan_that_was_run(feddg, tmp_path):
     )
     flags = ["--hold-out", "sketch", "--clients", "3", "--rounds", "1", "--image-size", "8"]
     flags += ["--set", "train.lr=0.01", "--set", "train.batch_size=256"]
-    flags += ["--set", "train.local_epochs=1", "--no-estimate", "-q"]
+    flags += ["--set", "train.local_epochs=1", "--no-estimate", "-q", "--jobs", "1"]
     code, _, shown = feddg("compare", "mine.yaml", "--out", "out", *flags)
     assert code == 0
     assert "2 runs: 0 complete" in shown
