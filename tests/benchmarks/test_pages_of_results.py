@@ -11,7 +11,11 @@ from feddg.rows import VAL
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "docs" / "results" / "data"
-PAGES = {"vista.md": ["vista_search.csv"]}
+PAGES = {
+    "vista.md": ["vista_search.csv"],
+    "serving_digits.md": ["serving_digits.csv", "serving_ablation.csv"],
+    "serving_pacs.md": ["serving_pacs.csv"],
+}
 
 
 @pytest.fixture(scope="module")

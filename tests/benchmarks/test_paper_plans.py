@@ -78,7 +78,7 @@ OUR_OWN = {
     "reference_lines/digits": 4 * 4 * 3,
     "reference_lines/pacs": 4 * 4 * 3,
     "reference_lines/pacs_short": 4 * 4,
-    "serving/ablation": 6 * 4 * 3,
+    "serving/ablation": 5 * 4 * 3,
     "serving/digits": 9 * 4 * 3,
     "serving/equal_images": 2 * 4 * 3,
     "serving/pacs": 9 * 4 * 3,
