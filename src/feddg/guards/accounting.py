@@ -48,10 +48,13 @@ def gaussian_delta(epsilon: float, noise: float) -> float:
 
 @cache
 def gaussian_epsilon(noise: float, delta: float) -> float:
-    """Returns the epsilon of one release at a delta, exactly; infinite without noise."""
+    """Returns the epsilon of one release at a delta, exactly; infinite without noise.
+
+    Infinite noise, that of no release at all, costs nothing.
+    """
     if noise <= 0:
         return math.inf
-    if gaussian_delta(0.0, noise) <= delta:
+    if math.isinf(noise) or gaussian_delta(0.0, noise) <= delta:
         return 0.0
     low, high = 0.0, 1.0
     while gaussian_delta(high, noise) > delta:
@@ -86,7 +89,7 @@ def accountants_epsilon(noise: float, delta: float) -> float:
     It is what we report: an upper bound, in the fourth digit above :func:`gaussian_epsilon`, which
     stands in for it where epsilon is so large that it says nothing any more.
     """
-    exact = math.inf if noise <= 0 else gaussian_epsilon(noise, delta)
+    exact = gaussian_epsilon(noise, delta)
     if math.isinf(noise) or exact > _COUNTED:
         return exact
     return _by_distributions([(noise, 1.0)], delta)
