@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "docs" / "results" / "data"
 PAGES = {
     "vista.md": ["vista_search.csv"],
-    "serving_digits.md": ["serving_digits.csv", "serving_ablation.csv"],
+    "serving_digits.md": ["serving_digits.csv"],
     "serving_pacs.md": ["serving_pacs.csv"],
 }
 
