@@ -129,6 +129,7 @@ def test_the_page_asks_nobody_else(client):
     assert "https://" not in page
     assert "<script>" not in page
     assert "style=" not in page
+    assert "<span>FedAvg</span>" in page
 
 
 def test_the_model_says_what_it_is(client, finished):

@@ -11,6 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 import feddg
 from feddg.data.decoding import quiet_pillow
+from feddg.methods.catalogue import title_of
 from feddg.serving.answerer import Answerer
 from feddg.serving.answers import ModelAnswer, PredictAnswer, about, answer_about
 from feddg.serving.door import LOOPBACK_NAMES, Door
@@ -141,4 +142,5 @@ def _render(model: ModelAnswer) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return templates.get_template("page.html.j2").render(model=model)
+    method = title_of(str(model.identity.get("method") or "model"))
+    return templates.get_template("page.html.j2").render(model=model, method=method)
