@@ -1,21 +1,18 @@
 """The pages about methods say what the code says now."""
 
-import importlib.util
 from pathlib import Path
 
 import pytest
 
 from feddg.methods.catalogue import methods
+from scripts import load_script
 
 DOCS = Path(__file__).parent.parent / "docs"
 
 
 @pytest.fixture(scope="module")
 def generated() -> dict[str, str]:
-    spec = importlib.util.spec_from_file_location("generate", DOCS / "generate_methods.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.pages()
+    return load_script(DOCS / "generate_methods.py").pages()
 
 
 def test_pages_are_up_to_date(generated):

@@ -1,22 +1,19 @@
 """The pages: links lead somewhere, and the reference is complete."""
 
-import importlib.util
 import re
 
 import pytest
 
 from documented_commands import ROOT, command_of, pages, shown_commands
 from feddg.settings import ExperimentSettings, leaves
+from scripts import load_script
 
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 COMMANDS = [shown for page in pages() for shown in shown_commands(page)]
 
 
 def module(name):
-    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
-    found = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(found)
-    return found
+    return load_script(ROOT / "docs" / f"{name}.py")
 
 
 def anchors(text):

@@ -1,6 +1,5 @@
 """Pages of results are made from the CSV files beside them: making them again changes nothing."""
 
-import importlib.util
 import itertools
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import pytest
 
 from feddg.comparing.kept_results import KeptResult, KeptResults
 from feddg.rows import VAL
+from scripts import load_script
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "docs" / "results" / "data"
@@ -20,12 +20,7 @@ PAGES = {
 
 @pytest.fixture(scope="module")
 def page():
-    spec = importlib.util.spec_from_file_location(
-        "page", ROOT / "benchmarks" / "serving" / "page.py"
-    )
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script(ROOT / "benchmarks" / "serving" / "page.py")
 
 
 @pytest.mark.parametrize(("name", "data"), PAGES.items())

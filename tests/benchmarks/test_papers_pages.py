@@ -1,6 +1,5 @@
 """Pages of the papers' tables: made from a plan and a CSV file, and nothing in them is made up."""
 
-import importlib.util
 import statistics
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from feddg.comparing.kept_results import KeptResult, KeptResults, to_text
 from feddg.comparing.plan import load_plan
 from feddg.comparing.tuning_file import TriedRow, TuningFile
 from feddg.errors import RunError
+from scripts import load_script
 
 ROOT = Path(__file__).resolve().parents[2]
 NAME = "pardon_table1_pacs"
@@ -19,12 +19,7 @@ NAME = "pardon_table1_pacs"
 
 @pytest.fixture(scope="module")
 def pages():
-    spec = importlib.util.spec_from_file_location(
-        "papers_pages", ROOT / "benchmarks" / "papers" / "pages.py"
-    )
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script(ROOT / "benchmarks" / "papers" / "pages.py")
 
 
 def made_up(cell, final, tail, best, experiment=None):

@@ -19,8 +19,8 @@ from feddg.report.blocks import Chart, Table
 from feddg.report.headline import finding_sentences, result_sentence, tested_on
 from feddg.report.many_charts import learning_curves
 from feddg.report.many_tables import accuracy_table, margin_table
-from feddg.report.page import template_named
 from feddg.report.round_charts import accuracy_curves
+from feddg.report.templating import template_named
 from feddg.report.verdict import verdict_words, warnings_about
 from feddg.report.wording import percent_sign, readable, shortened, spelled
 from feddg.runs.execute import Run

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from plotly.offline import get_plotlyjs
 
 from feddg.comparing.results import COMPARISON, read_comparison, results_of
@@ -25,6 +24,7 @@ from feddg.report.formats import page_tables, results_csv, to_csv, to_latex, to_
 from feddg.report.pictures import data_uri
 from feddg.report.several_page import comparison_page
 from feddg.report.single_page import run_page
+from feddg.report.templating import template_named
 from feddg.runs.reading import read_run
 
 MOST_SIDE_BY_SIDE = 6
@@ -128,18 +128,6 @@ def render(page: Page) -> str:
     return template_named("page.html.j2").render(
         page=page, plotly=_packed_plotly(), chart_template=TEMPLATE, data_uri=data_uri
     )
-
-
-def template_named(name: str) -> Template:
-    """Returns a template of this package; it escapes every text."""
-    templates = Environment(
-        loader=PackageLoader("feddg.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return templates.get_template(name)
 
 
 @lru_cache(maxsize=1)

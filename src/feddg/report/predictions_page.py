@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from PIL import Image
 
 from feddg.data.bands import UnusableImageError
@@ -15,6 +14,7 @@ from feddg.data.decoding import decode_parts, quiet_pillow
 from feddg.data.tiles import Tile
 from feddg.errors import RunError
 from feddg.files import replace_text, why
+from feddg.report.templating import template_named
 from feddg.studies.classifier import ImagePreparation
 from feddg.studies.doubtful import Doubtful, PredictedRow
 
@@ -62,16 +62,9 @@ def write_predictions_page(
     Raises:
         RunError: it cannot be written.
     """
-    templates = Environment(
-        loader=PackageLoader("feddg.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     with quiet_pillow(tiled=preparation.reading.tile is not None):
         thumbnails = [_thumbnail(row, preparation) for row in found.rows]
-    text = templates.get_template("predictions.html.j2").render(
+    text = template_named("predictions.html.j2").render(
         found=found,
         groups=list(_groups(thumbnails)),
         labels=found.labels.most_common(),

@@ -7,11 +7,11 @@ from importlib.resources import files
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse
-from jinja2 import Environment, PackageLoader, StrictUndefined
 
 import feddg
 from feddg.data.decoding import quiet_pillow
 from feddg.methods.catalogue import title_of
+from feddg.report.templating import template_named
 from feddg.serving.answerer import Answerer
 from feddg.serving.answers import ModelAnswer, PredictAnswer, about, answer_about
 from feddg.serving.door import LOOPBACK_NAMES, Door
@@ -135,12 +135,6 @@ def _shipped(name: str) -> str:
 
 
 def _render(model: ModelAnswer) -> str:
-    templates = Environment(
-        loader=PackageLoader("feddg.serving", "page"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     method = title_of(str(model.identity.get("method") or "model"))
-    return templates.get_template("page.html.j2").render(model=model, method=method)
+    template = template_named("page.html.j2", "feddg.serving", "page")
+    return template.render(model=model, method=method)
