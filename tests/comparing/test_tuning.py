@@ -83,10 +83,10 @@ def test_the_best_on_in_domain_validation_is_picked_and_run(tmp_path):
     assert set(by_hand) == set(tried)
     for key, accuracy in by_hand.items():
         assert tried[key]["trials"] == 1
-        assert tried[key]["accuracy"] == pytest.approx(accuracy)
+        assert tried[key]["score"] == pytest.approx(accuracy)
     for method, held_out in itertools.product(("fedavg", "fedprox"), ("sketch", "ink")):
         own = {key: row for key, row in tried.items() if key[:2] == (method, held_out)}
-        best = max(own, key=lambda key: own[key]["accuracy"])
+        best = max(own, key=lambda key: own[key]["score"])
         assert [key for key, row in own.items() if row["picked"]] == [best]
         field = "lr" if method == "fedavg" else "mu"
         for cell in done.work.cells:
@@ -108,7 +108,7 @@ def row(method, held_out, accuracy, picked=False, **values):
         method=method,
         held_out=held_out,
         values=values,
-        accuracy=accuracy,
+        score=accuracy,
         trials=1,
         picked=picked,
     )
@@ -122,6 +122,8 @@ def test_a_choice_at_the_end_of_its_grid_and_a_tie_are_remarked():
         row("fedavg", "sketch", 0.5, lr="1e-05"),
         row("fedavg", "sketch", 0.6, lr="0.003"),
         row("fedavg", "sketch", 0.7, lr="0.0001", picked=True),
+        row("fedprox", "chalk", 0.7, mu="0", picked=True),
+        row("fedprox", "chalk", 0.6, mu="0.1"),
         row("fedprox", "ink", 0.7, optimizer="sgd", picked=True),
         row("fedprox", "ink", 0.7, optimizer="adam"),
     )
@@ -163,6 +165,39 @@ def test_without_tune_there_are_no_trials_and_the_cells_are_those_of_before():
     del alone["tune"]
     assert trials_of(load_plan(alone)) == {}
     assert len(expand_plan(load_plan(alone))) == 4
+
+
+def test_what_chooses_rounds_picks_values_too(tmp_path):
+    """Of a metric where less is better the lowest is picked; of its worst domain the least bad."""
+    chosen = plan(methods=["fedavg"], hold_out=["sketch"])
+    chosen["tune"] = {"settings": {"train.lr": [1e-5, 0.01]}, "rounds": 2}
+    chosen["base"]["evaluate"] = {"select_by": "calibration_error", "select_over": "worst_domain"}
+    out = tmp_path / "out"
+    compare(chosen, out, cache=tmp_path / "cache", report=False)
+    by_hand, accuracies = {}, {}
+    for folder in (out / "tuning").glob("*-*"):
+        last = [
+            row
+            for row in read_rows(folder / "metrics.jsonl")
+            if (row.get("split"), row["round"]) == ("id_val", 2)
+            and row.get("weights", "last") == "last"
+        ]
+        value = f"{read_run(folder).experiment['train']['lr']:g}"
+        by_hand[value] = max(row["metrics"]["calibration_error"] for row in last)
+        accuracies[value] = sum(row["accuracy"] for row in last)
+    rows = TuningFile.read(out / "tuning.json").tried
+    assert {row.values["train.lr"]: row.score for row in rows} == pytest.approx(by_hand)
+    (best,) = (row.values["train.lr"] for row in rows if row.picked)
+    assert best == min(by_hand, key=by_hand.get)
+    assert best != max(accuracies, key=accuracies.get), "accuracy would have picked the same"
+    assert (
+        "in-domain validation: ECE (worst domain), final round" in write_comparison(out).read_text()
+    )
+
+
+def test_a_file_of_before_other_metrics_could_pick_is_read():
+    old = {"method": "fedavg", "values": {}, "accuracy": 0.5, "trials": 1, "picked": True}
+    assert TriedRow.model_validate(old).score == 0.5
 
 
 @pytest.mark.parametrize(

@@ -184,8 +184,10 @@ def test_a_file_that_is_there_is_compared_and_not_asked_for(server: Served, tmp_
     download(published(server), tmp_path, silent)
     assert server.asked == []
     (tmp_path / "images.zip").write_bytes(CONTENT[1:])
-    with pytest.raises(DataError, match="not what was published"):
+    with pytest.raises(DataError, match=r"images.zip is there already and is not what.*Move it"):
         download(published(server), tmp_path, silent)
+    assert (tmp_path / "images.zip").read_bytes() == CONTENT[1:], "a user's file was deleted"
+    assert server.asked == []
 
 
 def test_redirects_are_followed(server: Served, tmp_path: Path) -> None:

@@ -1,10 +1,11 @@
 """Tuning before a comparison: each method's values are picked on in-domain validation, then fixed.
 
 A plan's ``tune`` section names fields and values. Every combination is tried for every method and
-everything that the plan's columns hold out, and the one with the best mean in-domain validation
-accuracy is the method's where this is held out. These domains are not among the images of its
-trials at all: they never open them (``data.leave_out``). Each choice is of its own trials alone,
-for the domain held out in one column is trained on in the others.
+everything that the plan's columns hold out, and the one that does best on in-domain validation, by
+what chooses rounds (``evaluate.select_by`` and ``select_over``), is the method's where this is held
+out. These domains are not among the images of its trials at all: they never open them
+(``data.leave_out``). Each choice is of its own trials alone, for the domain held out in one column
+is trained on in the others.
 """
 
 import itertools
@@ -19,13 +20,13 @@ from feddg.comparing.cells import PlannedCell, Point, expand_plan, setting_point
 from feddg.comparing.compare import Work, carry_out_work, work_on
 from feddg.comparing.plan import Plan, Tune, Variant
 from feddg.comparing.pool import Watcher
-from feddg.comparing.results import Place, Result
 from feddg.comparing.tuning_file import TUNING, TriedRow, TuningFile
 from feddg.errors import ExperimentError, RunError
 from feddg.experiment import Experiment, expand
 from feddg.files import replace_text, why
 from feddg.methods.composition import method_class
 from feddg.rows import ID_VAL
+from feddg.runs.evaluations import preferred
 from feddg.runs.execute import is_complete
 from feddg.runs.reading import read_run
 from feddg.runs.selection_rules import SELECTION_RULES
@@ -170,7 +171,7 @@ def picked(plan: Plan, work: Work, kept: Path | None = None) -> Plan:
     """
     assert plan.tune is not None
     found = {
-        combination: [_accuracy(cell, work, plan.tune) for cell in cells]
+        combination: _Scores([_score(cell, work, plan.tune) for cell in cells], *_chosen_by(cells))
         for combination, cells in trials_of(plan).items()
     }
     best = _best(found)
@@ -179,11 +180,13 @@ def picked(plan: Plan, work: Work, kept: Path | None = None) -> Plan:
             method=combination.method,
             held_out=combination.held_out,
             values=dict(combination.values),
-            accuracy=_mean(values),
-            trials=len(values),
+            metric=scores.metric,
+            over=scores.over,
+            score=scores.mean,
+            trials=len(scores.values),
             picked=combination in best,
         )
-        for combination, values in found.items()
+        for combination, scores in found.items()
     ]
     settings = plan.tune
     file = TuningFile(
@@ -201,34 +204,55 @@ def picked(plan: Plan, work: Work, kept: Path | None = None) -> Plan:
     return plan.model_copy(update={"methods": tuple(variants), "tune": None})
 
 
-def _accuracy(cell: PlannedCell, work: Work, settings: Tune) -> float | None:
+@dataclass(frozen=True)
+class _Scores:
+    """What the trials of a combination reached.
+
+    Attributes:
+        values: the metric on in-domain validation, by trial; None where there is none.
+        metric: its name.
+        over: how the domains became one number.
+    """
+
+    values: Sequence[float | None]
+    metric: str
+    over: str
+
+    @property
+    def mean(self) -> float | None:
+        """The mean over the trials; None unless all have a value."""
+        known = [value for value in self.values if value is not None]
+        return math.fsum(known) / len(known) if len(known) == len(self.values) else None
+
+
+def _chosen_by(cells: Sequence[PlannedCell]) -> tuple[str, str]:
+    evaluate = cells[0].experiment.evaluate
+    return evaluate.select_by, evaluate.select_over
+
+
+def _score(cell: PlannedCell, work: Work, settings: Tune) -> float | None:
     folder = work.folders[cell.experiment.id]
     if not is_complete(folder):
         return None
-    place = Place(cell.method, cell.scenario, dict(cell.conditions), cell.seed)
-    rule = SELECTION_RULES.find(settings.rule)
-    value = Result(place, read_run(folder)).accuracy(rule, ID_VAL)
+    evaluations, rule = read_run(folder).evaluations, SELECTION_RULES.find(settings.rule)
+    value = evaluations.of(rule.weights).score(rule.choose(evaluations), ID_VAL)
     return value if value is not None and math.isfinite(value) else None
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return math.fsum(known) / len(known) if len(known) == len(values) else None
-
-
-def _best(found: Mapping[_Combination, Sequence[float | None]]) -> list[_Combination]:
+def _best(found: Mapping[_Combination, _Scores]) -> list[_Combination]:
     """The combination with the best mean of each method and hold-out; of equal ones the first."""
     best: dict[tuple[str, str], tuple[float, _Combination | None]] = {}
-    for combination, values in found.items():
-        mean, key = _mean(values), (combination.method, combination.held_out)
-        if mean is not None and mean > best.get(key, (-math.inf, None))[0]:
-            best[key] = (mean, combination)
+    for combination, scores in found.items():
+        mean, key = scores.mean, (combination.method, combination.held_out)
+        good = -math.inf if mean is None else preferred(mean, scores.metric)
+        if good > best.get(key, (-math.inf, None))[0]:
+            best[key] = (good, combination)
         best.setdefault(key, (-math.inf, None))
     for (method, held_out), (_, picked_one) in best.items():
         if picked_one is None:
             raise RunError(
-                f"tune: in every combination of values for {method} a trial failed where "
-                f"{held_out} is held out; see above"
+                f"tune: in every combination of values for {method} a trial failed, or has no "
+                f"value of what picks (evaluate.select_by), where {held_out} is held out; see above"
             )
     return [combination for _, combination in best.values() if combination is not None]
 

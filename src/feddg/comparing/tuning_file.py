@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from pydantic import AliasChoices, Field
+
 from feddg.row_files import JsonFile, Row
 from feddg.rows import Number
 
@@ -16,8 +18,10 @@ class TriedRow(Row):
         method: the method's label.
         held_out: what the columns hold out that it was tried for.
         values: the values by field.
-        accuracy: mean in-domain validation accuracy over its trials, 0 to 1; None where a trial
-            failed.
+        metric: what chooses rounds in its trials (``evaluate.select_by``).
+        over: how it is taken over domains (``evaluate.select_over``).
+        score: the mean of that on in-domain validation over its trials, 0 to 1; None where a trial
+            failed or the metric is not defined for its images.
         trials: how many there are.
         picked: whether the table is run with it.
     """
@@ -25,7 +29,9 @@ class TriedRow(Row):
     method: str
     held_out: str = ""
     values: dict[str, str]
-    accuracy: Number | None = None
+    metric: str = "accuracy"
+    over: str = "domain_mean"
+    score: Number | None = Field(None, validation_alias=AliasChoices("score", "accuracy"))
     trials: int
     picked: bool
 
@@ -55,7 +61,7 @@ class TuningFile(JsonFile):
             for row in (row for row in rows if row.picked):
                 where = f"{method}{f', {held_out} held out' if held_out else ''}"
                 said += [f"{where}: {edge}" for edge in _edges(row, rows)]
-                equal = [other for other in rows if other.accuracy == row.accuracy]
+                equal = [other for other in rows if other.score == row.score]
                 if len(equal) > 1:
                     said.append(
                         f"{where}: {len(equal)} combinations do equally well; the first counts"
@@ -71,6 +77,7 @@ def _edges(picked: TriedRow, rows: Sequence[TriedRow]) -> Iterator[str]:
             value = float(text)
         except (KeyError, ValueError):
             continue  # words have no order
-        if len(values) > 1 and value in (values[0], values[-1]):
+        off = value == 0 == values[0]  # nothing is below none of it
+        if len(values) > 1 and value in (values[0], values[-1]) and not off:
             end, beyond = ("lowest", "lower") if value == values[0] else ("highest", "higher")
             yield f"{name} {text} is the {end} that was tried; a {beyond} one may do better"

@@ -119,11 +119,19 @@ def download(file: PublishedFile, folder: Path, progress: Progress) -> tuple[Pat
         target = folder / file.name
         if not target.is_file():
             _whole(job)
-            _compare(job.part, file)
+            if wrong := _differs(job.part, file):
+                job.forget()
+                raise DataError(
+                    f"What came from {file.address} is not what was published: {wrong}. It was "
+                    "deleted; try again, or look at the official page."
+                )
             job.part.replace(target)
             job.facts.unlink(missing_ok=True)
-        else:
-            _compare(target, file)
+        elif wrong := _differs(target, file):  # somebody put it there: it is not ours to delete
+            raise DataError(
+                f"{target} is there already and is not what was published: {wrong}. Move it away "
+                "or delete it, then try again."
+            )
         return target, digest(target, "sha256")
 
 
@@ -145,15 +153,11 @@ def _alone(lock: Path) -> Iterator[None]:
         raise DataError(f"Another process downloads to {lock.parent} already.") from None
 
 
-def _compare(path: Path, file: PublishedFile) -> None:
+def _differs(path: Path, file: PublishedFile) -> str:
+    """Says how a file's checksum is not the published one; empty where it is, or none is known."""
     kind, _, published = file.checksum.partition(":")
-    if published and (found := digest(path, kind)) != published.lower():
-        path.unlink()
-        path.with_name(f".{file.name}.part.json").unlink(missing_ok=True)
-        raise DataError(
-            f"What came from {file.address} is not what was published: its {kind} is {found}, not "
-            f"{published}. It was deleted; try again, or look at the official page."
-        )
+    found = digest(path, kind) if published else ""
+    return f"its {kind} is {found}, not {published}" if found != published.lower() else ""
 
 
 def _whole(job: _Job) -> None:

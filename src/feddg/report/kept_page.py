@@ -20,7 +20,7 @@ from feddg.comparing.tuning_file import TuningFile
 from feddg.errors import RunError
 from feddg.report.many_tables import interval_text, points, spread_text
 from feddg.report.planned_page import planned_tables
-from feddg.report.wording import MISSING, percent, spelled
+from feddg.report.wording import MISSING, counted, percent, spelled
 from feddg.rows import ID_TEST, VAL
 from feddg.runs.selection_rules import BEST_IN_DOMAIN, EMA_MEAN, FINAL, TAIL_MEAN
 
@@ -86,7 +86,8 @@ def _coverage(table: KeptTable) -> str:
         if len(rows) < most * columns
     ]
     lines = [
-        f"{len(table.results)} runs: {len(seeds)} methods, {columns} columns, up to {most} seeds.",
+        f"{counted(len(table.results), 'run')}: {counted(len(seeds), 'method')}, "
+        f"{counted(columns, 'column')}, up to {counted(most, 'seed')}.",
         f"Machines: {'; '.join(sorted({r.machine for r in table.results}))}.",
     ]
     if thin:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from feddg.comparing.tuning_file import TriedRow, TuningFile
 from feddg.report.blocks import Cell, Column, Prose, Section, Table
+from feddg.report.metric_words import AGGREGATE_WORDS, metric_title
 from feddg.report.wording import counted, percent, readable, spelled
 
 
@@ -25,10 +26,19 @@ def what_was_tuned(tuning: TuningFile) -> str:
     rounds = f", {counted(tuning.rounds, 'round')} each" if tuning.rounds else ""
     return (
         "Before these runs, each of these combinations was tried, without the domains that are "
-        f"held out ({counted(len(tuning.seeds), 'seed')}{rounds}). The best mean in-domain "
-        f"validation accuracy ({tuning.rule.lower()}) was picked, for each method and each "
-        "hold-out by its own trials."
+        f"held out ({counted(len(tuning.seeds), 'seed')}{rounds}). For each method and each "
+        "hold-out, by its own trials, that was picked which did best on in-domain validation: "
+        f"{_measured(tuning)}, {tuning.rule.lower()}, mean over trials."
     )
+
+
+def _measured(tuning: TuningFile) -> str:
+    """What picked, in words; all of it where methods differ."""
+    found = {
+        f"{metric_title(row.metric)} ({AGGREGATE_WORDS.get(row.over, row.over)})"
+        for row in tuning.tried
+    }
+    return " or ".join(sorted(found))
 
 
 def tuning_table(tuning: TuningFile) -> Table:
@@ -50,7 +60,7 @@ def _rows(tried: Sequence[TriedRow]) -> list[list[Cell]]:
             Cell(spelled(row.method), strong=row.picked),
             Cell(readable(row.held_out)),
             Cell(", ".join(f"{name} {value}" for name, value in row.values.items())),
-            Cell("a trial failed" if row.accuracy is None else percent(row.accuracy)),
+            Cell("no value" if row.score is None else percent(row.score)),
             Cell(str(row.trials)),
             Cell("picked" if row.picked else "", strong=row.picked),
         ]

@@ -61,6 +61,12 @@ only where rows hold who was taken for whom (the last round's do) and counts are
 """
 
 
+def preferred(value: float, metric: str) -> float:
+    """Returns a value of a metric such that more is better: its sign is changed where less is."""
+    kind: Metric | None = METRICS.get(metric)
+    return -value if kind is not None and kind.higher_is_better is False else value
+
+
 class Evaluations:
     """Evaluations, looked up by round, split and domain.
 
@@ -169,11 +175,12 @@ class Evaluations:
         The metric ``select_by`` of the split, over its domains as ``select_over`` says, with its
         sign changed where less is better.
         """
-        value = self.value(round_, split, self.select_by, self.select_over)
-        if value is None or math.isnan(value):
-            return None
-        metric: Metric | None = METRICS.get(self.select_by)
-        return -value if metric is not None and metric.higher_is_better is False else value
+        value = self.score(round_, split)
+        return None if value is None or math.isnan(value) else preferred(value, self.select_by)
+
+    def score(self, round_: int | None, split: str) -> float | None:
+        """The metric ``select_by`` of a split after a round, over its domains; None if unknown."""
+        return self.value(round_, split, self.select_by, self.select_over)
 
     def metrics(self, split: str) -> list[str]:
         """Names of the metrics that a split's evaluations hold, in the order of tables."""
