@@ -13,6 +13,9 @@ import pytest
 
 from run_folders import FolderMaker
 
+# Tests start many processes; where compiled modules are not kept, each start costs many seconds.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 hypothesis.settings.register_profile("feddg", deadline=None)  # no timed assertions
 hypothesis.settings.load_profile("feddg")
 
