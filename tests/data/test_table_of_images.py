@@ -132,6 +132,11 @@ def changed(row: int, column: str, text: str):
         (changed(3, "path", "a/../../b.png"), r"^row 5 of t\.csv has the path"),
         (changed(3, "path", "C:\\x.png"), r"^row 5 of t\.csv has the path"),
         (changed(3, "path", "."), r"^row 5 of t\.csv has the path"),
+        (changed(3, "path", "a\0b.png"), r"^row 5 of t\.csv has 'a\\x00b.png' as path, with a con"),
+        (
+            changed(3, "label", "flu\x1b[31m"),
+            r"^row 5 of t\.csv has 'flu\\x1b.* as label, with a con",
+        ),
         (changed(3, "path", ""), r"^row 5 of t\.csv has no path"),
         (changed(3, "label", " "), r"^row 5 of t\.csv has no label"),
         (changed(0, "domain", ""), r"^row 2 of t\.csv has no domain"),
@@ -153,6 +158,10 @@ def changed(row: int, column: str, text: str):
             lambda rows: [row.__setitem__(0, f"x{n}.png") for n, row in enumerate(rows)],
             r"^row 2 of t\.csv: there is no file",
         ),
+        (
+            lambda rows: [row.__setitem__(0, f"x\\{n:0999}") for n, row in enumerate(rows)],
+            r"^row 2 of t\.csv: there is no file",
+        ),
     ],
 )
 def test_a_bad_row_is_named_in_one_line(tmp_path: Path, change, words: str) -> None:
@@ -166,6 +175,15 @@ def test_a_bad_row_is_named_in_one_line(tmp_path: Path, change, words: str) -> N
 def test_a_row_that_is_twice_the_same_counts_once(tmp_path: Path) -> None:
     rows = hospital(tmp_path)
     table = load_source("table", write(tmp_path / "t.csv", [*rows, rows[5]]))
+    assert list(table.paths) == [row[0] for row in rows]
+
+
+@pytest.mark.parametrize("between", [";", "\t"])
+def test_semicolons_and_tabs_separate_too(tmp_path: Path, between: str) -> None:
+    rows = hospital(tmp_path)
+    with open(tmp_path / "t.csv", "w", newline="", encoding="utf-8-sig") as file:
+        csv.writer(file, delimiter=between).writerows([NAMES, *rows])
+    table = load_source("table", tmp_path / "t.csv")
     assert list(table.paths) == [row[0] for row in rows]
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from feddg.files import open_file, why
 LONGEST_CELL = 1 << 20
 PARQUET = (".parquet", ".pq")
 TABLES = (".csv", *PARQUET)
+_CONTROL = re.compile("[\x00-\x1f\x7f]")
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +66,8 @@ def read_columns(
 ) -> Columns:
     """Reads columns of a CSV or Parquet file; empty and missing cells are empty texts.
 
+    Cells of a CSV file are separated by commas, or by semicolons or tabs where its first row is.
+
     Args:
         file: ends in ``.csv``, or ``.parquet`` for Parquet.
         wanted: columns that must be there.
@@ -84,6 +88,13 @@ def read_columns(
     found = Columns(file, columns, 1 if parquet else 2)
     if not len(found):
         raise DataError(f"{file} has no rows.")
+    for name, values in columns.items():
+        odd = next((index for index, text in enumerate(values) if _CONTROL.search(text)), None)
+        if odd is not None:
+            raise DataError(
+                f"{found.row(odd)} has {values[odd][:80]!r} as {name}, with a control character; "
+                "take it out."
+            )
     return found
 
 
@@ -97,7 +108,8 @@ def _csv(file: Path, wanted: Collection[str]) -> tuple[list[str], dict[str, list
         raise DataError(f"Cannot read {file}: {why(error)}.") from None
     before = csv.field_size_limit(LONGEST_CELL)
     try:
-        lines = csv.reader(io.StringIO(text, newline=""), strict=True)
+        between = _separator(text.split("\n", 1)[0])
+        lines = csv.reader(io.StringIO(text, newline=""), delimiter=between, strict=True)
         names = [name.strip() for name in next(lines, [])]
         places = {name: names.index(name) for name in names if name in wanted}
         rows: list[list[str]] = []
@@ -120,6 +132,11 @@ def _csv(file: Path, wanted: Collection[str]) -> tuple[list[str], dict[str, list
     return names, {
         name: [from_cell(row[place]).strip() for row in rows] for name, place in places.items()
     }
+
+
+def _separator(names: str) -> str:
+    """What separates the names in a first row: most often a comma, a semicolon in some locales."""
+    return next((one for one in ",;\t" if one in names), ",")
 
 
 def _parquet(file: Path, wanted: Collection[str]) -> tuple[list[str], dict[str, list[str]]]:

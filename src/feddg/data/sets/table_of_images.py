@@ -126,7 +126,7 @@ def _table(root: Path) -> Path:
 def _inside(found: Columns, index: int, text: str, folder: Path) -> str:
     """Returns a path below the folder of the images, without steps that lead nowhere."""
     path = PurePosixPath(text)
-    if "\\" in text and not (folder / path).is_file():
+    if "\\" in text and not _is_there(folder / path):
         path = PurePosixPath(PureWindowsPath(text).as_posix())  # written under Windows
     if path.is_absolute() and path.is_relative_to(folder):
         path = path.relative_to(folder)
@@ -147,6 +147,13 @@ def _inside(found: Columns, index: int, text: str, folder: Path) -> str:
     )
 
 
+def _is_there(file: Path) -> bool:
+    try:
+        return file.is_file()
+    except OSError:  # such as a name that is too long to be one
+        return False
+
+
 def _once(found: Columns, paths: Sequence[str], names: Sequence[str]) -> list[int]:
     """Returns the rows to use: of rows that say the same of one file, the first."""
     first: dict[str, int] = {}
@@ -164,7 +171,7 @@ def _once(found: Columns, paths: Sequence[str], names: Sequence[str]) -> list[in
 def _check_files(found: Columns, paths: Sequence[str], rows: Sequence[int], folder: Path) -> None:
     """Refuses a table none of whose files is there; single ones are left out when decoded."""
     looked = rows[:20]
-    if not any((folder / paths[row]).is_file() for row in looked):
+    if not any(_is_there(folder / paths[row]) for row in looked):
         raise DataError(
             f"{found.row(looked[0])}: there is no file {folder / paths[looked[0]]}. Paths are "
             "relative to the table; for another folder: --set data.options.images=FOLDER."
