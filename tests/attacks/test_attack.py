@@ -262,6 +262,7 @@ def test_the_page_of_a_run_nobody_attacked_says_how(runs):
     [
         ("fedavg", "server", {}, ExperimentError, "shares nothing but weights"),
         ("fedavg", "client", {}, ExperimentError, "shares nothing but weights"),
+        ("fedavg", "server", {"public": ()}, ExperimentError, "shares nothing but weights"),
         ("pardon", "server", {"public": ()}, DataError, "--public"),
         ("pardon", "server", {"public": ("nowhere",)}, DataError, "no such folder"),
         ("pardon", "client", {"client": 9}, ExperimentError, "no client 9; the run has 0 to 5"),

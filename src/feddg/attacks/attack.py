@@ -81,11 +81,6 @@ class AttackSettings:
         """Raises a FeddgError where this kind of attack cannot be made by these settings."""
         if kind not in KINDS:
             raise ExperimentError(f"there is no attack {kind!r}; there are: {', '.join(KINDS)}")
-        if kind == "server" and not self.public:
-            raise DataError(
-                "the server's attack learns on public images: name a folder of them, --public "
-                "FOLDER (any photographs; none of the run's)"
-            )
         if self.optimizer not in get_args(Step):
             known = " or ".join(get_args(Step))
             raise ExperimentError(f"optimizer {self.optimizer!r} must be {known}")
@@ -218,6 +213,11 @@ class _Work:
                     "generator needs; choose another with --client"
                 )
             return own.images()[:most].contiguous(), own.labels[:most]
+        if not self._settings.public:
+            raise DataError(
+                "the server's attack learns on public images: name a folder of them, --public "
+                "FOLDER (any photographs; none of the run's)"
+            )
         found = load_public(self._settings.public, size)
         every = max(1, len(found) // most)
         images = found[::every][:most].contiguous()

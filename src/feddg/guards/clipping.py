@@ -78,7 +78,8 @@ class Clipping(Guard):
         LOCAL: "so that what it sends of them is no change of what it was sent",
         FUSION: "and the noise is made for a plain mean",
         STATISTICS: "which are taken from images, and noise would make variances negative; set "
-        "model.normalization to frozen, or choose another backbone",
+        "model.normalization to frozen (--set model.normalization=frozen), or choose another "
+        "backbone",
     }
 
     def __init__(
