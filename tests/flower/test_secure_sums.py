@@ -223,6 +223,8 @@ def test_over_real_supernodes_a_site_is_killed_mid_round(tmp_path, monkeypatch):
         kept = [f for f in (loopback.app, loopback.path) for f in f.rglob("*") if f.is_file()]
         assert any(file.name.startswith("superlink.db") for file in kept)
         records = b"".join(file.read_bytes() for file in kept)
+        sums = [t.numpy().tobytes() for t in weights(loopback.path).values() if t.numel() >= 100]
+        assert all(p in records for content in sums for p in pieces(content))  # it would be found
         assert not any(p in records for content in content_of(single) for p in pieces(content))
     finally:
         loopback.stop()

@@ -187,9 +187,22 @@ def test_every_run_has_a_card_that_nobody_overwrites(tmp_path):
     assert "(95 %:" in text
     assert "feddg predict RUN" in text
     assert "ink/0/" not in text  # no file of the training images
+    assert "as its own" not in text
     card.write_text("edited")
     run_experiment(experiment, tmp_path / "runs", cache=cache)
     assert card.read_text() == "edited"
+
+
+def test_a_card_says_what_sites_keep_for_themselves(tmp_path):
+    fields = SETTINGS | SHORT | {"method": "fedbn"}
+    folder = run_experiment(Experiment(**fields), tmp_path, cache=tmp_path / "cache").folder
+    own = sum(
+        len(module.state_dict())
+        for module in load_trained(folder).network.modules()
+        if isinstance(module, torch.nn.BatchNorm2d)
+    )
+    said = f"Under fedbn every site keeps {own} of the model's tensors as its own."
+    assert said in (folder / MODEL_CARD).read_text("utf-8")
 
 
 def test_a_run_without_a_common_model_has_no_card_and_does_not_fail(tmp_path):

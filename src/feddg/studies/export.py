@@ -14,6 +14,7 @@ from torch import Tensor
 import feddg
 from feddg.errors import AdaptationError, RunError
 from feddg.files import replace_file, replace_text
+from feddg.methods.base import local_names
 from feddg.runs.cautions import cautions, refuse_doubtful, result_sentence_of
 from feddg.runs.model import Trained, load_trained
 from feddg.runs.warning_light import fingerprint, read_warning_light
@@ -151,6 +152,7 @@ def metadata_of(
         "bands": list(look.reading.bands),
         "tile": look.reading.tile,
         "bits": look.bits,
+        "kept_by_clients": len(local_names(trained.method, trained.network)),
         "cautions": list(cautions(run, trained.which, trained.round)),
         "result": result_sentence_of(run, trained.which, trained.round),
     }

@@ -216,6 +216,11 @@ def _limits(record: RunRecord, metadata: Mapping[str, Any]) -> Iterator[str]:
     yield "- Accuracy in a new domain may be lower than in any of the table: measure it first."
     yield "- Probabilities are not calibrated for domains nobody trained on."
     yield "- The warning light misses some foreign images and reports some familiar ones."
+    if own := metadata.get("kept_by_clients"):
+        yield (
+            f"- Under {record.method} every site keeps {own} of the model's tensors as its own. "
+            "This model has their average, for sites that took no part; no site predicted with it."
+        )
     if not any(_measured(record, metadata, TEST)):
         yield "- No test domain was held out."
 
