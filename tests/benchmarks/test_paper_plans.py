@@ -82,6 +82,7 @@ OUR_OWN = {
     "serving/digits": 9 * 4 * 3,
     "serving/equal_images": 2 * 4 * 3,
     "serving/pacs": 9 * 4 * 3,
+    "serving/pacs_three_clients": 11 * 4 * 3,
     "serving/search": 10 * 4,
     "styles/pardon_margin": 4 * 4 * 3,
 }
