@@ -72,8 +72,10 @@ def tables(kept: KeptResults) -> str:
     table = KeptTable.of(kept)
     if not table.results:
         return "No run has ended yet."
-    parts = [_coverage(table), _accuracy(table), _by_column(table), _margins(table)]
-    return "\n\n".join([*parts, _explained(table), _costs(table)])
+    parts = [_coverage(table), _accuracy(table), _by_column(table)]
+    if len(table.by_method()) > 1:
+        parts += [_margins(table), _explained(table)]
+    return "\n\n".join([*parts, _costs(table)])
 
 
 def _coverage(table: KeptTable) -> str:
