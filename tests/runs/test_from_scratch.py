@@ -37,7 +37,7 @@ def test_what_the_user_says_stays_and_so_does_a_named_protocol() -> None:
         64,
     )
     named = Experiment(**FOLDER, preset="folder", model={"weights": None})
-    assert (named.model.backbone, named.train.lr) == ("resnet18", 1e-4)
+    assert (named.model.backbone, named.train.lr) == ("resnet18", 3e-5)
     digits = Experiment(data="digits", hold_out="sketch", model={"weights": None})
     assert digits.id == Experiment(data="digits", hold_out="sketch").id
     pretrained = Experiment(**FOLDER)

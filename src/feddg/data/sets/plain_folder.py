@@ -30,7 +30,8 @@ register_data_set(
         load=list_folder,
         preset={
             "model": {"backbone": "resnet18", "weights": "imagenet", "embedding": "linear"},
-            "train": {"lr": 1e-4, "augmentation": "pacs"},
+            # Of 1e-5 to 3e-4 the best on in-domain validation; see docs/sensible_results.md.
+            "train": {"lr": 3e-5, "augmentation": "pacs"},
             # Single rounds are noise on an unseen domain; see docs/serving_weights.md.
             "server": {"serve": "tail"},
         },
