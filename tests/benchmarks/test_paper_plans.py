@@ -77,7 +77,7 @@ OUR_OWN = {
     "digits/methods": 24 * 4 * 3,
     "reference_lines/digits": 4 * 4 * 3,
     "reference_lines/pacs": 4 * 4 * 3,
-    "reference_lines/pacs_short": 4 * 4,
+    "reference_lines/pacs_short": 4 * 4 * 3,
     "serving/ablation": 5 * 4 * 3,
     "serving/digits": 9 * 4 * 3,
     "serving/equal_images": 2 * 4 * 3,
