@@ -70,9 +70,10 @@ def test_the_papers_protocol_is_the_preset_of_pacs():
 def test_presets_keep_their_experiments_ids(name, id):
     """As the first version computed them: run folders end in them, and are found by them."""
     fields = {"data": {"source": "folder", "root": "x"}, "preset": name, "hold_out": "photo"}
-    if name == "folder":
-        assert Experiment(**fields).server.serve == "tail"  # that version had only the last round's
-        fields["server"] = {"serve": "last"}
+    if name == "folder":  # what has changed since in what a folder gets
+        now = Experiment(**fields)
+        assert (now.server.serve, now.train.lr) == ("tail", 3e-5)
+        fields |= {"server": {"serve": "last"}, "train": {"lr": 1e-4}}
     experiment = Experiment(**fields)
     (label,) = experiment.earlier_labels  # that version kept relative folders as they were said
     assert label.endswith(f"-{id}")
