@@ -1,9 +1,10 @@
-"""Linear heads on fixed features, for noise that grows with the number of trained weights.
+"""A dozen trained features on fixed ones, for noise that grows with the number of trained weights.
 
 Private training wants few weights and good features (Tramer and Boneh, "Differentially Private
-Learning Needs Better Features (or Much More Data)", ICLR 2021). Here the features are not trained:
-edges by direction for digits, a ResNet-18 with ImageNet weights for PACS. What is trained, sent and
-noised is the head. (A loss on features, such as PARDON's triplets, has nothing to train then.)
+Learning Needs Better Features (or Much More Data)", ICLR 2021). Here most of the network is not
+trained: edges by direction for digits, a ResNet-18 with ImageNet weights for PACS. What is trained,
+sent and noised is a layer of 16 features on top, so that a loss on features (PARDON's triplets) has
+something to train, and the head.
 
 Importing registers the backbones ``fixed_edges`` and ``fixed_resnet18``. The second reads the file
 named by the environment variable FEDDG_RESNET18. Features of an image are computed once a process.
@@ -19,15 +20,17 @@ from torch import Tensor, nn
 from feddg.models.backbones import build_network, register_backbone
 
 GRID = 4
-FEATURES = 4 * GRID**2
+FIXED = 4 * GRID**2
+TRAINED = 16
 
 
-class FixedFeatures(nn.Module):
-    """Features that are not trained, and belong to no message."""
+class OnFixedFeatures(nn.Module):
+    """16 trained features on 64 that are not trained and belong to no message."""
 
     def __init__(self, features: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
-        self.out_features = FEATURES
+        self.out_features = TRAINED
+        self.layer = nn.Linear(FIXED, TRAINED)
         self._features: Callable[[Tensor], Tensor] = features
 
     @property
@@ -36,8 +39,9 @@ class FixedFeatures(nn.Module):
         return []
 
     def forward(self, images: Tensor) -> Tensor:
-        """Maps ``(B, 3, H, W)`` to ``(B, 64)``."""
-        return self._features(images)
+        """Maps ``(B, 3, H, W)`` to ``(B, 16)``."""
+        found: Tensor = self.layer(self._features(images)).relu()
+        return found
 
 
 def edges(images: Tensor) -> Tensor:
@@ -84,8 +88,8 @@ class Remembered:
 def resnet18_features(file: str) -> Callable[[Tensor], Tensor]:
     """Returns a function to ``(B, 64)``: pooled features, projected by fixed random signs."""
     trunk = build_network("resnet18", 7, weights=file).eval()
-    signs = torch.randint(2, (512, FEATURES), generator=torch.Generator().manual_seed(0))
-    project = (2.0 * signs - 1) / FEATURES**0.5
+    signs = torch.randint(2, (512, FIXED), generator=torch.Generator().manual_seed(0))
+    project = (2.0 * signs - 1) / FIXED**0.5
 
     def compute(images: Tensor) -> Tensor:
         with torch.no_grad():
@@ -100,13 +104,13 @@ _KNOWN: dict[str, Remembered] = {}
 
 @register_backbone("fixed_edges")
 def fixed_edges() -> nn.Module:
-    """650 weights with a head for 10 classes."""
-    return FixedFeatures(_KNOWN.setdefault("edges", Remembered(edges)))
+    """1,210 weights with a head for 10 classes."""
+    return OnFixedFeatures(_KNOWN.setdefault("edges", Remembered(edges)))
 
 
 @register_backbone("fixed_resnet18")
 def fixed_resnet18() -> nn.Module:
-    """455 weights with a head for 7 classes."""
+    """1,159 weights with a head for 7 classes."""
     if "resnet18" not in _KNOWN:
         _KNOWN["resnet18"] = Remembered(resnet18_features(os.environ["FEDDG_RESNET18"]))
-    return FixedFeatures(_KNOWN["resnet18"])
+    return OnFixedFeatures(_KNOWN["resnet18"])

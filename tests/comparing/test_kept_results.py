@@ -5,10 +5,13 @@ import re
 import shutil
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 from feddg.api import compare
+from feddg.cli import app
 from feddg.comparing.compare import prepare_work
 from feddg.comparing.kept_results import KeptResult, KeptResults, mean_step, to_text
 from feddg.errors import RunError
@@ -109,6 +112,12 @@ def test_a_comparison_keeps_its_results_and_never_runs_them_again(tmp_path):
     more = PLAN | {"seeds": 2}
     work = prepare_work(more, out, cache=cache, kept=path)
     assert [task.experiment.seed for task in work.missing] == [1, 1]
+    # how long the rest takes is estimated without the folders that are gone
+    (tmp_path / "more.yaml").write_text(yaml.safe_dump(more))
+    command = ["compare", str(tmp_path / "more.yaml"), "--kept", str(path), "--dry-run"]
+    shown = CliRunner().invoke(app, [*command, "--out", str(out)])
+    assert shown.exit_code == 0, shown.output
+    assert "4 runs: 2 complete, 0 to continue, 2 to start" in " ".join(shown.output.split())
 
 
 def test_runs_that_were_complete_before_are_added(tmp_path):

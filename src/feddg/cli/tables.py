@@ -18,6 +18,7 @@ from feddg.report.many_tables import accuracy_table, margin_table
 from feddg.report.verdict import about_best, verdict_words, warnings_about
 from feddg.report.wording import counted, duration, spelled
 from feddg.rows import SPLITS, EvaluationRow
+from feddg.runs.execute import is_complete
 from feddg.runs.findings import accuracy_interval, measured
 from feddg.runs.reading import RunRecord, read_run
 from feddg.studies.evaluate import Adaptations
@@ -153,9 +154,10 @@ def time_text(found: Estimate) -> str:
 
 
 def complete_runs(work: Work) -> list[RunRecord]:
-    """Returns the records of a comparison's complete runs."""
+    """Returns the records of a comparison's complete runs, of those whose folders are here."""
     missing = {task.folder for task in work.missing}
-    return [read_run(folder) for folder in work.folders.values() if folder not in missing]
+    found = (folder for folder in work.folders.values() if folder not in missing)
+    return [read_run(folder) for folder in found if is_complete(folder)]  # some are only kept
 
 
 def as_rich(table: blocks.Table) -> Table:
