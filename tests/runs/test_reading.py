@@ -68,7 +68,7 @@ def test_something_else_than_a_run_folder_is_named(folder_maker, tmp_path):
     with pytest.raises(RunError, match="There is no run folder"):
         read_run(tmp_path / "absent")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(RunError, match="empty is not a run folder"):
+    with pytest.raises(RunError, match="empty holds no run"):
         read_run(tmp_path / "empty")
     folder = folder_maker("parent/a").write()
     assert is_run(folder)

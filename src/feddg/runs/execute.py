@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 
-from feddg.errors import RunError
 from feddg.evaluation.accuracy import Evaluation
 from feddg.evaluation.support import support_warning
 from feddg.experiment import Experiment, load_stored
@@ -43,7 +42,7 @@ from feddg.runs.prepare import (
     cache_folder,
 )
 from feddg.runs.prepared import Prepare, Prepared, in_process
-from feddg.runs.reading import RunRecord, read_run
+from feddg.runs.reading import RunRecord, read_run, require_run
 from feddg.runs.round_scores import Measurer, finite_probe, predictor
 from feddg.runs.same_experiment import check_identity
 from feddg.runs.same_images import IMAGES, ImagesNow, check_images
@@ -89,8 +88,7 @@ def resume(
             images are not those it was begun with.
     """
     path = Path(folder)
-    if not is_file(path / EXPERIMENT):
-        raise RunError(f"{path} holds no run: there is no {EXPERIMENT} in it")
+    require_run(path)
     experiment = load_stored(path / EXPERIMENT)
     check_identity(path, experiment)
     check_images(path, lambda: ImagesNow(cache or cache_folder())(experiment))

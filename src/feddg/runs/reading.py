@@ -248,8 +248,14 @@ def read_run(folder: Path) -> RunRecord:
         RunError: If the folder does not exist or is not a run folder. Reading a part raises it
             too, where a file is damaged elsewhere than at its very end.
     """
+    require_run(folder)
+    return RunRecord(folder)
+
+
+def require_run(folder: Path) -> None:
+    """Raises RunError, with what to name instead, if a folder is no run folder."""
     if is_run(folder):
-        return RunRecord(folder)
+        return
     if not folder.is_dir():
         raise RunError(f"There is no run folder {folder}. Check the path.")
     inside = sum(
@@ -260,7 +266,7 @@ def read_run(folder: Path) -> RunRecord:
         if inside
         else "Name a folder that `feddg run` wrote."
     )
-    raise RunError(f"{folder} is not a run folder (it has no {EXPERIMENT_FILE}). {hint}")
+    raise RunError(f"{folder} holds no run: there is no {EXPERIMENT_FILE} in it. {hint}")
 
 
 def flatten(settings: Any, prefix: str = "") -> Iterator[tuple[str, str]]:

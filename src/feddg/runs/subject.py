@@ -10,11 +10,11 @@ from feddg.clients.worker import Worker
 from feddg.errors import RunError
 from feddg.experiment import Experiment, load_stored
 from feddg.federation.turns import load_weights
-from feddg.files import is_file
 from feddg.messages import Weights
 from feddg.methods.base import Method, State
 from feddg.runs.folder import EXPERIMENT, RunFolder
 from feddg.runs.prepare import Images, Progress, build, build_worker, load_images
+from feddg.runs.reading import require_run
 from feddg.runs.same_images import ImagesNow, check_images
 
 
@@ -57,8 +57,7 @@ def load_subject(folder: Path, cache: Path, progress: Progress) -> Subject:
     Raises:
         FeddgError: the folder holds no completed round, or its images are not those of the run.
     """
-    if not is_file(folder / EXPERIMENT):
-        raise RunError(f"{folder} holds no run: there is no {EXPERIMENT} in it")
+    require_run(folder)
     experiment = load_stored(folder / EXPERIMENT)
     with RunFolder(folder) as opened:
         checkpoint = opened.load_checkpoint()
