@@ -67,6 +67,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 NORMS = {"digits": 0.5, "digits_ten_clients": 2.0, "pacs": 0.5}
 """Clipped without noise is what noise is compared with; so is what is not clipped at all."""
+NO_NOISE = "none"
+DOTS = {"fedavg": ":", "pardon": "--"}
 Asked = tuple[str, str, str, dict[str, Any], dict[str, Any], int]
 """What is noised, a level's name, method, privacy, its settings and the seed."""
 
@@ -148,19 +150,23 @@ def written(rows: list[dict[str, Any]], table: Path) -> None:
 
 
 def drawn(rows: list[dict[str, Any]], file: Path) -> None:
-    """Draws a line for what is noised in which method, over epsilon."""
+    """Draws a line for what is noised in which method, over epsilon; at its end without noise."""
     found: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
-        accuracy = 100 * float(row["test_accuracy"])
-        found[row["method"], row["noised"]][row["level"]].append(accuracy)
+        level = NO_NOISE if row["level"] in ("none", "clipped") else row["level"]
+        found[row["method"], row["noised"]][level].append(100 * float(row["test_accuracy"]))
     figure, axes = pyplot.subplots(figsize=(7, 4.2), layout="constrained")
-    levels = [str(epsilon) for epsilon in sorted(filter(None, EPSILONS))]
+    levels = [*map(str, sorted(filter(None, EPSILONS))), NO_NOISE]
     for (method, what), by_level in found.items():
         if what == "nothing":
-            axes.axhline(numpy.mean(by_level["none"]), ls=":", lw=1, color="grey")
-            axes.text(3.05, numpy.mean(by_level["none"]), f"{method}, no noise", fontsize=8)
+            mean = numpy.mean(by_level[NO_NOISE])
+            axes.axhline(
+                mean, ls=DOTS.get(method, ":"), lw=1, color="grey", label=f"{method} as is"
+            )
         elif what != "Table 10":
-            places = [place for place, level in enumerate(levels) if level in by_level]
+            if what.startswith("styles"):
+                by_level = by_level | {NO_NOISE: found[method, "nothing"][NO_NOISE]}
+            places = [place for place, level in enumerate(levels) if by_level.get(level)]
             shown = [by_level[levels[place]] for place in places]
             axes.errorbar(
                 places,
@@ -171,10 +177,10 @@ def drawn(rows: list[dict[str, Any]], file: Path) -> None:
                 label=f"{method}, {what}",
             )
     axes.set_xticks(range(len(levels)), levels)
-    axes.set_xlim(-0.2, 4)
-    axes.set(xlabel="epsilon", ylabel="accuracy on the unseen domain, %")
-    axes.legend(fontsize=8)
+    axes.set(xlabel="epsilon", ylabel="accuracy on the unseen domain, %", ylim=(0, None))
+    axes.legend(fontsize=8, loc="lower right")
     figure.savefig(file, dpi=130)
+    pyplot.close(figure)
 
 
 if __name__ == "__main__":

@@ -54,6 +54,7 @@ RUNS: dict[str, tuple[str, dict, dict]] = {
     "fpl": ("fpl", {}, EPOCH),
     "elcfs": ("elcfs", {"window": 0.05, "meta_order": "first"}, SHORT),
     "fedbn": ("fedbn", {}, EPOCH),
+    "fedig": ("fedig", {}, EPOCH),
     "fedavg": ("fedavg", {}, EPOCH),
 }
 """By name: the method, its settings, its training. Styles and spectra are sent before round 1."""
@@ -151,9 +152,7 @@ def attack(
     for entry in entries_of(subject.method, subject.worker.network).values():
         if "server" in attackers:
             found = reconstruct(senders, entry, public, senders.labels(public), effort, judges)
-            write(
-                out / "privacy_reconstruction.csv", name, measured(name, found, names, judges, out)
-            )
+            keep(name, "server", found.rows(names, judges), out)
             draw(found, out / "grids" / f"{name}-server.png")
         # A malicious client of photos draws the other domains, one of paintings the photos.
         for own, others in ((0, (1, 2, 3)), (1, (0,))):
@@ -177,18 +176,15 @@ def attack(
             except RunError as error:  # it is sent nothing of the kind
                 print(f"{name}, {DOMAINS[own]}: {error}", flush=True)
                 continue
-            write(
-                out / "privacy_reconstruction.csv", name, measured(name, found, names, judges, out)
-            )
+            keep(name, f"client of {DOMAINS[own]}", found.rows(names, judges), out)
             draw(found, out / "grids" / f"{name}-client-{DOMAINS[own]}.png")
 
 
-def measured(name: str, found, names, judges: Judges, out: Path) -> list[Row]:
-    """Returns the rows of reconstructions; differences go to a file of their own."""
-    rows = found.rows(names, judges)
-    other = [row for row in rows if row.kind == "difference"]
-    write(out / "privacy_differences.csv", name, other)
-    return [row for row in rows if row.kind == "reconstruction"]
+def keep(name: str, attacker: str, rows: Sequence[Row], out: Path) -> None:
+    """Writes the rows of a reconstruction; differences go to a file of their own."""
+    named = [row.model_copy(update={"attacker": attacker}) for row in rows]
+    for kind, file in (("difference", "differences"), ("reconstruction", "reconstruction")):
+        write(out / f"privacy_{file}.csv", name, [row for row in named if row.kind == kind])
 
 
 def draw(found, file: Path) -> None:

@@ -1,21 +1,31 @@
 """The tables of docs/results/privacy.md and privacy_attacks.md, from the CSV files beside them.
 
-    python benchmarks/privacy/page.py [docs/results/data]
+    python benchmarks/privacy/page.py docs/results/privacy.md docs/results/privacy_attacks.md
 
-prints them as Markdown.
+makes them anew where they stand on those pages; without a page they are printed.
 """
 
+import argparse
 import csv
 import statistics
-import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+
+from feddg.report.kept_page import between_marks
 
 DATA = Path(__file__).parents[2] / "docs" / "results" / "data"
 DOMAINS = ("photo", "art_painting", "cartoon", "sketch", "all")
 FED = {"sent": "sent", "sample": "image's own", "unrelated": "chance"}
-RUNS = ("ccst", "ccst-single", "pardon", "elcfs", "fpl", "fedbn")
+RUNS = ("ccst", "ccst-single", "pardon", "elcfs", "fpl", "fedbn", "fedig")
 JUDGED = ("FD", "KD", "PD")
+NOISED = {
+    "nothing": "nothing",
+    "updates": "updates",
+    "styles (image)": "styles, an image hidden",
+    "styles (client)": "styles, a client hidden",
+    "Table 10": "perturbed styles (FISC, Table 10), no promise",
+}
+ACCURACIES = ("digits", "pacs", "digits_ten_clients")
 
 
 def rows(folder: Path, name: str) -> list[dict[str, str]]:
@@ -53,7 +63,7 @@ def by_domain(found: list[dict[str, str]], attacker: str) -> Iterator[str]:
     body = [
         [
             row["run"] if row["fed"] == "sent" else "",
-            row["domain"] if row["fed"] == "sent" else "",
+            place(row) if row["fed"] == "sent" else "",
             FED[row["fed"]],
             row["images"],
             short(row["psnr"], 1),
@@ -65,9 +75,15 @@ def by_domain(found: list[dict[str, str]], attacker: str) -> Iterator[str]:
         for run in RUNS
         for domain in DOMAINS
         for row in found
-        if (row["run"], row["domain"], row["attacker"]) == (run, domain, attacker)
+        if (row["run"], row["domain"]) == (run, domain) and row["attacker"].startswith(attacker)
     ]
     yield from table(heads, body)
+
+
+def place(row: dict[str, str]) -> str:
+    """The domain that was drawn, and by whose client, where it was one."""
+    own = row["attacker"].partition(" of ")[2]
+    return f"{row['domain']}, by {own}" if own else row["domain"]
 
 
 def gaps(found: list[dict[str, str]]) -> Iterator[str]:
@@ -128,35 +144,65 @@ def accuracies(found: list[dict[str, str]]) -> Iterator[str]:
     groups: dict[tuple[str, str, str], list[dict[str, str]]] = {}
     for row in found:
         groups.setdefault((row["method"], row["noised"], row["level"]), []).append(row)
-    order = ("none", "clipped", "16", "8", "4", "1")
+    order, kinds = ("none", "clipped", "16", "8", "4", "1"), list(NOISED)
     ranked = sorted(
         groups.items(),
-        key=lambda item: (*item[0][:2], order.index(item[0][2]) if item[0][2] in order else 9),
+        key=lambda item: (
+            item[0][0],
+            kinds.index(item[0][1]),
+            order.index(item[0][2]) if item[0][2] in order else 9,
+        ),
     )
     body = [
         [
-            *key,
+            method,
+            NOISED[noised] + (", clipped only" if level == "clipped" else ""),
+            "none" if level == "clipped" else level,
             rows[0]["noise"].rpartition(":")[2],
             spread([float(row["test_accuracy"]) for row in rows]),
             spread([float(row["in_domain_accuracy"]) for row in rows]),
             str(len(rows)),
         ]
-        for key, rows in ranked
+        for (method, noised, level), rows in ranked
     ]
     yield from table(heads, body)
 
 
-def main(folder: Path) -> None:
-    """Prints every table."""
-    for name in ("digits", "pacs", "digits_ten_clients"):
-        print("\n".join([f"### {name}", *accuracies(rows(folder, name))]))
+def tables(folder: Path) -> dict[str, str]:
+    """Returns every table as Markdown, by the name that its mark has."""
     drawn = rows(folder, "reconstruction")
-    print("\n".join(["### server", *by_domain(drawn, "server")]))
-    print("\n".join(["### client", *by_domain(drawn, "client")]))
-    print("\n".join(["### gaps", *gaps(rows(folder, "differences"))]))
-    print("\n".join(["### updates", *updates(rows(folder, "updates"))]))
-    print("\n".join(["### membership", *members(rows(folder, "membership"))]))
+    made = {name: accuracies(rows(folder, name)) for name in ACCURACIES}
+    made |= {
+        "server": by_domain(drawn, "server"),
+        "client": by_domain(drawn, "client"),
+        "gaps": gaps(rows(folder, "differences")),
+        "updates": updates(rows(folder, "updates")),
+        "membership": members(rows(folder, "membership")),
+    }
+    return {name: "\n".join(lines).strip() for name, lines in made.items()}
+
+
+def remade(page: str, made: Mapping[str, str]) -> str:
+    """Returns a page with its tables made anew: those between ``<!-- table: NAME -->`` marks."""
+    for name, table in made.items():
+        begin = f"<!-- table: {name} -->"
+        if begin in page:
+            page = between_marks(page, table, begin, "<!-- end of table -->")
+    return page
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    """Rewrites pages, or prints every table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("pages", type=Path, nargs="*", help="Markdown pages; none: tables alone")
+    parser.add_argument("--data", type=Path, default=DATA, help="folder of the CSV files")
+    said = parser.parse_args(given)
+    made = tables(said.data)
+    for page in said.pages:
+        page.write_text(remade(page.read_text("utf-8"), made), "utf-8")
+    if not said.pages:
+        print("\n\n".join(f"### {name}\n\n{table}" for name, table in made.items()))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else DATA)
+    main()

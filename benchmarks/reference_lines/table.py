@@ -93,11 +93,16 @@ def lines_of(source: Path, target: Path | None) -> list[Line]:
 
 
 def row_of(own: list[Line], columns: list[str]) -> list[str]:
-    """Returns the cells of a method: columns, their average, in-domain test."""
+    """Returns the cells of a method: columns, their average, in-domain test.
+
+    The last two are over the seeds that have every column.
+    """
     by_column = [[one.held_out for one in own if one.column == column] for column in columns]
-    if not all(by_column):
-        return [*map(spread, by_column), NOT_RUN, NOT_RUN]
-    seeds = sorted({one.seed for one in own})
+    seeds = [
+        seed
+        for seed in sorted({one.seed for one in own})
+        if {one.column for one in own if one.seed == seed} == set(columns)
+    ]
     average = [statistics.mean(one.held_out for one in own if one.seed == seed) for seed in seeds]
     inside = [statistics.mean(one.inside for one in own if one.seed == seed) for seed in seeds]
     return [*map(spread, by_column), f"**{spread(average)}**", spread(inside)]

@@ -49,7 +49,7 @@ def attacked(loaded, tmp_path, capsys, runs):
     out = tmp_path / "out"
     command = ["--pacs", tmp_path / "pacs", "--public", tmp_path / "public", "--out", out]
     loaded("attacks").main([*map(str, command), "--small", "--runs", ",".join(runs)])
-    loaded("page").main(out)
+    loaded("page").main(["--data", str(out)])
     return out, capsys.readouterr().out
 
 
@@ -62,7 +62,8 @@ def test_one_command_goes_from_images_to_tables(loaded, tmp_path, capsys):
     out, page = attacked(loaded, tmp_path, capsys, ("pardon", "fedavg"))
     drawn = rows_of(out / "privacy_reconstruction.csv")
     assert {row["run"] for row in drawn} == {"pardon"}
-    assert {row["attacker"] for row in drawn} == {"server", "client"}
+    attackers = {"server", "client of photo", "client of art_painting"}
+    assert {row["attacker"] for row in drawn} == attackers
     assert {row["domain"] for row in drawn} == {*DOMAINS, "all"}
     assert {row["fed"] for row in drawn} == {"sent", "sample", "unrelated"}
     for row in drawn:  # all sides count the same
@@ -75,6 +76,15 @@ def test_one_command_goes_from_images_to_tables(loaded, tmp_path, capsys):
     assert {"pardon-server.png", "pardon-client-photo.png", "pardon-transferred.png"} <= grids
     assert "| pardon | photo | sent |" in page
     assert "| fedavg | update/weights | threshold |" in page
+
+
+@pytest.mark.parametrize("name", ["privacy.md", "privacy_attacks.md"])
+def test_a_page_is_that_of_its_results(loaded, name):
+    """Making it again from the CSV files beside it changes nothing."""
+    page, tables = loaded("page"), FOLDER.parents[1] / "docs" / "results"
+    text = (tables / name).read_text("utf-8")
+    assert "<!-- table: " in text
+    assert page.remade(text, page.tables(tables / "data")) == text
 
 
 @pytest.mark.slow

@@ -54,17 +54,17 @@ def remade(
     return between_marks(page, made)
 
 
-def between_marks(page: str, made: str) -> str:
-    """Returns the page with something else between its two marks.
+def between_marks(page: str, made: str, begin: str = BEGIN, end: str = END) -> str:
+    """Returns the page with something else between two of its marks.
 
     Raises:
         RunError: a mark is missing.
     """
-    before, begun, rest = page.partition(BEGIN)
-    _, ended, after = rest.partition(END)
+    before, begun, rest = page.partition(begin)
+    _, ended, after = rest.partition(end)
     if not begun or not ended:
-        raise RunError(f"the page needs the marks {BEGIN} and {END}, in this order")
-    return f"{before}{BEGIN}\n\n{made}\n\n{END}{after}"
+        raise RunError(f"the page needs the marks {begin} and {end}, in this order")
+    return f"{before}{begin}\n\n{made}\n\n{end}{after}"
 
 
 def tables(kept: KeptResults) -> str:
