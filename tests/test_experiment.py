@@ -72,7 +72,7 @@ def test_presets_keep_their_experiments_ids(name, id):
     fields = {"data": {"source": "folder", "root": "x"}, "preset": name, "hold_out": "photo"}
     if name == "folder":  # what has changed since in what a folder gets
         now = Experiment(**fields)
-        assert (now.server.serve, now.train.lr) == ("tail", 3e-5)
+        assert (now.server.serve, now.train.lr) == ("ema", 3e-5)
         fields |= {"server": {"serve": "last"}, "train": {"lr": 1e-4}}
     experiment = Experiment(**fields)
     (label,) = experiment.earlier_labels  # that version kept relative folders as they were said

@@ -34,13 +34,14 @@ class Scale:
     size: int = 64
     effort: Effort = _EFFORT
     inversions: tuple[tuple[Step, int, int], ...] = (
-        ("sgd", 1, 4),
-        ("own", 1, 2),
-        ("sgd", 8, 1),
-        ("sgd", 32, 1),
-        ("own", 8, 1),
+        ("sgd", 1, 16),
+        ("sgd", 4, 8),
+        ("sgd", 8, 4),
+        ("sgd", 32, 2),
+        ("own", 1, 8),
+        ("own", 8, 4),
     )
-    iterations: int = 60
+    iterations: int = 300
     membership: MembershipEffort = _MEMBERSHIP
 
 

@@ -14,6 +14,7 @@ from feddg.api import compare
 from feddg.cli import app
 from feddg.comparing.compare import prepare_work
 from feddg.comparing.kept_results import KeptResult, KeptResults, mean_step, to_text
+from feddg.comparing.results import read_comparison
 from feddg.errors import RunError
 from feddg.rows import EvaluationRow
 from feddg.runs.evaluations import Evaluations
@@ -106,9 +107,12 @@ def test_a_comparison_keeps_its_results_and_never_runs_them_again(tmp_path):
         assert result.numbers["images"] == pytest.approx(sum(images) / 4)
     shutil.rmtree(out)
     text = path.read_text()
-    again = compare(PLAN, out, cache=cache, report=False, kept=path)
+    again = compare(PLAN, out, cache=cache, kept=path)
     assert not again.outcomes
     assert path.read_text() == text
+    left_out = read_comparison(out)
+    assert (len(left_out.elsewhere), left_out.open, left_out.results) == (2, [], [])
+    assert "2 complete runs left out" in again.report.read_text()
     more = PLAN | {"seeds": 2}
     work = prepare_work(more, out, cache=cache, kept=path)
     assert [task.experiment.seed for task in work.missing] == [1, 1]

@@ -119,11 +119,11 @@ def test_two_rounds_repeat_bit_for_bit_and_batches_of_one_stay_finite():
     assert all(t.isfinite().all() for t in federation("vista", sizes=(1, 2)).run().values())
 
 
-def test_it_serves_the_tail_unless_told_otherwise():
+def test_it_serves_an_exponential_mean_unless_told_otherwise():
     from feddg.experiment import Experiment
 
     fields = {"data": "digits", "hold_out": "sketch", "method": "vista"}
-    assert Experiment(**fields).server.serve == "tail"
+    assert Experiment(**fields).server.serve == "ema"
     assert Experiment(**fields, server={"serve": "last"}).server.serve == "last"
 
 

@@ -15,7 +15,7 @@ from feddg.report import blocks
 from feddg.report.finding_words import interval_words, remark_words
 from feddg.report.headline import finding_sentences, found_in
 from feddg.report.many_tables import accuracy_table, margin_table
-from feddg.report.verdict import about_best, verdict_words, warnings_about
+from feddg.report.verdict import about_best, elsewhere_words, verdict_words, warnings_about
 from feddg.report.wording import counted, duration, spelled
 from feddg.rows import SPLITS, EvaluationRow
 from feddg.runs.execute import is_complete
@@ -191,6 +191,9 @@ def print_comparison(done: Comparison, *, explained: bool = False) -> None:
         found = about_best(results) if explained else None
         if found is not None:
             console.print(f"{found[0]}: {found[1]}", markup=False, highlight=False)
+    elsewhere = elsewhere_words(results)
+    if elsewhere is not None:
+        console.print(f"note: {elsewhere}", markup=False, highlight=False)
     for outcome in done.failures:
         console.print(
             f"{outcome.status}: {outcome.task.folder.name}: {outcome.error or ''}",

@@ -59,6 +59,11 @@ class Work:
         cells = [cell for cell in self.cells if cell.experiment.id == experiment]
         self.kept.add(cells, read_run(folder))
 
+    def _is_elsewhere(self, experiment: str) -> bool:
+        """Whether a row of kept results is all there is of an experiment."""
+        known = self.kept.experiments if self.kept is not None else ()
+        return experiment in known and not is_complete(self.folders[experiment])
+
     def write(self) -> None:
         """Writes which run belongs to which cell, for reports."""
         plan = self.plan
@@ -76,6 +81,7 @@ class Work:
                     "seed": cell.seed,
                     "folder": self.folders[cell.experiment.id].name,
                 }
+                | ({"kept": True} if self._is_elsewhere(cell.experiment.id) else {})
                 for cell in self.cells
             ],
         }

@@ -51,6 +51,8 @@ class PlacedRun(Row):
     conditions: dict[str, str]
     seed: int
     folder: Annotated[str, Field(pattern=r"^[^/\\\x00]+$")]
+    kept: bool = False
+    """Whether a row of kept results is all there is of it."""
 
 
 class ComparisonFile(JsonFile):
@@ -91,6 +93,7 @@ class Results:
         question: what it is to answer.
         results: completed runs; a run may stand in several cells.
         open: folders of runs that are not complete, each with its status and reason.
+        elsewhere: folders of runs that are complete, but are not here: rows of kept results.
         differences: how the setting differs from the paper's.
         paper: the paper's numbers, as in a plan's ``paper``.
         planned: all places, filled or not.
@@ -102,6 +105,7 @@ class Results:
     results: Sequence[Result]
     question: str = ""
     open: Sequence[tuple[str, str]] = ()
+    elsewhere: Sequence[str] = ()
     differences: Sequence[str] = ()
     paper: Mapping[str, Any] | None = None
     planned: Sequence[Place] = ()
@@ -184,6 +188,7 @@ def read_comparison(folder: Path) -> Results:
     cells = content.cells
     runs = {name: RunRecord(folder / name) for name in {cell.folder for cell in cells}}
     complete = {name for name, run in runs.items() if run.status == "completed"}
+    kept = {cell.folder for cell in cells if cell.kept} - complete
     places = [Place(cell.method, cell.scenario, cell.conditions, cell.seed) for cell in cells]
     return Results(
         name=content.name,
@@ -194,7 +199,8 @@ def read_comparison(folder: Path) -> Results:
             for place, cell in zip(places, cells)
             if cell.folder in complete
         ],
-        open=[(name, _state(runs[name])) for name in sorted(runs) if name not in complete],
+        open=[(name, _state(runs[name])) for name in sorted(runs) if name not in complete | kept],
+        elsewhere=sorted(kept),
         differences=content.differences or (),
         paper=content.paper,
         planned=places,

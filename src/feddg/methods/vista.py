@@ -6,7 +6,7 @@ is these three and nothing else. Every client sends one colour style, six number
 groups them and sends the groups' styles back. In training each step shows a few versions of its
 images: each image moved towards the style of a random group, all of them partly through a
 convolution with random weights. The versions must be classified right, and alike. What is served
-is the mean of the later rounds' models.
+is an exponential mean of the rounds' models.
 
 Ours. The parts: styles and their groups, PARDON (Nguyen et al. 2025, Eq. 1 to 4); random
 convolutions and consistency, RandConv (Xu et al. 2021); the mean, SWAD and others
@@ -87,7 +87,7 @@ class Vista(OneStyleEach):
     summary = "views in all groups' styles under random convolutions, consistent (ours)"
     reference = Reference("none: a method of this project")
     settings: VistaSettings
-    presets: ClassVar[dict[str, dict[str, Any]]] = {"*": {"server": {"serve": "tail"}}}
+    presets: ClassVar[dict[str, dict[str, Any]]] = {"*": {"server": {"serve": "ema"}}}
     excludes: ClassVar[dict[str, str]] = {
         "csac": "csac aligns the one pass of a batch, but vista makes several; choose one",
         "pardon": "pardon and vista each exchange styles and re-draw images; choose one",

@@ -26,7 +26,14 @@ from feddg.report.metrics_section import compared_metrics
 from feddg.report.next_steps import comparison_steps
 from feddg.report.paired_section import paired_section
 from feddg.report.tuning_section import tuning_section
-from feddg.report.verdict import about_best, best_method, is_decided, verdict_words, warnings_about
+from feddg.report.verdict import (
+    about_best,
+    best_method,
+    elsewhere_words,
+    is_decided,
+    verdict_words,
+    warnings_about,
+)
 from feddg.report.wording import counted, listed, percent, readable, spelled
 from feddg.rows import ID_TEST, SPLITS, VAL
 from feddg.runs.selection_rules import SELECTION_RULES
@@ -86,6 +93,9 @@ def _title(results: Results) -> str:
 
 def _cautions(results: Results) -> list[Prose]:
     cautions = [Prose(text, notice=True) for text in warnings_about(results)]
+    elsewhere = elsewhere_words(results)
+    if elsewhere is not None:
+        cautions.insert(0, Prose(elsewhere, notice=True))
     if results.open:
         shown = [f"{name} ({state})" for name, state in results.open[:5]]
         more = f" and {len(results.open) - 5} more" if len(results.open) > 5 else ""

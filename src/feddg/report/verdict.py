@@ -7,7 +7,7 @@ from feddg.methods.catalogue import METHODS
 from feddg.methods.reference import idea_of
 from feddg.report.finding_words import alarm_words, finding_sentence, how_often
 from feddg.report.many_tables import interval_text
-from feddg.report.wording import counted, percent, percent_sign, spelled
+from feddg.report.wording import counted, listed, percent, percent_sign, spelled
 
 
 def best_method(results: Results) -> str | None:
@@ -92,6 +92,19 @@ def _but(results: Results, method: str) -> str:
     return f" (but {alarms})" if alarms else ""
 
 
+def elsewhere_words(results: Results) -> str | None:
+    """Says which complete runs the numbers are without, for their folders are gone; or None."""
+    left = results.elsewhere
+    if not left:
+        return None
+    shown = listed(left[:3]) if len(left) <= 3 else f"{', '.join(left[:3])} and more"
+    return (
+        f"{counted(len(left), 'complete run')} left out, known from kept results alone, without "
+        f"run folders here: {shown}. A table of all kept results is made by "
+        "benchmarks/serving/page.py."
+    )
+
+
 def warnings_about(results: Results) -> list[str]:
     """What must be known before trusting the numbers, a sentence each; the gravest first."""
     found = [one for method in results.methods for one in method_findings(results, method)]
@@ -108,7 +121,7 @@ def warnings_about(results: Results) -> list[str]:
             "The runs serve different models (final round, means over rounds): the numbers are "
             "the final round's for all; the others are under “Which round counts”."
         )
-    if len(results.seeds) == 1 and len(results.methods) > 1:
+    if len({result.place.seed for result in results.results}) == 1 and len(results.methods) > 1:
         said.append(
             f"{counted(1, 'seed')} only: how much of a difference is chance cannot be told."
         )
