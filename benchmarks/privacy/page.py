@@ -103,6 +103,7 @@ def gaps(found: list[dict[str, str]]) -> Iterator[str]:
 
 def updates(found: list[dict[str, str]]) -> Iterator[str]:
     heads = ["step", "images behind it", "updates", "PSNR", "chance", "SSIM", "PD", "cosine"]
+    heads += ["rank (0.5 is chance)"]
     body = [
         [
             "plain SGD" if row["optimizer"] == "sgd" else "Adam, the run's",
@@ -113,6 +114,7 @@ def updates(found: list[dict[str, str]]) -> Iterator[str]:
             short(row["ssim"], 2),
             short(row.get("PD", ""), 1),
             short(row["cosine"], 2),
+            interval(row, "rank", "rank_low", "rank_high"),
         ]
         for row in found
     ]
