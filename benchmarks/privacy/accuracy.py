@@ -178,7 +178,7 @@ def drawn(rows: list[dict[str, Any]], file: Path) -> None:
             )
     axes.set_xticks(range(len(levels)), levels)
     axes.set(xlabel="epsilon", ylabel="accuracy on the unseen domain, %", ylim=(0, None))
-    axes.legend(fontsize=8, loc="lower right")
+    axes.legend(fontsize=8, loc="best")
     figure.savefig(file, dpi=130)
     pyplot.close(figure)
 
