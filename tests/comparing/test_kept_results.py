@@ -161,3 +161,44 @@ def test_a_method_that_is_a_formula_is_no_formula_in_the_file(tmp_path):
     text = to_text([result])
     assert [cell[:1] for cell in next(csv.reader(text.splitlines()[1:]))][1:3] == ["'", "'"]
     assert KeptResults.read(kept(tmp_path, text=text)).results == [result]
+
+
+def reported(*arguments):
+    shown = CliRunner().invoke(app, ["report", *map(str, arguments)])
+    return shown.exit_code, shown.output, shown.exception
+
+
+def test_a_file_of_kept_results_is_shown_and_written_as_a_page(tmp_path):
+    path = kept(tmp_path, text=HEADS + GOOD + GOOD.replace("0123abcd,fedavg", "0123abce,mixstyle"))
+    code, shown, _ = reported(path)
+    assert code == 0
+    assert "2 runs: 2 methods, 1 column" in shown
+    assert "| MixStyle | 50.0 |" in shown
+    page = tmp_path / "page.md"
+    assert reported(path, "--out", page)[0] == 0
+    assert (
+        page.read_text()
+        == f"# kept\n\n<!-- tables -->\n\n{shown.strip()}\n\n<!-- end of tables -->\n"
+    )
+    page.write_text(page.read_text().replace("# kept", "# Mine") + "By hand.\n")
+    own = page.read_text()
+    page.write_text(own.replace("50.0", "99.9"))
+    assert reported(path, "--out", page)[0] == 0
+    assert page.read_text() == own
+
+
+def test_a_page_of_kept_results_overwrites_nothing(tmp_path):
+    path = kept(tmp_path, text=HEADS + GOOD)
+    other = tmp_path / "notes.md"
+    other.write_text("mine")
+    for arguments, said in (
+        ((path, "--out", other), "notes.md is there already and is not overwritten"),
+        ((path, "--out", path), "kept.csv is there already and is not overwritten"),
+        ((path, "--tables", tmp_path / "t"), "only --out is for it"),
+        ((other,), "holds no kept results"),
+        ((path, "--out", tmp_path), "Cannot read"),
+    ):
+        code, _, error = reported(*arguments)
+        assert code != 0
+        assert said in str(error)
+    assert (other.read_text(), path.read_text()) == ("mine", HEADS + GOOD)

@@ -1,5 +1,6 @@
 """Commands about many runs: ``compare`` and ``report``."""
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +18,7 @@ from feddg.cli.common import (
 from feddg.cli.flags import ExperimentCommand, takes
 from feddg.cli.parsing import named
 from feddg.cli.parsing import seeds as read_seeds
+from feddg.errors import RunError
 
 app = typer.Typer()
 
@@ -131,7 +133,10 @@ def compare(
 def report(
     folders: Annotated[
         list[Path],
-        typer.Argument(help="a run folder, several, or one of `feddg compare`"),
+        typer.Argument(
+            help="a run folder, several, or one of `feddg compare`; or its --kept file alone, for "
+            "tables in Markdown"
+        ),
     ],
     out: Annotated[Path | None, typer.Option(help="the page to write")] = None,
     tables: Annotated[
@@ -151,6 +156,9 @@ def report(
     """Write the HTML page of one run, or of several: side by side, or as statistics."""
     from feddg.report import page_about, write_page, write_tables
 
+    if len(folders) == 1 and os.path.isfile(folders[0]):
+        _report_kept(folders[0], out, others=bool(tables or analyses or beside))
+        return
     if analyses or beside:
         from feddg.cli.progress import working
         from feddg.studies.analyses import analyse
@@ -163,3 +171,17 @@ def report(
     if tables is not None:
         write_tables(page, tables)
     typer.echo(write_page(page, path))
+
+
+def _report_kept(results: Path, out: Path | None, others: bool) -> None:
+    """Shows a file of kept results as Markdown, or writes it."""
+    from feddg.comparing.kept_results import KeptResults
+    from feddg.report.kept_page import tables, write_kept_page
+
+    if others:
+        raise RunError(f"{results} is a file of kept results: of the options, only --out is for it")
+    if out is None:
+        typer.echo(tables(KeptResults.read(results)))
+        return
+    write_kept_page(results, out)
+    typer.echo(out)

@@ -5,9 +5,11 @@ the paper's numbers beside ours, and every cell that is not run says so.
 """
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from feddg.comparing.intervals import (
     Accuracies,
+    Key,
     Margin,
     average_over_columns,
     paired_margin,
@@ -18,11 +20,18 @@ from feddg.comparing.kept_table import KeptTable
 from feddg.comparing.plan import Plan
 from feddg.comparing.tuning_file import TuningFile
 from feddg.errors import RunError
+from feddg.files import read_text, replace_text, why
 from feddg.report.many_tables import interval_text, points, spread_text
 from feddg.report.planned_page import planned_tables
 from feddg.report.wording import MISSING, counted, percent, spelled
 from feddg.rows import ID_TEST, VAL
-from feddg.runs.selection_rules import BEST_IN_DOMAIN, EMA_MEAN, FINAL, TAIL_MEAN
+from feddg.runs.selection_rules import (
+    BEST_IN_DOMAIN,
+    EMA_MEAN,
+    FINAL,
+    TAIL_MEAN,
+    SelectionRule,
+)
 
 BEGIN, END = "<!-- tables -->", "<!-- end of tables -->"
 SEARCH = "<!-- search -->"
@@ -52,6 +61,31 @@ def remade(
     else:
         made = tables(kept)
     return between_marks(page, made)
+
+
+def write_kept_page(results: Path, page: Path) -> None:
+    """Writes kept results as tables in Markdown, between the marks of a page or into a new one.
+
+    Args:
+        results: the CSV file of ``feddg compare --kept``.
+        page: what is outside its marks is kept.
+
+    Raises:
+        RunError: the results are damaged, the page is there and has no marks, or cannot be written.
+    """
+    kept = KeptResults.read(results)
+    new = f"# {results.stem}\n\n{BEGIN}\n{END}\n"
+    before = read_text(page, errors="strict") if page.exists() else new
+    if BEGIN not in before or END not in before:
+        raise RunError(
+            f"{page} is there already and is not overwritten: it has no marks {BEGIN} and {END} "
+            "for the tables. Put them in, or name another file with --out"
+        )
+    text = remade(before, kept)
+    try:
+        replace_text(page, text)
+    except OSError as error:
+        raise RunError(f"Cannot write {page}: {why(error)}.") from None
 
 
 def between_marks(page: str, made: str, begin: str = BEGIN, end: str = END) -> str:
@@ -135,18 +169,19 @@ def _accuracy(table: KeptTable) -> str:
 
 
 def _by_column(table: KeptTable) -> str:
-    columns, found = table.columns, table.accuracies(TAIL_MEAN)
+    rule = _ranking_rule(table)
+    columns, found = table.columns, table.accuracies(rule)
     rows = [
         [
             spelled(method),
             *(
-                spread_text(spread(v for (c, _), v in found[method].items() if c == column))
+                spread_text(spread(v for (c, _), v in found.get(method, {}).items() if c == column))
                 for column in columns
             ),
         ]
         for method in _ranked(table)
     ]
-    return "By column, mean of the tail:\n\n" + _markdown(["method", *columns], rows)
+    return f"By column, {rule.name.lower()}:\n\n" + _markdown(["method", *columns], rows)
 
 
 def _margins(table: KeptTable) -> str:
@@ -156,7 +191,7 @@ def _margins(table: KeptTable) -> str:
         cells = []
         for rule in (FINAL, TAIL_MEAN):
             found = table.accuracies(rule)
-            cells.append(_margin(paired_margin(found[best], found[method])))
+            cells.append(_margin(paired_margin(found.get(best, {}), found.get(method, {}))))
         rows.append([spelled(method), *cells])
     return f"{spelled(best)} minus each other method, paired by column and seed:\n\n" + _markdown(
         ["method", "final round", "mean of the tail"], rows
@@ -172,9 +207,9 @@ def _explained(table: KeptTable) -> str:
     rows = [
         [
             spelled(method),
-            _margin(paired_margin(final[method], final[BASELINE])),
-            _margin(paired_margin(final[method], tail[BASELINE])),
-            _margin(paired_margin(tail[method], tail[BASELINE])),
+            _margin(paired_margin(final.get(method, {}), final[BASELINE])),
+            _margin(paired_margin(final.get(method, {}), tail.get(BASELINE, {}))),
+            _margin(paired_margin(tail.get(method, {}), tail.get(BASELINE, {}))),
         ]
         for method in _ranked(table)
         if method != BASELINE
@@ -207,14 +242,22 @@ def _costs(table: KeptTable) -> str:
 
 
 def _ranked(table: KeptTable) -> list[str]:
-    """The methods, best mean of the tail first."""
-    found = table.accuracies(TAIL_MEAN)
-    common = set.intersection(*(set(values) for values in found.values()))
+    """The methods, best first; those without a number last."""
+    found = table.accuracies(_ranking_rule(table))
+    common = set[Key].intersection(*map(set, found.values())) if found else set()
 
     def mean(values: Accuracies) -> float:
         return sum(values[key] for key in common) / max(1, len(common))
 
-    return sorted(found, key=lambda method: -mean(found[method]))
+    return sorted(
+        table.by_method(), key=lambda method: (method not in found, -mean(found.get(method, {})))
+    )
+
+
+def _ranking_rule(table: KeptTable) -> SelectionRule:
+    """The mean of the tail, or the final round where a method has no tail."""
+    has_tails = table.accuracies(TAIL_MEAN).keys() == table.by_method().keys()
+    return TAIL_MEAN if has_tails else FINAL
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
@@ -252,5 +295,6 @@ def search_table(kept: KeptResults) -> str:
 
 
 def _markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [heads, ["---"] * len(heads), *rows]
+    lines = [[cell.replace("|", "\\|") for cell in line] for line in (heads, *rows)]
+    lines.insert(1, ["---"] * len(heads))
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -100,8 +100,8 @@ def elsewhere_words(results: Results) -> str | None:
     shown = listed(left[:3]) if len(left) <= 3 else f"{', '.join(left[:3])} and more"
     return (
         f"{counted(len(left), 'complete run')} left out, known from kept results alone, without "
-        f"run folders here: {shown}. A table of all kept results is made by "
-        "benchmarks/serving/page.py."
+        f"run folders here: {shown}. `feddg report` with the file of kept results shows all of "
+        "them."
     )
 
 
