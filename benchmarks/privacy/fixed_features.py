@@ -1,4 +1,4 @@
-"""A dozen trained features on fixed ones, for noise that grows with the number of trained weights.
+"""A few trained features on fixed ones, for noise that grows with the number of trained weights.
 
 Private training wants few weights and good features (Tramer and Boneh, "Differentially Private
 Learning Needs Better Features (or Much More Data)", ICLR 2021). Here most of the network is not

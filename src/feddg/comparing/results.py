@@ -131,6 +131,11 @@ class Results:
         return sorted({place.seed for place in self._places})
 
     @cached_property
+    def seeds_run(self) -> set[int]:
+        """The seeds of which there is a result."""
+        return {result.place.seed for result in self.results}
+
+    @cached_property
     def axes(self) -> dict[str, list[str]]:
         """The axes beside method and seed that have several values, with these, in order."""
         values: dict[str, dict[str, None]] = {}

@@ -116,7 +116,7 @@ def spread_text(found: Spread | None) -> str:
 def _accuracy_caption(results: Results, rule: SelectionRule, split: str) -> str:
     what = SPLIT_HEADINGS[split].lower()
     chosen = rule.when or f"by the rule “{rule.name}”"
-    seeds = len({result.place.seed for result in results.results})
+    seeds = len(results.seeds_run)
     tail = (
         f"Mean ± standard deviation over {counted(seeds, 'seed')}."
         if seeds > 1

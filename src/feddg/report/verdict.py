@@ -121,7 +121,7 @@ def warnings_about(results: Results) -> list[str]:
             "The runs serve different models (final round, means over rounds): the numbers are "
             "the final round's for all; the others are under “Which round counts”."
         )
-    if len({result.place.seed for result in results.results}) == 1 and len(results.methods) > 1:
+    if len(results.seeds_run) == 1 and len(results.methods) > 1:
         said.append(
             f"{counted(1, 'seed')} only: how much of a difference is chance cannot be told."
         )
