@@ -46,6 +46,7 @@ class SmallFederation:
         sizes: images per client.
         ledger: rows entered so far.
         at_once: clients that train side by side.
+        threads: of each; None where they share the process's, as a large network's do.
         privacy: how updates are clipped and noised.
         guards: names and settings of others.
     """
@@ -64,6 +65,7 @@ class SmallFederation:
     freeze: bool = False
     cache: Any = None
     at_once: int = 1
+    threads: int | None = 1
     privacy: dict[str, Any] = field(default_factory=dict)
     style_noise: Any = None
     guards: tuple[tuple[str, dict[str, Any]], ...] = ()
@@ -125,7 +127,7 @@ class SmallFederation:
             self.seed,
             freeze=self.freeze,
             cache=self.cache,
-            threads=1,
+            threads=self.threads,
             style_noise=self.style_noise,
         )
 

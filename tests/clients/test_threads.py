@@ -4,10 +4,15 @@ import pytest
 import torch
 from torch import nn
 
+from feddg.clients import threads as policy
 from feddg.clients.threads import (
     MOST_AT_ONCE,
+    MOST_LARGE_AT_ONCE,
     SMALL,
     clients_at_once,
+    large_clients_at_once,
+    share_of_client,
+    side_by_side,
     threads,
     threads_beside,
     threads_for,
@@ -25,11 +30,63 @@ def test_a_small_network_on_a_cpu_is_trained_by_one_thread(numbers, expected):
 
 @pytest.mark.parametrize(
     ("process", "each", "clients"),
-    [(1, 1, 1), (4, 1, 4), (4, None, 1), (32, 1, MOST_AT_ONCE), (4, 2, 2), (1, 2, 1)],
+    [(1, 1, 1), (4, 1, 4), (32, 1, MOST_AT_ONCE), (4, 2, 2), (1, 2, 1)],
 )
 def test_clients_at_once_fill_the_process(monkeypatch, process, each, clients):
     monkeypatch.setattr(torch, "get_num_threads", lambda: process)
     assert clients_at_once(each) == clients
+
+
+GB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("process", "per_round", "each", "clients"),
+    [
+        (4, 20, GB, 4),
+        (4, 4, GB, 4),
+        (4, 3, GB, 1),  # too few to fill the threads
+        (4, 20, 2 * GB, 4),  # just half of the memory
+        (4, 20, 2 * GB + 1, 1),
+        (1, 20, GB, 1),
+        (64, 100, GB // 16, MOST_LARGE_AT_ONCE),
+    ],
+)
+def test_large_clients_fill_the_threads_or_take_turns(
+    monkeypatch, process, per_round, each, clients
+):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: process)
+    monkeypatch.setattr(policy, "available_cores", lambda: process)
+    monkeypatch.setattr(policy, "machine_memory", lambda: 16 * GB)
+    assert large_clients_at_once(CPU, per_round, lambda: each) == clients
+    assert large_clients_at_once(torch.device("cuda"), per_round, lambda: each) == 1
+
+
+def test_a_process_with_half_of_the_cores_fills_a_quarter_of_the_memory(monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    monkeypatch.setattr(policy, "available_cores", lambda: 8)
+    monkeypatch.setattr(policy, "machine_memory", lambda: 16 * GB)
+    assert large_clients_at_once(CPU, 20, lambda: GB) == 4
+    assert large_clients_at_once(CPU, 20, lambda: GB + 1) == 1
+
+
+def test_where_memory_cannot_be_told_large_clients_take_turns(monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    monkeypatch.setattr(policy, "machine_memory", lambda: None)
+    assert large_clients_at_once(CPU, 20, lambda: 1) == 1
+
+
+@pytest.mark.parametrize(
+    ("clients", "at_once", "each", "together"),
+    [(20, 4, None, 20), (7, 4, None, 4), (3, 4, None, 0), (7, 4, 1, 7), (7, 1, None, 0)],
+)
+def test_the_last_few_of_a_large_network_are_left_over(clients, at_once, each, together):
+    assert side_by_side(clients, at_once, each) == together
+
+
+def test_clients_share_the_threads(monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 64)
+    assert [share_of_client(n) for n in (1, 4, 16, 128)] == [64, 16, 4, 1]
 
 
 def test_a_block_has_its_threads_and_gives_them_back_after_a_fault():

@@ -5,9 +5,11 @@ import threading
 import pytest
 import torch
 
+from feddg.clients.threads import threads
 from feddg.errors import ClientError
 from feddg.messages import Refusal, Update
 from feddg.methods.fedavg import FedAvg
+from feddg.settings import TrainSettings
 from federations import federation, same
 
 SIZES = (7, 5, 6, 4, 8)
@@ -56,6 +58,66 @@ def test_clients_are_under_way_at_once_and_each_has_one_thread():
     assert len(method.names) == 2
     assert method.threads == {1}
     assert torch.get_num_threads() == before
+
+
+class Endless(FedAvg):
+    """Client 0 fails once client 1 has stepped, which then would go on for hours."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self.error, self.stepped, self.steps = error, threading.Event(), 0
+
+    def begin(self, client):
+        if client.id == 0 and not self.stepped.is_set():
+            assert self.stepped.wait(timeout=60)
+            raise self.error
+
+    def step(self, client, batch):
+        super().step(client, batch)
+        self.steps += 1
+        self.stepped.set()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), ZeroDivisionError("a fault")])
+def test_turns_under_way_end_with_their_round(error):
+    method = Endless(error)
+    hours = TrainSettings(rounds=2, batch_size=4, local_steps=10_000)
+    small = federation(method, sizes=(8, 8), at_once=2, train=hours)
+    with pytest.raises(type(error)):
+        small.server.round()
+    assert 0 < method.steps < 10_000
+    assert not any(worker.stopped.is_set() for worker in small.transport._workers)
+
+
+class Counted(FedAvg):
+    """Notes how many threads each client has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.threads: dict[int, int] = {}
+
+    def begin(self, client):
+        self.threads[client.id] = torch.get_num_threads()
+
+
+def test_the_last_few_clients_of_a_large_network_have_all_threads_in_turn():
+    with threads(4):
+        method = Counted()
+        small = federation(method, sizes=SIZES, at_once=2, threads=None)
+        small.server.round()
+        assert method.threads == {0: 2, 1: 2, 2: 2, 3: 2, 4: 4}
+        assert torch.get_num_threads() == 4
+    assert [reply.client for reply in small.replies] == [0, 1, 2, 3, 4]
+
+
+def test_a_large_network_gives_the_numbers_of_one_thread_where_all_are_at_once():
+    sizes = (7, 5, 6, 4)
+    alone = federation(sizes=sizes)
+    alone.run(2)
+    with threads(4):
+        together = federation(sizes=sizes, at_once=4, threads=None)
+        together.run(2)
+    assert same(alone.server.state.weights, together.server.state.weights)
 
 
 def test_a_client_that_fails_is_refused_and_the_others_go_on():

@@ -1,22 +1,28 @@
 """How many threads compute, and how many clients at once: the whole policy, in one place.
 
-A process has as many threads as its share of the cores. A small network on a CPU is trained by one
-thread, and several clients at once: faster than several threads for one client, and the same
-numbers on any count of cores. A larger network fills all threads by itself, and another copy of it
-would cost memory, so its clients take turns.
+A process has as many threads as its share of the cores. On a CPU several clients train at once, a
+thread each: faster than several threads for one client, and the same numbers on any count of cores.
+A larger network's clients do so while there are enough of them to fill all threads, and memory for
+as many copies; those left over take turns on all threads.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import nn
 
+from feddg.clients.room_for_turns import machine_memory
+
 SMALL = 1_000_000
 """Networks of at most so many parameters are trained by one thread on a CPU."""
 MOST_AT_ONCE = 8
 """More threads than this get in each other's way between PyTorch's operations."""
+MOST_LARGE_AT_ONCE = 16
+"""The same of larger networks, whose operations take longer."""
+SHARE_OF_MEMORY = 0.5
+"""How much of its share of the machine's memory a process may fill with clients at once."""
 
 
 def threads_for(network: nn.Module, device: torch.device) -> int | None:
@@ -25,11 +31,46 @@ def threads_for(network: nn.Module, device: torch.device) -> int | None:
     return 1 if small and device.type == "cpu" else None
 
 
-def clients_at_once(threads_each: int | None) -> int:
-    """Returns how many clients one process trains at once, by the threads that each takes."""
-    if threads_each is None:
-        return 1
+def clients_at_once(threads_each: int) -> int:
+    """Returns how many clients of a small network train at once, by the threads that each takes."""
     return max(1, min(torch.get_num_threads() // threads_each, MOST_AT_ONCE))
+
+
+def large_clients_at_once(
+    device: torch.device, per_round: int, memory_each: Callable[[], int]
+) -> int:
+    """Returns how many clients of a larger network train at once: all threads' worth, or one.
+
+    It depends on the machine and the experiment alone, never on what else runs, so that a resumed
+    run goes on with the same numbers.
+
+    Args:
+        device: where they train; a GPU is filled by one.
+        per_round: clients of a round; with fewer than threads they take turns.
+        memory_each: returns the bytes that one takes; asked only where it matters.
+    """
+    threads = torch.get_num_threads()
+    at_once = min(threads, MOST_LARGE_AT_ONCE)
+    if device.type != "cpu" or at_once == 1 or per_round < at_once:
+        return 1
+    memory = machine_memory()
+    if memory is None:
+        return 1
+    share = memory * min(1.0, threads / available_cores()) * SHARE_OF_MEMORY
+    return at_once if at_once * memory_each() <= share else 1
+
+
+def side_by_side(clients: int, at_once: int, threads_each: int | None) -> int:
+    """Returns how many of a round's clients train at once; the last ones take turns on all threads.
+
+    Args:
+        clients: all of them.
+        at_once: as many can be under way.
+        threads_each: what each takes; None where they share all threads.
+    """
+    if at_once == 1:
+        return 0
+    return clients if threads_each is not None else clients - clients % at_once
 
 
 @contextmanager
@@ -55,8 +96,13 @@ def threads_beside(workers: int) -> AbstractContextManager[None]:
 
 
 def share_of_process(count: int) -> None:
-    """Has the whole process compute with ``count`` CPU threads from now on."""
+    """Has this thread, and those it starts, compute with ``count`` CPU threads from now on."""
     torch.set_num_threads(count)
+
+
+def share_of_client(at_once: int) -> int:
+    """Returns the CPU threads each of ``at_once`` clients may use."""
+    return max(1, torch.get_num_threads() // at_once)
 
 
 def threads_per_job(jobs: int) -> int:

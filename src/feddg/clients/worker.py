@@ -4,6 +4,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import torch
@@ -42,6 +43,7 @@ class Worker:
         style_noise: how styles are noised before they leave a client, if they are.
         record_noise: how the gradients of images are noised, if they are.
         stepper: how its clients step.
+        stopped: set while turns that are under way are to end, because nobody waits for them.
     """
 
     network: Network
@@ -56,3 +58,4 @@ class Worker:
     style_noise: StyleNoise | None = None
     record_noise: RecordNoise | None = None
     stepper: Stepper = field(default_factory=Stepper)
+    stopped: Event = field(default_factory=Event)

@@ -3,13 +3,19 @@
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from itertools import islice
 from typing import TypeVar
 
 from feddg.clients.client import Client
 from feddg.clients.examples import Examples
-from feddg.clients.threads import threads_beside
+from feddg.clients.threads import (
+    share_of_client,
+    share_of_process,
+    side_by_side,
+    threads_beside,
+)
 from feddg.clients.worker import Worker
 from feddg.errors import ClientError
 from feddg.federation.ledger import Ledger
@@ -25,8 +31,9 @@ T = TypeVar("T")
 class InProcess:
     """Clients that take turns on the workers; idle ones cost nothing but their rows.
 
-    With several workers as many clients work at once, a thread each. Whichever worker a client
-    gets, it computes the same numbers, and replies keep their order.
+    With several workers as many clients work at once (:func:`side_by_side` says which), each with
+    its share of the threads. Whichever worker a client gets, it computes the same numbers, and
+    replies keep their order.
 
     Args:
         method: the method all run.
@@ -107,9 +114,10 @@ class InProcess:
             return train(client, self._method, self._guards)
 
         self._address(clients, broadcast, "train")
-        for reply in self._turns(clients, broadcast, work):
+        together = self._side_by_side(clients)
+        for number, reply in enumerate(self._turns(clients, broadcast, work)):
             if isinstance(reply, Update):
-                reply.seconds /= len(self._workers)
+                reply.seconds /= len(self._workers) if number < together else 1
                 self.ledger.update(broadcast.round, reply)
             yield reply
 
@@ -133,17 +141,32 @@ class InProcess:
     def _turns(
         self, clients: Sequence[int], broadcast: Broadcast, work: Callable[[Client], T]
     ) -> Iterator[T | Refusal]:
-        """Yields what clients answer. A worker's next client starts when its last was consumed."""
+        """Yields what clients answer, in their order."""
+        together = self._side_by_side(clients)
+        yield from self._at_once(clients[:together], broadcast, work)
+        for id in clients[together:]:
+            client = self.client(id, broadcast, self._workers[0])
+            yield self._settled(client, partial(work, client))
+
+    def _side_by_side(self, clients: Sequence[int]) -> int:
+        return side_by_side(len(clients), len(self._workers), self._workers[0].threads)
+
+    def _at_once(
+        self, clients: Sequence[int], broadcast: Broadcast, work: Callable[[Client], T]
+    ) -> Iterator[T | Refusal]:
+        """Has a worker's next client start when the answer of its last was consumed."""
         coming = iter(clients)
         under_way: deque[tuple[Client, Callable[[], T]]] = deque()
-        alone = len(self._workers) == 1
-        with ThreadPoolExecutor(len(self._workers)) as pool, threads_beside(len(self._workers)):
+        at_once = len(self._workers)
+        pool = ThreadPoolExecutor(
+            at_once, initializer=partial(share_of_process, share_of_client(at_once))
+        )
+        with self._clean_slate(), pool, threads_beside(at_once), self._nobody_waits_on_faults():
 
             def start_next(worker: Worker) -> None:
                 for id in islice(coming, 1):
                     client = self.client(id, broadcast, worker)
-                    turn = partial(work, client)
-                    under_way.append((client, turn if alone else pool.submit(turn).result))
+                    under_way.append((client, pool.submit(work, client).result))
 
             for worker in self._workers:
                 start_next(worker)
@@ -151,6 +174,24 @@ class InProcess:
                 client, result = under_way.popleft()
                 yield self._settled(client, result)
                 start_next(client.worker)
+
+    @contextmanager
+    def _clean_slate(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            for worker in self._workers:
+                worker.stopped.clear()
+
+    @contextmanager
+    def _nobody_waits_on_faults(self) -> Iterator[None]:
+        """Ends the turns under way when its block is left early, as by Ctrl-C."""
+        try:
+            yield
+        except BaseException:
+            for worker in self._workers:
+                worker.stopped.set()
+            raise
 
     def _settled(self, client: Client, result: Callable[[], T]) -> T | Refusal:
         try:

@@ -56,6 +56,8 @@ def train(client: Client, method: Method, guards: Guards = NO_GUARDS) -> Update:
         selection = BestOfSteps(client) if client.worker.train.select_every else None
         with client.worker.autocast():
             for batch in client.batches():
+                if client.worker.stopped.is_set():
+                    raise ClientError("the round ended before it was done")
                 if client.worker.record_noise is not None:
                     private_step(client, batch, client.worker.record_noise)
                 else:

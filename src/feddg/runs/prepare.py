@@ -12,8 +12,9 @@ import torch
 
 from feddg.cache import cache_folder as cache_folder
 from feddg.clients.examples import Examples, split_batches
+from feddg.clients.room_for_turns import memory_of_turn
 from feddg.clients.sampling import Schedule
-from feddg.clients.threads import clients_at_once, threads_for
+from feddg.clients.threads import clients_at_once, large_clients_at_once, threads_for
 from feddg.clients.worker import Worker
 from feddg.data.data_set import DATA_SETS, find_augmentation
 from feddg.data.decoded_files import BadImage
@@ -328,8 +329,16 @@ def _style_noise(privacy: PrivacySettings) -> StyleNoise | None:
 def build_workers(experiment: Experiment, network: Network, cache: Path | None) -> list[Worker]:
     """Returns what the clients of one process take turns on; the first has ``network``."""
     first = build_worker(experiment, network, cache)
-    more = range(clients_at_once(first.threads) - 1)
-    networks = (build(experiment, network.classes)[1] for _ in more)
+    if first.threads is not None:
+        at_once = clients_at_once(first.threads)
+    else:
+        side, batch_size = experiment.data.image_size, experiment.train.batch_size
+        at_once = large_clients_at_once(
+            first.device,
+            _schedule(experiment).per_round or 1,
+            lambda: memory_of_turn(network, side, batch_size),
+        )
+    networks = (build(experiment, network.classes)[1] for _ in range(at_once - 1))
     return [first, *(build_worker(experiment, network, cache) for network in networks)]
 
 
