@@ -129,6 +129,7 @@ def compare(
     again: bool = False,
     kept: Path | None = None,
     predictions: bool = False,
+    drop_weights: bool = False,
     launcher_options: Mapping[str, str] | None = None,
 ) -> "Comparison":
     """Carries out a plan and writes its tables.
@@ -150,6 +151,8 @@ def compare(
         kept: a CSV file of results; what it has is not run again, what ends is added to it.
         predictions: whether every run keeps what it predicts of every image; a run that cannot is
             warned of.
+        drop_weights: whether a run's weights are deleted once it is complete; it gets no model
+            card then, and keeps no predictions.
         launcher_options: with ``jobs`` above 0, ``{"reuse": "yes"}`` for processes that carry out
             several runs each: quicker where runs take seconds.
 
@@ -162,7 +165,9 @@ def compare(
     watcher = watcher or notebook_watcher()
     whole, folder = fixed_plan(plan, out, overrides)
     tuned = tune(whole, folder, jobs=jobs, cache=cache, watcher=watcher, kept=kept)
-    work = prepare_work(tuned, folder, again=again, cache=cache, kept=kept, said=whole)
+    work = prepare_work(
+        tuned, folder, again=again, cache=cache, kept=kept, said=whole, drop_weights=drop_weights
+    )
     done = carry_out_work(
         work, jobs=jobs, cache=cache, watcher=watcher, launcher_options=launcher_options
     )
@@ -176,6 +181,6 @@ def compare(
         from feddg.studies.run_card import ensure_card
 
         write_comparison(work.out)
-        for folder in filter(execute.is_complete, work.folders.values()):
+        for folder in () if drop_weights else filter(execute.is_complete, work.folders.values()):
             ensure_card(folder)
     return done

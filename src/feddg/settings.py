@@ -27,6 +27,13 @@ def _absolute(path: Path) -> Path:
     return path if path.is_absolute() else Path(os.path.abspath(path.expanduser()))
 
 
+def _one_line(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("must be one line, without control characters")
+    return text
+
+
+OneLine = Annotated[str, AfterValidator(_one_line)]
 FixedPath = Annotated[Path, AfterValidator(_absolute)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0), AfterValidator(_finite)]

@@ -8,12 +8,18 @@ import time
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
 from feddg.api import compare
+from feddg.cli import app
 from feddg.clients.threads import threads, threads_per_job
 from feddg.comparing.compare import prepare_work
 from feddg.comparing.estimate import estimate
 from feddg.comparing.pool import Watcher
+from feddg.errors import ExperimentError, RunError
+from feddg.report import write_comparison
+from feddg.runs.checkpoints import checkpoint_weights
+from feddg.runs.model import load_model
 from feddg.runs.reading import read_rows, read_run
 
 BASE = {
@@ -230,3 +236,30 @@ def test_a_process_that_dies_is_a_failed_run(tmp_path):
     assert process.returncode == 1
     assert "its process was killed, perhaps for want of memory" in shown
     assert "1/2" in shown
+
+
+def test_weights_that_are_dropped_leave_every_number(run_plan, tmp_path):
+    run_plan()
+    out = tmp_path / "out"
+    assert list(out.rglob("*.safetensors"))
+    before, numbers = contents(out), [read_run(folder).summary for folder in out.glob("fed*")]
+    done, notes = run_plan(drop_weights=True)
+    assert notes.ends == []  # nothing is run again
+    assert not list(out.rglob("*.safetensors"))
+    assert contents(out) == before
+    assert [read_run(folder).summary for folder in out.glob("fed*")] == numbers
+    page = write_comparison(out).read_text()
+    assert "FedProx" in page
+    assert "left out" not in page
+    for read in (load_model, checkpoint_weights):
+        with pytest.raises(RunError, match=r"keeps no weights.*--drop-weights.*experiment\.yaml"):
+            read(done.work.folders[done.work.cells[0].experiment.id])
+    assert run_plan(drop_weights=True)[1].counts == (2, 2)
+
+
+def test_predictions_need_the_weights_that_would_be_dropped(tmp_path):
+    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(PLAN))
+    command = ["compare", str(tmp_path / "plan.yaml"), "--drop-weights", "--predictions"]
+    shown = CliRunner().invoke(app, command)
+    assert isinstance(shown.exception, ExperimentError)
+    assert "--predictions needs the weights" in str(shown.exception)

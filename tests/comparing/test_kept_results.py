@@ -14,8 +14,10 @@ from feddg.api import compare
 from feddg.cli import app
 from feddg.comparing.compare import prepare_work
 from feddg.comparing.kept_results import KeptResult, KeptResults, mean_step, to_text
+from feddg.comparing.kept_table import KeptTable
+from feddg.comparing.plan import load_plan
 from feddg.comparing.results import read_comparison
-from feddg.errors import RunError
+from feddg.errors import ExperimentError, RunError
 from feddg.rows import EvaluationRow
 from feddg.runs.evaluations import Evaluations
 from feddg.runs.reading import read_rows, read_run
@@ -32,7 +34,9 @@ PLAN = {
     "methods": ["fedavg", "fedprox"],
     "hold_out": ["sketch"],
 }
-TEXT = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=12)
+PRINTED = st.characters(exclude_categories=["C", "Z"], include_characters=" ")
+TEXT = st.text(PRINTED, min_size=1, max_size=12)
+SHARE = st.integers(0, 99999).map(lambda number: number / 100_000)
 RESULTS = st.builds(
     KeptResult,
     experiment=st.from_regex("^[0-9a-f]{8}$", fullmatch=True),
@@ -41,8 +45,8 @@ RESULTS = st.builds(
     conditions=st.dictionaries(TEXT, TEXT, max_size=2),
     seed=st.integers(0, 2**31),
     machine=TEXT,
-    numbers=st.dictionaries(
-        st.sampled_from(["test_final", "val_tail", "seconds"]), st.integers(0, 99999), max_size=3
+    numbers=st.fixed_dictionaries(
+        {}, optional={"test_final": SHARE, "val_tail": SHARE, "seconds": st.integers(0, 99999)}
     ),
 )
 
@@ -147,6 +151,15 @@ GOOD = "0123abcd,fedavg,sketch,,0,cpu,1,0.5\n"
         (HEADS + GOOD.replace("0.5", "half"), "line 2 is damaged: numbers.test_final"),
         (HEADS + GOOD.replace("sketch,,", "sketch,[1],"), "line 2 is damaged: conditions"),
         (HEADS + GOOD.replace("sketch,,", "sketch,{,"), "line 2 is damaged"),
+        (HEADS + GOOD.replace("fedavg", '"fed\navg"'), "line 2 is damaged: method: Value error"),
+        (HEADS + GOOD.replace("sketch", "ske\x1btch"), "line 2 is damaged: held_out: Value error"),
+        (
+            HEADS + GOOD.replace("0.5", "nan"),
+            "numbers: test_final cannot be nan",
+        ),
+        (HEADS + GOOD.replace("0.5", "1.5"), "test_final cannot be 1.5"),
+        (HEADS + GOOD.replace("0.5", "-0.1"), "test_final cannot be -0.1"),
+        (HEADS.replace("test_final", "seconds") + GOOD.replace("0.5", "inf"), "seconds cannot be"),
     ],
 )
 def test_a_damaged_file_is_named_with_its_line(tmp_path, text, said):
@@ -202,3 +215,16 @@ def test_a_page_of_kept_results_overwrites_nothing(tmp_path):
         assert code != 0
         assert said in str(error)
     assert (other.read_text(), path.read_text()) == ("mine", HEADS + GOOD)
+
+
+def test_two_results_for_a_cell_are_refused_where_tables_would_mix_them(tmp_path):
+    text = HEADS + GOOD + GOOD.replace("0123abcd", "deadbeef")
+    kept_rows = KeptResults.read(kept(tmp_path, text=text))
+    with pytest.raises(RunError, match=r"kept\.csv: fedavg, sketch, seed 0 stands there twice"):
+        KeptTable.of(kept_rows)
+
+
+def test_a_label_is_one_line():
+    methods = [{"name": "fedavg", "label": "two\nlines"}]
+    with pytest.raises(ExperimentError, match=r"label.*one line"):
+        load_plan({"name": "x", "methods": methods})

@@ -18,7 +18,7 @@ from feddg.cli.common import (
 from feddg.cli.flags import ExperimentCommand, takes
 from feddg.cli.parsing import named
 from feddg.cli.parsing import seeds as read_seeds
-from feddg.errors import RunError
+from feddg.errors import ExperimentError, RunError
 
 app = typer.Typer()
 
@@ -62,6 +62,12 @@ def compare(
         Path | None,
         typer.Option(help="CSV file of results: what it has is not run again, what ends is added"),
     ] = None,
+    drop_weights: Annotated[
+        bool,
+        typer.Option(
+            "--drop-weights", help="delete each run's weights once it is complete: numbers stay"
+        ),
+    ] = False,
     quiet: QuietOption = False,
 ) -> None:
     """Compare methods over scenarios and seeds: run what is missing, write tables and a report.
@@ -79,6 +85,8 @@ def compare(
     from feddg.comparing.tuning import picked, prepare_trials
 
     track(tracked)
+    if drop_weights and predictions:
+        raise ExperimentError("--predictions needs the weights that --drop-weights deletes")
     if seeds is not None:
         axes["seeds"] = read_seeds(seeds)
     base = load_plan(plan).model_dump() if plan else {}
@@ -103,7 +111,9 @@ def compare(
             if not dry_run:
                 carry_out_work(trials, jobs=jobs, watcher=watcher(), **where)
             chosen = picked(whole, trials, kept)
-        work = prepare_work(chosen, folder, again=again, kept=kept, said=whole)
+        work = prepare_work(
+            chosen, folder, again=again, kept=kept, said=whole, drop_weights=drop_weights
+        )
         print_work(console, work, jobs, measure=not no_estimate)
         if dry_run:
             return

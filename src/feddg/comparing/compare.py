@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from feddg.experiment import Experiment
 from feddg.files import entries, is_file, replace_text, why
 from feddg.runs.execute import is_complete
 from feddg.runs.folder import EXPERIMENT
+from feddg.runs.kept_models import drop_weights
 from feddg.runs.loading import load_table
 from feddg.runs.prepare import Progress, cache_folder
 from feddg.runs.reading import read_run
@@ -36,6 +37,7 @@ class Work:
         folders: the run folder of every distinct experiment, by its id.
         missing: experiments without a complete run, in the order they will be run.
         kept: the file that keeps results beyond their folders; its runs are not missing.
+        drop_weights: whether a run's weights are deleted once it is complete.
     """
 
     plan: Plan
@@ -44,6 +46,7 @@ class Work:
     folders: Mapping[str, Path]
     missing: Sequence[Task]
     kept: KeptResults | None = None
+    drop_weights: bool = False
 
     @property
     def started(self) -> int:
@@ -52,12 +55,18 @@ class Work:
         return sum(file.is_file() for file in checkpoints)
 
     def keep(self, experiment: str) -> None:
-        """Adds the run of an experiment to the kept results, if it is complete and not there."""
+        """Keeps of the run of an experiment what is to be kept, if it is complete.
+
+        It is added to the kept results, where there are some, and may lose its weights.
+        """
         folder = self.folders[experiment]
-        if self.kept is None or experiment in self.kept.experiments or not is_complete(folder):
+        if not is_complete(folder):
             return
-        cells = [cell for cell in self.cells if cell.experiment.id == experiment]
-        self.kept.add(cells, read_run(folder))
+        if self.kept is not None and experiment not in self.kept.experiments:
+            cells = [cell for cell in self.cells if cell.experiment.id == experiment]
+            self.kept.add(cells, read_run(folder))
+        if self.drop_weights:
+            drop_weights(folder)
 
     def _is_elsewhere(self, experiment: str) -> bool:
         """Whether a row of kept results is all there is of an experiment."""
@@ -149,6 +158,7 @@ def prepare_work(
     cache: Path | None = None,
     kept: Path | None = None,
     said: Plan | None = None,
+    drop_weights: bool = False,
 ) -> Work:
     """Expands a plan and looks up what of it has been done.
 
@@ -160,13 +170,15 @@ def prepare_work(
         cache: where hashes of images are remembered; the user's cache by default.
         kept: a CSV file of results; what it has is not run, what is complete is added to it.
         said: the plan as it stands in the folder, where ``plan`` has picked values in it.
+        drop_weights: whether a run's weights are deleted once it is complete.
 
     Raises:
         ExperimentError: the plan holds an invalid experiment.
         RunError: images changed since a run began, or ``kept`` is damaged.
     """
     fixed, folder = fixed_plan(plan, out, overrides)
-    return work_on(said or fixed, expand_plan(fixed), folder, again=again, cache=cache, kept=kept)
+    work = work_on(said or fixed, expand_plan(fixed), folder, again=again, cache=cache, kept=kept)
+    return replace(work, drop_weights=drop_weights)
 
 
 def work_on(

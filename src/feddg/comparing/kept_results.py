@@ -17,18 +17,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic_core import PydanticCustomError
 
 from feddg.comparing.cells import PlannedCell
 from feddg.comparing.results import Place, Result
 from feddg.csv_cells import as_cell, from_cell
 from feddg.errors import RunError
 from feddg.files import is_file, read_text, replace_text, why
+from feddg.forms import plain_text
 from feddg.rows import LAST, SPLITS, TAIL, TEST
 from feddg.runs.evaluations import Evaluations
 from feddg.runs.reading import RunRecord
 from feddg.runs.selection_rules import FINAL, SELECTION_RULES, SelectionRule
+from feddg.settings import OneLine
 
+_ACCURACIES = {f"{split}_{rule.key}" for rule in SELECTION_RULES.values() for split in SPLITS}
 _OF_PLACE = ("experiment", "method", "held_out", "conditions", "seed", "machine", "version")
 
 
@@ -50,13 +54,24 @@ class KeptResult(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     experiment: str = Field(pattern="^[0-9a-f]{8}$")
-    method: str = Field(min_length=1)
-    held_out: str
-    conditions: dict[str, str] = Field(default_factory=dict)
+    method: OneLine = Field(min_length=1)
+    held_out: OneLine
+    conditions: dict[OneLine, OneLine] = Field(default_factory=dict)
     seed: int
-    machine: str = ""
-    version: str = ""
+    machine: OneLine = ""
+    version: OneLine = ""
     numbers: dict[str, float] = Field(default_factory=dict)
+
+    @field_validator("numbers")
+    @classmethod
+    def _possible(cls, numbers: dict[str, float]) -> dict[str, float]:
+        for name, value in numbers.items():
+            most = 1.0 if name in _ACCURACIES else math.inf
+            if not 0 <= value <= most or math.isinf(value):
+                raise PydanticCustomError(
+                    "impossible", "{name} cannot be {value}", {"name": name, "value": value}
+                )
+        return numbers
 
     @property
     def column(self) -> str:
@@ -117,11 +132,11 @@ def _kept(experiment: str, result: Result) -> KeptResult:
     return KeptResult(
         experiment=experiment,
         method=place.method,
-        held_out=place.scenario,
-        conditions=dict(place.conditions),
+        held_out=plain_text(place.scenario),  # names of folders may hold anything
+        conditions={plain_text(axis): plain_text(v) for axis, v in place.conditions.items()},
         seed=place.seed,
-        machine=", ".join(str(part) for part in [*parts, threads] if part),
-        version=str(found.get("feddg", "")),
+        machine=plain_text(", ".join(str(part) for part in [*parts, threads] if part)),
+        version=plain_text(found.get("feddg", "")),
         numbers=measured_numbers(result),
     )
 

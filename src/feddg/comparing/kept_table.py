@@ -35,14 +35,12 @@ class KeptTable:
 
     @classmethod
     def of(cls, kept: KeptResults, plan: Plan | None = None) -> "KeptTable":
-        """Puts kept results into the cells of a plan.
+        """Puts kept results into the cells of a plan; without one, each is a cell of its own.
 
         Raises:
             RunError: the file has two results for a cell.
             ExperimentError: a cell of the plan is no valid experiment.
         """
-        if plan is None:
-            return cls(kept.results)
         found: dict[_Key, KeptResult] = {}
         for result in kept.results:
             key = (result.method, result.held_out, tuple(result.conditions.items()), result.seed)
@@ -52,6 +50,8 @@ class KeptTable:
                     f"there twice, as {found[key].experiment} and as {result.experiment}; leave one"
                 )
             found[key] = result
+        if plan is None:
+            return cls(kept.results)
         cells = expand_plan(plan)
         keys = [(cell.method, cell.scenario, cell.conditions, cell.seed) for cell in cells]
         placed = [found[key] for key in keys if key in found]

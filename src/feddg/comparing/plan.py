@@ -16,7 +16,7 @@ from feddg.errors import ExperimentError, RunError, nearest
 from feddg.experiment import expand
 from feddg.rows import ID_VAL
 from feddg.runs.selection_rules import FINAL, SELECTION_RULES
-from feddg.settings import Settings, merge
+from feddg.settings import OneLine, Settings, merge
 from feddg.yaml_text import read_fields_of
 
 
@@ -32,7 +32,7 @@ class Variant(Settings):
     """
 
     method: str
-    label: str | None = None
+    label: OneLine | None = None
     settings: dict[str, Any] = Field(default_factory=dict)
     experiment: dict[str, Any] = Field(default_factory=dict)
     tuned: dict[str, dict[str, Any]] = Field(default_factory=dict)

@@ -27,6 +27,8 @@ from feddg.row_files import JsonFile
 log = logging.getLogger("feddg")
 
 CHECKPOINTS, NEWEST = "checkpoint", "checkpoint.json"
+DROPPED = "weights-dropped"
+"""A file beside the indexes of a run whose weights were deleted when it was complete."""
 EARLIER_KEPT = 2
 """Checkpoints kept beside the newest."""
 EARLIER_BYTES = 4 * 2**30
@@ -134,6 +136,11 @@ class CheckpointIndex(JsonFile):
         known = (self.checksums or {}).get(key or path.name)
         try:
             if not is_file(path):
+                if is_file(path.parent.parent / CHECKPOINTS / DROPPED):
+                    raise RunError(
+                        f"{path.parent.parent} keeps no weights: they were deleted when it was "
+                        "complete (--drop-weights). Run its experiment.yaml in another folder"
+                    )
                 raise RunError(f"{path} is missing.")
             if self.checksums is not None and checksum(path) != known:
                 raise RunError(f"{path} is damaged: its checksum is another one.")

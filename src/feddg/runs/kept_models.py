@@ -13,11 +13,12 @@ from pathlib import Path
 from feddg.errors import RunError
 from feddg.experiment import Experiment, load_stored
 from feddg.federation.served import MEANS, Means, prefix_of
+from feddg.files import why
 from feddg.messages import Weights
 from feddg.methods.base import Method, State
 from feddg.models.network import Network
 from feddg.rows import ID_VAL, INTERPOLATED, LAST, VAL, EvaluationRow, MetricsRow
-from feddg.runs.checkpoints import checkpoint_weights, newest_index
+from feddg.runs.checkpoints import CHECKPOINTS, DROPPED, checkpoint_weights, newest_index
 from feddg.runs.evaluations import Evaluations
 from feddg.runs.folder import EXPERIMENT, MODELS, RunFolder
 from feddg.runs.reading import RunRecord, read_run
@@ -119,6 +120,22 @@ def means_of(experiment: Experiment, method: Method, network: Network) -> Means:
     serve, kept = experiment.server.serve, experiment.evaluate.averages != "never"
     wanted = [mean for mean in MEANS if kept or mean == serve]
     return Means(method, network, experiment.server, wanted)
+
+
+def drop_weights(folder: Path) -> None:
+    """Deletes the weights of a complete run: checkpoints and kept models. Its numbers stay.
+
+    Raises:
+        RunError: a file cannot be deleted.
+    """
+    checkpoints = folder / CHECKPOINTS
+    try:
+        (checkpoints / DROPPED).touch()
+        for place in (checkpoints, folder / MODELS):
+            for file in place.glob("*.safetensors"):
+                file.unlink(missing_ok=True)
+    except OSError as error:
+        raise RunError(f"Cannot delete the weights of {folder}: {why(error)}.") from None
 
 
 # Finding a model again
