@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "docs" / "results" / "data"
 PAGES = {
     "vista.md": ["vista_search.csv"],
+    "vista_photographs.md": ["vista_search_pacs.csv"],
     "serving_digits.md": ["serving_digits.csv"],
     "serving_pacs.md": ["serving_pacs.csv"],
     "serving_ablation.md": ["serving_ablation.csv", "serving_digits.csv"],

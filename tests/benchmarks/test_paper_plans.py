@@ -84,7 +84,7 @@ OUR_OWN = {
     "serving/pacs": 9 * 4 * 3,
     "serving/pacs_three_clients": 11 * 4 * 3,
     "serving/search": 10 * 4,
-    "serving/search_pacs": 7 * 4,
+    "serving/search_pacs": 11 * 4,
     "without_weights/learning_rate": 4 * 2,
     "styles/pardon_margin": 4 * 4 * 3,
 }

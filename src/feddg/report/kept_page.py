@@ -186,15 +186,16 @@ def _by_column(table: KeptTable) -> str:
 
 def _margins(table: KeptTable) -> str:
     rows = []
-    best = _ranked(table)[0]
-    for method in _ranked(table)[1:]:
+    best, *others = _ranked(table)
+    rules = [rule for rule in (FINAL, TAIL_MEAN, EMA_MEAN) if table.accuracies(rule)]
+    for method in others:
         cells = []
-        for rule in (FINAL, TAIL_MEAN):
+        for rule in rules:
             found = table.accuracies(rule)
             cells.append(_margin(paired_margin(found.get(best, {}), found.get(method, {}))))
         rows.append([spelled(method), *cells])
     return f"{spelled(best)} minus each other method, paired by column and seed:\n\n" + _markdown(
-        ["method", "final round", "mean of the tail"], rows
+        ["method", *(rule.name.lower() for rule in rules)], rows
     )
 
 
@@ -286,12 +287,16 @@ def search_table(kept: KeptResults) -> str:
             ),
             spread_text(average_over_columns(values, columns)),
         ]
-        for method, values in sorted(
-            found.items(), key=lambda item: -sum(item[1].values()) / len(item[1])
-        )
+        for method, values in sorted(found.items(), key=lambda item: _rank(item[1], columns))
     ]
     heads = ["candidate", *(f"tested on {c}" for c in columns), "average"]
     return _markdown(heads, rows)
+
+
+def _rank(values: Accuracies, columns: Sequence[str]) -> tuple[int, float]:
+    """Whoever lacks columns comes last: its mean is one of other columns."""
+    lacks = len(columns) - len({column for column, _ in values})
+    return lacks, -sum(values.values()) / len(values)
 
 
 def _markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
