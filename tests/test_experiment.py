@@ -220,3 +220,34 @@ def test_younger_fields_that_say_something_make_another_experiment(change):
     chosen = Experiment(data="digits", hold_out="sketch", **change)
     assert chosen.id != Experiment(data="digits", hold_out="sketch").id
     assert Experiment(**chosen.model_dump(mode="json")).id == chosen.id
+
+
+@pytest.mark.parametrize(
+    ("part", "field"),
+    [
+        ("clients", "per_round"),
+        ("clients", "alpha"),
+        ("train", "local_steps"),
+        ("train", "gradient_clipping"),
+        ("server", "largest_change"),
+        ("privacy", "epsilon"),
+        ("data", "tile"),
+    ],
+)
+def test_none_may_be_written_for_what_may_be_empty(part, field):
+    said = Experiment(**{"data": "digits", "hold_out": "sketch", part: {field: "none"}})
+    assert getattr(getattr(said, part), field) is None
+
+
+def test_none_stays_a_word_where_it_is_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    said = Experiment(
+        data={"source": "folder", "root": "none", "image_size": 32},
+        train={"augmentation": "none"},
+        server={"interpolate": "none"},
+    )
+    assert said.data.root == tmp_path / "none"
+    assert (said.train.augmentation, said.server.interpolate) == ("none", "none")
+    assert Experiment(data="digits", hold_out="ink", preset="none").preset == "digits"
+    with pytest.raises(ExperimentError, match=r"train\.rounds"):
+        Experiment(data="digits", train={"rounds": "none"})

@@ -370,7 +370,8 @@ def layers(said: dict[str, Any]) -> tuple[str, list[tuple[str, dict[str, Any]]]]
         ExperimentError: a preset or method is unknown.
     """
     source = str(said.get("data", {}).get("source", "folder"))
-    preset = said.get("preset") or preset_of(source)
+    named = said.get("preset")
+    preset = named if named not in (None, "", "none") else preset_of(source)
     known = presets()
     if preset not in known:
         raise ExperimentError(

@@ -3,13 +3,15 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
     AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
+    TypeAdapter,
+    ValidationError,
     field_validator,
     model_validator,
 )
@@ -40,9 +42,36 @@ Positive = Annotated[float, Field(gt=0), AfterValidator(_finite)]
 
 
 class Settings(BaseModel):
-    """Base of all settings: immutable, and an unknown field is an error."""
+    """Base of all settings: immutable, and an unknown field is an error.
+
+    ``none`` is what descriptions and pages call an empty value, so it may be written for one.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _none_said(cls, fields: Any) -> Any:
+        if not isinstance(fields, Mapping) or "none" not in fields.values():
+            return fields
+        empty = {name for name, value in fields.items() if value == "none"}
+        return {
+            name: None if name in empty and _may_be_empty(cls, name) else value
+            for name, value in fields.items()
+        }
+
+
+def _may_be_empty(settings: type[Settings], name: str) -> bool:
+    """Whether a field may be empty and could not be the word ``none`` itself."""
+    field = settings.model_fields.get(name)
+    annotation: Any = None if field is None else field.annotation
+    if type(None) not in get_args(annotation):
+        return False
+    try:
+        TypeAdapter(annotation).validate_python("none")
+    except ValidationError:
+        return True
+    return False
 
 
 class DataSettings(Settings):

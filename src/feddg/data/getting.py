@@ -33,7 +33,9 @@ def about(definition: DataSet) -> list[str]:
     """
     publication = definition.publication
     if publication is None or not (publication.files or publication.steps):
-        raise DataError(f"The data set '{definition.name}' is not one that is downloaded.")
+        raise DataError(
+            f"The data set '{definition.name}' is not one that is downloaded: {definition.summary}."
+        )
     lines = [
         f"{definition.name}: {definition.summary}",
         f"Cite: {publication.citation}",
