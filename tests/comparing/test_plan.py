@@ -130,6 +130,15 @@ def test_mistakes_are_named(fields, text):
         expand_plan(plan(**fields))
 
 
+def test_what_a_method_cannot_run_is_refused_before_the_first_run():
+    frozen = {"data": "digits", "model": {"normalization": "frozen"}}
+    with pytest.raises(ExperimentError, match=r"fedig-a.*set model\.normalization to train"):
+        expand_plan(plan(base=frozen, methods=["fedavg", "fedig-a"], hold_out="lodo"))
+    trained = {"name": "fedig-a", "experiment": {"model": {"normalization": "train"}}}
+    cells = expand_plan(plan(base=frozen, methods=["fedavg", trained], hold_out="lodo"))
+    assert {cell.experiment.model.normalization for cell in cells} == {"frozen", "train"}
+
+
 def test_a_missing_or_damaged_file_is_named(tmp_path):
     with pytest.raises(ExperimentError, match=r"none\.yaml does not exist"):
         load_plan(tmp_path / "none.yaml")

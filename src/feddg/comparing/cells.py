@@ -11,7 +11,7 @@ from feddg.data.protocols import known_domains, scenarios
 from feddg.data.sources import load_source
 from feddg.errors import ExperimentError, nearest
 from feddg.experiment import Experiment, expand
-from feddg.methods.composition import method_class
+from feddg.methods.composition import build_method, method_class
 from feddg.settings import merge
 
 
@@ -43,7 +43,8 @@ def expand_plan(plan: Plan, overrides: Mapping[str, Any] | None = None) -> list[
             image size.
 
     Raises:
-        ExperimentError: a cell is no valid experiment.
+        ExperimentError: a cell is no valid experiment, or one that its method cannot run; better
+            said before the first run than hours later.
     """
     plan = plan.fixed(overrides or {})
     held = _scenarios(plan)
@@ -96,6 +97,7 @@ def _cell(
     fields = merge(fields, variant.tuned.get(heading, {}))
     conditions = tuple((name, text) for name, _, text in used)
     experiment = Experiment(**{**fields, "seed": seed, "name": None})
+    build_method(experiment.method.name, experiment.method.settings).check(experiment)
     return PlannedCell(variant.name, heading, conditions, seed, experiment)
 
 
