@@ -24,6 +24,16 @@ def test_help_is_readable_and_names_every_command():
         assert flag in flags
 
 
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [("comprae", "compare"), ("deploy simualte", "simulate"), ("style tarin", "train")],
+)
+def test_a_mistyped_command_names_the_nearest_once(typed, meant):
+    shown = CliRunner().invoke(app, typed.split(), env={"COLUMNS": "200"})
+    assert shown.exit_code == 2
+    assert shown.output.count(f"'{meant}'") == 1
+
+
 def test_help_does_not_import_torch():
     import subprocess
     import sys

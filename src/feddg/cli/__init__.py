@@ -33,6 +33,7 @@ app = typer.Typer(
     name="feddg",
     help="Federated domain generalization: train together, recognise a domain nobody trained on.",
     no_args_is_help=True,
+    suggest_commands=False,  # click does
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},

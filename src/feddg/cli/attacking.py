@@ -9,7 +9,9 @@ from feddg.cli.common import JsonOption, print_json
 from feddg.cli.parsing import whole_numbers
 
 app = typer.Typer(
-    help="Attack a finished run: what does what left the sites give away?", no_args_is_help=True
+    help="Attack a finished run: what does what left the sites give away?",
+    no_args_is_help=True,
+    suggest_commands=False,
 )
 
 

@@ -9,7 +9,9 @@ from feddg.cli.common import JsonOption, OutOption, print_json, show_results
 from feddg.cli.flags import ExperimentCommand, takes
 from feddg.cli.predicting import ModelArgument, WhichOption, say_cautions
 
-app = typer.Typer(help="The same federation across a network.", no_args_is_help=True)
+app = typer.Typer(
+    help="The same federation across a network.", no_args_is_help=True, suggest_commands=False
+)
 
 
 @app.command("init")

@@ -8,7 +8,11 @@ import typer
 from feddg.cli.common import JsonOption, QuietOption, print_json
 from feddg.cli.flags import ExperimentCommand, takes
 
-app = typer.Typer(help="Get images, and look at them before training.", no_args_is_help=True)
+app = typer.Typer(
+    help="Get images, and look at them before training.",
+    no_args_is_help=True,
+    suggest_commands=False,
+)
 
 
 @app.callback()

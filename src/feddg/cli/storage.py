@@ -8,7 +8,9 @@ import typer
 from feddg.cache import KINDS, OTHER, cache_folder, clear, contents
 from feddg.cli.common import JsonOption, print_json
 
-app = typer.Typer(help="Where decoded images are kept, how much, and clearing it.")
+app = typer.Typer(
+    help="Where decoded images are kept, how much, and clearing it.", suggest_commands=False
+)
 
 
 @app.callback(invoke_without_command=True)

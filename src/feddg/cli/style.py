@@ -6,7 +6,11 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(help="Train a style codec, or re-draw images with one.", no_args_is_help=True)
+app = typer.Typer(
+    help="Train a style codec, or re-draw images with one.",
+    no_args_is_help=True,
+    suggest_commands=False,
+)
 
 
 @app.command("train")
