@@ -251,3 +251,25 @@ def test_none_stays_a_word_where_it_is_one(tmp_path, monkeypatch):
     assert Experiment(data="digits", hold_out="ink", preset="none").preset == "digits"
     with pytest.raises(ExperimentError, match=r"train\.rounds"):
         Experiment(data="digits", train={"rounds": "none"})
+
+
+@pytest.mark.parametrize(
+    ("part", "field"),
+    [("train", "lr"), ("train", "rounds"), ("server", "interpolate"), ("train", "local_steps")],
+)
+def test_truth_is_no_number(part, field):
+    with pytest.raises(ExperimentError, match=rf"^{part}\.{field}: must not be true or false"):
+        Experiment(data="digits", hold_out="sketch", **{part: {field: True}})
+
+
+def test_truth_is_no_number_of_a_method_either():
+    with pytest.raises(ExperimentError, match="'gamma1': must not be true or false"):
+        Experiment(data="digits", hold_out="sketch", method={"name": "pardon", "gamma1": True})
+    twins = {"name": "pardon", "twin_cross_entropy": True}
+    assert Experiment(data="digits", method=twins).method.settings["twin_cross_entropy"] is True
+
+
+def test_a_rule_about_several_fields_is_said_without_all_of_them():
+    with pytest.raises(ExperimentError) as said:
+        Experiment(data="digits", train={"rounds": 4, "warmup_rounds": 4})
+    assert str(said.value) == "train: warmup_rounds must be fewer than all 4 rounds"

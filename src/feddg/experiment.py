@@ -433,7 +433,9 @@ def _explain(error: ValidationError) -> str:
         return (
             f"unknown field {where!r}{nearest(str(field), fields)}; there are: {', '.join(fields)}"
         )
-    return f"{where}: {fault['msg']} (got {_short(fault['input'])})"
+    # What a check of several fields together was given is all of them: that tells nobody anything.
+    got = "" if isinstance(fault["input"], Mapping) else f" (got {_short(fault['input'])})"
+    return f"{where}: {fault['msg'].removeprefix('Value error, ')}{got}"
 
 
 def _short(value: Any) -> str:

@@ -12,9 +12,11 @@ from pydantic import (
     Field,
     TypeAdapter,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
 
@@ -59,6 +61,20 @@ class Settings(BaseModel):
             name: None if name in empty and _may_be_empty(cls, name) else value
             for name, value in fields.items()
         }
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_for_a_number(cls, value: Any, field: ValidationInfo) -> Any:
+        # YAML reads yes, on and true alike, and pydantic would make 1 of them.
+        if isinstance(value, bool) and not _may_be_truth(cls.model_fields[field.field_name or ""]):
+            raise PydanticCustomError("truth", "must not be true or false")
+        return value
+
+
+def _may_be_truth(field: FieldInfo) -> bool:
+    """Whether a field takes true or false as such."""
+    parts = (field.annotation, *get_args(field.annotation))
+    return any(part is bool or part is Any for part in parts)
 
 
 def _may_be_empty(settings: type[Settings], name: str) -> bool:

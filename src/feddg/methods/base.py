@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, get_type_hints
 
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import ConfigDict
 from torch import Tensor, nn
 
 from feddg.clients.client import Client
@@ -41,16 +41,16 @@ from feddg.messages import Broadcast, Message, Update, Weights
 from feddg.methods.reference import Reference
 from feddg.models.network import Network
 from feddg.rows import Groups
-from feddg.settings import ExperimentSettings
+from feddg.settings import ExperimentSettings, Settings
 
 Ask = Callable[[str, Message], Iterator[tuple[int, Message]]]
 """``ask(name, question)`` sends the current weights and a question to this round's clients."""
 
 
-class MethodSettings(BaseModel):
+class MethodSettings(Settings):
     """A method's hyper-parameters: paper's values as defaults, their source in the description."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(validate_default=False)
     later: ClassVar[tuple[str, ...]] = ()
     """Fields younger than some run folders: not in an id where they have their default."""
 

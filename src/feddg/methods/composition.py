@@ -148,6 +148,7 @@ def _explain(cls: type[Method], error: ValidationError) -> str:
         return (
             f"method {cls.name} has no setting {field!r}{nearest(field, known)}; it has: {listing}"
         )
+    said = fault["msg"].removeprefix("Value error, ")
     if not field:  # a rule about several settings, which names them itself
-        return f"method {cls.name}: {fault['msg'].removeprefix('Value error, ')}"
-    return f"method {cls.name}, setting {field!r}: {fault['msg']} (got {fault['input']!r})"
+        return f"method {cls.name}: {said}"
+    return f"method {cls.name}, setting {field!r}: {said} (got {fault['input']!r})"

@@ -57,6 +57,11 @@ class Interpolation:
         evaluation: Evaluation | None,
     ) -> None:
         _require_validation(experiment, evaluation)
+        if experiment.server.interpolate != "none" and experiment.model.weights is None:
+            log.warning(
+                "server.interpolate mixes in the weights that training started from, and these "
+                "are random: interpolation is for pretrained networks (model.weights)"
+            )
         self._settings, self._first = experiment.server, experiment.train.head_rounds
         self._method, self._network, self._evaluation = method, network, evaluation
 
