@@ -34,6 +34,22 @@ def test_a_mistyped_command_names_the_nearest_once(typed, meant):
     assert shown.output.count(f"'{meant}'") == 1
 
 
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("run --label-smoothing 0.1", "--set train.label_smoothing=VALUE."),
+        ("compare --gamma1=2", "--set method.gamma1=VALUE."),
+        ("run --momentum 0.9", "--set train.momentum=VALUE."),
+        ("run --lrr 0.1", "Did you mean '--lr'?"),
+        ("run --nonsense", "No such option '--nonsense'."),
+    ],
+)
+def test_a_field_without_a_flag_is_said_with_how_to_set_it(typed, said):
+    shown = CliRunner().invoke(app, typed.split(), env={"COLUMNS": "200"})
+    assert shown.exit_code == 2
+    assert said in shown.output
+
+
 def test_help_does_not_import_torch():
     import subprocess
     import sys

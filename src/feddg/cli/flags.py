@@ -180,6 +180,18 @@ class ExperimentCommand(TyperCommand):
         options = [parameter for parameter in own if not isinstance(parameter, click.Argument)]
         return [*arguments, *self._generated, *options]
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parses the command line; where a field has no flag of its own, says how to set it."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            fields = _fields_called(error.option_name.lstrip("-").replace("-", "_"))
+            if not fields:
+                raise
+            ways = " or ".join(f"--set {field}=VALUE" for field in fields)
+            message = f"No such option '{error.option_name}'. The field is set by {ways}."
+            raise click.UsageError(message, ctx) from None
+
     @functools.cached_property
     def _generated(self) -> list[click.Parameter]:
         return [*self.callback.flags(), _set_option()]  # type: ignore[union-attr]
@@ -210,6 +222,22 @@ def field_of(path: str) -> Any:
     for part in parts:
         model = model.model_fields[part].annotation
     return model.model_fields[last]
+
+
+def _fields_called(name: str) -> list[str]:
+    """The experiment's fields of a name, dotted: fields of its parts, or settings of a method."""
+    from feddg.methods.catalogue import METHODS
+    from feddg.settings import ExperimentSettings, Settings
+
+    parts = {
+        part: type(field.default)
+        for part, field in ExperimentSettings.model_fields.items()
+        if isinstance(field.default, Settings)
+    }
+    found = [f"{part}.{name}" for part, known in parts.items() if name in known.model_fields]
+    if any(name in method.Settings.model_fields for method in METHODS.values()):
+        found.append(f"method.{name}")
+    return found
 
 
 def _option(flag: Flag, several: bool, defaults: dict[str, str]) -> TyperOption:
