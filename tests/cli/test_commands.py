@@ -1,8 +1,10 @@
 """The command line as a user meets it."""
 
 import json
+import platform
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,12 @@ def test_help_is_readable_and_names_every_command():
     flags = CliRunner().invoke(app, ["run", "--help"], env={"COLUMNS": "120"}).output
     for flag in ("--method", "--hold-out", "--clients-per-round", "--heterogeneity", "--weights"):
         assert flag in flags
+
+
+def test_the_version_is_that_of_the_package_and_of_what_it_runs_on():
+    shown = CliRunner().invoke(app, ["--version"])
+    what = f"torch {version('torch')}, Python {platform.python_version()}"
+    assert (shown.exit_code, shown.output) == (0, f"feddg {version('feddg')} ({what})\n")
 
 
 @pytest.mark.parametrize(

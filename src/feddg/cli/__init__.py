@@ -11,6 +11,7 @@ share; ``progress`` shows what goes on,
 
 import logging
 import sys
+from typing import Annotated
 
 import typer
 
@@ -45,6 +46,31 @@ app.add_typer(style.app, name="style")
 app.add_typer(deployment.app, name="deploy")
 app.add_typer(storage.app, name="cache")
 app.add_typer(attacking.app, name="privacy")
+
+
+def _say_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+        from platform import python_version
+
+        from feddg import __version__
+
+        typer.echo(f"feddg {__version__} (torch {version('torch')}, Python {python_version()})")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    _: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            callback=_say_version,
+            is_eager=True,
+            help="say which version this is, and on what it runs",
+        ),
+    ] = False,
+) -> None: ...
 
 
 class _Plain(logging.Formatter):
