@@ -86,7 +86,7 @@ _LATER_PARTS = ("privacy", "guards")
 
 
 def _default(part: type[Settings], field: str) -> Any:
-    return part.model_fields[field].get_default(call_default_factory=True)
+    return part.model_fields[field].get_default(call_default_factory=True, validated_data={})
 
 
 class Experiment(ExperimentSettings):

@@ -161,6 +161,20 @@ def kind_of(mode: int) -> str:
     return "a socket" if stat.S_ISSOCK(mode) else "a device"
 
 
+Stamp = tuple[int, int, int]
+
+
+def stamp(path: Path | str) -> Stamp | None:
+    """Returns size and times of a regular file, which change with it; None for anything else."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    if not stat.S_ISREG(status.st_mode):
+        return None
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
 def open_file(path: Path) -> IO[bytes]:
     """Opens a plain file to read bytes from it, without ever waiting as for a pipe's writer.
 

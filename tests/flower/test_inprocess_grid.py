@@ -4,6 +4,7 @@ import json
 
 import pytest
 from PIL import Image
+from safetensors.torch import save_file
 
 pytest.importorskip("flwr", reason="Flower is an optional extra")
 
@@ -13,6 +14,7 @@ from feddg.experiment import Experiment
 from feddg.flower import client_app, server_app
 from feddg.flower.identity import fingerprint
 from feddg.runs.reading import read_rows, read_run
+from feddg.styles.codec import load_codec
 from federations import same
 from flower_grid import SITES, SMALL, Deployment, LocalGrid, experiment, ledger, public_key, weights
 
@@ -296,6 +298,45 @@ def test_a_site_whose_images_changed_stops_and_names_them_to_itself_alone(deploy
     deployment.grid.connect("photo", config)
     with pytest.raises(RunError, match="missing"):
         Deployment.start(again(deployment))
+
+
+def write_decoder(file, scale):
+    weights = load_codec("compact").decoder.state_dict()
+    save_file({name: (tensor * scale).contiguous() for name, tensor in weights.items()}, file)
+
+
+def test_sites_with_another_codec_are_refused_by_name(tmp_path, caplog):
+    decoder = tmp_path / "decoder.safetensors"
+    write_decoder(decoder, 1)
+    method = {"name": "pardon", "decoder": str(decoder)}
+    deployment = Deployment(tmp_path, experiment(method=method, train=QUICK), **{"min-sites": 3})
+
+    asked = []
+
+    def change(site, message):
+        # All sites of this grid share a disk: when the last is asked, another file lies there.
+        asked.append(site)
+        if len(asked) == len(SITES):
+            write_decoder(decoder, 0.5)
+        return False
+
+    deployment.grid.fail = change
+    with pytest.raises(RunError, match=r"has another file as method\.decoder than") as error:
+        deployment.start()
+    first, last = asked[0], asked[-1]
+    assert f"missing: {last} (it calls itself {last!r} and has another file" in str(error.value)
+    assert f"than {first!r}; all sites need the same one" in caplog.text
+    # With one codec everywhere it runs; a site does not go on with another one.
+
+    def change_later(site, message):
+        if message.metadata.message_type == "train":
+            write_decoder(decoder, 1)
+        return False
+
+    deployment.grid.fail = change_later
+    with pytest.raises(NotEnoughUpdates, match="its files changed since it joined this run"):
+        deployment.start()
+    assert "files changed since this site joined the run: method.decoder has" in caplog.text
 
 
 def again(deployment):

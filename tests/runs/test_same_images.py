@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from safetensors.torch import save_file
 
 from feddg.api import compare, resume, run
 from feddg.data import fingerprint
@@ -16,6 +17,7 @@ from feddg.experiment import Experiment
 from feddg.runs.observer import Observer
 from feddg.runs.same_images import IMAGES, has_begun
 from feddg.studies.evaluate import evaluate_run
+from feddg.styles.codec import load_codec
 from image_folders import make_folder, noise
 
 SMALL = {
@@ -98,6 +100,49 @@ def test_a_complete_run_is_not_passed_off_as_one_on_changed_images(done, root, c
             use(folder, cache=root.parent / "cache")
 
 
+def write_decoder(file: Path, scale: float) -> None:
+    weights = load_codec("compact").decoder.state_dict()
+    save_file({name: (tensor * scale).contiguous() for name, tensor in weights.items()}, file)
+
+
+def test_a_file_that_the_experiment_names_is_part_of_the_run(root, tmp_path):
+    decoder, cache = tmp_path / "decoder.safetensors", tmp_path / "cache"
+    write_decoder(decoder, 1)
+    chosen = experiment(root, method={"name": "pardon", "decoder": decoder})
+    with pytest.raises(KeyboardInterrupt):
+        run(chosen, tmp_path / "runs", cache=cache, observer=Stop())
+    (folder,) = (tmp_path / "runs").iterdir()
+    write_decoder(decoder, 0.5)
+    said = r"files changed since .* began: method\.decoder has another content"
+    with pytest.raises(RunError, match=rf"{said}; put them back"):
+        resume(folder, cache=cache)
+    with pytest.raises(RunError, match=rf"{said}; --again"):
+        run(chosen, tmp_path / "runs", cache=cache)
+    write_decoder(decoder, 1)
+    assert resume(folder, cache=cache).record.status == "completed"
+    decoder.unlink()  # to measure the model nobody needs it
+    assert evaluate_run(folder, cache=cache)
+
+
+def test_a_table_of_splits_is_part_of_the_run(root, tmp_path):
+    table, cache = tmp_path / "splits.csv", tmp_path / "cache"
+    paths = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.png"))
+    roles = {path: "test" if path.startswith("c/") else "train" for path in paths}
+
+    def write() -> None:
+        rows = [f"{path},{role}" for path, role in roles.items()]
+        table.write_text("\n".join(["path,split", *rows]) + "\n")
+
+    write()
+    data = {"source": "folder", "root": root, "image_size": 8, "split_file": table}
+    chosen = Experiment(data=data, **{**SMALL, "hold_out": {}})
+    run(chosen, tmp_path / "runs", cache=cache)
+    roles |= {path: "train" for path in paths if path.startswith("c/x/0")}
+    write()
+    with pytest.raises(RunError, match=r"files changed .* data\.split_file has another content"):
+        run(chosen, tmp_path / "runs", cache=cache)
+
+
 def test_a_root_that_was_renamed_away(done, root):
     folder = done().folder
     root.rename(root.with_name("elsewhere"))
@@ -167,8 +212,8 @@ def test_a_run_of_version_0_1_says_nothing_of_its_images_and_is_warned_about(don
 def test_nothing_is_read_again_that_has_not_changed(done, root, monkeypatch):
     done()
     read = []
-    original = fingerprint._hash_file
-    monkeypatch.setattr(fingerprint, "_hash_file", lambda path: read.append(path) or original(path))
+    original = fingerprint.hash_file
+    monkeypatch.setattr(fingerprint, "hash_file", lambda path: read.append(path) or original(path))
     done()
     assert read == []
     noise(99).save(root / "a/x/new.png")

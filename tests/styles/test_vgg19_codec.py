@@ -10,6 +10,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from feddg.errors import WeightsError
+from feddg.methods.composition import build_method
+from feddg.methods.style_exchange import StyleExchange
 from feddg.randomness import stream
 from feddg.styles.codec import load_codec, transfer
 from feddg.styles.codecs.vgg19 import Vgg19Codec
@@ -63,6 +65,20 @@ def test_vgg19_has_the_layer_indices_of_the_common_files() -> None:
         1: (512, 256), 5: (256, 256), 8: (256, 256), 11: (256, 256), 14: (256, 128),
         18: (128, 128), 21: (128, 64), 25: (64, 64), 28: (64, 3),
     }  # fmt: skip
+
+
+def test_a_file_with_other_weights_is_another_codec_and_a_method_keeps_its_own(
+    tmp_path: Path,
+) -> None:
+    files = write_vgg19(tmp_path)
+    method = build_method("pardon", {"codec": "vgg19", **files})
+    assert isinstance(method, StyleExchange)
+    first, own = load_codec("vgg19", **files), method.codec()
+    assert first is load_codec("vgg19", **files) is own
+    write_vgg19(tmp_path, divisor=16)
+    second = load_codec("vgg19", **files)
+    assert second.fingerprint() != first.fingerprint()
+    assert method.codec() is own  # a run has one codec from its first round to its last
 
 
 def test_vgg19_loads_state_dicts_and_safetensors(tmp_path: Path) -> None:

@@ -260,7 +260,7 @@ def _option(flag: Flag, several: bool, defaults: dict[str, str]) -> TyperOption:
 
 
 def _default_text(path: str, field: Any) -> str | bool:
-    own = field.get_default(call_default_factory=True)
+    own = field.get_default(call_default_factory=True, validated_data={})
     text = "" if own is None or not isinstance(own, str | int | float) else str(own)
     if path.partition(".")[0] in PRESET_PARTS and path not in NOT_PRESET:
         return f"the preset's, else {text}" if text else "the preset's"

@@ -7,10 +7,9 @@ asking again costs a look at each file's entry in its folder, and only changed f
 import base64
 import hashlib
 import os
-import stat
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,14 +18,13 @@ from pydantic import Field, TypeAdapter, ValidationError
 from feddg.data.images import ImageTable
 from feddg.data.tiles import Tile
 from feddg.errors import DataError
-from feddg.files import open_file, replace_bytes
+from feddg.files import Stamp, open_file, replace_bytes, stamp
 from feddg.row_files import JsonFile, Row
 
 SHOWN = 3
 """Paths named in a difference."""
 
 _HASH_BYTES, _PART_BYTES = 8, 2**20
-_Stamp = tuple[int, int, int]
 _Known = dict[str, tuple[int, int, int, str]]
 _KNOWN = TypeAdapter(_Known)
 
@@ -56,6 +54,8 @@ class ImagesFile(JsonFile):
         folders: the files by their folder, below the root.
         depths: bits that values of files deeper than 8 bits use, by domain; no part of the
             comparison.
+        files: hashes of the other files that the experiment names, by its field: a table of
+            splits, a codec's weights. Empty in folders of earlier versions.
     """
 
     root: str | None = None
@@ -64,6 +64,7 @@ class ImagesFile(JsonFile):
     rendered: str = ""
     folders: dict[str, FolderImages]
     depths: dict[str, int] = Field(default_factory=dict)
+    files: dict[str, str] = Field(default_factory=dict)
 
     def to_text(self) -> str:
         """Returns the content of the file, without the blanks that 100,000 names would need."""
@@ -89,6 +90,7 @@ class Difference:
         changed: paths whose content is another.
         labels: whether the same files have other classes or domains.
         rendered: whether images that come from no files are others.
+        files: fields of the experiment whose files have another content.
     """
 
     added: tuple[str, ...] = ()
@@ -97,11 +99,19 @@ class Difference:
     changed: tuple[str, ...] = ()
     labels: bool = False
     rendered: bool = False
+    files: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
         return self != Difference()
 
+    @property
+    def what(self) -> str:
+        """What has changed: images, or else files."""
+        return "images" if replace(self, files=()) else "files"
+
     def __str__(self) -> str:
+        if self.what == "files":
+            return " and ".join(f"{field} has another content" for field in self.files)
         if self.rendered:
             return "they are drawn differently"
         if self.labels:
@@ -114,7 +124,16 @@ class Difference:
 
 
 def difference(before: ImagesFile, now: ImagesFile) -> Difference:
-    """Compares the images of two tables; their root folders may be others."""
+    """Compares the images of two tables, and other files; their root folders may be others.
+
+    A file that is gone is none that has changed: whoever needs it says so.
+    """
+    both = sorted(before.files.keys() & now.files.keys())
+    other = tuple(field for field in both if before.files[field] != now.files[field])
+    return replace(_difference_of_images(before, now), files=other)
+
+
+def _difference_of_images(before: ImagesFile, now: ImagesFile) -> Difference:
     old, new = before.contents(), now.contents()
     gone = {content for path, (_, content) in old.items() if path not in new and content}
     fresh = sorted(new.keys() - old.keys())
@@ -164,15 +183,15 @@ class ContentHashes:
             return None
         return known[0], known[3]
 
-    def _stamp(self, path: str) -> _Stamp | None:
-        return _stamp(f"{self._root}/{path}")  # a Path takes as long as the look at the file
+    def _stamp(self, path: str) -> Stamp | None:
+        return stamp(f"{self._root}/{path}")  # a Path takes as long as the look at the file
 
     def _read(self, path: str) -> tuple[int, str]:
         stamp = self._stamp(path)
         if stamp is None:
             return -1, ""
         try:
-            content = _hash_file(self._root / path)
+            content = hash_file(self._root / path)
         except OSError:
             return -1, ""
         self._known[path] = (*stamp, content)
@@ -259,7 +278,12 @@ def _hash_array(images: np.ndarray) -> str:
     return _text(content.digest())
 
 
-def _hash_file(path: Path) -> str:
+def hash_file(path: Path) -> str:
+    """Returns the hash of a file's content: 64 bits in base 64.
+
+    Raises:
+        OSError: it cannot be read.
+    """
     content = hashlib.blake2b(digest_size=_HASH_BYTES)
     with open_file(path) as file:
         while part := file.read(_PART_BYTES):
@@ -269,14 +293,3 @@ def _hash_file(path: Path) -> str:
 
 def _text(content: bytes) -> str:
     return base64.urlsafe_b64encode(content).decode().rstrip("=")
-
-
-def _stamp(path: str) -> _Stamp | None:
-    """Size and times of a regular file; None for anything else."""
-    try:
-        status = os.stat(path)
-    except OSError:
-        return None
-    if not stat.S_ISREG(status.st_mode):
-        return None
-    return status.st_size, status.st_mtime_ns, status.st_ctime_ns

@@ -60,9 +60,10 @@ def heif_is_known() -> bool:
 def usable_formats() -> dict[str, str]:
     """Returns Pillow's names of the formats that can be decoded here, by suffix."""
     found = dict(_ALWAYS)
-    if features.check("jpg_2000"):
+    known = features.get_supported()
+    if "jpg_2000" in known:
         found |= _JPEG2000
-    if features.check("avif"):
+    if "avif" in known:
         found |= _AVIF
     return found | _HEIF if heif_is_known() else found
 

@@ -15,6 +15,10 @@ from feddg.messages import Message, Scalar, Update
 MOST_CLASSES, MOST_DOMAINS, MOST_IMAGES = 20_000, 2_000, 100_000_000
 MOST_TERMS = 64
 
+MOST_FILES = 16
+
+SettingName = Annotated[str, Field(max_length=100, pattern=r"^[a-z0-9_.]+$")]
+ContentHash = Annotated[str, Field(max_length=40, pattern=r"^[A-Za-z0-9_-]+$")]
 Count = Annotated[int, Field(ge=0, le=MOST_IMAGES)]
 Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 
@@ -66,10 +70,12 @@ class Introduction(_Declared):
     Attributes:
         classes: images by class name.
         domains: images by domain name.
+        files: hashes of the files that the method reads there, by the setting that names them.
     """
 
     classes: dict[str, Count]
     domains: dict[str, Count]
+    files: dict[SettingName, ContentHash] = Field(default_factory=dict, max_length=MOST_FILES)
 
     @model_validator(mode="before")
     @classmethod
@@ -91,14 +97,19 @@ class Introduction(_Declared):
         return self
 
     @classmethod
-    def of(cls, classes: Mapping[str, int], domains: Mapping[str, int]) -> "Introduction":
-        """Returns the introduction of a site that holds these images.
+    def of(
+        cls,
+        classes: Mapping[str, int],
+        domains: Mapping[str, int],
+        files: Mapping[str, str] | None = None,
+    ) -> "Introduction":
+        """Returns the introduction of a site that holds these images, and reads these files.
 
         Raises:
             DataError: its folders have names that cannot cross.
         """
         try:
-            return cls(classes=dict(classes), domains=dict(domains))
+            return cls(classes=dict(classes), domains=dict(domains), files=dict(files or {}))
         except ValidationError as error:
             raise DataError(
                 f"This site's folder of images {explained(error)}; rename or empty it, "
@@ -113,7 +124,8 @@ class Introduction(_Declared):
     @property
     def message(self) -> Message:
         """The introduction as it crosses."""
-        parts = {"classes": self.classes, "domains": self.domains}
+        parts: dict[str, Mapping[str, Any]] = {"classes": self.classes, "domains": self.domains}
+        parts |= {"files": self.files} if self.files else {}
         return Message({}, {name: json.dumps(counts) for name, counts in parts.items()})
 
 

@@ -89,7 +89,11 @@ class Roster:
         objection = self._identities.objection(name, info, self.sites)
         if objection is None:
             id = self.sites.index(name)
-            objection = self._held_out_fault(id, introduction) or self._changed(id, introduction)
+            objection = (
+                self._held_out_fault(id, introduction)
+                or self._changed(id, introduction)
+                or self._other_files(id, introduction)
+            )
             if objection is None:
                 self._settle(id, node, introduction)
                 return id
@@ -124,7 +128,11 @@ class Roster:
     def _changed(self, id: int, introduction: Introduction) -> str | None:
         """Says so where a site holds other images than it introduced itself with, or None."""
         before, earlier = self.counts.get(id), self.introductions.get(id)
-        if earlier is not None and introduction.images == before and introduction != earlier:
+        if (
+            earlier is not None
+            and introduction.images == before
+            and ((introduction.classes, introduction.domains) != (earlier.classes, earlier.domains))
+        ):
             return (
                 f"calls itself {self.sites[id]!r} and names other classes or domains than when it "
                 "joined this run; a run's images stay the same: start a new run for others"
@@ -135,6 +143,19 @@ class Roster:
             f"calls itself {self.sites[id]!r} and has {introduction.images} images, but it joined "
             f"this run with {before}; a run's images stay the same: start a new run for others"
         )
+
+    def _other_files(self, id: int, introduction: Introduction) -> str | None:
+        """Says so where a site's method reads another file than another site's does, or None."""
+        trainers = {k: v for k, v in self.introductions.items() if k < self.trainers and k != id}
+        for other, known in trainers.items() if id < self.trainers else ():
+            both = known.files.keys() & introduction.files.keys()
+            unlike = sorted(f for f in both if known.files[f] != introduction.files[f])
+            if unlike:
+                return (
+                    f"calls itself {self.sites[id]!r} and has another file as {unlike[0]} than "
+                    f"{self.sites[other]!r}; all sites need the same one"
+                )
+        return None
 
     def said_of(self, ids: Iterable[int]) -> str:
         """Returns the names of sites, each with what is in its way if that is known."""

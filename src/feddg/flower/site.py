@@ -25,6 +25,7 @@ from feddg.flower.site_images import load_pixels, positions, require_same_images
 from feddg.guards.chain import Guards
 from feddg.messages import Message, Weights
 from feddg.methods.base import Method
+from feddg.runs.named_files import methods_files
 from feddg.runs.prepare import build, build_worker, cache_folder, guards_for
 from feddg.settings import Settings
 from feddg.yaml_text import parse_fields
@@ -138,13 +139,14 @@ class Site:
         )
 
     def introduce(self, parcel: Parcel) -> Parcel:
-        """Says who it is: name, class and domain names, and how many images of each."""
+        """Says who it is: name, class and domain names, how many images of each, its codec."""
         self.memory(Order.read(parcel))
         table = self.table
         counts = table.counts()
         introduction = Introduction.of(
             dict(zip(table.class_names, counts.sum(0).tolist())),
             dict(zip(table.domain_names, counts.sum(1).tolist())),
+            methods_files(self.experiment),
         )
         return Parcel({"site": self.config.site}, {"introduction": introduction.message})
 
@@ -159,7 +161,7 @@ class Site:
         return memory
 
     def _compare_images(self, memory: SiteMemory) -> None:
-        require_same_images(memory, self.table, self.config.cache_folder)
+        require_same_images(memory, self.table, self.experiment, self.config.cache_folder)
 
     def scores(self, parcel: Parcel) -> list[Score]:
         """Measures the weights of a message on the site's images, which need not train."""

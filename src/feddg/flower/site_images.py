@@ -20,6 +20,7 @@ from feddg.errors import ClientError, DataError
 from feddg.evaluation.accuracy import Evaluation
 from feddg.experiment import Experiment
 from feddg.flower.memory import SiteMemory
+from feddg.runs.named_files import methods_files
 
 log = logging.getLogger("feddg")
 
@@ -112,12 +113,17 @@ def test_images(
     )
 
 
-def require_same_images(memory: SiteMemory, table: ImageTable, cache: Path) -> None:
+def require_same_images(
+    memory: SiteMemory, table: ImageTable, experiment: Experiment, cache: Path
+) -> None:
     """Keeps which images a site joins a run with, or makes sure that they are still the same.
+
+    So it does with the files that the method reads, such as a codec's weights.
 
     Args:
         memory: the site's part of the run.
         table: its images now.
+        experiment: names the files.
         cache: where hashes of files are remembered.
 
     Raises:
@@ -126,17 +132,19 @@ def require_same_images(memory: SiteMemory, table: ImageTable, cache: Path) -> N
     """
     hashes = None if table.root is None else ContentHashes(table.root, cache)
     now, before = images_file(table, hashes), memory.images()
+    now = now.model_copy(update={"files": methods_files(experiment)})
     if before is None:
         memory.keep_images(now)
         return
     changes = difference(before, now)
     if changes:
         log.error(
-            "images changed since this site joined the run: %s; put them back, or ask the "
+            "%s changed since this site joined the run: %s; put them back, or ask the "
             "coordinator for a new run",
+            changes.what,
             changes,
         )
         raise ClientError(
-            "its images changed since it joined this run; its own log says which; put them back, "
-            "or start a new run"
+            f"its {changes.what} changed since it joined this run; its own log says which; put "
+            "them back, or start a new run"
         )

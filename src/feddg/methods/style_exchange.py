@@ -83,16 +83,19 @@ class StyleExchange:
     """Codec and twins for a method whose settings extend :class:`StyleSettings`."""
 
     settings: StyleSettings
+    _codec: Codec | None = None
 
     def codec(self) -> Codec:
-        """Returns the codec that the settings name; loaded once per process."""
-        chosen = self.settings
-        return load_codec(
-            chosen.codec,
-            encoder=chosen.encoder,
-            decoder=chosen.decoder,
-            style_layer=chosen.style_layer,
-        )
+        """Returns the codec that the settings name, the same one however its files may change."""
+        if self._codec is None:
+            chosen = self.settings
+            self._codec = load_codec(
+                chosen.codec,
+                encoder=chosen.encoder,
+                decoder=chosen.decoder,
+                style_layer=chosen.style_layer,
+            )
+        return self._codec
 
     def moments(self, client: Client) -> FeatureMoments:
         """Returns the per-image feature moments of a client's images, without augmentation."""

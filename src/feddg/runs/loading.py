@@ -16,6 +16,7 @@ from feddg.data.sources import load_images_of
 from feddg.data.splits import Splits
 from feddg.data.survey import Survey, about_survey, survey
 from feddg.experiment import Experiment
+from feddg.runs.named_files import named_files
 
 Progress = Callable[[str, int, int], None]
 
@@ -59,7 +60,9 @@ def load_table(experiment: Experiment, cache: Path | None, progress: Progress) -
         reading=reading,
         surveyed=surveyed,
     )
-    contents = images_file(table, hashes).model_copy(update={"depths": dict(surveyed.depths)})
+    contents = images_file(table, hashes).model_copy(
+        update={"depths": dict(surveyed.depths), "files": named_files(experiment)}
+    )
     return Loaded(*opened, contents, ignored_files(table), surveyed, reading)
 
 

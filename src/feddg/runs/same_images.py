@@ -1,4 +1,4 @@
-"""A run goes with its images: whether they are still those it was begun with, and what if not."""
+"""A run goes with its images, and other files that it names: are they those it was begun with?"""
 
 import logging
 from collections.abc import Callable
@@ -8,6 +8,7 @@ from feddg.data.fingerprint import ContentHashes, Difference, ImagesFile, differ
 from feddg.data.sources import load_images_of
 from feddg.errors import RunError
 from feddg.experiment import Experiment
+from feddg.runs.named_files import named_files
 
 IMAGES = "images.json"
 
@@ -37,7 +38,7 @@ class ImagesNow:
             table = load_images_of(data)
             hashes = None if table.root is None else ContentHashes(table.root, self._cache)
             self._found[key] = images_file(table, hashes)
-        return self._found[key]
+        return self._found[key].model_copy(update={"files": named_files(experiment)})
 
 
 def find_folder(
@@ -82,7 +83,8 @@ def find_folder(
         return _numbered(first, len(folders) + 1)
     changes = _changes(folders[-1], images)
     raise RunError(
-        f"images changed since {folders[-1]} began: {changes}; --again starts anew beside it"
+        f"{changes.what if changes else 'images'} changed since {folders[-1]} began: {changes}; "
+        "--again starts anew beside it"
     )
 
 
@@ -99,8 +101,8 @@ def check_images(folder: Path, now: Callable[[], ImagesFile]) -> None:
         _warn(folder)
     elif changes:
         raise RunError(
-            f"images changed since {folder} began: {changes}; put them back, or start anew beside "
-            f"it: `feddg run {folder / 'experiment.yaml'} --out {folder.parent} --again`"
+            f"{changes.what} changed since {folder} began: {changes}; put them back, or start anew "
+            f"beside it: `feddg run {folder / 'experiment.yaml'} --out {folder.parent} --again`"
         )
 
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from feddg.errors import WeightsError
+from feddg.files import Stamp, stamp
 from feddg.registry import Registry
 
 VARIANCE_FLOOR = 1e-5
@@ -132,7 +133,6 @@ def register_codec(codec: C) -> C:
     return codec
 
 
-@lru_cache(maxsize=8)
 def load_codec(
     name: str = "compact",
     *,
@@ -140,7 +140,7 @@ def load_codec(
     decoder: Path | None = None,
     style_layer: StyleLayer = "output",
 ) -> Codec:
-    """Returns a codec, frozen and in evaluation mode; the same arguments give the same object.
+    """Returns a codec, frozen and in evaluation mode; the same files give the same object.
 
     Args:
         name: one of :data:`CODECS`: ``"compact"`` (weights inside the package), ``"vgg19"`` (both
@@ -156,6 +156,18 @@ def load_codec(
         WeightsError: the name is unknown, the codec has no such layer, or a file is missing,
             unreadable, not needed or does not fit.
     """
+    stamps = tuple(None if file is None else stamp(file) for file in (encoder, decoder))
+    return _loaded(name, encoder, decoder, style_layer, stamps)
+
+
+@lru_cache(maxsize=8)
+def _loaded(
+    name: str,
+    encoder: Path | None,
+    decoder: Path | None,
+    style_layer: StyleLayer,
+    stamps: tuple[Stamp | None, ...],
+) -> Codec:
     definition = CODECS.find(name)
     if style_layer not in definition.style_layers:
         raise WeightsError(
