@@ -69,7 +69,7 @@ def test_a_share_that_was_changed_or_sent_on_is_not_opened():
 
 def test_a_mask_looks_uniform():
     values = masking.mask(masking.new_secret(), 40_000)
-    assert stats.kstest(values.astype(float) / 2**64, "uniform").pvalue > 1e-9
+    assert stats.kstest(values.astype(float) / 2.0**64, "uniform").pvalue > 1e-9
 
 
 @given(st.lists(st.tuples(st.integers(1, 500), st.floats(-9, 9, width=32)), min_size=1, max_size=6))
@@ -137,7 +137,7 @@ def test_what_the_server_holds_says_nothing_of_a_single_update():
     small.server.round()
     assert len(vectors) == 4
     for vector in vectors:
-        uniform = vector.numpy().view(numpy.uint64).astype(float) / 2**64
+        uniform = vector.numpy().view(numpy.uint64).astype(float) / 2.0**64
         assert stats.kstest(uniform, "uniform").pvalue > 1e-9
     pairs = torch.stack(vectors).double()
     assert float(torch.corrcoef(pairs).fill_diagonal_(0).abs().max()) < 0.05
