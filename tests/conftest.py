@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,32 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 hypothesis.settings.register_profile("feddg", deadline=None)  # no timed assertions
 hypothesis.settings.load_profile("feddg")
+
+
+PASSED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    report = yield
+    item.stash[PASSED] = item.stash.get(PASSED, True) and not report.failed
+    return report
+
+
+@pytest.fixture
+def tmp_path(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A folder of the test's own, emptied once it passed: runs hold whole networks.
+
+    The folder itself stays, so that no later test is given the same path: what is remembered by
+    path, as hashes are, would be mistaken for its own.
+    """
+    yield tmp_path
+    if request.node.stash.get(PASSED, False):
+        for entry in tmp_path.iterdir():
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry, ignore_errors=True)
+            else:
+                entry.unlink(missing_ok=True)
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable
+from functools import cached_property
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -52,6 +53,13 @@ class StyleSettings(MethodSettings):
     )
     later: ClassVar[tuple[str, ...]] = ("content_variance",)
 
+    @cached_property
+    def loaded_codec(self) -> Codec:
+        """The codec that is named; loaded when it is first asked for, and kept."""
+        return load_codec(
+            self.codec, encoder=self.encoder, decoder=self.decoder, style_layer=self.style_layer
+        )
+
     @property
     def correction(self) -> int:
         """What is taken off the number of places in the content's variance."""
@@ -83,19 +91,10 @@ class StyleExchange:
     """Codec and twins for a method whose settings extend :class:`StyleSettings`."""
 
     settings: StyleSettings
-    _codec: Codec | None = None
 
     def codec(self) -> Codec:
         """Returns the codec that the settings name, the same one however its files may change."""
-        if self._codec is None:
-            chosen = self.settings
-            self._codec = load_codec(
-                chosen.codec,
-                encoder=chosen.encoder,
-                decoder=chosen.decoder,
-                style_layer=chosen.style_layer,
-            )
-        return self._codec
+        return self.settings.loaded_codec
 
     def moments(self, client: Client) -> FeatureMoments:
         """Returns the per-image feature moments of a client's images, without augmentation."""
