@@ -16,7 +16,7 @@ from feddg.clients.threads import threads, threads_per_job
 from feddg.comparing.compare import prepare_work
 from feddg.comparing.estimate import estimate
 from feddg.comparing.pool import Watcher
-from feddg.errors import ExperimentError, RunError
+from feddg.errors import ExperimentError, FeddgError, RunError
 from feddg.report import write_comparison
 from feddg.runs.checkpoints import checkpoint_weights
 from feddg.runs.model import load_model
@@ -104,6 +104,38 @@ def test_a_failing_run_stops_nobody_and_is_tried_again(run_plan):
     done, notes = run_plan(plan)
     assert notes.counts == (2, 1)
     assert len(done.failures) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"data": {"source": "folder", "root": "/nowhere"}}, "folder /nowhere does not exist"),
+        ({"model": {"backbone": "resnet18", "weights": "/nowhere.pth"}}, "nowhere.pth does not"),
+        ({"hold_out": ["scetch", "inc"]}, "no domain 'scetch'"),
+        ({"methods": [{"name": "pardon", "codec": "vgg19"}]}, "'vgg19' needs an encoder"),
+    ],
+)
+def test_what_would_end_every_run_is_said_once_and_nothing_is_begun(
+    run_plan, tmp_path, change, reason
+):
+    of_plan = {key: change.pop(key) for key in ("hold_out", "methods") if key in change}
+    plan = PLAN | of_plan | {"base": BASE | change}
+    with pytest.raises(FeddgError, match=reason) as raised:
+        run_plan(plan, jobs=2)
+    assert "\n" not in str(raised.value)
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(plan))
+    for flags in ([], ["--dry-run"]):
+        arguments = ["compare", f"{tmp_path / 'plan.yaml'}", "--out", f"{tmp_path / 'out'}"]
+        result = CliRunner().invoke(app, [*arguments, "--no-estimate", *flags])
+        assert isinstance(result.exception, FeddgError) or result.exit_code
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_that_can_start_starts_whatever_the_others_lack(run_plan):
+    done, notes = run_plan(PLAN | {"methods": ["fedavg"], "hold_out": ["scetch", "sketch"]})
+    assert [status for _, status in notes.ends] == ["failed", "completed"]
+    assert "no domain 'scetch'" in done.failures[0].error
 
 
 def test_a_run_made_elsewhere_under_another_name_is_found(run_plan, tmp_path):

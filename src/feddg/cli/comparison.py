@@ -79,7 +79,12 @@ def compare(
     from feddg.cli.progress import ManyBars
     from feddg.cli.tables import print_comparison, print_work
     from feddg.cli.weights import plan_with_weights_at_hand
-    from feddg.comparing.compare import carry_out_work, fixed_plan, prepare_work
+    from feddg.comparing.compare import (
+        carry_out_work,
+        fixed_plan,
+        prepare_work,
+        refuse_hopeless,
+    )
     from feddg.comparing.plan import load_plan
     from feddg.comparing.pool import Watcher
     from feddg.comparing.tuning import picked, prepare_trials
@@ -116,6 +121,7 @@ def compare(
         )
         print_work(console, work, jobs, measure=not no_estimate)
         if dry_run:
+            refuse_hopeless(work)
             return
         if predictions:
             from feddg.studies.prediction_rows import parquet

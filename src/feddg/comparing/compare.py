@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from feddg.comparing.cells import PlannedCell, distinct, expand_plan
+from feddg.comparing.forecast import forecast
 from feddg.comparing.kept_results import KeptResults
 from feddg.comparing.launcher import LAUNCHERS
 from feddg.comparing.plan import Plan, load_plan
@@ -216,6 +217,32 @@ def _present(out: Path) -> dict[str, Path]:
     }
 
 
+def refuse_hopeless(work: Work) -> None:
+    """Says once what would else end every run: no such images, domain or weights.
+
+    Where a single run can start, or is complete, the others' failures are theirs alone.
+
+    Raises:
+        FeddgError: none can; says why the first cannot.
+    """
+    if len(work.missing) < len(work.folders):
+        return
+    reasons: dict[str, FeddgError] = {}
+    for task in work.missing:
+        one = task.experiment
+        kind = repr((one.method, one.data, one.hold_out, one.clients, one.model))
+        if kind in reasons:
+            continue
+        try:
+            forecast(one, measure=False)
+        except FeddgError as error:
+            reasons[kind] = error
+        else:
+            return
+    for reason in reasons.values():
+        raise reason
+
+
 def carry_out_work(
     work: Work,
     *,
@@ -240,7 +267,9 @@ def carry_out_work(
 
     Raises:
         ExperimentError: there is no such launcher, or it cannot be used.
+        FeddgError: not one of the runs can start; nothing is written then.
     """
+    refuse_hopeless(work)
     watching, cached = watcher or Watcher(), cache or cache_folder()
     chosen = LAUNCHERS.find(launcher)
     work.write()

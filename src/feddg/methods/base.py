@@ -144,6 +144,13 @@ class Method:
     def check(self, experiment: ExperimentSettings) -> None:
         """Raises ExperimentError, before round 1, if the method cannot run this experiment."""
 
+    def read_files(self) -> None:
+        """Reads the files that the settings name, where a run begins: before hours of decoding.
+
+        Raises:
+            FeddgError: one is missing, damaged or does not fit.
+        """
+
     # Once, before round 1
 
     def describe(self, client: Client) -> Message | None:

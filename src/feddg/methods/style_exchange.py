@@ -30,7 +30,8 @@ class StyleSettings(MethodSettings):
 
     codec: str = Field(
         "compact",
-        description="what measures styles and re-draws: compact, colors, or the papers' vgg19",
+        description="what measures styles and re-draws: compact, modulated, colors, or the "
+        "papers' vgg19",
     )
     encoder: Path | None = Field(
         None, description="encoder weights of the codec (vgg19 needs them)"
@@ -95,6 +96,10 @@ class StyleExchange:
     def codec(self) -> Codec:
         """Returns the codec that the settings name, the same one however its files may change."""
         return self.settings.loaded_codec
+
+    def read_files(self) -> None:
+        """Reads the codec's weights."""
+        self.codec()
 
     def moments(self, client: Client) -> FeatureMoments:
         """Returns the per-image feature moments of a client's images, without augmentation."""

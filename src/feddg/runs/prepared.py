@@ -14,6 +14,7 @@ from feddg.federation.transport import Transport
 from feddg.guards.chain import NO_GUARDS, Guards
 from feddg.messages import Weights
 from feddg.methods.base import Method, State
+from feddg.methods.composition import build_method
 from feddg.rows import ClientsTable
 from feddg.runs.facts import clients_table
 from feddg.runs.figures import draw_figures
@@ -67,6 +68,7 @@ def in_process(
     experiment: Experiment, cache: Path, progress: Progress, memories: dict[int, Weights]
 ) -> Prepared:
     """Prepares a run whose clients are trained in this process."""
+    build_method(experiment.method.name, experiment.method.settings).read_files()
     images = load_images(experiment, cache, progress)
     method, network = build(experiment, len(images.table.class_names))
     experiment = images.peopled(experiment)
