@@ -31,7 +31,7 @@ def main() -> None:
     """Writes the picture to the path given."""
     options = _options()
     matplotlib.use("Agg")
-    codecs = [load_codec()]
+    codecs = [load_codec("compact"), load_codec("modulated")]
     if options.vgg19:
         codecs.append(load_codec("vgg19", encoder=options.vgg19[0], decoder=options.vgg19[1]))
     photographs = _photographs()

@@ -185,7 +185,7 @@ def test_no_file_of_objects_is_unpickled(tmp_path: Path) -> None:
 
 def test_decoders_end_in_rgb_at_the_encoders_scale() -> None:
     shapes = [c.architecture for c in CODECS.values() if issubclass(c, ConvolutionalCodec)]
-    assert len(shapes) == 2
+    assert len(shapes) == 3
     for shape in shapes:
         assert 2 ** shape.decoder.count("up") == shape.stride
         assert shape.decoder[-1] == 3

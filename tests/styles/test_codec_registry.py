@@ -21,7 +21,7 @@ def random_images(*shape: int, seed: int = 0) -> Tensor:
 
 
 def test_all_codecs_name_and_describe_themselves() -> None:
-    assert set(CODECS) == {"compact", "vgg19", "colors"}
+    assert set(CODECS) == {"compact", "modulated", "vgg19", "colors"}
     for name, codec in CODECS.items():
         assert codec.name == name
         assert codec.summary
@@ -29,7 +29,8 @@ def test_all_codecs_name_and_describe_themselves() -> None:
 
 def test_an_unknown_name_is_refused_with_the_nearest() -> None:
     known = (
-        r"unknown codec 'compct' \(did you mean 'compact'\?\); there are: colors, compact, vgg19"
+        r"unknown codec 'compct' \(did you mean 'compact'\?\); there are: colors, compact, "
+        "modulated, vgg19"
     )
     with pytest.raises(WeightsError, match=known):
         load_codec("compct")

@@ -21,7 +21,9 @@ def style_train(
     steps: Annotated[int, typer.Option(help="training steps")] = 4000,
     size: Annotated[list[int], typer.Option(help="side(s) of the training crops, pixels")] = [64],  # noqa: B006
     seed: Annotated[int, typer.Option(help="seed")] = 0,
-    codec: Annotated[str, typer.Option(help="which codec to train: compact or vgg19")] = "compact",
+    codec: Annotated[
+        str, typer.Option(help="what to train: compact, modulated or vgg19")
+    ] = "compact",
     encoder: Annotated[Path | None, typer.Option(help="the encoder's first weights")] = None,
     decoder: Annotated[Path | None, typer.Option(help="the decoder's first weights")] = None,
     loss_network: Annotated[
@@ -73,7 +75,7 @@ def style_transfer(
     out: Annotated[Path, typer.Option(help="folder for the re-drawn images")],
     strength: Annotated[float, typer.Option(min=0, max=1, help="adaIN blend")] = 1.0,
     size: Annotated[int, typer.Option(help="longer side of the results, pixels")] = 128,
-    codec: Annotated[str, typer.Option(help="compact, vgg19 or colors")] = "compact",
+    codec: Annotated[str, typer.Option(help="compact, modulated, vgg19 or colors")] = "compact",
     encoder: Annotated[Path | None, typer.Option(help="encoder weights")] = None,
     decoder: Annotated[Path | None, typer.Option(help="decoder weights")] = None,
 ) -> None:

@@ -143,8 +143,8 @@ def load_codec(
     """Returns a codec, frozen and in evaluation mode; the same files give the same object.
 
     Args:
-        name: one of :data:`CODECS`: ``"compact"`` (weights inside the package), ``"vgg19"`` (both
-            files needed), ``"colors"`` (no weights at all), or another package's.
+        name: one of :data:`CODECS`: ``"compact"`` or ``"modulated"`` (weights inside the package),
+            ``"vgg19"`` (both files needed), ``"colors"`` (no weights), or another package's.
         encoder: weights file, ``.safetensors`` or a PyTorch state dict of tensors, whose keys
             are the layer indices ``0.weight, 0.bias, 2.weight, ...``; later layers than the
             codec uses may follow.
@@ -199,6 +199,21 @@ def adain(features: Tensor, style: Tensor, strength: float = 1.0, *, correction:
     style_mean, style_deviation = style.to(features)[..., None, None].unbind(-4)
     restyled = (features - mean) / (variance + VARIANCE_FLOOR).sqrt() * style_deviation
     return strength * (restyled + style_mean) + (1 - strength) * features
+
+
+def moments(features: Tensor) -> Tensor:
+    """Returns the means and standard deviations per image and channel.
+
+    Args:
+        features: ``(B, C, h, w)``.
+
+    Returns:
+        ``(B, 2, C)``; the variance is over all places, plus :data:`VARIANCE_FLOOR`.
+    """
+    places = features.movedim(1, -1).flatten(1, 2)  # as a codec's maps lie in memory: fast there
+    mean = places.mean(1)
+    variance = (places - mean[:, None]).square().mean(1)
+    return torch.stack([mean, (variance + VARIANCE_FLOOR).sqrt()], dim=1)
 
 
 def images_at_once(images: Tensor, device: torch.device) -> int:

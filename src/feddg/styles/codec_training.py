@@ -212,7 +212,9 @@ def _beginning(
     """The codec before the first step; ``alone``, without another network, its encoder is fixed."""
     definition = CODECS.find(recipe.codec)
     if not issubclass(definition, ConvolutionalCodec):
-        raise WeightsError(f"codec {recipe.codec!r} has nothing to train; choose compact or vgg19")
+        raise WeightsError(
+            f"codec {recipe.codec!r} has nothing to train; choose compact, modulated or vgg19"
+        )
     kept = alone or recipe.keep_encoder
     first = definition.file("encoder", encoder) if kept else encoder
     codec = definition.untrained(first, start, recipe.seed)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import ClassVar, Literal, Self, TypeVar, cast
 
@@ -177,6 +178,11 @@ class Reflect(nn.Module):
         padded[:, :, 0, 1:-1], padded[:, :, -1, 1:-1] = maps[:, :, 1], maps[:, :, -2]
         padded[..., 0], padded[..., -1] = padded[..., 2], padded[..., -3]
         return padded
+
+
+def packaged_weights(codec: str, part: Literal["encoder", "decoder"]) -> Path:
+    """Returns the file inside this package that holds the weights of a codec's part."""
+    return Path(str(resources.files("feddg.styles") / "assets" / f"{codec}_{part}.safetensors"))
 
 
 def initialised(module: M, seed: int, part: str) -> M:

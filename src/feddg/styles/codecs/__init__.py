@@ -1,1 +1,1 @@
-"""Codecs, one a file: ``compact``, ``vgg19``, and ``colors`` as the reference without a network."""
+"""Codecs, one a file: two with weights of their own, the papers' VGG-19, and bare colours."""

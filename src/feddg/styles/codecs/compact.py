@@ -1,11 +1,10 @@
 """The codec inside this package: small, for 32 to 224 pixels on a laptop."""
 
-from importlib import resources
 from pathlib import Path
 from typing import Literal
 
 from feddg.styles.codec import register_codec
-from feddg.styles.convolutional import Architecture, ConvolutionalCodec
+from feddg.styles.convolutional import Architecture, ConvolutionalCodec, packaged_weights
 
 
 @register_codec
@@ -22,5 +21,4 @@ class CompactCodec(ConvolutionalCodec):
     @classmethod
     def file(cls, part: Literal["encoder", "decoder"], given: Path | None) -> Path:
         """Returns the given file, or the packaged one."""
-        packaged = resources.files("feddg.styles") / "assets" / f"{cls.name}_{part}.safetensors"
-        return given or Path(str(packaged))
+        return given or packaged_weights(cls.name, part)
