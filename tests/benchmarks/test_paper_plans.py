@@ -86,7 +86,7 @@ OUR_OWN = {
     "serving/search": 10 * 4,
     "serving/search_pacs": 11 * 4,
     "without_weights/learning_rate": 4 * 2,
-    "styles/codecs_digits": 9 * 4 * 5,
+    "styles/codecs_digits": 9 * 4 * 3,
     "styles/codecs_pacs": 7 * 4 * 3,
     "styles/pardon_margin": 4 * 4 * 3,
 }
