@@ -83,7 +83,7 @@ def compare(
         carry_out_work,
         fixed_plan,
         prepare_work,
-        refuse_hopeless,
+        why_hopeless,
     )
     from feddg.comparing.plan import load_plan
     from feddg.comparing.pool import Watcher
@@ -121,7 +121,9 @@ def compare(
         )
         print_work(console, work, jobs, measure=not no_estimate)
         if dry_run:
-            refuse_hopeless(work)
+            if (hopeless := why_hopeless(work)) is not None:
+                note = f"as things are, no run could start: {hopeless}"
+                console.print(note, markup=False, highlight=False, soft_wrap=True)
             return
         if predictions:
             from feddg.studies.prediction_rows import parquet

@@ -217,16 +217,13 @@ def _present(out: Path) -> dict[str, Path]:
     }
 
 
-def refuse_hopeless(work: Work) -> None:
-    """Says once what would else end every run: no such images, domain or weights.
+def why_hopeless(work: Work) -> FeddgError | None:
+    """Returns what would end every run: no such images, domain or weights; None if none would.
 
     Where a single run can start, or is complete, the others' failures are theirs alone.
-
-    Raises:
-        FeddgError: none can; says why the first cannot.
     """
-    if len(work.missing) < len(work.folders):
-        return
+    if not work.missing or len(work.missing) < len(work.folders):
+        return None
     reasons: dict[str, FeddgError] = {}
     for task in work.missing:
         one = task.experiment
@@ -238,9 +235,8 @@ def refuse_hopeless(work: Work) -> None:
         except FeddgError as error:
             reasons[kind] = error
         else:
-            return
-    for reason in reasons.values():
-        raise reason
+            return None
+    return next(iter(reasons.values()))
 
 
 def carry_out_work(
@@ -269,7 +265,8 @@ def carry_out_work(
         ExperimentError: there is no such launcher, or it cannot be used.
         FeddgError: not one of the runs can start; nothing is written then.
     """
-    refuse_hopeless(work)
+    if (reason := why_hopeless(work)) is not None:
+        raise reason
     watching, cached = watcher or Watcher(), cache or cache_folder()
     chosen = LAUNCHERS.find(launcher)
     work.write()
