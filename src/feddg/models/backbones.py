@@ -290,8 +290,11 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         )
     except (SafetensorError, RuntimeError, ValueError, EOFError, OSError, KeyError) as error:
         raise WeightsError(f"weights file {path} cannot be read: {error}") from None
-    except Exception as error:  # torch raises its unpickler's own error types
-        raise WeightsError(f"weights file {path} is not a plain state dict: {error}") from None
+    except Exception:  # torch raises its unpickler's own errors, with advice to trust the file
+        raise WeightsError(
+            f"weights file {path} is not a plain state dict: it is damaged, or holds more than "
+            "tensors; save model.state_dict() alone, best as .safetensors"
+        ) from None
     state = state.get("state_dict", state) if isinstance(state, dict) else state
     if not isinstance(state, dict) or not all(
         isinstance(tensor, Tensor) for tensor in state.values()
