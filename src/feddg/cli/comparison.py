@@ -80,6 +80,7 @@ def compare(
     from feddg.cli.tables import print_comparison, print_work
     from feddg.cli.weights import plan_with_weights_at_hand
     from feddg.comparing.compare import (
+        Work,
         carry_out_work,
         fixed_plan,
         prepare_work,
@@ -102,6 +103,12 @@ def compare(
     def watcher() -> Watcher:
         return Watcher() if quiet else ManyBars(console)
 
+    def show(work: Work, measure: bool) -> None:
+        print_work(console, work, jobs, measure)
+        if dry_run and (hopeless := why_hopeless(work)) is not None:
+            note = f"as things are, no run could start: {hopeless}"
+            console.print(note, markup=False, highlight=False, soft_wrap=True)
+
     where: dict[str, Any] = {
         "launcher": launcher,
         "launcher_options": dict(named(option) for option in launcher_option or ()),
@@ -109,7 +116,7 @@ def compare(
     try:
         chosen, trials = whole, prepare_trials(whole, folder)
         if trials is not None:
-            print_work(console, trials, jobs, measure=not no_estimate and bool(trials.missing))
+            show(trials, measure=not no_estimate and bool(trials.missing))
             if dry_run and trials.missing:
                 console.print("the table's runs follow, with the values that are picked")
                 return
@@ -119,11 +126,8 @@ def compare(
         work = prepare_work(
             chosen, folder, again=again, kept=kept, said=whole, drop_weights=drop_weights
         )
-        print_work(console, work, jobs, measure=not no_estimate)
+        show(work, measure=not no_estimate)
         if dry_run:
-            if (hopeless := why_hopeless(work)) is not None:
-                note = f"as things are, no run could start: {hopeless}"
-                console.print(note, markup=False, highlight=False, soft_wrap=True)
             return
         if predictions:
             from feddg.studies.prediction_rows import parquet

@@ -187,16 +187,16 @@ class ContentHashes:
         return stamp(f"{self._root}/{path}")  # a Path takes as long as the look at the file
 
     def _read(self, path: str) -> tuple[int, str]:
-        stamp = self._stamp(path)
-        if stamp is None:
+        now = self._stamp(path)
+        if now is None:
             return -1, ""
         try:
             content = hash_file(self._root / path)
         except OSError:
             return -1, ""
-        self._known[path] = (*stamp, content)
+        self._known[path] = (*now, content)
         self._fresh = True
-        return stamp[0], content
+        return now[0], content
 
     def of(self, paths: Iterable[str]) -> dict[str, tuple[int, str]]:
         """Returns size and hash of files by path, and remembers them.

@@ -131,7 +131,7 @@ class Roster:
         if (
             earlier is not None
             and introduction.images == before
-            and ((introduction.classes, introduction.domains) != (earlier.classes, earlier.domains))
+            and (introduction.classes, introduction.domains) != (earlier.classes, earlier.domains)
         ):
             return (
                 f"calls itself {self.sites[id]!r} and names other classes or domains than when it "

@@ -201,21 +201,6 @@ def adain(features: Tensor, style: Tensor, strength: float = 1.0, *, correction:
     return strength * (restyled + style_mean) + (1 - strength) * features
 
 
-def moments(features: Tensor) -> Tensor:
-    """Returns the means and standard deviations per image and channel.
-
-    Args:
-        features: ``(B, C, h, w)``.
-
-    Returns:
-        ``(B, 2, C)``; the variance is over all places, plus :data:`VARIANCE_FLOOR`.
-    """
-    places = features.movedim(1, -1).flatten(1, 2)  # as a codec's maps lie in memory: fast there
-    mean = places.mean(1)
-    variance = (places - mean[:, None]).square().mean(1)
-    return torch.stack([mean, (variance + VARIANCE_FLOOR).sqrt()], dim=1)
-
-
 def images_at_once(images: Tensor, device: torch.device) -> int:
     """Returns how many of these images go through a codec together on a device.
 

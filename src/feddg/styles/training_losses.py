@@ -24,8 +24,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from feddg.models.moments import instance_moments
 from feddg.randomness import stream
-from feddg.styles.codec import adain, moments
+from feddg.styles.codec import VARIANCE_FLOOR, adain
 from feddg.styles.convolutional import ConvolutionalCodec
 from feddg.styles.training_images import TrainingBatch
 
@@ -172,6 +173,11 @@ def redraw(codec: ConvolutionalCodec, batch: TrainingBatch) -> Tensor:
     restyled = adain(features, torch.lerp(own, asked, batch.strength))
     drawn: Tensor = codec.decoder(restyled.contiguous(memory_format=torch.channels_last))
     return drawn[..., : batch.contents.shape[-2], : batch.contents.shape[-1]]
+
+
+def moments(features: Tensor) -> Tensor:
+    """Means and standard deviations per image and channel, ``(B, 2, C)``."""
+    return torch.stack(instance_moments(features, VARIANCE_FLOOR), dim=1)
 
 
 def pooled(each: Tensor, count: int) -> Tensor:

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from feddg.models.backbones import read_weights
-from feddg.styles.codec import moments, register_codec
+from feddg.models.moments import instance_moments
+from feddg.styles.codec import VARIANCE_FLOOR, register_codec
 from feddg.styles.codecs.compact import CompactCodec
 from feddg.styles.convolutional import Architecture, packaged_weights
 
@@ -30,14 +31,16 @@ class ModulatedDecoder(nn.Module):
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
         self.layers = architecture.modules()[1]
-        self.widths = [layer.out_channels for layer in self._convolutions()[:-1]]
+        convolutions = [layer for layer in self.layers if isinstance(layer, nn.Conv2d)]
+        self.widths = [layer.out_channels for layer in convolutions[:-1]]
         with torch.device("meta"):
             self.read = nn.Linear(2 * architecture.channels, SUMMARY_NUMBERS)
             self.write = nn.Linear(SUMMARY_NUMBERS, 2 * sum(self.widths))
 
     def forward(self, maps: Tensor) -> Tensor:
         """Draws maps ``(B, C, h, w)`` as images ``(B, 3, H, W)``, not clamped."""
-        summary = torch.relu(self.read(moments(maps).flatten(1)))
+        style = torch.cat(instance_moments(maps, VARIANCE_FLOOR), 1)
+        summary = torch.relu(self.read(style))
         scales, shifts = self.write(summary)[..., None, None].chunk(2, 1)
         modulations = zip(scales.split(self.widths, 1), shifts.split(self.widths, 1), strict=True)
         for layer, following in pairwise([*self.layers, nn.Identity()]):
@@ -53,9 +56,6 @@ class ModulatedDecoder(nn.Module):
         self.layers.load_state_dict(weights)
         nn.init.zeros_(self.write.weight)
         nn.init.zeros_(self.write.bias)
-
-    def _convolutions(self) -> list[nn.Conv2d]:
-        return [layer for layer in self.layers if isinstance(layer, nn.Conv2d)]
 
 
 @register_codec
