@@ -5,7 +5,7 @@
 For a table NAME, the plan is ``benchmarks/papers/short/NAME.yaml``, the page
 ``docs/results/papers/NAME.md``, and the results, from ``feddg compare PLAN --kept CSV``, are
 ``docs/results/data/papers/NAME.csv``, with ``NAME.tuning.json`` beside it where values were tuned.
-A table of which no cell is run has no page.
+A table of which no cell is run has a page, too, which says so, beside the paper's numbers.
 """
 
 import sys
@@ -34,12 +34,11 @@ def make(names: Sequence[str] = (), root: Path = ROOT) -> list[Path]:
     written = []
     for name in names or every:
         plan, kept = load_plan(root / PLANS / f"{name}.yaml"), results_of(name, root)
-        if kept.results:
-            path = root / PAGES / f"{name}.md"
-            page = path.read_text("utf-8") if path.is_file() else new_page(name, plan)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(remade(page, kept, plan, tuning_of(name, root)), "utf-8")
-            written.append(path)
+        path = root / PAGES / f"{name}.md"
+        page = path.read_text("utf-8") if path.is_file() else new_page(name, plan)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(remade(page, kept, plan, tuning_of(name, root)), "utf-8")
+        written.append(path)
     index = root / INDEX
     index.write_text(between_marks(index.read_text("utf-8"), listing(every, root)), "utf-8")
     return [*written, index]
@@ -67,14 +66,13 @@ def new_page(name: str, plan: Plan) -> str:
 
 
 def listing(names: Sequence[str], root: Path = ROOT) -> str:
-    """The list of all tables: plan, cells run, page."""
-    lines = ["| table | plan | cells run | page |", "| :--- | :--- | ---: | :--- |"]
+    """The list of all tables: cells run, and the page, which has the plan's name."""
+    lines = ["| table | cells run | page |", "| :--- | ---: | :--- |"]
     for name in names:
         plan = load_plan(root / PLANS / f"{name}.yaml")
         table = KeptTable.of(results_of(name, root), plan)
-        page = f"[{name}](papers/{name}.md)" if table.results else "none yet"
         title = (plan.title or name).removesuffix(", shortened")
-        lines.append(f"| {title} | `{name}` | {cells_run(table)} | {page} |")
+        lines.append(f"| {title} | {cells_run(table)} | [{name}](papers/{name}.md) |")
     return "\n".join(lines)
 
 

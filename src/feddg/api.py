@@ -1,7 +1,7 @@
 """What a program calls: carry out experiments and plans, and write the pages about them."""
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -128,6 +128,7 @@ def compare(
     report: bool = True,
     again: bool = False,
     kept: Path | None = None,
+    known: Sequence[Path] = (),
     predictions: bool = False,
     drop_weights: bool = False,
     launcher_options: Mapping[str, str] | None = None,
@@ -149,6 +150,8 @@ def compare(
         report: whether to write tables, ``report.html`` and each run's model card.
         again: whether to start runs anew, beside the old ones, whose images were others.
         kept: a CSV file of results; what it has is not run again, what ends is added to it.
+        known: such files of other plans; what they have is not run again either, and is copied to
+            ``kept``.
         predictions: whether every run keeps what it predicts of every image; a run that cannot is
             warned of.
         drop_weights: whether a run's weights are deleted once it is complete; it gets no model
@@ -159,14 +162,22 @@ def compare(
     Raises:
         FeddgError: the plan is invalid. A run's failure is listed, not raised.
     """
-    from feddg.comparing.compare import carry_out_work, fixed_plan, prepare_work
+    from feddg.comparing.compare import carry_out_work, fixed_plan, kept_files, prepare_work
     from feddg.comparing.tuning import tune
 
     watcher = watcher or notebook_watcher()
+    kept_files(kept, known)  # a fault in them is not to be found after tuning
     whole, folder = fixed_plan(plan, out, overrides)
     tuned = tune(whole, folder, jobs=jobs, cache=cache, watcher=watcher, kept=kept)
     work = prepare_work(
-        tuned, folder, again=again, cache=cache, kept=kept, said=whole, drop_weights=drop_weights
+        tuned,
+        folder,
+        again=again,
+        cache=cache,
+        kept=kept,
+        known=known,
+        said=whole,
+        drop_weights=drop_weights,
     )
     done = carry_out_work(
         work, jobs=jobs, cache=cache, watcher=watcher, launcher_options=launcher_options

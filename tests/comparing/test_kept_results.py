@@ -136,6 +136,60 @@ def test_runs_that_were_complete_before_are_added(tmp_path):
     assert len(KeptResults.read(kept(tmp_path)).results) == 2
 
 
+RELABELLED = PLAN | {
+    "name": "other",
+    "methods": [{"name": "fedavg", "label": "plain averaging"}, {"name": "fedavg"}],
+}
+
+
+@pytest.mark.parametrize("one_file", [True, False])
+def test_a_run_that_stands_in_another_table_is_copied_and_not_run_again(tmp_path, one_file):
+    first, cache = kept(tmp_path), tmp_path / "cache"
+    compare(PLAN, tmp_path / "first", cache=cache, report=False, kept=first)
+    ran = KeptResults.read(first).results
+    path, known = (first, []) if one_file else (kept(tmp_path, "other.csv"), [first])
+    before = first.read_text()
+
+    done = compare(RELABELLED, tmp_path / "other", cache=cache, kept=path, known=known)
+
+    assert not done.outcomes
+    table = KeptTable.of(KeptResults.read(path), load_plan(RELABELLED))
+    assert [result.method for result in table.results] == ["plain averaging", "fedavg"]
+    for result in table.results:
+        assert result.model_copy(update={"method": "fedavg"}) == ran[0]
+    assert len(read_comparison(tmp_path / "other").elsewhere) == 1  # one run, in two cells
+    if not one_file:
+        assert first.read_text() == before
+        assert len(KeptResults.read(path).results) == 2  # fedprox is no method of this plan
+
+    again = path.read_text()
+    compare(RELABELLED, tmp_path / "other", cache=cache, report=False, kept=path, known=known)
+    assert path.read_text() == again
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--known", "there.csv"], "name that, too (--kept FILE)"),
+        (["--kept", "own.csv", "--known", "gone.csv"], "There is no file of known results gone"),
+        (["--kept", "own.csv", "--known", "damaged.csv"], "damaged.csv, line 2"),
+        (["--kept", "damaged.csv"], "damaged.csv, line 2"),
+    ],
+)
+def test_a_fault_in_a_file_of_results_is_said_before_anything_is_tried(
+    tmp_path, monkeypatch, arguments, said
+):
+    monkeypatch.chdir(tmp_path)
+    kept(tmp_path, "there.csv", HEADS + GOOD)
+    kept(tmp_path, "damaged.csv", HEADS + GOOD.replace("0.5", "half"))
+    tuned = PLAN | {"tune": {"settings": {"train.lr": [0.01, 0.1]}, "rounds": 1}}
+    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(tuned))
+    shown = CliRunner().invoke(app, ["compare", "plan.yaml", "--no-estimate", *arguments])
+    assert shown.exit_code == 1
+    assert said in str(shown.exception)
+    assert not (tmp_path / "comparisons").exists()
+
+
 HEADS = "experiment,method,held_out,conditions,seed,machine,version,test_final\n"
 GOOD = "0123abcd,fedavg,sketch,,0,cpu,1,0.5\n"
 

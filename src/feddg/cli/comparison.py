@@ -62,6 +62,12 @@ def compare(
         Path | None,
         typer.Option(help="CSV file of results: what it has is not run again, what ends is added"),
     ] = None,
+    known: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="--kept file of another plan: what it has is copied, not run again (repeatable)"
+        ),
+    ] = None,
     drop_weights: Annotated[
         bool,
         typer.Option(
@@ -83,6 +89,7 @@ def compare(
         Work,
         carry_out_work,
         fixed_plan,
+        kept_files,
         prepare_work,
         why_hopeless,
     )
@@ -98,6 +105,7 @@ def compare(
     base = load_plan(plan).model_dump() if plan else {}
     whole, folder = fixed_plan(load_plan(base | axes), out, said)
     whole = plan_with_weights_at_hand(whole)
+    kept_files(kept, known or ())  # a fault in them is not to be found after tuning
     console = Console(stderr=True)
 
     def watcher() -> Watcher:
@@ -124,7 +132,13 @@ def compare(
                 carry_out_work(trials, jobs=jobs, watcher=watcher(), **where)
             chosen = picked(whole, trials, kept)
         work = prepare_work(
-            chosen, folder, again=again, kept=kept, said=whole, drop_weights=drop_weights
+            chosen,
+            folder,
+            again=again,
+            kept=kept,
+            known=known or (),
+            said=whole,
+            drop_weights=drop_weights,
         )
         show(work, measure=not no_estimate)
         if dry_run:

@@ -8,13 +8,13 @@ from typing import Any
 
 from feddg.comparing.cells import PlannedCell, distinct, expand_plan
 from feddg.comparing.forecast import forecast
-from feddg.comparing.kept_results import KeptResults
+from feddg.comparing.kept_results import KeptResult, KeptResults
 from feddg.comparing.launcher import LAUNCHERS
 from feddg.comparing.plan import Plan, load_plan
 from feddg.comparing.pool import LOG_FOLDER, Outcome, Task, Watcher, run_here
 from feddg.comparing.results import COMPARISON
 from feddg.data.bands import Reading
-from feddg.errors import FeddgError, RunError
+from feddg.errors import ExperimentError, FeddgError, RunError
 from feddg.experiment import Experiment
 from feddg.files import entries, is_file, replace_text, why
 from feddg.runs.execute import is_complete
@@ -38,6 +38,8 @@ class Work:
         folders: the run folder of every distinct experiment, by its id.
         missing: experiments without a complete run, in the order they will be run.
         kept: the file that keeps results beyond their folders; its runs are not missing.
+        known: files of other tables; their runs are not missing either, and are copied into
+            ``kept``.
         drop_weights: whether a run's weights are deleted once it is complete.
     """
 
@@ -47,6 +49,7 @@ class Work:
     folders: Mapping[str, Path]
     missing: Sequence[Task]
     kept: KeptResults | None = None
+    known: Sequence[KeptResults] = ()
     drop_weights: bool = False
 
     @property
@@ -58,21 +61,29 @@ class Work:
     def keep(self, experiment: str) -> None:
         """Keeps of the run of an experiment what is to be kept, if it is complete.
 
-        It is added to the kept results, where there are some, and may lose its weights.
+        It is added to the kept results, where there are some, and may lose its weights. Of a run
+        that stands in another table, its row there is what is kept.
         """
         folder = self.folders[experiment]
-        if not is_complete(folder):
-            return
-        if self.kept is not None and experiment not in self.kept.experiments:
-            cells = [cell for cell in self.cells if cell.experiment.id == experiment]
-            self.kept.add(cells, read_run(folder))
-        if self.drop_weights:
+        complete = is_complete(folder)
+        if self.kept is not None:
+            own = [cell for cell in self.cells if cell.experiment.id == experiment]
+            lacking = self.kept.lacking(own)
+            if lacking and (row := self._row(experiment)) is not None:
+                self.kept.copy(lacking, row)
+            elif lacking and complete:
+                self.kept.add(lacking, read_run(folder))
+        if complete and self.drop_weights:
             drop_weights(folder)
+
+    def _row(self, experiment: str) -> KeptResult | None:
+        """What is kept of an experiment, in whatever table."""
+        files = [self.kept, *self.known] if self.kept is not None else []
+        return next((row for file in files if (row := file.of(experiment)) is not None), None)
 
     def _is_elsewhere(self, experiment: str) -> bool:
         """Whether a row of kept results is all there is of an experiment."""
-        known = self.kept.experiments if self.kept is not None else ()
-        return experiment in known and not is_complete(self.folders[experiment])
+        return self._row(experiment) is not None and not is_complete(self.folders[experiment])
 
     def write(self) -> None:
         """Writes which run belongs to which cell, for reports."""
@@ -158,6 +169,7 @@ def prepare_work(
     again: bool = False,
     cache: Path | None = None,
     kept: Path | None = None,
+    known: Sequence[Path] = (),
     said: Plan | None = None,
     drop_weights: bool = False,
 ) -> Work:
@@ -170,15 +182,20 @@ def prepare_work(
         again: whether to start runs anew, beside the old ones, whose images were others.
         cache: where hashes of images are remembered; the user's cache by default.
         kept: a CSV file of results; what it has is not run, what is complete is added to it.
+        known: such files of other plans; what they have is not run either, and is copied to it.
         said: the plan as it stands in the folder, where ``plan`` has picked values in it.
         drop_weights: whether a run's weights are deleted once it is complete.
 
     Raises:
-        ExperimentError: the plan holds an invalid experiment.
-        RunError: images changed since a run began, or ``kept`` is damaged.
+        ExperimentError: the plan holds an invalid experiment, or there is ``known`` and no
+            ``kept``.
+        RunError: images changed since a run began, or a file of results is damaged or not there.
     """
     fixed, folder = fixed_plan(plan, out, overrides)
-    work = work_on(said or fixed, expand_plan(fixed), folder, again=again, cache=cache, kept=kept)
+    own, others = kept_files(kept, known)
+    work = work_on(
+        said or fixed, expand_plan(fixed), folder, again=again, cache=cache, kept=own, known=others
+    )
     return replace(work, drop_weights=drop_weights)
 
 
@@ -189,21 +206,42 @@ def work_on(
     *,
     again: bool = False,
     cache: Path | None = None,
-    kept: Path | None = None,
+    kept: KeptResults | None = None,
+    known: Sequence[KeptResults] = (),
 ) -> Work:
     """Looks up what of the cells of a plan has been done; see :func:`prepare_work`."""
     present = _present(folder)
     now = ImagesNow(cache or cache_folder())
-    results = KeptResults.read(kept) if kept is not None else None
-    known = results.experiments if results is not None else set[str]()
+    files = [kept, *known] if kept is not None else []
+    rows = {experiment for file in files for experiment in file.experiments}
     folders: dict[str, Path] = {}
     missing: list[Task] = []
     for experiment in distinct(cells):
         path = find_folder(experiment, folder, now, again=again, begun=present.get(experiment.id))
         folders[experiment.id] = path
-        if experiment.id not in known and not is_complete(path):
+        if experiment.id not in rows and not is_complete(path):
             missing.append(Task(experiment, path))
-    return Work(plan, folder, cells, folders, missing, results)
+    return Work(plan, folder, cells, folders, missing, kept, known)
+
+
+def kept_files(
+    kept: Path | None, known: Sequence[Path] = ()
+) -> tuple[KeptResults | None, list[KeptResults]]:
+    """Reads a table's file of kept results and those of others; see :func:`prepare_work`.
+
+    Raises:
+        ExperimentError: results are known, and there is no file to copy them into.
+        RunError: a file is damaged, or one of known results is not there.
+    """
+    if known and kept is None:
+        raise ExperimentError(
+            "known results are copied into the table's own file: name that, too (--kept FILE)"
+        )
+    for path in known:
+        if not is_file(path):
+            raise RunError(f"There is no file of known results {path}.")
+    own = KeptResults.read(kept) if kept is not None else None
+    return own, [KeptResults.read(path) for path in known]
 
 
 def _present(out: Path) -> dict[str, Path]:

@@ -12,7 +12,7 @@ import io
 import itertools
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -74,6 +74,11 @@ class KeptResult(BaseModel):
         return numbers
 
     @property
+    def place(self) -> Hashable:
+        """Method, column and seed: where it stands in a table."""
+        return _key(self.method, self.held_out, self.conditions, self.seed)
+
+    @property
     def column(self) -> str:
         """The heading of its column: what is held out, and the further axes' values."""
         further = [f"{axis} {value}" for axis, value in self.conditions.items()]
@@ -110,34 +115,68 @@ class KeptResults:
         """The hashes of all experiments in the file."""
         return {result.experiment for result in self.results}
 
+    def of(self, experiment: str) -> KeptResult | None:
+        """Returns a result of an experiment, in whatever table it stands; None without one."""
+        return next((r for r in self.results if r.experiment == experiment), None)
+
+    def lacking(self, cells: Iterable[PlannedCell]) -> list[PlannedCell]:
+        """Returns the cells that have no result here: of their experiment and in their place."""
+        there = {(result.experiment, result.place) for result in self.results}
+        return [cell for cell in cells if (cell.experiment.id, place_of(cell)) not in there]
+
     def add(self, cells: Iterable[PlannedCell], run: RunRecord) -> None:
         """Adds a finished run, once for each cell of a plan that it stands in.
 
         Raises:
             RunError: the file cannot be written.
         """
-        for cell in cells:
-            place = Place(cell.method, cell.scenario, dict(cell.conditions), cell.seed)
-            self.results.append(_kept(cell.experiment.id, Result(place, run)))
+        self._add([_kept(cell, run) for cell in cells])
+
+    def copy(self, cells: Iterable[PlannedCell], result: KeptResult) -> None:
+        """Adds the result of another table's cell to cells of the same experiment.
+
+        Raises:
+            RunError: the file cannot be written.
+        """
+        self._add([result.model_copy(update=_fields_of(cell)) for cell in cells])
+
+    def _add(self, results: Iterable[KeptResult]) -> None:
+        self.results.extend(results)
         try:
             replace_text(self.path, to_text(self.results))
         except OSError as error:
             raise RunError(f"Cannot write {self.path}: {why(error)}.") from None
 
 
-def _kept(experiment: str, result: Result) -> KeptResult:
-    place, found = result.place, result.run.environment
+def place_of(cell: PlannedCell) -> Hashable:
+    """Returns where a cell's result stands in a file; equal to its :attr:`KeptResult.place`."""
+    return _key(**_fields_of(cell))
+
+
+def _key(method: str, held_out: str, conditions: Mapping[str, str], seed: int) -> Hashable:
+    return method, held_out, tuple(conditions.items()), seed
+
+
+def _fields_of(cell: PlannedCell) -> dict[str, Any]:
+    return {
+        "method": cell.method,
+        "held_out": plain_text(cell.scenario),  # names of folders may hold anything
+        "conditions": {plain_text(axis): plain_text(value) for axis, value in cell.conditions},
+        "seed": cell.seed,
+    }
+
+
+def _kept(cell: PlannedCell, run: RunRecord) -> KeptResult:
+    found = run.environment
+    place = Place(cell.method, cell.scenario, dict(cell.conditions), cell.seed)
     parts = [found.get(name) for name in ("processor", "device", "precision")]
     threads = f"{found.get('threads')} threads" if found.get("threads") else None
     return KeptResult(
-        experiment=experiment,
-        method=place.method,
-        held_out=plain_text(place.scenario),  # names of folders may hold anything
-        conditions={plain_text(axis): plain_text(v) for axis, v in place.conditions.items()},
-        seed=place.seed,
+        experiment=cell.experiment.id,
+        **_fields_of(cell),
         machine=plain_text(", ".join(str(part) for part in [*parts, threads] if part)),
         version=plain_text(found.get("feddg", "")),
-        numbers=measured_numbers(result),
+        numbers=measured_numbers(Result(place, run)),
     )
 
 

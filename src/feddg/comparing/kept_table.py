@@ -1,20 +1,18 @@
 """Kept results as a table, by method and column: those of a plan where one is given."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from feddg.comparing.cells import PlannedCell, expand_plan
 from feddg.comparing.intervals import Accuracies
-from feddg.comparing.kept_results import KeptResult, KeptResults
+from feddg.comparing.kept_results import KeptResult, KeptResults, place_of
 from feddg.comparing.plan import Plan
 from feddg.comparing.results import Place, Results
 from feddg.errors import RunError
 from feddg.rows import TEST
 from feddg.runs.selection_rules import FINAL, SelectionRule
-
-_Key = tuple[str, str, tuple[tuple[str, str], ...], int]
 
 
 @dataclass(frozen=True)
@@ -41,20 +39,18 @@ class KeptTable:
             RunError: the file has two results for a cell.
             ExperimentError: a cell of the plan is no valid experiment.
         """
-        found: dict[_Key, KeptResult] = {}
+        found: dict[Hashable, KeptResult] = {}
         for result in kept.results:
-            key = (result.method, result.held_out, tuple(result.conditions.items()), result.seed)
-            if key in found:
+            there = found.setdefault(result.place, result)
+            if there is not result:
                 raise RunError(
                     f"{kept.path}: {result.method}, {result.column}, seed {result.seed} stands "
-                    f"there twice, as {found[key].experiment} and as {result.experiment}; leave one"
+                    f"there twice, as {there.experiment} and as {result.experiment}; leave one"
                 )
-            found[key] = result
         if plan is None:
             return cls(kept.results)
         cells = expand_plan(plan)
-        keys = [(cell.method, cell.scenario, cell.conditions, cell.seed) for cell in cells]
-        placed = [found[key] for key in keys if key in found]
+        placed = [found[key] for key in map(place_of, cells) if key in found]
         return cls(placed, plan, cells, strangers=len(found) - len(placed))
 
     @cached_property
