@@ -1,6 +1,7 @@
 """Results kept as CSV: what is in the file, that it comes back, and that nothing is run twice."""
 
 import csv
+import itertools
 import re
 import shutil
 
@@ -8,6 +9,9 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
+from safetensors.torch import save_file
+from torchvision.models import resnet18
 from typer.testing import CliRunner
 
 from feddg.api import compare
@@ -17,6 +21,7 @@ from feddg.comparing.kept_results import KeptResult, KeptResults, mean_step, to_
 from feddg.comparing.kept_table import KeptTable
 from feddg.comparing.plan import load_plan
 from feddg.comparing.results import read_comparison
+from feddg.data.fingerprint import ImagesFile
 from feddg.errors import ExperimentError, RunError
 from feddg.rows import EvaluationRow
 from feddg.runs.evaluations import Evaluations
@@ -45,6 +50,7 @@ RESULTS = st.builds(
     conditions=st.dictionaries(TEXT, TEXT, max_size=2),
     seed=st.integers(0, 2**31),
     machine=TEXT,
+    made_with=st.dictionaries(TEXT, TEXT, max_size=2),
     numbers=st.fixed_dictionaries(
         {}, optional={"test_final": SHARE, "val_tail": SHARE, "seconds": st.integers(0, 99999)}
     ),
@@ -188,6 +194,97 @@ def test_a_fault_in_a_file_of_results_is_said_before_anything_is_tried(
     assert shown.exit_code == 1
     assert said in str(shown.exception)
     assert not (tmp_path / "comparisons").exists()
+
+
+def painted(folder, shade=0):
+    """Two domains of two classes, six plain pictures each."""
+    for number, (domain, label) in enumerate(itertools.product(("ink", "oil"), ("cat", "dog"))):
+        for index in range(6):
+            path = folder / domain / label / f"{index}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (16, 16), (40 * number + shade, 10 * index, 0)).save(path)
+    return folder
+
+
+def plan_on(root, **base):
+    return {
+        "name": "mine",
+        "base": {
+            "data": {"source": "folder", "root": str(root), "image_size": 16},
+            "clients": {"number": 2},
+            "train": {"rounds": 1, "batch_size": 4},
+            "model": {"backbone": "cnn", "weights": None},
+            **base,
+        },
+        "methods": ["fedavg"],
+        "hold_out": ["oil"],
+    }
+
+
+def test_a_result_says_what_it_was_made_with(tmp_path):
+    path, plan = kept(tmp_path), plan_on(painted(tmp_path / "images"))
+    done = compare(plan, tmp_path / "out", cache=tmp_path / "cache", report=False, kept=path)
+    (folder,) = done.work.folders.values()
+    images = ImagesFile.read(folder / "images.json")
+    (result,) = KeptResults.read(path).results
+    assert result.made_with == {"images": images.fingerprint()}
+    assert images.model_copy(update={"root": "elsewhere"}).fingerprint() == images.fingerprint()
+    assert images.model_copy(update={"labels": "other"}).fingerprint() != images.fingerprint()
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_results_of_images_that_changed_are_not_taken_for_new_ones(tmp_path, elsewhere):
+    path, root, cache = kept(tmp_path), painted(tmp_path / "images"), tmp_path / "cache"
+    plan = plan_on(root)
+    compare(plan, tmp_path / "first", cache=cache, report=False, kept=path)
+    (before,) = KeptResults.read(path).results
+    shutil.rmtree(tmp_path / "first")
+    own, known = (kept(tmp_path, "own.csv"), [path]) if elsewhere else (path, [])
+
+    painted(root, shade=90)
+    with pytest.raises(RunError, match=r"1 of its results came from other files.*images of fedavg"):
+        prepare_work(plan, tmp_path / "out", cache=cache, kept=own, known=known)
+    done = compare(
+        plan, tmp_path / "out", cache=cache, report=False, kept=own, known=known, again=True
+    )
+    assert [outcome.status for outcome in done.outcomes] == ["completed"]
+    (after,) = KeptResults.read(own).results
+    assert after.experiment == before.experiment
+    assert after.made_with != before.made_with
+
+    shutil.rmtree(tmp_path / "out")
+    if not elsewhere:
+        assert not prepare_work(plan, tmp_path / "out", cache=cache, kept=own).missing
+        shutil.rmtree(root)  # what is kept needs no images
+        assert not prepare_work(plan, tmp_path / "out", cache=cache, kept=own).missing
+
+
+def test_a_result_of_other_weights_is_none_of_these(tmp_path):
+    path, root, cache = kept(tmp_path), painted(tmp_path / "images"), tmp_path / "cache"
+    weights = tmp_path / "weights.safetensors"
+    network = resnet18()
+    save_file(network.state_dict(), weights)
+    plan = plan_on(root, model={"backbone": "resnet18", "weights": str(weights)})
+    compare(plan, tmp_path / "out", cache=cache, report=False, kept=path)
+    assert not prepare_work(plan, tmp_path / "other", cache=cache, kept=path).missing
+    state = {name: value.clone() for name, value in network.state_dict().items()}
+    state["bn1.bias"] += 1
+    save_file(state, weights)
+    with pytest.raises(RunError, match=r"model.weights of fedavg, oil, seed 0"):
+        prepare_work(plan, tmp_path / "other", cache=cache, kept=path)
+
+
+def test_a_file_of_an_earlier_version_is_read_and_remarked_on(tmp_path, caplog):
+    path, out, cache = kept(tmp_path), tmp_path / "out", tmp_path / "cache"
+    compare(PLAN, out, cache=cache, report=False, kept=path)
+    rows = list(csv.DictReader(path.read_text().splitlines()))
+    with path.open("w") as file:
+        names = [name for name in rows[0] if name != "made_with"]
+        earlier = csv.DictWriter(file, names, extrasaction="ignore")
+        earlier.writeheader()
+        earlier.writerows(rows)
+    assert not prepare_work(PLAN, tmp_path / "other", cache=cache, kept=path).missing
+    assert "does not say of 2 of its results which images" in caplog.text
 
 
 HEADS = "experiment,method,held_out,conditions,seed,machine,version,test_final\n"

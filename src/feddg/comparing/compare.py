@@ -1,6 +1,7 @@
 """Carries out a plan: runs what is missing, continues what was interrupted, compares the rest."""
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from feddg.comparing.cells import PlannedCell, distinct, expand_plan
 from feddg.comparing.forecast import forecast
 from feddg.comparing.kept_results import KeptResult, KeptResults
 from feddg.comparing.launcher import LAUNCHERS
+from feddg.comparing.made_with import others, would_be_made_with
 from feddg.comparing.plan import Plan, load_plan
 from feddg.comparing.pool import LOG_FOLDER, Outcome, Task, Watcher, run_here
 from feddg.comparing.results import COMPARISON
@@ -25,6 +27,8 @@ from feddg.runs.prepare import Progress, cache_folder
 from feddg.runs.reading import read_run
 from feddg.runs.same_images import ImagesNow, find_folder
 from feddg.views import Shown
+
+log = logging.getLogger("feddg")
 
 
 @dataclass(frozen=True)
@@ -179,7 +183,8 @@ def prepare_work(
         plan: a plan, its file, or its fields; what it would try first has been tried.
         out: the folder of the runs; ``comparisons/NAME`` by default.
         overrides: experiment fields that win over everything the plan says.
-        again: whether to start runs anew, beside the old ones, whose images were others.
+        again: whether to start runs anew, beside the old ones, whose images were others; kept
+            results of other images are replaced.
         cache: where hashes of images are remembered; the user's cache by default.
         kept: a CSV file of results; what it has is not run, what is complete is added to it.
         known: such files of other plans; what they have is not run either, and is copied to it.
@@ -189,7 +194,8 @@ def prepare_work(
     Raises:
         ExperimentError: the plan holds an invalid experiment, or there is ``known`` and no
             ``kept``.
-        RunError: images changed since a run began, or a file of results is damaged or not there.
+        RunError: images changed since a run began or was kept, or a file of results is damaged or
+            not there.
     """
     fixed, folder = fixed_plan(plan, out, overrides)
     own, others = kept_files(kept, known)
@@ -213,15 +219,48 @@ def work_on(
     present = _present(folder)
     now = ImagesNow(cache or cache_folder())
     files = [kept, *known] if kept is not None else []
+    experiments = list(distinct(cells))
+    for file in files:
+        _leave_out_outdated(file, experiments, now, again=again)
     rows = {experiment for file in files for experiment in file.experiments}
     folders: dict[str, Path] = {}
     missing: list[Task] = []
-    for experiment in distinct(cells):
+    for experiment in experiments:
         path = find_folder(experiment, folder, now, again=again, begun=present.get(experiment.id))
         folders[experiment.id] = path
         if experiment.id not in rows and not is_complete(path):
             missing.append(Task(experiment, path))
     return Work(plan, folder, cells, folders, missing, kept, known)
+
+
+def _leave_out_outdated(
+    file: KeptResults, experiments: Sequence[Experiment], now: ImagesNow, *, again: bool
+) -> None:
+    """Leaves out the results of these experiments whose images and files have changed since.
+
+    Raises:
+        RunError: there are some, and ``again`` is not said.
+    """
+    rows = file.experiments
+    known = {e.id: would_be_made_with(e, now) for e in experiments if e.id in rows}
+    own = [result for result in file.results if result.experiment in known]
+    changed = [(r, names) for r in own if (names := others(r.made_with, known[r.experiment]))]
+    silent = sum(not result.made_with for result in own)
+    if silent:
+        log.warning(
+            "%s does not say of %d of its results which images and files they were made with (an "
+            "earlier version wrote it); they are taken to be the same",
+            file.path,
+            silent,
+        )
+    if changed and not again:
+        first, names = changed[0]
+        raise RunError(
+            f"{file.path}: {len(changed)} of its results came from other files than are there now "
+            f"({', '.join(sorted(names))} of {first.method}, {first.column}, seed {first.seed}); "
+            "put them back, or --again runs anew and replaces them"
+        )
+    file.leave_out([result for result, _ in changed])
 
 
 def kept_files(

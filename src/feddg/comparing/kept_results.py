@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pydantic_core import PydanticCustomError
 
 from feddg.comparing.cells import PlannedCell
+from feddg.comparing.made_with import made_with
 from feddg.comparing.results import Place, Result
 from feddg.csv_cells import as_cell, from_cell
 from feddg.errors import RunError
@@ -34,6 +35,8 @@ from feddg.settings import OneLine
 
 _ACCURACIES = {f"{split}_{rule.key}" for rule in SELECTION_RULES.values() for split in SPLITS}
 _OF_PLACE = ("experiment", "method", "held_out", "conditions", "seed", "machine", "version")
+_MADE_WITH = "made_with"
+"""The column after those; files of earlier versions lack it."""
 
 
 class KeptResult(BaseModel):
@@ -47,6 +50,8 @@ class KeptResult(BaseModel):
         seed: the experiment's seed.
         machine: processor, number of threads, device and precision.
         version: of this program.
+        made_with: hashes of the images, and by field of the files that the experiment names; empty
+            in files of earlier versions.
         numbers: ``test_final`` and its like (split and key of the selection rule): accuracy from 0
             to 1, mean over the split's domains; see :func:`measured_numbers` for the others.
     """
@@ -60,6 +65,7 @@ class KeptResult(BaseModel):
     seed: int
     machine: OneLine = ""
     version: OneLine = ""
+    made_with: dict[OneLine, OneLine] = Field(default_factory=dict)
     numbers: dict[str, float] = Field(default_factory=dict)
 
     @field_validator("numbers")
@@ -140,6 +146,11 @@ class KeptResults:
         """
         self._add([result.model_copy(update=_fields_of(cell)) for cell in cells])
 
+    def leave_out(self, results: Iterable[KeptResult]) -> None:
+        """Forgets results; the file loses them when something is added."""
+        gone = {id(result) for result in results}
+        self.results = [result for result in self.results if id(result) not in gone]
+
     def _add(self, results: Iterable[KeptResult]) -> None:
         self.results.extend(results)
         try:
@@ -176,6 +187,7 @@ def _kept(cell: PlannedCell, run: RunRecord) -> KeptResult:
         **_fields_of(cell),
         machine=plain_text(", ".join(str(part) for part in [*parts, threads] if part)),
         version=plain_text(found.get("feddg", "")),
+        made_with={plain_text(name): plain_text(v) for name, v in made_with(run).items()},
         numbers=measured_numbers(Result(place, run)),
     )
 
@@ -243,14 +255,19 @@ def to_text(results: Sequence[KeptResult]) -> str:
     names = list(dict.fromkeys(name for result in results for name in result.numbers))
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([*_OF_PLACE, *names])
+    writer.writerow([*_OF_PLACE, _MADE_WITH, *names])
     for result in results:
         place: list[Any] = [getattr(result, name) for name in _OF_PLACE]
-        place[3] = json.dumps(result.conditions, ensure_ascii=False) if result.conditions else ""
+        place[3] = _as_json(result.conditions)
+        place.append(_as_json(result.made_with))
         numbers = [result.numbers.get(name) for name in names]
         written = ["" if number is None else f"{number:.7g}" for number in numbers]
         writer.writerow(map(as_cell, [*place, *written]))
     return out.getvalue()
+
+
+def _as_json(values: Mapping[str, str]) -> str:
+    return json.dumps(values, ensure_ascii=False) if values else ""
 
 
 def _read(path: Path) -> Iterator[KeptResult]:
@@ -265,6 +282,7 @@ def _read(path: Path) -> Iterator[KeptResult]:
         place: dict[str, Any] = {name: found.pop(name) for name in _OF_PLACE}
         try:
             place["conditions"] = json.loads(place["conditions"] or "{}")
+            place[_MADE_WITH] = json.loads(found.pop(_MADE_WITH, "") or "{}")
             numbers = {name: value for name, value in found.items() if value}
             yield KeptResult(**place, numbers=numbers)  # type: ignore[arg-type]
         except (ValueError, ValidationError, RecursionError) as error:

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-MOST_PLACES = {torch.float32: 4, torch.bfloat16: 16}
+from feddg.models.precision import multiplies_tiles
+
+MOST_PLACES = {torch.float32: 4, torch.bfloat16: 16 if multiplies_tiles() else 4}
 """Up to so many places of the result a matrix product is faster, by type of arithmetic."""
 
 

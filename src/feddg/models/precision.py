@@ -32,8 +32,13 @@ def has_fast_bfloat16(device: torch.device) -> bool:
     """Whether the hardware multiplies bfloat16: recent GPUs, CPUs with AMX or AVX512-BF16."""
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    probes = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
-    return device.type == "cpu" and any(getattr(torch.cpu, probe, bool)() for probe in probes)
+    has_it = multiplies_tiles() or getattr(torch.cpu, "_is_avx512_bf16_supported", bool)()
+    return device.type == "cpu" and bool(has_it)
+
+
+def multiplies_tiles() -> bool:
+    """Whether the CPU has AMX, which multiplies whole tiles of bfloat16 matrices."""
+    return bool(getattr(torch.cpu, "_is_amx_tile_supported", bool)())
 
 
 def choose_precision(name: str, device: torch.device) -> str:

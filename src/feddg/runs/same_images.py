@@ -9,6 +9,7 @@ from feddg.data.sources import load_images_of
 from feddg.errors import RunError
 from feddg.experiment import Experiment
 from feddg.runs.named_files import named_files
+from feddg.settings import DataSettings
 
 IMAGES = "images.json"
 
@@ -25,6 +26,7 @@ class ImagesNow:
     def __init__(self, cache: Path) -> None:
         self._cache = cache
         self._found: dict[str, ImagesFile] = {}
+        self._fingerprints: dict[str, str] = {}
 
     def __call__(self, experiment: Experiment) -> ImagesFile:
         """Returns the images; nothing is decoded.
@@ -32,13 +34,31 @@ class ImagesNow:
         Raises:
             DataError: they cannot be listed.
         """
-        data = experiment.data
-        key = repr((data.source, data.root, data.options, data.leave_out))
+        images = self._images(experiment.data)
+        return images.model_copy(update={"files": named_files(experiment)})
+
+    def fingerprint(self, experiment: Experiment) -> str:
+        """Returns the hash of the images; see :meth:`ImagesFile.fingerprint`.
+
+        Raises:
+            DataError: they cannot be listed.
+        """
+        key = _key(experiment.data)
+        if key not in self._fingerprints:
+            self._fingerprints[key] = self._images(experiment.data).fingerprint()
+        return self._fingerprints[key]
+
+    def _images(self, data: DataSettings) -> ImagesFile:
+        key = _key(data)
         if key not in self._found:
             table = load_images_of(data)
             hashes = None if table.root is None else ContentHashes(table.root, self._cache)
             self._found[key] = images_file(table, hashes)
-        return self._found[key].model_copy(update={"files": named_files(experiment)})
+        return self._found[key]
+
+
+def _key(data: DataSettings) -> str:
+    return repr((data.source, data.root, data.options, data.leave_out))
 
 
 def find_folder(
