@@ -170,7 +170,7 @@ def test_without_tune_there_are_no_trials_and_the_cells_are_those_of_before():
 def test_what_chooses_rounds_picks_values_too(tmp_path):
     """Of a metric where less is better the lowest is picked; of its worst domain the least bad."""
     chosen = plan(methods=["fedavg"], hold_out=["sketch"])
-    chosen["tune"] = {"settings": {"train.lr": [1e-5, 0.01]}, "rounds": 2}
+    chosen["tune"] = {"settings": {"train.lr": [1e-4, 0.01]}, "rounds": 2}
     chosen["base"]["evaluate"] = {"select_by": "calibration_error", "select_over": "worst_domain"}
     out = tmp_path / "out"
     compare(chosen, out, cache=tmp_path / "cache", report=False)
