@@ -162,7 +162,8 @@ def compare(
     Raises:
         FeddgError: the plan is invalid. A run's failure is listed, not raised.
     """
-    from feddg.comparing.compare import carry_out_work, fixed_plan, kept_files, prepare_work
+    from feddg.comparing.compare import carry_out_work, fixed_plan, prepare_work
+    from feddg.comparing.known_results import kept_files
     from feddg.comparing.tuning import tune
 
     watcher = watcher or notebook_watcher()

@@ -89,10 +89,10 @@ def compare(
         Work,
         carry_out_work,
         fixed_plan,
-        kept_files,
         prepare_work,
         why_hopeless,
     )
+    from feddg.comparing.known_results import kept_files
     from feddg.comparing.plan import load_plan
     from feddg.comparing.pool import Watcher
     from feddg.comparing.tuning import picked, prepare_trials

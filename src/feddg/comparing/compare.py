@@ -1,7 +1,6 @@
 """Carries out a plan: runs what is missing, continues what was interrupted, compares the rest."""
 
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,13 +9,13 @@ from typing import Any
 from feddg.comparing.cells import PlannedCell, distinct, expand_plan
 from feddg.comparing.forecast import forecast
 from feddg.comparing.kept_results import KeptResult, KeptResults
+from feddg.comparing.known_results import kept_files, leave_out_outdated
 from feddg.comparing.launcher import LAUNCHERS
-from feddg.comparing.made_with import others, would_be_made_with
 from feddg.comparing.plan import Plan, load_plan
 from feddg.comparing.pool import LOG_FOLDER, Outcome, Task, Watcher, run_here
 from feddg.comparing.results import COMPARISON
 from feddg.data.bands import Reading
-from feddg.errors import ExperimentError, FeddgError, RunError
+from feddg.errors import FeddgError, RunError
 from feddg.experiment import Experiment
 from feddg.files import entries, is_file, replace_text, why
 from feddg.runs.execute import is_complete
@@ -27,8 +26,6 @@ from feddg.runs.prepare import Progress, cache_folder
 from feddg.runs.reading import read_run
 from feddg.runs.same_images import ImagesNow, find_folder
 from feddg.views import Shown
-
-log = logging.getLogger("feddg")
 
 
 @dataclass(frozen=True)
@@ -221,7 +218,7 @@ def work_on(
     files = [kept, *known] if kept is not None else []
     experiments = list(distinct(cells))
     for file in files:
-        _leave_out_outdated(file, experiments, now, again=again)
+        leave_out_outdated(file, experiments, now, again=again)
     rows = {experiment for file in files for experiment in file.experiments}
     folders: dict[str, Path] = {}
     missing: list[Task] = []
@@ -231,56 +228,6 @@ def work_on(
         if experiment.id not in rows and not is_complete(path):
             missing.append(Task(experiment, path))
     return Work(plan, folder, cells, folders, missing, kept, known)
-
-
-def _leave_out_outdated(
-    file: KeptResults, experiments: Sequence[Experiment], now: ImagesNow, *, again: bool
-) -> None:
-    """Leaves out the results of these experiments whose images and files have changed since.
-
-    Raises:
-        RunError: there are some, and ``again`` is not said.
-    """
-    rows = file.experiments
-    known = {e.id: would_be_made_with(e, now) for e in experiments if e.id in rows}
-    own = [result for result in file.results if result.experiment in known]
-    changed = [(r, names) for r in own if (names := others(r.made_with, known[r.experiment]))]
-    silent = sum(not result.made_with for result in own)
-    if silent:
-        log.warning(
-            "%s does not say of %d of its results which images and files they were made with (an "
-            "earlier version wrote it); they are taken to be the same",
-            file.path,
-            silent,
-        )
-    if changed and not again:
-        first, names = changed[0]
-        raise RunError(
-            f"{file.path}: {len(changed)} of its results came from other files than are there now "
-            f"({', '.join(sorted(names))} of {first.method}, {first.column}, seed {first.seed}); "
-            "put them back, or --again runs anew and replaces them"
-        )
-    file.leave_out([result for result, _ in changed])
-
-
-def kept_files(
-    kept: Path | None, known: Sequence[Path] = ()
-) -> tuple[KeptResults | None, list[KeptResults]]:
-    """Reads a table's file of kept results and those of others; see :func:`prepare_work`.
-
-    Raises:
-        ExperimentError: results are known, and there is no file to copy them into.
-        RunError: a file is damaged, or one of known results is not there.
-    """
-    if known and kept is None:
-        raise ExperimentError(
-            "known results are copied into the table's own file: name that, too (--kept FILE)"
-        )
-    for path in known:
-        if not is_file(path):
-            raise RunError(f"There is no file of known results {path}.")
-    own = KeptResults.read(kept) if kept is not None else None
-    return own, [KeptResults.read(path) for path in known]
 
 
 def _present(out: Path) -> dict[str, Path]:
