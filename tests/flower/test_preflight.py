@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 pytest.importorskip("flwr", reason="Flower is an optional extra")
 
+from codec_files import write_vgg19
 from feddg.cli import app
 from feddg.errors import FeddgError
 from feddg.experiment import Experiment
@@ -174,6 +175,23 @@ def test_faults_of_the_images_are_named(deployment, images, tmp_path):
     assert "rye" in by_name["classes"].found
     assert "rye (1)" in by_name["images of each class"].found
     assert site_verdicts(deployment, tmp_path / "nowhere", tmp_path) == {"images": Verdict.NO_GO}
+
+
+def test_a_codec_that_the_site_does_not_have_is_named(deployment, images, tmp_path, monkeypatch):
+    join, cache = read_join(deployment), tmp_path / "cache"
+    files = {"encoder": "vgg_normalised.pth", "decoder": "decoder.pth"}
+    paths = {part: str(tmp_path / name) for part, name in files.items()}
+    method = {"name": "pardon", "codec": "vgg19", **paths}
+    chosen = Experiment.model_validate(join.settings().model_dump() | {"method": method})
+    monkeypatch.setattr(JoinFile, "settings", lambda self: chosen)
+    found = list(check_site(join, str(images), "north", cache, "cpu"))
+    assert found[-1].verdict is Verdict.NO_GO
+    assert paths["encoder"] in found[-1].found
+    write_vgg19(tmp_path)
+    found = {check.what: check for check in check_site(join, str(images), "north", cache, "cpu")}
+    assert found["files of the method"].verdict is Verdict.GO
+    assert "method.decoder, method.encoder can be read" in found["files of the method"].found
+    assert found["speed"].verdict is not Verdict.NO_GO
 
 
 def test_classes_that_nobody_named_are_to_be_compared(deployment, images, tmp_path):

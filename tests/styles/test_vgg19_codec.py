@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from codec_files import vgg19_modules, write_vgg19
 from feddg.errors import WeightsError
 from feddg.methods.composition import build_method
 from feddg.methods.style_exchange import StyleExchange
@@ -25,28 +26,6 @@ def random_images(*shape: int, seed: int = 0) -> Tensor:
 
 def random_style(channels: int, seed: int = 0) -> Tensor:
     return torch.rand(2, channels, generator=stream(seed, "style")) + 0.1
-
-
-def vgg19_modules(divisor: int = 1) -> tuple[nn.Sequential, nn.Sequential]:
-    """A pair of VGG-19 with every width divided, but those of colours."""
-    shape = Vgg19Codec.architecture
-    encoder, decoder = (
-        [entry // divisor if isinstance(entry, int) and entry > 3 else entry for entry in plan]
-        for plan in (shape.encoder, shape.decoder)
-    )
-    modules = replace(shape, encoder=encoder, decoder=decoder).modules()
-    return initialised(modules[0], 0, "encoder"), initialised(modules[1], 0, "decoder")
-
-
-def write_vgg19(folder: Path, divisor: int = 8) -> dict[str, Path]:
-    """Random weights under the names and with the keys of the common files."""
-    encoder, decoder = vgg19_modules(divisor)
-    deeper = {"31.weight": torch.zeros(1), "51.weight": torch.zeros(512, 512, 3, 3)}
-    paths = {"encoder": folder / "vgg_normalised.pth", "decoder": folder / "decoder.pth"}
-    folder.mkdir(parents=True, exist_ok=True)
-    torch.save(encoder.state_dict() | deeper, paths["encoder"])
-    torch.save(decoder.state_dict(), paths["decoder"])
-    return paths
 
 
 def convolutions(module: nn.Sequential) -> dict[int, tuple[int, int]]:

@@ -26,8 +26,10 @@ from feddg.experiment import Experiment
 from feddg.files import private_folder, why
 from feddg.flower.joining import JoinFile
 from feddg.flower.site_images import DIGITS
+from feddg.methods.composition import build_method
 from feddg.models.precision import choose_device
 from feddg.runs.facts import free_memory, peak_memory
+from feddg.runs.named_files import methods_files
 from feddg.runs.prepare import build
 
 SAMPLE = 256
@@ -107,6 +109,10 @@ def check_site(
     yield check_classes(table, join.classes)
     yield check_support(table)
     yield check_disk(table, experiment, cache)
+    named = check_named_files(experiment)
+    yield named
+    if named.verdict is Verdict.NO_GO:
+        return  # a step of training would fail of the same
     yield from check_machine(table, experiment, device, trains=join.trains)
 
 
@@ -205,6 +211,17 @@ def check_disk(table: ImageTable, experiment: Experiment, cache: Path) -> Check:
     if free < 2 * needed:
         return look(what, found, "it will be tight")
     return go(what, found)
+
+
+def check_named_files(experiment: Experiment) -> Check:
+    """Reads the files that the method's settings name, such as a codec's weights."""
+    what = "files of the method"
+    try:
+        build_method(experiment.method.name, experiment.method.settings).read_files()
+    except FeddgError as error:
+        return no_go(what, str(error), "put the coordinator's file there, under the same path")
+    names = sorted(methods_files(experiment))
+    return go(what, f"{', '.join(names)} can be read" if names else "none needed")
 
 
 def check_machine(
