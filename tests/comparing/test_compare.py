@@ -14,8 +14,10 @@ from typer.testing import CliRunner
 from feddg.api import compare
 from feddg.cli import app
 from feddg.clients.threads import threads, threads_per_job
-from feddg.comparing.compare import prepare_work
+from feddg.comparing import compare as compare_module
+from feddg.comparing.compare import prepare_work, why_hopeless
 from feddg.comparing.estimate import estimate
+from feddg.comparing.forecast import forecast
 from feddg.comparing.pool import Watcher
 from feddg.errors import ExperimentError, FeddgError, RunError
 from feddg.report import write_comparison
@@ -137,6 +139,23 @@ def test_a_run_that_can_start_starts_whatever_the_others_lack(run_plan):
     done, notes = run_plan(PLAN | {"methods": ["fedavg"], "hold_out": ["scetch", "sketch"]})
     assert [status for _, status in notes.ends] == ["failed", "completed"]
     assert "no domain 'scetch'" in done.failures[0].error
+
+
+def test_weights_that_are_not_there_are_looked_for_once(tmp_path, monkeypatch):
+    looked = []
+    monkeypatch.setattr(
+        compare_module,
+        "forecast",
+        lambda one, measure: looked.append(one) or forecast(one, measure),
+    )
+    nowhere = {"model": {"weights": "/nowhere.pth"}}
+    methods = [{"name": name, "experiment": nowhere} for name in ("fedavg", "fedprox", "pardon")]
+    work = prepare_work(PLAN | {"methods": methods}, tmp_path / "out")
+    assert "/nowhere.pth does not exist" in str(why_hopeless(work))
+    assert len(looked) == 1
+    work = prepare_work(PLAN | {"methods": [*methods, "mixstyle"]}, tmp_path / "out")
+    assert why_hopeless(work) is None  # the last one has no need of them
+    assert len(looked) == 3
 
 
 def test_a_run_made_elsewhere_under_another_name_is_found(run_plan, tmp_path):

@@ -249,15 +249,19 @@ def why_hopeless(work: Work) -> FeddgError | None:
     if not work.missing or len(work.missing) < len(work.folders):
         return None
     reasons: dict[str, FeddgError] = {}
+    gone: set[str] = set()
     for task in work.missing:
         one = task.experiment
         kind = repr((one.method, one.data, one.hold_out, one.clients, one.model))
-        if kind in reasons:
+        weights = one.model.weights or ""
+        if kind in reasons or weights in gone:
             continue
         try:
             forecast(one, measure=False)
         except FeddgError as error:
             reasons[kind] = error
+            if weights not in ("", "imagenet") and not is_file(Path(weights)):
+                gone.add(weights)  # nothing else about a run would help: hundreds need no look
         else:
             return None
     return next(iter(reasons.values()))
