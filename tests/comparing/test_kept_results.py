@@ -142,24 +142,48 @@ def test_runs_that_were_complete_before_are_added(tmp_path):
     assert len(KeptResults.read(kept(tmp_path)).results) == 2
 
 
-RELABELLED = PLAN | {
-    "name": "other",
-    "methods": [{"name": "fedavg", "label": "plain averaging"}, {"name": "fedavg"}],
-}
+def painted(folder, shade=0):
+    """Two domains of two classes, six plain pictures each."""
+    for number, (domain, label) in enumerate(itertools.product(("ink", "oil"), ("cat", "dog"))):
+        for index in range(6):
+            path = folder / domain / label / f"{index}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (16, 16), (40 * number + shade, 10 * index, 0)).save(path)
+    return folder
+
+
+def plan_on(root, **base):
+    return {
+        "name": "mine",
+        "base": {
+            "data": {"source": "folder", "root": str(root), "image_size": 16},
+            "clients": {"number": 2},
+            "train": {"rounds": 1, "batch_size": 4},
+            "model": {"backbone": "cnn", "weights": None},
+            **base,
+        },
+        "methods": ["fedavg"],
+        "hold_out": ["oil"],
+    }
 
 
 @pytest.mark.parametrize("one_file", [True, False])
 def test_a_run_that_stands_in_another_table_is_copied_and_not_run_again(tmp_path, one_file):
     first, cache = kept(tmp_path), tmp_path / "cache"
-    compare(PLAN, tmp_path / "first", cache=cache, report=False, kept=first)
+    plan = plan_on(painted(tmp_path / "images")) | {"methods": ["fedavg", "fedprox"]}
+    relabelled = plan | {
+        "name": "other",
+        "methods": [{"name": "fedavg", "label": "plain averaging"}, "fedavg"],
+    }
+    compare(plan, tmp_path / "first", cache=cache, report=False, kept=first)
     ran = KeptResults.read(first).results
     path, known = (first, []) if one_file else (kept(tmp_path, "other.csv"), [first])
     before = first.read_text()
 
-    done = compare(RELABELLED, tmp_path / "other", cache=cache, kept=path, known=known)
+    done = compare(relabelled, tmp_path / "other", cache=cache, kept=path, known=known)
 
     assert not done.outcomes
-    table = KeptTable.of(KeptResults.read(path), load_plan(RELABELLED))
+    table = KeptTable.of(KeptResults.read(path), load_plan(relabelled))
     assert [result.method for result in table.results] == ["plain averaging", "fedavg"]
     for result in table.results:
         assert result.model_copy(update={"method": "fedavg"}) == ran[0]
@@ -169,7 +193,7 @@ def test_a_run_that_stands_in_another_table_is_copied_and_not_run_again(tmp_path
         assert len(KeptResults.read(path).results) == 2  # fedprox is no method of this plan
 
     again = path.read_text()
-    compare(RELABELLED, tmp_path / "other", cache=cache, report=False, kept=path, known=known)
+    compare(relabelled, tmp_path / "other", cache=cache, report=False, kept=path, known=known)
     assert path.read_text() == again
 
 
@@ -194,31 +218,6 @@ def test_a_fault_in_a_file_of_results_is_said_before_anything_is_tried(
     assert shown.exit_code == 1
     assert said in str(shown.exception)
     assert not (tmp_path / "comparisons").exists()
-
-
-def painted(folder, shade=0):
-    """Two domains of two classes, six plain pictures each."""
-    for number, (domain, label) in enumerate(itertools.product(("ink", "oil"), ("cat", "dog"))):
-        for index in range(6):
-            path = folder / domain / label / f"{index}.png"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            Image.new("RGB", (16, 16), (40 * number + shade, 10 * index, 0)).save(path)
-    return folder
-
-
-def plan_on(root, **base):
-    return {
-        "name": "mine",
-        "base": {
-            "data": {"source": "folder", "root": str(root), "image_size": 16},
-            "clients": {"number": 2},
-            "train": {"rounds": 1, "batch_size": 4},
-            "model": {"backbone": "cnn", "weights": None},
-            **base,
-        },
-        "methods": ["fedavg"],
-        "hold_out": ["oil"],
-    }
 
 
 def test_a_result_says_what_it_was_made_with(tmp_path):
@@ -275,16 +274,17 @@ def test_a_result_of_other_weights_is_none_of_these(tmp_path):
 
 
 def test_a_file_of_an_earlier_version_is_read_and_remarked_on(tmp_path, caplog):
-    path, out, cache = kept(tmp_path), tmp_path / "out", tmp_path / "cache"
-    compare(PLAN, out, cache=cache, report=False, kept=path)
+    path, cache = kept(tmp_path), tmp_path / "cache"
+    plan = plan_on(painted(tmp_path / "images"))
+    compare(plan, tmp_path / "out", cache=cache, report=False, kept=path)
     rows = list(csv.DictReader(path.read_text().splitlines()))
     with path.open("w") as file:
         names = [name for name in rows[0] if name != "made_with"]
         earlier = csv.DictWriter(file, names, extrasaction="ignore")
         earlier.writeheader()
         earlier.writerows(rows)
-    assert not prepare_work(PLAN, tmp_path / "other", cache=cache, kept=path).missing
-    assert "does not say of 2 of its results which images" in caplog.text
+    assert not prepare_work(plan, tmp_path / "other", cache=cache, kept=path).missing
+    assert "does not say of 1 of its results which images" in caplog.text
 
 
 HEADS = "experiment,method,held_out,conditions,seed,machine,version,test_final\n"
