@@ -127,8 +127,10 @@ class KeptResults:
 
     def lacking(self, cells: Iterable[PlannedCell]) -> list[PlannedCell]:
         """Returns the cells that have no result here: of their experiment and in their place."""
-        there = {(result.experiment, result.place) for result in self.results}
-        return [cell for cell in cells if (cell.experiment.id, place_of(cell)) not in there]
+        asked = list(cells)
+        ids = {cell.experiment.id for cell in asked}
+        there = {(r.experiment, r.place) for r in self.results if r.experiment in ids}
+        return [cell for cell in asked if (cell.experiment.id, place_of(cell)) not in there]
 
     def add(self, cells: Iterable[PlannedCell], run: RunRecord) -> None:
         """Adds a finished run, once for each cell of a plan that it stands in.
