@@ -48,6 +48,7 @@ class SmallFederation:
         at_once: clients that train side by side.
         threads: of each; None where they share the process's, as a large network's do.
         privacy: how updates are clipped and noised.
+        device: where clients train.
         guards: names and settings of others.
     """
 
@@ -68,6 +69,7 @@ class SmallFederation:
     threads: int | None = 1
     privacy: dict[str, Any] = field(default_factory=dict)
     style_noise: Any = None
+    device: str = "cpu"
     guards: tuple[tuple[str, dict[str, Any]], ...] = ()
 
     def __post_init__(self) -> None:
@@ -119,11 +121,12 @@ class SmallFederation:
         network = build_network(
             self.backbone, CLASSES, weights=None, embedding=self.embedding, seed=self.seed
         )
+        device = torch.device(self.device)
         return Worker(
-            self.method.network(network).to(memory_format=torch.channels_last),
+            self.method.network(network).to(device=device, memory_format=torch.channels_last),
             self.train,
             self.augmentation,
-            torch.device("cpu"),
+            device,
             self.seed,
             freeze=self.freeze,
             cache=self.cache,

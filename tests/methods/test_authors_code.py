@@ -91,6 +91,7 @@ def test_fpl_averages_its_contrast_over_the_whole_batch() -> None:
             [torch.ones(width), torch.eye(width)[0]]
         )
         client.extras.tensors["fpl/classes"] = torch.tensor([label, 99])
+        small.method.begin(client)
         found[over] = small.method.loss(client, batch)
     share = float((batch.labels == label).float().mean())
     assert 0 < share < 1

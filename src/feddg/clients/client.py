@@ -17,6 +17,7 @@ from feddg.clients.schedule import in_round
 from feddg.clients.worker import Worker
 from feddg.data.augment import apply, draw
 from feddg.data.pixels import as_unit
+from feddg.data.resident import fits
 from feddg.errors import ClientError
 from feddg.messages import Message, Weights
 from feddg.models.network import Network
@@ -158,20 +159,25 @@ class Client:
         A last batch of one joins the batch before it: statistics over one example are undefined.
         """
         order, chance = self.stream("order"), self.stream("augment")
+        self.views = {
+            name: view.to(self.device) if fits(view.nbytes, self.device) else view
+            for name, view in self.views.items()
+        }
         for positions in self._positions(order):
             yield self.batch(positions, chance)
 
     def batch(self, positions: Tensor, chance: torch.Generator) -> Batch:
         """Returns the images at ``positions`` on the device, augmented by draws from ``chance``."""
-        raw = self.training.images(positions).to(self.device)
+        raw = self.training.images(positions, self.device)
         drawn = draw(self.augmentation, len(positions), raw.shape[-1], chance)
         drawn = drawn.to(self.device)
         views = {
-            name: apply(rows_of(view, positions).to(self.device), drawn)
+            name: apply(rows_of(view, positions.to(view.device)).to(self.device), drawn)
             for name, view in self.views.items()
         }
-        labels = self.training.labels[positions].to(self.device)
-        return Batch(apply(raw, drawn), labels, positions, views)
+        known = self.training.labels[positions]
+        labels = known.to(self.device)
+        return Batch(apply(raw, drawn), labels, positions, views, known_labels=known)
 
     def plain_batches(
         self, batch_size: int = 64, examples: Examples | None = None
@@ -184,9 +190,8 @@ class Client:
         """
         chosen = self.examples if examples is None else examples
         for positions in torch.split(torch.arange(len(chosen)), batch_size):
-            raw = chosen.images(positions).to(self.device)
-            images = as_unit(raw)
-            yield Batch(images, chosen.labels[positions].to(self.device), positions)
+            images, known = as_unit(chosen.images(positions, self.device)), chosen.labels[positions]
+            yield Batch(images, known.to(self.device), positions, known_labels=known)
 
     def _positions(self, order: torch.Generator) -> Iterator[Tensor]:
         train = self.worker.train

@@ -6,6 +6,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from feddg.data.pixels import PixelStore
+
 
 class Pixels(Protocol):
     """Images by row: uint8 ``(B, 3, H, W)``."""
@@ -42,9 +44,22 @@ class Examples:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def images(self, positions: Tensor | None = None) -> Tensor:
-        """Returns uint8 images ``(B, 3, H, W)`` without augmentation; all of them by default."""
-        return self.pixels.gather(self.rows if positions is None else self.rows[positions])
+    def images(self, positions: Tensor | None = None, device: torch.device | None = None) -> Tensor:
+        """Returns uint8 images ``(B, 3, H, W)`` without augmentation.
+
+        Args:
+            positions: which of them; all by default.
+            device: where; the CPU by default.
+        """
+        rows = self.rows if positions is None else self.rows[positions]
+        return self.pixels.gather(rows) if device is None else gathered(self.pixels, rows, device)
+
+
+def gathered(pixels: Pixels, rows: Tensor, device: torch.device) -> Tensor:
+    """Returns images of a store on a device, where those of some stores stay."""
+    if isinstance(pixels, PixelStore):
+        return pixels.gather_to(rows, device)
+    return pixels.gather(rows).to(device)
 
 
 @dataclass
@@ -57,6 +72,7 @@ class Batch:
         positions: ``(B,)`` positions among the client's images.
         views: other versions of the same images under the same augmentation draw, by name.
         targets: further labels of the same images, ``(B,)`` each, by name.
+        known_labels: ``labels`` on the CPU, for what is decided there; see :attr:`labels_here`.
     """
 
     images: Tensor
@@ -64,6 +80,12 @@ class Batch:
     positions: Tensor
     views: dict[str, Tensor] = field(default_factory=dict)
     targets: dict[str, Tensor] = field(default_factory=dict)
+    known_labels: Tensor | None = None
+
+    @property
+    def labels_here(self) -> Tensor:
+        """The labels on the CPU, without waiting for the device where they came from there."""
+        return self.labels.cpu() if self.known_labels is None else self.known_labels
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -72,8 +94,15 @@ class Batch:
         """Returns some of the images, by a mask or by their places in the batch."""
         parts = (self.views, self.targets)
         views, targets = ({n: t[chosen] for n, t in part.items()} for part in parts)
-        positions = self.positions[chosen.to(self.positions.device)]
-        return Batch(self.images[chosen], self.labels[chosen], positions, views, targets)
+        chosen_here = chosen.to(self.positions.device)
+        return Batch(
+            self.images[chosen],
+            self.labels[chosen],
+            self.positions[chosen_here],
+            views,
+            targets,
+            None if self.known_labels is None else self.known_labels[chosen_here],
+        )
 
 
 def rows_of(view: Tensor, positions: Tensor) -> Tensor:

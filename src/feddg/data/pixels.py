@@ -31,6 +31,7 @@ from feddg.data.decoding import (
 )
 from feddg.data.images import ImageTable
 from feddg.data.pixel_cache import CacheEntry, bad_images_of, cached_entry, repair
+from feddg.data.resident import ResidentPixels, fits
 from feddg.data.survey import Survey, survey
 from feddg.data.tiles import Tile, cut
 from feddg.errors import DataError
@@ -74,6 +75,10 @@ class PixelStore(ABC):
             IndexError: for a row beyond the table.
         """
 
+    def gather_to(self, rows: Rows, device: torch.device) -> Tensor:
+        """Copies the pixels of some rows to a device, see :meth:`gather`."""
+        return self.gather(rows).to(device)
+
     def close(self) -> None:  # noqa: B027 - nothing to free is the common case
         """Frees what the store holds; it cannot be gathered from afterwards."""
 
@@ -100,20 +105,36 @@ class ArrayPixels(PixelStore):
         super().__init__(pixels.shape[1], fingerprint)
         self._pixels, self._checked = pixels, checked
         self._positions = np.arange(len(pixels)) if positions is None else positions
+        self._resident: dict[torch.device, ResidentPixels | None] = {}
 
     def __len__(self) -> int:
         return len(self._positions)
 
     def gather(self, rows: Rows) -> Tensor:
         """Copies the pixels of some rows, see :class:`PixelStore`."""
-        positions = self._positions[np.asarray(rows, dtype=np.int64)]
+        return _channels_last(self._read(self._positions[np.asarray(rows, dtype=np.int64)]))
+
+    def gather_to(self, rows: Rows, device: torch.device) -> Tensor:
+        """Copies the pixels of some rows to a device, where they stay if there is room for all."""
+        if device.type == "cpu":
+            return self.gather(rows)
+        if device not in self._resident:
+            room = fits(self._pixels.nbytes, device)
+            self._resident[device] = ResidentPixels(self._pixels.shape, device) if room else None
+        resident = self._resident[device]
+        if resident is None:
+            return super().gather_to(rows, device)
+        return resident.gather(self._positions[np.asarray(rows, dtype=np.int64)], self._read)
+
+    def _read(self, positions: np.ndarray) -> np.ndarray:
         if self._checked is not None:
             self._checked.check(positions)
-        return _channels_last(np.take(self._pixels, positions, axis=0))
+        return np.take(self._pixels, positions, axis=0)
 
     def close(self) -> None:
-        """Lets go of the array or map."""
+        """Lets go of the array or map, and of what devices hold of it."""
         self._checked = None
+        self._resident = {}
         self._pixels = np.empty((0, self.size, self.size, 3), np.uint8)
         self._positions = self._positions[:0]
 

@@ -10,7 +10,7 @@ import numpy
 import torch
 from torch import Tensor, nn
 
-from feddg.clients.examples import Pixels
+from feddg.clients.examples import Pixels, gathered
 from feddg.data.pixels import as_unit
 from feddg.evaluation.metrics import Predictions, measure
 from feddg.randomness import stream
@@ -165,7 +165,7 @@ class Evaluation:
             batches = order.tensor_split(-(-len(rows) // self.batch_size))
         with torch.inference_mode(), self.autocast():
             parts = [
-                predictor(as_unit(self.pixels.gather(part), self.device)).float().cpu()
+                predictor(as_unit(gathered(self.pixels, part, self.device))).float().cpu()
                 for part in (torch.from_numpy(rows)[batch] for batch in batches)
             ]
         return torch.cat(parts)[order.argsort()]

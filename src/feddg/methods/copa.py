@@ -140,9 +140,9 @@ class COPA(Method):
         if heads.trained[head]:
             own = {"weight": heads.weight[head], "bias": heads.bias[head]}
             client.network.classifier.load_state_dict(own)
-        others = heads.trained.clone()
+        others = heads.trained.cpu().clone()
         others[head] = False
-        client.scratch[HEAD] = others
+        client.scratch[HEAD] = others.nonzero().squeeze(1).to(client.device)
 
     def optimizer(self, client: Client) -> torch.optim.Optimizer:
         """Gives the gates a learning rate of their own, and keeps them in [0, 1]."""
@@ -154,7 +154,7 @@ class COPA(Method):
         """Adds the other domains' classifiers' mean cross-entropy; they do not move."""
         terms = super().head_loss(client, batch, embeddings)
         others = client.scratch[HEAD]
-        if not others.any():
+        if not len(others):
             return terms
         logits = heads_of(client.network)(embeddings, others)
         labels = batch.labels.expand(len(logits), -1)

@@ -106,6 +106,8 @@ class FPL(Method):
         super().begin(client)
         shape = (len(client.training), client.network.features_dimension)
         client.scratch[EMBEDDINGS] = torch.full(shape, torch.nan, device=client.device)
+        if CLASSES in client.extras.tensors:
+            client.scratch[CLASSES] = client.extras.tensors[CLASSES].cpu()
 
     def head_loss(self, client: Client, batch: Batch, embeddings: Tensor) -> dict[str, Tensor]:
         """Adds the contrast with all prototypes and the distance to the own class's mean."""
@@ -115,16 +117,16 @@ class FPL(Method):
         received = client.extras.tensors
         if PROTOTYPES not in received:
             return terms
-        classes = received[CLASSES].to(client.device)
+        labels, classes = batch.labels_here, client.scratch[CLASSES]
         own = prototype_terms(
             embeddings.float(),
-            batch.labels,
+            labels,
             received[PROTOTYPES].to(client.device),
             classes,
             self.settings.temperature,
         )
         if own and self.settings.contrast_over == "batch":
-            own["prototype_contrast"] *= torch.isin(batch.labels, classes).float().mean()
+            own["prototype_contrast"] *= torch.isin(labels, classes).float().mean()
         return terms | own
 
     def report(self, client: Client) -> Message:
@@ -132,7 +134,8 @@ class FPL(Method):
         embeddings, labels = client.scratch[EMBEDDINGS], client.training.labels
         seen = ~embeddings[:, 0].isnan().cpu()
         classes = torch.unique(labels[seen])
-        means = [embeddings[(seen & (labels == c)).to(embeddings.device)].mean(0) for c in classes]
+        rows = [(seen & (labels == c)).nonzero().squeeze(1) for c in classes]
+        means = [embeddings[own.to(embeddings.device)].mean(0) for own in rows]
         own = {PROTOTYPES: torch.stack(means), CLASSES: classes}
         return joined(super().report(client), Message(own))
 
@@ -181,16 +184,16 @@ def prototype_terms(
 
     Args:
         embeddings: ``(B, d)``.
-        labels: ``(B,)`` class ids.
+        labels: ``(B,)`` class ids, on the CPU.
         prototypes: ``(P, d)`` cluster prototypes of all classes.
-        classes: ``(P,)`` their class ids.
+        classes: ``(P,)`` their class ids, on the CPU.
         temperature: tau.
     """
     own = labels[:, None] == classes[None, :]
-    known = own.any(1)
-    if not known.any():
+    known = own.any(1).nonzero().squeeze(1)
+    if not len(known):
         return {}
-    own, embeddings = own[known], embeddings[known]
+    own, embeddings = own[known].to(embeddings.device), embeddings[known.to(embeddings.device)]
     shares = own.float() / own.sum(1, keepdim=True)
     # At a temperature of 0.02 half precision would be too coarse.
     with torch.autocast(embeddings.device.type, enabled=False):

@@ -231,7 +231,7 @@ class L2d(Method):
         (z, twins), judged, moments = self._embedded(client.network, batch.images, varied, chance)
         others = torch.randperm(len(batch), generator=chance)
         information = log_density(judged, *moments) - log_density(judged[others], *moments)
-        objective = class_discrepancy(z, twins, batch.labels)
+        objective = class_discrepancy(z, twins, batch.labels_here)
         objective = objective + self.settings.information_weight * information.sum(1).mean() / 2
         parameters = list(client.scratch["l2d"].parameters())
         gradients = torch.autograd.grad(objective, parameters, allow_unused=True)
@@ -351,9 +351,15 @@ def supervised_contrast(z: Tensor, twins: Tensor, labels: Tensor, temperature: f
 
 
 def class_discrepancy(z: Tensor, twins: Tensor, labels: Tensor) -> Tensor:
-    """Returns the squared MMD between two views, class by class, averaged over the classes."""
-    distances = [discrepancy(z[labels == c], twins[labels == c]) for c in torch.unique(labels)]
-    return torch.stack(distances).mean()
+    """Returns the squared MMD between two views, class by class, averaged over the classes.
+
+    Args:
+        z: ``(B, d)``.
+        twins: ``(B, d)``.
+        labels: ``(B,)``, on the CPU: nothing waits for the device to count a class.
+    """
+    rows = [(labels == c).nonzero().squeeze(1).to(z.device) for c in torch.unique(labels)]
+    return torch.stack([discrepancy(z[own], twins[own]) for own in rows]).mean()
 
 
 def discrepancy(one: Tensor, other: Tensor) -> Tensor:

@@ -204,7 +204,7 @@ class Pardon(OneStyleEach):
         if self.settings.local_features == "style":
             vectors = moments.styles().flatten(1)
         else:
-            codec = self.codec()
+            codec = self.codec(client.device)
             parts = torch.split(client.examples.images(), 64)
             maps = [codec.style_features(codec.prepared(part)) for part in parts]
             vectors = torch.cat(maps).flatten(1).cpu()
@@ -263,12 +263,18 @@ class Pardon(OneStyleEach):
         chance = client.stream("negatives", client.steps)
         if chosen.contrastive == "transferred" and twins is not None:
             terms["triplet"] = chosen.gamma1 * triplet(
-                embeddings, twins, twins, batch.labels, chosen.margin, chance
+                embeddings, twins, twins, batch.labels_here, chosen.margin, chance
             )
         elif chosen.contrastive == "ordinary":
-            positives, anchored = nearest_of_class(embeddings, batch.labels)
+            positives, anchored = nearest_of_class(embeddings, batch.labels_here)
             terms["triplet"] = chosen.gamma1 * triplet(
-                embeddings, positives, embeddings, batch.labels, chosen.margin, chance, anchored
+                embeddings,
+                positives,
+                embeddings,
+                batch.labels_here,
+                chosen.margin,
+                chance,
+                anchored,
             )
         if chosen.gamma2:
             terms["regularizer"] = chosen.gamma2 * regularizer(
@@ -301,19 +307,20 @@ def triplet(
         anchors: ``(B, d)`` embeddings.
         positives: ``(B, d)``, one for each anchor.
         candidates: ``(B, d)`` with the anchors' labels, from which negatives are drawn.
-        labels: ``(B,)``.
+        labels: ``(B,)``, on the CPU, where the negatives are drawn.
         margin: alpha of Eq. 7.
         chance: CPU generator of the draw.
-        anchored: ``(B,)`` bool, anchors that have a positive; all by default.
+        anchored: ``(B,)`` bool on the CPU, anchors that have a positive; all by default.
     """
-    allowed = (labels[:, None] != labels[None, :]).cpu()
+    allowed = labels[:, None] != labels[None, :]
     has_negative = allowed.any(1)
     if anchored is not None:
-        has_negative &= anchored.cpu()
+        has_negative &= anchored
     if not has_negative.any():
         return anchors.sum() * 0.0
     drawn = torch.multinomial(allowed[has_negative].float(), 1, generator=chance).squeeze(1)
-    rows, negatives = has_negative.to(anchors.device), drawn.to(anchors.device)
+    # Row numbers, found here: a mask would have to come back from the device to be counted.
+    rows, negatives = has_negative.nonzero().squeeze(1).to(anchors.device), drawn.to(anchors.device)
     anchor, positive = _unit(anchors)[rows], _unit(positives)[rows]
     return nn.functional.triplet_margin_loss(
         anchor, positive, _unit(candidates)[negatives], margin=margin, eps=1e-7
@@ -329,17 +336,18 @@ def nearest_of_class(embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor
 
     Args:
         embeddings: ``(B, d)``.
-        labels: ``(B,)``.
+        labels: ``(B,)``, on the CPU.
 
     Returns:
-        ``(B, d)`` positives (of anchors without one: themselves) and ``(B,)`` bool.
+        ``(B, d)`` positives (of anchors without one: themselves) and ``(B,)`` bool on the CPU.
     """
-    unit = _unit(embeddings.detach())
+    unit, device = _unit(embeddings.detach()), embeddings.device
     partner = (labels[:, None] == labels[None, :]).fill_diagonal_(False)
-    similarity = (unit @ unit.T).masked_fill(~partner, -torch.inf)
+    similarity = (unit @ unit.T).masked_fill(~partner.to(device), -torch.inf)
     has_partner = partner.any(1)
-    own = torch.arange(len(labels), device=labels.device)
-    return embeddings[torch.where(has_partner, similarity.argmax(1), own)], has_partner
+    own = torch.arange(len(labels), device=device)
+    nearest = torch.where(has_partner.to(device), similarity.argmax(1), own)
+    return embeddings[nearest], has_partner
 
 
 def regularizer(embeddings: Tensor, twins: Tensor | None, form: Literal["mean", "sum"]) -> Tensor:

@@ -89,7 +89,7 @@ class SelfReg(Method):
         chance = client.stream("selfreg", client.steps)
         alpha = self.settings.mixture_alpha
         share = float(client.numpy_stream("selfreg", client.steps).beta(alpha, alpha))
-        partners = [same_class_partners(batch.labels.cpu(), chance) for _ in range(2)]
+        partners = [same_class_partners(batch.labels_here, chance) for _ in range(2)]
         first, second = (chosen.to(batch.labels.device) for chosen in partners)
         logits = client.network.classifier(embeddings)
         projected = client.network.heads["projector"](embeddings)

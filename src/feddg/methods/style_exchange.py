@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable
+from copy import deepcopy
 from functools import cached_property
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -61,6 +62,11 @@ class StyleSettings(MethodSettings):
             self.codec, encoder=self.encoder, decoder=self.decoder, style_layer=self.style_layer
         )
 
+    @cached_property
+    def codecs_elsewhere(self) -> dict[torch.device, Codec]:
+        """Copies of it on other devices than the CPU, as they are asked for."""
+        return {}
+
     @property
     def correction(self) -> int:
         """What is taken off the number of places in the content's variance."""
@@ -93,9 +99,18 @@ class StyleExchange:
 
     settings: StyleSettings
 
-    def codec(self) -> Codec:
-        """Returns the codec that the settings name, the same one however its files may change."""
-        return self.settings.loaded_codec
+    def codec(self, device: torch.device | None = None) -> Codec:
+        """Returns the codec that the settings name, the same one however its files may change.
+
+        Args:
+            device: where; the CPU by default.
+        """
+        own, elsewhere = self.settings.loaded_codec, self.settings.codecs_elsewhere
+        if device is None or device == own.unit.device:
+            return own
+        if device not in elsewhere:
+            elsewhere[device] = deepcopy(own).to(device)
+        return elsewhere[device]
 
     def read_files(self) -> None:
         """Reads the codec's weights."""
@@ -103,7 +118,7 @@ class StyleExchange:
 
     def moments(self, client: Client) -> FeatureMoments:
         """Returns the per-image feature moments of a client's images, without augmentation."""
-        return measure(self.codec(), client.examples.images())
+        return measure(self.codec(client.device), client.examples.images())
 
     def noised_style(self, client: Client, moments: FeatureMoments) -> Tensor | None:
         """Returns the client's pooled style, noised, or None where no noise is asked for."""
@@ -130,24 +145,32 @@ class StyleExchange:
             twins = client.examples.images()
             chosen = torch.ones(len(twins), dtype=torch.bool) if keep is None else ~keep.cpu()
             styles = style if style.ndim == 2 else style[chosen.to(style.device)]
-            twins[chosen] = self.transferred(twins[chosen], styles)
+            twins[chosen] = self.transferred(twins[chosen], styles, client.device)
             return twins.permute(0, 2, 3, 1).contiguous()
 
         client.views[name] = client.cached(f"twin-{key.hexdigest()}", redrawn)
 
     def redraw(self, batch: Batch, style: Tensor) -> Tensor:
         """Returns a batch's augmented images re-drawn in ``style``, without gradient."""
-        codec = self.codec().to(batch.images.device)
-        features = codec.encode(batch.images)
+        codec = self.codec(batch.images.device)
+        features, style = codec.encode(batch.images), style.to(batch.images.device)
         size = (batch.images.shape[-2], batch.images.shape[-1])
         chosen = self.settings
         restyled = adain(features, style, chosen.strength, correction=chosen.correction)
         return codec.decode(restyled, size).detach()
 
-    def transferred(self, images: Tensor, style: Tensor) -> Tensor:
-        """Returns uint8 images re-drawn as the settings say; see :func:`feddg.styles.codec`."""
-        chosen = self.settings
-        return transfer(self.codec(), images, style, chosen.strength, correction=chosen.correction)
+    def transferred(
+        self, images: Tensor, style: Tensor, device: torch.device | None = None
+    ) -> Tensor:
+        """Returns uint8 images re-drawn as the settings say, where the images are.
+
+        Args:
+            images: ``(N, 3, H, W)`` uint8.
+            style: ``(2, C)`` for all, or ``(N, 2, C)``, one for each image.
+            device: that draws; the CPU by default.
+        """
+        chosen, codec = self.settings, self.codec(device)
+        return transfer(codec, images, style, chosen.strength, correction=chosen.correction)
 
 
 class OneStyleEach(StyleExchange, Method):

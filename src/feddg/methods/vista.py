@@ -160,7 +160,7 @@ class Vista(OneStyleEach):
         """Moves each image a random way towards the style of a random group (Eq. 3)."""
         drawn = torch.randint(len(styles), (len(images),), generator=chance)
         share = torch.rand(len(images), 1, 1, 1, generator=chance) * self.settings.strength
-        codec = self.codec().to(images.device)
+        codec = self.codec(images.device)
         with torch.no_grad():
             maps = adain(codec.encode(images), styles.to(images.device)[drawn.to(images.device)])
             redrawn = codec.decode(maps, (images.shape[-2], images.shape[-1]))

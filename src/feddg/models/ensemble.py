@@ -28,7 +28,12 @@ class Heads(nn.Module):
         self.register_buffer("trained", torch.zeros(heads, dtype=torch.bool))
 
     def forward(self, embeddings: Tensor, which: Tensor) -> Tensor:
-        """Returns the logits ``(heads, B, classes)`` of the heads in ``which``, ``(heads,)``."""
+        """Returns the logits ``(n, B, classes)`` of some heads.
+
+        Args:
+            embeddings: ``(B, d)``.
+            which: ``(heads,)`` bool, or ``(n,)`` numbers of heads.
+        """
         logits: Tensor = torch.einsum("bd,hcd->hbc", embeddings, self.weight[which])
         return logits + self.bias[which][:, None]
 

@@ -236,6 +236,7 @@ def transfer(
     size = (images.shape[-2], images.shape[-1])
     batch_size = batch_size or images_at_once(images, codec.unit.device)
     redrawn = torch.empty_like(images, memory_format=torch.contiguous_format)
+    style = style.to(codec.unit.device)
     with torch.inference_mode():
         for start in range(0, len(images), batch_size):
             part = slice(start, start + batch_size)

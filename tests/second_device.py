@@ -1,0 +1,230 @@
+"""A device that is not the CPU, on any machine, for tests of where tensors live.
+
+Its tensors hold CPU tensors and compute with them, so numbers are the CPU's; but as on a GPU,
+tensors of two devices do not mix, numpy and CPU generators have no part in it, and what needs its
+answer on the host is counted, as is what is sent to it.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import backend_registration
+from torch.utils._pytree import tree_leaves, tree_map
+
+NAME = "pretended"
+aten = torch.ops.aten
+
+MOVES = {aten._to_copy.default, aten.copy_.default}
+INDEXED = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default}
+COUNTED_ON_THE_HOST = {
+    aten._local_scalar_dense.default,
+    aten.nonzero.default,
+    aten._unique2.default,
+    aten.unique_dim.default,
+    aten.equal.default,
+    aten.masked_select.default,
+}
+"""Operations whose result, or its shape, the host waits for."""
+
+
+@dataclass
+class Traffic:
+    """What has passed between the host and the device.
+
+    Attributes:
+        waits: how often the host waited for the device, by operation.
+        sent: numbers of bytes that were sent to it, one each time.
+    """
+
+    waits: Counter[str] = field(default_factory=Counter)
+    sent: list[int] = field(default_factory=list)
+
+
+_watching: list[Traffic] = []
+
+
+@contextmanager
+def traffic() -> Iterator[Traffic]:
+    """Counts what passes between host and device in its block."""
+    seen = Traffic()
+    _watching.append(seen)
+    try:
+        yield seen
+    finally:
+        _watching.remove(seen)
+
+
+class OnDevice(Tensor):
+    """A tensor of the device.
+
+    Attributes:
+        held: its numbers, on the CPU.
+    """
+
+    held: Tensor
+
+    @staticmethod
+    def __new__(cls, held: Tensor) -> "OnDevice":
+        return torch.Tensor._make_wrapper_subclass(
+            cls,
+            held.shape,
+            strides=held.stride(),
+            storage_offset=held.storage_offset(),
+            dtype=held.dtype,
+            device=torch.device(NAME, 0),
+        )
+
+    def __init__(self, held: Tensor) -> None:
+        self.held = held
+
+    def __repr__(self) -> str:
+        return f"OnDevice({self.held!r})"
+
+    def tolist(self) -> Any:
+        _waited("tolist")
+        return self.held.tolist()
+
+    def numpy(self, **kwargs: Any) -> Any:
+        raise TypeError(f"can't convert {NAME} tensor to numpy, use Tensor.cpu() first")
+
+    __array__ = numpy
+
+    @classmethod
+    def __torch_dispatch__(cls, operation, types, args=(), kwargs=None):
+        return _carry_out(operation, args, kwargs or {})
+
+
+def _waited(name: str) -> None:
+    for seen in _watching:
+        seen.waits[name] += 1
+
+
+def _sent(count: int) -> None:
+    for seen in _watching:
+        seen.sent.append(count)
+
+
+def _put(held: Tensor) -> OnDevice:
+    # A lazy conjugate would be lost: operations below this one do not see its mark.
+    return OnDevice(held.resolve_conj().resolve_neg())
+
+
+def _taken(value: Any) -> Any:
+    if isinstance(value, OnDevice):
+        return value.held
+    return torch.device("cpu") if isinstance(value, torch.device) else value
+
+
+def _carry_out(operation, args, kwargs):
+    if torch._C._dispatch_has_kernel_for_dispatch_key(
+        operation.name(), "CompositeImplicitAutograd"
+    ):
+        # Inference mode does not take compositions apart; one that changes nothing is an alias.
+        result = operation.decompose(*args, **kwargs)
+        if result is not NotImplemented:
+            given = tree_leaves((args, kwargs))
+            return tree_map(
+                lambda x: _put(x.held) if any(x is g for g in given) and _here(x) else x, result
+            )
+    leaves = tree_leaves((args, kwargs))
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    _check(operation, args, leaves, tensors)
+    _count(operation, args, kwargs, tensors)
+    if operation is aten._to_copy.default:
+        device = kwargs.get("device")
+        own = {n: value for n, value in kwargs.items() if n not in ("device", "pin_memory")}
+        moved = operation(*tree_map(_taken, args), **own)
+        return moved if device is not None and device.type == "cpu" else _put(moved)
+    if operation is aten.copy_.default:
+        operation(*tree_map(_taken, args), **kwargs)
+        return args[0]
+    result = operation(*tree_map(_taken, args), **tree_map(_taken, kwargs))
+    known = {id(x.held): x for x in tensors if _here(x)}
+
+    def back(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        return known[id(value)] if id(value) in known else _put(value)
+
+    # A view of an ordinary tensor is one, also in inference mode.
+    viewed = any(r.alias_info and not r.alias_info.is_write for r in operation._schema.returns)
+    ordinary = viewed and not any(x.is_inference() for x in tensors)
+    with torch.inference_mode(torch.is_inference_mode_enabled() and not ordinary):
+        return tree_map(back, result)
+
+
+def _here(value: Any) -> bool:
+    return isinstance(value, OnDevice)
+
+
+def _check(operation, args, leaves, tensors) -> None:
+    if any(isinstance(x, torch.Generator) and x.device.type == "cpu" for x in leaves):
+        raise RuntimeError(f"{operation}: expected a {NAME} generator but found a cpu one")
+    strangers = [x for x in tensors if not _here(x) and x.dim()]
+    if operation in INDEXED:  # row numbers may come from the CPU
+        strangers = [x for x in strangers if any(x is given for given in (args[0], *args[2:]))]
+    if operation not in MOVES and strangers and any(_here(x) for x in tensors):
+        raise RuntimeError(
+            f"{operation}: expected all tensors to be on the same device, found {NAME} and cpu"
+        )
+
+
+def _count(operation, args, kwargs, tensors) -> None:
+    if operation in COUNTED_ON_THE_HOST:
+        _waited(str(operation))
+    elif operation in INDEXED and any(_here(x) and x.dtype == torch.bool for x in tensors):
+        _waited(f"{operation} by a mask")
+    elif operation is aten.copy_.default:
+        if _here(args[0]) and not _here(args[1]):
+            _sent(args[1].nbytes)
+        elif not _here(args[0]):
+            _waited("copy to the host")
+    elif operation is aten._to_copy.default and kwargs.get("device") == torch.device("cpu"):
+        _waited("copy to the host")
+
+
+class _Module(backend_registration._DummyBackendModule):
+    def mem_get_info(self, device: Any = None) -> tuple[int, int]:
+        return 2**30, 2**30
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.bfloat16]
+
+
+_libraries: list[torch.library.Library] = []
+
+
+@contextmanager
+def second_device() -> Iterator[str]:
+    """Gives its block the device's name; backward passes run in the thread that asks for them."""
+    if not _libraries:
+        backend_registration._setup_privateuseone_for_python_backend(NAME, _Module())
+        library = torch.library.Library("aten", "IMPL")
+        library.impl("empty.memory_format", _empty, "PrivateUse1")
+        library.impl("empty_strided", _empty_strided, "PrivateUse1")
+        library.impl("_copy_from", _copy_from, "PrivateUse1")
+        _libraries.append(library)
+    with torch.autograd.set_multithreading_enabled(False):
+        yield NAME
+
+
+def _empty(
+    size, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None
+) -> OnDevice:
+    chosen = memory_format or torch.contiguous_format
+    return OnDevice(torch.empty(size, dtype=dtype, memory_format=chosen))
+
+
+def _empty_strided(size, stride, dtype=None, layout=None, device=None, pin_memory=None) -> OnDevice:
+    return OnDevice(torch.empty_strided(size, stride, dtype=dtype))
+
+
+def _copy_from(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
+    _sent(source.nbytes)
+    _taken(target).copy_(_taken(source))
+    return target
