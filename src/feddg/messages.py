@@ -16,6 +16,11 @@ SCALAR_BYTES = 8
 """What a number or flag counts for in the ledger; a text counts its UTF-8 length."""
 
 
+def on_device(tensors: Weights, device: torch.device) -> Weights:
+    """Returns named tensors on ``device``, in a dictionary of their own."""
+    return {name: tensor.to(device) for name, tensor in tensors.items()}
+
+
 @dataclass
 class Message:
     """Named tensors and scalars.

@@ -1,6 +1,8 @@
 """Every method on a device that is not the CPU: same numbers, and the host does not wait."""
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy
 import pytest
@@ -8,10 +10,14 @@ import torch
 
 from feddg.data.data_set import find_augmentation
 from feddg.data.pixels import ArrayPixels
+from feddg.messages import on_device
 from feddg.methods.catalogue import methods
 from feddg.settings import TrainSettings
-from federations import SmallFederation, federation
+from feddg.studies.analyses import analyse
+from feddg.studies.prediction import predict
+from federations import SmallFederation, federation, same
 from second_device import second_device, traffic
+from trained_runs import trained_run, write_images
 
 VARIANTS = {
     "pardon, twins of each batch": ("pardon", {"twins": "on_the_fly"}),
@@ -98,3 +104,24 @@ def test_images_that_do_not_fit_are_sent_each_time(
         with traffic() as seen:
             assert torch.equal(store.gather_to([3, 4], there).cpu(), store.gather([3, 4]))
         assert sum(seen.sent) == 2 * 4 * 4 * 3
+
+
+@pytest.mark.parametrize("name", ["fedbn", "fedig-a", "l2d", "scaffold"])
+def test_what_a_checkpoint_holds_goes_to_the_device(name: str, device: str) -> None:
+    whole = small(name, 1, device).run()
+    part = small(name, 1, device)
+    part.run(rounds=1)
+    on_disk = part.server.state.to(torch.device("cpu"))
+    memories = {id: on_device(t, torch.device("cpu")) for id, t in part.transport.memories.items()}
+    assert any(memories.values())
+    resumed = small(name, 1, device)
+    resumed.resume(on_disk.to(torch.device(device)), memories)
+    resumed.server.round()
+    assert same(resumed.server.state.weights, whole)
+
+
+def test_a_run_can_be_looked_into_there(device: str, tmp_path: Path) -> None:
+    folder = trained_run(tmp_path / "run", tmp_path / "cache", "fedig", device=device)
+    analysed = json.loads(analyse(folder, cache=tmp_path / "cache").read_text())
+    assert analysed.keys() == {"features", "landscape", "grey_levels"}
+    assert len(list(predict(folder, write_images(tmp_path / "new", 3), device=device))) == 3

@@ -22,7 +22,7 @@ from feddg.federation.ledger import Ledger
 from feddg.federation.transport import Reply
 from feddg.federation.turns import answer, describe, train
 from feddg.guards.chain import NO_GUARDS, Guards
-from feddg.messages import Broadcast, Message, Refusal, Update, Weights
+from feddg.messages import Broadcast, Message, Refusal, Update, Weights, on_device
 from feddg.methods.base import Method
 
 T = TypeVar("T")
@@ -82,7 +82,8 @@ class InProcess:
             self._examples(id),
             worker,
             round=broadcast.round,
-            memory=dict(self.memories.get(id, {})),  # a turn that fails leaves no trace
+            # Its own dictionary: a turn that fails leaves no trace. A checkpoint's are on the CPU.
+            memory=on_device(self.memories.get(id, {}), worker.device),
             agreed=self._agreed,
             received=broadcast.weights,
             extras=broadcast.extras,

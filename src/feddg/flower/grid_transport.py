@@ -20,9 +20,8 @@ from feddg.flower.identity import Identities
 from feddg.flower.parcels import FIELDS, Parcel, arrays
 from feddg.flower.replies import Introduction, read_update
 from feddg.flower.roster import Roster
-from feddg.flower.site import on_device
 from feddg.flower.traffic import Traffic
-from feddg.messages import Broadcast, Message, Refusal, Scalar, Update, Weights
+from feddg.messages import Broadcast, Message, Refusal, Scalar, Update, Weights, on_device
 
 log = logging.getLogger("feddg")
 

@@ -23,7 +23,7 @@ from feddg.flower.parcels import Parcel
 from feddg.flower.replies import Introduction
 from feddg.flower.site_images import load_pixels, positions, require_same_images, test_images
 from feddg.guards.chain import Guards
-from feddg.messages import Message, Weights
+from feddg.messages import Message, on_device
 from feddg.methods.base import Method
 from feddg.runs.named_files import methods_files
 from feddg.runs.prepare import build, build_worker, cache_folder, guards_for
@@ -88,11 +88,6 @@ def read_experiment(run_config: Mapping[str, Any]) -> Experiment:
             "sites train on all their images: set data.id_val and data.id_test to 0"
         )
     return experiment
-
-
-def on_device(tensors: Weights, device: torch.device) -> Weights:
-    """Returns named tensors on ``device``."""
-    return {name: tensor.to(device) for name, tensor in tensors.items()}
 
 
 def _extras(parcel: Parcel, device: torch.device) -> Message:

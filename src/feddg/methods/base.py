@@ -37,7 +37,7 @@ from feddg.clients.client import Client
 from feddg.clients.examples import Batch
 from feddg.errors import ExperimentError
 from feddg.forms import Sent
-from feddg.messages import Broadcast, Message, Update, Weights
+from feddg.messages import Broadcast, Message, Update, Weights, on_device
 from feddg.methods.reference import Reference
 from feddg.models.network import Network
 from feddg.rows import Groups
@@ -77,6 +77,12 @@ class State:
     agreed: Message | None = None
     round: int = 0
     rounds: int = 0
+
+    def to(self, device: torch.device) -> "State":
+        """Moves weights and extras to ``device``; returns itself."""
+        self.weights = on_device(self.weights, device)
+        self.extras = on_device(self.extras, device)
+        return self
 
 
 class Method:

@@ -7,8 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
-
 from feddg.evaluation.accuracy import Evaluation
 from feddg.evaluation.support import support_warning
 from feddg.experiment import Experiment, load_stored
@@ -174,7 +172,7 @@ class _Execution:
         layouts = folder.cut_records(last, keep_ledger=found.remote)
         state = checkpoint.state if checkpoint else self._first_state(found, clients)
         state.rounds = experiment.train.rounds
-        state = on_device(state, found.worker.device)
+        state = state.to(found.worker.device)
         files = checkpoint.models if checkpoint else {}
         before = read_run(folder.path).metrics.evaluations
         kept = KeptModels(folder, files, before, experiment.evaluate)
@@ -309,10 +307,3 @@ class _Execution:
         self.observer.end(status)
         record = read_run(self.folder.path)
         self.folder.write_json(SUMMARY, summarize(record, status, error, self.seconds))
-
-
-def on_device(state: State, device: torch.device) -> State:
-    """Returns the state with its tensors on ``device``."""
-    state.weights = {name: tensor.to(device) for name, tensor in state.weights.items()}
-    state.extras = {name: tensor.to(device) for name, tensor in state.extras.items()}
-    return state

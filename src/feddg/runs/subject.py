@@ -10,7 +10,7 @@ from feddg.clients.worker import Worker
 from feddg.errors import RunError
 from feddg.experiment import Experiment, load_stored
 from feddg.federation.turns import load_weights
-from feddg.messages import Weights
+from feddg.messages import Weights, on_device
 from feddg.methods.base import Method, State
 from feddg.runs.folder import EXPERIMENT, RunFolder
 from feddg.runs.prepare import Images, Progress, build, build_worker, load_images
@@ -68,4 +68,5 @@ def load_subject(folder: Path, cache: Path, progress: Progress) -> Subject:
     method, network = build(experiment, len(images.table.class_names))
     first = {name: tensor.detach().clone() for name, tensor in network.state_dict().items()}
     worker = build_worker(experiment, network, cache)
-    return Subject(experiment, images, method, worker, first, checkpoint.state, checkpoint.memories)
+    first, state = on_device(first, worker.device), checkpoint.state.to(worker.device)
+    return Subject(experiment, images, method, worker, first, state, checkpoint.memories)
