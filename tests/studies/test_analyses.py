@@ -55,7 +55,9 @@ def test_a_model_of_the_plane_is_found_at_its_place(first, second, third):
 
 
 def test_grey_levels_are_numpy_s():
-    images = torch.randint(0, 256, (3, 3, 5, 7), dtype=torch.uint8)
+    # Seeded: a grey level on the very edge of a bin is rounded to one side or the other.
+    chance = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (3, 3, 5, 7), dtype=torch.uint8, generator=chance)
     grey = np.einsum("nchw,c->nhw", images.numpy().astype(float), [0.299, 0.587, 0.114])
     expected, _ = np.histogram(grey, bins=32, range=(0, 256))
     assert grey_histogram(images) == pytest.approx(expected / expected.sum(), abs=2e-3)
