@@ -188,14 +188,6 @@ def _count(operation, args, kwargs, tensors) -> None:
         _waited("copy to the host")
 
 
-class _Module(backend_registration._DummyBackendModule):
-    def mem_get_info(self, device: Any = None) -> tuple[int, int]:
-        return 2**30, 2**30
-
-    def get_amp_supported_dtype(self) -> list[torch.dtype]:
-        return [torch.bfloat16]
-
-
 _libraries: list[torch.library.Library] = []
 
 
@@ -203,7 +195,7 @@ _libraries: list[torch.library.Library] = []
 def second_device() -> Iterator[str]:
     """Gives its block the device's name; backward passes run in the thread that asks for them."""
     if not _libraries:
-        backend_registration._setup_privateuseone_for_python_backend(NAME, _Module())
+        backend_registration._setup_privateuseone_for_python_backend(NAME, _module())
         library = torch.library.Library("aten", "IMPL")
         library.impl("empty.memory_format", _empty, "PrivateUse1")
         library.impl("empty_strided", _empty_strided, "PrivateUse1")
@@ -211,6 +203,18 @@ def second_device() -> Iterator[str]:
         _libraries.append(library)
     with torch.autograd.set_multithreading_enabled(False):
         yield NAME
+
+
+def _module() -> Any:
+    # Not at import: older versions of PyTorch have no such base, and tests are skipped there.
+    class Module(backend_registration._DummyBackendModule):
+        def mem_get_info(self, device: Any = None) -> tuple[int, int]:
+            return 2**30, 2**30
+
+        def get_amp_supported_dtype(self) -> list[torch.dtype]:
+            return [torch.bfloat16]
+
+    return Module()
 
 
 def _empty(
