@@ -149,7 +149,8 @@ def compare(
         watcher: is told what happens; in a notebook, bars show it by default.
         report: whether to write tables, ``report.html`` and each run's model card.
         again: whether to start runs anew, beside the old ones, whose images were others.
-        kept: a CSV file of results; what it has is not run again, what ends is added to it.
+        kept: a CSV file of results; what it has is not run again, what ends is added to it. What a
+            ``tune`` section tries is kept beside it.
         known: such files of other plans; what they have is not run again either, and is copied to
             ``kept``.
         predictions: whether every run keeps what it predicts of every image; a run that cannot is
@@ -169,7 +170,16 @@ def compare(
     watcher = watcher or notebook_watcher()
     kept_files(kept, known)  # a fault in them is not to be found after tuning
     whole, folder = fixed_plan(plan, out, overrides)
-    tuned = tune(whole, folder, jobs=jobs, cache=cache, watcher=watcher, kept=kept)
+    tuned = tune(
+        whole,
+        folder,
+        jobs=jobs,
+        cache=cache,
+        watcher=watcher,
+        again=again,
+        kept=kept,
+        known=known,
+    )
     work = prepare_work(
         tuned,
         folder,

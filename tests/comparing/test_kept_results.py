@@ -17,8 +17,9 @@ from typer.testing import CliRunner
 from feddg.api import compare
 from feddg.cli import app
 from feddg.comparing.compare import prepare_work
-from feddg.comparing.kept_results import KeptResult, KeptResults, mean_step, to_text
+from feddg.comparing.kept_results import KeptResult, KeptResults, to_text
 from feddg.comparing.kept_table import KeptTable
+from feddg.comparing.measured_numbers import mean_step
 from feddg.comparing.plan import load_plan
 from feddg.comparing.results import read_comparison
 from feddg.data.fingerprint import ImagesFile
@@ -64,10 +65,19 @@ def kept(tmp_path, name="kept.csv", text=None):
     return path
 
 
-@given(st.lists(RESULTS, max_size=4))
+@given(st.lists(RESULTS, max_size=4, unique_by=lambda row: (row.experiment, row.place)))
 def test_what_is_written_comes_back(tmp_path_factory, results):
     path = kept(tmp_path_factory.mktemp("kept"), text=to_text(results))
     assert KeptResults.read(path).results == results
+
+
+def test_two_rows_for_one_run_in_one_place_are_refused(tmp_path):
+    """As joining two machines' files by hand may leave them."""
+    row = KeptResult(experiment="0" * 8, method="fedavg", held_out="ink", seed=0)
+    other = row.model_copy(update={"numbers": {"test_final": 0.5}})
+    path = kept(tmp_path, text=to_text([row, row.model_copy(update={"seed": 1}), other]))
+    with pytest.raises(RunError, match=r"kept\.csv, line 4: fedavg, ink, seed 0 .* line 2, too"):
+        KeptResults.read(path)
 
 
 def evaluation(round, domain, accuracy, split="test"):

@@ -3,15 +3,17 @@
 import itertools
 import json
 import re
+import shutil
 
 import pytest
 
 from feddg.api import compare
 from feddg.comparing.cells import expand_plan
 from feddg.comparing.plan import load_plan
-from feddg.comparing.tuning import trials_of
+from feddg.comparing.pool import Watcher
+from feddg.comparing.trials import trials_of
 from feddg.comparing.tuning_file import TriedRow, TuningFile
-from feddg.errors import ExperimentError
+from feddg.errors import ExperimentError, RunError
 from feddg.report import write_comparison
 from feddg.report.tuning_section import tuning_section
 from feddg.runs.prepare import load_images
@@ -193,6 +195,93 @@ def test_what_chooses_rounds_picks_values_too(tmp_path):
     assert (
         "in-domain validation: ECE (worst domain), final round" in write_comparison(out).read_text()
     )
+
+
+class Names(Watcher):
+    """Remembers which runs it was told of."""
+
+    def __init__(self):
+        self.begun = []
+
+    def ended(self, outcome):
+        self.begun.append(outcome.task.experiment)
+
+
+@pytest.mark.parametrize(
+    ("rule", "evaluate"),
+    [
+        ("Mean of the tail", {}),
+        ("Final round", {"select_by": "calibration_error", "select_over": "worst_domain"}),
+    ],
+)
+def test_trials_that_were_kept_are_not_run_again(tmp_path, rule, evaluate):
+    """On another machine, without their folders: with the same scores and the same choice."""
+    said = plan(methods=["fedavg"], hold_out=["sketch"])
+    said["tune"] = {"settings": {"train.lr": [1e-4, 0.01]}, "rounds": 2, "rule": rule}
+    said["base"]["evaluate"] |= evaluate
+    said["base"]["server"] = {"serve": "tail"}
+    kept, first, second = tmp_path / "table.csv", Names(), Names()
+    where = {"cache": tmp_path / "cache", "report": False, "kept": kept}
+    compare(said, tmp_path / "a", watcher=first, **where)
+    assert len(first.begun) == 3
+    shutil.rmtree(tmp_path / "a")
+    written = (tmp_path / "table.tuning.json").read_text("utf-8")
+    done = compare(said, tmp_path / "b", watcher=second, **where)
+    assert not second.begun
+    assert not done.outcomes
+    assert (tmp_path / "table.tuning.json").read_text("utf-8") == written
+    assert (tmp_path / "b" / "tuning.json").read_text("utf-8") == written
+
+    third, other = Names(), tmp_path / "other.csv"
+    where = {"cache": tmp_path / "cache", "report": False, "kept": other, "known": [kept]}
+    compare(said, tmp_path / "c", watcher=third, **where)
+    assert not third.begun, "another table's trials are known, too"
+    assert (tmp_path / "other.tuning.json").read_text("utf-8") == written
+
+
+def test_a_table_that_is_tuned_column_by_column_keeps_every_choice(tmp_path):
+    kept = tmp_path / "table.csv"
+    said = plan(methods=["fedavg"])
+    said["tune"] = {"settings": {"train.lr": [1e-4, 0.01]}, "rounds": 1}
+    where = {"cache": tmp_path / "cache", "report": False, "kept": kept}
+
+    def chosen(**changes):
+        compare(said | changes, tmp_path / "out", **where)
+        tried = TuningFile.read(tmp_path / "table.tuning.json").tried
+        return {(row.held_out, row.values["train.lr"]): row.score for row in tried}
+
+    sketch = chosen(hold_out=["sketch"])
+    both = chosen(hold_out=["ink"])
+    assert {held_out for held_out, _ in both} == {"sketch", "ink"}
+    assert both.items() >= sketch.items()
+    longer = chosen(hold_out=["ink"], tune=said["tune"] | {"rounds": 2})
+    assert {held_out for held_out, _ in longer} == {"ink"}, "choices of other trials are gone"
+
+
+def test_trials_whose_images_changed_are_not_taken_for_the_same(tmp_path):
+    root = make_folder(tmp_path / "images", domains=("ink", "chalk", "sketch"))
+    kept, watcher = tmp_path / "table.csv", Names()
+    said = plan(root, methods=["fedavg"], hold_out=["sketch"])
+    said["tune"] = {"settings": {"train.lr": [1e-4, 0.01]}, "rounds": 1}
+    where = {"cache": tmp_path / "cache", "report": False, "kept": kept}
+    compare(said, tmp_path / "a", **where)
+    changed = next((root / "ink").rglob("*.png"))
+    shutil.copy(next((root / "chalk").rglob("*.png")), changed)
+    with pytest.raises(RunError, match=r"table\.csv|table\.trials\.csv"):
+        compare(said, tmp_path / "b", **where)
+    compare(said, tmp_path / "b", again=True, watcher=watcher, **where)
+    assert len(watcher.begun) == 3
+    # the folders of the first time are beside, too
+    compare(said, tmp_path / "a", again=True, **where)
+
+
+@pytest.mark.parametrize("name", ["table.trials.csv", "table.tuning.json"])
+def test_a_damaged_file_of_trials_is_said_before_anything_runs(tmp_path, name):
+    (tmp_path / name).write_text("{}", "utf-8")
+    watcher = Names()
+    with pytest.raises(RunError, match=re.escape(name)):
+        compare(plan(), tmp_path / "out", kept=tmp_path / "table.csv", watcher=watcher)
+    assert not watcher.begun
 
 
 def test_a_file_of_before_other_metrics_could_pick_is_read():

@@ -122,7 +122,8 @@ def compare(
         "launcher_options": dict(named(option) for option in launcher_option or ()),
     }
     try:
-        chosen, trials = whole, prepare_trials(whole, folder)
+        trials = prepare_trials(whole, folder, again=again, kept=kept, known=known or ())
+        chosen = whole
         if trials is not None:
             show(trials, measure=not no_estimate and bool(trials.missing))
             if dry_run and trials.missing:

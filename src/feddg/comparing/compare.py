@@ -70,21 +70,21 @@ class Work:
         if self.kept is not None:
             own = [cell for cell in self.cells if cell.experiment.id == experiment]
             lacking = self.kept.lacking(own)
-            if lacking and (row := self._row(experiment)) is not None:
+            if lacking and (row := self.row(experiment)) is not None:
                 self.kept.copy(lacking, row)
             elif lacking and complete:
                 self.kept.add(lacking, read_run(folder))
         if complete and self.drop_weights:
             drop_weights(folder)
 
-    def _row(self, experiment: str) -> KeptResult | None:
+    def row(self, experiment: str) -> KeptResult | None:
         """What is kept of an experiment, in whatever table."""
         files = [self.kept, *self.known] if self.kept is not None else []
         return next((row for file in files if (row := file.of(experiment)) is not None), None)
 
     def _is_elsewhere(self, experiment: str) -> bool:
         """Whether a row of kept results is all there is of an experiment."""
-        return self._row(experiment) is not None and not is_complete(self.folders[experiment])
+        return self.row(experiment) is not None and not is_complete(self.folders[experiment])
 
     def write(self) -> None:
         """Writes which run belongs to which cell, for reports."""

@@ -9,7 +9,6 @@ hash.
 
 import csv
 import io
-import itertools
 import json
 import math
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
@@ -22,13 +21,13 @@ from pydantic_core import PydanticCustomError
 
 from feddg.comparing.cells import PlannedCell
 from feddg.comparing.made_with import made_with
+from feddg.comparing.measured_numbers import SCORE, measured_numbers
 from feddg.comparing.results import Place, Result
 from feddg.csv_cells import as_cell, from_cell
 from feddg.errors import RunError
 from feddg.files import is_file, read_text, replace_text, why
 from feddg.forms import plain_text
-from feddg.rows import LAST, SPLITS, TAIL, TEST
-from feddg.runs.evaluations import Evaluations
+from feddg.rows import SPLITS, TEST
 from feddg.runs.reading import RunRecord
 from feddg.runs.selection_rules import FINAL, SELECTION_RULES, SelectionRule
 from feddg.settings import OneLine
@@ -53,7 +52,8 @@ class KeptResult(BaseModel):
         made_with: hashes of the images, and by field of the files that the experiment names; empty
             in files of earlier versions.
         numbers: ``test_final`` and its like (split and key of the selection rule): accuracy from 0
-            to 1, mean over the split's domains; see :func:`measured_numbers` for the others.
+            to 1, mean over the split's domains; see
+            :func:`feddg.comparing.measured_numbers.measured_numbers` for the others.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -73,7 +73,8 @@ class KeptResult(BaseModel):
     def _possible(cls, numbers: dict[str, float]) -> dict[str, float]:
         for name, value in numbers.items():
             most = 1.0 if name in _ACCURACIES else math.inf
-            if not 0 <= value <= most or math.isinf(value):
+            least = -math.inf if name.startswith(f"{SCORE}_") else 0.0
+            if not least <= value <= most or math.isinf(value):
                 raise PydanticCustomError(
                     "impossible", "{name} cannot be {value}", {"name": name, "value": value}
                 )
@@ -112,9 +113,19 @@ class KeptResults:
         """Reads a file; none yet is an empty one.
 
         Raises:
-            RunError: it is damaged; names the file and the line.
+            RunError: it is damaged, or has two rows for a run in one place; names the file and the
+                line.
         """
-        return cls(path, list(_read(path)) if is_file(path) else [])
+        found = cls(path, list(_read(path)) if is_file(path) else [])
+        lines: dict[Hashable, int] = {}
+        for line, row in enumerate(found.results, start=2):
+            first = lines.setdefault((row.experiment, row.place), line)
+            if first != line:
+                raise RunError(
+                    f"{path}, line {line}: {row.method}, {row.column}, seed {row.seed} of "
+                    f"experiment {row.experiment} stands in line {first}, too; leave one"
+                )
+        return found
 
     @property
     def experiments(self) -> set[str]:
@@ -192,64 +203,6 @@ def _kept(cell: PlannedCell, run: RunRecord) -> KeptResult:
         made_with={plain_text(name): plain_text(v) for name, v in made_with(run).items()},
         numbers=measured_numbers(Result(place, run)),
     )
-
-
-def measured_numbers(result: Result) -> dict[str, float]:
-    """Returns the numbers of a finished run that tables need.
-
-    Returns:
-        Accuracies from 0 to 1 as ``SPLIT_RULE``. ``movement_last`` and ``movement_tail``: by how
-        much the accuracy on the test domains changes from one evaluated round to the next, mean
-        over the second half of the rounds, of the last weights and of the tail's mean. By round,
-        means: ``seconds`` of training and aggregation, ``images`` of training steps, each once a
-        step, ``passes`` of images through the networks where they were counted, ``bytes`` that a
-        client sends and is sent.
-    """
-    numbers: dict[str, float] = {}
-    for rule in SELECTION_RULES.values():
-        for split in SPLITS:
-            value = result.accuracy(rule, split)
-            if value is not None and math.isfinite(value):
-                numbers[f"{split}_{rule.key}"] = value
-    run = result.run
-    for weights in (LAST, TAIL):
-        moved = mean_step(run.evaluations.of(weights), run.rounds_done)
-        if moved is not None:
-            numbers[f"movement_{weights}"] = moved
-    rounds = run.metrics.rounds
-    if rounds:
-        trained = [r.seconds.get("train", 0.0) + r.seconds.get("aggregate", 0.0) for r in rounds]
-        sent = [(r.bytes_up + r.bytes_down) / max(1, len(r.clients)) for r in rounds]
-        numbers["seconds"] = math.fsum(trained) / len(rounds)
-        numbers["images"] = math.fsum(r.images for r in rounds) / len(rounds)
-        if all(r.passes for r in rounds):
-            numbers["passes"] = math.fsum(r.passes for r in rounds) / len(rounds)
-        numbers["bytes"] = math.fsum(sent) / len(rounds)
-    return numbers
-
-
-def mean_step(evaluations: Evaluations, rounds: int, split: str = TEST) -> float | None:
-    """Returns the mean absolute change between neighbouring evaluated rounds of the second half.
-
-    Neighbours are the rounds that lie closest together: with ``evaluate.every_of_last`` those of
-    the end, which are one apart.
-
-    Args:
-        evaluations: of one kind of weights.
-        rounds: rounds trained.
-        split: whose accuracy, mean over its domains.
-
-    Returns:
-        The change, 0 to 1; None with fewer than two evaluations in the second half.
-    """
-    values = {round: evaluations.accuracy(round, split) for round in evaluations.rounds}
-    known = [(round, value) for round, value in values.items() if value is not None]
-    pairs = list(itertools.pairwise((round, value) for round, value in known if round > rounds / 2))
-    if not pairs:
-        return None
-    closest = min(b - a for (a, _), (b, _) in pairs)
-    steps = [abs(y - x) for (a, x), (b, y) in pairs if b - a == closest]
-    return math.fsum(steps) / len(steps)
 
 
 def to_text(results: Sequence[KeptResult]) -> str:

@@ -8,122 +8,75 @@ out. These domains are not among the images of its trials at all: they never ope
 is trained on in the others.
 """
 
-import itertools
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from feddg.comparing.cells import PlannedCell, Point, expand_plan, setting_point
+from feddg.comparing.cells import PlannedCell
 from feddg.comparing.compare import Work, carry_out_work, work_on
+from feddg.comparing.known_results import kept_files
+from feddg.comparing.measured_numbers import measured_numbers, score_name
 from feddg.comparing.plan import Plan, Tune, Variant
 from feddg.comparing.pool import Watcher
-from feddg.comparing.tuning_file import TUNING, TriedRow, TuningFile
-from feddg.errors import ExperimentError, RunError
-from feddg.experiment import Experiment, expand
-from feddg.files import replace_text, why
-from feddg.methods.composition import method_class
-from feddg.rows import ID_VAL
+from feddg.comparing.results import Place, Result
+from feddg.comparing.trials import Combination, trials_of
+from feddg.comparing.tuning_file import (
+    TUNING,
+    TriedRow,
+    TuningFile,
+    trials_beside,
+    tuning_beside,
+)
+from feddg.errors import RunError
+from feddg.files import is_file, replace_text, why
 from feddg.runs.evaluations import preferred
 from feddg.runs.execute import is_complete
 from feddg.runs.reading import read_run
 from feddg.runs.selection_rules import SELECTION_RULES
-from feddg.settings import leaves, merge
+from feddg.settings import merge
 
 TRIALS = "tuning"
 log = logging.getLogger("feddg")
 
 
-@dataclass(frozen=True)
-class _Combination:
-    """Values for a method: of each field, in the order of the plan, its name and its text."""
-
-    method: str
-    held_out: str
-    values: tuple[tuple[str, str], ...]
-    changes: tuple[dict[str, Any], ...] = field(compare=False)
-
-
-def trials_of(plan: Plan) -> dict[_Combination, list[PlannedCell]]:
-    """Returns the trials of a plan's ``tune`` section, by what is tried; none without one.
-
-    Raises:
-        ExperimentError: a field is unknown, or a trial is no valid experiment.
-    """
-    if plan.tune is None:
-        return {}
-    base = plan.model_copy(update={"seeds": plan.tune.seeds, "tune": None})
-    found: dict[_Combination, list[PlannedCell]] = {}
-    variants = {variant.name: variant for variant in plan.methods}
-    _require_some_use(plan.tune, plan.methods)
-    for cell in expand_plan(base):
-        for points in itertools.product(*_axes_of(plan.tune, variants[cell.method])):
-            if points:
-                trial = _trial(cell, points, plan.tune)
-                found.setdefault(_combination(cell, points), []).append(trial)
-    return found
-
-
-def _combination(cell: PlannedCell, points: Sequence[Point]) -> _Combination:
-    values = tuple((name, text) for name, _, text in points)
-    changes = tuple(change for _, change, _ in points)
-    return _Combination(cell.method, cell.scenario, values, changes)
-
-
-def _axes_of(tune: Tune, variant: Variant) -> list[list[Point]]:
-    known = method_class(variant.method).Settings.model_fields
-    fixed = {*leaves(expand(variant.experiment)), *(f"method.{name}" for name in variant.settings)}
-    return [
-        [setting_point(name, value) for value in values]
-        for name, values in tune.settings.items()
-        if name not in fixed
-        and (not name.startswith("method.") or name.removeprefix("method.") in known)
-    ]
-
-
-def _require_some_use(tune: Tune, variants: Sequence[Variant]) -> None:
-    used = {name for variant in variants for axis in _axes_of(tune, variant) for name, *_ in axis}
-    for name in tune.settings:
-        if name.removeprefix("method.") not in used:
-            raise ExperimentError(
-                f"tune: {name} is tried for no method: none has it, or each entry fixes it"
-            )
-
-
-def _trial(cell: PlannedCell, points: Sequence[Point], tune: Tune) -> PlannedCell:
-    """A cell with values, without its held-out domains."""
-    fields = cell.experiment.model_dump(mode="json")
-    held = cell.experiment.hold_out
-    for _, change, _ in points:
-        fields = merge(fields, change)
-    fields["hold_out"] = {"test": [], "val": []}
-    fields["data"]["leave_out"] = [*held.test, *held.val]
-    if not held.test and not held.val:
-        raise ExperimentError(
-            "tune: name the domains that are held out (hold_out), so that no trial opens them; a "
-            "split file or a data set's own split does not say which domains they are"
-        )
-    if not fields["data"]["id_val"]:
-        raise ExperimentError("tune: there is no in-domain validation; set data.id_val above 0")
-    if tune.rounds is not None:
-        fields["train"]["rounds"] = tune.rounds
-    conditions = (*cell.conditions, *((name, text) for name, _, text in points))
-    return replace(cell, experiment=Experiment(**fields), conditions=conditions)
-
-
-def prepare_trials(plan: Plan, out: Path, cache: Path | None = None) -> Work | None:
+def prepare_trials(
+    plan: Plan,
+    out: Path,
+    cache: Path | None = None,
+    *,
+    again: bool = False,
+    kept: Path | None = None,
+    known: Sequence[Path] = (),
+) -> Work | None:
     """Returns what there is to try before a plan's table is run; None without a ``tune`` section.
 
     Args:
         plan: the plan.
         out: the folder of the comparison; trials go into a folder inside it.
         cache: where hashes of images are remembered; the user's cache by default.
+        again: whether to start trials anew whose images were others.
+        kept: the table's CSV file of results; beside it stand those of the trials
+            (``NAME.trials.csv``), and what these have is not tried again.
+        known: such files of other plans; their trials are not tried again either.
+
+    Raises:
+        ExperimentError: a field is unknown, or a trial is no valid experiment.
+        RunError: images changed since a trial began or was kept, or a file is damaged.
     """
     cells = [cell for cells in trials_of(plan).values() for cell in cells]
+    if not cells:
+        return None
+    if kept is not None:
+        TuningFile.read(tuning_beside(kept))  # a fault in it is not to be found after the trials
+    own, others = kept_files(
+        trials_beside(kept) if kept is not None else None,
+        [path for path in map(trials_beside, known) if is_file(path)],
+    )
     trying = plan.model_copy(update={"name": f"{plan.name}, tuning", "title": None})
-    return work_on(trying, cells, out / TRIALS, cache=cache) if cells else None
+    return work_on(trying, cells, out / TRIALS, again=again, cache=cache, kept=own, known=others)
 
 
 def tune(
@@ -133,7 +86,9 @@ def tune(
     jobs: int = 0,
     cache: Path | None = None,
     watcher: Watcher | None = None,
+    again: bool = False,
     kept: Path | None = None,
+    known: Sequence[Path] = (),
 ) -> Plan:
     """Carries out the trials of a plan and returns the plan with the picked values.
 
@@ -145,12 +100,14 @@ def tune(
         jobs: processes that run at once; 0 runs everything in this process.
         cache: folder for decoded pixels; the user's cache by default.
         watcher: is told what happens.
-        kept: see :func:`picked`.
+        again: see :func:`prepare_trials`, like ``known``.
+        kept: see :func:`prepare_trials` and :func:`picked`.
+        known: files of other plans.
 
     Raises:
         RunError: no value of a method could be measured.
     """
-    work = prepare_trials(plan, out, cache)
+    work = prepare_trials(plan, out, cache, again=again, kept=kept, known=known)
     if work is None:
         return plan
     carry_out_work(work, jobs=jobs, cache=cache, watcher=watcher)
@@ -164,7 +121,7 @@ def picked(plan: Plan, work: Work, kept: Path | None = None) -> Plan:
         plan: the plan.
         work: its trials, carried out.
         kept: a CSV file of results that outlive their folders; ``NAME.tuning.json`` is written
-            beside it, too.
+            beside it, too, with what it says of other columns.
 
     Raises:
         RunError: no value of a method could be measured, or a file cannot be written.
@@ -192,10 +149,13 @@ def picked(plan: Plan, work: Work, kept: Path | None = None) -> Plan:
     file = TuningFile(
         rule=settings.rule, rounds=settings.rounds, seeds=settings.seeds, tried=tuple(rows)
     )
-    beside = [kept.with_suffix(f".{TUNING}")] if kept is not None else []
-    for path in [work.out.parent / TUNING, *beside]:
+    files = {work.out.parent / TUNING: file}
+    if kept is not None:
+        beside = tuning_beside(kept)
+        files[beside] = file.after(TuningFile.read(beside))
+    for path, content in files.items():
         try:
-            replace_text(path, file.to_text())
+            replace_text(path, content.to_text())
         except OSError as error:
             raise RunError(f"Cannot write {path}: {why(error)}.") from None
     for remark in file.remarks():
@@ -231,17 +191,21 @@ def _chosen_by(cells: Sequence[PlannedCell]) -> tuple[str, str]:
 
 
 def _score(cell: PlannedCell, work: Work, settings: Tune) -> float | None:
+    evaluate = cell.experiment.evaluate
+    rule = SELECTION_RULES.find(settings.rule)
+    name = score_name(rule, evaluate.select_by, evaluate.select_over)
+    if (row := work.row(cell.experiment.id)) is not None:
+        return row.numbers.get(name)
     folder = work.folders[cell.experiment.id]
     if not is_complete(folder):
         return None
-    evaluations, rule = read_run(folder).evaluations, SELECTION_RULES.find(settings.rule)
-    value = evaluations.of(rule.weights).score(rule.choose(evaluations), ID_VAL)
-    return value if value is not None and math.isfinite(value) else None
+    place = Place(cell.method, cell.scenario, dict(cell.conditions), cell.seed)
+    return measured_numbers(Result(place, read_run(folder))).get(name)
 
 
-def _best(found: Mapping[_Combination, _Scores]) -> list[_Combination]:
+def _best(found: Mapping[Combination, _Scores]) -> list[Combination]:
     """The combination with the best mean of each method and hold-out; of equal ones the first."""
-    best: dict[tuple[str, str], tuple[float, _Combination | None]] = {}
+    best: dict[tuple[str, str], tuple[float, Combination | None]] = {}
     for combination, scores in found.items():
         mean, key = scores.mean, (combination.method, combination.held_out)
         good = -math.inf if mean is None else preferred(mean, scores.metric)
@@ -257,7 +221,7 @@ def _best(found: Mapping[_Combination, _Scores]) -> list[_Combination]:
     return [combination for _, combination in best.values() if combination is not None]
 
 
-def _with(variant: Variant, best: Sequence[_Combination]) -> Variant:
+def _with(variant: Variant, best: Sequence[Combination]) -> Variant:
     """A method's entry with the values that were picked for it."""
     tuned: dict[str, dict[str, Any]] = {}
     for combination in best:

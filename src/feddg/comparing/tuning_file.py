@@ -1,6 +1,7 @@
 """What was tried for each method before a comparison, as a file beside its tables."""
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Final
 
 from pydantic import AliasChoices, Field
@@ -9,6 +10,17 @@ from feddg.row_files import JsonFile, Row
 from feddg.rows import Number
 
 TUNING: Final = "tuning.json"
+_TRIALS: Final = "trials.csv"
+
+
+def tuning_beside(kept: Path) -> Path:
+    """Returns the file of what was tried and picked, beside one of kept results."""
+    return kept.with_suffix(f".{TUNING}")
+
+
+def trials_beside(kept: Path) -> Path:
+    """Returns the file of the trials' own kept results, beside that of their table."""
+    return kept.with_suffix(f".{_TRIALS}")
 
 
 class TriedRow(Row):
@@ -50,6 +62,19 @@ class TuningFile(JsonFile):
     rounds: int | None = None
     seeds: tuple[int, ...]
     tried: tuple[TriedRow, ...]
+
+    def after(self, earlier: "TuningFile | None") -> "TuningFile":
+        """Returns this file behind what an earlier one says of other methods and hold-outs.
+
+        A table may be carried out column by column. Choices by another rule, number of rounds or
+        other seeds are not this table's, and are left out.
+        """
+        settings = (self.rule, self.rounds, self.seeds)
+        if earlier is None or settings != (earlier.rule, earlier.rounds, earlier.seeds):
+            return self
+        own = {(row.method, row.held_out) for row in self.tried}
+        others = [row for row in earlier.tried if (row.method, row.held_out) not in own]
+        return self.model_copy(update={"tried": (*others, *self.tried)})
 
     def remarks(self) -> list[str]:
         """Returns what to know about the choices: grids that end at one, and ties."""
