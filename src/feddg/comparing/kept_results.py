@@ -22,7 +22,6 @@ from pydantic_core import PydanticCustomError
 from feddg.comparing.cells import PlannedCell
 from feddg.comparing.made_with import made_with
 from feddg.comparing.measured_numbers import SCORE, measured_numbers
-from feddg.comparing.results import Place, Result
 from feddg.csv_cells import as_cell, from_cell
 from feddg.errors import RunError
 from feddg.files import is_file, read_text, replace_text, why
@@ -192,7 +191,6 @@ def _fields_of(cell: PlannedCell) -> dict[str, Any]:
 
 def _kept(cell: PlannedCell, run: RunRecord) -> KeptResult:
     found = run.environment
-    place = Place(cell.method, cell.scenario, dict(cell.conditions), cell.seed)
     parts = [found.get(name) for name in ("processor", "device", "precision")]
     threads = f"{found.get('threads')} threads" if found.get("threads") else None
     return KeptResult(
@@ -201,12 +199,12 @@ def _kept(cell: PlannedCell, run: RunRecord) -> KeptResult:
         machine=plain_text(", ".join(str(part) for part in [*parts, threads] if part)),
         version=plain_text(found.get("feddg", "")),
         made_with={plain_text(name): plain_text(v) for name, v in made_with(run).items()},
-        numbers=measured_numbers(Result(place, run)),
+        numbers=measured_numbers(run),
     )
 
 
 def to_text(results: Sequence[KeptResult]) -> str:
-    """Returns results as CSV; accuracies to five digits, which is finer than any image counts."""
+    """Returns results as CSV; numbers to seven digits, which is finer than any image counts."""
     names = list(dict.fromkeys(name for result in results for name in result.numbers))
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")

@@ -4,16 +4,16 @@ import itertools
 import math
 from typing import Final
 
-from feddg.comparing.results import Result
 from feddg.rows import ID_VAL, LAST, SPLITS, TAIL, TEST
 from feddg.runs.evaluations import Evaluations
+from feddg.runs.reading import RunRecord
 from feddg.runs.selection_rules import SELECTION_RULES, SelectionRule
 
 SCORE: Final = "score"
 """Begins the name of a metric that is not the tables' accuracy; it may be below 0."""
 
 
-def measured_numbers(result: Result) -> dict[str, float]:
+def measured_numbers(run: RunRecord) -> dict[str, float]:
     """Returns the numbers of a finished run that tables need.
 
     Returns:
@@ -28,18 +28,19 @@ def measured_numbers(result: Result) -> dict[str, float]:
         counted, ``bytes`` that a client sends and is sent.
     """
     numbers: dict[str, float] = {}
-    run = result.run
+    found = run.evaluations
     for rule in SELECTION_RULES.values():
+        chosen = rule.choose(found)
         for split in SPLITS:
-            value = result.accuracy(rule, split)
+            value = rule.measure(found, chosen, split)
             if value is not None and math.isfinite(value):
                 numbers[f"{split}_{rule.key}"] = value
-        name = score_name(rule, run.evaluations.select_by, run.evaluations.select_over)
-        score = run.evaluations.of(rule.weights).score(result.rounds[rule.name], ID_VAL)
+        name = score_name(rule, found.select_by, found.select_over)
+        score = found.of(rule.weights).score(chosen, ID_VAL)
         if score is not None and math.isfinite(score):
             numbers[name] = score
     for weights in (LAST, TAIL):
-        moved = mean_step(run.evaluations.of(weights), run.rounds_done)
+        moved = mean_step(found.of(weights), run.rounds_done)
         if moved is not None:
             numbers[f"movement_{weights}"] = moved
     rounds = run.metrics.rounds

@@ -21,7 +21,6 @@ from feddg.comparing.known_results import kept_files
 from feddg.comparing.measured_numbers import measured_numbers, score_name
 from feddg.comparing.plan import Plan, Tune, Variant
 from feddg.comparing.pool import Watcher
-from feddg.comparing.results import Place, Result
 from feddg.comparing.trials import Combination, trials_of
 from feddg.comparing.tuning_file import (
     TUNING,
@@ -199,8 +198,7 @@ def _score(cell: PlannedCell, work: Work, settings: Tune) -> float | None:
     folder = work.folders[cell.experiment.id]
     if not is_complete(folder):
         return None
-    place = Place(cell.method, cell.scenario, dict(cell.conditions), cell.seed)
-    return measured_numbers(Result(place, read_run(folder))).get(name)
+    return measured_numbers(read_run(folder)).get(name)
 
 
 def _best(found: Mapping[Combination, _Scores]) -> list[Combination]:
