@@ -179,6 +179,7 @@ def compare(
         again=again,
         kept=kept,
         known=known,
+        drop_weights=drop_weights,
     )
     work = prepare_work(
         tuned,

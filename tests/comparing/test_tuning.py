@@ -6,8 +6,11 @@ import re
 import shutil
 
 import pytest
+import yaml
+from typer.testing import CliRunner
 
 from feddg.api import compare
+from feddg.cli import app
 from feddg.comparing.cells import expand_plan
 from feddg.comparing.plan import load_plan
 from feddg.comparing.pool import Watcher
@@ -222,9 +225,15 @@ def test_trials_that_were_kept_are_not_run_again(tmp_path, rule, evaluate):
     said["base"]["server"] = {"serve": "tail"}
     kept, first, second = tmp_path / "table.csv", Names(), Names()
     where = {"cache": tmp_path / "cache", "report": False, "kept": kept}
-    compare(said, tmp_path / "a", watcher=first, **where)
+    compare(said, tmp_path / "a", watcher=first, drop_weights=True, **where)
     assert len(first.begun) == 3
+    assert not list((tmp_path / "a").rglob("*.safetensors")), "trials' weights are dropped, too"
     shutil.rmtree(tmp_path / "a")
+    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(said))
+    words = ["compare", str(tmp_path / "plan.yaml"), "--kept", str(kept), "--dry-run"]
+    shown = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "dry")])
+    assert "2 complete, 0 to continue, 0 to start" in shown.stderr
+    assert not (tmp_path / "dry").exists(), "a dry run writes nothing"
     written = (tmp_path / "table.tuning.json").read_text("utf-8")
     done = compare(said, tmp_path / "b", watcher=second, **where)
     assert not second.begun

@@ -122,7 +122,9 @@ def compare(
         "launcher_options": dict(named(option) for option in launcher_option or ()),
     }
     try:
-        trials = prepare_trials(whole, folder, again=again, kept=kept, known=known or ())
+        trials = prepare_trials(
+            whole, folder, again=again, kept=kept, known=known or (), drop_weights=drop_weights
+        )
         chosen = whole
         if trials is not None:
             show(trials, measure=not no_estimate and bool(trials.missing))
@@ -131,7 +133,7 @@ def compare(
                 return
             if not dry_run:
                 carry_out_work(trials, jobs=jobs, watcher=watcher(), **where)
-            chosen = picked(whole, trials, kept)
+            chosen = picked(whole, trials, kept, write=not dry_run)
         work = prepare_work(
             chosen,
             folder,

@@ -11,7 +11,7 @@ is trained on in the others.
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,7 @@ def prepare_trials(
     again: bool = False,
     kept: Path | None = None,
     known: Sequence[Path] = (),
+    drop_weights: bool = False,
 ) -> Work | None:
     """Returns what there is to try before a plan's table is run; None without a ``tune`` section.
 
@@ -60,6 +61,7 @@ def prepare_trials(
         kept: the table's CSV file of results; beside it stand those of the trials
             (``NAME.trials.csv``), and what these have is not tried again.
         known: such files of other plans; their trials are not tried again either.
+        drop_weights: whether a trial's weights are deleted once it is complete.
 
     Raises:
         ExperimentError: a field is unknown, or a trial is no valid experiment.
@@ -75,7 +77,8 @@ def prepare_trials(
         [path for path in map(trials_beside, known) if is_file(path)],
     )
     trying = plan.model_copy(update={"name": f"{plan.name}, tuning", "title": None})
-    return work_on(trying, cells, out / TRIALS, again=again, cache=cache, kept=own, known=others)
+    work = work_on(trying, cells, out / TRIALS, again=again, cache=cache, kept=own, known=others)
+    return replace(work, drop_weights=drop_weights)
 
 
 def tune(
@@ -88,6 +91,7 @@ def tune(
     again: bool = False,
     kept: Path | None = None,
     known: Sequence[Path] = (),
+    drop_weights: bool = False,
 ) -> Plan:
     """Carries out the trials of a plan and returns the plan with the picked values.
 
@@ -102,18 +106,21 @@ def tune(
         again: see :func:`prepare_trials`, like ``known``.
         kept: see :func:`prepare_trials` and :func:`picked`.
         known: files of other plans.
+        drop_weights: see :func:`prepare_trials`.
 
     Raises:
         RunError: no value of a method could be measured.
     """
-    work = prepare_trials(plan, out, cache, again=again, kept=kept, known=known)
+    work = prepare_trials(
+        plan, out, cache, again=again, kept=kept, known=known, drop_weights=drop_weights
+    )
     if work is None:
         return plan
     carry_out_work(work, jobs=jobs, cache=cache, watcher=watcher)
     return picked(plan, work, kept)
 
 
-def picked(plan: Plan, work: Work, kept: Path | None = None) -> Plan:
+def picked(plan: Plan, work: Work, kept: Path | None = None, *, write: bool = True) -> Plan:
     """Returns the plan with the values that did best in its trials, and writes ``tuning.json``.
 
     Args:
@@ -121,6 +128,7 @@ def picked(plan: Plan, work: Work, kept: Path | None = None) -> Plan:
         work: its trials, carried out.
         kept: a CSV file of results that outlive their folders; ``NAME.tuning.json`` is written
             beside it, too, with what it says of other columns.
+        write: whether to write at all.
 
     Raises:
         RunError: no value of a method could be measured, or a file cannot be written.
@@ -152,7 +160,7 @@ def picked(plan: Plan, work: Work, kept: Path | None = None) -> Plan:
     if kept is not None:
         beside = tuning_beside(kept)
         files[beside] = file.after(TuningFile.read(beside))
-    for path, content in files.items():
+    for path, content in files.items() if write else ():
         try:
             replace_text(path, content.to_text())
         except OSError as error:
