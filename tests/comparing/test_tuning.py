@@ -284,6 +284,22 @@ def test_trials_whose_images_changed_are_not_taken_for_the_same(tmp_path):
     compare(said, tmp_path / "a", again=True, **where)
 
 
+def test_outdated_results_of_the_table_are_said_before_its_trials(tmp_path):
+    """Whatever will be picked: no trial is run for nothing."""
+    root = make_folder(tmp_path / "images", domains=("ink", "chalk", "sketch"))
+    kept, watcher = tmp_path / "table.csv", Names()
+    said = plan(root, methods=["fedavg", {"name": "fedprox", "mu": 0.1}], hold_out=["sketch"])
+    said["tune"] = {"settings": {"train.lr": [1e-4, 0.01]}, "rounds": 1}
+    where = {"cache": tmp_path / "cache", "report": False, "kept": kept}
+    compare(said, tmp_path / "a", **where)
+    (tmp_path / "table.trials.csv").unlink()
+    images = sorted(path for path in root.rglob("*.png"))
+    shutil.copy(images[-1], images[0])
+    with pytest.raises(RunError, match=r"table\.csv: 2 of its results came from other files"):
+        compare(said, tmp_path / "b", watcher=watcher, **where)
+    assert not watcher.begun
+
+
 @pytest.mark.parametrize("name", ["table.trials.csv", "table.tuning.json"])
 def test_a_damaged_file_of_trials_is_said_before_anything_runs(tmp_path, name):
     (tmp_path / name).write_text("{}", "utf-8")

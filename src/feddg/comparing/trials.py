@@ -1,11 +1,11 @@
 """The trials of a plan's ``tune`` section: every combination of values, nothing held out."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from feddg.comparing.cells import PlannedCell, Point, expand_plan, setting_point
+from feddg.comparing.cells import PlannedCell, Point, distinct, expand_plan, setting_point
 from feddg.comparing.plan import Plan, Tune, Variant
 from feddg.errors import ExperimentError
 from feddg.experiment import Experiment, expand
@@ -41,6 +41,38 @@ def trials_of(plan: Plan) -> dict[Combination, list[PlannedCell]]:
                 trial = _trial(cell, points, plan.tune)
                 found.setdefault(_combination(cell, points), []).append(trial)
     return found
+
+
+def with_values(plan: Plan, chosen: Iterable[Combination]) -> Plan:
+    """Returns a plan without its ``tune`` section, whose methods have values chosen for them.
+
+    Args:
+        plan: the plan.
+        chosen: one combination for each method and everything that is held out, at most.
+    """
+    of: dict[str, dict[str, dict[str, Any]]] = {}
+    for combination in chosen:
+        fields: dict[str, Any] = {}
+        for change in combination.changes:
+            fields = merge(fields, change)
+        of.setdefault(combination.method, {})[combination.held_out] = fields
+    methods = [v.model_copy(update={"tuned": of.get(v.name, {})}) for v in plan.methods]
+    return plan.model_copy(update={"methods": tuple(methods), "tune": None})
+
+
+def table_experiments(plan: Plan) -> list[Experiment]:
+    """Returns what a plan's table may run, whatever values its ``tune`` section picks.
+
+    Raises:
+        ExperimentError: see :func:`trials_of`.
+    """
+    of: dict[tuple[str, str], list[Combination]] = {}
+    for combination in trials_of(plan):
+        of.setdefault((combination.method, combination.held_out), []).append(combination)
+    most = max(map(len, of.values()), default=0)
+    choices = [[tried[i % len(tried)] for tried in of.values()] for i in range(most)]
+    plans = [with_values(plan, chosen) for chosen in choices]
+    return list(distinct([cell for one in plans for cell in expand_plan(one)]))
 
 
 def _combination(cell: PlannedCell, points: Sequence[Point]) -> Combination:

@@ -13,15 +13,15 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from feddg.comparing.cells import PlannedCell
 from feddg.comparing.compare import Work, carry_out_work, work_on
-from feddg.comparing.known_results import kept_files
+from feddg.comparing.kept_results import KeptResults
+from feddg.comparing.known_results import kept_files, leave_out_outdated
 from feddg.comparing.measured_numbers import measured_numbers, score_name
-from feddg.comparing.plan import Plan, Tune, Variant
+from feddg.comparing.plan import Plan, Tune
 from feddg.comparing.pool import Watcher
-from feddg.comparing.trials import Combination, trials_of
+from feddg.comparing.trials import Combination, table_experiments, trials_of, with_values
 from feddg.comparing.tuning_file import (
     TUNING,
     TriedRow,
@@ -33,9 +33,10 @@ from feddg.errors import RunError
 from feddg.files import is_file, replace_text, why
 from feddg.runs.evaluations import preferred
 from feddg.runs.execute import is_complete
+from feddg.runs.prepare import cache_folder
 from feddg.runs.reading import read_run
+from feddg.runs.same_images import ImagesNow
 from feddg.runs.selection_rules import SELECTION_RULES
-from feddg.settings import merge
 
 TRIALS = "tuning"
 log = logging.getLogger("feddg")
@@ -65,13 +66,17 @@ def prepare_trials(
 
     Raises:
         ExperimentError: a field is unknown, or a trial is no valid experiment.
-        RunError: images changed since a trial began or was kept, or a file is damaged.
+        RunError: images changed since a trial began or was kept, or since a run of the table was
+            kept; or a file is damaged.
     """
     cells = [cell for cells in trials_of(plan).values() for cell in cells]
     if not cells:
         return None
-    if kept is not None:
-        TuningFile.read(tuning_beside(kept))  # a fault in it is not to be found after the trials
+    if kept is not None:  # a fault in the table's files is not to be found after the trials
+        TuningFile.read(tuning_beside(kept))
+        table, now = table_experiments(plan), ImagesNow(cache or cache_folder())
+        for path in (kept, *known):
+            leave_out_outdated(KeptResults.read(path), table, now, again=again)
     own, others = kept_files(
         trials_beside(kept) if kept is not None else None,
         [path for path in map(trials_beside, known) if is_file(path)],
@@ -167,8 +172,7 @@ def picked(plan: Plan, work: Work, kept: Path | None = None, *, write: bool = Tr
             raise RunError(f"Cannot write {path}: {why(error)}.") from None
     for remark in file.remarks():
         log.warning("tune: %s", remark)
-    variants = [_with(variant, best) for variant in plan.methods]
-    return plan.model_copy(update={"methods": tuple(variants), "tune": None})
+    return with_values(plan, best)
 
 
 @dataclass(frozen=True)
@@ -225,15 +229,3 @@ def _best(found: Mapping[Combination, _Scores]) -> list[Combination]:
                 f"value of what picks (evaluate.select_by), where {held_out} is held out; see above"
             )
     return [combination for _, combination in best.values() if combination is not None]
-
-
-def _with(variant: Variant, best: Sequence[Combination]) -> Variant:
-    """A method's entry with the values that were picked for it."""
-    tuned: dict[str, dict[str, Any]] = {}
-    for combination in best:
-        if combination.method == variant.name:
-            fields: dict[str, Any] = {}
-            for change in combination.changes:
-                fields = merge(fields, change)
-            tuned[combination.held_out] = fields
-    return variant.model_copy(update={"tuned": tuned})
