@@ -36,7 +36,7 @@ def plan(root=None, **more):
             "data": data,
             "clients": {"number": 2},
             "model": {"backbone": "cnn", "weights": None},
-            "train": {"rounds": 3, "local_epochs": 1, "batch_size": 64},
+            "train": {"rounds": 3, "local_steps": 12, "batch_size": 64},
             "evaluate": {"every": 1},
         },
         "methods": ["fedavg", {"name": "fedprox", "experiment": {"train": {"lr": 0.001}}}],

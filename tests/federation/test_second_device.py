@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
@@ -14,11 +15,12 @@ from feddg.data.pixels import ArrayPixels
 from feddg.messages import on_device
 from feddg.methods.catalogue import methods
 from feddg.settings import TrainSettings
+from feddg.studies import loss_landscape
 from feddg.studies.analyses import analyse
 from feddg.studies.prediction import predict
 from federations import SmallFederation, federation, same
 from second_device import second_device, traffic
-from trained_runs import trained_run, write_images
+from trained_runs import SETTINGS, trained_run, write_images
 
 VARIANTS = {
     "pardon, twins of each batch": ("pardon", {"twins": "on_the_fly"}),
@@ -123,8 +125,13 @@ def test_what_a_checkpoint_holds_goes_to_the_device(name: str, device: str) -> N
     assert same(resumed.server.state.weights, whole)
 
 
-def test_a_run_can_be_looked_into_there(device: str, tmp_path: Path) -> None:
-    folder = trained_run(tmp_path / "run", tmp_path / "cache", "fedig", device=device)
+def test_a_run_can_be_looked_into_there(
+    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loss_landscape, "LANDSCAPE_IMAGES", 24)
+    monkeypatch.setattr(loss_landscape, "GRID", 3)
+    changes: dict[str, Any] = {"device": device, "train": SETTINGS["train"] | {"local_steps": 2}}
+    folder = trained_run(tmp_path / "run", tmp_path / "cache", "fedig", **changes)
     analysed = json.loads(analyse(folder, cache=tmp_path / "cache").read_text())
     assert analysed.keys() == {"features", "landscape", "grey_levels"}
     assert len(list(predict(folder, write_images(tmp_path / "new", 3), device=device))) == 3
