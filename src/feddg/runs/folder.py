@@ -65,6 +65,7 @@ class RunFolder:
         self._written: set[Path] = set()
         try:
             self._is_new = not path.exists() or not any(path.iterdir())
+            self._new_parents = [parent for parent in path.parents if not parent.exists()]
             private_folder(path / CHECKPOINTS)
             self._lock = FileLock(path / ".lock", timeout=0)
             self._lock.acquire()
@@ -89,6 +90,7 @@ class RunFolder:
 
         It stays where there was something in it before, where a checkpoint can be continued, where
         something noised was released, and where it holds any file that this run did not write.
+        Folders above it that were made for it go, too.
         """
         kept = (self.path / CHECKPOINTS / NEWEST, self.path / PRIVACY)
         if not self._is_new or any(file.is_file() for file in kept):
@@ -104,6 +106,8 @@ class RunFolder:
             for folder in (*sorted(folders, reverse=True), self.path):
                 if folder.is_dir():
                     folder.rmdir()
+            for parent in self._new_parents:
+                parent.rmdir()
 
     def close(self) -> None:
         """Lets other processes write to the folder."""
