@@ -163,9 +163,10 @@ def compare(
     Raises:
         FeddgError: the plan is invalid. A run's failure is listed, not raised.
     """
-    from feddg.comparing.compare import carry_out_work, fixed_plan, prepare_work
+    from feddg.comparing.compare import carry_out_work
     from feddg.comparing.known_results import kept_files
     from feddg.comparing.tuning import tune
+    from feddg.comparing.work import fixed_plan, prepare_work
 
     watcher = watcher or notebook_watcher()
     kept_files(kept, known)  # a fault in them is not to be found after tuning

@@ -10,10 +10,11 @@ from typer.testing import CliRunner
 import published_trees
 from feddg.cli import app
 from feddg.comparing.cells import distinct, expand_plan
-from feddg.comparing.compare import carry_out_work, prepare_work
+from feddg.comparing.compare import carry_out_work
 from feddg.comparing.plan import load_plan
 from feddg.comparing.pool import Watcher, run_here
 from feddg.comparing.results import Place, Results
+from feddg.comparing.work import prepare_work
 from feddg.data.data_set import DATA_SETS
 from feddg.data.splits import COLUMNS
 from feddg.report.many_tables import mark_of

@@ -15,10 +15,11 @@ from feddg.api import compare
 from feddg.cli import app
 from feddg.clients.threads import threads, threads_per_job
 from feddg.comparing import compare as compare_module
-from feddg.comparing.compare import prepare_work, why_hopeless
+from feddg.comparing.compare import why_hopeless
 from feddg.comparing.estimate import estimate
 from feddg.comparing.forecast import forecast
 from feddg.comparing.pool import Watcher
+from feddg.comparing.work import prepare_work
 from feddg.errors import ExperimentError, FeddgError, RunError
 from feddg.report import write_comparison
 from feddg.runs.checkpoints import checkpoint_weights

@@ -16,12 +16,12 @@ from typer.testing import CliRunner
 
 from feddg.api import compare
 from feddg.cli import app
-from feddg.comparing.compare import prepare_work
 from feddg.comparing.kept_results import KeptResult, KeptResults, to_text
 from feddg.comparing.kept_table import KeptTable
 from feddg.comparing.measured_numbers import mean_step
 from feddg.comparing.plan import load_plan
 from feddg.comparing.results import read_comparison
+from feddg.comparing.work import prepare_work
 from feddg.data.fingerprint import ImagesFile
 from feddg.errors import ExperimentError, RunError
 from feddg.rows import EvaluationRow

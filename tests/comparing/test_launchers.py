@@ -8,10 +8,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from feddg.comparing.compare import carry_out_work, prepare_work
+from feddg.comparing.compare import carry_out_work
 from feddg.comparing.launcher import LAUNCHERS, Launcher, register_launcher
 from feddg.comparing.pool import Outcome, Watcher
 from feddg.comparing.process import answer_to
+from feddg.comparing.work import prepare_work
 from feddg.errors import ExperimentError
 
 PLAN = {

@@ -85,17 +85,12 @@ def compare(
     from feddg.cli.progress import ManyBars
     from feddg.cli.tables import print_comparison, print_work
     from feddg.cli.weights import plan_with_weights_at_hand
-    from feddg.comparing.compare import (
-        Work,
-        carry_out_work,
-        fixed_plan,
-        prepare_work,
-        why_hopeless,
-    )
+    from feddg.comparing.compare import carry_out_work, why_hopeless
     from feddg.comparing.known_results import kept_files
     from feddg.comparing.plan import load_plan
     from feddg.comparing.pool import Watcher
     from feddg.comparing.tuning import picked, prepare_trials
+    from feddg.comparing.work import Work, fixed_plan, prepare_work
 
     track(tracked)
     if drop_weights and predictions:

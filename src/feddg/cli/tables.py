@@ -8,9 +8,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from feddg.clients.threads import threads, threads_per_job
-from feddg.comparing.compare import Comparison, Work
+from feddg.comparing.compare import Comparison
 from feddg.comparing.estimate import Estimate, estimate
 from feddg.comparing.results import read_comparison
+from feddg.comparing.work import Work
 from feddg.report import blocks
 from feddg.report.finding_words import interval_words, remark_words
 from feddg.report.headline import finding_sentences, found_in

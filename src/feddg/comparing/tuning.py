@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from feddg.comparing.cells import PlannedCell
-from feddg.comparing.compare import Work, carry_out_work, work_on
+from feddg.comparing.compare import carry_out_work
 from feddg.comparing.kept_results import KeptResults
 from feddg.comparing.known_results import kept_files, leave_out_outdated
 from feddg.comparing.measured_numbers import measured_numbers, score_name
@@ -29,6 +29,7 @@ from feddg.comparing.tuning_file import (
     trials_beside,
     tuning_beside,
 )
+from feddg.comparing.work import Work, work_on
 from feddg.errors import RunError
 from feddg.files import is_file, replace_text, why
 from feddg.runs.evaluations import preferred
