@@ -24,6 +24,7 @@ from feddg.comparing.results import read_comparison
 from feddg.comparing.work import prepare_work
 from feddg.data.fingerprint import ImagesFile
 from feddg.errors import ExperimentError, RunError
+from feddg.report.planned_page import planned_tables
 from feddg.rows import EvaluationRow
 from feddg.runs.evaluations import Evaluations
 from feddg.runs.reading import read_rows, read_run
@@ -359,6 +360,50 @@ def test_a_file_of_kept_results_is_shown_and_written_as_a_page(tmp_path):
     page.write_text(own.replace("50.0", "99.9"))
     assert reported(path, "--out", page)[0] == 0
     assert page.read_text() == own
+
+
+def test_a_model_that_learned_nothing_is_marked_wherever_its_number_stands(tmp_path):
+    """By hand: ten classes as common as each other, so that a constant model reaches a tenth."""
+    still = {"name": "fedavg", "label": "Still", "experiment": {"train": {"lr": 1e-9}}}
+    plan = PLAN | {"methods": ["fedprox", still], "hold_out": ["ink"]}
+    train = {"rounds": 2, "local_epochs": 2, "batch_size": 32, "lr": 0.003}
+    plan["base"] = PLAN["base"] | {"train": train}
+    file = tmp_path / "kept.csv"
+    compare(plan, tmp_path / "out", cache=tmp_path / "cache", kept=file, report=False)
+    learned, not_learned = (result.numbers for result in KeptResults.read(file).results)
+    assert learned["test_final"] > 0.2
+    assert not_learned["test_final"] < 0.2
+    assert (learned["constant_final"], not_learned["constant_final"]) == (0, 1)
+    assert not_learned["constant_tail"] == 1
+    shown = reported(file)[1]
+    told = [line for line in shown.splitlines() if "Still" in line and "|" in line]
+    *with_marks, costs = told
+    assert len(with_marks) == 3, "accuracy, by column, margins"
+    assert all("†" in line for line in with_marks)
+    assert "†" not in costs
+    assert not any("†" in line for line in shown.splitlines() if line.startswith("| FedProx"))
+    assert "† In at least one run the model is no better than one that always names" in shown
+    planned = planned_tables(KeptTable.of(KeptResults.read(file), load_plan(plan)))
+    rows = [line for line in planned.splitlines() if line.startswith("| Still")]
+    assert sum("†" in row for row in rows) == len(rows), "accuracy by three rules, two of margins"
+    assert "| FedProx | " in planned
+
+    for result in KeptResults.read(file).results:
+        silent = {n: v for n, v in result.numbers.items() if not n.startswith("constant")}
+        before = KeptResults(
+            tmp_path / "before.csv", [result.model_copy(update={"numbers": silent})]
+        )
+        said = planned_tables(KeptTable.of(before, load_plan(plan)))
+        assert "no better" not in said
+        assert "than a constant one is not on record for 1 run" in said
+
+
+@pytest.mark.parametrize("name", ["constant_final", "rising"])
+def test_what_is_there_or_not_is_no_larger_number(tmp_path, name):
+    heads, row = HEADS.rstrip("\n"), GOOD.rstrip("\n")
+    text = f"{heads},{name}\n{row},1.5\n"
+    with pytest.raises(RunError, match=rf"kept\.csv, line 2.*{name} cannot be 1\.5"):
+        KeptResults.read(kept(tmp_path, text=text))
 
 
 def test_a_page_of_kept_results_overwrites_nothing(tmp_path):

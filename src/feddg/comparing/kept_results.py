@@ -21,7 +21,7 @@ from pydantic_core import PydanticCustomError
 
 from feddg.comparing.cells import PlannedCell
 from feddg.comparing.made_with import made_with
-from feddg.comparing.measured_numbers import SCORE, measured_numbers
+from feddg.comparing.measured_numbers import CONSTANT, RISING, SCORE, measured_numbers
 from feddg.csv_cells import as_cell, from_cell
 from feddg.errors import RunError
 from feddg.files import is_file, read_text, replace_text, why
@@ -71,7 +71,8 @@ class KeptResult(BaseModel):
     @classmethod
     def _possible(cls, numbers: dict[str, float]) -> dict[str, float]:
         for name, value in numbers.items():
-            most = 1.0 if name in _ACCURACIES else math.inf
+            a_share = name in _ACCURACIES or name == RISING or name.startswith(f"{CONSTANT}_")
+            most = 1.0 if a_share else math.inf
             least = -math.inf if name.startswith(f"{SCORE}_") else 0.0
             if not least <= value <= most or math.isinf(value):
                 raise PydanticCustomError(

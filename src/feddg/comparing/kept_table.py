@@ -6,8 +6,9 @@ from functools import cached_property
 from typing import Any
 
 from feddg.comparing.cells import PlannedCell, expand_plan
-from feddg.comparing.intervals import Accuracies
+from feddg.comparing.intervals import Accuracies, Key
 from feddg.comparing.kept_results import KeptResult, KeptResults, place_of
+from feddg.comparing.measured_numbers import constant_name
 from feddg.comparing.plan import Plan
 from feddg.comparing.results import Place, Results
 from feddg.errors import RunError
@@ -91,6 +92,15 @@ class KeptTable:
             return result.column
         place = Place(result.method, result.held_out, result.conditions, result.seed)
         return self._places.column(place)
+
+    def no_better_than_constant(self, rule: SelectionRule = FINAL) -> dict[str, set[Key]]:
+        """Returns by method where, under a rule, a model is no better than a constant one."""
+        name = constant_name(rule)
+        found = {
+            method: {(self.column(r), r.seed) for r in rows if r.numbers.get(name)}
+            for method, rows in self.by_method().items()
+        }
+        return {method: places for method, places in found.items() if places}
 
     def by_method(self) -> dict[str, list[KeptResult]]:
         """Returns the results of every method that has some."""

@@ -6,11 +6,16 @@ from typing import Final
 
 from feddg.rows import ID_VAL, LAST, SPLITS, TAIL, TEST
 from feddg.runs.evaluations import Evaluations
+from feddg.runs.findings import FindingKind, findings, standing
 from feddg.runs.reading import RunRecord
-from feddg.runs.selection_rules import SELECTION_RULES, SelectionRule
+from feddg.runs.selection_rules import FINAL, SELECTION_RULES, SelectionRule
 
 SCORE: Final = "score"
 """Begins the name of a metric that is not the tables' accuracy; it may be below 0."""
+CONSTANT: Final = "constant"
+"""Begins the name of what says whether a model is no better than a constant one: 1, or 0."""
+RISING: Final = "rising"
+"""Whether accuracy was still rising at the last round: 1, or 0."""
 
 
 def measured_numbers(run: RunRecord) -> dict[str, float]:
@@ -20,7 +25,10 @@ def measured_numbers(run: RunRecord) -> dict[str, float]:
         All to seven digits, so that a number is the same once it was written and read.
 
         Accuracies from 0 to 1 as ``SPLIT_RULE``. ``score_RULE``: what chooses rounds, on in-domain
-        validation, where that is something else (see :func:`score_name`). ``movement_last`` and
+        validation, where that is something else (see :func:`score_name`). ``constant_RULE`` and
+        ``rising``: 1 where the model is no better on the test domains than one that always names
+        the same class, and where its accuracy there was still rising at the last round, else 0
+        (see :mod:`feddg.runs.findings`). ``movement_last`` and
         ``movement_tail``: by how much the accuracy on the test domains changes from one evaluated
         round to the next, mean over the second half of the rounds, of the last weights and of the
         tail's mean. By round, means: ``seconds`` of training and aggregation, ``images`` of
@@ -39,6 +47,12 @@ def measured_numbers(run: RunRecord) -> dict[str, float]:
         score = found.of(rule.weights).score(chosen, ID_VAL)
         if score is not None and math.isfinite(score):
             numbers[name] = score
+        at = standing(found.of(rule.weights), chosen)
+        if at is not None and at.constant is not None:
+            said = {one.kind for one in findings(found, chosen, weights=rule.weights)}
+            numbers[constant_name(rule)] = float(FindingKind.CONSTANT in said)
+            if rule is FINAL:
+                numbers[RISING] = float(FindingKind.RISING in said)
     for weights in (LAST, TAIL):
         moved = mean_step(found.of(weights), run.rounds_done)
         if moved is not None:
@@ -53,6 +67,11 @@ def measured_numbers(run: RunRecord) -> dict[str, float]:
             numbers["passes"] = math.fsum(r.passes for r in rounds) / len(rounds)
         numbers["bytes"] = math.fsum(sent) / len(rounds)
     return {name: float(f"{number:.7g}") for name, number in numbers.items()}
+
+
+def constant_name(rule: SelectionRule) -> str:
+    """Returns which number of a run says whether a rule's model is no better than a constant."""
+    return f"{CONSTANT}_{rule.key}"
 
 
 def score_name(rule: SelectionRule, select_by: str, select_over: str) -> str:

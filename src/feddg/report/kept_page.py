@@ -21,6 +21,7 @@ from feddg.comparing.plan import Plan
 from feddg.comparing.tuning_file import TuningFile
 from feddg.errors import RunError
 from feddg.files import read_text, replace_text, why
+from feddg.report.kept_findings import explained_mark, mark, sentences
 from feddg.report.many_tables import interval_text, points, spread_text
 from feddg.report.planned_page import planned_tables
 from feddg.report.wording import MISSING, counted, percent, spelled
@@ -128,16 +129,22 @@ def _coverage(table: KeptTable) -> str:
     ]
     if thin:
         lines.append(f"Not all cells are run yet ({most * columns} a method): {', '.join(thin)}.")
+    lines += sentences(table)
     return "\n".join(lines)
 
 
 def _accuracy(table: KeptTable) -> str:
     columns = table.columns
     by_rule = {rule: table.accuracies(rule) for rule in RULES}
+    constant = {rule: table.no_better_than_constant(rule) for rule in RULES}
     inside = table.accuracies(TAIL_MEAN, ID_TEST)
     rows = []
     for method in _ranked(table):
-        means = [average_over_columns(by_rule[r].get(method, {}), columns) for r in RULES]
+        means = [
+            spread_text(average_over_columns(by_rule[r].get(method, {}), columns))
+            + mark(constant[r].get(method, ()), columns)
+            for r in RULES
+        ]
         gain = paired_margin(by_rule[TAIL_MEAN].get(method, {}), by_rule[FINAL].get(method, {}))
         moved = [
             _mean(r.numbers.get(f"movement_{weights}") for r in table.by_method()[method])
@@ -146,7 +153,7 @@ def _accuracy(table: KeptTable) -> str:
         rows.append(
             [
                 spelled(method),
-                *map(spread_text, means),
+                *means,
                 _margin(gain),
                 *(percent(value) for value in moved),
                 spread_text(average_over_columns(inside.get(method, {}), columns)),
@@ -160,7 +167,7 @@ def _accuracy(table: KeptTable) -> str:
         "movement, tail",
         "in-domain test, tail",
     ]
-    return (
+    return explained_mark(
         "Accuracy on the unseen domain, average over the columns, percent, mean ± standard "
         "deviation over the seeds that have every column. *Tail minus final* is paired by column "
         "and seed, with its 95 % interval. *Movement*: mean change between neighbouring rounds of "
@@ -171,17 +178,20 @@ def _accuracy(table: KeptTable) -> str:
 def _by_column(table: KeptTable) -> str:
     rule = _ranking_rule(table)
     columns, found = table.columns, table.accuracies(rule)
+    constant = table.no_better_than_constant(rule)
     rows = [
         [
             spelled(method),
             *(
                 spread_text(spread(v for (c, _), v in found.get(method, {}).items() if c == column))
+                + mark(constant.get(method, ()), [column])
                 for column in columns
             ),
         ]
         for method in _ranked(table)
     ]
-    return f"By column, {rule.name.lower()}:\n\n" + _markdown(["method", *columns], rows)
+    made = _markdown(["method", *columns], rows)
+    return explained_mark(f"By column, {rule.name.lower()}:\n\n{made}")
 
 
 def _margins(table: KeptTable) -> str:
@@ -193,21 +203,22 @@ def _margins(table: KeptTable) -> str:
         for rule in rules:
             found = table.accuracies(rule)
             cells.append(_margin(paired_margin(found.get(best, {}), found.get(method, {}))))
-        rows.append([spelled(method), *cells])
-    return f"{spelled(best)} minus each other method, paired by column and seed:\n\n" + _markdown(
-        ["method", *(rule.name.lower() for rule in rules)], rows
+        rows.append([_marked(table, method), *cells])
+    made = _markdown(["method", *(rule.name.lower() for rule in rules)], rows)
+    return explained_mark(
+        f"{_marked(table, best)} minus each other method, paired by column and seed:\n\n{made}"
     )
 
 
 def _explained(table: KeptTable) -> str:
     """How much of each method's lead over plain averaging the mean of the tail explains."""
     final, tail = table.accuracies(FINAL), table.accuracies(TAIL_MEAN)
-    name = spelled(BASELINE)
+    name = _marked(table, BASELINE)
     if BASELINE not in final:
         return f"Without {name} nobody's lead can be explained."
     rows = [
         [
-            spelled(method),
+            _marked(table, method),
             _margin(paired_margin(final.get(method, {}), final[BASELINE])),
             _margin(paired_margin(final.get(method, {}), tail.get(BASELINE, {}))),
             _margin(paired_margin(tail.get(method, {}), tail.get(BASELINE, {}))),
@@ -216,7 +227,7 @@ def _explained(table: KeptTable) -> str:
         if method != BASELINE
     ]
     heads = ["method", "both final", f"{name} with its tail", "both with their tails"]
-    return (
+    return explained_mark(
         f"Lead over {name}, paired by column and seed: as tables have it, with both models of the "
         f"last round; what is left of it when only {name} serves its tail; and when both do.\n\n"
         + _markdown(heads, rows)
@@ -259,6 +270,13 @@ def _ranking_rule(table: KeptTable) -> SelectionRule:
     """The mean of the tail, or the final round where a method has no tail."""
     has_tails = table.accuracies(TAIL_MEAN).keys() == table.by_method().keys()
     return TAIL_MEAN if has_tails else FINAL
+
+
+def _marked(table: KeptTable, method: str) -> str:
+    """A method's name, marked where its last model or its tail is no better than a constant."""
+    rules = (FINAL, TAIL_MEAN)
+    found = [table.no_better_than_constant(rule).get(method, set()) for rule in rules]
+    return spelled(method) + mark(set().union(*found), table.columns)
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

@@ -7,6 +7,7 @@ from feddg.comparing.kept_table import KeptTable
 from feddg.comparing.tuning_file import TuningFile
 from feddg.report.blocks import Cell, Column, Table
 from feddg.report.formats import to_markdown
+from feddg.report.kept_findings import explained_mark, mark, sentences
 from feddg.report.many_tables import interval_text, paper_table, points, spread_text
 from feddg.report.tuning_section import remarks_of, tuning_table, what_was_tuned
 from feddg.report.wording import MISSING, counted, percent, readable, spelled
@@ -56,6 +57,7 @@ def _coverage(table: KeptTable) -> str:
     if table.strangers:
         verb = "belongs" if table.strangers == 1 else "belong"
         lines.append(f"{counted(table.strangers, 'row')} of the file {verb} to no cell: left out.")
+    lines += sentences(table)
     return "\n".join(lines)
 
 
@@ -63,12 +65,18 @@ def _accuracy(table: KeptTable, rule: SelectionRule) -> str:
     """Accuracy by column under one rule; a cell of which not every seed is run says so."""
     found = table.accuracies(rule)
     assert table.plan is not None
+    constant = table.no_better_than_constant(rule)
     rows = []
     for method in table.methods:
-        own = found.get(method, {})
-        cells = [Cell(_of_seeds(own, [column], table)) for column in table.columns]
+        own, alarms = found.get(method, {}), constant.get(method, set())
+        parts = [[column] for column in table.columns]
         if len(table.columns) > 1:
-            cells.append(Cell(_of_seeds(own, table.columns, table)))
+            parts.append(table.columns)
+        values = [_of_seeds(own, part, table) for part in parts]
+        cells = [
+            Cell(text if text == NOT_RUN else text + mark(alarms, part))
+            for part, text in zip(parts, values)
+        ]
         cells.append(Cell(_movement(table, method)))
         rows.append([Cell(spelled(method)), *cells])
     heads = [Column("Method", numeric=False), *(Column(readable(c)) for c in table.columns)]
@@ -80,7 +88,7 @@ def _accuracy(table: KeptTable, rule: SelectionRule) -> str:
         "deviation over seeds. Movement: mean change of the last weights between neighbouring "
         "evaluated rounds of the second half."
     )
-    return f"{caption}\n\n{to_markdown(Table(heads, rows))}"
+    return explained_mark(f"{caption}\n\n{to_markdown(Table(heads, rows))}")
 
 
 def _of_seeds(own: Accuracies, columns: list[str], table: KeptTable) -> str:
@@ -106,9 +114,10 @@ def _movement(table: KeptTable, method: str) -> str:
 
 def _margins(table: KeptTable, rule: SelectionRule) -> str:
     """Every method against FedAvg and against the best other one, paired; none for one method."""
-    found = table.accuracies(rule)
+    found, constant = table.accuracies(rule), table.no_better_than_constant(rule)
     if len(found) < 2:
         return ""
+    named = {m: spelled(m) + mark(constant.get(m, ()), table.columns) for m in found}
     rows = []
     for method, own in found.items():
         base = None if method == REFERENCE else found.get(REFERENCE)
@@ -116,9 +125,9 @@ def _margins(table: KeptTable, rule: SelectionRule) -> str:
         other = best_other(method, found)
         margin = paired_margin(own, found[other]) if other else None
         cells = [points(above.mean) if above else MISSING, interval_text(above)]
-        cells += [spelled(other) if other else MISSING]
+        cells += [named[other] if other else MISSING]
         cells += [points(margin.mean) if margin else MISSING, interval_text(margin)]
-        rows.append([Cell(spelled(method)), *map(Cell, cells)])
+        rows.append([Cell(named[method]), *map(Cell, cells)])
     heads = [
         Column("Method", numeric=False),
         Column("Minus FedAvg", "points"),
@@ -132,7 +141,7 @@ def _margins(table: KeptTable, rule: SelectionRule) -> str:
         "have; Student's t interval of the mean difference. The best other method was picked by "
         "these same numbers, which favours it a little."
     )
-    return f"{caption}\n\n{to_markdown(Table(heads, rows))}"
+    return explained_mark(f"{caption}\n\n{to_markdown(Table(heads, rows))}")
 
 
 def _beside_the_paper(table: KeptTable) -> list[str]:

@@ -1,0 +1,49 @@
+"""What pages of kept results say against their numbers: marks beside them, and sentences."""
+
+from collections.abc import Iterable
+
+from feddg.comparing.intervals import Key
+from feddg.comparing.kept_table import KeptTable
+from feddg.comparing.measured_numbers import RISING, constant_name
+from feddg.report.wording import counted
+from feddg.runs.selection_rules import FINAL
+
+MARK = " †"
+"""Stands behind a number, and behind a method, of which a model is no better than a constant."""
+
+
+def mark(places: Iterable[Key], columns: Iterable[str]) -> str:
+    """Returns the mark if one of the places lies in one of the columns; nothing otherwise."""
+    among = set(columns)
+    return MARK if any(column in among for column, _ in places) else ""
+
+
+def explained_mark(text: str) -> str:
+    """Returns a table, and below it what its marks mean where it has some."""
+    if MARK not in text:
+        return text
+    return (
+        f"{text}\n\n{MARK.strip()} In at least one run the model is no better than one that always "
+        "names the same class: by the share of images, or by the mean over classes, the difference "
+        "is no more than chance explains. Such a number says nothing about a method."
+    )
+
+
+def sentences(table: KeptTable) -> list[str]:
+    """Returns what is to be known of all runs: how many were still rising, or do not tell."""
+    said = []
+    told = [r.numbers[RISING] for r in table.results if RISING in r.numbers]
+    rising = sum(value > 0 for value in told)
+    if rising:
+        verb = "was" if rising == 1 else "were"
+        said.append(
+            f"{counted(rising, 'run')} of {len(told)} {verb} still rising at the last round: "
+            "stopped before it was learned what could be."
+        )
+    silent = sum(constant_name(FINAL) not in r.numbers for r in table.results)
+    if silent:
+        said.append(
+            f"Whether the model is any better than a constant one is not on record for "
+            f"{counted(silent, 'run')} (an earlier version kept them)."
+        )
+    return said
