@@ -10,6 +10,11 @@ from feddg.runs.selection_rules import FINAL
 
 MARK = " †"
 """Stands behind a number, and behind a method, of which a model is no better than a constant."""
+MEANING = (
+    f"{MARK.strip()} In at least one run the model is no better than one that always names the "
+    "same class: by the share of images, or by the mean over classes, the difference is no more "
+    "than chance explains. Such a number says nothing about a method."
+)
 
 
 def mark(places: Iterable[Key], columns: Iterable[str]) -> str:
@@ -18,15 +23,11 @@ def mark(places: Iterable[Key], columns: Iterable[str]) -> str:
     return MARK if any(column in among for column, _ in places) else ""
 
 
-def explained_mark(text: str) -> str:
-    """Returns a table, and below it what its marks mean where it has some."""
-    if MARK not in text:
-        return text
-    return (
-        f"{text}\n\n{MARK.strip()} In at least one run the model is no better than one that always "
-        "names the same class: by the share of images, or by the mean over classes, the difference "
-        "is no more than chance explains. Such a number says nothing about a method."
-    )
+def with_meaning(parts: Iterable[str]) -> list[str]:
+    """Returns parts of a page, and behind the first what the marks mean where there are some."""
+    first, *others = parts
+    marked = any(MARK in part for part in others)
+    return [first, MEANING, *others] if marked else [first, *others]
 
 
 def sentences(table: KeptTable) -> list[str]:

@@ -21,7 +21,7 @@ from feddg.comparing.plan import Plan
 from feddg.comparing.tuning_file import TuningFile
 from feddg.errors import RunError
 from feddg.files import read_text, replace_text, why
-from feddg.report.kept_findings import explained_mark, mark, sentences
+from feddg.report.kept_findings import mark, sentences, with_meaning
 from feddg.report.many_tables import interval_text, points, spread_text
 from feddg.report.planned_page import planned_tables
 from feddg.report.wording import MISSING, counted, percent, spelled
@@ -110,7 +110,7 @@ def tables(kept: KeptResults) -> str:
     parts = [_coverage(table), _accuracy(table), _by_column(table)]
     if len(table.by_method()) > 1:
         parts += [_margins(table), _explained(table)]
-    return "\n\n".join([*parts, _costs(table)])
+    return "\n\n".join(with_meaning([*parts, _costs(table)]))
 
 
 def _coverage(table: KeptTable) -> str:
@@ -167,7 +167,7 @@ def _accuracy(table: KeptTable) -> str:
         "movement, tail",
         "in-domain test, tail",
     ]
-    return explained_mark(
+    return (
         "Accuracy on the unseen domain, average over the columns, percent, mean ± standard "
         "deviation over the seeds that have every column. *Tail minus final* is paired by column "
         "and seed, with its 95 % interval. *Movement*: mean change between neighbouring rounds of "
@@ -191,7 +191,7 @@ def _by_column(table: KeptTable) -> str:
         for method in _ranked(table)
     ]
     made = _markdown(["method", *columns], rows)
-    return explained_mark(f"By column, {rule.name.lower()}:\n\n{made}")
+    return f"By column, {rule.name.lower()}:\n\n{made}"
 
 
 def _margins(table: KeptTable) -> str:
@@ -205,9 +205,7 @@ def _margins(table: KeptTable) -> str:
             cells.append(_margin(paired_margin(found.get(best, {}), found.get(method, {}))))
         rows.append([_marked(table, method), *cells])
     made = _markdown(["method", *(rule.name.lower() for rule in rules)], rows)
-    return explained_mark(
-        f"{_marked(table, best)} minus each other method, paired by column and seed:\n\n{made}"
-    )
+    return f"{_marked(table, best)} minus each other method, paired by column and seed:\n\n{made}"
 
 
 def _explained(table: KeptTable) -> str:
@@ -227,7 +225,7 @@ def _explained(table: KeptTable) -> str:
         if method != BASELINE
     ]
     heads = ["method", "both final", f"{name} with its tail", "both with their tails"]
-    return explained_mark(
+    return (
         f"Lead over {name}, paired by column and seed: as tables have it, with both models of the "
         f"last round; what is left of it when only {name} serves its tail; and when both do.\n\n"
         + _markdown(heads, rows)

@@ -7,7 +7,7 @@ from feddg.comparing.kept_table import KeptTable
 from feddg.comparing.tuning_file import TuningFile
 from feddg.report.blocks import Cell, Column, Table
 from feddg.report.formats import to_markdown
-from feddg.report.kept_findings import explained_mark, mark, sentences
+from feddg.report.kept_findings import mark, sentences, with_meaning
 from feddg.report.many_tables import interval_text, paper_table, points, spread_text
 from feddg.report.tuning_section import remarks_of, tuning_table, what_was_tuned
 from feddg.report.wording import MISSING, counted, percent, readable, spelled
@@ -33,7 +33,8 @@ def planned_tables(table: KeptTable, tuning: TuningFile | None = None) -> str:
     parts += _beside_the_paper(table)
     if tuning is not None:
         parts += [what_was_tuned(tuning), remarks_of(tuning), to_markdown(tuning_table(tuning))]
-    return "\n\n".join(part.strip() for part in [*parts, _differences(table)] if part)
+    parts = with_meaning([*parts, _differences(table)])
+    return "\n\n".join(part.strip() for part in parts if part)
 
 
 def cells_run(table: KeptTable) -> str:
@@ -88,7 +89,7 @@ def _accuracy(table: KeptTable, rule: SelectionRule) -> str:
         "deviation over seeds. Movement: mean change of the last weights between neighbouring "
         "evaluated rounds of the second half."
     )
-    return explained_mark(f"{caption}\n\n{to_markdown(Table(heads, rows))}")
+    return f"{caption}\n\n{to_markdown(Table(heads, rows))}"
 
 
 def _of_seeds(own: Accuracies, columns: list[str], table: KeptTable) -> str:
@@ -141,7 +142,7 @@ def _margins(table: KeptTable, rule: SelectionRule) -> str:
         "have; Student's t interval of the mean difference. The best other method was picked by "
         "these same numbers, which favours it a little."
     )
-    return explained_mark(f"{caption}\n\n{to_markdown(Table(heads, rows))}")
+    return f"{caption}\n\n{to_markdown(Table(heads, rows))}"
 
 
 def _beside_the_paper(table: KeptTable) -> list[str]:
