@@ -18,7 +18,9 @@ from feddg.comparing.trials import trials_of
 from feddg.comparing.tuning_file import TriedRow, TuningFile
 from feddg.errors import ExperimentError, RunError
 from feddg.report import write_comparison
-from feddg.report.tuning_section import tuning_section
+from feddg.report.formats import to_markdown
+from feddg.report.kept_findings import MARK, MEANING
+from feddg.report.tuning_section import tuning_section, tuning_table
 from feddg.runs.prepare import load_images
 from feddg.runs.reading import read_rows, read_run
 from image_folders import make_folder
@@ -139,6 +141,37 @@ def test_a_choice_at_the_end_of_its_grid_and_a_tie_are_remarked():
     ]
     section = tuning_section(file)
     assert "is the highest that was tried" in section.blocks[1].text
+
+
+def test_a_choice_among_models_that_learned_nothing_is_remarked(tmp_path):
+    """Trials too short to learn anything: their values are noise, and so is the choice."""
+    short = plan(
+        methods=["fedavg"],
+        hold_out=["sketch"],
+        tune={"settings": {"train.lr": (1e-9, 0.003)}, "rounds": 2},
+    )
+    short["base"]["train"]["local_steps"] = 25
+    kept, again = tmp_path / "kept.csv", {**short, "base": {**short["base"]}}
+    out = tmp_path / "out"
+    compare(short, out, cache=tmp_path / "cache", report=False, kept=kept)
+    file = TuningFile.read(out / "tuning.json")
+    # Of a network whose weights stay as they were drawn, and of one that learns.
+    assert {one.values["train.lr"]: one.constant for one in file.tried} == {"1e-09": 1, "0.003": 0}
+    assert not any("always names the same class" in remark for remark in file.remarks())
+    text = to_markdown(tuning_table(file))
+    assert [MARK.strip() in line for line in text.splitlines()[2:]] == [True, False]
+    again["tune"] = {"settings": {"train.lr": (1e-9, 1e-8)}, "rounds": 2}
+    compare(again, tmp_path / "worse", cache=tmp_path / "cache", report=False, kept=kept)
+    said = TuningFile.read(tmp_path / "worse" / "tuning.json").remarks()
+    assert any("in 1 of 1 trials the model is no better than one that always" in s for s in said)
+    section = tuning_section(TuningFile.read(tmp_path / "worse" / "tuning.json"))
+    assert any(MEANING in getattr(block, "text", "") for block in section.blocks)
+
+
+def test_an_earlier_file_does_not_say_whether_a_model_was_constant():
+    file = TuningFile(rule="Final round", seeds=(0,), tried=(row("fedavg", "ink", 0.5, lr="1"),))
+    assert file.tried[0].constant is None
+    assert MARK not in to_markdown(tuning_table(file))
 
 
 def test_a_plan_of_one_domain_out_is_tuned_without_a_held_out_validation():

@@ -28,7 +28,8 @@ def measured_numbers(run: RunRecord) -> dict[str, float]:
         validation, where that is something else (see :func:`score_name`). ``constant_RULE`` and
         ``rising``: 1 where the model is no better on the test domains than one that always names
         the same class, and where its accuracy there was still rising at the last round, else 0
-        (see :mod:`feddg.runs.findings`). ``movement_last`` and
+        (see :mod:`feddg.runs.findings`); where no test domain is held out, as in the trials of a
+        ``tune`` section, this is of in-domain validation. ``movement_last`` and
         ``movement_tail``: by how much the accuracy on the test domains changes from one evaluated
         round to the next, mean over the second half of the rounds, of the last weights and of the
         tail's mean. By round, means: ``seconds`` of training and aggregation, ``images`` of
@@ -37,6 +38,7 @@ def measured_numbers(run: RunRecord) -> dict[str, float]:
     """
     numbers: dict[str, float] = {}
     found = run.evaluations
+    judged = TEST if any(found.at(round, TEST) for round in found.rounds) else ID_VAL
     for rule in SELECTION_RULES.values():
         chosen = rule.choose(found)
         for split in SPLITS:
@@ -47,9 +49,9 @@ def measured_numbers(run: RunRecord) -> dict[str, float]:
         score = found.of(rule.weights).score(chosen, ID_VAL)
         if score is not None and math.isfinite(score):
             numbers[name] = score
-        at = standing(found.of(rule.weights), chosen)
+        at = standing(found.of(rule.weights), chosen, judged)
         if at is not None and at.constant is not None:
-            said = {one.kind for one in findings(found, chosen, weights=rule.weights)}
+            said = {one.kind for one in findings(found, chosen, judged, rule.weights)}
             numbers[constant_name(rule)] = float(FindingKind.CONSTANT in said)
             if rule is FINAL:
                 numbers[RISING] = float(FindingKind.RISING in said)

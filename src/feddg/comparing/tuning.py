@@ -18,8 +18,8 @@ from feddg.comparing.cells import PlannedCell
 from feddg.comparing.compare import carry_out_work
 from feddg.comparing.kept_results import KeptResults
 from feddg.comparing.known_results import kept_files, leave_out_outdated
-from feddg.comparing.measured_numbers import measured_numbers, score_name
-from feddg.comparing.plan import Plan, Tune
+from feddg.comparing.measured_numbers import constant_name, measured_numbers, score_name
+from feddg.comparing.plan import Plan
 from feddg.comparing.pool import Watcher
 from feddg.comparing.trials import Combination, table_experiments, trials_of, with_values
 from feddg.comparing.tuning_file import (
@@ -37,7 +37,7 @@ from feddg.runs.execute import is_complete
 from feddg.runs.prepare import cache_folder
 from feddg.runs.reading import read_run
 from feddg.runs.same_images import ImagesNow
-from feddg.runs.selection_rules import SELECTION_RULES
+from feddg.runs.selection_rules import SELECTION_RULES, SelectionRule
 
 TRIALS = "tuning"
 log = logging.getLogger("feddg")
@@ -141,7 +141,7 @@ def picked(plan: Plan, work: Work, kept: Path | None = None, *, write: bool = Tr
     """
     assert plan.tune is not None
     found = {
-        combination: _Scores([_score(cell, work, plan.tune) for cell in cells], *_chosen_by(cells))
+        combination: _measured(cells, work, SELECTION_RULES.find(plan.tune.rule))
         for combination, cells in trials_of(plan).items()
     }
     best = _best(found)
@@ -154,6 +154,7 @@ def picked(plan: Plan, work: Work, kept: Path | None = None, *, write: bool = Tr
             over=scores.over,
             score=scores.mean,
             trials=len(scores.values),
+            constant=scores.constant,
             picked=combination in best,
         )
         for combination, scores in found.items()
@@ -184,11 +185,14 @@ class _Scores:
         values: the metric on in-domain validation, by trial; None where there is none.
         metric: its name.
         over: how the domains became one number.
+        constant: in how many trials the model is no better than a constant one; None where this is
+            not on record.
     """
 
     values: Sequence[float | None]
     metric: str
     over: str
+    constant: int | None
 
     @property
     def mean(self) -> float | None:
@@ -197,21 +201,26 @@ class _Scores:
         return math.fsum(known) / len(known) if len(known) == len(self.values) else None
 
 
-def _chosen_by(cells: Sequence[PlannedCell]) -> tuple[str, str]:
+def _measured(cells: Sequence[PlannedCell], work: Work, rule: SelectionRule) -> _Scores:
+    """What the trials of one combination reached."""
     evaluate = cells[0].experiment.evaluate
-    return evaluate.select_by, evaluate.select_over
-
-
-def _score(cell: PlannedCell, work: Work, settings: Tune) -> float | None:
-    evaluate = cell.experiment.evaluate
-    rule = SELECTION_RULES.find(settings.rule)
     name = score_name(rule, evaluate.select_by, evaluate.select_over)
+    numbers = [_numbers(cell, work) for cell in cells]
+    found = [one[key] for one in numbers if (key := constant_name(rule)) in one]
+    return _Scores(
+        values=[one.get(name) for one in numbers],
+        metric=evaluate.select_by,
+        over=evaluate.select_over,
+        constant=sum(map(bool, found)) if len(found) == len(numbers) else None,
+    )
+
+
+def _numbers(cell: PlannedCell, work: Work) -> Mapping[str, float]:
+    """The numbers of a trial; none if it is not complete."""
     if (row := work.row(cell.experiment.id)) is not None:
-        return row.numbers.get(name)
+        return row.numbers
     folder = work.folders[cell.experiment.id]
-    if not is_complete(folder):
-        return None
-    return measured_numbers(read_run(folder)).get(name)
+    return measured_numbers(read_run(folder)) if is_complete(folder) else {}
 
 
 def _best(found: Mapping[Combination, _Scores]) -> list[Combination]:

@@ -35,6 +35,8 @@ class TriedRow(Row):
         score: the mean of that on in-domain validation over its trials, 0 to 1; None where a trial
             failed or the metric is not defined for its images.
         trials: how many there are.
+        constant: in how many of them the model is no better than one that always names the same
+            class, on in-domain validation; None where this is not on record.
         picked: whether the table is run with it.
     """
 
@@ -45,6 +47,7 @@ class TriedRow(Row):
     over: str = "domain_mean"
     score: Number | None = Field(None, validation_alias=AliasChoices("score", "accuracy"))
     trials: int
+    constant: int | None = Field(None, ge=0)
     picked: bool
 
 
@@ -77,7 +80,7 @@ class TuningFile(JsonFile):
         return self.model_copy(update={"tried": (*others, *self.tried)})
 
     def remarks(self) -> list[str]:
-        """Returns what to know about the choices: grids that end at one, and ties."""
+        """Returns what to know about the choices: models that learned nothing, ends, and ties."""
         groups: dict[tuple[str, str], list[TriedRow]] = {}
         for row in self.tried:
             groups.setdefault((row.method, row.held_out), []).append(row)
@@ -85,6 +88,13 @@ class TuningFile(JsonFile):
         for (method, held_out), rows in groups.items():
             for row in (row for row in rows if row.picked):
                 where = f"{method}{f', {held_out} held out' if held_out else ''}"
+                if row.constant:
+                    said.append(
+                        f"{where}: by the picked values, in {row.constant} of {row.trials} trials "
+                        "the model is no better than one that always names the same class, so that "
+                        "the choice says little; give trials more rounds (tune.rounds), pretrained "
+                        "weights, or other values"
+                    )
                 said += [f"{where}: {edge}" for edge in _edges(row, rows)]
                 equal = [other for other in rows if other.score == row.score]
                 if len(equal) > 1:

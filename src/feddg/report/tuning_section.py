@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from feddg.comparing.tuning_file import TriedRow, TuningFile
 from feddg.report.blocks import Cell, Column, Prose, Section, Table
+from feddg.report.kept_findings import MARK, MEANING
 from feddg.report.metric_words import AGGREGATE_WORDS, metric_title
 from feddg.report.wording import counted, percent, readable, spelled
 
@@ -12,7 +13,10 @@ def tuning_section(tuning: TuningFile | None) -> Section | None:
     """The section, or None where nothing was tried."""
     if tuning is None or not tuning.tried:
         return None
-    prose = [Prose(text) for text in (what_was_tuned(tuning), remarks_of(tuning)) if text]
+    said = [what_was_tuned(tuning), remarks_of(tuning)]
+    if any(row.constant for row in tuning.tried):
+        said.append(MEANING)
+    prose = [Prose(text) for text in said if text]
     return Section("What was tuned", [*prose, tuning_table(tuning)])
 
 
@@ -60,9 +64,15 @@ def _rows(tried: Sequence[TriedRow]) -> list[list[Cell]]:
             Cell(spelled(row.method), strong=row.picked),
             Cell(readable(row.held_out)),
             Cell(", ".join(f"{name} {value}" for name, value in row.values.items())),
-            Cell("no value" if row.score is None else percent(row.score)),
+            Cell(_score(row)),
             Cell(str(row.trials)),
             Cell("picked" if row.picked else "", strong=row.picked),
         ]
         for row in tried
     ]
+
+
+def _score(row: TriedRow) -> str:
+    if row.score is None:
+        return "no value"
+    return percent(row.score) + (MARK if row.constant else "")
