@@ -411,7 +411,13 @@ YAML = (
     ("it is a list", write("- seed\n"), "must hold fields"),
     ("it is a word", write("seed\n"), "must hold fields"),
     ("it is indented with tabs", write("train:\n\tlr: 1\n"), r"is not valid YAML: .*\(line 2"),
-    ("it is nested 100,000 levels deep", write("a: " + "[" * 100_000), "more than 50 levels"),
+    ("it is nested 60 levels deep", write(f"a: {'[' * 60}{']' * 60}"), "more than 50 levels"),
+    # Some versions of the parser read ahead, and refuse a thousand levels themselves.
+    (
+        "it is nested 100,000 levels deep",
+        write("a: " + "[" * 100_000),
+        "more than 50 levels|nesting depth",
+    ),
     ("its aliases stand for 400 million values", write(LAUGHS), "more than 100,000 values"),
     ("a value holds itself", write("data: &a [*a]\n"), "more than 100,000 values"),
     ("a field is said twice", write("seed: 1\nseed: 2\n"), "'seed' is said twice .line 2"),
