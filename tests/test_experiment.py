@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from feddg.comparing.cells import setting_point
 from feddg.errors import ExperimentError
 from feddg.experiment import Experiment, load_experiment, load_stored
 from feddg.origins import explain
-from feddg.settings import leaves
+from feddg.settings import leaves, merge
 
 
 def test_shorthand_yaml_and_full_spelling_are_one_experiment(tmp_path):
@@ -185,6 +186,40 @@ def test_every_setting_is_explained_and_the_strongest_word_is_named():
     assert sources["train.rounds"] == "preset pacs"
     assert sources["model.normalization"] == "follows from model.weights"
     assert sources["server.attempts"] == "default"
+
+
+@pytest.mark.parametrize(
+    ("field", "here", "there"),
+    [
+        ("data.root", "/data/pacs", "/elsewhere/PACS"),
+        ("data.split_file", "/data/splits.csv", "/elsewhere/splits.csv"),
+        ("model.weights", "resnet18.safetensors", "/elsewhere/w.pth"),
+        ("method.decoder", "decoder.safetensors", "/elsewhere/d.safetensors"),
+    ],
+)
+def test_the_portable_id_knows_that_a_file_is_named_and_not_where_it_lies(field, here, there):
+    def one(value, **more):
+        fixed = {
+            "data": {"source": "folder", "root": "/data"},
+            "method": {"name": "pardon", "settings": {"codec": "vgg19", "encoder": "e.pth"}},
+            "model": {"weights": None},
+        }
+        _, change, _ = setting_point(field, value)
+        return Experiment(**merge(fixed, change), **more)
+
+    assert one(here).portable_id == one(there).portable_id
+    assert one(here).id != one(there).id
+    assert one(None).portable_id != one(here).portable_id
+    assert one(here, seed=4).portable_id != one(here).portable_id
+
+
+def test_torchvisions_weights_are_no_file_of_ones_own():
+    ids = {
+        Experiment(data="digits", model={"weights": weights}).portable_id
+        for weights in (None, "imagenet", "mine.safetensors")
+    }
+    assert len(ids) == 3
+    assert Experiment(data="digits").portable_id == Experiment(data="digits").id
 
 
 def test_ids_of_experiments_without_younger_fields_stay_what_they_were():

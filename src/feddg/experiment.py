@@ -33,6 +33,7 @@ from feddg.evaluation.metrics import METRICS
 from feddg.guards.building import resolved_choice
 from feddg.methods.composition import build_method, method_class
 from feddg.settings import (
+    TORCHVISIONS,
     ClientSettings,
     EvaluateSettings,
     ExperimentSettings,
@@ -85,6 +86,14 @@ _LATER_PARTS = ("privacy", "guards")
 """Fields and parts younger than some run folders: not in the hash where they say nothing new."""
 
 
+_SOME_FILE = "a file"
+
+
+def _digits(content: Mapping[str, Any]) -> str:
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
+
+
 def _default(part: type[Settings], field: str) -> Any:
     return part.model_fields[field].get_default(call_default_factory=True, validated_data={})
 
@@ -121,6 +130,26 @@ class Experiment(ExperimentSettings):
     @property
     def id(self) -> str:
         """Eight hexadecimal digits that differ for every different experiment."""
+        return _digits(self._content())
+
+    @property
+    def portable_id(self) -> str:
+        """The same wherever the experiment's files lie, on any machine.
+
+        Not the names of the files that it names count, but that there are some: which they are is a
+        matter of what is in them (:mod:`feddg.comparing.made_with`).
+        """
+        content = self._content()
+        for part, field in (("data", "root"), ("data", "split_file"), ("model", "weights")):
+            if content[part].get(field) not in (None, TORCHVISIONS):
+                content[part][field] = _SOME_FILE
+        settings = build_method(self.method.name, self.method.settings).settings
+        own = content["method"]["settings"]
+        own |= {name: _SOME_FILE for name, value in settings if isinstance(value, Path)}
+        return _digits(content)
+
+    def _content(self) -> dict[str, Any]:
+        """What tells experiments apart; not what is younger than some of them and says nothing."""
         content = self.model_dump(mode="json", exclude=_NOT_IDENTITY)
         for part, field in ((part, f) for part, fields in _LATER.items() for f in fields):
             said = getattr(self, part)
@@ -133,8 +162,7 @@ class Experiment(ExperimentSettings):
         for part in _LATER_PARTS:
             if getattr(self, part) == type(self).model_fields[part].default:
                 del content[part]
-        text = json.dumps(content, sort_keys=True, separators=(",", ":"))
-        return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
+        return content
 
     @property
     def label(self) -> str:

@@ -13,10 +13,12 @@ import stat
 import threading
 import time
 import zlib
-from collections.abc import Callable, Collection
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
+
+from filelock import FileLock, Timeout
 
 from feddg.errors import FeddgError, RunError
 
@@ -42,6 +44,31 @@ def private_folder(path: Path) -> Path:
             private_folder(path.parent)
         path.mkdir(FOLDER_MODE, exist_ok=True)
     return path
+
+
+@contextmanager
+def alone(path: Path, busy: FeddgError, *, wait: float = 0.0) -> Iterator[None]:
+    """Keeps other processes that ask for the same from writing a file meanwhile.
+
+    Args:
+        path: the file; its folder is there, it need not be.
+        busy: raised where another process does not let go of it.
+        wait: seconds to wait for that process.
+
+    Raises:
+        busy: see there.
+        OSError: nothing can be written beside the file.
+    """
+    lock = path.with_name(f".{path.name}.lock")
+    try:
+        with FileLock(lock, timeout=wait):
+            try:
+                yield
+            finally:
+                with suppress(OSError):  # Windows lets go of it first, and removes it then
+                    lock.unlink()
+    except Timeout:
+        raise busy from None
 
 
 def replace_file(path: Path, write: Callable[[Path], object]) -> None:

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Final, Literal, get_args
 
 from pydantic import (
     AfterValidator,
@@ -206,6 +206,10 @@ class ClientSettings(Settings):
     rounding: Literal["strict", "official"] = Field(
         "strict", description="who gets a domain's leftover images"
     )
+
+
+TORCHVISIONS: Final = "imagenet"
+"""As ``model.weights``: those of torchvision, downloaded."""
 
 
 class ModelSettings(Settings):

@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 import yaml
+from filelock import FileLock
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
@@ -16,6 +17,7 @@ from typer.testing import CliRunner
 
 from feddg.api import compare
 from feddg.cli import app
+from feddg.comparing.cells import expand_plan
 from feddg.comparing.kept_results import KeptResult, KeptResults, to_text
 from feddg.comparing.kept_table import KeptTable
 from feddg.comparing.measured_numbers import mean_step
@@ -111,7 +113,7 @@ def test_a_comparison_keeps_its_results_and_never_runs_them_again(tmp_path):
     for cell in done.work.cells:
         run = read_run(done.work.folders[cell.experiment.id])
         result = found[cell.method]
-        assert result.experiment == cell.experiment.id
+        assert result.experiment == cell.experiment.portable_id
         assert (result.held_out, result.seed, result.conditions) == ("sketch", 0, {})
         rows = read_rows(run.folder / "metrics.jsonl")
         for rule, weights in ((FINAL, "last"), (TAIL_MEAN, "tail")):
@@ -242,44 +244,177 @@ def test_a_result_says_what_it_was_made_with(tmp_path):
     assert images.model_copy(update={"labels": "other"}).fingerprint() != images.fingerprint()
 
 
-@pytest.mark.parametrize("elsewhere", [False, True])
-def test_results_of_images_that_changed_are_not_taken_for_new_ones(tmp_path, elsewhere):
+def test_results_of_images_that_changed_are_not_taken_for_new_ones(tmp_path):
     path, root, cache = kept(tmp_path), painted(tmp_path / "images"), tmp_path / "cache"
     plan = plan_on(root)
     compare(plan, tmp_path / "first", cache=cache, report=False, kept=path)
     (before,) = KeptResults.read(path).results
     shutil.rmtree(tmp_path / "first")
-    own, known = (kept(tmp_path, "own.csv"), [path]) if elsewhere else (path, [])
 
     painted(root, shade=90)
     with pytest.raises(RunError, match=r"1 of its results came from other files.*images of fedavg"):
-        prepare_work(plan, tmp_path / "out", cache=cache, kept=own, known=known)
-    done = compare(
-        plan, tmp_path / "out", cache=cache, report=False, kept=own, known=known, again=True
-    )
+        prepare_work(plan, tmp_path / "out", cache=cache, kept=path)
+    done = compare(plan, tmp_path / "out", cache=cache, report=False, kept=path, again=True)
     assert [outcome.status for outcome in done.outcomes] == ["completed"]
-    (after,) = KeptResults.read(own).results
+    (after,) = KeptResults.read(path).results
     assert after.experiment == before.experiment
     assert after.made_with != before.made_with
 
     shutil.rmtree(tmp_path / "out")
-    if not elsewhere:
-        assert not prepare_work(plan, tmp_path / "out", cache=cache, kept=own).missing
-        shutil.rmtree(root)  # what is kept needs no images
-        assert not prepare_work(plan, tmp_path / "out", cache=cache, kept=own).missing
+    assert not prepare_work(plan, tmp_path / "out", cache=cache, kept=path).missing
+    shutil.rmtree(root)  # what is kept needs no images
+    assert not prepare_work(plan, tmp_path / "out", cache=cache, kept=path).missing
+
+
+def test_another_tables_results_of_other_images_are_passed_over(tmp_path, caplog):
+    path, root, cache = kept(tmp_path), painted(tmp_path / "images"), tmp_path / "cache"
+    plan, own = plan_on(root), kept(tmp_path, "own.csv")
+    compare(plan, tmp_path / "first", cache=cache, report=False, kept=path)
+    before = path.read_text()
+    painted(root, shade=90)
+    done = compare(plan, tmp_path / "out", cache=cache, report=False, kept=own, known=[path])
+    assert [outcome.status for outcome in done.outcomes] == ["completed"]
+    assert "kept.csv: 1 of its results came from other files" in caplog.text
+    assert "they are not taken" in caplog.text
+    assert path.read_text() == before
+    (old,), (new,) = KeptResults.read(path).results, KeptResults.read(own).results
+    assert (old.experiment, old.place) == (new.experiment, new.place)
+    assert old.made_with != new.made_with
+
+
+def some_weights(path, shift=0.0):
+    """A file of weights for ResNet-18 at their start."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    state = {name: value.clone() for name, value in NETWORK.state_dict().items()}
+    state["bn1.bias"] += shift
+    save_file(state, path)
+    return str(path)
+
+
+NETWORK = resnet18()
+
+
+def test_a_result_is_found_wherever_the_same_images_and_weights_lie(tmp_path, monkeypatch):
+    """As on another machine: both moved, the plan names them otherwise, the cache is empty."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    path, settings = kept(tmp_path), {"backbone": "resnet18", "normalization": "frozen"}
+
+    def plan(place):
+        weights = [str(place / "a.safetensors"), str(place / "b.safetensors")]
+        axes = {"settings": {"model.weights": weights}}
+        return plan_on(place / "images", model=settings) | axes
+
+    painted(here / "images")
+    for name, shift in (("a", 0.0), ("b", 0.5)):
+        some_weights(here / f"{name}.safetensors", shift)
+    compare(plan(here), tmp_path / "out", cache=tmp_path / "cache", report=False, kept=path)
+    before, ran = path.read_text(), KeptResults.read(path).results
+    assert len({row.experiment for row in ran}) == 1
+    assert len({row.made_with["model.weights"] for row in ran}) == 2
+
+    here.rename(there)
+    moved = {"cache": tmp_path / "other", "kept": kept(tmp_path, "new.csv"), "known": [path]}
+    done = compare(plan(there), tmp_path / "elsewhere", report=False, **moved)
+    assert not done.outcomes
+    for cell, old, new in zip(done.work.cells, ran, KeptResults.read(moved["kept"]).results):
+        assert new.conditions == dict(cell.conditions) != old.conditions
+        assert new.model_copy(update={"conditions": old.conditions}) == old  # a is a, b is b
+    assert KeptTable.of(KeptResults.read(moved["kept"]), load_plan(plan(there))).exact == 2
+    # one more seed is all that is missing; what was there stays as it was
+    more = {"seeds": [0, 1]} | plan(there)
+    work = prepare_work(
+        more, tmp_path / "elsewhere", cache=tmp_path / "other", known=[path], kept=moved["kept"]
+    )
+    assert [task.experiment.seed for task in work.missing] == [1, 1]
+    assert path.read_text() == before
+
+    # exchanged, they are others: neither is taken for the other
+    there.joinpath("a.safetensors").rename(there / "c")
+    there.joinpath("b.safetensors").rename(there / "a.safetensors")
+    there.joinpath("c").rename(there / "b.safetensors")
+    with pytest.raises(RunError, match=r"2 of its results came from other files.*model\.weights"):
+        prepare_work(plan(there), tmp_path / "third", cache=tmp_path / "other", kept=moved["kept"])
+    done = prepare_work(
+        plan(there),
+        tmp_path / "third",
+        cache=tmp_path / "other",
+        kept=kept(tmp_path, "third.csv"),
+        known=[path],
+    )
+    assert not done.missing
+    assert [done.row(cell.experiment.id).made_with["model.weights"] for cell in done.cells] == [
+        row.made_with["model.weights"] for row in reversed(ran)
+    ]
+
+
+def test_what_an_earlier_version_kept_is_found_by_its_paths(tmp_path):
+    path, cache = kept(tmp_path), tmp_path / "cache"
+    plan = plan_on(painted(tmp_path / "images"))
+    done = compare(plan, tmp_path / "out", cache=cache, report=False, kept=path)
+    (row,), (cell,) = KeptResults.read(path).results, done.work.cells
+    assert row.experiment == cell.experiment.portable_id != cell.experiment.id
+    earlier = row.model_copy(update={"experiment": cell.experiment.id})
+    path.write_text(to_text([earlier]))
+    other = kept(tmp_path, "other.csv")
+    again = compare(plan, tmp_path / "new", cache=cache, report=False, kept=other, known=[path])
+    assert not again.outcomes
+    assert KeptResults.read(other).results == [earlier]
+    work = prepare_work(plan, tmp_path / "new", cache=cache, kept=path)
+    assert not work.missing
+    assert not work.kept.lacking(work.cells)
+
+
+def test_processes_that_keep_results_in_one_file_do_not_lose_each_others(tmp_path):
+    """As two terminals that carry out a column of the same plan each."""
+    path, out, cache = kept(tmp_path), tmp_path / "out", tmp_path / "cache"
+    plan = plan_on(painted(tmp_path / "images")) | {"seeds": [0, 1]}
+    plans = [plan | {"hold_out": [column]} for column in ("oil", "ink")]
+    works = [prepare_work(one, out, cache=cache, kept=path) for one in plans]
+    for one in plans:
+        compare(one, out, cache=cache, report=False)
+    for turn in (0, 1):
+        for work in works:
+            work.keep(work.cells[turn].experiment.id)
+    found = KeptResults.read(path).results
+    assert [(row.held_out, row.seed) for row in found] == [
+        ("oil", 0),
+        ("ink", 0),
+        ("oil", 1),
+        ("ink", 1),
+    ]
+    # what one of them leaves out as outdated is gone, and nothing else
+    first, second = KeptResults.read(path), KeptResults.read(path)
+    first.leave_out(found[:1])
+    for file, other, work in ((second, "0" * 8, works[0]), (first, "1" * 8, works[1])):
+        file.copy(work.cells[:1], found[3].model_copy(update={"experiment": other}))
+    after = KeptResults.read(path).results
+    assert after[:3] == found[1:]
+    assert [row.experiment for row in after[3:]] == ["0" * 8, "1" * 8]
+    assert [file.name for file in tmp_path.glob(".*")] == []
+
+
+def test_a_file_that_another_process_holds_is_waited_for_and_then_named(tmp_path, monkeypatch):
+    path = kept(tmp_path)
+    row = KeptResult(experiment="0" * 8, method="fedavg", held_out="ink", seed=0)
+    monkeypatch.setattr("feddg.comparing.kept_results.WAIT", 0.1)
+    (cell, *_) = expand_plan(load_plan(PLAN))
+    with (
+        FileLock(tmp_path / ".kept.csv.lock"),
+        pytest.raises(RunError, match=r"kept\.csv is being written by another process"),
+    ):
+        KeptResults.read(path).copy([cell], row)
+    assert not path.exists()
+    KeptResults.read(path).copy([cell], row)
+    assert len(KeptResults.read(path).results) == 1
 
 
 def test_a_result_of_other_weights_is_none_of_these(tmp_path):
     path, root, cache = kept(tmp_path), painted(tmp_path / "images"), tmp_path / "cache"
     weights = tmp_path / "weights.safetensors"
-    network = resnet18()
-    save_file(network.state_dict(), weights)
-    plan = plan_on(root, model={"backbone": "resnet18", "weights": str(weights)})
+    plan = plan_on(root, model={"backbone": "resnet18", "weights": some_weights(weights)})
     compare(plan, tmp_path / "out", cache=cache, report=False, kept=path)
     assert not prepare_work(plan, tmp_path / "other", cache=cache, kept=path).missing
-    state = {name: value.clone() for name, value in network.state_dict().items()}
-    state["bn1.bias"] += 1
-    save_file(state, weights)
+    some_weights(weights, shift=1.0)
     with pytest.raises(RunError, match=r"model.weights of fedavg, oil, seed 0"):
         prepare_work(plan, tmp_path / "other", cache=cache, kept=path)
 

@@ -74,7 +74,9 @@ def plan_with_weights_at_hand(plan: "Plan") -> "Plan":
 
 
 def _can_be_had(experiment: "Experiment") -> bool:
-    if experiment.model.weights != "imagenet":
+    from feddg.settings import TORCHVISIONS
+
+    if experiment.model.weights != TORCHVISIONS:
         return True
     from feddg.errors import WeightsError
     from feddg.models.backbones import fetch_imagenet

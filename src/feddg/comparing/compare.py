@@ -14,6 +14,7 @@ from feddg.experiment import Experiment
 from feddg.files import is_file
 from feddg.runs.loading import load_table
 from feddg.runs.prepare import Progress, cache_folder
+from feddg.settings import TORCHVISIONS
 from feddg.views import Shown
 
 
@@ -64,7 +65,7 @@ def why_hopeless(work: Work) -> FeddgError | None:
             forecast(one, measure=False)
         except FeddgError as error:
             reasons[kind] = error
-            if weights not in ("", "imagenet") and not is_file(Path(weights)):
+            if weights not in ("", TORCHVISIONS) and not is_file(Path(weights)):
                 gone.add(weights)  # nothing else about a run would help: hundreds need no look
         else:
             return None

@@ -3,8 +3,9 @@
 A campaign may take many days on several machines, and its run folders many gigabytes. What its
 tables need of a run is one row: accuracies by split and selection rule, how far they moved from
 round to round, and what a round cost. ``feddg compare --kept FILE`` adds such rows as runs end, and
-does not run again what the file has, whatever folder it ran in: experiments are told apart by their
-hash.
+does not run again what the file has, whatever folder or machine it ran in: experiments are told
+apart by their hash and by what is in their files, wherever these lie
+(:mod:`feddg.comparing.known_results`). Several processes may add to one file.
 """
 
 import csv
@@ -24,7 +25,8 @@ from feddg.comparing.made_with import made_with
 from feddg.comparing.measured_numbers import CONSTANT, RISING, SCORE, measured_numbers
 from feddg.csv_cells import as_cell, from_cell
 from feddg.errors import RunError
-from feddg.files import is_file, read_text, replace_text, why
+from feddg.experiment import Experiment
+from feddg.files import alone, is_file, private_folder, read_text, replace_text, why
 from feddg.forms import plain_text
 from feddg.rows import SPLITS, TEST
 from feddg.runs.reading import RunRecord
@@ -33,6 +35,8 @@ from feddg.settings import OneLine
 
 _ACCURACIES = {f"{split}_{rule.key}" for rule in SELECTION_RULES.values() for split in SPLITS}
 _OF_PLACE = ("experiment", "method", "held_out", "conditions", "seed", "machine", "version")
+WAIT = 60.0
+"""Seconds after which another process that writes the same file is taken to hang."""
 _MADE_WITH = "made_with"
 """The column after those; files of earlier versions lack it."""
 
@@ -41,7 +45,8 @@ class KeptResult(BaseModel):
     """What tables need of one finished run.
 
     Attributes:
-        experiment: the experiment's hash.
+        experiment: the experiment's hash, the same wherever its files lie; in files of earlier
+            versions the hash that knows their paths.
         method: the label of its method in the plan it was run for.
         held_out: the held-out test domains.
         conditions: values of further axes, by axis.
@@ -107,6 +112,7 @@ class KeptResults:
 
     path: Path
     results: list[KeptResult] = field(default_factory=list)
+    _gone: list[KeptResult] = field(default_factory=list)
 
     @classmethod
     def read(cls, path: Path) -> "KeptResults":
@@ -127,21 +133,14 @@ class KeptResults:
                 )
         return found
 
-    @property
-    def experiments(self) -> set[str]:
-        """The hashes of all experiments in the file."""
-        return {result.experiment for result in self.results}
-
-    def of(self, experiment: str) -> KeptResult | None:
-        """Returns a result of an experiment, in whatever table it stands; None without one."""
-        return next((r for r in self.results if r.experiment == experiment), None)
-
     def lacking(self, cells: Iterable[PlannedCell]) -> list[PlannedCell]:
         """Returns the cells that have no result here: of their experiment and in their place."""
-        asked = list(cells)
-        ids = {cell.experiment.id for cell in asked}
-        there = {(r.experiment, r.place) for r in self.results if r.experiment in ids}
-        return [cell for cell in asked if (cell.experiment.id, place_of(cell)) not in there]
+        there = {(result.experiment, result.place) for result in self.results}
+        return [
+            cell
+            for cell in cells
+            if not any((id, place_of(cell)) in there for id in hashes_of(cell.experiment))
+        ]
 
     def add(self, cells: Iterable[PlannedCell], run: RunRecord) -> None:
         """Adds a finished run, once for each cell of a plan that it stands in.
@@ -152,7 +151,7 @@ class KeptResults:
         self._add([_kept(cell, run) for cell in cells])
 
     def copy(self, cells: Iterable[PlannedCell], result: KeptResult) -> None:
-        """Adds the result of another table's cell to cells of the same experiment.
+        """Adds the result of another cell, or of another table's, to cells of the same experiment.
 
         Raises:
             RunError: the file cannot be written.
@@ -161,15 +160,31 @@ class KeptResults:
 
     def leave_out(self, results: Iterable[KeptResult]) -> None:
         """Forgets results; the file loses them when something is added."""
-        gone = {id(result) for result in results}
-        self.results = [result for result in self.results if id(result) not in gone]
+        self._gone += results
+        self.results = [result for result in self.results if result not in self._gone]
 
     def _add(self, results: Iterable[KeptResult]) -> None:
-        self.results.extend(results)
+        """Adds results to what the file has now: others may have added theirs meanwhile."""
+        busy = RunError(
+            f"{self.path} is being written by another process that does not end; stop that, then "
+            "give the command again: what is complete is added then"
+        )
         try:
-            replace_text(self.path, to_text(self.results))
+            private_folder(self.path.parent)
+            with alone(self.path, busy, wait=WAIT):
+                there = list(_read(self.path)) if is_file(self.path) else []
+                now = {(r.experiment, r.place): r for r in there if r not in self._gone}
+                for result in results:
+                    now.setdefault((result.experiment, result.place), result)
+                self.results = list(now.values())
+                replace_text(self.path, to_text(self.results))
         except OSError as error:
             raise RunError(f"Cannot write {self.path}: {why(error)}.") from None
+
+
+def hashes_of(experiment: Experiment) -> tuple[str, str]:
+    """Returns the hashes that a result of an experiment may have: today's, and an earlier one."""
+    return experiment.portable_id, experiment.id
 
 
 def place_of(cell: PlannedCell) -> Hashable:
@@ -195,7 +210,7 @@ def _kept(cell: PlannedCell, run: RunRecord) -> KeptResult:
     parts = [found.get(name) for name in ("processor", "device", "precision")]
     threads = f"{found.get('threads')} threads" if found.get("threads") else None
     return KeptResult(
-        experiment=cell.experiment.id,
+        experiment=cell.experiment.portable_id,
         **_fields_of(cell),
         machine=plain_text(", ".join(str(part) for part in [*parts, threads] if part)),
         version=plain_text(found.get("feddg", "")),

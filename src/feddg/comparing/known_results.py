@@ -4,10 +4,10 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from feddg.comparing.kept_results import KeptResults
-from feddg.comparing.made_with import others, would_be_made_with
+from feddg.comparing.cells import PlannedCell
+from feddg.comparing.kept_results import KeptResult, KeptResults, hashes_of, place_of
+from feddg.comparing.made_with import are_the_same, others, would_be_made_with
 from feddg.errors import ExperimentError, RunError
-from feddg.experiment import Experiment
 from feddg.files import is_file
 from feddg.runs.same_images import ImagesNow
 
@@ -34,19 +34,54 @@ def kept_files(
     return own, [KeptResults.read(path) for path in known]
 
 
-def leave_out_outdated(
-    file: KeptResults, experiments: Sequence[Experiment], now: ImagesNow, *, again: bool
-) -> None:
-    """Leaves out the results of these experiments whose images and files have changed since.
+def results_of(
+    file: KeptResults,
+    cells: Sequence[PlannedCell],
+    now: ImagesNow,
+    *,
+    own: bool = True,
+    again: bool = False,
+) -> dict[str, KeptResult]:
+    """Returns the results of the cells' experiments that a file has, by the experiments' ids.
+
+    A result is an experiment's where the settings are the same and so is what is in its images and
+    files, wherever they lie. Where that is not known of both sides - an earlier version's row,
+    images that are not here - it is one in the same place of the table, or of the same paths. It
+    is outdated where it would be one, and what is in them is something else now.
+
+    Args:
+        file: the file.
+        cells: what is asked for.
+        now: tells the images.
+        own: whether it is the table's own file, which outdated results are not to stay in; another
+            table's is read only, and they are passed over with a warning.
+        again: whether to leave outdated results out of the file.
 
     Raises:
-        RunError: there are some, and ``again`` is not said.
+        RunError: some of the table's own are outdated, and ``again`` is not said.
     """
-    rows = file.experiments
-    known = {e.id: would_be_made_with(e, now) for e in experiments if e.id in rows}
-    own = [result for result in file.results if result.experiment in known]
-    changed = [(r, names) for r in own if (names := others(r.made_with, known[r.experiment]))]
-    silent = sum(not result.made_with for result in own)
+    rows: dict[str, list[KeptResult]] = {}
+    for result in file.results:
+        rows.setdefault(result.experiment, []).append(result)
+    found: dict[str, KeptResult] = {}
+    changed: list[tuple[KeptResult, list[str]]] = []
+    silent = 0
+    for id, places in _by_experiment(cells).items():
+        experiment, taken = places[0].experiment, set(map(place_of, places))
+        ids = dict.fromkeys(hashes_of(experiment))
+        candidates = [result for hash in ids for result in rows.get(hash, ())]
+        if not candidates:
+            continue
+        today = would_be_made_with(experiment, now)
+        for result in candidates:
+            meant = result.experiment == id or result.place in taken
+            if are_the_same(result.made_with, today):
+                found.setdefault(id, result)
+            elif meant and (names := others(result.made_with, today)):
+                changed.append((result, names))
+            elif meant:
+                found.setdefault(id, result)
+                silent += not result.made_with
     if silent:
         log.warning(
             "%s does not say of %d of its results which images and files they were made with (an "
@@ -56,9 +91,20 @@ def leave_out_outdated(
         )
     if changed and not again:
         first, names = changed[0]
-        raise RunError(
+        said = (
             f"{file.path}: {len(changed)} of its results came from other files than are there now "
             f"({', '.join(sorted(names))} of {first.method}, {first.column}, seed {first.seed}); "
-            "put them back, or --again runs anew and replaces them"
         )
-    file.leave_out([result for result, _ in changed])
+        if own:
+            raise RunError(f"{said}put them back, or --again runs anew and replaces them")
+        log.warning("%sthey are not taken", said)
+    if own:
+        file.leave_out([result for result, _ in changed])
+    return found
+
+
+def _by_experiment(cells: Sequence[PlannedCell]) -> dict[str, list[PlannedCell]]:
+    found: dict[str, list[PlannedCell]] = {}
+    for cell in cells:
+        found.setdefault(cell.experiment.id, []).append(cell)
+    return found

@@ -1,7 +1,7 @@
 """What a result was made with: its images and the files that its experiment names, as hashes.
 
 An experiment's hash knows the names of files and not what is in them. A kept result may be met by
-a folder that has changed since, or by another machine's.
+a folder that has changed since, or by another machine's, where the same files lie elsewhere.
 """
 
 from collections.abc import Mapping
@@ -17,6 +17,7 @@ from feddg.models.backbones import weights_digest
 from feddg.runs.named_files import named_files
 from feddg.runs.reading import RunRecord
 from feddg.runs.same_images import IMAGES, ImagesNow
+from feddg.settings import TORCHVISIONS
 
 _IMAGES, _WEIGHTS = "images", "model.weights"
 
@@ -40,7 +41,9 @@ def would_be_made_with(experiment: Experiment, now: ImagesNow) -> dict[str, str]
     with suppress(DataError):  # whoever runs something will say so
         found[_IMAGES] = now.fingerprint(experiment)
     weights = experiment.model.weights
-    if weights is not None and (seen := stamp(Path(weights))) is not None:
+    if weights == TORCHVISIONS:
+        found[_WEIGHTS] = weights
+    elif weights is not None and (seen := stamp(Path(weights))) is not None:
         found[_WEIGHTS] = _digest(weights, seen)
     return found
 
@@ -48,6 +51,11 @@ def would_be_made_with(experiment: Experiment, now: ImagesNow) -> dict[str, str]
 def others(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     """Returns what has another content now; what is known of one side only is not compared."""
     return [name for name in before.keys() & now.keys() if before[name] != now[name]]
+
+
+def are_the_same(before: Mapping[str, str], now: Mapping[str, str]) -> bool:
+    """Whether something is known of both sides, and all that is known of one is the other's."""
+    return bool(before) and before == now
 
 
 @lru_cache(maxsize=16)

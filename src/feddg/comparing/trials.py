@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from feddg.comparing.cells import PlannedCell, Point, distinct, expand_plan, setting_point
+from feddg.comparing.cells import PlannedCell, Point, expand_plan, setting_point
 from feddg.comparing.plan import Plan, Tune, Variant
 from feddg.errors import ExperimentError
 from feddg.experiment import Experiment, expand
@@ -60,8 +60,8 @@ def with_values(plan: Plan, chosen: Iterable[Combination]) -> Plan:
     return plan.model_copy(update={"methods": tuple(methods), "tune": None})
 
 
-def table_experiments(plan: Plan) -> list[Experiment]:
-    """Returns what a plan's table may run, whatever values its ``tune`` section picks.
+def table_cells(plan: Plan) -> list[PlannedCell]:
+    """Returns the cells that a plan's table may have, whatever values its ``tune`` section picks.
 
     Raises:
         ExperimentError: see :func:`trials_of`.
@@ -72,7 +72,7 @@ def table_experiments(plan: Plan) -> list[Experiment]:
     most = max(map(len, of.values()), default=0)
     choices = [[tried[i % len(tried)] for tried in of.values()] for i in range(most)]
     plans = [with_values(plan, chosen) for chosen in choices]
-    return list(distinct([cell for one in plans for cell in expand_plan(one)]))
+    return [cell for one in plans for cell in expand_plan(one)]
 
 
 def _combination(cell: PlannedCell, points: Sequence[Point]) -> Combination:

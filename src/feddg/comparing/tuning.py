@@ -17,11 +17,11 @@ from pathlib import Path
 from feddg.comparing.cells import PlannedCell
 from feddg.comparing.compare import carry_out_work
 from feddg.comparing.kept_results import KeptResults
-from feddg.comparing.known_results import kept_files, leave_out_outdated
+from feddg.comparing.known_results import kept_files, results_of
 from feddg.comparing.measured_numbers import constant_name, measured_numbers, score_name
 from feddg.comparing.plan import Plan
 from feddg.comparing.pool import Watcher
-from feddg.comparing.trials import Combination, table_experiments, trials_of, with_values
+from feddg.comparing.trials import Combination, table_cells, trials_of, with_values
 from feddg.comparing.tuning_file import (
     TUNING,
     TriedRow,
@@ -75,9 +75,8 @@ def prepare_trials(
         return None
     if kept is not None:  # a fault in the table's files is not to be found after the trials
         TuningFile.read(tuning_beside(kept))
-        table, now = table_experiments(plan), ImagesNow(cache or cache_folder())
-        for path in (kept, *known):
-            leave_out_outdated(KeptResults.read(path), table, now, again=again)
+        table, now = table_cells(plan), ImagesNow(cache or cache_folder())
+        results_of(KeptResults.read(kept), table, now, again=again)
     own, others = kept_files(
         trials_beside(kept) if kept is not None else None,
         [path for path in map(trials_beside, known) if is_file(path)],

@@ -2,13 +2,13 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from feddg.comparing.cells import PlannedCell, distinct, expand_plan
 from feddg.comparing.kept_results import KeptResult, KeptResults
-from feddg.comparing.known_results import kept_files, leave_out_outdated
+from feddg.comparing.known_results import kept_files, results_of
 from feddg.comparing.plan import Plan, load_plan
 from feddg.comparing.pool import Task
 from feddg.comparing.results import COMPARISON
@@ -33,8 +33,8 @@ class Work:
         folders: the run folder of every distinct experiment, by its id.
         missing: experiments without a complete run, in the order they will be run.
         kept: the file that keeps results beyond their folders; its runs are not missing.
-        known: files of other tables; their runs are not missing either, and are copied into
-            ``kept``.
+        results: what is kept of experiments, by their id, there or in files of other tables; their
+            runs are not missing either, and are copied into ``kept``.
         drop_weights: whether a run's weights are deleted once it is complete.
     """
 
@@ -44,7 +44,7 @@ class Work:
     folders: Mapping[str, Path]
     missing: Sequence[Task]
     kept: KeptResults | None = None
-    known: Sequence[KeptResults] = ()
+    results: Mapping[str, KeptResult] = field(default_factory=dict)
     drop_weights: bool = False
 
     @property
@@ -73,8 +73,7 @@ class Work:
 
     def row(self, experiment: str) -> KeptResult | None:
         """What is kept of an experiment, in whatever table."""
-        files = [self.kept, *self.known] if self.kept is not None else []
-        return next((row for file in files if (row := file.of(experiment)) is not None), None)
+        return self.results.get(experiment)
 
     def _is_elsewhere(self, experiment: str) -> bool:
         """Whether a row of kept results is all there is of an experiment."""
@@ -182,18 +181,17 @@ def work_on(
     present = _present(folder)
     now = ImagesNow(cache or cache_folder())
     files = [kept, *known] if kept is not None else []
-    experiments = list(distinct(cells))
+    results: dict[str, KeptResult] = {}
     for file in files:
-        leave_out_outdated(file, experiments, now, again=again)
-    rows = {experiment for file in files for experiment in file.experiments}
+        results = results_of(file, cells, now, own=file is kept, again=again) | results
     folders: dict[str, Path] = {}
     missing: list[Task] = []
-    for experiment in experiments:
+    for experiment in distinct(cells):
         path = find_folder(experiment, folder, now, again=again, begun=present.get(experiment.id))
         folders[experiment.id] = path
-        if experiment.id not in rows and not is_complete(path):
+        if experiment.id not in results and not is_complete(path):
             missing.append(Task(experiment, path))
-    return Work(plan, folder, cells, folders, missing, kept, known)
+    return Work(plan, folder, cells, folders, missing, kept, results)
 
 
 def _present(out: Path) -> dict[str, Path]:

@@ -15,12 +15,11 @@ from pathlib import Path
 from urllib.parse import urljoin, urlsplit
 
 import requests
-from filelock import FileLock, Timeout
 from pydantic import ValidationError
 
 from feddg.data.data_set import PublishedFile
 from feddg.errors import DataError
-from feddg.files import open_file, private_folder, read_text, replace_text, sync, why
+from feddg.files import alone, open_file, private_folder, read_text, replace_text, sync, why
 from feddg.row_files import JsonFile
 
 Progress = Callable[[str, int, int], None]
@@ -115,8 +114,8 @@ def download(file: PublishedFile, folder: Path, progress: Progress) -> tuple[Pat
         DataError: it cannot be had, or is not what was published.
     """
     job = _Job(file, private_folder(folder), progress)
-    with _alone(folder / f".{file.name}.lock"):
-        target = folder / file.name
+    target = folder / file.name
+    with alone(target, DataError(f"Another process downloads to {folder} already.")):
         if not target.is_file():
             _whole(job)
             if wrong := _differs(job.part, file):
@@ -142,15 +141,6 @@ def digest(path: Path, kind: str) -> str:
         while chunk := opened.read(1 << 20):
             found.update(chunk)
     return found.hexdigest()
-
-
-@contextmanager
-def _alone(lock: Path) -> Iterator[None]:
-    try:
-        with FileLock(lock, timeout=0):
-            yield
-    except Timeout:
-        raise DataError(f"Another process downloads to {lock.parent} already.") from None
 
 
 def _differs(path: Path, file: PublishedFile) -> str:

@@ -14,6 +14,7 @@ from feddg.errors import ExperimentError, WeightsError, nearest
 from feddg.files import is_file
 from feddg.models.network import Embedding, Network
 from feddg.randomness import derive_seed
+from feddg.settings import TORCHVISIONS
 
 HEAD_NAMES = ("fc", "classifier", "heads", "head")
 _OWN: dict[str, Callable[[], nn.Module]] = {}
@@ -198,7 +199,7 @@ def load_pretrained(featurizer: nn.Module, backbone: str, weights: str) -> None:
     Raises:
         WeightsError: naming the file, what does not fit and the remedy.
     """
-    state = _imagenet(backbone) if weights == "imagenet" else read_weights(Path(weights))
+    state = _imagenet(backbone) if weights == TORCHVISIONS else read_weights(Path(weights))
     target = featurizer.model if isinstance(featurizer, Trunk) else featurizer
     head = featurizer.head if isinstance(featurizer, Trunk) else "classifier"
     state = {name: tensor for name, tensor in state.items() if not name.startswith(f"{head}.")}
@@ -308,7 +309,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 def weights_digest(weights: str | None) -> str | None:
     """Returns a short hash of a weights file, or the name for ``imagenet`` and None."""
-    if weights is None or weights == "imagenet":
+    if weights is None or weights == TORCHVISIONS:
         return weights
     with Path(weights).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()[:16]

@@ -50,10 +50,9 @@ def _coverage(table: KeptTable) -> str:
         lines.append(f"Seeds: {seeds}. Machines: {machines or 'not recorded'}.")
     other = len(table.results) - table.exact
     if other:
-        tuned = " or values were tuned" if table.plan and table.plan.tune else ""
         lines.append(
             f"{counted(other, 'cell')} ran with another experiment than the plan's to the letter: "
-            f"flags were added, if only for a path{tuned}."
+            "flags were added, or the plan was another one then."
         )
     if table.strangers:
         verb = "belongs" if table.strangers == 1 else "belong"

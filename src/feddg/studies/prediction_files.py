@@ -5,17 +5,14 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from filelock import FileLock, Timeout
-
 from feddg.data.survey import depth_of
 from feddg.errors import RunError
-from feddg.files import replace_file, replace_text, sync
+from feddg.files import alone, replace_file, replace_text, sync
 from feddg.row_files import JsonFile
 from feddg.runs.cautions import refuse_doubtful
 from feddg.studies.classifier import ImageClassifier, load_classifier
@@ -130,7 +127,8 @@ def predict_files(
     table = _Table(predictor, out, adapt, probabilities, progress, on_bad)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        with alone(out):
+        busy = RunError(f"{out} is being written by another process; name another file")
+        with alone(out, busy):
             return table.write(images, total)
     except OSError as error:
         raise RunError(f"cannot write {out}: {error.strerror or error}") from None
@@ -139,25 +137,6 @@ def predict_files(
 def note_of(out: Path) -> Path:
     """Returns the file that says how far an interrupted table has come; there is none otherwise."""
     return out.with_name(f"{out.name}.part.json")
-
-
-@contextmanager
-def alone(out: Path) -> Iterator[None]:
-    """Keeps others from writing the same table meanwhile.
-
-    Raises:
-        RunError: somebody writes it.
-    """
-    lock = out.with_name(f".{out.name}.lock")
-    try:
-        with FileLock(lock, timeout=0):
-            try:
-                yield
-            finally:
-                with suppress(OSError):  # Windows lets go of it first, and removes it then
-                    lock.unlink()
-    except Timeout:
-        raise RunError(f"{out} is being written by another process; name another file") from None
 
 
 class _Table:
