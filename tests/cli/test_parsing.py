@@ -2,7 +2,7 @@
 
 import pytest
 
-from feddg.cli.parsing import assigned, held_out
+from feddg.cli.parsing import assigned, held_out, seeds
 from feddg.errors import ExperimentError
 
 
@@ -29,3 +29,16 @@ def test_set_reads_numbers_flags_and_words():
     }
     with pytest.raises(ExperimentError, match="FIELD=VALUE"):
         assigned(["lr"])
+
+
+@pytest.mark.parametrize(
+    ("text", "read"), [("3", 3), ("7,8,9", [7, 8, 9]), ("7,", [7]), (" 7 , ", [7]), ("0,", [0])]
+)
+def test_seeds_are_how_many_or_which(text, read):
+    assert seeds(text) == read
+
+
+@pytest.mark.parametrize("text", ["", ",", "7,,8", "7,8,", ",7", "one"])
+def test_seeds_written_otherwise_are_refused(text):
+    with pytest.raises(ExperimentError, match="--seeds"):
+        seeds(text)

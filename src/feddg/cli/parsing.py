@@ -81,13 +81,15 @@ def whole_numbers(flag: str, text: str) -> list[int]:
 
 
 def seeds(text: str) -> int | list[int]:
-    """Reads how many seeds (``3``), or which (``7,8,9``).
+    """Reads how many seeds (``3``), or which (``7,8,9``; ``7,`` is seed 7 alone).
 
     Raises:
         ExperimentError: it is written in another way.
     """
-    found = whole_numbers("--seeds", text)
-    return found if len(found) > 1 else found[0]
+    numbers, comma, rest = text.rpartition(",")
+    one_alone = bool(comma) and not rest.strip() and "," not in numbers
+    found = whole_numbers("--seeds", numbers if one_alone else text)
+    return found if len(found) > 1 or one_alone else found[0]
 
 
 def assigned(pairs: Iterable[str]) -> dict[str, Any]:
