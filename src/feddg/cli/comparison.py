@@ -41,7 +41,8 @@ def compare(
     axes: dict[str, Any],
     plan: Annotated[Path | None, typer.Argument(help="plan file (YAML)")] = None,
     seeds: Annotated[
-        str | None, typer.Option(help="how many (3: seeds 0, 1, 2), or which: 7,8,9; 7, is seed 7 alone")
+        str | None,
+        typer.Option(help="how many (3: seeds 0, 1, 2), or which: 7,8,9; 7, is seed 7 alone"),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="folder of the runs; comparisons/NAME if not said")

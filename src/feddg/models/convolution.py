@@ -2,7 +2,7 @@
 
 The last stages of a ResNet see maps of 2 x 2 to 4 x 4 places when images are small. There the CPU's
 convolution kernels spend most of their time moving weights: written as a matrix product over the
-windows of the map, the same sum takes a fifth of the time (``docs/performance.md``).
+windows of the map, the same sum takes a fifth to two thirds of the time (``docs/performance.md``).
 """
 
 import torch
@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from feddg.models.precision import multiplies_tiles
 
-MOST_PLACES = {torch.float32: 4, torch.bfloat16: 16 if multiplies_tiles() else 4}
+MOST_PLACES = {torch.float32: 9, torch.bfloat16: 16 if multiplies_tiles() else 4}
 """Up to so many places of the result a matrix product is faster, by type of arithmetic."""
 
 

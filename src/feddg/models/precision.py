@@ -29,11 +29,23 @@ def choose_device(name: str) -> torch.device:
 
 
 def has_fast_bfloat16(device: torch.device) -> bool:
-    """Whether the hardware multiplies bfloat16: recent GPUs, CPUs with AMX or AVX512-BF16."""
+    """Whether the hardware multiplies bfloat16 faster than float32.
+
+    Recent GPUs do, and CPUs with AMX, or with AVX512-BF16 alone. But Intel's of AMX's time take as
+    long for AVX512-BF16 as for float32, and where a virtual machine hides AMX from them, a
+    training step takes a third longer: they are known by AVX512-FP16, which AMD's have not.
+    """
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    has_it = multiplies_tiles() or getattr(torch.cpu, "_is_avx512_bf16_supported", bool)()
-    return device.type == "cpu" and bool(has_it)
+    if device.type != "cpu":
+        return False
+    by_vectors = bool(getattr(torch.cpu, "_is_avx512_bf16_supported", bool)())
+    return multiplies_tiles() or (by_vectors and not _has_float16_vectors())
+
+
+def _has_float16_vectors() -> bool:
+    """Whether the CPU has AVX512-FP16; False where this PyTorch cannot tell."""
+    return bool(getattr(torch.cpu, "get_capabilities", dict)().get("avx512_fp16", False))
 
 
 def multiplies_tiles() -> bool:
@@ -42,7 +54,7 @@ def multiplies_tiles() -> bool:
 
 
 def choose_precision(name: str, device: torch.device) -> str:
-    """Returns ``float32`` or ``bfloat16``; ``auto`` is bfloat16 where the hardware has it."""
+    """Returns ``float32`` or ``bfloat16``; ``auto`` is bfloat16 where that is faster."""
     if name == "auto":
         return "bfloat16" if has_fast_bfloat16(device) else "float32"
     return name
