@@ -28,11 +28,8 @@ INDEX = Path("docs/results/papers.md")
 
 def make(names: Sequence[str] = (), root: Path = ROOT) -> list[Path]:
     """Writes the pages of these tables, all by default, and the list; returns what was written."""
-    every = sorted(path.stem for path in (root / PLANS).glob("*.yaml"))
-    if unknown := set(names) - set(every):
-        raise SystemExit(f"no plan {', '.join(sorted(unknown))}; there are: {', '.join(every)}")
     written = []
-    for name in names or every:
+    for name in tables(names, root):
         plan, kept = load_plan(root / PLANS / f"{name}.yaml"), results_of(name, root)
         path = root / PAGES / f"{name}.md"
         page = path.read_text("utf-8") if path.is_file() else new_page(name, plan)
@@ -40,8 +37,21 @@ def make(names: Sequence[str] = (), root: Path = ROOT) -> list[Path]:
         path.write_text(remade(page, kept, plan, tuning_of(name, root)), "utf-8")
         written.append(path)
     index = root / INDEX
-    index.write_text(between_marks(index.read_text("utf-8"), listing(every, root)), "utf-8")
+    list_of_all = listing(tables((), root), root)
+    index.write_text(between_marks(index.read_text("utf-8"), list_of_all), "utf-8")
     return [*written, index]
+
+
+def tables(names: Sequence[str] = (), root: Path = ROOT) -> list[str]:
+    """Returns the names of these tables, all by default.
+
+    Raises:
+        SystemExit: there is no such table.
+    """
+    every = sorted(path.stem for path in (root / PLANS).glob("*.yaml"))
+    if unknown := set(names) - set(every):
+        raise SystemExit(f"no plan {', '.join(sorted(unknown))}; there are: {', '.join(every)}")
+    return list(names) or every
 
 
 def results_of(name: str, root: Path = ROOT) -> KeptResults:
