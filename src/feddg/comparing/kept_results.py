@@ -13,6 +13,7 @@ import io
 import json
 import math
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -135,11 +136,11 @@ class KeptResults:
 
     def lacking(self, cells: Iterable[PlannedCell]) -> list[PlannedCell]:
         """Returns the cells that have no result here: of their experiment and in their place."""
-        there = {(result.experiment, result.place) for result in self.results}
+        asked = [(cell, hashes_of(cell.experiment)) for cell in cells]
+        hashes = {hash for _, own in asked for hash in own}
+        there = {(r.experiment, r.place) for r in self.results if r.experiment in hashes}
         return [
-            cell
-            for cell in cells
-            if not any((id, place_of(cell)) in there for id in hashes_of(cell.experiment))
+            cell for cell, own in asked if there.isdisjoint((hash, place_of(cell)) for hash in own)
         ]
 
     def add(self, cells: Iterable[PlannedCell], run: RunRecord) -> None:
@@ -165,21 +166,32 @@ class KeptResults:
 
     def _add(self, results: Iterable[KeptResult]) -> None:
         """Adds results to what the file has now: others may have added theirs meanwhile."""
-        busy = RunError(
-            f"{self.path} is being written by another process that does not end; stop that, then "
-            "give the command again: what is complete is added then"
-        )
-        try:
-            private_folder(self.path.parent)
-            with alone(self.path, busy, wait=WAIT):
-                there = list(_read(self.path)) if is_file(self.path) else []
-                now = {(r.experiment, r.place): r for r in there if r not in self._gone}
-                for result in results:
-                    now.setdefault((result.experiment, result.place), result)
-                self.results = list(now.values())
-                replace_text(self.path, to_text(self.results))
-        except OSError as error:
-            raise RunError(f"Cannot write {self.path}: {why(error)}.") from None
+        with changing(self.path):
+            there = list(_read(self.path)) if is_file(self.path) else []
+            now = {(r.experiment, r.place): r for r in there if r not in self._gone}
+            for result in results:
+                now.setdefault((result.experiment, result.place), result)
+            self.results = list(now.values())
+            replace_text(self.path, to_text(self.results))
+
+
+@contextmanager
+def changing(path: Path) -> Iterator[None]:
+    """Reads and writes a file that outlives folders while no other process does.
+
+    Raises:
+        RunError: it cannot be written, or another process does not let go of it.
+    """
+    busy = RunError(
+        f"{path} is being written by another process that does not end; stop that, then give the "
+        "command again: what is complete is added then"
+    )
+    try:
+        private_folder(path.parent)
+        with alone(path, busy, wait=WAIT):
+            yield
+    except OSError as error:
+        raise RunError(f"Cannot write {path}: {why(error)}.") from None
 
 
 def hashes_of(experiment: Experiment) -> tuple[str, str]:

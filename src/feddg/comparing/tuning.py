@@ -16,7 +16,7 @@ from pathlib import Path
 
 from feddg.comparing.cells import PlannedCell
 from feddg.comparing.compare import carry_out_work
-from feddg.comparing.kept_results import KeptResults
+from feddg.comparing.kept_results import KeptResults, changing
 from feddg.comparing.known_results import kept_files, results_of
 from feddg.comparing.measured_numbers import constant_name, measured_numbers, score_name
 from feddg.comparing.plan import Plan
@@ -31,7 +31,7 @@ from feddg.comparing.tuning_file import (
 )
 from feddg.comparing.work import Work, work_on
 from feddg.errors import RunError
-from feddg.files import is_file, replace_text, why
+from feddg.files import is_file, replace_text
 from feddg.runs.evaluations import preferred
 from feddg.runs.execute import is_complete
 from feddg.runs.prepare import cache_folder
@@ -162,15 +162,13 @@ def picked(plan: Plan, work: Work, kept: Path | None = None, *, write: bool = Tr
     file = TuningFile(
         rule=settings.rule, rounds=settings.rounds, seeds=settings.seeds, tried=tuple(rows)
     )
-    files = {work.out.parent / TUNING: file}
-    if kept is not None:
+    if write:
+        with changing(work.out.parent / TUNING):
+            replace_text(work.out.parent / TUNING, file.to_text())
+    if write and kept is not None:
         beside = tuning_beside(kept)
-        files[beside] = file.after(TuningFile.read(beside))
-    for path, content in files.items() if write else ():
-        try:
-            replace_text(path, content.to_text())
-        except OSError as error:
-            raise RunError(f"Cannot write {path}: {why(error)}.") from None
+        with changing(beside):
+            replace_text(beside, file.after(TuningFile.read(beside)).to_text())
     for remark in file.remarks():
         log.warning("tune: %s", remark)
     return with_values(plan, best)

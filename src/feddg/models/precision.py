@@ -45,7 +45,8 @@ def has_fast_bfloat16(device: torch.device) -> bool:
 
 def _has_float16_vectors() -> bool:
     """Whether the CPU has AVX512-FP16; False where this PyTorch cannot tell."""
-    return bool(getattr(torch.cpu, "get_capabilities", dict)().get("avx512_fp16", False))
+    facts: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    return bool(facts.get("avx512_fp16", False))
 
 
 def multiplies_tiles() -> bool:
