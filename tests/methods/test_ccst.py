@@ -6,9 +6,12 @@ import numpy
 import pytest
 import torch
 
+from codec_files import write_vgg19
 from feddg.errors import ExperimentError
+from feddg.experiment import Experiment
 from feddg.methods.ccst import Versions, draw_styles
 from feddg.methods.composition import build_method
+from feddg.runs.prepared import in_process
 from feddg.styles.codec import load_codec, transfer
 from federations import federation, same
 
@@ -218,3 +221,33 @@ def test_a_preview_shows_the_banks_styles_by_turns():
     expected = transfer(load_codec("compact"), images[3:], bank["styles"][0])
     assert int((shown[3].int() - expected[0].int()).abs().max()) <= 1
     assert small.method.preview(images, None) is None
+
+
+@pytest.mark.parametrize("method", ["ccst", "pardon+mixstyle"])
+def test_a_codec_that_sees_too_little_of_small_images_is_remarked_on(tmp_path, method):
+    files = write_vgg19(tmp_path, divisor=16)
+
+    def said(size, **settings):
+        data = {"source": "digits", "image_size": size}
+        experiment = Experiment(data=data, method={"name": method, **settings}, hold_out="ink")
+        chosen = build_method(experiment.method.name, experiment.method.settings)
+        return list(chosen.remarks(experiment))
+
+    (remark,) = said(32, codec="vgg19", **files)
+    assert "an image of 32 pixels as 4 x 4 places" in remark
+    assert "method.codec=colors" in remark
+    assert said(64, codec="vgg19", **files) == []
+    assert said(32, codec="compact") == said(8, codec="colors") == []
+    assert said(32, codec="vgg19", strength=0.0, **files) == []
+
+
+def test_what_a_method_remarks_is_said_before_round_1(tmp_path, caplog):
+    files = write_vgg19(tmp_path, divisor=16)
+    experiment = Experiment(
+        data={"source": "digits", "image_size": 16},
+        method={"name": "ccst", "codec": "vgg19", **files},
+        hold_out="ink",
+        clients={"number": 2},
+    )
+    in_process(experiment, tmp_path / "cache", lambda what, done, total: None, {})
+    assert "as 2 x 2 places" in caplog.text

@@ -157,6 +157,10 @@ class Method:
             FeddgError: one is missing, damaged or does not fit.
         """
 
+    def remarks(self, experiment: ExperimentSettings) -> Sequence[str]:
+        """Returns what speaks against a result of this experiment, a line each, before round 1."""
+        return ()
+
     # Once, before round 1
 
     def describe(self, client: Client) -> Message | None:

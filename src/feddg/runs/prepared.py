@@ -6,6 +6,7 @@ from pathlib import Path
 
 from feddg.clients.worker import Worker
 from feddg.data.fingerprint import ImagesFile
+from feddg.data.remarks import Remark, say
 from feddg.evaluation.accuracy import Evaluation, Score
 from feddg.experiment import Experiment
 from feddg.federation.inprocess import InProcess
@@ -71,6 +72,7 @@ def in_process(
     build_method(experiment.method.name, experiment.method.settings).read_files()
     images = load_images(experiment, cache, progress)
     method, network = build(experiment, len(images.table.class_names))
+    say(Remark("warning", text) for text in method.remarks(experiment))
     experiment = images.peopled(experiment)
     guards = guards_for(experiment, method, network)
     workers = build_workers(images.trained_by(experiment), network, cache)
