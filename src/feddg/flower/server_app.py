@@ -33,7 +33,7 @@ from feddg.rows import ClientRow, ClientsTable, RoundRow
 from feddg.runs.execute import Run, carry_out
 from feddg.runs.observer import Observer
 from feddg.runs.prepare import Progress, build, build_worker, cache_folder, guards_for
-from feddg.runs.prepared import Prepared
+from feddg.runs.prepared import Prepared, say_of_method
 
 log = logging.getLogger("feddg")
 DEPLOYMENT, TRAFFIC = "deployment.json", "traffic.jsonl"
@@ -128,6 +128,7 @@ def _prepared(
         join(id, introduction)
     transport.on_introduction(join)
     method, network = build(experiment, len(classes))
+    say_of_method(method, experiment)
     guards = guards_for(experiment, method, network)
     worker = build_worker(experiment, network, cache)
     return Prepared(

@@ -6,7 +6,7 @@ what differs and call ``super()``: methods compose by cooperative inheritance (`
 
 Hooks are called in this order::
 
-    check                                     once, when an experiment is prepared
+    check, read_files, remarks                once, when an experiment is prepared
     network                                   once, wherever a network is built
     initial_extras (server)                   once, before round 1
     describe (client) -> agree, groups (server)    once, before round 1

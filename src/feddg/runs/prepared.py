@@ -61,6 +61,11 @@ class Prepared:
     contents: ImagesFile | None = None
 
 
+def say_of_method(method: Method, experiment: Experiment) -> None:
+    """Logs what a method says against a result of its experiment, a line each."""
+    say(Remark("warning", text) for text in method.remarks(experiment))
+
+
 Prepare = Callable[[Experiment, Path, Progress, dict[int, Weights]], Prepared]
 """Prepares a run from the experiment, the cache folder and the memories of a checkpoint."""
 
@@ -72,7 +77,7 @@ def in_process(
     build_method(experiment.method.name, experiment.method.settings).read_files()
     images = load_images(experiment, cache, progress)
     method, network = build(experiment, len(images.table.class_names))
-    say(Remark("warning", text) for text in method.remarks(experiment))
+    say_of_method(method, experiment)
     experiment = images.peopled(experiment)
     guards = guards_for(experiment, method, network)
     workers = build_workers(images.trained_by(experiment), network, cache)
