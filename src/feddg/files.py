@@ -60,6 +60,7 @@ def alone(path: Path, busy: FeddgError, *, wait: float = 0.0) -> Iterator[None]:
         OSError: nothing can be written beside the file.
     """
     lock = path.with_name(f".{path.name}.lock")
+    os.close(os.open(lock, os.O_CREAT | os.O_WRONLY, FILE_MODE))  # or says why it cannot be
     try:
         with FileLock(lock, timeout=wait):
             try:

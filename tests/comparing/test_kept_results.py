@@ -569,3 +569,11 @@ def test_a_label_is_one_line():
     methods = [{"name": "fedavg", "label": "two\nlines"}]
     with pytest.raises(ExperimentError, match=r"label.*one line"):
         load_plan({"name": "x", "methods": methods})
+
+
+def test_a_file_that_cannot_be_written_is_said_before_anything_is_run(tmp_path):
+    (tmp_path / "a_file").write_text("not a folder")
+    path = tmp_path / "a_file" / "kept.csv"
+    with pytest.raises(RunError, match=r"Cannot write .*kept\.csv"):
+        compare(PLAN, tmp_path / "out", cache=tmp_path / "cache", kept=path)
+    assert not (tmp_path / "out").exists()

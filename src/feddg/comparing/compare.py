@@ -96,12 +96,15 @@ def carry_out_work(
 
     Raises:
         ExperimentError: there is no such launcher, or it cannot be used.
-        FeddgError: not one of the runs can start; nothing is written then.
+        FeddgError: not one of the runs can start, or what is to be kept of them has no place;
+            nothing is written then.
     """
     if (reason := why_hopeless(work)) is not None:
         raise reason
     watching, cached = watcher or Watcher(), cache or cache_folder()
     chosen = LAUNCHERS.find(launcher)
+    if work.kept is not None:
+        work.kept.require_place()
     work.write()
     outcomes: list[Outcome] = []
     for experiment in work.folders:

@@ -164,6 +164,15 @@ class KeptResults:
         self._gone += results
         self.results = [result for result in self.results if result not in self._gone]
 
+    def require_place(self) -> None:
+        """Makes sure, before hours of runs, that results can be added.
+
+        Raises:
+            RunError: the file cannot be written.
+        """
+        with changing(self.path):
+            pass
+
     def _add(self, results: Iterable[KeptResult]) -> None:
         """Adds results to what the file has now: others may have added theirs meanwhile."""
         with changing(self.path):
