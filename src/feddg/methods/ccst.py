@@ -30,8 +30,8 @@ Decisions:
     gives every image one of its K versions per round, at FedAvg's cost. Weights in the average
     count originals. K is at most the number of clients that sent a style. A client that is alone
     has no other style: ``pardon`` is FedAvg then. At full strength much hangs on the codec: on
-    digits of 32 pixels ``colors``, which keeps every edge of an image, did better than both networks tried
-    (``docs/results/codecs_digits.md``).
+    digits of 32 pixels ``colors``, which keeps every edge of an image, did better than the two
+    networks tried (``docs/results/codecs_digits.md``).
 """
 
 from collections.abc import Iterable
