@@ -64,10 +64,12 @@ def command(name: str, arguments: Sequence[str], root: Path) -> list[str]:
 
 
 def _process(arguments: list[str]) -> int:
-    try:
-        return subprocess.run([sys.executable, "-m", "feddg", *arguments], check=False).returncode
-    except KeyboardInterrupt:  # the process was told, too, and has ended
-        return INTERRUPTED
+    with subprocess.Popen([sys.executable, "-m", "feddg", *arguments]) as process:
+        while True:
+            try:
+                return process.wait()
+            except KeyboardInterrupt:  # it was told, too, and says itself when it is done
+                continue
 
 
 def main() -> None:
