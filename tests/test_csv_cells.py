@@ -15,7 +15,19 @@ from feddg.data.splits import from_csv, hold_out, write_csv
 from feddg.report.blocks import Cell, Column, Table
 from feddg.report.formats import to_csv
 
-FORMULAS = ["=1+1", "+cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", "\t=1", "\r=1", "=", "-", "--1"]
+FORMULAS = [
+    "'=",
+    "''-0.5",
+    "=1+1",
+    "+cmd|' /C calc'!A0",
+    "-2+3",
+    "@SUM(A1)",
+    "\t=1",
+    "\r=1",
+    "=",
+    "-",
+    "--1",
+]
 
 
 @pytest.mark.parametrize("text", FORMULAS)
@@ -31,13 +43,12 @@ def test_numbers_and_other_texts_stay(value):
     assert as_cell(value) == value
 
 
-@given(st.text())
+@given(st.text() | st.text("'=+-@1a", max_size=4))
 def test_no_text_begins_a_formula_and_all_come_back(text):
     cell = as_cell(text)
     begins = cell[:1] in set("=+-@\t\r")
     assert not begins or not set(cell) - set("0123456789.,eE+-% ±")
-    if not text.startswith("'"):
-        assert from_cell(cell) == text
+    assert from_cell(cell) == text
 
 
 def test_a_split_file_with_such_names_is_read_back(tmp_path):

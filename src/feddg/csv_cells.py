@@ -2,13 +2,14 @@
 
 A cell that begins with ``=``, ``+``, ``-``, ``@``, a tab or a carriage return is computed when a
 spreadsheet opens the file. Names of files, domains and classes come from outside, so such a text
-gets an apostrophe before it, the spreadsheets' own mark of a text (OWASP, "CSV Injection"). Numbers
-stay numbers.
+gets an apostrophe before it, the spreadsheets' own mark of a text (OWASP, "CSV Injection"). So does
+one that has apostrophes before such a beginning, so that every text comes back. Numbers stay
+numbers.
 """
 
 import re
 
-_BEGINS_FORMULA = re.compile(r"[=+\-@\t\r]")
+_BEGINS_FORMULA = re.compile(r"'*[=+\-@\t\r]")
 _NUMBER = re.compile(r"[+-]?[\d.,]+([eE][+-]?\d+)?( ?%| ± [\d.,]+)?")
 
 
