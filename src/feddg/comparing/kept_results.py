@@ -36,10 +36,10 @@ from feddg.settings import OneLine
 
 _ACCURACIES = {f"{split}_{rule.key}" for rule in SELECTION_RULES.values() for split in SPLITS}
 _OF_PLACE = ("experiment", "method", "held_out", "conditions", "seed", "machine", "version")
-WAIT = 60.0
-"""Seconds after which another process that writes the same file is taken to hang."""
 _MADE_WITH = "made_with"
 """The column after those; files of earlier versions lack it."""
+WAIT = 60.0
+"""Seconds after which another process that writes the same file is taken to hang."""
 
 
 class KeptResult(BaseModel):

@@ -1,13 +1,15 @@
 """The files of kept results that a comparison goes by: its own, other plans', nothing outdated."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence, Set
+from dataclasses import dataclass
 from pathlib import Path
 
 from feddg.comparing.cells import PlannedCell
 from feddg.comparing.kept_results import KeptResult, KeptResults, hashes_of, place_of
 from feddg.comparing.made_with import are_the_same, others, would_be_made_with
 from feddg.errors import ExperimentError, RunError
+from feddg.experiment import Experiment
 from feddg.files import is_file
 from feddg.runs.same_images import ImagesNow
 
@@ -34,15 +36,45 @@ def kept_files(
     return own, [KeptResults.read(path) for path in known]
 
 
+@dataclass(frozen=True)
+class Asked:
+    """An experiment whose result is asked for: of many files, so its hashes are computed once.
+
+    Attributes:
+        experiment: what is or would be run.
+        hashes: those that its results may have.
+        places: where the results of its cells stand.
+    """
+
+    experiment: Experiment
+    hashes: Sequence[str]
+    places: Set[Hashable]
+
+
+def asked_for(cells: Sequence[PlannedCell]) -> dict[str, Asked]:
+    """Returns what cells ask for, by the experiments' ids."""
+    of: dict[str, list[PlannedCell]] = {}
+    for cell in cells:
+        of.setdefault(cell.experiment.id, []).append(cell)
+    return {
+        id: Asked(
+            own[0].experiment,
+            list(dict.fromkeys(hashes_of(own[0].experiment))),
+            set(map(place_of, own)),
+        )
+        for id, own in of.items()
+    }
+
+
 def results_of(
     file: KeptResults,
-    cells: Sequence[PlannedCell],
+    asked: Mapping[str, Asked],
     now: ImagesNow,
     *,
     own: bool = True,
     again: bool = False,
 ) -> dict[str, KeptResult]:
-    """Returns the results of the cells' experiments that a file has, by the experiments' ids.
+    """Returns the results of experiments that a file has, by the experiments' ids.
 
     A result is an experiment's where the settings are the same and so is what is in its images and
     files, wherever they lie. Where that is not known of both sides - an earlier version's row,
@@ -51,7 +83,7 @@ def results_of(
 
     Args:
         file: the file.
-        cells: what is asked for.
+        asked: what is asked for, by the experiments' ids.
         now: tells the images.
         own: whether it is the table's own file, which outdated results are not to stay in; another
             table's is read only, and they are passed over with a warning.
@@ -66,15 +98,13 @@ def results_of(
     found: dict[str, KeptResult] = {}
     changed: list[tuple[KeptResult, list[str]]] = []
     silent = 0
-    for id, places in _by_experiment(cells).items():
-        experiment, taken = places[0].experiment, set(map(place_of, places))
-        ids = dict.fromkeys(hashes_of(experiment))
-        candidates = [result for hash in ids for result in rows.get(hash, ())]
+    for id, one in asked.items():
+        candidates = [result for hash in one.hashes for result in rows.get(hash, ())]
         if not candidates:
             continue
-        today = would_be_made_with(experiment, now)
+        today = would_be_made_with(one.experiment, now)
         for result in candidates:
-            meant = result.experiment == id or result.place in taken
+            meant = result.experiment == id or result.place in one.places
             if are_the_same(result.made_with, today):
                 found.setdefault(id, result)
             elif meant and (names := others(result.made_with, today)):
@@ -100,11 +130,4 @@ def results_of(
         log.warning("%sthey are not taken", said)
     if own:
         file.leave_out([result for result, _ in changed])
-    return found
-
-
-def _by_experiment(cells: Sequence[PlannedCell]) -> dict[str, list[PlannedCell]]:
-    found: dict[str, list[PlannedCell]] = {}
-    for cell in cells:
-        found.setdefault(cell.experiment.id, []).append(cell)
     return found

@@ -17,7 +17,7 @@ from pathlib import Path
 from feddg.comparing.cells import PlannedCell
 from feddg.comparing.compare import carry_out_work
 from feddg.comparing.kept_results import KeptResults, changing
-from feddg.comparing.known_results import kept_files, results_of
+from feddg.comparing.known_results import asked_for, kept_files, results_of
 from feddg.comparing.measured_numbers import constant_name, measured_numbers, score_name
 from feddg.comparing.plan import Plan
 from feddg.comparing.pool import Watcher
@@ -75,7 +75,7 @@ def prepare_trials(
         return None
     if kept is not None:  # a fault in the table's files is not to be found after the trials
         TuningFile.read(tuning_beside(kept))
-        table, now = table_cells(plan), ImagesNow(cache or cache_folder())
+        table, now = asked_for(table_cells(plan)), ImagesNow(cache or cache_folder())
         results_of(KeptResults.read(kept), table, now, again=again)
     own, others = kept_files(
         trials_beside(kept) if kept is not None else None,

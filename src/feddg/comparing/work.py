@@ -8,7 +8,7 @@ from typing import Any
 
 from feddg.comparing.cells import PlannedCell, distinct, expand_plan
 from feddg.comparing.kept_results import KeptResult, KeptResults
-from feddg.comparing.known_results import kept_files, results_of
+from feddg.comparing.known_results import asked_for, kept_files, results_of
 from feddg.comparing.plan import Plan, load_plan
 from feddg.comparing.pool import Task
 from feddg.comparing.results import COMPARISON
@@ -182,8 +182,9 @@ def work_on(
     now = ImagesNow(cache or cache_folder())
     files = [kept, *known] if kept is not None else []
     results: dict[str, KeptResult] = {}
+    asked = asked_for(cells) if files else {}
     for file in files:
-        results = results_of(file, cells, now, own=file is kept, again=again) | results
+        results = results_of(file, asked, now, own=file is kept, again=again) | results
     folders: dict[str, Path] = {}
     missing: list[Task] = []
     for experiment in distinct(cells):
