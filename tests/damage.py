@@ -1,4 +1,4 @@
-"""Cases of damage: what is wrong, and what happens then. The page in ``docs`` is made from them."""
+"""Cases of damage: what is wrong, and what happens then."""
 
 import os
 import re
@@ -15,7 +15,6 @@ from feddg.api import run
 from feddg.experiment import Experiment
 
 ROUNDS, SIZE = 3, 8
-PAGE = Path(__file__).parent.parent / "docs" / "security_cases.md"
 
 
 @dataclass(frozen=True)
@@ -150,30 +149,3 @@ def loop(path: Path) -> Path:
     path.unlink(missing_ok=True)
     path.symlink_to(path.name)
     return path
-
-
-def page(cases: list[Case]) -> str:
-    """Returns the page that tells of the cases."""
-    lines = [
-        "# What damage does",
-        "",
-        "Every line is a test (`tests/security/test_damaged_folders.py`), and this page is made "
-        "from them: `python tests/security/test_damaged_folders.py` writes it anew. Nothing here "
-        "ends in a traceback, waits for ever, or passes in silence.",
-        "",
-        "- Files are 0600 and folders 0700 where they are made; folders that are there keep their "
-        "mode.",
-        "- Every file of a checkpoint has a CRC-32 in its index, and the index has its own. The "
-        "two checkpoints before the newest are kept while together they take no more than 4 GiB.",
-        "- A decoded image is compared with its CRC-32 when a process first uses it, a kept array "
-        "when a process first opens it. A checksum finds accidents, not an attacker who can write "
-        "to the disk.",
-        "- Images are JPEG, PNG, BMP, GIF, TIFF or WebP by their content, whatever their names.",
-        "- Pictures of training images are drawn where everything runs in one process, unless "
-        "`evaluate.pictures` is false; never from images of a deployment's sites.",
-        "- In CSV files a text that a spreadsheet would compute has an apostrophe before it.",
-    ]
-    for family in dict.fromkeys(case.family for case in cases):
-        lines += ["", f"## {family}", "", "| What is wrong | What happens |", "|:--|:--|"]
-        lines += [f"| {c.what} | {c.happens} |" for c in cases if c.family == family]
-    return "\n".join(lines) + "\n"

@@ -12,7 +12,7 @@ import typer
 from feddg.cli import app
 
 ROOT = Path(__file__).parent.parent
-NOT_READ = ("docs/security_cases.md", "docs/architecture.md")
+NOT_READ = ("docs/architecture.md",)
 """Made by programs, without a command that a reader would type."""
 _BLOCK = re.compile(r"^ {0,3}```(\w*)[^\n]*\n(.*?)^ {0,3}```", re.MULTILINE | re.DOTALL)
 _INDENTED = re.compile(r"(?:^ {4}\S[^\n]*\n?)+(?:^ {4,}[^\n]*\n?)*", re.MULTILINE)

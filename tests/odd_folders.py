@@ -1,13 +1,8 @@
-"""Odd folders of images, one for each kind of mistake, and what is said of them.
-
-``python tests/odd_folders.py`` writes docs/odd_inputs.md from what is really said.
-"""
+"""Odd folders of images, one for each kind of mistake, and what is said of them."""
 
 import logging
-import re
 import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +19,6 @@ from feddg.experiment import Experiment
 from feddg.runs.prepare import load_images
 from image_folders import make_folder, noise
 
-PAGE = Path(__file__).parent.parent / "docs" / "odd_inputs.md"
 USED, NOTES, WARNS, STOPS = "used", "note", "warning", "stops"
 SEED = iter(range(10_000, 1_000_000))
 
@@ -92,35 +86,6 @@ def try_out(case: Case, folder: Path) -> tuple[str, list[str]]:
     worst = max((level for level, _ in lines), default=0)
     quiet = {0: USED, logging.INFO: NOTES}.get(worst, WARNS)
     return (STOPS if error else quiet), [text.replace(str(root), "images") for text in texts]
-
-
-def page() -> str:
-    """Returns docs/odd_inputs.md, by trying all cases out."""
-    parts = [
-        "# Odd folders of images, and what is said\n",
-        "Every run and `feddg data inspect` check the images first. Each line was tried out on "
-        "a folder of three domains (`north`, `south`, and `west`, which is held out) with the "
-        "classes `cat` and `dog`; the last column is what is printed. *used*: nothing is said. "
-        "*note*: shown by `inspect` only. *warning*: every run says so. *stops*: nothing is "
-        "trained.\n",
-    ]
-    for group in dict.fromkeys(case.group for case in CASES):
-        parts.append(f"## {group}\n\n| folder | outcome | what is said |\n|---|---|---|")
-        for case in CASES:
-            if case.group == group:
-                with tempfile.TemporaryDirectory() as folder:
-                    outcome, lines = try_out(case, Path(folder))
-                said = "<br>".join(map(_cell, lines))
-                parts.append(f"| {case.what} | {outcome} | {said} |")
-        parts[-1] += "\n"
-    return "\n".join(parts)
-
-
-def _cell(text: str) -> str:
-    """Text for a table; the words of a decoder, which differ by its version, are left out."""
-    text = re.sub(r"\(cannot be decoded: .*\)", "(cannot be decoded: ...)", text)
-    text = re.sub(r"Image files end in [^:]*", "Image files end in ...", text)
-    return text.replace("|", "\\|").replace("<", "&lt;")
 
 
 def _image() -> Image.Image:
@@ -449,6 +414,3 @@ CASES = [
         patched=SMALL_LIMIT,
     ),
 ]
-
-if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")

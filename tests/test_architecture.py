@@ -1,8 +1,6 @@
-"""The house as a whole: who imports whom, names that mean one thing, and a page that knows them."""
+"""Who imports whom: downwards only, and nobody around a corner."""
 
 import ast
-import runpy
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -11,35 +9,6 @@ import feddg
 
 PACKAGE = Path(feddg.__file__).parent
 SOURCES = sorted(PACKAGE.rglob("*.py"))
-USED_TWICE: dict[str, str] = {}
-"""Names that must mean two things, and why."""
-
-
-def class_names() -> list[str]:
-    """Every class of the package by name, nested ones too."""
-    trees = [ast.parse(source.read_text("utf-8")) for source in SOURCES]
-    return [n.name for tree in trees for n in ast.walk(tree) if isinstance(n, ast.ClassDef)]
-
-
-def module_names() -> list[str]:
-    """Every module and room of the package by its last name."""
-    modules = [source.stem for source in SOURCES if source.stem != "__init__"]
-    return modules + [source.parent.name for source in SOURCES if source.stem == "__init__"]
-
-
-@pytest.mark.parametrize("names", [class_names, module_names])
-def test_no_name_is_used_twice(names):
-    found = names()
-    assert len(found) > 100
-    twice = {name for name, count in Counter(found).items() if count > 1}
-    assert not twice - USED_TWICE.keys(), "two things have one name: rename one"
-
-
-def test_no_exception_has_outlived_its_reason():
-    counted = Counter([*class_names(), *module_names()])
-    assert all(counted[name] > 1 for name in USED_TWICE), "take it out of USED_TWICE"
-
-
 LEVELS = (
     {"errors", "settings", "randomness", "files", "registry", "messages", "forms", "rows"}
     | {"row_files", "secure_noise", "cache", "arrays", "yaml_text", "csv_cells", "views"},
@@ -128,12 +97,3 @@ def _late(source: Path, other: str) -> bool:
             if other in names:
                 return False
     return True
-
-
-def test_the_page_names_every_module():
-    script = PACKAGE.parents[1] / "docs" / "generate_architecture.py"
-    if not script.is_file():
-        pytest.skip("the documentation is not beside the package")
-    namespace = runpy.run_path(str(script))
-    text = namespace["PAGE"].read_text("utf-8")
-    assert text == namespace["page"](text), "run python docs/generate_architecture.py"

@@ -1,19 +1,14 @@
-"""Damage of every kind ends in one line or in a recovery that is told of; see ``docs``."""
+"""Damage of every kind ends in one line or in a recovery that is told of."""
 
 import logging
 import re
 import signal
-import sys
-from pathlib import Path
-
-if __name__ == "__main__":  # writes the page
-    sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import pytest
 
 import damaged_data
 import damaged_runs
-from damage import PAGE, Case, Original, Place, page
+from damage import Case, Original, Place
 from feddg.errors import FeddgError
 
 CASES = [*damaged_runs.CASES, *damaged_data.CASES]
@@ -61,15 +56,3 @@ def test_damage_is_told_of(case: Case, place, caplog):
                 case.play(place)
             assert re.search(case.error, str(raised.value)), raised.value
             assert "\n" not in str(raised.value)
-
-
-def test_every_case_is_one():
-    assert len({case.id for case in CASES}) == len(CASES) >= 70
-
-
-def test_the_page_tells_of_every_case():
-    assert PAGE.read_text("utf-8") == page(CASES), f"run `python {Path(__file__).name}`"
-
-
-if __name__ == "__main__":
-    PAGE.write_text(page(CASES), "utf-8")
