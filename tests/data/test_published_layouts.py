@@ -148,15 +148,17 @@ def test_terra_incognita_with_broken_annotations(tmp_path: Path, content: str) -
         load_source("terra_incognita", tmp_path)
 
 
-def test_domain_net_without_lists_numbers_classes_as_folder_readers_do(tmp_path: Path) -> None:
-    table = load_source("domain_net", trees.domain_net_folders(tmp_path))
+@pytest.mark.parametrize("make", [trees.domain_net_folders, trees.domain_net_wilds])
+def test_domain_net_without_lists_numbers_classes_as_folder_readers_do(
+    make, tmp_path: Path
+) -> None:
+    table = load_source("domain_net", make(tmp_path))
     assert table.class_names == trees.DOMAIN_NET_CLASSES
     assert table.split is None
 
 
-@pytest.mark.parametrize("make", [trees.domain_net_lists, trees.domain_net_wilds])
-def test_domain_net_with_lists_has_their_labels_and_split(make, tmp_path: Path) -> None:
-    table = load_source("domain_net", make(tmp_path))
+def test_domain_net_with_lists_has_their_labels_and_split(tmp_path: Path) -> None:
+    table = load_source("domain_net", trees.domain_net_lists(tmp_path))
     assert table.class_names == tuple(sorted(trees.DOMAIN_NET_CLASSES, key=str.lower))
     assert by_split(table) == {"train": 6 * 5 * 2, "id_test": 6 * 5 * 2}
     for path, name, domain in rows(table):
