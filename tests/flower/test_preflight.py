@@ -1,5 +1,6 @@
 """A site's preflight: what is in order is go, and each thing that is not is named."""
 
+import base64
 import http.server
 import json
 import os
@@ -7,8 +8,6 @@ import shutil
 import ssl
 import subprocess
 import threading
-import time
-from email.utils import formatdate
 
 import pytest
 from PIL import Image
@@ -22,29 +21,14 @@ from feddg.errors import FeddgError
 from feddg.experiment import Experiment
 from feddg.flower import preflight
 from feddg.flower.app_folder import deployment_fields, write_app
+from feddg.flower.control import public_key
 from feddg.flower.joining import JoinFile, read_join
 from feddg.flower.preflight import Verdict, check_site
 from feddg.flower.preflight_network import check_connection
+from stand_in_proxy import StandInProxy
 
 DATA = {"source": "folder", "image_size": 16, "id_val": 0, "id_test": 0}
 TRAIN = {"rounds": 1, "local_epochs": 1, "batch_size": 4, "augmentation": "none"}
-
-
-class _Proxy(http.server.BaseHTTPRequestHandler):
-    """Answers as the written nginx does: 401 to keys it does not know, 403 to the others."""
-
-    known: str | None = None
-    ahead = 0.0
-
-    def do_GET(self):
-        key = self.headers.get("flwr-public-key")
-        self.send_response_only(403 if key and key == type(self).known else 401)
-        self.send_header("Date", formatdate(time.time() + type(self).ahead, usegmt=True))
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, *_):
-        pass
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +37,7 @@ def deployment(tmp_path_factory):
     if shutil.which("openssl") is None or shutil.which("ssh-keygen") is None:
         pytest.skip("needs openssl and ssh-keygen")
     folder = tmp_path_factory.mktemp("deployment") / "app"
-    server = http.server.HTTPServer(("127.0.0.1", 0), _Proxy)
+    server = http.server.HTTPServer(("127.0.0.1", 0), StandInProxy)
     address = f"127.0.0.1:{server.server_port}"
     fields = {"data": DATA, "train": TRAIN, "model": {"backbone": "cnn", "weights": "none"}}
     clients = deployment_fields(["north"])["clients"]
@@ -94,34 +78,61 @@ def site_verdicts(deployment, images, tmp_path, **changes):
     return verdicts(check_site(join, str(images), "north", tmp_path / "cache", "cpu"))
 
 
-def test_a_site_in_order_is_go(deployment, images, tmp_path, monkeypatch):
-    monkeypatch.setattr(_Proxy, "known", None)
+@pytest.fixture
+def listed(deployment, monkeypatch):
+    """The site's key is on the proxy's list."""
+    key = base64.b64encode(public_key(deployment / "north.pub"))
+    monkeypatch.setattr(StandInProxy, "listed", (key.decode("ascii"),))
+
+
+def check_command(deployment, images, tmp_path, *flags):
     command = ["deploy", "check", str(deployment), "--images", str(images), "--domain", "north"]
-    command += ["--cache", str(tmp_path / "cache"), "--device", "cpu", "--json"]
-    ended = CliRunner().invoke(app, command)
+    command += ["--cache", str(tmp_path / "cache"), "--device", "cpu", *flags]
+    return CliRunner().invoke(app, command)
+
+
+def test_a_site_in_order_is_go(deployment, images, tmp_path, listed):
+    ended = check_command(deployment, images, tmp_path, "--json")
     assert ended.exit_code == 0, ended.output
     found = {check["what"]: check for check in json.loads(ended.stdout)}
-    assert found["registration"]["verdict"] == "look"
-    assert "north.pub" in found["registration"]["remedy"]
-    del found["registration"]
     assert {check["verdict"] for check in found.values()} <= {"go", "look"}
-    assert all(found[what]["verdict"] == "go" for what in ("key", "clock", "classes", "speed"))
+    sure = ("key", "clock", "registration", "classes", "domains", "speed")
+    assert all(found[what]["verdict"] == "go" for what in sure)
 
 
-def test_a_registered_key_is_known_without_being_let_in(deployment, monkeypatch):
-    asked = []
+def test_a_key_that_is_not_on_the_list_is_no_go(deployment, images, tmp_path):
+    ended = check_command(deployment, images, tmp_path, "--json")
+    assert ended.exit_code == 1
+    found = {check["what"]: check for check in json.loads(ended.stdout)}
+    assert "north.pub" in found.pop("registration")["remedy"]
+    assert {check["verdict"] for check in found.values()} <= {"go", "look"}
+    offline = check_command(deployment, images, tmp_path, "--offline")
+    assert offline.exit_code == 0
+    assert "connection were left out" in offline.output
+    assert "can join" not in offline.output
 
-    class Registered:
-        def __eq__(self, other):
-            asked.append(other)
-            return True
 
-        __hash__ = None
+def test_a_proxy_that_refuses_everybody_alike_is_no_go(deployment, monkeypatch):
+    monkeypatch.setattr("feddg.flower.preflight_network.DOOR", "/elsewhere")
+    found = {check.what: check for check in check_connection(deployment, read_join(deployment))}
+    assert found["registration"].verdict is Verdict.NO_GO
+    assert "403" in found["registration"].found
 
-    monkeypatch.setattr(_Proxy, "known", Registered())
-    found = verdicts(check_connection(deployment, read_join(deployment)))
-    assert found["registration"] is Verdict.GO
-    assert asked
+
+@pytest.mark.parametrize("held", [{"test": ["North"]}, {"val": ["north"]}])
+def test_a_site_of_a_held_out_domain_takes_no_part_in_training(
+    deployment, images, tmp_path, monkeypatch, held
+):
+    chosen = read_join(deployment).settings().model_dump()
+    chosen = Experiment.model_validate(chosen | {"hold_out": {"test": ["sketch"], **held}})
+    monkeypatch.setattr(JoinFile, "settings", lambda self: chosen)
+    ended = check_command(deployment, images, tmp_path, "--offline", "--json")
+    assert ended.exit_code == 1
+    found = {check["what"]: check for check in json.loads(ended.stdout)}
+    assert found["domains"]["verdict"] == "no-go"
+    said = "north: held out in this experiment, so this site takes no part in training"
+    assert found["domains"]["found"] == said
+    assert site_verdicts(deployment, images, tmp_path, trains=False)["domains"] is Verdict.GO
 
 
 @pytest.mark.parametrize(
@@ -129,7 +140,7 @@ def test_a_registered_key_is_known_without_being_let_in(deployment, monkeypatch)
     [(-60, Verdict.NO_GO), (0, Verdict.GO), (100, Verdict.LOOK), (900, Verdict.NO_GO)],
 )
 def test_a_clock_that_flower_would_refuse_is_no_go(deployment, monkeypatch, ahead, verdict):
-    monkeypatch.setattr(_Proxy, "ahead", ahead)
+    monkeypatch.setattr(StandInProxy, "ahead", ahead)
     assert verdicts(check_connection(deployment, read_join(deployment)))["clock"] is verdict
 
 

@@ -8,7 +8,7 @@ import ssl
 import subprocess
 import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 
 import pytest
 
@@ -17,11 +17,17 @@ pytest.importorskip("flwr", reason="Flower is an optional extra")
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
 from flwr.superlink.routers.fleet import router as fleet
 from flwr.supernode.fleet_http_client import FleetHttpClient
+from typer.testing import CliRunner
 
+from feddg.cli import app
 from feddg.experiment import Experiment
 from feddg.flower.app_folder import write_app
 from feddg.flower.control import let_through, public_key
+from feddg.flower.joining import read_join
+from feddg.flower.preflight import Verdict
+from feddg.flower.preflight_network import check_connection
 from feddg.flower.start_files import FLEET_METHODS, REGISTERED
+from stand_in_proxy import StandInProxy
 
 NGINX = shutil.which("nginx") or shutil.which("/usr/sbin/nginx")
 pytestmark = pytest.mark.skipif(NGINX is None, reason="nginx is not installed")
@@ -55,9 +61,13 @@ def proxy(tmp_path_factory):
     """A deployment's folder whose proxy runs, with one site registered: port, key, received."""
     folder, port, behind = tmp_path_factory.mktemp("proxy") / "app", free_port(), free_port()
     chosen = Experiment(data="digits", clients={"number": 1})
-    write_app(folder, chosen, ["ink"], address=f"127.0.0.1:{port}", superlink_port=behind)
-    for script in ("make_keys.sh", "sites/ink/make_key.sh"):
+    sites = ["ink", "chalk"]  # chalk has a key, but nobody registers it
+    write_app(folder, chosen, sites, address=f"127.0.0.1:{port}", superlink_port=behind)
+    for script in ("make_keys.sh", "sites/ink/make_key.sh", "sites/chalk/make_key.sh"):
         subprocess.run(["sh", folder / script], capture_output=True, check=True)
+    for site in sites:
+        for name in ("ca.crt", "trusted.yaml"):
+            shutil.copy(folder / "keys" / name, folder / "sites" / site / name)
     pem = public_key(folder / "sites" / "ink" / "ink.pub")
     let_through(folder / REGISTERED, "ink", pem)
     upstream = ThreadingHTTPServer(("127.0.0.1", behind), Recorder)
@@ -161,7 +171,7 @@ def test_a_path_in_disguise_reaches_the_fleet_service_it_spells_and_nothing_else
 def test_nothing_but_posts(proxy, method):
     received = proxy[3]
     received.clear()
-    assert ask(proxy, "/v1/fleet/get-run", method=method) in (403, 405)
+    assert ask(proxy, "/v1/fleet/get-run", method=method) == 405
     assert received == []
 
 
@@ -172,6 +182,59 @@ def test_a_key_that_is_not_registered_does_not_reach_flower_at_all(proxy, key):
     for method in FLEET_METHODS:
         assert ask(proxy, f"/v1/fleet/{method}", key=key) == 401
     assert received == []
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
+@pytest.mark.parametrize("key", ["", "A" * 300])
+def test_a_key_that_is_not_registered_is_told_so_whatever_it_asks_with(proxy, method, key):
+    assert ask(proxy, "/v1/fleet/get-run", method=method, key=key) == 401
+
+
+def registration(folder):
+    checks = {check.what: check for check in check_connection(folder, read_join(folder))}
+    assert checks[f"proxy {read_join(folder).address}"].verdict is Verdict.GO
+    return checks["registration"]
+
+
+def test_the_check_tells_a_listed_key_from_another_and_from_none(proxy, tmp_path):
+    sites, received = proxy[0] / "sites", proxy[3]
+    received.clear()
+    assert registration(sites / "ink").verdict is Verdict.GO
+    assert registration(sites / "chalk").verdict is Verdict.NO_GO
+    assert "not on the proxy's list" in registration(sites / "chalk").found
+    shutil.copytree(sites / "ink", tmp_path / "ink")
+    (tmp_path / "ink" / "ink.pub").unlink()
+    assert registration(tmp_path / "ink").verdict is Verdict.NO_GO
+    assert received == []
+
+
+@pytest.mark.parametrize(
+    ("site", "code", "said"),
+    [("ink", 0, "go: ink can join"), ("chalk", 1, "no-go: chalk should not join yet")],
+)
+def test_only_a_site_whose_key_is_listed_can_join(proxy, tmp_path, site, code, said):
+    command = ["deploy", "check", str(proxy[0] / "sites" / site), "--images", f"digits:{site}"]
+    command += ["--cache", str(tmp_path), "--device", "cpu"]
+    ended = CliRunner().invoke(app, command)
+    assert ended.exit_code == code, ended.output
+    assert said in ended.output
+
+
+@pytest.mark.parametrize("key", [None, "", "A" * 300])
+@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "POST"])
+@pytest.mark.parametrize("path", ["/v1/fleet/get-run", "/v1/fleet/register-node", "/"])
+def test_the_stand_in_answers_as_nginx_does(proxy, monkeypatch, path, method, key):
+    monkeypatch.setattr(StandInProxy, "listed", (proxy[2],))
+    with HTTPServer(("127.0.0.1", 0), StandInProxy) as server:
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=30)
+        headers = {FLEET_HTTP_PUBLIC_KEY_HEADER: proxy[2] if key is None else key}
+        connection.request(method, path, body=b"x", headers=headers)
+        status = connection.getresponse().status
+        connection.close()
+        thread.join()
+    assert status == ask(proxy, path, method=method, key=key)
 
 
 def test_a_message_larger_than_flowers_pieces_is_refused(proxy):

@@ -132,7 +132,8 @@ def deploy_check(
         typer.echo(f"no-go: {join.site} should not join yet", err=True)
         raise typer.Exit(1)
     if not json:
-        typer.echo(f"go: {join.site} can join")
+        unseen = "'s images and machine will do; keys, versions and connection were left out"
+        typer.echo(f"go: {join.site}{unseen if offline else ' can join'}")
 
 
 @app.command("validate")

@@ -1,6 +1,6 @@
 """What a site is told before it joins: ``join.json`` in the folder that its coordinator sends."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from pydantic import Field, ValidationError
@@ -75,3 +75,14 @@ def known_classes(experiment: Experiment, test: str) -> Sequence[str]:
     if source == "digits":
         return load_source("digits").class_names
     return DATA_SETS.find(source).classes
+
+
+def held_out_among(domains: Iterable[str], held_out: Collection[str]) -> list[str]:
+    """Returns those of a site's domains that an experiment holds out, however they are spelt."""
+    held = {_spelt_alike(name) for name in held_out}
+    return [name for name in domains if _spelt_alike(name) in held]
+
+
+def _spelt_alike(name: str) -> str:
+    """Returns what two spellings of a domain's name have in common."""
+    return " ".join(name.replace("_", " ").split()).casefold()

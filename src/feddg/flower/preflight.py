@@ -24,7 +24,7 @@ from feddg.data.tiles import Tile
 from feddg.errors import FeddgError
 from feddg.experiment import Experiment
 from feddg.files import private_folder, why
-from feddg.flower.joining import JoinFile
+from feddg.flower.joining import JoinFile, held_out_among
 from feddg.flower.site_images import DIGITS
 from feddg.methods.composition import build_method
 from feddg.models.precision import choose_device
@@ -107,6 +107,7 @@ def check_site(
         return
     yield check_decoding(table, experiment)
     yield check_classes(table, join.classes)
+    yield check_domains(table, experiment, trains=join.trains)
     yield check_support(table)
     yield check_disk(table, experiment, cache)
     named = check_named_files(experiment)
@@ -178,6 +179,24 @@ def check_classes(table: ImageTable, expected: tuple[str, ...]) -> Check:
     if missing:
         return look(what, f"not here: {_listed(missing)}", "right if this site has no such images")
     return go(what, f"all {len(expected)} are here")
+
+
+def check_domains(table: ImageTable, experiment: Experiment, *, trains: bool) -> Check:
+    """Whether the site would train on a domain that is held out: it is left out of the run then."""
+    what, held_out = "domains", experiment.hold_out
+    mine = [table.domain_names[domain] for domain in numpy.unique(table.domains)]
+    held = held_out_among(mine, (*held_out.test, *held_out.val))
+    if not held:
+        return go(what, f"{_listed(mine)}: not held out")
+    found = f"{_listed(held)}: held out in this experiment"
+    if not trains:
+        return go(what, f"{found}; this site only evaluates")
+    return no_go(
+        what,
+        f"{found}, so this site takes no part in training",
+        "name a folder without these images, or ask the coordinator to name this site in "
+        "--evaluation-site",
+    )
 
 
 def check_support(table: ImageTable) -> Check:

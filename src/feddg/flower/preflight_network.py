@@ -23,7 +23,8 @@ MOST_AHEAD, MOST_BEHIND = 5.0, 300.0
 """Seconds that a site's clock may be before and behind the coordinator's: Flower refuses signatures
 from the future, and old ones (``SYSTEM_TIME_TOLERANCE``, ``TIMESTAMP_TOLERANCE`` of flwr 1.41)."""
 DOOR = "/v1/fleet/get-run"
-"""A path that the proxy knows; asked with GET, which it lets nobody through with."""
+"""A path that the proxy knows. Asked with GET, which it lets nobody through with: it answers 401
+where the key is not on its list, 405 where it is."""
 
 
 def check_connection(folder: Path, join: JoinFile) -> Iterator[Check]:
@@ -107,14 +108,27 @@ def check_proxy(address: str, context: ssl.SSLContext, public: Path) -> Iterator
         return
     yield go(what, "answers with the coordinator's certificate")
     yield _clock(reply)
-    if reply.status == http.client.UNAUTHORIZED:
-        remedy = f"send {public.name} to the coordinator, and read its fingerprint out"
-        yield look("registration", "the key is not on the proxy's list yet", remedy)
-    elif reply.status in (http.client.FORBIDDEN, http.client.METHOD_NOT_ALLOWED):
-        yield go("registration", "the key is on the proxy's list")
-    else:
-        remedy = "is it the address of a federation's proxy?"
-        yield no_go("registration", f"the proxy answers {reply.status}", remedy)
+    yield _registration(reply.status, public)
+
+
+def _registration(status: int, public: Path) -> Check:
+    what = "registration"
+    if status == http.client.METHOD_NOT_ALLOWED:
+        return go(what, "the key is on the proxy's list")
+    if status == http.client.UNAUTHORIZED:
+        remedy = (
+            f"send {public.name} to the coordinator, and read its fingerprint out; the coordinator "
+            "registers it and reloads the proxy"
+        )
+        return no_go(what, "the key is not on the proxy's list", remedy)
+    found, remedy = f"the proxy answers {status}", "is it the address of a federation's proxy?"
+    if status == http.client.FORBIDDEN:
+        found = "the proxy answers 403, whether the key is on its list or not"
+        remedy = (
+            "its nginx.conf is of an earlier version: the coordinator writes a deployment anew "
+            "elsewhere and takes proxy/nginx.conf from there"
+        )
+    return no_go(what, found, remedy)
 
 
 def _ask(address: str, context: ssl.SSLContext, public: Path) -> _Reply:

@@ -7,6 +7,7 @@ from flwr.proto.node_pb2 import NodeInfo
 
 from feddg.flower.exchange import NOBODY, Recipient
 from feddg.flower.identity import Identities
+from feddg.flower.joining import held_out_among
 from feddg.flower.parcels import Parcel
 from feddg.flower.replies import Introduction, read_introduction
 
@@ -114,8 +115,7 @@ class Roster:
         """Says so where a site would train on domains that the run holds out, or None."""
         if id >= self.trainers:
             return None
-        held = {_spelt_alike(name) for name in self._held_out}
-        kept = [name for name in introduction.domains if _spelt_alike(name) in held]
+        kept = held_out_among(introduction.domains, self._held_out)
         if not kept:
             return None
         name = self.sites[id]
@@ -164,11 +164,6 @@ class Roster:
             f"{name} (it {self.objections[name]})" if name in self.objections else name
             for name in names
         )
-
-
-def _spelt_alike(name: str) -> str:
-    """Returns what two spellings of a domain's name have in common."""
-    return " ".join(name.replace("_", " ").split()).casefold()
 
 
 def _listed(names: Sequence[str]) -> str:

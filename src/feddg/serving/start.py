@@ -86,10 +86,12 @@ def server_for(application: Any, limits: ServeLimits) -> Any:
         RunError: the extra ``serve`` is missing.
     """
     uvicorn = _uvicorn()
+    from feddg.serving.connections import PromptProtocol
+
     return uvicorn.Server(
         uvicorn.Config(
             application,
-            http="h11",  # bounds the length of headers
+            http=PromptProtocol,  # with h11, which bounds the length of headers
             h11_max_incomplete_event_size=LONGEST_HEADERS,
             ws="none",
             limit_concurrency=limits.at_once + limits.waiting + CONNECTIONS_BEYOND,
