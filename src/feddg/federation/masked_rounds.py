@@ -260,7 +260,10 @@ class _Round:
         question = Message({"survivors": torch.tensor(survivors)})
         forms: dict[str, Form] = {"opened": ((len(members), SECRET), torch.uint8)}
         shares: dict[int, dict[int, bytes]] = {id: {} for id in members}
-        for id, reply in self._asked(survivors, UNMASK, question, forms).items():
+        replies = self._asked(survivors, UNMASK, question, forms)
+        if len(replies) < self._needed:
+            raise self._too_few(self._needed, len(replies))
+        for id, reply in replies.items():
             rows = {
                 other: bytes(row.tolist()) for other, row in zip(members, reply.tensors["opened"])
             }
@@ -358,16 +361,21 @@ class _Round:
         self._needed = self._needed if needed is None else needed
         least = max(self._needed, self._fewest)
         before = self._opened.clients(self._broadcast.round)
-        gone = sorted(set(before or ()) - set(ids))
-        if gone:
+        if before is not None and ids != before:
+            other = sorted(set(before) ^ set(ids))
             raise _NoSum(
-                f"its sum of {clients_said(before or [])} was opened before, which may be done "
-                f"again for the same clients only, and without {clients_said(gone)} they are not "
-                "the same; if they stay away, begin a new run with another seed"
+                f"its sum of {clients_said(before)} was opened before, which may be done again for "
+                f"the same clients only, and {clients_said(other)} make it another; if that stays "
+                "so, begin a new run with another seed"
             )
         if len(ids) < least:
-            raise _NoSum(f"secure aggregation needs {least} clients, and {len(ids)} are left")
+            raise self._too_few(least, len(ids))
         return ids
+
+    def _too_few(self, least: int, left: int) -> _NoSum:
+        known = [f"client {refusal.client}: {refusal.reason}" for refusal in self.refusals[:3]]
+        why = f"secure aggregation needs {least} clients, and {left} are left"
+        return _NoSum("; ".join([why, *known]))
 
 
 def _fault(message: Message, forms: Mapping[str, Form]) -> str | None:

@@ -153,7 +153,10 @@ class SecureAggregation(Guard):
     def _keys(self, id: int, round: int, question: Message, secrets: Weights) -> Message:
         before, last = _number(secrets, KNOWN + "id"), _number(secrets, KNOWN + "round")
         if before not in (None, id):
-            raise ClientError(f"took part as client {before}, and is asked as client {id}")
+            raise ClientError(
+                f"took part in this experiment as client {before}, and is asked as client {id}; "
+                "begin a run with another seed"
+            )
         if last is not None and round < last:
             raise ClientError(
                 f"helped to unmask round {last} of this experiment before, and is asked for round "
