@@ -223,6 +223,24 @@ class PrivacyRow(Row):
     budget: float | None = None
 
 
+# opened_sums.jsonl
+
+
+class OpenedSumRow(Row):
+    """A round whose sum of masked updates was opened, for all tries of it.
+
+    It is written before the sum is opened, and never taken back.
+
+    Attributes:
+        round: the round, from 1.
+        clients: whose updates are in the sum, ascending.
+    """
+
+    identity: ClassVar = ("round",)
+    round: int
+    clients: list[int]
+
+
 # adaptation.jsonl and traffic.jsonl
 
 
@@ -516,5 +534,6 @@ LEDGER_ROWS = RowFile[LedgerRow](Annotated[LedgerRow, Field(discriminator="kind"
 EVALUATION_ROWS = RowFile[EvaluationRow](EvaluationRow)
 ADAPTATION_ROWS = RowFile[AdaptationRow](AdaptationRow)
 PRIVACY_ROWS = RowFile[PrivacyRow](PrivacyRow)
+OPENED_SUM_ROWS = RowFile[OpenedSumRow](OpenedSumRow)
 TRAFFIC_ROWS = RowFile[TrafficRow](TrafficRow)
 ATTACK_ROWS = RowFile[AttackRow](Annotated[AttackRow, Field(discriminator="kind")], tagged=True)

@@ -10,10 +10,15 @@ from torch import Tensor
 
 from feddg.errors import RunError
 from feddg.guards.distances import distance, length
+from feddg.guards.secure_aggregation import clients_said
 from feddg.messages import Refusal, Update, Weights, first_not_finite
 
 LARGEST_SCALE = 1e4
 """Where nothing is known of other changes: the longest change, as a multiple of the weights."""
+LARGEST_FIRST_MEAN = 100.0
+"""The same for a mean of updates that cannot be seen, in which a single one counts for little."""
+OF_MEANS = 0.1
+"""How many times longer than those before it such a mean may be, as a share of what one may."""
 
 
 CHANGES = "server/changes"
@@ -55,12 +60,13 @@ class ChangeSizes:
         if medians is not None:
             self._medians.extend(medians.tolist())
         self.lengths: dict[int, float] = {}
+        self._members: tuple[int, ...] = ()
 
     def begin(self, received: Weights) -> None:
         """Starts a round from the weights that its clients are sent."""
         self._received = _floats(received)
         self._norm = length(self._received, self._received)
-        self.lengths = {}
+        self.lengths, self._members = {}, ()
 
     def fault(self, update: Update) -> str | None:
         """Says that an update's change is too long to be believed, or None; takes note of it."""
@@ -69,14 +75,16 @@ class ChangeSizes:
         if bad is not None:
             return f"weight {bad!r} is not finite (NaN or infinite)"
         if self._medians:
-            limit = self._times * statistics.median(self._medians)
-            beside = f"{self._times:g} times the median change of the last rounds"
+            times = self._times * (OF_MEANS if update.members else 1)
+            limit = times * statistics.median(self._medians)
+            beside = f"{times:g} times the median change of the last rounds"
         else:
-            limit = LARGEST_SCALE * (self._norm + 1) if math.isfinite(self._times) else math.inf
+            scale = LARGEST_FIRST_MEAN if update.members else LARGEST_SCALE
+            limit = scale * (self._norm + 1) if math.isfinite(self._times) else math.inf
             beside = "training can"
         if not moved <= limit:
             return f"it moved the weights by {moved:.3g}, more than {beside} ({limit:.3g})"
-        self.lengths[update.client] = moved
+        self.lengths[update.client], self._members = moved, update.members
         return None
 
     def forget(self, client: int) -> None:
@@ -102,6 +110,11 @@ class ChangeSizes:
         """Returns what to raise when the fused model is unfit: names who moved it farthest."""
         if not self.lengths:
             return RunError(f"round {round}: {fault}")
+        if self._members:
+            return RunError(
+                f"round {round}: {fault}; it is the mean of {clients_said(self._members)}, and "
+                "whose update made it so cannot be told"
+            )
         farthest = max(self.lengths, key=self.lengths.__getitem__)
         reason = (
             f"update refused: {fault}, and of all clients it moved the weights farthest "

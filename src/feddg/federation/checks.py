@@ -13,9 +13,10 @@ from fnmatch import fnmatchcase
 
 from torch import Tensor
 
-from feddg.errors import FeddgError
+from feddg.errors import FeddgError, RunError
 from feddg.federation.change_sizes import RoundSpoiled
 from feddg.forms import Known, Sent, plain_text
+from feddg.guards.secure_aggregation import clients_said
 from feddg.messages import Message, Refusal, Scalar, Update, Weights, first_not_finite
 from feddg.methods.base import Method, has_global_model
 from feddg.models.network import Network
@@ -147,16 +148,15 @@ class Attributed:
 
     def __init__(self, updates: Iterator[Update], round: int) -> None:
         self._updates, self._round = updates, round
-        self._last: int | None = None
+        self._last: Update | None = None
 
     def __iter__(self) -> Iterator[Update]:
         return self
 
     def __next__(self) -> Update:
         self._last = None
-        update = next(self._updates)
-        self._last = update.client
-        return update
+        self._last = next(self._updates)
+        return self._last
 
     @contextmanager
     def blamed(self) -> Iterator[None]:
@@ -172,9 +172,14 @@ class Attributed:
         except Exception as error:
             if self._last is None:
                 raise
-            log.exception("client %d's update cannot be worked with", self._last)
-            reason = f"update refused: it cannot be worked with ({type(error).__name__})"
-            raise RoundSpoiled(self._round, [Refusal(self._last, reason)]) from error
+            reason = f"it cannot be worked with ({type(error).__name__})"
+            if self._last.members:
+                raise RunError(
+                    f"round {self._round}: the mean of {clients_said(self._last.members)}: {reason}"
+                ) from error
+            log.exception("client %d's update cannot be worked with", self._last.client)
+            refusal = Refusal(self._last.client, f"update refused: {reason}")
+            raise RoundSpoiled(self._round, [refusal]) from error
 
 
 def state_fault(weights: Weights, extras: Weights) -> str | None:

@@ -2,33 +2,66 @@
 
 It asks the questions of :mod:`feddg.guards.secure_aggregation` over any other transport, which
 enters every one of them, with its keys and shares, in the ledger. What the server loop is given is
-one update: the mean of those whose clients stayed, and a refusal for each that did not.
+one update: the mean of those whose clients stayed, and a refusal for each that did not. Where a sum
+cannot be had or believed, the round's error says whose fault it is, or that this cannot be told.
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy
 import torch
 from torch import Tensor
 
+from feddg.errors import NotEnoughUpdates
 from feddg.federation.ledger import Ledger
 from feddg.federation.transport import Reply, Transport
 from feddg.guards import masking
 from feddg.guards.masking import SEALED, SECRET
 from feddg.guards.secure_aggregation import (
+    CHECK,
     KEYS,
     MASKED,
     SHARES,
     UNMASK,
     SecureAggregation,
+    clients_said,
 )
 from feddg.guards.sums import decoded, unmasked
 from feddg.messages import Broadcast, Message, Refusal, Update
+from feddg.rows import OpenedSumRow
 
 log = logging.getLogger("feddg")
 Form = tuple[tuple[int, ...], torch.dtype]
+
+
+class OpenedSums:
+    """Whose sums were opened, by round: kept before the clients are asked to unmask.
+
+    Args:
+        rows: of earlier parts of the run.
+        write: keeps a row, so that it is on disk when the call returns.
+    """
+
+    def __init__(
+        self,
+        rows: Iterable[OpenedSumRow] = (),
+        write: Callable[[OpenedSumRow], None] = lambda row: None,
+    ) -> None:
+        self._write = write
+        self._known = {row.round: row.clients for row in rows}
+
+    def clients(self, round: int) -> list[int] | None:
+        """Returns the clients whose sum of a round may have been opened, ascending, or None."""
+        return self._known.get(round)
+
+    def keep(self, round: int, clients: list[int]) -> None:
+        """Keeps that the sum of these clients is about to be opened."""
+        if round not in self._known:
+            self._write(OpenedSumRow(round=round, clients=clients))
+            self._known[round] = clients
 
 
 class MaskedRounds:
@@ -37,10 +70,19 @@ class MaskedRounds:
     Args:
         transport: what carries the messages.
         guard: secure aggregation, as the clients have it.
+        opened: whose sums were opened before.
+        fewest: updates below which the server would not use a sum, so that none is opened.
     """
 
-    def __init__(self, transport: Transport, guard: SecureAggregation) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        guard: SecureAggregation,
+        opened: OpenedSums | None = None,
+        fewest: int = 1,
+    ) -> None:
         self._inner, self._guard = transport, guard
+        self._opened, self._fewest = opened or OpenedSums(), fewest
         self.memories, self.remembered = transport.memories, transport.remembered
         self.introduced: Mapping[int, int] = transport.introduced
 
@@ -75,105 +117,202 @@ class MaskedRounds:
     def train(self, clients: Sequence[int], broadcast: Broadcast) -> Iterator[Update | Refusal]:
         """Yields a refusal for every client that is lost on the way, then the mean of the others.
 
-        There is no mean where too few stayed.
+        Raises:
+            NotEnoughUpdates: there is no mean that could be used; says why.
         """
-        round = _Round(self._inner, self._guard, broadcast)
+        round = _Round(self._inner, self._guard, broadcast, self._opened, self._fewest)
         try:
             mean = round.mean(list(clients))
-        except _TooFew as error:
-            log.warning("round %d: %s", broadcast.round, error)
+        except _NoSum as error:
             yield from round.refusals
-            gone = {refusal.client for refusal in round.refusals}
-            yield from (Refusal(id, str(error)) for id in clients if id not in gone)
-            return
+            raise NotEnoughUpdates(f"round {broadcast.round}: no update is used; {error}") from None
         yield from round.refusals
         yield mean
 
 
-class _TooFew(Exception):
-    """Fewer clients than the threshold are left."""
+class _NoSum(Exception):
+    """There is no sum, or none that can be used; says why, and whose fault it is if it can tell."""
 
 
 class _Round:
     """One round of the protocol, at the server."""
 
     def __init__(
-        self, transport: Transport, guard: SecureAggregation, broadcast: Broadcast
+        self,
+        transport: Transport,
+        guard: SecureAggregation,
+        broadcast: Broadcast,
+        opened: OpenedSums,
+        fewest: int,
     ) -> None:
         self._transport, self._guard, self._broadcast = transport, guard, broadcast
+        self._opened, self._fewest = opened, fewest
+        self._needed = 0
+        self._held: Mapping[int, Mapping[int, bool]] = {}
         self.refusals: list[Refusal] = []
 
     def mean(self, clients: list[int]) -> Update:
         """Returns the mean of the updates of those that stay to the end.
 
         Raises:
-            _TooFew: too few did.
+            _NoSum: there is none that could be used.
         """
-        needed = self._guard.needed(len(clients))
-        keys = self._asked(clients, KEYS, Message(), {"keys": ((2, SECRET), torch.uint8)})
-        ids = sorted(keys)
-        needed = self._enough(ids, self._guard.needed(len(ids)) if ids else needed)
-        public = {id: [bytes(k.tolist()) for k in keys[id].tensors["keys"]] for id in ids}
-        told = Message(
-            {
-                "ids": torch.tensor(ids),
-                "keys": torch.stack([keys[id].tensors["keys"] for id in ids]),
-            }
-        )
+        self._needed = self._guard.needed(len(clients))
+        ids, keys = self._keys(clients)
+        shared = self._shared(ids, keys)
+        members = self._checked(sorted(shared), shared, ids)
+        updates = self._trained(members)
+        survivors = self._enough(updates)
+        before = self._opened.clients(self._broadcast.round)
+        self._opened.keep(self._broadcast.round, before or survivors)
+        opened = self._unmasked(members, survivors, shared, ids)
+        lost = [id for id in members if id not in updates]
+        seeds = [masking.combined(opened[id], self._needed) for id in survivors]
+        secret = [(id, masking.combined(opened[id], self._needed)) for id in lost]
+        public = {id: bytes(keys[place, 0].tolist()) for place, id in enumerate(ids)}
+        liars = [
+            id
+            for id, seed in zip(survivors, seeds)
+            if masking.commitment(seed) != bytes(shared[id].tensors["commitment"].tolist())
+        ]
+        liars += [id for id, private in secret if masking.public_key(private) != public[id]]
+        for id in liars:
+            self._refuse(id, "shared another secret than it committed itself to")
+        sums = [_vector(updates[id]) for id in survivors]
+        total = unmasked(sums, seeds, secret, [(id, public[id]) for id in survivors])
+        return self._update(total, [updates[id] for id in survivors], liars)
+
+    def _keys(self, clients: list[int]) -> tuple[list[int], Tensor]:
+        """Returns the clients with keys of their own, ascending, and the keys ``(n, 2, 32)``."""
+        replies = self._asked(clients, KEYS, Message(), {"keys": ((2, SECRET), torch.uint8)})
+        pairs = {id: [bytes(k.tolist()) for k in m.tensors["keys"]] for id, m in replies.items()}
+        times = Counter(key for pair in pairs.values() for key in set(pair))
+        for id, pair in pairs.items():
+            if len(set(pair)) < 2:
+                self._refuse(id, "sent one public key twice")
+            elif not all(map(masking.is_public_key, pair)):
+                self._refuse(id, "sent a public key that is none")
+            elif max(times[key] for key in pair) > 1:
+                self._refuse(id, "sent a public key that another client sent, too")
+            else:
+                continue
+            del replies[id]
+        ids = self._enough(replies, self._guard.needed(len(replies)))
+        return ids, torch.stack([replies[id].tensors["keys"] for id in ids])
+
+    def _shared(self, ids: list[int], keys: Tensor) -> dict[int, Message]:
+        """Returns what clients sealed for each other, by client."""
+        told = Message({"ids": torch.tensor(ids), "keys": keys})
         forms: dict[str, Form] = {
             "shares": ((len(ids), SEALED), torch.uint8),
+            "commitments": ((len(ids), 2, SECRET), torch.uint8),
             "commitment": ((SECRET,), torch.uint8),
         }
         shared = self._asked(ids, SHARES, told, forms)
-        members = sorted(shared)
-        self._enough(members, needed)
-        table = torch.stack([shared[id].tensors["shares"] for id in members])
-        updates = self._trained(members, table)
-        survivors = sorted(updates)
-        self._enough(survivors, needed)
-        question = Message({"survivors": torch.tensor(survivors)})
-        forms = {"opened": ((len(members), SECRET), torch.uint8)}
-        opened = self._asked(survivors, UNMASK, question, forms)
-        self._enough(sorted(opened), needed)
-        shares = {
-            other: {
-                ids.index(id): bytes(reply.tensors["opened"][row].tolist())
-                for id, reply in opened.items()
-            }
-            for row, other in enumerate(members)
-        }
-        lost = [id for id in members if id not in updates]
-        seeds = [masking.combined(shares[id], needed) for id in survivors]
-        for id, seed in zip(survivors, seeds):
-            if masking.commitment(seed) != bytes(shared[id].tensors["commitment"].tolist()):
-                raise _TooFew(f"the shares of client {id}'s mask do not make it again")
-        secret = [(id, masking.combined(shares[id], needed)) for id in lost]
-        for id, private in secret:
-            if masking.public_key(private) != public[id][0]:
-                raise _TooFew(f"the shares of client {id}'s key do not make it again")
-        sums = [_vector(updates[id]) for id in survivors]
-        total = unmasked(sums, seeds, secret, [(id, public[id][0]) for id in survivors])
-        return self._update(total, [updates[id] for id in survivors])
+        self._enough(shared)
+        return shared
 
-    def _update(self, total: numpy.ndarray, updates: list[Update]) -> Update:
+    def _checked(
+        self, members: list[int], shared: Mapping[int, Message], ids: list[int]
+    ) -> list[int]:
+        """Returns the clients whose secrets can be made again from what others hold, ascending.
+
+        Of two at odds one is wrong, which cannot be told. Who is at odds with more than may be lost
+        is wrong: so many wrong ones there are not, or there is no round.
+        """
+        question = {
+            "members": torch.tensor(members),
+            "shares": torch.stack([shared[id].tensors["shares"] for id in members]),
+            "commitments": torch.stack([shared[id].tensors["commitments"] for id in members]),
+        }
+        forms: dict[str, Form] = {"held": ((len(members),), torch.bool)}
+        replies = self._asked(members, CHECK, Message(question), forms)
+        held = {
+            id: dict(zip(members, reply.tensors["held"].tolist())) for id, reply in replies.items()
+        }
+        self._held, left = held, set(held)
+        while self._enough(left):
+            at_odds = {
+                id: [k for k in sorted(left) if k != id and not (held[id][k] and held[k][id])]
+                for id in sorted(left)
+            }
+            most = max(map(len, at_odds.values()))
+            if most <= len(left) - self._needed:
+                break
+            for id, others in at_odds.items():
+                if len(others) == most:
+                    self._refuse(
+                        id,
+                        f"its shares and those of {clients_said(others)} do not fit"
+                        + ("; which of the two is wrong cannot be told" if most == 1 else ""),
+                    )
+                    left.remove(id)
+        return sorted(left)
+
+    def _unmasked(
+        self,
+        members: list[int],
+        survivors: list[int],
+        shared: Mapping[int, Message],
+        ids: list[int],
+    ) -> dict[int, dict[int, bytes]]:
+        """Returns enough shares of each member's secret, by member and the holder's place."""
+        question = Message({"survivors": torch.tensor(survivors)})
+        forms: dict[str, Form] = {"opened": ((len(members), SECRET), torch.uint8)}
+        shares: dict[int, dict[int, bytes]] = {id: {} for id in members}
+        replies = self._asked(survivors, UNMASK, question, forms)
+        if len(replies) < self._needed:
+            raise self._too_few(self._needed, len(replies))
+        for id, reply in replies.items():
+            rows = {
+                other: bytes(row.tolist()) for other, row in zip(members, reply.tensors["opened"])
+            }
+            place, wrong = ids.index(id), []
+            for other, share in rows.items():
+                proof = shared[other].tensors["commitments"][place, int(other in survivors)]
+                if not self._held[id][other]:
+                    continue
+                if masking.commitment(share) == bytes(proof.tolist()):
+                    shares[other][place] = share
+                else:
+                    wrong.append(other)
+            if wrong:
+                self._refuse(id, f"opened other shares of {clients_said(wrong)} than it was given")
+        for id, found in shares.items():
+            if len(found) < self._needed:
+                raise _NoSum(
+                    f"secure aggregation needs {self._needed} shares of client {id}'s secret, and "
+                    f"{len(found)} are left"
+                )
+        return shares
+
+    def _update(self, total: numpy.ndarray, updates: list[Update], liars: list[int]) -> Update:
+        ids = [update.client for update in updates]
+        expected = len(ids) if self._guard.alike else sum(update.examples for update in updates)
         try:
             weights, count = decoded(total, self._broadcast.weights)
-        except ValueError as error:
-            raise _TooFew(str(error)) from None
+        except ValueError:
+            count = 0
+        if count != expected:
+            whose = (
+                f"{clients_said(liars)} shared another secret than was committed to"
+                if liars
+                else "whose update is wrong cannot be told, since only their sum can be read"
+            )
+            raise _NoSum(f"the sum of {clients_said(ids)} does not count their images; {whose}")
         return Update(
             updates[0].client,
             count,
             weights,
             seconds=sum(update.seconds for update in updates),
             images=sum(update.images for update in updates),
-            members=tuple(update.client for update in updates),
+            members=tuple(ids),
             passes=sum(update.passes for update in updates),
         )
 
-    def _trained(self, members: list[int], table: Tensor) -> dict[int, Update]:
+    def _trained(self, members: list[int]) -> dict[int, Update]:
         extras = self._broadcast.extras
-        own = {"members": torch.tensor(members), "shares": table}
-        told = {f"{self._guard.name}/{name}": tensor for name, tensor in own.items()}
+        told = {f"{self._guard.name}/members": torch.tensor(members)}
         broadcast = replace(self._broadcast, extras=Message(extras.tensors | told, extras.scalars))
         length = 1 + sum(tensor.numel() for tensor in broadcast.weights.values())
         updates: dict[int, Update] = {}
@@ -181,6 +320,7 @@ class _Round:
             if isinstance(reply, Update):
                 fault = _fault(reply.extras, {MASKED: ((length,), torch.int64)})
                 fault = fault or ("sent weights that are not masked" if reply.weights else None)
+                fault = fault or self._count_fault(reply)
                 if fault is None:
                     kept = Message({MASKED: reply.extras.tensors[MASKED].cpu().clone()})
                     updates[reply.client] = replace(reply, extras=kept, terms={})
@@ -202,14 +342,40 @@ class _Round:
                     answers[id] = Message({n: t.cpu() for n, t in reply.tensors.items()})
                     continue
                 reply = Refusal(id, f"{name} refused: {fault}")
-            if all(known.client != id for known in self.refusals):
-                self.refusals.append(reply)
+            self._refuse(id, reply.reason)
         return answers
 
-    def _enough(self, left: Sequence[int], needed: int) -> int:
-        if len(left) < needed:
-            raise _TooFew(f"secure aggregation needs {needed} clients, and {len(left)} are left")
-        return needed
+    def _refuse(self, id: int, reason: str) -> None:
+        if all(known.client != id for known in self.refusals):
+            self.refusals.append(Refusal(id, reason))
+
+    def _count_fault(self, update: Update) -> str | None:
+        registered = self._transport.introduced.get(update.client, update.examples)
+        if update.examples == registered:
+            return None
+        return f"reports {update.examples} examples, but introduced itself with {registered}"
+
+    def _enough(self, left: Iterable[int], needed: int | None = None) -> list[int]:
+        """Returns the clients that are left, ascending, if a sum of them may be opened and used."""
+        ids = sorted(left)
+        self._needed = self._needed if needed is None else needed
+        least = max(self._needed, self._fewest)
+        before = self._opened.clients(self._broadcast.round)
+        if before is not None and ids != before:
+            other = sorted(set(before) ^ set(ids))
+            raise _NoSum(
+                f"its sum of {clients_said(before)} was opened before, which may be done again for "
+                f"the same clients only, and {clients_said(other)} make it another; if that stays "
+                "so, begin a new run with another seed"
+            )
+        if len(ids) < least:
+            raise self._too_few(least, len(ids))
+        return ids
+
+    def _too_few(self, least: int, left: int) -> _NoSum:
+        known = [f"client {refusal.client}: {refusal.reason}" for refusal in self.refusals[:3]]
+        why = f"secure aggregation needs {least} clients, and {left} are left"
+        return _NoSum("; ".join([why, *known]))
 
 
 def _fault(message: Message, forms: Mapping[str, Form]) -> str | None:
@@ -228,6 +394,11 @@ def _vector(update: Update) -> numpy.ndarray:
     return found
 
 
-def carried(transport: Transport, guard: SecureAggregation | None) -> Transport:
+def carried(
+    transport: Transport,
+    guard: SecureAggregation | None,
+    opened: OpenedSums | None = None,
+    fewest: int = 1,
+) -> Transport:
     """Returns the transport by which rounds are carried: masked, where a guard asks for it."""
-    return transport if guard is None else MaskedRounds(transport, guard)
+    return transport if guard is None else MaskedRounds(transport, guard, opened, fewest)

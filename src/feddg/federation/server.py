@@ -13,12 +13,13 @@ from feddg.federation import server_optimizer
 from feddg.federation.change_sizes import CHANGES, ChangeSizes, RoundSpoiled
 from feddg.federation.checks import Attributed, MessageChecks, state_fault
 from feddg.federation.ledger import Ledger
-from feddg.federation.masked_rounds import carried
+from feddg.federation.masked_rounds import OpenedSums, carried
 from feddg.federation.served import Means
 from feddg.federation.tally import Tally
 from feddg.federation.transport import Reply, Transport
 from feddg.guards.account import Account
 from feddg.guards.chain import NO_GUARDS, GuardedRound, Guards
+from feddg.guards.secure_aggregation import clients_said
 from feddg.messages import (
     Broadcast,
     Message,
@@ -47,6 +48,7 @@ class Server:
         checks: what clients' messages are compared with.
         guards: what happens to updates on their way.
         account: what the run has spent on noised releases.
+        opened: whose masked sums the run has opened.
         means: keeps means over the rounds beside the weights; None for none.
         probe: says what is wrong with weights that are about to become the global model, or None.
         on_client: called after each client of a round with the round and its update or refusal.
@@ -69,13 +71,15 @@ class Server:
         checks: MessageChecks,
         guards: Guards = NO_GUARDS,
         account: Account | None = None,
+        opened: OpenedSums | None = None,
         means: Means | None = None,
         probe: Callable[[Weights], str | None] = lambda weights: None,
         on_client: Callable[[int, Update | Refusal], None] | None = None,
         on_setup: Callable[[int, int], None] | None = None,
     ) -> None:
         self.method, self.state = method, state
-        self.transport = carried(transport, guards.masking)
+        self._opened = opened or OpenedSums()
+        self.transport = carried(transport, guards.masking, self._opened, settings.min_updates)
         self.per_round, self.settings, self.seed = per_round, settings, seed
         self.ledger, self.checks, self.guards, self._probe = ledger, checks, guards, probe
         self.account, self.means = account or Account(), means
@@ -197,7 +201,13 @@ class Server:
         return 0 if self.guards.secret_rate is not None else self.settings.min_updates
 
     def sample(self, round: int, attempt: int = 0) -> list[int]:
-        """Returns the ids of a round's clients, ascending: see :mod:`feddg.clients.sampling`."""
+        """Returns the ids of a round's clients, ascending: see :mod:`feddg.clients.sampling`.
+
+        A round whose sum was opened is of the same clients whenever it is done again.
+        """
+        opened = self._opened.clients(round)
+        if opened is not None:
+            return list(opened)
         if self.guards.secret_rate is not None:
             return secret_clients(self.transport.clients, self.guards.secret_rate)
         return drawn_clients(self.transport.clients, self.per_round, self.seed, round, attempt)
@@ -213,7 +223,7 @@ class Server:
         """
         good = 0
         for reply in self.transport.train(tally.clients, broadcast):
-            reply = self._checked(reply, guarded, changes)
+            reply = self._checked(tally.round, reply, guarded, changes)
             self._on_client(tally.round, reply)
             if isinstance(reply, Refusal):
                 tally.refused.append(reply)
@@ -229,8 +239,13 @@ class Server:
             raise RoundSpoiled(tally.round, outliers)
 
     def _checked(
-        self, reply: Update | Refusal, guarded: GuardedRound, changes: ChangeSizes
+        self, round: int, reply: Update | Refusal, guarded: GuardedRound, changes: ChangeSizes
     ) -> Update | Refusal:
+        """Returns the update as it may be used, or why it may not.
+
+        Raises:
+            NotEnoughUpdates: it is the mean of several, of whom nobody can be named.
+        """
         if isinstance(reply, Refusal):
             return reply
         fault = self.checks.update_fault(reply) or changes.fault(reply)
@@ -240,6 +255,12 @@ class Server:
             except ClientError as error:
                 fault = str(error)
                 changes.forget(reply.client)
+        if reply.members:
+            raise NotEnoughUpdates(
+                f"round {round}: no update is used; the mean of {clients_said(reply.members)} is "
+                f"refused: {fault}; whose update is wrong cannot be told, since only their sum can "
+                "be read"
+            )
         return Refusal(reply.client, f"update refused: {fault}")
 
     def _refuse(self, round: int, refusal: Refusal) -> None:

@@ -10,6 +10,7 @@ from safetensors.torch import load, save
 from feddg.data.fingerprint import ImagesFile
 from feddg.errors import ClientError, RunError
 from feddg.files import entries, open_file, replace_bytes, replace_text, why
+from feddg.guards.secure_aggregation import KNOWN
 from feddg.messages import Message, Weights
 
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -29,16 +30,21 @@ class SiteMemory:
         cache: the site's cache folder.
         run: the run's key, made up by the server.
         site: the site's name.
+        experiment: the experiment's id, under which the site keeps which sums it helped to open: in
+            whatever run, since one that begins again trains the same updates again. None for each
+            run by itself.
 
     Raises:
         ClientError: a name that cannot be a folder's.
     """
 
-    def __init__(self, cache: Path, run: str, site: str) -> None:
-        for name in (run, site):
+    def __init__(self, cache: Path, run: str, site: str, experiment: str | None = None) -> None:
+        for name in (run, site, experiment or run):
             if not _SAFE.fullmatch(name):
                 raise ClientError(f"{name!r} cannot name a folder; use letters, digits, - and _")
         self.folder = cache / "deployments" / run / site
+        place = self.folder if experiment is None else cache / "opened_sums" / experiment / site
+        self._known = place / "opened_sums.safetensors"
 
     def before(self, round: int) -> Weights:
         """Returns what rounds before ``round`` left behind; nothing if there were none.
@@ -69,25 +75,30 @@ class SiteMemory:
                 file.unlink(missing_ok=True)
 
     def secrets(self, round: int) -> Weights:
-        """Returns what guards keep at the site within a round; nothing of another one.
+        """Returns what guards keep at the site: within a round, nothing of another one; and beyond.
 
         Raises:
             RunError: it is damaged; names the file.
         """
-        file = self._secrets
-        try:
-            found = load(file.read_bytes()) if file.is_file() else {}
-        except (OSError, SafetensorError, ValueError, KeyError) as error:
-            raise RunError(f"{file} is damaged: {why(error)}; delete it.") from None
-        return found if "round" in found and int(found["round"]) == round else {}
+        found = _loaded(self._secrets, "delete it")
+        known = _loaded(
+            self._known,
+            "it says which sums of updates this site helped to open. Put a copy in its place, or "
+            "ask for a run with another seed and delete it",
+        )
+        return known | (found if "round" in found and int(found["round"]) == round else {})
 
     def keep_secrets(self, round: int, secrets: Weights) -> None:
-        """Files what guards keep within a round, or removes it when there is nothing any more."""
-        if secrets:
-            own = {name: tensor.cpu().contiguous() for name, tensor in secrets.items()}
-            replace_bytes(self._secrets, save(own))
-        else:
-            self._secrets.unlink(missing_ok=True)
+        """Files what guards keep: beyond a round first, so that it is there when it is needed."""
+        own = {name: tensor.cpu().contiguous() for name, tensor in secrets.items()}
+        for file, content in (
+            (self._known, {n: t for n, t in own.items() if n.startswith(KNOWN)}),
+            (self._secrets, {n: t for n, t in own.items() if not n.startswith(KNOWN)}),
+        ):
+            if content:
+                replace_bytes(file, save(content))
+            elif file == self._secrets:
+                file.unlink(missing_ok=True)
 
     @property
     def _secrets(self) -> Path:
@@ -133,6 +144,13 @@ class SiteMemory:
             return {}
         found = [(name.fullmatch(entry.name), entry) for entry in entries(self.folder, RunError)]
         return {match[1]: Path(entry.path) for match, entry in found if match}
+
+
+def _loaded(file: Path, then: str) -> Weights:
+    try:
+        return load(file.read_bytes()) if file.is_file() else {}
+    except (OSError, SafetensorError, ValueError, KeyError) as error:
+        raise RunError(f"{file} is damaged: {why(error)}; {then}.") from None
 
 
 def _safe(digest: str) -> str:

@@ -52,6 +52,11 @@ class SimulatedSite(Site):
     def _compare_images(self, memory: SiteMemory) -> None:
         """Leaves that to the run: all clients' images are the experiment's own."""
 
+    @property
+    def _record(self) -> str | None:
+        """Nothing beyond the run: who simulates a federation has all its images."""
+        return None
+
     def _examples(self, classes: list[str], domains: list[str]) -> Examples:
         return self._own
 

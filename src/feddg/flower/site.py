@@ -151,9 +151,14 @@ class Site:
         Raises:
             ClientError: they are not.
         """
-        memory = SiteMemory(self.config.cache_folder, order.run, self.config.site)
+        memory = SiteMemory(self.config.cache_folder, order.run, self.config.site, self._record)
         self._compare_images(memory)
         return memory
+
+    @property
+    def _record(self) -> str | None:
+        """Under what the site keeps which sums it helped to open: the experiment, in any run."""
+        return self.experiment.id
 
     def _compare_images(self, memory: SiteMemory) -> None:
         require_same_images(memory, self.table, self.experiment, self.config.cache_folder)

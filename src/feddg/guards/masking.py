@@ -54,6 +54,15 @@ def agreed(private: bytes, public: bytes, purpose: str) -> bytes:
     return HKDF(SHA256(), SECRET, None, f"feddg {purpose}".encode()).derive(shared)
 
 
+def is_public_key(public: bytes) -> bool:
+    """Whether others can agree with a public key: zero and points of low order are none."""
+    try:
+        agreed(new_secret(), public, "trial")
+    except ClientError:
+        return False
+    return True
+
+
 def mask(seed: bytes, length: int) -> numpy.ndarray:
     """Returns the mask that a seed stands for: ``length`` uint64, indistinguishable from uniform.
 
@@ -67,7 +76,7 @@ def mask(seed: bytes, length: int) -> numpy.ndarray:
 
 
 def commitment(seed: bytes) -> bytes:
-    """Returns the 32 bytes by which a seed is recognised, and which say nothing of it."""
+    """Returns 32 bytes by which a seed or a share is recognised, and which say nothing of it."""
     return hashlib.blake2b(seed, digest_size=SECRET, person=b"feddg seed").digest()
 
 
@@ -107,19 +116,15 @@ def sealed(key: bytes, content: bytes, way: Sequence[int]) -> bytes:
     return nonce + ChaCha20Poly1305(key).encrypt(nonce, content, _label(way))
 
 
-def opened(key: bytes, content: bytes, way: Sequence[int]) -> bytes:
-    """Returns what :func:`sealed` was given.
-
-    Raises:
-        ClientError: it was changed on its way, or is another's.
-    """
+def opened(key: bytes, content: bytes, way: Sequence[int]) -> bytes | None:
+    """Returns what :func:`sealed` was given; None if it was changed on its way, or is another's."""
     from cryptography.exceptions import InvalidTag
     from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
     try:
         return ChaCha20Poly1305(key).decrypt(content[:12], content[12:], _label(way))
     except InvalidTag:
-        raise ClientError("was sent a share that was changed on its way") from None
+        return None
 
 
 def _label(way: Sequence[int]) -> bytes:

@@ -44,7 +44,7 @@ from feddg.runs.reading import RunRecord, read_run, require_run
 from feddg.runs.round_scores import Measurer, finite_probe, predictor
 from feddg.runs.same_experiment import check_identity
 from feddg.runs.same_images import IMAGES, ImagesNow, check_images
-from feddg.runs.spending import next_round, open_account
+from feddg.runs.spending import next_round, open_account, opened_sums
 from feddg.runs.summary import summarize
 from feddg.runs.unseen_figures import draw_unseen
 from feddg.runs.warning_light import write_warning_light
@@ -200,6 +200,7 @@ class _Execution:
             checks=checks,
             guards=found.guards,
             account=account,
+            opened=opened_sums(folder),
             means=means_of(experiment, found.method, self.network),
             probe=finite_probe(experiment, found.method, found.worker),
             on_client=self.observer.client,

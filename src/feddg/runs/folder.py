@@ -46,8 +46,8 @@ log = logging.getLogger("feddg")
 EXPERIMENT, SUMMARY = "experiment.yaml", "summary.json"
 SNAPSHOTS, FIGURES, MODELS = "snapshots", "figures", "models"
 METRICS, LEDGER = "metrics.jsonl", "ledger.jsonl"
-PRIVACY = "privacy.jsonl"
-"""What was spent on noised releases: never cut, unlike the others."""
+PRIVACY, OPENED_SUMS = "privacy.jsonl", "opened_sums.jsonl"
+"""What was spent on noised releases, and whose masked sums were opened: never cut."""
 
 
 class RunFolder:
@@ -89,10 +89,11 @@ class RunFolder:
         """Removes the folder of a run that failed before its first round, if nobody else was here.
 
         It stays where there was something in it before, where a checkpoint can be continued, where
-        something noised was released, and where it holds any file that this run did not write.
+        something noised was released or a sum opened, and where it holds any file that this run did
+        not write.
         Folders above it that were made for it go, too.
         """
-        kept = (self.path / CHECKPOINTS / NEWEST, self.path / PRIVACY)
+        kept = [self.path / name for name in (f"{CHECKPOINTS}/{NEWEST}", PRIVACY, OPENED_SUMS)]
         if not self._is_new or any(file.is_file() for file in kept):
             return
         curves = (self.path / "events").glob("events.out.tfevents.*")

@@ -1,13 +1,14 @@
-"""What a run may spend on noised releases: its account in the folder, and the end of the budget."""
+"""What a run has released, kept in its folder: its account of noised ones, its opened sums."""
 
 import logging
 
 from feddg.errors import BudgetSpent, RunError
+from feddg.federation.masked_rounds import OpenedSums
 from feddg.federation.server import Server
 from feddg.guards.account import Account
 from feddg.guards.chain import Guards
-from feddg.rows import PRIVACY_ROWS, RoundRow
-from feddg.runs.folder import PRIVACY, RunFolder
+from feddg.rows import OPENED_SUM_ROWS, PRIVACY_ROWS, RoundRow
+from feddg.runs.folder import OPENED_SUMS, PRIVACY, RunFolder
 
 log = logging.getLogger("feddg")
 
@@ -42,6 +43,14 @@ def open_account(folder: RunFolder, guards: Guards, rounds: int) -> Account:
             )
         account.enter(row)
     return account
+
+
+def opened_sums(folder: RunFolder) -> OpenedSums:
+    """Returns whose masked sums a run has opened, going on from the rows in its folder."""
+    rows = OPENED_SUM_ROWS.read(folder.path / OPENED_SUMS)
+    if rows:
+        folder.replace_rows(OPENED_SUMS, rows)  # without a line that was cut off
+    return OpenedSums(rows, lambda row: folder.append(OPENED_SUMS, [row]))
 
 
 def next_round(server: Server) -> RoundRow | None:
