@@ -286,6 +286,12 @@ def guards_for(experiment: Experiment, method: Method, network: Network) -> Guar
         ExperimentError: the guards cannot protect what the method sends.
     """
     clients, train = experiment.clients, experiment.train
+    hides_images = experiment.privacy.hides_images
+    if hides_images and experiment.data.tile is not None:
+        raise ExperimentError(
+            f"{hides_images} is for one image, and data.tile makes several of one, which together "
+            "tell more of it: leave out data.tile"
+        )
     # Where images are gathered, the steps are counted in epochs: see Images.trained_by.
     uncounted = train.local_steps and not type(method).gathers_images
     if experiment.privacy.record_epsilon and (uncounted or train.select_every):
