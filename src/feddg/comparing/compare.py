@@ -13,7 +13,7 @@ from feddg.errors import FeddgError, RunError
 from feddg.experiment import Experiment
 from feddg.files import is_file
 from feddg.runs.loading import load_table
-from feddg.runs.prepare import Progress, cache_folder
+from feddg.runs.prepare import Progress, cache_folder, first_names
 from feddg.settings import TORCHVISIONS
 from feddg.views import Shown
 
@@ -43,8 +43,7 @@ class Comparison(Shown):
             reasons.setdefault(one.error or one.status, []).append(one.task.folder.name)
         of = len(self.work.folders)
         return [
-            f"{len(runs)} of {of} runs failed ({', '.join(runs[:5])}{', ...' if runs[5:] else ''}): "
-            f"{reason}"
+            f"{len(runs)} of {of} runs failed ({first_names(runs, 5)}): {reason}"
             for reason, runs in reasons.items()
         ]
 
