@@ -161,7 +161,8 @@ def compare(
             several runs each: quicker where runs take seconds.
 
     Raises:
-        FeddgError: the plan is invalid. A run's failure is listed, not raised.
+        FeddgError: the plan is invalid, or every run failed: it says why the first did, and what
+            was computed is kept. Where some ran, the others' failures are logged and listed.
     """
     from feddg.comparing.compare import carry_out_work
     from feddg.comparing.known_results import kept_files
@@ -207,4 +208,7 @@ def compare(
         write_comparison(work.out)
         for folder in () if drop_weights else filter(execute.is_complete, work.folders.values()):
             ensure_card(folder)
+    done.require_results()
+    for remark in done.remarks:
+        log.warning("%s", remark)
     return done

@@ -5,7 +5,12 @@ message alone, without a traceback.
 """
 
 import difflib
+import sysconfig
+import traceback
 from collections.abc import Iterable
+from importlib.metadata import distributions
+from pathlib import Path
+from types import FrameType
 
 
 class FeddgError(Exception):
@@ -42,6 +47,37 @@ class BudgetSpent(RunError):
 
 class ClientError(FeddgError):
     """One client cannot take part in this round; the round goes on without it if it may."""
+
+
+def in_words(error: BaseException) -> str:
+    """Returns what went wrong in one line: of a FeddgError its message, of others also where.
+
+    The place is the innermost line of a caller's own code, or of a plug-in's; none where nothing
+    but this package and libraries was at work.
+    """
+    if isinstance(error, FeddgError):
+        return str(error)
+    said = " ".join(f"{type(error).__name__}: {error}".split())
+    entries = (entry for package in distributions() for entry in package.entry_points)
+    plugins = {one.module.split(".")[0] for one in entries if one.group.startswith("feddg.")}
+    found = [at for at in traceback.walk_tb(error.__traceback__) if _is_own(at[0], plugins)]
+    if not found:
+        return said
+    code, line = found[-1][0].f_code, found[-1][1]
+    return f"{said} ({code.co_filename}, line {line}, in {code.co_name})"
+
+
+def _is_own(frame: FrameType, plugins: set[str]) -> bool:
+    """Whether a frame is of neither this package nor a library, unless that is a plug-in."""
+    module, file = str(frame.f_globals.get("__name__")), frame.f_code.co_filename
+    if module.split(".")[0] in plugins:
+        return True
+    if file.startswith("<"):  # no file: typed in, or made by a library as it ran
+        return module == "__main__"
+    paths = sysconfig.get_paths()
+    libraries = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    inside = {*libraries, str(Path(__file__).parent)}
+    return not any(map(Path(file).is_relative_to, inside))
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -470,6 +470,14 @@ class PrivacySettings(Settings):
         """Whether updates get noise."""
         return bool(self.noise_multiplier or self.epsilon)
 
+    @property
+    def hides_images(self) -> str:
+        """The field whose epsilon is for a single image, such as ``privacy.record_epsilon``."""
+        if self.record_epsilon is not None:
+            return "privacy.record_epsilon"
+        styles = self.style_epsilon is not None and self.style_unit == "image"
+        return "privacy.style_epsilon" if styles else ""
+
     @model_validator(mode="after")
     def _clips_what_it_noises(self) -> "PrivacySettings":
         if self.noised and self.clipping == "none":

@@ -1,17 +1,23 @@
 """DP-SGD: each image's own gradient, bounded; noise of the stated size; counted by epochs."""
 
+from collections import defaultdict
+
+import dp_accounting
 import pytest
 import torch
+from dp_accounting.pld import PLDAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from feddg.api import run
+from feddg.api import resume, run
 from feddg.clients.private_steps import clipped_sum, image_gradients, private_step
 from feddg.clients.worker import RecordNoise
 from feddg.errors import ExperimentError
 from feddg.experiment import Experiment
+from feddg.federation import turns
 from feddg.rows import PRIVACY_ROWS
+from feddg.runs.observer import Observer
 from feddg.runs.prepare import build, guards_for
 from federations import federation
 
@@ -87,6 +93,77 @@ def test_a_run_counts_every_epoch(tmp_path):
     assert not done.record.metrics.rounds[0].terms
 
 
+@pytest.fixture
+def dearest(monkeypatch):
+    """Notes every noised step; returns the epsilon of the image that was in most of them."""
+    steps = defaultdict(list)
+
+    def noted(client, batch, noise):
+        private_step(client, batch, noise)
+        for row in client.training.rows[batch.positions].tolist():
+            steps[row].append(noise.multiplier)
+
+    monkeypatch.setattr(turns, "private_step", noted)
+
+    def epsilon(delta):
+        most = max(steps.values(), key=len)
+        assert len({*most}) == 1
+        accountant = PLDAccountant()
+        accountant.compose(dp_accounting.GaussianDpEvent(most[0]), len(most))
+        return accountant.get_epsilon(delta)
+
+    return epsilon
+
+
+TEN = {
+    "data": FIELDS["data"] | {"leave_out": ["chalk", "photo"]},
+    "clients": 10,
+    "train": {"rounds": 3, "local_epochs": 2, "batch_size": 32},
+    "evaluate": {"every": 3, "pictures": False},
+}
+"""Clients of about 36 images: one or two batches each, where all together make a dozen."""
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"clients": {"number": 10, "per_round": 3}},
+        {"clients": {"number": 7, "partition": "quantity", "quantity_alpha": 0.3}},
+        {"method": "local"},
+        {"method": "fedgma"},
+        {"method": "centralised"},
+        {"method": "centralised", "train": TEN["train"] | {"local_epochs": 1}},
+        {"method": "centralised", "train": {"rounds": 3, "batch_size": 32, "local_steps": 5}},
+        {"method": "fedgma+centralised", "clients": {"number": 10, "per_round": 3}},
+    ],
+    ids=str,
+)
+def test_what_is_said_to_be_spent_is_what_the_steps_cost(change, dearest, tmp_path):
+    experiment = Experiment(**{**FIELDS, **TEN, **change}, privacy={"record_epsilon": 8})
+    done = run(experiment, tmp_path, cache=tmp_path / "cache", report=False)
+    said = PRIVACY_ROWS.read(done.folder / "privacy.jsonl")[-1]
+    spent = dearest(said.delta)
+    assert spent * 0.999 < said.epsilon <= 8
+    assert said.epsilon < spent * 1.01 or "centralised" in experiment.method.name
+
+
+@pytest.mark.parametrize("method", ["fedavg", "centralised"])
+def test_a_resumed_run_has_spent_the_steps_of_both_parts(method, dearest, tmp_path):
+    class Stop(Observer):
+        def client(self, round, reply):
+            if round == 2:
+                raise KeyboardInterrupt
+
+    experiment = Experiment(**{**FIELDS, **TEN, "method": method}, privacy={"record_epsilon": 8})
+    with pytest.raises(KeyboardInterrupt):
+        run(experiment, tmp_path, cache=tmp_path / "cache", observer=Stop(), report=False)
+    done = resume(tmp_path / experiment.label, cache=tmp_path / "cache")
+    said = PRIVACY_ROWS.read(done.folder / "privacy.jsonl")
+    assert [row.round for row in said].count(2) == 2 * [row.round for row in said].count(1)
+    assert dearest(said[-1].delta) * 0.999 < said[-1].epsilon <= 8
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -94,9 +171,20 @@ def test_a_run_counts_every_epoch(tmp_path):
         ({"method": "fedprox"}, "trains in its own way"),
         ({"model": {"backbone": "cnn", "normalization": "train"}}, "choose model.backbone cnn_gn"),
         ({"train": {"rounds": 2, "local_steps": 3}}, "set train.local_epochs"),
+        ({"data": FIELDS["data"] | {"tile": 16}}, "record_epsilon is for one image, and data.tile"),
+        ({"train": {"rounds": 2, "class_weights": "balanced"}}, "set it to none"),
     ],
 )
 def test_what_mixes_images_is_refused(change, words):
     experiment = Experiment(**{**FIELDS, **change}, privacy={"record_epsilon": 4})
     with pytest.raises(ExperimentError, match=words):
         guards_for(experiment, *build(experiment, 10))
+
+
+def test_a_style_of_tiles_hides_a_client_and_no_image():
+    tiled = {**FIELDS, "method": "pardon", "data": FIELDS["data"] | {"tile": 16}}
+    experiment = Experiment(**tiled, privacy={"style_epsilon": 4})
+    with pytest.raises(ExperimentError, match=r"style_epsilon is for one image, and data\.tile"):
+        guards_for(experiment, *build(experiment, 10))
+    experiment = Experiment(**tiled, privacy={"style_epsilon": 4, "style_unit": "client"})
+    assert "for a client" in guards_for(experiment, *build(experiment, 10)).promises[0]

@@ -1,5 +1,7 @@
 """`compare` runs what is missing, once; it survives failing runs, interruptions and kills."""
 
+import importlib
+import json
 import os
 import re
 import signal
@@ -21,6 +23,7 @@ from feddg.comparing.forecast import forecast
 from feddg.comparing.pool import Watcher
 from feddg.comparing.work import prepare_work
 from feddg.errors import ExperimentError, FeddgError, RunError
+from feddg.methods.catalogue import METHODS
 from feddg.report import write_comparison
 from feddg.runs.checkpoints import checkpoint_weights
 from feddg.runs.model import load_model
@@ -134,6 +137,81 @@ def test_what_would_end_every_run_is_said_once_and_nothing_is_begun(
     assert result.exit_code == 0
     assert re.search(f"as things are, no run could start: .*{reason}", result.output)
     assert not (tmp_path / "out").exists()
+
+
+CRASHING = """
+import torch
+from feddg.methods.base import Method
+from feddg.methods.catalogue import register
+
+class Penalty(torch.nn.Module):
+    def forward(self, images):
+        raise RuntimeError("sizes 3 and 4\\n  do not match")
+
+@register
+class Crashing(Method):
+    name = "crashing"
+
+    def loss(self, client, batch):
+        return super().loss(client, batch) | {"penalty": Penalty()(batch.images)}
+"""
+"""A user's method whose loss raises in its line 8, below torch."""
+
+
+@pytest.fixture
+def crashing(tmp_path, monkeypatch):
+    """Installs the method; returns where it crashes, as it is to be said."""
+    site = tmp_path / "site"
+    (site / "theirs-1.0.dist-info").mkdir(parents=True)
+    (site / "theirs_feddg.py").write_text(CRASHING)
+    (site / "theirs-1.0.dist-info/METADATA").write_text("Name: theirs\nVersion: 1.0\n")
+    entry = "[feddg.methods]\ncrashing = theirs_feddg:Crashing\n"
+    (site / "theirs-1.0.dist-info/entry_points.txt").write_text(entry)
+    monkeypatch.syspath_prepend(site)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv("FEDDG_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delitem(sys.modules, "theirs_feddg", raising=False)
+    importlib.import_module("theirs_feddg")
+    place = f"{site / 'theirs_feddg.py'}, line 8, in forward"
+    yield f"RuntimeError: sizes 3 and 4 do not match ({place})"
+    METHODS._found.pop("crashing", None)
+
+
+@pytest.mark.parametrize("jobs", [0, 2])
+def test_a_method_that_crashes_in_every_run_is_said_with_its_line(
+    run_plan, crashing, tmp_path, jobs
+):
+    with pytest.raises(RunError, match=r"1 of 1 runs failed") as raised:
+        run_plan(PLAN | {"methods": ["crashing"]}, jobs=jobs)
+    assert crashing in str(raised.value)
+    assert "\n" not in str(raised.value)
+    (summary,) = (tmp_path / "out").glob("*/summary.json")
+    assert crashing in json.loads(summary.read_text())["error"]
+
+
+@pytest.mark.parametrize("jobs", [0, 2])
+def test_a_method_that_crashes_beside_others_is_named(run_plan, crashing, caplog, jobs):
+    done, notes = run_plan(PLAN | {"methods": ["crashing", "fedavg"]}, jobs=jobs)
+    assert sorted(notes.ends) == [("crashing", "failed"), ("fedavg", "completed")]
+    assert done.failures[0].error == crashing
+    (said,) = [one.getMessage() for one in caplog.records if "runs failed" in one.getMessage()]
+    assert said == f"1 of 2 runs failed ({done.failures[0].task.folder.name}): {crashing}"
+
+
+def test_the_command_line_says_where_a_method_crashed(crashing, tmp_path):
+    plan, out = tmp_path / "plan.yaml", tmp_path / "out"
+    plan.write_text(yaml.safe_dump(PLAN | {"methods": ["crashing"]}))
+    found = subprocess.run(
+        [sys.executable, "-m", "feddg", "compare", plan, "--out", out, "--no-estimate", "-q"],
+        capture_output=True,
+        text=True,
+    )
+    assert found.returncode == 1
+    (line,) = [line for line in found.stderr.splitlines() if line.startswith("error: ")]
+    assert line.startswith(f"error: nothing to compare in {out}: 1 of 1 runs failed (")
+    assert line.endswith(crashing)
+    assert "accuracy" not in found.stdout
+    assert (out / "report.html").is_file()
 
 
 def test_a_run_that_can_start_starts_whatever_the_others_lack(run_plan):

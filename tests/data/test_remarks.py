@@ -14,10 +14,14 @@ from feddg.runs.prepare import load_images
 from image_folders import make_folder, noise
 
 
-def load(root, tmp_path, **data):
+def load(root, tmp_path, privacy=None, **data):
     fields = {"source": "folder", "root": root, "image_size": 8, "id_val": 0.5, "id_test": 0.0}
     chosen = Experiment(
-        data={**fields, **data}, hold_out="c", clients=2, model={"backbone": "cnn", "weights": None}
+        data={**fields, **data},
+        hold_out="c",
+        clients=2,
+        model={"backbone": "cnn", "weights": None},
+        privacy=privacy or {},
     )
     return load_images(chosen, tmp_path / "cache", lambda *_: None)
 
@@ -100,6 +104,19 @@ def test_copies_of_training_images_in_the_test_domain_end_the_run(root, tmp_path
     assert any("14 files are 7 images, in two domains" in text for text in said(caplog))
     caplog.clear()
     load(root, tmp_path, id_val=0.0, duplicates="ignore")
+    assert said(caplog) == []
+
+
+def test_copies_among_training_images_are_no_single_image_to_hide(root, tmp_path, caplog):
+    shutil.copy(root / "a/x/0.png", root / "a/x/copy.png")
+    told = "privacy.record_epsilon is for one file, and 2 files are 1 image"
+    privacy = {"record_epsilon": 8}
+    with pytest.raises(DataError, match=rf"{told}.*remove them"):
+        load(root, tmp_path, privacy, id_val=0.0)
+    load(root, tmp_path, privacy, id_val=0.0, duplicates="warn")
+    assert any(text.startswith(told) for text in said(caplog))
+    caplog.clear()
+    load(root, tmp_path, {"style_epsilon": 8, "style_unit": "client"}, id_val=0.0)
     assert said(caplog) == []
 
 

@@ -65,7 +65,8 @@ class Senders:
     def guards(self) -> Guards:
         """What happens to updates on their way, as in the run."""
         subject = self.subject
-        return guards_for(subject.experiment, subject.method, subject.worker.network)
+        experiment = subject.images.trained_by(subject.experiment)
+        return guards_for(experiment, subject.method, subject.worker.network)
 
     @property
     def only_sums(self) -> bool:

@@ -128,7 +128,8 @@ def compare(
                 console.print("the table's runs follow, with the values that are picked")
                 return
             if not dry_run:
-                carry_out_work(trials, jobs=jobs, watcher=watcher(), **where)
+                tried = carry_out_work(trials, jobs=jobs, watcher=watcher(), **where)
+                tried.require_results()
             chosen = picked(whole, trials, kept, write=not dry_run)
         work = prepare_work(
             chosen,
@@ -159,6 +160,7 @@ def compare(
     except KeyboardInterrupt:
         typer.echo("interrupted; the same command goes on from here", err=True)
         raise typer.Exit(130) from None
+    done.require_results()
     print_comparison(done)
     if done.failures:
         raise typer.Exit(1)

@@ -9,11 +9,11 @@ from feddg.comparing.launcher import LAUNCHERS
 from feddg.comparing.pool import LOG_FOLDER, Outcome, Watcher, run_here
 from feddg.comparing.work import Work
 from feddg.data.bands import Reading
-from feddg.errors import FeddgError
+from feddg.errors import FeddgError, RunError
 from feddg.experiment import Experiment
 from feddg.files import is_file
 from feddg.runs.loading import load_table
-from feddg.runs.prepare import Progress, cache_folder
+from feddg.runs.prepare import Progress, cache_folder, first_names
 from feddg.settings import TORCHVISIONS
 from feddg.views import Shown
 
@@ -34,6 +34,31 @@ class Comparison(Shown):
     def failures(self) -> list[Outcome]:
         """The runs of this call that did not complete."""
         return [outcome for outcome in self.outcomes if outcome.status != "completed"]
+
+    @property
+    def remarks(self) -> list[str]:
+        """Which runs failed, a line for each reason."""
+        reasons: dict[str, list[str]] = {}
+        for one in self.failures:
+            reasons.setdefault(one.error or one.status, []).append(one.task.folder.name)
+        of = len(self.work.folders)
+        return [
+            f"{len(runs)} of {of} runs failed ({first_names(runs, 5)}): {reason}"
+            for reason, runs in reasons.items()
+        ]
+
+    def require_results(self) -> None:
+        """Makes sure that there is anything to compare.
+
+        Raises:
+            RunError: every run of the plan failed; says why the first did.
+        """
+        failed = self.failures
+        if not failed or len(failed) < len(self.work.folders):
+            return
+        first, others = self.remarks[0], len(self.remarks) - 1
+        more = f" ({others} other reasons: see summary.json of each)" if others else ""
+        raise RunError(f"nothing to compare in {self.folder}: {first}{more}")
 
     @property
     def folder(self) -> Path:

@@ -57,7 +57,7 @@ def forecast(experiment: Experiment, measure: bool = True) -> Forecast:
     images = deal(experiment, table, ArrayPixels(numpy.empty((0, size, size, 3), numpy.uint8)), [])
     method, network = build(experiment, len(table.class_names))
     method.read_files()
-    promises = guards_for(experiment, method, network).promises
+    promises = guards_for(images.trained_by(experiment), method, network).promises
     weights = sum(parameter.numel() for parameter in network.parameters())
     copies = 2 + _optimizer_copies(experiment)  # the weights, their gradients, what it remembers
     time = estimate([experiment], [], jobs=1) if measure else None

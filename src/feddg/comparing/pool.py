@@ -14,7 +14,7 @@ from typing import IO, Any
 
 from feddg.clients.threads import environment_of_job, threads_per_job
 from feddg.comparing.process import Job, Reporter
-from feddg.errors import FeddgError
+from feddg.errors import in_words
 from feddg.experiment import Experiment
 from feddg.runs.execute import carry_out
 
@@ -73,11 +73,9 @@ def _run_here(task: Task, cache: Path, watcher: Watcher) -> Outcome:
     try:
         reporter = Reporter(lambda facts: watcher.news(task, facts))
         carry_out(task.folder, task.experiment, observer=reporter, cache=cache, keep_unstarted=True)
-    except FeddgError as error:
-        return Outcome(task, "failed", str(error))
     except Exception as error:
         log.debug("run %s", task.folder, exc_info=True)
-        return Outcome(task, "failed", f"{type(error).__name__}: {error}")
+        return Outcome(task, "failed", in_words(error))
     return Outcome(task, "completed")
 
 

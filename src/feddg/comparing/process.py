@@ -22,7 +22,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from feddg.clients.threads import share_of_process
-from feddg.errors import FeddgError
+from feddg.errors import FeddgError, in_words
 from feddg.evaluation.accuracy import Score
 from feddg.experiment import Experiment
 from feddg.messages import Refusal, Update
@@ -147,7 +147,7 @@ def _answered(
     except Exception as error:
         at_work.clear()
         traceback.print_exc()
-        reporter.say(ended="failed", error=f"{type(error).__name__}: {error}")
+        reporter.say(ended="failed", error=in_words(error))
     else:
         reporter.say(ended="completed")
     return True
@@ -186,10 +186,8 @@ def answer_to(line: str) -> dict[str, str]:
         }
     try:
         _carry_out(job, Observer())
-    except FeddgError as error:
-        return {"ended": "failed", "error": str(error)}
     except Exception as error:
-        return {"ended": "failed", "error": f"{type(error).__name__}: {error}"}
+        return {"ended": "failed", "error": in_words(error)}
     return {"ended": "completed"}
 
 

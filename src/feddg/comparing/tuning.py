@@ -114,14 +114,17 @@ def tune(
         drop_weights: see :func:`prepare_trials`.
 
     Raises:
-        RunError: no value of a method could be measured.
+        RunError: no value of a method could be measured, or every trial failed.
     """
     work = prepare_trials(
         plan, out, cache, again=again, kept=kept, known=known, drop_weights=drop_weights
     )
     if work is None:
         return plan
-    carry_out_work(work, jobs=jobs, cache=cache, watcher=watcher)
+    done = carry_out_work(work, jobs=jobs, cache=cache, watcher=watcher)
+    done.require_results()
+    for remark in done.remarks:
+        log.warning("tune: %s", remark)
     return picked(plan, work, kept)
 
 

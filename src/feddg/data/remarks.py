@@ -182,6 +182,7 @@ def about_copies(
     contents: Sequence[str],
     splits: Splits | None,
     refuse: bool,
+    hides_images: str = "",
 ) -> Iterator[Remark]:
     """Finds files of the same content: within a class, across classes and domains, across splits.
 
@@ -190,7 +191,9 @@ def about_copies(
         files: by row, the file that it comes from.
         contents: by row, a hash of that file's content; empty where it is not known.
         splits: the rows by role, where that is known.
-        refuse: whether copies of training images among those that measure end the run.
+        refuse: whether copies that spoil what is said of the run end it: of training images among
+            those that measure, or among each other where single images are hidden.
+        hides_images: the field whose epsilon is for a single image; empty for none.
     """
     groups = _copies(files, contents)
     if not groups:
@@ -213,6 +216,16 @@ def about_copies(
             )
     if splits is not None:
         yield from _leaks(files, groups, splits, len(table), refuse)
+    if splits is not None and hides_images:
+        training = set(splits.train.tolist())
+        held = [own for rows in groups if len(own := [r for r in rows if r in training]) > 1]
+        if held:
+            remedy = "; remove them, or confirm with data.duplicates: warn" if refuse else ""
+            yield Remark(
+                "error" if refuse else "warning",
+                f"{hides_images} is for one file, and {_contents(held)} ({_pair(files, held)}): of "
+                f"an image with copies more is told than that epsilon says{remedy}",
+            )
 
 
 def _leaks(

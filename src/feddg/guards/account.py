@@ -8,7 +8,7 @@ rows of its folder.
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from feddg.errors import BudgetSpent
@@ -85,7 +85,8 @@ class Account:
                 f"round {release.round} is not released: with it epsilon would be {epsilon:.4g}, "
                 f"and the budget is {budget:g} (at delta {delta:g})"
             )
-        for _ in range(release.times):
+        once = replace(release, times=1)
+        for left in reversed(range(release.times)):
             row = PrivacyRow(
                 message=release.message,
                 round=release.round,
@@ -94,7 +95,8 @@ class Account:
                 noised_at=release.noised_at,
                 noise=release.noise,
                 rate=release.rate,
-                epsilon=epsilon,
+                # Up to the last one the closed form is enough: it is what a resumed run compares.
+                epsilon=gaussian_epsilon(self._least_noise(once), delta) if left else epsilon,
                 delta=delta,
                 budget=budget,
             )

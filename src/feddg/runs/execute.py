@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from feddg.errors import FeddgError, in_words
 from feddg.evaluation.accuracy import Evaluation
 from feddg.evaluation.support import support_warning
 from feddg.experiment import Experiment, load_stored
@@ -152,7 +153,8 @@ class _Execution:
             self._end("interrupted", None)
             raise
         except BaseException as error:
-            self._end("failed", f"{type(error).__name__}: {error}")
+            kind = f"{type(error).__name__}: " if isinstance(error, FeddgError) else ""
+            self._end("failed", kind + in_words(error))
             raise
         self._end("completed", None)
 

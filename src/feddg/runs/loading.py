@@ -88,5 +88,6 @@ def split_remarks(experiment: Experiment, loaded: Loaded, splits: Splits | None)
         refuse = data.duplicates == "refuse"
         if data.duplicates == "auto":
             refuse = data.split_file is None and DATA_SETS.find(data.source).publication is None
-        found += about_copies(loaded.table, files, hashes, splits, refuse)
+        hides_images = experiment.privacy.hides_images
+        found += about_copies(loaded.table, files, hashes, splits, refuse, hides_images)
     return found

@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -85,10 +86,18 @@ class Images:
         return experiment.model_copy(update={"clients": clients})
 
     def trained_by(self, experiment: Experiment) -> Experiment:
-        """Returns the experiment as clients train by it."""
+        """Returns the experiment as it is carried out: how many clients there are, and their steps.
+
+        ``train.local_epochs`` is in how many batches of a round an image can be, also where the
+        way images were dealt out says how many steps there are.
+        """
+        experiment = self.peopled(experiment)
         if self.steps is None:
             return experiment
-        train = experiment.train.model_copy(update={"local_steps": self.steps})
+        held = torch.arange(int(self.partition.sizes.max()))
+        epochs = math.ceil(self.steps / len(split_batches(held, experiment.train.batch_size)))
+        update = {"local_steps": self.steps, "local_epochs": epochs}
+        train = experiment.train.model_copy(update=update)
         return experiment.model_copy(update={"train": train})
 
     def examples(self, client: int) -> Examples:
@@ -268,14 +277,32 @@ def build(experiment: Experiment, classes: int) -> tuple[Method, Network]:
 def guards_for(experiment: Experiment, method: Method, network: Network) -> Guards:
     """Returns what happens to updates on their way, at a client and at the server.
 
+    Args:
+        experiment: as it is carried out, see :meth:`Images.trained_by`.
+        method: whose updates pass.
+        network: what it trains.
+
     Raises:
         ExperimentError: the guards cannot protect what the method sends.
     """
     clients, train = experiment.clients, experiment.train
-    if experiment.privacy.record_epsilon and (train.local_steps or train.select_every):
+    hides_images = experiment.privacy.hides_images
+    if hides_images and experiment.data.tile is not None:
+        raise ExperimentError(
+            f"{hides_images} is for one image, and data.tile makes several of one, which together "
+            "tell more of it: leave out data.tile"
+        )
+    # Where images are gathered, the steps are counted in epochs: see Images.trained_by.
+    uncounted = train.local_steps and not type(method).gathers_images
+    if experiment.privacy.record_epsilon and (uncounted or train.select_every):
         raise ExperimentError(
             "privacy.record_epsilon counts epochs, and all that is chosen by images costs: set "
             "train.local_epochs, and neither train.local_steps nor train.select_every"
+        )
+    if experiment.privacy.record_epsilon and train.class_weights != "none":
+        raise ExperimentError(
+            "privacy.record_epsilon bounds what one image does to a step, and under "
+            "train.class_weights it changes how much all others count: set it to none"
         )
     return build_guards(
         experiment.privacy,

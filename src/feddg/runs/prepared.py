@@ -78,9 +78,9 @@ def in_process(
     images = load_images(experiment, cache, progress)
     method, network = build(experiment, len(images.table.class_names))
     say_of_method(method, experiment)
-    experiment = images.peopled(experiment)
+    experiment = images.trained_by(experiment)
     guards = guards_for(experiment, method, network)
-    workers = build_workers(images.trained_by(experiment), network, cache)
+    workers = build_workers(experiment, network, cache)
     worker = workers[0]
 
     def draw(folder: Path, state: State) -> None:

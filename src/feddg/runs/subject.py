@@ -67,6 +67,6 @@ def load_subject(folder: Path, cache: Path, progress: Progress) -> Subject:
     images = load_images(experiment, cache, progress)
     method, network = build(experiment, len(images.table.class_names))
     first = {name: tensor.detach().clone() for name, tensor in network.state_dict().items()}
-    worker = build_worker(experiment, network, cache)
+    worker = build_worker(images.trained_by(experiment), network, cache)
     first, state = on_device(first, worker.device), checkpoint.state.to(worker.device)
     return Subject(experiment, images, method, worker, first, state, checkpoint.memories)
