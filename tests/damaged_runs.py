@@ -69,16 +69,6 @@ def states_flipped(place: Place, *rounds: int) -> None:
     continued(place)
 
 
-def as_version_0_1(place: Place) -> None:
-    index = place.run / "checkpoint/checkpoint.json"
-    for file in index.parent.glob("checkpoint-*.json"):
-        file.unlink()
-    fields = json.loads(index.read_text())
-    old = {key: fields[key] for key in ("round", "rounds", "state", "agreed", "memories")}
-    index.write_text(json.dumps(old))
-    continued(place)
-
-
 def no_checkpoint(place: Place) -> None:
     shutil.rmtree(place.run / "checkpoint")
     continued(place)
@@ -173,12 +163,6 @@ CASES: list[Case] = [
             "names a file outside of the folder": change(state="../../other.safetensors"),
             "has its files in a list": change(memories=["memory-0-3.safetensors"]),
         }.items()
-    ),
-    Case(
-        RESUMED,
-        "the index is of version 0.1, without checksums",
-        "it goes on" + SAME,
-        as_version_0_1,
     ),
     Case(
         RESUMED,

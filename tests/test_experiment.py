@@ -1,15 +1,22 @@
 """Experiments: three spellings, presets, identity, errors."""
 
-from pathlib import Path
+import hashlib
+import json
+import re
 
 import pytest
 import yaml
 
 from feddg.comparing.cells import setting_point
+from feddg.data.data_set import DATA_SETS
 from feddg.errors import ExperimentError
-from feddg.experiment import Experiment, load_experiment, load_stored
+from feddg.experiment import SCHEMA, Experiment, load_experiment, load_stored
+from feddg.guards.guard import GUARDS
+from feddg.methods.base import MethodSettings
+from feddg.methods.catalogue import METHODS
+from feddg.methods.fedavg import FedAvg
 from feddg.origins import explain
-from feddg.settings import leaves, merge
+from feddg.settings import ExperimentSettings, leaves, merge
 
 
 def test_shorthand_yaml_and_full_spelling_are_one_experiment(tmp_path):
@@ -54,32 +61,6 @@ def test_the_papers_protocol_is_the_preset_of_pacs():
         243,
         24,
     )
-
-
-@pytest.mark.parametrize(
-    ("name", "id"),
-    [
-        ("digits", "39e68161"),
-        ("folder", "1f2f3cc0"),
-        ("pacs", "404fb3cf"),
-        ("office_home", "761fddf7"),
-        ("iwildcam", "0c955905"),
-        ("fedig", "617ffbf4"),
-        ("fedig_silos", "171a6121"),
-    ],
-)
-def test_presets_keep_their_experiments_ids(name, id):
-    """As the first version computed them: run folders end in them, and are found by them."""
-    fields = {"data": {"source": "folder", "root": "x"}, "preset": name, "hold_out": "photo"}
-    if name == "folder":  # what has changed since in what a folder gets
-        now = Experiment(**fields)
-        assert (now.server.serve, now.train.lr) == ("ema", 3e-5)
-        fields |= {"server": {"serve": "last"}, "train": {"lr": 1e-4}}
-    experiment = Experiment(**fields)
-    (label,) = experiment.earlier_labels  # that version kept relative folders as they were said
-    assert label.endswith(f"-{id}")
-    as_said = experiment.data.model_copy(update={"root": Path("x")})
-    assert experiment.model_copy(update={"data": as_said}).id == id
 
 
 def test_what_the_user_says_wins_over_presets_and_flags_over_the_file(tmp_path):
@@ -150,14 +131,34 @@ def test_a_presets_share_of_clients_gives_way_to_the_number_that_is_said():
     assert found.source == "fewer clients than the 20 of preset pacs, so all take part"
 
 
-def test_a_run_folder_that_names_too_many_clients_per_round_is_still_read(tmp_path):
-    stored = Experiment(data="digits").model_dump(mode="json")
-    stored["clients"] |= {"number": 2, "per_round": 5}
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda fields: fields["train"].pop("lr"), r": it lacks train\.lr$"),
+        (lambda fields: fields.pop("privacy"), r": it lacks privacy\.clipping, .*"),
+        (lambda fields: fields["train"].update(speed=1), r": unknown field 'train\.speed'"),
+        (
+            lambda fields: fields["method"]["settings"].update(old=1),
+            r": .*no setting 'old'",
+        ),
+        (lambda fields: fields["clients"].update(per_round=50), r": .*say at most 6"),
+    ],
+)
+def test_a_run_folders_experiment_of_another_version_is_refused_in_one_line(
+    tmp_path, change, words
+):
     file = tmp_path / "experiment.yaml"
-    file.write_text(yaml.safe_dump(stored))
-    assert load_stored(file).clients.per_round is None
-    with pytest.raises(ExperimentError, match="at most 2"):
-        load_experiment(file)
+    whole = Experiment(data="digits", method="pardon", guards="median")
+    file.write_text(whole.to_yaml())
+    assert load_stored(file) == whole
+    fields = yaml.safe_load(whole.to_yaml())
+    change(fields)
+    file.write_text(yaml.safe_dump(fields))
+    with pytest.raises(
+        ExperimentError, match=re.escape(str(file)) + ".*version of feddg" + words
+    ) as fault:
+        load_stored(file)
+    assert "\n" not in str(fault.value)
 
 
 def test_another_method_over_a_file_drops_the_files_settings_and_says_so(tmp_path, caplog):
@@ -222,20 +223,52 @@ def test_torchvisions_weights_are_no_file_of_ones_own():
     assert Experiment(data="digits").portable_id == Experiment(data="digits").id
 
 
-def test_ids_of_experiments_without_younger_fields_stay_what_they_were():
-    """Written down before served weights, schedules, label smoothing and head rounds were there."""
-    one = Experiment(data="digits", hold_out="sketch")
-    other = Experiment(
-        data="digits",
-        hold_out={"val": "chalk", "test": "photo"},
-        method="scaffold",
-        seed=3,
-        server={"optimizer": "fedavgm"},
-        train={"weight_decay": 0.1, "decay": "weights"},
+def test_a_changed_default_raises_the_schema():
+    """Ids know only what differs from its default, so they must know which defaults these are."""
+    kinds = {
+        "": {"": ExperimentSettings},
+        "method": {name: method.Settings for name, method in METHODS.items()},
+        "guard": {name: guard.Settings for name, guard in GUARDS.items()},
+        "data": {name: source.options for name, source in DATA_SETS.items() if source.options},
+    }
+    defaults = {
+        f"{kind} {name}": settings.model_construct().model_dump(mode="json")
+        for kind, named in kinds.items()
+        for name, settings in named.items()
+        if settings.__module__.startswith("feddg.")
+    }
+    text = json.dumps(defaults, sort_keys=True)
+    digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+    assert (SCHEMA, digest) == (1, "fc6a8138650532be"), (
+        "a default changed: raise SCHEMA and write down the new digest (the digest alone where "
+        "fields were only added, or taken out, and experiments mean what they meant)"
     )
-    assert (one.id, other.id) == ("7cc36656", "d21350a5")
-    said = one.model_dump(mode="json")
-    assert Experiment(**said).id == one.id
+
+
+def test_an_id_depends_on_nothing_that_is_said_as_it_is_anyway():
+    one = Experiment(data="digits", hold_out="sketch", method="pardon", guards="median")
+    assert Experiment(**one.model_dump(mode="json")).id == one.id
+    more = Experiment(
+        data={"source": "digits", "id_val": 0.05},
+        hold_out="sketch",
+        method={"name": "pardon", "margin": 0.3},
+        guards="median",
+        privacy={},
+    )
+    assert more.id == one.id
+
+
+def test_defaults_of_another_packages_settings_count(monkeypatch):
+    """The schema's number says nothing of them: who changes their own gets a run of its own."""
+
+    def chosen(default):
+        fields = {"__annotations__": {"beta": float}, "beta": default, "__module__": "mine"}
+        settings = type("MineSettings", (MethodSettings,), fields)
+        method = type("Mine", (FedAvg,), {"name": "mine", "Settings": settings})
+        monkeypatch.setitem(METHODS._found, "mine", method)
+        return Experiment(data="digits", hold_out="sketch", method="mine")
+
+    assert chosen(0.5).id == chosen(0.5).id != chosen(0.7).id
 
 
 @pytest.mark.parametrize(
@@ -251,7 +284,7 @@ def test_ids_of_experiments_without_younger_fields_stay_what_they_were():
         {"evaluate": {"averages": "never"}},
     ],
 )
-def test_younger_fields_that_say_something_make_another_experiment(change):
+def test_what_differs_from_its_default_makes_another_experiment(change):
     chosen = Experiment(data="digits", hold_out="sketch", **change)
     assert chosen.id != Experiment(data="digits", hold_out="sketch").id
     assert Experiment(**chosen.model_dump(mode="json")).id == chosen.id

@@ -8,15 +8,14 @@ so that the experiment in a run folder says everything and later presets cannot 
 import hashlib
 import json
 import logging
-import os
 import re
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import ValidationError, model_validator
+from pydantic import BaseModel, ValidationError, model_validator
 
 from feddg.data.data_set import (
     DATA_SETS,
@@ -30,7 +29,7 @@ from feddg.data.partitions import counts_clients, rules_of
 from feddg.data.sources import checked_options
 from feddg.errors import DataError, ExperimentError, FeddgError, nearest
 from feddg.evaluation.metrics import METRICS
-from feddg.guards.building import resolved_choice
+from feddg.guards.building import guard_of, resolved_choice
 from feddg.methods.composition import build_method, method_class
 from feddg.settings import (
     TORCHVISIONS,
@@ -38,64 +37,28 @@ from feddg.settings import (
     EvaluateSettings,
     ExperimentSettings,
     Settings,
+    leaves,
     merge,
 )
 from feddg.yaml_text import read_fields_of
 
 log = logging.getLogger("feddg")
 
+SCHEMA = 1
+"""Part of every id. Ids know only settings that differ from their defaults, so it is raised when a
+default changes; a new field whose default is what happened before leaves it, and all ids, alone."""
 _NOT_IDENTITY = {"name", "device"}
-_LATER = {
-    "data": ("duplicates", "range", "bands", "tile", "options", "own_split", "leave_out"),
-    "clients": ("shards", "quantity_alpha"),
-    "train": (
-        "select_every",
-        "decay",
-        "gradient_clipping",
-        "schedule",
-        "warmup_rounds",
-        "schedule_final",
-        "schedule_steps",
-        "schedule_gamma",
-        "label_smoothing",
-        "head_rounds",
-        "class_weights",
-        "hue",
-    ),
-    "server": ("largest_change", "serve", "tail", "ema", "interpolate"),
-    "evaluate": ("pictures", "averages", "select_by", "select_over", "every_of_last"),
-    "privacy": (
-        "epsilon",
-        "delta",
-        "noised_at",
-        "sampling",
-        "style_epsilon",
-        "style_unit",
-        "style_norm",
-        "record_epsilon",
-        "record_norm",
-        "open_styles",
-    ),
-}
 _PARTS = {
     name
     for name, field in ExperimentSettings.model_fields.items()
     if isinstance(field.default, Settings)
 }
-_LATER_PARTS = ("privacy", "guards")
-"""Fields and parts younger than some run folders: not in the hash where they say nothing new."""
 
 
-_SOME_FILE = "a file"
-
-
-def _digits(content: Mapping[str, Any]) -> str:
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
-
-
-def _default(part: type[Settings], field: str) -> Any:
-    return part.model_fields[field].get_default(call_default_factory=True, validated_data={})
+def _said(settings: BaseModel) -> dict[str, Any]:
+    """What differs from its default; everything where another package has set the defaults."""
+    modules = {part.__module__.partition(".")[0] for part in type(settings).__mro__}
+    return settings.model_dump(exclude_defaults=modules <= {"feddg", "pydantic", "builtins"})
 
 
 class Experiment(ExperimentSettings):
@@ -130,7 +93,7 @@ class Experiment(ExperimentSettings):
     @property
     def id(self) -> str:
         """Eight hexadecimal digits that differ for every different experiment."""
-        return _digits(self._content())
+        return self._hash(str)
 
     @property
     def portable_id(self) -> str:
@@ -139,61 +102,30 @@ class Experiment(ExperimentSettings):
         Not the names of the files that it names count, but that there are some: which they are is a
         matter of what is in them (:mod:`feddg.comparing.made_with`).
         """
-        content = self._content()
-        for part, field in (("data", "root"), ("data", "split_file"), ("model", "weights")):
-            if content[part].get(field) not in (None, TORCHVISIONS):
-                content[part][field] = _SOME_FILE
-        settings = build_method(self.method.name, self.method.settings).settings
-        own = content["method"]["settings"]
-        own |= {name: _SOME_FILE for name, value in settings if isinstance(value, Path)}
-        return _digits(content)
+        return self._hash(lambda path: "a file")
 
-    def _content(self) -> dict[str, Any]:
-        """What tells experiments apart; not what is younger than some of them and says nothing."""
-        content = self.model_dump(mode="json", exclude=_NOT_IDENTITY)
-        for part, field in ((part, f) for part, fields in _LATER.items() for f in fields):
-            said = getattr(self, part)
-            if getattr(said, field) == _default(type(said), field):
-                del content[part][field]
-        known, own = method_class(self.method.name).Settings, content["method"]["settings"]
-        for field in known.later_fields():
-            if own.get(field) == known.model_fields[field].default:
-                own.pop(field, None)
-        for part in _LATER_PARTS:
-            if getattr(self, part) == type(self).model_fields[part].default:
-                del content[part]
-        return content
+    def _hash(self, path_as: Callable[[Path], str]) -> str:
+        """Hashes the settings that differ from their defaults."""
+        content = self.model_dump(exclude=_NOT_IDENTITY, exclude_defaults=True)
+        if self.model.weights not in (None, TORCHVISIONS):
+            content["model"]["weights"] = Path(str(self.model.weights))
+        method = build_method(self.method.name, self.method.settings)
+        content["method"] = self.method.name, _said(method.settings)
+        content["guards"] = [(one.name, _said(guard_of(one).settings)) for one in self.guards]
+        definition = DATA_SETS.get(self.data.source)
+        if definition is not None and definition.options is not None:
+            content.setdefault("data", {})["options"] = _said(
+                definition.options(**self.data.options)
+            )
+        text = json.dumps([SCHEMA, content], sort_keys=True, default=path_as)
+        return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
 
     @property
     def label(self) -> str:
         """A readable folder name that ends in :attr:`id`."""
-        return self._label(self.id)
-
-    @property
-    def earlier_labels(self) -> tuple[str, ...]:
-        """Folder names that end in :attr:`earlier_ids`."""
-        return tuple(map(self._label, self.earlier_ids))
-
-    @property
-    def earlier_ids(self) -> tuple[str, ...]:
-        """Ids of the time when folders stayed relative to where a command was given."""
-        data = self.data
-        relative = {
-            name: Path(os.path.relpath(path))
-            for name in ("root", "split_file")
-            if (path := getattr(data, name)) is not None
-        }
-        choices = [{name: path} for name, path in relative.items()]
-        choices += [relative] if len(relative) > 1 else []
-        changed = (
-            self.model_copy(update={"data": data.model_copy(update=choice)}) for choice in choices
-        )
-        return tuple(experiment.id for experiment in changed)
-
-    def _label(self, id: str) -> str:
         held = "-".join((*self.hold_out.val, *self.hold_out.test)) or "none"
         words = self.name or f"{self.method.name}-{self.data.source}-{held}-s{self.seed}"
-        return f"{re.sub(r'[^A-Za-z0-9._+-]+', '_', words)}-{id}"
+        return f"{re.sub(r'[^A-Za-z0-9._+-]+', '_', words)}-{self.id}"
 
     def to_yaml(self) -> str:
         """Returns the complete experiment as YAML."""
@@ -232,22 +164,21 @@ def load_experiment(path: Path | None, overrides: Mapping[str, Any] | None = Non
 def load_stored(path: Path) -> Experiment:
     """Reads the complete experiment that a run folder keeps.
 
-    Folders of earlier versions may name more clients per round than there are, which meant all.
-
     Raises:
-        ExperimentError: see :func:`load_experiment`.
+        ExperimentError: see :func:`load_experiment`; or a field is missing, for which today's
+            presets and defaults need not be those that the run was made with.
     """
     fields = read_fields(path)
-    clients = fields.get("clients")
-    if isinstance(clients, dict) and _too_many(clients) is not None:
-        clients["per_round"] = None
-    return Experiment(**fields)
-
-
-def was_mended(path: Path) -> bool:
-    """Whether :func:`load_stored` changes what the file says, so that the id is another one."""
-    clients = read_fields(path).get("clients")
-    return isinstance(clients, dict) and _too_many(clients) is not None
+    try:
+        experiment = Experiment(**fields)
+        lacking = leaves(experiment.model_dump(mode="json")).keys() - leaves(fields).keys()
+        if lacking:
+            raise ExperimentError(f"it lacks {', '.join(sorted(lacking))}")
+    except ExperimentError as error:
+        raise ExperimentError(
+            f"{path} was changed, or written by another version of feddg: {error}"
+        ) from None
+    return experiment
 
 
 def read_fields(path: Path | None, over: Mapping[str, Any] | None = None) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """The rows of a run's files: one class for each kind, which both writes it and reads it.
 
-A new row, or a new field of one, is defined here and nowhere else; a field that older folders lack
-has a default. The module lies at the bottom, below the rooms that write rows (evaluation,
-federation, flower, runs, studies), and it needs no PyTorch, so that reports open quickly.
+A new row, or a new field of one, is defined here and nowhere else. The module lies at the bottom,
+below the rooms that write rows (evaluation, federation, flower, runs, studies), and it needs no
+PyTorch, so that reports open quickly.
 
 Whatever is written is valid JSON: a number that is not finite becomes ``null``, and is read as NaN.
 Fields and kinds of rows that this version does not know are left out on reading.
@@ -70,7 +70,7 @@ class RoundRow(Row):
         images: images of the used updates' training steps, each once a step however often a method
             passes it through the network.
         passes: images through clients' networks, each as often as it passed; 0 where nobody
-            counted: sites do not tell, and older runs did not.
+            counted: sites do not tell.
         seconds: wall time by activity: ``train`` (spent in clients), ``aggregate`` (the rest of the
             round), ``evaluate``.
         bytes_up: sent by the clients in this round.
@@ -131,7 +131,7 @@ class EvaluationRow(Row):
     weights: str = LAST
 
     def metric(self, name: str) -> float | None:
-        """Returns a metric by name, or None where it is not known; older rows have accuracy."""
+        """Returns a metric by name, or None where it was not measured."""
         return self.accuracy if name == "accuracy" else self.metrics.get(name)
 
     @property

@@ -24,7 +24,7 @@ def pages():
 
 def made_up(cell, final, tail, best, experiment=None):
     return KeptResult(
-        experiment=experiment or cell.experiment.id,
+        experiment=experiment or cell.experiment.portable_id,
         method=cell.method,
         held_out=cell.scenario,
         conditions=dict(cell.conditions),

@@ -347,23 +347,6 @@ def test_a_result_is_found_wherever_the_same_images_and_weights_lie(tmp_path, mo
     ]
 
 
-def test_what_an_earlier_version_kept_is_found_by_its_paths(tmp_path):
-    path, cache = kept(tmp_path), tmp_path / "cache"
-    plan = plan_on(painted(tmp_path / "images"))
-    done = compare(plan, tmp_path / "out", cache=cache, report=False, kept=path)
-    (row,), (cell,) = KeptResults.read(path).results, done.work.cells
-    assert row.experiment == cell.experiment.portable_id != cell.experiment.id
-    earlier = row.model_copy(update={"experiment": cell.experiment.id})
-    path.write_text(to_text([earlier]))
-    other = kept(tmp_path, "other.csv")
-    again = compare(plan, tmp_path / "new", cache=cache, report=False, kept=other, known=[path])
-    assert not again.outcomes
-    assert KeptResults.read(other).results == [earlier]
-    work = prepare_work(plan, tmp_path / "new", cache=cache, kept=path)
-    assert not work.missing
-    assert not work.kept.lacking(work.cells)
-
-
 def test_processes_that_keep_results_in_one_file_do_not_lose_each_others(tmp_path):
     """As two terminals that carry out a column of the same plan each."""
     path, out, cache = kept(tmp_path), tmp_path / "out", tmp_path / "cache"
@@ -419,22 +402,21 @@ def test_a_result_of_other_weights_is_none_of_these(tmp_path):
         prepare_work(plan, tmp_path / "other", cache=cache, kept=path)
 
 
-def test_a_file_of_an_earlier_version_is_read_and_remarked_on(tmp_path, caplog):
+def test_a_result_that_does_not_say_what_it_was_made_with_is_remarked_on(tmp_path, caplog):
     path, cache = kept(tmp_path), tmp_path / "cache"
     plan = plan_on(painted(tmp_path / "images"))
     compare(plan, tmp_path / "out", cache=cache, report=False, kept=path)
-    rows = list(csv.DictReader(path.read_text().splitlines()))
-    with path.open("w") as file:
-        names = [name for name in rows[0] if name != "made_with"]
-        earlier = csv.DictWriter(file, names, extrasaction="ignore")
-        earlier.writeheader()
-        earlier.writerows(rows)
+    path.write_text(
+        to_text(
+            [row.model_copy(update={"made_with": {}}) for row in KeptResults.read(path).results]
+        )
+    )
     assert not prepare_work(plan, tmp_path / "other", cache=cache, kept=path).missing
     assert "does not say of 1 of its results which images" in caplog.text
 
 
-HEADS = "experiment,method,held_out,conditions,seed,machine,version,test_final\n"
-GOOD = "0123abcd,fedavg,sketch,,0,cpu,1,0.5\n"
+HEADS = "experiment,method,held_out,conditions,seed,machine,version,made_with,test_final\n"
+GOOD = "0123abcd,fedavg,sketch,,0,cpu,1,,0.5\n"
 
 
 @pytest.mark.parametrize(
@@ -442,7 +424,7 @@ GOOD = "0123abcd,fedavg,sketch,,0,cpu,1,0.5\n"
     [
         ("a,b\n", "holds no kept results"),
         ("", "holds no kept results"),
-        (HEADS + GOOD + "0123abcd,fedavg\n", "line 3: 2 cells, not 8"),
+        (HEADS + GOOD + "0123abcd,fedavg\n", "line 3: 2 cells, not 9"),
         (HEADS + GOOD.replace("0123abcd", "../../etc"), "line 2 is damaged: experiment"),
         (HEADS + GOOD.replace(",0,", ",zero,"), "line 2 is damaged: seed"),
         (HEADS + GOOD.replace("0.5", "half"), "line 2 is damaged: numbers.test_final"),

@@ -223,12 +223,6 @@ def test_noise_at_the_client_counts_twice_the_norm(tmp_path):
     assert 7.9 < rows[-1].epsilon <= 8
 
 
-def test_saying_nothing_new_keeps_the_ids_of_older_private_runs():
-    # This id was printed by the version before there was an epsilon.
-    older = Experiment(data="digits", hold_out="sketch", privacy={"clipping": "fixed"})
-    assert older.id == "cc618f5b"
-
-
 def test_a_style_that_would_be_noise_alone_is_refused():
     words = r"privacy.style_epsilon 1e-09 would need noise of .*; 0.0\d+ is the least"
     styled = Experiment(**{**SMALL, "method": "pardon", "privacy": {"style_epsilon": 1e-9}})

@@ -176,12 +176,12 @@ def test_what_a_predictor_keeps_is_part_of_no_graph(name: str) -> None:
     assert not any(part.requires_grad for part in kept)
 
 
-def test_younger_settings_leave_the_ids_of_older_runs_alone() -> None:
+def test_a_settings_default_may_be_said_and_makes_no_other_experiment() -> None:
     for name in ("l2d", "fpl", "randconv", "csac", "pardon", "ccst", "l2d+randaug"):
         known = method_class(name).Settings
         plain = Experiment(data="digits", method=name, hold_out="sketch")
-        for field in known.later_fields():
-            said = {"name": name, field: known.model_fields[field].default}
+        for field, default in known():
+            said = {"name": name, field: default}
             assert Experiment(data="digits", method=said, hold_out="sketch").id == plain.id
     changed = Experiment(data="digits", method={"name": "fpl", "contrast_over": "batch"})
     assert changed.id != Experiment(data="digits", method="fpl").id

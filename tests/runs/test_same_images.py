@@ -198,7 +198,7 @@ def test_compare_stops_before_anything_is_run(root, tmp_path):
     assert runs[1] == f"{runs[0]}.2"
 
 
-def test_a_run_of_version_0_1_says_nothing_of_its_images_and_is_warned_about(done, root, caplog):
+def test_a_run_that_says_nothing_of_its_images_is_warned_about(done, root, caplog):
     folder = done().folder
     (folder / IMAGES).unlink()
     remove_half(root)
@@ -237,17 +237,6 @@ def test_identity_does_not_depend_on_where_the_command_is_given(root, tmp_path, 
     monkeypatch.chdir(root)
     assert here.id == experiment(Path("../images")).id == experiment(root).id
     assert here.data.root == root
-
-
-def test_a_run_that_was_named_after_a_relative_root_is_found(done, root, tmp_path, monkeypatch):
-    new = done().folder
-    monkeypatch.chdir(root.parent)
-    relative = experiment(root).model_copy(
-        update={"data": experiment(root).data.model_copy(update={"root": Path("images")})}
-    )
-    assert relative.id != experiment(root).id  # as version 0.1 named it
-    new.rename(new.with_name(relative.label))
-    assert done().folder.name == relative.label
 
 
 def test_images_that_are_drawn_are_compared_too(tmp_path):

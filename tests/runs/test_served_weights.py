@@ -2,7 +2,6 @@
 
 import json
 import math
-import shutil
 from collections import defaultdict
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from feddg.runs.kept_models import kept_weights
 from feddg.runs.model import load_model, load_trained
 from feddg.runs.prepare import build_evaluation, build_worker, load_images
 from feddg.runs.reading import read_rows, read_run
-from feddg.runs.selection_rules import SELECTION_RULES, find_rule
+from feddg.runs.selection_rules import find_rule
 from feddg.studies.evaluate import evaluate_run
 from federations import same
 
@@ -224,34 +223,6 @@ def test_a_rule_without_a_model_says_why(finished, tmp_path, cache):
     folder = run(chosen, tmp_path, cache=cache, report=False).folder
     with pytest.raises(RunError, match=r"no held-out validation domain was measured"):
         load_model(folder, which="best_held_out")
-
-
-def test_folders_of_earlier_versions_have_their_last_model_only(finished, tmp_path):
-    old = tmp_path / "old"
-    shutil.copytree(finished, old)
-    index = json.loads((old / "checkpoint/checkpoint.json").read_text())
-    for later in ("models", "experiment", "checksums", "checksum"):
-        del index[later]
-    for other in (old / "checkpoint").glob("checkpoint-*.json"):
-        other.unlink()
-    (old / "checkpoint/checkpoint.json").write_text(json.dumps(index))
-    state = old / "checkpoint" / index["state"]
-    tensors = {k: t for k, t in load_file(state).items() if not k.startswith("extras/served/")}
-    folder_module.save_file(tensors, state)
-    text = (old / "metrics.jsonl").read_text().splitlines()
-    lines = [json.loads(line) for line in text]
-    lines = [row for row in lines if row.pop("weights", "last") == "last"]
-    (old / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
-    assert load_trained(old).which == "final"
-    assert same(weights_of(old, "final"), weights_of(finished, "final"))
-    with pytest.raises(RunError, match="made by a version that kept none"):
-        load_model(old, which="tail")
-    with pytest.raises(RunError, match=r"chooses round \d, whose weights this run did not keep"):
-        load_model(old, which="best_in_domain")
-    rules = SELECTION_RULES.values()
-    found = {rule.model: rule.choose(read_run(old).evaluations) for rule in rules}
-    before = {rule.model: rule.choose(read_run(finished).evaluations) for rule in rules}
-    assert found == before | {"tail": None, "ema": None, "interpolated": None}
 
 
 def test_auto_needs_in_domain_validation(tmp_path, cache):

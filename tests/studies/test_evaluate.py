@@ -1,8 +1,6 @@
 """A finished run served under adaptations: rows, refusals, personal scores, alpha, the report."""
 
 import csv
-import hashlib
-import json
 
 import pytest
 import torch
@@ -12,7 +10,7 @@ from feddg.api import run
 from feddg.cli import app
 from feddg.errors import AdaptationError, ExperimentError
 from feddg.evaluation.adaptation import ADAPTATIONS
-from feddg.experiment import _LATER, Experiment
+from feddg.experiment import Experiment
 from feddg.runs.adapted import OWN, read_alphas
 from feddg.runs.model import load_model, load_trained
 from feddg.runs.prepare import load_images
@@ -172,17 +170,3 @@ def test_choosing_a_clients_model_needs_validation_images(cache):
     fields["train"] = {**SMALL["train"], "select_every": 2}
     with pytest.raises(ExperimentError, match=r"train\.select_every.*data\.id_val above 0"):
         load_images(Experiment(**fields), cache, lambda *progress: None)
-
-
-def test_a_field_added_later_leaves_old_folders_names_alone():
-    fields = {**SMALL, "train": SMALL["train"]}
-    one, other = Experiment(**fields), Experiment(**fields)
-    assert one.id == other.id
-    chosen = Experiment(**{**fields, "train": {**SMALL["train"], "select_every": 2}})
-    assert chosen.id != one.id
-    content = one.model_dump(mode="json", exclude={"name", "device", "privacy", "guards"})
-    for part, later in _LATER.items():
-        for field in later:
-            content.get(part, {}).pop(field, None)
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    assert one.id == hashlib.blake2b(text.encode(), digest_size=4).hexdigest()

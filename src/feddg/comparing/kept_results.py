@@ -26,7 +26,6 @@ from feddg.comparing.made_with import made_with
 from feddg.comparing.measured_numbers import CONSTANT, RISING, SCORE, measured_numbers
 from feddg.csv_cells import as_cell, from_cell
 from feddg.errors import RunError
-from feddg.experiment import Experiment
 from feddg.files import alone, is_file, private_folder, read_text, replace_text, why
 from feddg.forms import plain_text
 from feddg.rows import SPLITS, TEST
@@ -35,9 +34,17 @@ from feddg.runs.selection_rules import FINAL, SELECTION_RULES, SelectionRule
 from feddg.settings import OneLine
 
 _ACCURACIES = {f"{split}_{rule.key}" for rule in SELECTION_RULES.values() for split in SPLITS}
-_OF_PLACE = ("experiment", "method", "held_out", "conditions", "seed", "machine", "version")
 _MADE_WITH = "made_with"
-"""The column after those; files of earlier versions lack it."""
+_OF_PLACE = (
+    "experiment",
+    "method",
+    "held_out",
+    "conditions",
+    "seed",
+    "machine",
+    "version",
+    _MADE_WITH,
+)
 WAIT = 60.0
 """Seconds after which another process that writes the same file is taken to hang."""
 
@@ -46,8 +53,7 @@ class KeptResult(BaseModel):
     """What tables need of one finished run.
 
     Attributes:
-        experiment: the experiment's hash, the same wherever its files lie; in files of earlier
-            versions the hash that knows their paths.
+        experiment: the experiment's hash, the same wherever its files lie.
         method: the label of its method in the plan it was run for.
         held_out: the held-out test domains.
         conditions: values of further axes, by axis.
@@ -55,7 +61,7 @@ class KeptResult(BaseModel):
         machine: processor, number of threads, device and precision.
         version: of this program.
         made_with: hashes of the images, and by field of the files that the experiment names; empty
-            in files of earlier versions.
+            where nobody wrote them down.
         numbers: ``test_final`` and its like (split and key of the selection rule): accuracy from 0
             to 1, mean over the split's domains; see
             :func:`feddg.comparing.measured_numbers.measured_numbers` for the others.
@@ -136,11 +142,9 @@ class KeptResults:
 
     def lacking(self, cells: Iterable[PlannedCell]) -> list[PlannedCell]:
         """Returns the cells that have no result here: of their experiment and in their place."""
-        asked = [(cell, hashes_of(cell.experiment)) for cell in cells]
-        hashes = {hash for _, own in asked for hash in own}
-        there = {(r.experiment, r.place) for r in self.results if r.experiment in hashes}
+        there = {(result.experiment, result.place) for result in self.results}
         return [
-            cell for cell, own in asked if there.isdisjoint((hash, place_of(cell)) for hash in own)
+            cell for cell in cells if (cell.experiment.portable_id, place_of(cell)) not in there
         ]
 
     def add(self, cells: Iterable[PlannedCell], run: RunRecord) -> None:
@@ -203,11 +207,6 @@ def changing(path: Path) -> Iterator[None]:
         raise RunError(f"Cannot write {path}: {why(error)}.") from None
 
 
-def hashes_of(experiment: Experiment) -> tuple[str, str]:
-    """Returns the hashes that a result of an experiment may have: today's, and an earlier one."""
-    return experiment.portable_id, experiment.id
-
-
 def place_of(cell: PlannedCell) -> Hashable:
     """Returns where a cell's result stands in a file; equal to its :attr:`KeptResult.place`."""
     return _key(**_fields_of(cell))
@@ -245,11 +244,10 @@ def to_text(results: Sequence[KeptResult]) -> str:
     names = list(dict.fromkeys(name for result in results for name in result.numbers))
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([*_OF_PLACE, _MADE_WITH, *names])
+    writer.writerow([*_OF_PLACE, *names])
     for result in results:
         place: list[Any] = [getattr(result, name) for name in _OF_PLACE]
-        place[3] = _as_json(result.conditions)
-        place.append(_as_json(result.made_with))
+        place[3], place[7] = _as_json(result.conditions), _as_json(result.made_with)
         numbers = [result.numbers.get(name) for name in names]
         written = ["" if number is None else f"{number:.7g}" for number in numbers]
         writer.writerow(map(as_cell, [*place, *written]))
@@ -271,8 +269,7 @@ def _read(path: Path) -> Iterator[KeptResult]:
         found = dict(zip(heads, map(from_cell, cells)))
         place: dict[str, Any] = {name: found.pop(name) for name in _OF_PLACE}
         try:
-            place["conditions"] = json.loads(place["conditions"] or "{}")
-            place[_MADE_WITH] = json.loads(found.pop(_MADE_WITH, "") or "{}")
+            place |= {name: json.loads(place[name] or "{}") for name in ("conditions", _MADE_WITH)}
             numbers = {name: value for name, value in found.items() if value}
             yield KeptResult(**place, numbers=numbers)  # type: ignore[arg-type]
         except (ValueError, ValidationError, RecursionError) as error:

@@ -7,7 +7,7 @@ from typing import Any
 
 from feddg.comparing.cells import PlannedCell, expand_plan
 from feddg.comparing.intervals import Accuracies, Key
-from feddg.comparing.kept_results import KeptResult, KeptResults, hashes_of, place_of
+from feddg.comparing.kept_results import KeptResult, KeptResults, place_of
 from feddg.comparing.measured_numbers import constant_name
 from feddg.comparing.plan import Plan
 from feddg.comparing.results import Place, Results
@@ -86,7 +86,7 @@ class KeptTable:
         """How many results ran as the plan says, wherever its files lay, by any value it tries."""
         tuned = self.plan is not None and self.plan.tune is not None
         cells = table_cells(self.plan) if self.plan and tuned else self.cells
-        wanted = {hash for cell in cells for hash in hashes_of(cell.experiment)}
+        wanted = {cell.experiment.portable_id for cell in cells}
         return sum(result.experiment in wanted for result in self.results)
 
     def column(self, result: KeptResult) -> str:

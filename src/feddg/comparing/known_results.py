@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from feddg.comparing.cells import PlannedCell
-from feddg.comparing.kept_results import KeptResult, KeptResults, hashes_of, place_of
+from feddg.comparing.kept_results import KeptResult, KeptResults, place_of
 from feddg.comparing.made_with import are_the_same, others, would_be_made_with
 from feddg.errors import ExperimentError, RunError
 from feddg.experiment import Experiment
@@ -38,16 +38,16 @@ def kept_files(
 
 @dataclass(frozen=True)
 class Asked:
-    """An experiment whose result is asked for: of many files, so its hashes are computed once.
+    """An experiment whose result is asked for: of many files, so its hash is computed once.
 
     Attributes:
         experiment: what is or would be run.
-        hashes: those that its results may have.
+        hash: that of its results.
         places: where the results of its cells stand.
     """
 
     experiment: Experiment
-    hashes: Sequence[str]
+    hash: str
     places: Set[Hashable]
 
 
@@ -57,11 +57,7 @@ def asked_for(cells: Sequence[PlannedCell]) -> dict[str, Asked]:
     for cell in cells:
         of.setdefault(cell.experiment.id, []).append(cell)
     return {
-        id: Asked(
-            own[0].experiment,
-            list(dict.fromkeys(hashes_of(own[0].experiment))),
-            set(map(place_of, own)),
-        )
+        id: Asked(own[0].experiment, own[0].experiment.portable_id, set(map(place_of, own)))
         for id, own in of.items()
     }
 
@@ -77,8 +73,8 @@ def results_of(
     """Returns the results of experiments that a file has, by the experiments' ids.
 
     A result is an experiment's where the settings are the same and so is what is in its images and
-    files, wherever they lie. Where that is not known of both sides - an earlier version's row,
-    images that are not here - it is one in the same place of the table, or of the same paths. It
+    files, wherever they lie. Where that is not known of both sides - nobody wrote it down, or
+    images are not here - it is one in the same place of the table, or of the same paths. It
     is outdated where it would be one, and what is in them is something else now.
 
     Args:
@@ -99,7 +95,7 @@ def results_of(
     changed: list[tuple[KeptResult, list[str]]] = []
     silent = 0
     for id, one in asked.items():
-        candidates = [result for hash in one.hashes for result in rows.get(hash, ())]
+        candidates = rows.get(one.hash)
         if not candidates:
             continue
         today = would_be_made_with(one.experiment, now)
@@ -114,8 +110,8 @@ def results_of(
                 silent += not result.made_with
     if silent:
         log.warning(
-            "%s does not say of %d of its results which images and files they were made with (an "
-            "earlier version wrote it); they are taken to be the same",
+            "%s does not say of %d of its results which images and files they were made with; they "
+            "are taken to be the same",
             file.path,
             silent,
         )

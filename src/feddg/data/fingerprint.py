@@ -55,7 +55,7 @@ class ImagesFile(JsonFile):
         depths: bits that values of files deeper than 8 bits use, by domain; no part of the
             comparison.
         files: hashes of the other files that the experiment names, by its field: a table of
-            splits, a codec's weights. Empty in folders of earlier versions.
+            splits, a codec's weights.
     """
 
     root: str | None = None

@@ -58,8 +58,7 @@ def read_join(folder: Path) -> JoinFile:
     found = JoinFile.read(folder / JOIN)
     if found is None:
         raise FeddgError(
-            f"{folder} holds no {JOIN}: name the folder sites/NAME that the coordinator sent; one "
-            "written by an earlier version must be written again (`feddg deploy init`)"
+            f"{folder} holds no {JOIN}: name the folder sites/NAME that the coordinator sent"
         )
     return found
 

@@ -51,13 +51,6 @@ class MethodSettings(Settings):
     """A method's hyper-parameters: paper's values as defaults, their source in the description."""
 
     model_config = ConfigDict(validate_default=False)
-    later: ClassVar[tuple[str, ...]] = ()
-    """Fields younger than some run folders: not in an id where they have their default."""
-
-    @classmethod
-    def later_fields(cls) -> set[str]:
-        """Returns the younger fields of this class and of all that it is composed of."""
-        return {name for part in cls.__mro__ for name in getattr(part, "later", ())}
 
 
 @dataclass

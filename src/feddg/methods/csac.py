@@ -66,7 +66,6 @@ class CSACSettings(MethodSettings):
     private: Literal["last", "first"] = Field(
         "last", description="which own model is aligned with: the last trained one, or the first"
     )
-    later: ClassVar[tuple[str, ...]] = ("kernels", "layers", "private")
 
 
 @register

@@ -62,7 +62,6 @@ class FPLSettings(MethodSettings):
         description="what the contrast is averaged over: images whose class has a prototype, or "
         "the whole batch (authors' code)",
     )
-    later: ClassVar[tuple[str, ...]] = ("contrast_over",)
 
 
 @register

@@ -66,7 +66,6 @@ class L2dSettings(MethodSettings):
         description="whose Gaussian the other version's embedding is judged by (authors' script: "
         "the original's)",
     )
-    later: ClassVar[tuple[str, ...]] = ("condition",)
 
 
 class Augmenter(nn.Module):

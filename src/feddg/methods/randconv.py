@@ -55,7 +55,6 @@ class RandConvSettings(MethodSettings):
     version_of: Literal["image", "last_version"] = Field(
         "image", description="what is convolved: the image, or the version before (code: a chain)"
     )
-    later: ClassVar[tuple[str, ...]] = ("version_of",)
 
 
 @register

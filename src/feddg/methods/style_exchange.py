@@ -56,7 +56,6 @@ class StyleSettings(MethodSettings):
     content_variance: Literal["n", "n-1"] = Field(
         "n", description="what a content map's variance divides by (papers' AdaIN code: n-1)"
     )
-    later: ClassVar[tuple[str, ...]] = ("content_variance",)
 
     @cached_property
     def loaded_codec(self) -> Codec:

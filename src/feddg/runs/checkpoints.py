@@ -66,7 +66,7 @@ class CheckpointIndex(JsonFile):
         agreed: scalars of what the setup agreed on; None where it agreed on nothing.
         memories: files of what clients remember, by the client's id.
         models: files in ``models/``, by the rule that chose them.
-        experiment: the experiment's id; None as version 0.1 wrote it, like all below.
+        experiment: the experiment's id.
         checksums: CRC-32 of every file, by name.
         checksum: CRC-32 of this index without it.
     """
@@ -79,9 +79,9 @@ class CheckpointIndex(JsonFile):
     agreed: dict[str, Any] | None
     memories: dict[NonNegativeInt, _FileName]
     models: dict[str, _FileName] = Field(default_factory=dict)
-    experiment: str | None = None
-    checksums: dict[str, int] | None = None
-    checksum: int | None = None
+    experiment: str
+    checksums: dict[str, int]
+    checksum: int = 0
 
     @property
     def files(self) -> set[str]:
@@ -102,7 +102,7 @@ class CheckpointIndex(JsonFile):
         index = cls.read(path)
         if index is None:
             raise RunError(f"{path} is missing.")
-        if index.checksum is not None and index.checksum != index._own_checksum():
+        if index.checksum != index._own_checksum():
             raise RunError(f"{path} is damaged: its checksum is another one.")
         return index
 
@@ -133,7 +133,6 @@ class CheckpointIndex(JsonFile):
     def _checked(
         self, path: Path, read: Callable[[Path], Weights], key: str | None = None
     ) -> Weights:
-        known = (self.checksums or {}).get(key or path.name)
         try:
             if not is_file(path):
                 if is_file(path.parent.parent / CHECKPOINTS / DROPPED):
@@ -142,7 +141,7 @@ class CheckpointIndex(JsonFile):
                         "complete (--drop-weights). Run its experiment.yaml in another folder"
                     )
                 raise RunError(f"{path} is missing.")
-            if self.checksums is not None and checksum(path) != known:
+            if checksum(path) != self.checksums.get(key or path.name):
                 raise RunError(f"{path} is damaged: its checksum is another one.")
             return read(path)
         except (OSError, SafetensorError, ValueError, KeyError) as error:
@@ -183,7 +182,7 @@ class Checkpoints:
         state: State,
         memories: dict[int, Weights],
         changed: set[int],
-        experiment: str | None,
+        experiment: str,
         models: Mapping[str, str],
     ) -> None:
         """Writes the state after a round; the ones before stay until this one is whole.
@@ -197,7 +196,7 @@ class Checkpoints:
         """
         before = self._kept[0] if self._kept else None
         files = dict(before.memories) if before else {}
-        sums = dict((before and before.checksums) or {})
+        sums = dict(before.checksums) if before else {}
         for id in sorted(changed):
             files[id] = f"memory-{id}-{state.round}.safetensors"
             self._write_tensors(files[id], memories[id], _in_order(memories[id]))

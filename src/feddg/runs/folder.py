@@ -77,7 +77,7 @@ class RunFolder:
             raise self.unwritable(path, error) from None
         for folder in (path, *(path / name for name in (CHECKPOINTS, FIGURES, SNAPSHOTS))):
             sweep_asides(folder)
-        self._experiment: str | None = None
+        self._experiment = ""
         self._checkpoints = Checkpoints(
             path / CHECKPOINTS,
             lambda name, *content: self.write_tensors(f"{CHECKPOINTS}/{name}", *content),

@@ -97,7 +97,7 @@ class KeptModels:
             self.keep(name, file, state.weights)
         elif file in self.files.values():
             self.files[name] = file
-        else:  # chosen by a run that kept no models yet, or not at all
+        else:  # its file is not kept, or no round is chosen
             self.files.pop(name, None)
 
     def keep(self, name: str, file: str, weights: Weights) -> None:
@@ -177,8 +177,7 @@ def _no_mean(folder: Path, rule: SelectionRule) -> str:
         return f"{folder} keeps no {rule.model!r} model: its evaluate.averages is never"
     return (
         f"{folder} keeps no {rule.model!r} model after round {_round(folder)} of "
-        f"{experiment.train.rounds}: the mean has not begun, or the run was made by a version that "
-        "kept none"
+        f"{experiment.train.rounds}: the mean has not begun"
     )
 
 

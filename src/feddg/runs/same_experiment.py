@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from feddg.errors import RunError
-from feddg.experiment import Experiment, was_mended
+from feddg.experiment import Experiment
 from feddg.runs.checkpoints import CHECKPOINTS, NEWEST, CheckpointIndex
 from feddg.runs.folder import EXPERIMENT
 
@@ -17,19 +17,16 @@ def check_identity(folder: Path, experiment: Experiment) -> None:
         experiment: as it is read from the folder.
 
     Raises:
-        RunError: somebody changed the one or the other.
+        RunError: somebody changed the one or the other, or ids were other ones when it was begun.
     """
-    if was_mended(folder / EXPERIMENT):
-        return
     named = re.search(r"-([0-9a-f]{8})(\.\d+)?$", folder.resolve().name)
     found = {"name": named and named[1], "checkpoint": _trained(folder)}
-    known = (experiment.id, *experiment.earlier_ids)
     for where, id in found.items():
-        if id and id not in known:
+        if id and id != experiment.id:
             raise RunError(
                 f"{folder / EXPERIMENT} says experiment {experiment.id}, but the folder's {where} "
-                f"is of {id}: one of them was changed. Put it back; for another experiment, "
-                f"`feddg run {EXPERIMENT}` makes a folder of its own"
+                f"is of {id}: one of them was changed, or another version of feddg began it. Put "
+                f"it back; otherwise `feddg run {EXPERIMENT}` makes a folder of its own"
             )
 
 

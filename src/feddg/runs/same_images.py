@@ -85,7 +85,7 @@ def find_folder(
         RunError: the images changed since the run began, and ``again`` is not said.
         DataError: the images cannot be listed.
     """
-    first = begun or _first_folder(experiment, Path(out))
+    first = begun or Path(out) / experiment.label
     folders = [first, *_later(first)]
     begun_folders = [folder for folder in folders if has_begun(folder)]
     if not begun_folders:
@@ -131,13 +131,6 @@ def has_begun(folder: Path) -> bool:
     return (folder / "checkpoint" / "checkpoint.json").is_file()
 
 
-def _first_folder(experiment: Experiment, out: Path) -> Path:
-    """The folder by today's name, or by one that earlier versions gave."""
-    today = out / experiment.label
-    earlier = (out / label for label in experiment.earlier_labels)
-    return next((path for path in (today, *earlier) if has_begun(path)), today)
-
-
 def _later(first: Path) -> list[Path]:
     found, number = [], 2
     while (path := _numbered(first, number)).is_dir():
@@ -158,8 +151,8 @@ def _changes(folder: Path, now: ImagesFile) -> Difference | None:
 
 def _warn(folder: Path) -> None:
     log.warning(
-        "%s does not say which images it was made with (it was written by version 0.1); they are "
-        "taken to be the same",
+        "%s does not say which images it was made with (a deployment does not); they are taken to "
+        "be the same",
         folder,
     )
 
