@@ -188,7 +188,7 @@ def report(
     ] = None,
     quiet: QuietOption = False,
 ) -> None:
-    """Write the HTML page of one run, or of several: side by side, or as statistics."""
+    """Write the HTML page of one run, or a comparison of several."""
     from feddg.report import page_about, write_page, write_tables
 
     if len(folders) == 1 and os.path.isfile(folders[0]):
