@@ -212,14 +212,6 @@ def cached(name: str, damage: Callable[[Path], Any]) -> Callable[[Place], None]:
     return play
 
 
-def cached_without_source(place: Place) -> None:
-    opened(place.images, place.root / "cache")
-    flip(entry(place.root / "cache") / "pixels.npy")
-    table, pixels, _ = open_pixels(from_folder(place.images), SIZE, cache=place.root / "cache")
-    (place.images / table.paths[21]).unlink()
-    pixels.gather(range(24))
-
-
 def same_size_and_time(place: Place) -> None:
     cache, path = place.root / "cache", place.images / "a" / "cat" / "0.bmp"
     Image.new("RGB", (SIZE, SIZE), "red").save(path)
@@ -252,26 +244,14 @@ CASES += [
     *(
         Case(CACHE, f"`{name}` {how}", happens, cached(name, damage), said=line)
         for name, how, damage, happens, line in (
-            (
-                *("pixels.npy", "has a flipped bit", flip),
-                *("one line, and that image is decoded again", "was damaged at c/.*decoded again"),
-            ),
             ("pixels.npy", "is cut short", cut, AGAIN, "is damaged; the images are decoded"),
             ("pixels.npy", "is missing", os.unlink, AGAIN, "is damaged; the images are decoded"),
+            ("pixels.npy", "is a pipe", pipe, AGAIN, "is damaged; the images are decoded"),
             ("pixels.npy", "holds a pickle", pickled, AGAIN, "is damaged; the images are decoded"),
-            ("checksums.npy", "has a flipped bit", flip, AGAIN, "is damaged; the images are"),
-            ("checksums.npy", "is missing", os.unlink, AGAIN, "is damaged; the images are"),
             ("facts.json", "has a flipped bit", lambda p: flip(p, 0.5), AGAIN, "is damaged; the"),
             ("facts.json", "is deep", write(DEEP), AGAIN, "is damaged; the images are decoded"),
             ("facts.json", "is a pipe", pipe, AGAIN, "is damaged; the images are decoded"),
         )
-    ),
-    Case(
-        CACHE,
-        "`pixels.npy` has a flipped bit, and the image's file is gone",
-        "error that names it",
-        cached_without_source,
-        error="is damaged at c/.*cannot be decoded again",
     ),
     Case(
         CACHE,
@@ -321,10 +301,8 @@ CASES += [
     *(
         Case(TWINS, f"a file {how}", COMPUTED, kept(damage), said="is damaged .* computed again")
         for how, damage in {
-            "has a flipped bit": flip,
             "is cut short": cut,
             "is empty": write(""),
-            "is of version 0.1, without checksum": lambda p: numpy.save(p, numpy.arange(1000.0)),
             "holds a pickle": lambda p: p.write_bytes(pickle.dumps([1])),
             "is a pipe": pipe,
             "is a link to itself": loop,

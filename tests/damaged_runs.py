@@ -63,12 +63,6 @@ def without(*words: str) -> Callable[[Path], Any]:
     return damage
 
 
-def states_flipped(place: Place, *rounds: int) -> None:
-    for round in rounds:
-        flip(place.run / f"checkpoint/state-{round}.safetensors")
-    continued(place)
-
-
 def no_checkpoint(place: Place) -> None:
     shutil.rmtree(place.run / "checkpoint")
     continued(place)
@@ -102,55 +96,31 @@ def opened(make: Callable[[Path], Path]) -> Callable[[Place], None]:
     return play
 
 
-FALLS = "one line, and it goes on from the checkpoint before" + SAME
-NOTHING_LOST = "one line, and it goes on from the copy of the index" + SAME
-BEFORE = rf"Going on from the checkpoint of round {ROUNDS - 1}\."
-NEWEST = rf"checkpoint\.json is .*Going on from the checkpoint of round {ROUNDS}\."
+ANEW = "error that names the file: the run has to start again"
+NO_OTHER = r".*The run cannot go on without it; delete .* to start again\."
+BAD_INDEX = r"checkpoint\.json is damaged" + NO_OTHER
 LAST, MEMORY = f"checkpoint/state-{ROUNDS}.safetensors", f"checkpoint/memory-0-{ROUNDS}.safetensors"
 INDEX = "checkpoint/checkpoint.json"
 CASES: list[Case] = [
     *(
-        Case(RESUMED, f"the newest state {how}", FALLS, damaged(LAST, damage), said=BEFORE)
+        Case(RESUMED, f"{what} {how}", ANEW, damaged(name, damage), error=fault + NO_OTHER)
+        for what, name, how, damage, fault in (
+            ("the state", LAST, "has a flipped bit", flip, r"state-3\.safetensors is damaged"),
+            ("the state", LAST, "is cut short", cut, r"state-3\.safetensors is damaged"),
+            ("the state", LAST, "is missing", os.unlink, r"state-3\.safetensors is missing"),
+            ("the state", LAST, "is empty", write(""), r"state-3\.safetensors is damaged"),
+            ("the state", LAST, "is a pipe", pipe, "it is a pipe"),
+            ("the state", LAST, "is a link to itself", loop, "Too many levels"),
+            ("the state", LAST, "is a folder", folder, "it is a folder"),
+            ("a client's memory", MEMORY, "has a flipped bit", flip, "memory-0-3.* is damaged"),
+            ("a client's memory", MEMORY, "is missing", os.unlink, "memory-0-3.* is missing"),
+        )
+    ),
+    *(
+        Case(RESUMED, f"the index {how}", ANEW, damaged(INDEX, damage), error=BAD_INDEX)
         for how, damage in {
             "has a flipped bit": flip,
             "is cut short": cut,
-            "is missing": os.unlink,
-            "is empty": write(""),
-            "is a pipe": pipe,
-            "is a link to itself": loop,
-        }.items()
-    ),
-    Case(
-        RESUMED,
-        "the newest state is a folder",
-        "one line, it goes on from the checkpoint before, and ends where that folder is in the way",
-        damaged(LAST, folder),
-        error=r"cannot write .*state-3\.safetensors: Is a directory",
-    ),
-    *(
-        Case(RESUMED, f"a client's memory {how}", FALLS, damaged(MEMORY, damage), said=BEFORE)
-        for how, damage in {"has a flipped bit": flip, "is missing": os.unlink}.items()
-    ),
-    Case(
-        RESUMED,
-        "the two newest states have flipped bits",
-        "one line, and it goes on from two rounds before" + SAME,
-        lambda p: states_flipped(p, 2, 3),
-        said=r"Going on from the checkpoint of round 1\.",
-    ),
-    Case(
-        RESUMED,
-        "all states have flipped bits",
-        "error: there is no other checkpoint",
-        lambda p: states_flipped(p, 1, 2, 3),
-        error=r"state-3\.safetensors is damaged.*no other checkpoint.*delete",
-    ),
-    *(
-        Case(RESUMED, f"the index {how}", NOTHING_LOST, damaged(INDEX, damage), said=NEWEST)
-        for how, damage in {
-            "has a flipped bit": flip,
-            "is cut short": cut,
-            "is missing": os.unlink,
             "is empty": write(""),
             "is a list": write("[1, 2]"),
             "is nested 100,000 levels deep": write(DEEP),
@@ -163,6 +133,13 @@ CASES: list[Case] = [
             "names a file outside of the folder": change(state="../../other.safetensors"),
             "has its files in a list": change(memories=["memory-0-3.safetensors"]),
         }.items()
+    ),
+    Case(
+        RESUMED,
+        "the index is missing, the records are there",
+        "one line, and it begins again" + SAME,
+        damaged(INDEX, os.unlink),
+        said=r"no checkpoint.*begins again",
     ),
     Case(
         RESUMED,
@@ -394,8 +371,8 @@ CASES += [
             error=error,
         )
         for what, name, damage, error in (
-            ("newest state has a flipped bit", LAST, flip, "its checksum is another one"),
-            ("newest state is a pipe", LAST, pipe, "it is a pipe"),
+            ("state has a flipped bit", LAST, flip, "its checksum is another one"),
+            ("state is a pipe", LAST, pipe, "it is a pipe"),
             ("index is gone", INDEX, os.unlink, "holds no whole checkpoint"),
             ("index has a flipped bit", INDEX, flip, r"checkpoint\.json is damaged"),
         )

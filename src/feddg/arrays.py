@@ -1,12 +1,6 @@
-"""Arrays kept on disk between runs, each with a checksum that is looked at before it is believed.
-
-A file is numpy's own format with eight bytes behind it, which numpy does not read: ``CRC1`` and the
-CRC-32 of all before them.
-"""
+"""Arrays kept on disk between runs, in numpy's own format; each file is replaced whole."""
 
 import logging
-import struct
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,18 +8,13 @@ import numpy
 
 from feddg.files import open_file, replace_file, why
 
-_MARK = b"CRC1"
-_TAIL = struct.Struct("<4sI")
-_CHUNK = 1 << 20
 log = logging.getLogger("feddg")
 
 _unwritable: set[Path] = set()
-_whole: set[tuple[str, int, int, int]] = set()
-"""Files whose bytes this process has looked at; memory-mapped, they are opened often."""
 
 
 def keep_array(path: Path, array: numpy.ndarray) -> None:
-    """Writes an array with its checksum.
+    """Writes an array.
 
     Raises:
         OSError: it cannot be written; ``path`` is as it was.
@@ -33,22 +22,25 @@ def keep_array(path: Path, array: numpy.ndarray) -> None:
     replace_file(path, lambda aside: _write(aside, array))
 
 
-def open_array(path: Path) -> numpy.ndarray:
-    """Opens an array copy-on-write: read by page, and torch may wrap it without a warning.
+def open_array(path: Path, *, writable: bool = True) -> numpy.ndarray:
+    """Opens an array whose file is as large as its header says; it is read by page.
 
-    Its bytes are compared with the checksum once per process, at some 3 GB/s.
+    Args:
+        path: the file.
+        writable: copy-on-write, which torch wraps without a warning.
 
     Raises:
         FileNotFoundError: there is none.
         OSError: it cannot be read.
         ValueError: it is damaged.
     """
-    status = path.stat()
-    identity = (str(path), status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-    if identity not in _whole:
-        _check(path)
-        _whole.add(identity)
-    array: numpy.ndarray = numpy.load(path, mmap_mode="c", allow_pickle=False)
+    open_file(path).close()  # numpy would wait for a pipe's writer
+    try:
+        array: numpy.ndarray = numpy.load(
+            path, mmap_mode="c" if writable else "r", allow_pickle=False
+        )
+    except EOFError as error:
+        raise ValueError(why(error)) from None
     return array
 
 
@@ -81,28 +73,5 @@ def kept_array(path: Path, compute: Callable[[], numpy.ndarray]) -> numpy.ndarra
 
 
 def _write(path: Path, array: numpy.ndarray) -> None:
-    with path.open("r+b") as file:  # by name, numpy would add an ending
+    with path.open("wb") as file:  # by name, numpy would add an ending
         numpy.save(file, array, allow_pickle=False)
-        end = file.tell()
-        file.seek(0)
-        file.flush()
-        found = _sum(file, end)
-        file.write(_TAIL.pack(_MARK, found))
-
-
-def _check(path: Path) -> None:
-    with open_file(path) as file:
-        end = path.stat().st_size - _TAIL.size
-        found = _sum(file, end)
-        tail = file.read()
-    if len(tail) != _TAIL.size or not tail.startswith(_MARK):
-        raise ValueError("it has no checksum")
-    if _TAIL.unpack(tail)[1] != found:
-        raise ValueError("its checksum is another one")
-
-
-def _sum(file: object, end: int) -> int:
-    found = 0
-    while end > 0 and (chunk := file.read(min(_CHUNK, end))):  # type: ignore[attr-defined]
-        found, end = zlib.crc32(chunk, found), end - len(chunk)
-    return found

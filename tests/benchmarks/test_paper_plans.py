@@ -167,7 +167,7 @@ def tiny_pacs(tmp_path_factory):
 def test_a_shortened_plan_shows_what_it_would_run(name, tiny_pacs, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     plan = str(PLANS / "short" / f"{name}.yaml")
-    said = ["--root", str(tiny_pacs), "--dry-run", "--no-estimate"]
+    said = ["--root", str(tiny_pacs), "--dry-run"]
     result = CliRunner().invoke(app, ["compare", plan, *said], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     assert "0 complete" in result.output

@@ -51,7 +51,7 @@ def test_tables_follow_each_other_and_share_their_runs(root, campaign, monkeypat
         shown.append(" ".join(result.output.split()))
         return result.exit_code
 
-    assert campaign.carry_out([], ["--no-estimate", "--quiet"], root, compare) == []
+    assert campaign.carry_out([], ["--quiet"], root, compare) == []
     assert "2 runs: 0 complete" in shown[0]
     assert "1 runs: 1 complete" in shown[1].replace("1 run:", "1 runs:")
     data = root / campaign.pages.DATA

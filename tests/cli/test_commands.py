@@ -11,7 +11,6 @@ import pytest
 from typer.testing import CliRunner
 
 from feddg.cli import app
-from feddg.comparing.estimate import Estimate
 from feddg.runs.folder import RunFolder
 
 TINY = ["--rounds", "1", "--local-epochs", "1", "--batch-size", "64", "--clients", "3", "-q"]
@@ -184,7 +183,7 @@ def test_a_run_does_not_import_what_only_pages_and_comparisons_need():
 
 def test_a_dry_run_says_where_every_setting_comes_from_and_runs_nothing(feddg, tmp_path):
     (tmp_path / "e.yaml").write_text("{data: digits, hold_out: sketch, seed: 7}")
-    flags = ["--method", "pardon", "--clients", "4", "--dry-run", "--no-estimate"]
+    flags = ["--method", "pardon", "--clients", "4", "--dry-run"]
     code, shown, _ = feddg("run", "e.yaml", *flags)
     assert code == 0
     rows = {line.split()[0]: line.split() for line in shown.splitlines() if line.strip()}
@@ -199,31 +198,6 @@ def test_a_dry_run_says_where_every_setting_comes_from_and_runs_nothing(feddg, t
     assert sum(map(int, counts)) == train
     assert len(counts) == 4
     assert not (tmp_path / "runs").exists()
-
-
-@pytest.mark.parametrize(
-    ("more", "measured"), [((), 1), (("-q",), 0), (("--no-estimate",), 0), (("--rounds", "1"), 0)]
-)
-def test_a_long_run_says_before_it_begins_how_long_it_will_take(
-    feddg, monkeypatch, tmp_path, more, measured
-):
-    """200 rounds of digits are long, one is not; it is said before anything is trained."""
-    from feddg import api
-    from feddg.comparing import forecast
-    from feddg.errors import RunError
-
-    monkeypatch.setattr(forecast, "estimate", lambda *a, **b: Estimate(60, 150, 0, 1, 0))
-
-    def begins(*arguments, **named):
-        raise RunError("it begins")
-
-    monkeypatch.setattr(api, "run_in", begins)
-    command = ["run", "--data", "digits", "--hold-out", "sketch", "--rounds", "200"]
-    _, _, errors = feddg(*command, *more)
-    *said, last = errors.replace("\N{NO-BREAK SPACE}", " ").splitlines()
-    assert last == "error: it begins"
-    times = [line.partition(" (")[0] for line in said]
-    assert times == ["time: 1 min 0 s to 2 min 30 s"] * measured
 
 
 def test_a_run_that_cannot_begin_leaves_no_folder(feddg, tmp_path):

@@ -8,7 +8,7 @@ def test_compare_shows_its_plan_and_runs_nothing(feddg, tmp_path):
         *("compare", "--data", "digits", "--methods", "fedavg,pardon"),
         *("--hold-out", "sketch;val=ink,test=photo", "--clients", "6:2,3"),
         *("--heterogeneity", "0,1", "--seeds", "4,5", "--rounds", "1"),
-        *("--no-estimate", "--dry-run"),
+        "--dry-run",
     )
     assert code == 0
     assert "32 runs: 0 complete, 0 to continue, 32 to start" in shown
@@ -31,7 +31,7 @@ def test_the_plan_that_is_written_is_the_plan_that_was_run(feddg, tmp_path):
     )
     flags = ["--hold-out", "sketch", "--clients", "3", "--rounds", "1", "--image-size", "8"]
     flags += ["--set", "train.lr=0.01", "--set", "train.batch_size=256"]
-    flags += ["--set", "train.local_epochs=1", "--no-estimate", "-q", "--jobs", "1"]
+    flags += ["--set", "train.local_epochs=1", "-q", "--jobs", "1"]
     code, _, shown = feddg("compare", "mine.yaml", "--out", "out", *flags)
     assert code == 0
     assert "2 runs: 0 complete" in shown

@@ -82,7 +82,7 @@ SMALL = (
 )
 FEW = {
     "run": (*SMALL, "--clients", "4", "--set", "clients.per_round=null", "-q"),
-    "compare": (*SMALL, "--clients", "4", "--seeds", "1", "--jobs", "1", "--no-estimate", "-q"),
+    "compare": (*SMALL, "--clients", "4", "--seeds", "1", "--jobs", "1", "-q"),
 }
 """What commands that train are shortened by."""
 

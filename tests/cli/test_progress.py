@@ -10,6 +10,7 @@ from feddg.comparing.pool import Outcome, Task
 from feddg.evaluation.accuracy import Score
 from feddg.experiment import Experiment
 from feddg.messages import Refusal
+from feddg.rows import RoundRow
 from feddg.runs.observer import Observer
 
 EXPERIMENT = Experiment(data="digits", clients=4, train={"rounds": 3})
@@ -49,6 +50,14 @@ def test_a_line_at_evaluated_rounds_and_after_a_long_silence(shown):
         "round 1 of 3: 2 of 4 clients, after 1 min 0 s",
         "round 1 of 3: 4 of 4 clients, after 1 min 30 s",
     ]
+
+
+def test_the_first_round_says_how_long_the_others_will_take(shown):
+    watching = Lines(shown, Clock())
+    watching.start(EXPERIMENT, 1)
+    for number, took in ((1, 45.0), (2, 50.0)):
+        watching.round(RoundRow(round=number, clients=[], seconds={"train": took}))
+    assert lines(shown) == ["fedavg: 3 rounds", "round 1 of 3: about 1 min 30 s left"]
 
 
 def test_what_to_watch_with(monkeypatch):

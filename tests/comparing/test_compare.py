@@ -133,7 +133,7 @@ def test_what_would_end_every_run_is_said_once_and_nothing_is_begun(
     assert not (tmp_path / "out").exists()
     (tmp_path / "plan.yaml").write_text(yaml.safe_dump(plan))
     arguments = ["compare", f"{tmp_path / 'plan.yaml'}", "--out", f"{tmp_path / 'out'}"]
-    result = CliRunner().invoke(app, [*arguments, "--no-estimate", "--dry-run"])
+    result = CliRunner().invoke(app, [*arguments, "--dry-run"])
     assert result.exit_code == 0
     assert re.search(f"as things are, no run could start: .*{reason}", result.output)
     assert not (tmp_path / "out").exists()
@@ -225,7 +225,7 @@ def test_weights_that_are_not_there_are_looked_for_once(tmp_path, monkeypatch):
     monkeypatch.setattr(
         compare_module,
         "forecast",
-        lambda one, measure: looked.append(one) or forecast(one, measure),
+        lambda one: looked.append(one) or forecast(one),
     )
     nowhere = {"model": {"weights": "/nowhere.pth"}}
     methods = [{"name": name, "experiment": nowhere} for name in ("fedavg", "fedprox", "pardon")]
@@ -251,18 +251,12 @@ def test_the_estimate_learns_from_finished_runs(run_plan):
     took = {record.method: record.summary["seconds"]["total"] for record in records}
     wanted = prepare_work(PLAN | {"hold_out": ["ink"]}, "elsewhere").missing
     found = estimate([task.experiment for task in wanted], records, jobs=2)
-    assert (found.known, found.measured, found.unknown) == (2, 0, 0)
-    assert found.low < sum(took.values()) / 2 < found.high
-
-
-def test_without_finished_runs_the_estimate_is_measured():
-    wanted = prepare_work(PLAN | {"methods": ["fedavg", "pardon"]}, "elsewhere").missing
-    missing = {"source": "folder", "root": "/nowhere"}
-    nowhere = PLAN | {"base": {**BASE, "data": missing, "model": {"weights": None}}}
-    wanted = [*wanted, *prepare_work(nowhere | {"methods": ["fedavg"]}, "elsewhere").missing]
-    found = estimate([task.experiment for task in wanted], [], jobs=1)
-    assert (found.known, found.measured, found.unknown) == (0, 2, 1)
-    assert 0 < found.low < found.high
+    assert (found.known, found.unknown) == (2, 0)
+    assert found.seconds == pytest.approx(sum(took.values()) / 2)
+    other = prepare_work(PLAN | {"methods": ["fedavg", "pardon"]}, "elsewhere").missing
+    found = estimate([task.experiment for task in other], records, jobs=1)
+    assert (found.known, found.unknown) == (1, 1)
+    assert found.seconds == pytest.approx(took["fedavg"])
 
 
 def test_threads_are_shared_out(monkeypatch):
@@ -327,7 +321,7 @@ LONG = PLAN | {"base": BASE | {"train": BASE["train"] | {"rounds": 60}}}
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGKILL])
 def test_a_killed_comparison_ends_its_processes_and_goes_on(tmp_path, kind):
     out = tmp_path / "out"
-    process = start(LONG, out, tmp_path, "--jobs", "2", "--no-estimate")
+    process = start(LONG, out, tmp_path, "--jobs", "2")
     wait_for(lambda: len(begun(out)) == 2, process)
     process.send_signal(kind)
     shown, _ = process.communicate(timeout=900)
@@ -341,7 +335,7 @@ def test_a_killed_comparison_ends_its_processes_and_goes_on(tmp_path, kind):
         time.sleep(0.1)
     done = [read_run(folder).rounds_done for folder in folders]
     assert all(0 < rounds < 60 for rounds in done)
-    process = start(LONG, out, tmp_path, "--jobs", "2", "--no-estimate")
+    process = start(LONG, out, tmp_path, "--jobs", "2")
     shown, _ = process.communicate(timeout=900)
     assert process.returncode == 0, shown
     assert "2 to continue" in shown
@@ -354,7 +348,7 @@ def test_a_killed_comparison_ends_its_processes_and_goes_on(tmp_path, kind):
 @pytest.mark.slow
 def test_a_process_that_dies_is_a_failed_run(tmp_path):
     out = tmp_path / "out"
-    process = start(LONG, out, tmp_path, "--no-estimate")
+    process = start(LONG, out, tmp_path)
     wait_for(lambda: begun(out), process)
     children = subprocess.run(
         ["pgrep", "-P", str(process.pid), "-f", "feddg.comparing.process"],

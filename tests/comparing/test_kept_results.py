@@ -227,7 +227,7 @@ def test_a_fault_in_a_file_of_results_is_said_before_anything_is_tried(
     kept(tmp_path, "damaged.csv", HEADS + GOOD.replace("0.5", "half"))
     tuned = PLAN | {"tune": {"settings": {"train.lr": [0.01, 0.1]}, "rounds": 1}}
     (tmp_path / "plan.yaml").write_text(yaml.safe_dump(tuned))
-    shown = CliRunner().invoke(app, ["compare", "plan.yaml", "--no-estimate", *arguments])
+    shown = CliRunner().invoke(app, ["compare", "plan.yaml", *arguments])
     assert shown.exit_code == 1
     assert said in str(shown.exception)
     assert not (tmp_path / "comparisons").exists()

@@ -324,6 +324,26 @@ def test_bare_folders_find_their_places(folder_maker):
     assert len(results.accuracies(FINAL)["fedavg"]) == 4
 
 
+def test_settings_of_a_single_method_tell_its_runs_apart(folder_maker, tmp_path):
+    """Each has its own row, its own curve, and its distance from the next."""
+    makers = [folder_maker(f"h{value}", heterogeneity=value) for value in (0.1, 1.0)]
+    folders = [maker.write() for maker in makers]
+    names = [f"pardon, clients.heterogeneity {value}" for value in (0.1, 1.0)]
+    results = results_of(folders)
+    assert results.methods == names
+    assert results.columns == ["photo"]
+    page = write_report(folders, tmp_path / "report.html").read_text("utf-8")
+    assert "What differs" in page
+    assert "points more than" in page
+
+
+def test_runs_that_nothing_tells_apart_go_by_their_folders(folder_maker):
+    folders = [folder_maker(name).write() for name in ("first", "second")]
+    results = results_of(folders)
+    assert results.methods == ["pardon (first)", "pardon (second)"]
+    assert all(len(found) == 1 for found in results.accuracies(FINAL).values())
+
+
 def test_a_folder_without_a_comparison_is_named(tmp_path):
     with pytest.raises(RunError, match="holds no comparison"):
         read_comparison(tmp_path)

@@ -25,7 +25,6 @@ from feddg.report.client_charts import client_groups, client_heat_map
 from feddg.report.cost_section import cost_of
 from feddg.report.looks import looks_of
 from feddg.report.next_steps import run_steps
-from feddg.report.several_page import run_labels
 from feddg.report.wording import counted, duration, listed, number, percent, size, spelled
 from feddg.rows import ClientRow, ClientsTable
 from feddg.runs.reading import read_run
@@ -258,7 +257,8 @@ def test_a_constant_model_beside_another_is_marked(tmp_path, folder_maker, read_
     nothing = ConstantMaker(tmp_path / "nothing", method="fedavg").write()
     other = folder_maker("other", gain=-0.2).write()
     text = "".join(read_page(nothing, other).text)
-    assert "FedAvg (no better than a constant model) recognised 60.0" in text
+    assert "(but no better than a constant model)" in text
+    assert "FedAvg (no better than a constant model)" in text
 
 
 def test_a_rising_run_is_told_to_train_longer(tmp_path, folder_maker, read_page):
@@ -475,32 +475,21 @@ def test_a_comparison_puts_runs_side_by_side(folder_maker, read_page):
     assert page.row("FedAvg")[1] == f"{scores[0]:.1f}"
     assert page.row("PARDON")[1] == f"{scores[1]:.1f}"
     text = "".join(page.text)
-    assert "FedAvg against PARDON on pacs, tested on photo" in text
+    assert "FedAvg and PARDON on pacs, tested on photo" in text
     (margin,) = re.findall(r"([\d.]+) points more than FedAvg", text)
     assert float(margin) == pytest.approx(scores[1] - scores[0], abs=0.051)
     lines = page.charts[0]["data"]
     assert [line["name"] for line in lines] == ["FedAvg", "PARDON"]
     assert lines[1]["y"] == pytest.approx([100 * better.accuracy("test", 0, r) for r in range(7)])
     assert page.row("method.name") == ["method.name", "fedavg", "pardon"]
-    assert page.tags["img"] == 2
-    assert "What left the sites" in text
 
 
 def test_runs_with_different_test_domains_are_not_ranked(folder_maker, read_page):
     other = folder_maker("b", test=["sketch"], training=["cartoon"])
     page = read_page(folder_maker("a").write(), other.write())
     text = "".join(page.text)
-    assert [page.row(label)[1] for label in ("a", "b")] == ["photo", "sketch"]
-    assert "hold out different domains" in text
+    assert page.row("Method")[1:3] == ["photo", "sketch"]
     assert "points more than" not in text
-
-
-def test_runs_are_told_apart_by_the_shortest_sufficient_name(folder_maker):
-    runs = [read_run(folder_maker(name).write()) for name in ("first", "second")]
-    assert run_labels(runs) == ["first", "second"]
-    assert run_labels([runs[0], runs[0]]) == ["PARDON (1)", "PARDON (2)"]
-    other = read_run(folder_maker("third", method="fedavg").write())
-    assert run_labels([runs[0], other]) == ["PARDON", "FedAvg"]
 
 
 # --- many clients, domains and classes ----------------------------------------------------------

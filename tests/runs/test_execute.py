@@ -7,17 +7,20 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from feddg import files as files_module
 from feddg.api import resume, run
 from feddg.clients.threads import threads
 from feddg.errors import FeddgError, RunError
 from feddg.evaluation.accuracy import Score
 from feddg.experiment import Experiment
+from feddg.methods.base import State
 from feddg.runs import folder as folder_module
 from feddg.runs.folder import RunFolder
 from feddg.runs.model import load_model
@@ -239,6 +242,42 @@ def test_a_full_disk_keeps_the_last_checkpoint_and_says_so(tmp_path, cache, monk
     done = resume(folder, cache=cache)
     whole = run(chosen, tmp_path / "whole", cache=cache, report=False)
     assert final_state(done.folder) == final_state(whole.folder)
+
+
+def test_a_crash_at_any_write_of_a_checkpoint_leaves_a_whole_one(tmp_path, monkeypatch):
+    def state(round: int) -> State:
+        return State({"w": torch.full((3,), float(round))}, {}, None, round, ROUNDS)
+
+    def memory(round: int) -> dict:
+        return {0: {"m": torch.full((2,), float(round))}}
+
+    real = files_module.replace_file
+    # A checkpoint is a memory, a state and the index: each may be the last that is written.
+    for written, expected in enumerate((1, 1, 1, 2)):
+        with RunFolder(tmp_path / str(written)) as folder:
+            folder.save_checkpoint(state(1), memory(1), {0})
+            left = [written]
+
+            def crash(path, write, left=left):
+                if left[0] == 0:
+                    path.with_name(f".{path.name}.4194305.1").write_text("half")
+                    raise KeyboardInterrupt
+                left[0] -= 1
+                real(path, write)
+
+            monkeypatch.setattr(files_module, "replace_file", crash)
+            monkeypatch.setattr(folder_module, "replace_file", crash)
+            with suppress(KeyboardInterrupt):
+                folder.save_checkpoint(state(2), memory(2), {0})
+            monkeypatch.undo()
+        with RunFolder(tmp_path / str(written)) as folder:
+            found = folder.load_checkpoint()
+            assert found.state.round == expected
+            assert torch.equal(found.state.weights["w"], state(expected).weights["w"])
+            assert torch.equal(found.memories[0]["m"], memory(expected)[0]["m"])
+            folder.save_checkpoint(state(2), memory(2), {0})
+            names = {path.name for path in (folder.path / "checkpoint").iterdir()}
+        assert names == {"checkpoint.json", "state-2.safetensors", "memory-0-2.safetensors"}
 
 
 def test_a_folder_with_a_different_experiment_is_left_alone(tmp_path, cache):

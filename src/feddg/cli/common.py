@@ -26,12 +26,8 @@ VerboseOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="machine-readable")]
 DryRunOption = Annotated[
-    bool, typer.Option("--dry-run", help="show what would be run, and for how long; run nothing")
+    bool, typer.Option("--dry-run", help="show what would be run; run nothing")
 ]
-NoEstimateOption = Annotated[
-    bool, typer.Option("--no-estimate", help="do not measure how long it will take")
-]
-
 AgainOption = Annotated[
     bool,
     typer.Option("--again", help="start anew, beside the old run, where its images were others"),

@@ -9,7 +9,6 @@ import typer
 from feddg.cli.common import (
     AgainOption,
     DryRunOption,
-    NoEstimateOption,
     PredictionsOption,
     QuietOption,
     TrackOption,
@@ -49,7 +48,6 @@ def compare(
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="processes at once")] = 1,
     dry_run: DryRunOption = False,
-    no_estimate: NoEstimateOption = False,
     tracked: TrackOption = None,
     again: AgainOption = False,
     predictions: PredictionsOption = False,
@@ -107,8 +105,8 @@ def compare(
     def watcher() -> Watcher:
         return Watcher() if quiet else ManyBars(console)
 
-    def show(work: Work, measure: bool) -> None:
-        print_work(console, work, jobs, measure)
+    def show(work: Work) -> None:
+        print_work(console, work, jobs)
         if dry_run and (hopeless := why_hopeless(work)) is not None:
             note = f"as things are, no run could start: {hopeless}"
             console.print(note, markup=False, highlight=False, soft_wrap=True)
@@ -123,7 +121,7 @@ def compare(
         )
         chosen = whole
         if trials is not None:
-            show(trials, measure=not no_estimate and bool(trials.missing))
+            show(trials)
             if dry_run and trials.missing:
                 console.print("the table's runs follow, with the values that are picked")
                 return
@@ -140,7 +138,7 @@ def compare(
             said=whole,
             drop_weights=drop_weights,
         )
-        show(work, measure=not no_estimate)
+        show(work)
         if dry_run:
             return
         if predictions:
@@ -190,7 +188,7 @@ def report(
     ] = None,
     quiet: QuietOption = False,
 ) -> None:
-    """Write the HTML page of one run, or of several: side by side, or as statistics."""
+    """Write the HTML page of one run, or a comparison of several."""
     from feddg.report import page_about, write_page, write_tables
 
     if len(folders) == 1 and os.path.isfile(folders[0]):

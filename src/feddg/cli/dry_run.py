@@ -9,7 +9,6 @@ from rich.filesize import decimal
 from rich.markup import escape
 from rich.table import Table
 
-from feddg.cli.tables import time_text
 from feddg.comparing.forecast import Forecast, forecast
 from feddg.data.skew import in_words
 from feddg.experiment import expand, load_experiment, read_fields
@@ -18,17 +17,13 @@ from feddg.runs.execute import is_complete
 from feddg.studies.holdings import holdings_table, skew_between
 
 
-def show_experiment(
-    said: dict[str, Any], file: Path | None, out: Path, *, measure: bool, quiet: bool
-) -> None:
+def show_experiment(said: dict[str, Any], file: Path | None, out: Path) -> None:
     """Prints an experiment completely, and what it would take; runs nothing.
 
     Args:
         said: the fields that flags set.
         file: the experiment file below them.
         out: the run folder's parent.
-        measure: whether to measure how long it will take.
-        quiet: whether not to say that it is measured.
 
     Raises:
         FeddgError: it could not be run.
@@ -40,9 +35,7 @@ def show_experiment(
     folder = out / experiment.label
     state = "complete" if is_complete(folder) else "begun" if folder.is_dir() else "new"
     print_line(console, f"run folder: {folder} ({state})")
-    if measure and not quiet:
-        Console(stderr=True).print("measuring a few batches ...")
-    _print_forecast(console, forecast(experiment, measure))
+    _print_forecast(console, forecast(experiment))
 
 
 def print_line(console: Console, text: str) -> None:
@@ -75,8 +68,5 @@ def _print_forecast(console: Console, found: Forecast) -> None:
     print_line(
         console,
         f"memory: {found.weights:,} weights, {decimal(found.weight_bytes)} with gradients and "
-        f"optimizer; {decimal(found.pixel_bytes)} of decoded images in the cache"
-        + (f"; {decimal(found.memory)} at most while measuring" if found.memory else ""),
+        f"optimizer; {decimal(found.pixel_bytes)} of decoded images in the cache",
     )
-    if found.time is not None:
-        print_line(console, time_text(found.time))

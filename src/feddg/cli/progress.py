@@ -201,11 +201,13 @@ class Lines(Observer):
         self._console, self._clock = console, clock
         self._started = self._last = clock()
         self._rounds, self._clients, self._done, self._round = 0, 0, 0, 0
+        self._first = 0
 
     def start(self, experiment: Experiment, first_round: int) -> None:
         """Says what is run."""
         clients = experiment.clients
         self._rounds, self._round = experiment.train.rounds, first_round
+        self._first = first_round
         self._clients = min(clients.per_round or clients.number, clients.number)
         begun = "" if first_round == 1 else f", from round {first_round} on"
         self._say(f"{experiment.method.name}: {self._rounds} rounds{begun}")
@@ -222,7 +224,10 @@ class Lines(Observer):
         self._say_at_times(f"round {round} of {self._rounds}: {clients}")
 
     def round(self, row: RoundRow) -> None:
-        """Says that a round was fused."""
+        """Says that a round was fused; of the first, how long the others will take like it."""
+        left = (self._rounds - row.round) * sum(row.seconds.values())
+        if row.round == self._first and left >= SILENCE_SECONDS:
+            self._say(f"round {row.round} of {self._rounds}: about {duration(left)} left")
         self._say_at_times(f"round {row.round} of {self._rounds}")
 
     def scores(self, round: int, scores: Sequence[Score]) -> None:

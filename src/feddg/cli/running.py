@@ -1,14 +1,13 @@
 """Commands that run one experiment: ``run``, ``resume``, ``demo``."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from feddg.cli.common import (
     AgainOption,
     DryRunOption,
-    NoEstimateOption,
     OutOption,
     PredictionsOption,
     QuietOption,
@@ -22,9 +21,6 @@ from feddg.cli.flags import ExperimentCommand, takes
 from feddg.cli.parsing import seeds as read_seeds
 from feddg.cli.parsing import whole_numbers
 from feddg.cli.weights import with_weights_at_hand
-
-if TYPE_CHECKING:
-    from feddg.experiment import Experiment
 
 app = typer.Typer()
 
@@ -41,7 +37,6 @@ def run(
     ] = None,
     tracked: TrackOption = None,
     dry_run: DryRunOption = False,
-    no_estimate: NoEstimateOption = False,
     again: AgainOption = False,
     predictions: PredictionsOption = False,
     quiet: QuietOption = False,
@@ -57,7 +52,7 @@ def run(
     if dry_run:
         from feddg.cli.dry_run import show_experiment
 
-        show_experiment(said, experiment, out, measure=not no_estimate, quiet=quiet)
+        show_experiment(said, experiment, out)
         return
     track(tracked)
     from feddg.api import run_in
@@ -71,8 +66,6 @@ def run(
     folder = find_folder(chosen, out, ImagesNow(cache_folder()), again=again)
     if is_complete(folder):
         typer.echo(f"{folder} is complete; nothing is run again", err=True)
-    elif not (folder.exists() or quiet or no_estimate):
-        say_time(chosen)
     with resumable(folder):
         done = run_in(
             folder,
@@ -82,17 +75,6 @@ def run(
             predictions=predictions,
         )
     show_results([done.folder], done.report)
-
-
-def say_time(experiment: "Experiment") -> None:
-    """Says on standard error how long a run will take, where that is long enough to matter."""
-    from feddg.cli.tables import time_text
-    from feddg.comparing.forecast import time_if_long
-
-    if (found := time_if_long(experiment)) is not None:
-        typer.echo(
-            f"{time_text(found)}; Ctrl-C and `feddg resume` lose no finished round", err=True
-        )
 
 
 @app.command()

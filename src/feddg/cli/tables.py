@@ -7,9 +7,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from feddg.clients.threads import threads, threads_per_job
 from feddg.comparing.compare import Comparison
-from feddg.comparing.estimate import Estimate, estimate
+from feddg.comparing.estimate import estimate
 from feddg.comparing.results import read_comparison
 from feddg.comparing.work import Work
 from feddg.report import blocks
@@ -112,8 +111,8 @@ def _share(row: EvaluationRow, name: str) -> str:
     return "-" if value is None else f"{value:.1%}"
 
 
-def print_work(console: Console, work: Work, jobs: int, measure: bool) -> None:
-    """Prints what a comparison will do, and about how long it will take."""
+def print_work(console: Console, work: Work, jobs: int) -> None:
+    """Prints what a comparison will do, and how long, where runs like its own are finished."""
     plan, cells = work.plan, work.cells
     table = Table(title=plan.title or plan.name, show_header=False, box=None)
     axes = {"methods": [cell.method for cell in cells], "held out": [c.scenario for c in cells]}
@@ -131,31 +130,16 @@ def print_work(console: Console, work: Work, jobs: int, measure: bool) -> None:
         f"continue, {len(work.missing) - work.started} to start; in {work.out}",
         highlight=False,
     )
-    if work.missing and measure:
-        console.print(_estimate_text(work, jobs), highlight=False)
+    found = estimate([task.experiment for task in work.missing], _complete_runs(work), jobs)
+    if found.known:
+        rest = f"; {found.unknown} of other kinds left out" if found.unknown else ""
+        said = (
+            f"time: about {duration(found.seconds)}, as finished runs of the same kind took{rest}"
+        )
+        console.print(said, highlight=False)
 
 
-def _estimate_text(work: Work, jobs: int) -> str:
-    with threads(threads_per_job(jobs)):
-        found = estimate([task.experiment for task in work.missing], complete_runs(work), jobs)
-    return time_text(found)
-
-
-def time_text(found: Estimate) -> str:
-    """Returns an estimate in words."""
-    if not found.known and not found.measured:
-        return "time: unknown (nothing like it has run here, and it could not be measured)"
-    sources = [
-        f"{found.known} from finished runs" if found.known else "",
-        f"{found.measured} from a few batches measured just now" if found.measured else "",
-        f"{found.unknown} not known and left out" if found.unknown else "",
-    ]
-    reasons = "; ".join(source for source in sources if source)
-    return f"time: {duration(found.low)} to {duration(found.high)} ({reasons})"
-
-
-def complete_runs(work: Work) -> list[RunRecord]:
-    """Returns the records of a comparison's complete runs, of those whose folders are here."""
+def _complete_runs(work: Work) -> list[RunRecord]:
     missing = {task.folder for task in work.missing}
     found = (folder for folder in work.folders.values() if folder not in missing)
     return [read_run(folder) for folder in found if is_complete(folder)]  # some are only kept

@@ -87,7 +87,7 @@ def why_hopeless(work: Work) -> FeddgError | None:
         if kind in reasons or weights in gone:
             continue
         try:
-            forecast(one, measure=False)
+            forecast(one)
         except FeddgError as error:
             reasons[kind] = error
             if weights not in ("", TORCHVISIONS) and not is_file(Path(weights)):

@@ -1,20 +1,16 @@
-"""What a run would take, before it begins: who trains on how much, memory, time."""
+"""What a run would take, before it begins: who trains on how much, and memory."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy
 
-from feddg.comparing.estimate import Estimate, estimate, images_per_round
 from feddg.data.pixels import ArrayPixels
 from feddg.data.sources import load_images_of
 from feddg.experiment import Experiment
 from feddg.rows import ClientsTable
-from feddg.runs.facts import clients_table, peak_memory
+from feddg.runs.facts import clients_table
 from feddg.runs.prepare import build, deal, guards_for
-
-SHORT_PIXELS = 5e7
-"""Pixels through training, all rounds together, that take no machine long: 50,000 digits of 32."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +23,6 @@ class Forecast:
         pixel_bytes: the decoded images of the whole data set.
         weights: how many numbers the network has.
         weight_bytes: bytes of the network, its gradients and its optimizer's memory.
-        memory: this process's largest resident memory so far, in bytes, the measurement's few
-            batches included; None where nothing was measured.
-        time: seconds by measurement; None where nothing was measured.
         promises: what the guards promise, a sentence each.
     """
 
@@ -38,13 +31,11 @@ class Forecast:
     pixel_bytes: int
     weights: int
     weight_bytes: int
-    memory: int | None
-    time: Estimate | None
     promises: Sequence[str] = ()
 
 
-def forecast(experiment: Experiment, measure: bool = True) -> Forecast:
-    """Deals out the experiment's images and measures a few batches; nothing is decoded or trained.
+def forecast(experiment: Experiment) -> Forecast:
+    """Deals out the experiment's images; nothing is decoded or trained.
 
     Files that cannot be used are counted: they are found when they are decoded.
 
@@ -60,7 +51,6 @@ def forecast(experiment: Experiment, measure: bool = True) -> Forecast:
     promises = guards_for(images.trained_by(experiment), method, network).promises
     weights = sum(parameter.numel() for parameter in network.parameters())
     copies = 2 + _optimizer_copies(experiment)  # the weights, their gradients, what it remembers
-    time = estimate([experiment], [], jobs=1) if measure else None
     roles = ("train", "id_val", "id_test", "val", "test")
     return Forecast(
         {role: len(getattr(images.splits, role)) for role in roles},
@@ -68,24 +58,8 @@ def forecast(experiment: Experiment, measure: bool = True) -> Forecast:
         len(table) * size * size * 3,
         weights,
         weights * 4 * copies,
-        peak_memory() if measure else None,
-        time,
         promises,
     )
-
-
-def time_if_long(experiment: Experiment) -> Estimate | None:
-    """Measures how long a run will take, unless it is short by its images alone.
-
-    Returns:
-        The estimate; None for a run of about half a minute or less.
-
-    Raises:
-        FeddgError: the images cannot be listed.
-    """
-    images = images_per_round(experiment, load_images_of(experiment.data))
-    pixels = images * experiment.train.rounds * experiment.data.image_size**2
-    return None if pixels < SHORT_PIXELS else estimate([experiment], [], jobs=1)
 
 
 def _optimizer_copies(experiment: Experiment) -> int:

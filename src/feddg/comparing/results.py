@@ -1,7 +1,7 @@
 """Many runs as one table of results: method, column (scenario and conditions), seed."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
@@ -223,7 +223,8 @@ def results_of(folders: Sequence[Path], title: str | None = None) -> Results:
     """Gives runs their places by what their experiments differ in.
 
     Hyper-parameters that differ between runs of one method become part of its label; other
-    settings that differ between runs of one label become conditions.
+    settings that differ between runs of one label become conditions, or, of a single method, part
+    of its label, too. Runs that nothing of this tells apart are told apart by their folders.
 
     Raises:
         RunError: a folder is no run folder.
@@ -232,11 +233,22 @@ def results_of(folders: Sequence[Path], title: str | None = None) -> Results:
     complete = [run for run in runs if run.status == "completed"]
     labels = _labels(complete)
     conditions = _conditions(complete, labels)
+    if len(set(labels)) == 1:
+        told = ([f"{axis} {value}" for axis, value in own.items() if value] for own in conditions)
+        labels = [", ".join([label, *own]) for label, own in zip(labels, told)]
+        conditions = [{} for _ in complete]
+    places = [
+        Place(label, "+".join(run.held_out(TEST)) or "as split", condition, seed_of(run))
+        for run, label, condition in zip(complete, labels, conditions)
+    ]
     results = [
         Result(
-            Place(label, "+".join(run.held_out(TEST)) or "as split", condition, seed_of(run)), run
+            replace(place, method=f"{place.method} ({run.folder.name})")
+            if places.count(place) > 1
+            else place,
+            run,
         )
-        for run, label, condition in zip(complete, labels, conditions)
+        for run, place in zip(complete, places)
     ]
     named = title or f"{len(runs)} runs"
     open_runs = [(run.folder.name, _state(run)) for run in runs if run.status != "completed"]

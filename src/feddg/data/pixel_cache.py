@@ -1,7 +1,7 @@
 """The cache of decoded pixels: one folder per set of files, whole or not there at all.
 
 Its name is a hash of what it was made from, so a changed file or another resolution never meets a
-stale one. Every image has a checksum; a damaged one is decoded again.
+stale one. One that is not as large as its header says is decoded again.
 """
 
 import json
@@ -9,8 +9,6 @@ import logging
 import shutil
 import time
 import uuid
-import zlib
-from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -18,10 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from feddg.arrays import keep_array, open_array
+from feddg.arrays import open_array
 from feddg.data.decoded_files import BadImage, DecodedFiles, Progress, hash_of, stamp_of
-from feddg.data.decoding import quiet_pillow
-from feddg.data.tiles import Tile
 from feddg.errors import DataError
 from feddg.files import (
     FILE_MODE,
@@ -31,23 +27,20 @@ from feddg.files import (
     sweep_asides,
     sync,
     sync_folder,
-    why,
 )
 
 logger = logging.getLogger("feddg")
 
-_PIXELS, _SUMS, _FACTS = "pixels.npy", "checksums.npy", "facts.json"
+_PIXELS, _FACTS = "pixels.npy", "facts.json"
 _LEFT = 86_400
 """Age in seconds of what no living process can be writing any more."""
 
 
 @dataclass(frozen=True)
 class CacheEntry:
-    """A cache entry: what was decoded, a checksum of each image, and what could not be."""
+    """A cache entry: what was decoded, and what could not be."""
 
-    folder: Path
     pixels: np.ndarray
-    sums: np.ndarray
     bad: list[BadImage]
 
 
@@ -70,47 +63,15 @@ def _open_entry(folder: Path, files: DecodedFiles) -> CacheEntry | None:
         return None
     bad = _read_bad(folder / _FACTS)
     try:
-        sums = open_array(folder / _SUMS)
-        pixels = np.load(folder / _PIXELS, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError):
-        sums = pixels = np.empty(0)
+        pixels = open_array(folder / _PIXELS, writable=False)
+    except (OSError, ValueError):
+        pixels = np.empty(0)
     count = len(files.paths)
     whole = pixels.shape == (count, files.size, files.size, 3) and pixels.dtype == np.uint8
-    if bad is None or not whole or sums.shape != (count,):
+    if bad is None or not whole:
         logger.warning("The pixel cache %s is damaged; the images are decoded again.", folder)
         return None
-    return CacheEntry(folder, pixels, sums, bad)
-
-
-def repair(entry: CacheEntry, files: DecodedFiles, place: int) -> None:
-    """Decodes a damaged image again and writes it where it was; the open map shows it at once."""
-    path, cached = files.paths[place], entry.pixels[place]
-    remedy = "Delete that folder, and the images are decoded again."
-    with quiet_pillow(tiled=files.reading.tile is not None):
-        (pixels,) = files.decode(Tile.named(path).file, [path])
-    if isinstance(pixels, BadImage):
-        if path not in {image.path for image in entry.bad}:
-            raise DataError(
-                f"The pixel cache {entry.folder} is damaged at {path}, which cannot be decoded "
-                f"again ({pixels.reason}). {remedy}"
-            )
-        pixels = np.zeros_like(cached)
-    if zlib.crc32(pixels.data) != entry.sums[place]:
-        raise DataError(
-            f"The pixel cache {entry.folder} is damaged at {path}, and that file is another one "
-            f"now. {remedy}"
-        )
-    try:
-        with (entry.folder / _PIXELS).open("r+b") as file:
-            file.seek(entry.pixels.offset + place * cached.nbytes)  # type: ignore[attr-defined]
-            file.write(pixels.tobytes())
-            sync(file)
-    except OSError as error:
-        raise DataError(
-            f"The pixel cache {entry.folder} is damaged at {path} and cannot be written "
-            f"({why(error)}). {remedy}"
-        ) from None
-    logger.warning("The pixel cache was damaged at %s; it was decoded again.", path)
+    return CacheEntry(pixels, bad)
 
 
 def _make_entry(entry: Path, files: DecodedFiles, progress: Progress | None) -> None:
@@ -140,16 +101,9 @@ def _write_entry(folder: Path, files: DecodedFiles, progress: Progress | None) -
         "fortran_order": False,
         "shape": (len(files.paths), files.size, files.size, 3),
     }
-    sums = array("L")
     with (folder / _PIXELS).open("wb") as file:
         np.lib.format.write_array_header_1_0(file, header)
-
-        def keep(pixels: np.ndarray) -> None:
-            content = pixels.tobytes()
-            sums.append(zlib.crc32(content))
-            file.write(content)
-
-        bad = files.decode_all(keep, progress)
+        bad = files.decode_all(lambda pixels: file.write(pixels.tobytes()), progress)
         sync(file)
     (folder / _PIXELS).chmod(FILE_MODE)
     if files.key_now() != files.key:
@@ -157,7 +111,6 @@ def _write_entry(folder: Path, files: DecodedFiles, progress: Progress | None) -
             f"Images in {files.root} were changed while they were decoded. Start again when "
             "nothing writes there any more."
         )
-    keep_array(folder / _SUMS, np.array(sums, np.uint32))
     _write_bad(folder / _FACTS, bad)
 
 

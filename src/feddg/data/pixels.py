@@ -21,7 +21,6 @@ from PIL import Image
 from torch import Tensor
 
 from feddg.data.bands import Reading
-from feddg.data.checked_rows import CheckedRows
 from feddg.data.decoded_files import BadImage, DecodedFiles, Progress, hash_of
 from feddg.data.decoding import (
     AS_IT_IS,
@@ -30,7 +29,7 @@ from feddg.data.decoding import (
     quiet_pillow,
 )
 from feddg.data.images import ImageTable
-from feddg.data.pixel_cache import CacheEntry, bad_images_of, cached_entry, repair
+from feddg.data.pixel_cache import CacheEntry, bad_images_of, cached_entry
 from feddg.data.resident import ResidentPixels, fits
 from feddg.data.survey import Survey, survey
 from feddg.data.tiles import Tile, cut
@@ -91,7 +90,6 @@ class ArrayPixels(PixelStore):
         pixels: np.ndarray,
         positions: np.ndarray | None = None,
         fingerprint: str = "",
-        checked: CheckedRows | None = None,
     ) -> None:
         """Wraps an array.
 
@@ -100,10 +98,9 @@ class ArrayPixels(PixelStore):
             positions: ``(rows,)`` int64, where each row's image lies in ``pixels``; None when row
                 i is image i.
             fingerprint: see :class:`PixelStore`.
-            checked: makes sure of images that come from a cache.
         """
         super().__init__(pixels.shape[1], fingerprint)
-        self._pixels, self._checked = pixels, checked
+        self._pixels = pixels
         self._positions = np.arange(len(pixels)) if positions is None else positions
         self._resident: dict[torch.device, ResidentPixels | None] = {}
 
@@ -127,13 +124,10 @@ class ArrayPixels(PixelStore):
         return resident.gather(self._positions[np.asarray(rows, dtype=np.int64)], self._read)
 
     def _read(self, positions: np.ndarray) -> np.ndarray:
-        if self._checked is not None:
-            self._checked.check(positions)
         return np.take(self._pixels, positions, axis=0)
 
     def close(self) -> None:
         """Lets go of the array or map, and of what devices hold of it."""
-        self._checked = None
         self._resident = {}
         self._pixels = np.empty((0, self.size, self.size, 3), np.uint8)
         self._positions = self._positions[:0]
@@ -261,8 +255,7 @@ def _store(files: DecodedFiles, table: ImageTable, entry: CacheEntry | None) -> 
         return StreamingPixels(files, table.paths, fingerprint)
     place = {path: index for index, path in enumerate(files.paths)}
     positions = np.array([place[path] for path in table.paths])
-    checked = CheckedRows(entry.pixels, entry.sums, lambda place: repair(entry, files, place))
-    return ArrayPixels(entry.pixels, positions, fingerprint, checked)
+    return ArrayPixels(entry.pixels, positions, fingerprint)
 
 
 def as_unit(images: Tensor, device: torch.device | str | None = None) -> Tensor:

@@ -1,4 +1,4 @@
-"""Accuracy tables: one run by split and domain, or several runs side by side."""
+"""Accuracy of one run by split and domain."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -7,7 +7,7 @@ from feddg.report.finding_words import interval_words
 from feddg.report.wording import MISSING, number, percent, readable
 from feddg.rows import ID_TEST, ID_VAL, SPLITS, TEST, VAL, EvaluationRow
 from feddg.runs.evaluations import Evaluations
-from feddg.runs.findings import accuracy_interval, mean_measured, standing
+from feddg.runs.findings import accuracy_interval, mean_measured
 from feddg.runs.reading import RunRecord
 from feddg.runs.selection_rules import SelectionRule, rules_for
 
@@ -126,45 +126,6 @@ def _extremes(evaluations: Evaluations, split: str) -> dict[str, str]:
 def has_long_splits(evaluations: Evaluations) -> bool:
     """Whether ``final_table`` leaves domains out unless asked for all."""
     return any(len(evaluations.domains(split)) > MOST_DOMAINS for split in SPLITS)
-
-
-def results_of_runs(runs: Sequence[RunRecord], labels: Sequence[str]) -> Table:
-    """Held-out test accuracy of each run under each selection rule, and its in-domain test."""
-    tested_on = [", ".join(map(readable, run.held_out(TEST))) or MISSING for run in runs]
-    same = len(set(tested_on)) == 1
-    columns = [Column("Run", numeric=False)]
-    columns += [] if same else [Column("Held-out test domain", numeric=False)]
-    rules = rules_for(run.evaluations for run in runs)
-    all_served = {run.served.name.lower() for run in runs}
-    served = all_served.pop() if len(all_served) == 1 else "served model"
-    columns += [Column(rule.name, "held-out test") for rule in rules]
-    columns += [Column(heading, served) for heading in ("95 % interval", "Balanced")]
-    columns += [Column("Largest class", "of the images")]
-    columns += [Column("In-domain test", served), Column("Rounds")]
-    rows = [
-        [Cell(label, strong=True), *([] if same else [Cell(domains)]), *_result_cells(run, rules)]
-        for run, label, domains in zip(runs, labels, tested_on)
-    ]
-    caption = (
-        "Accuracy in percent, mean over domains where there are several. The columns of "
-        "held-out test accuracy differ in how the model was chosen; the test split never chooses."
-    )
-    return Table(columns, rows, caption)
-
-
-def _result_cells(run: RunRecord, rules: Sequence[SelectionRule]) -> list[Cell]:
-    accuracies = [held_out_accuracy(run, rule) for rule in rules]
-    rule = run.served
-    last = rule.choose(run.evaluations)
-    at = standing(run.evaluations.of(rule.weights), last)
-    return [
-        *(Cell(percent(value), strong=one == rule) for one, value in zip(rules, accuracies)),
-        Cell(interval_words(at.accuracy) if at else MISSING),
-        Cell(percent(at.balanced if at else None)),
-        Cell(percent(at.constant if at else None)),
-        Cell(percent(rule.measure(run.evaluations, last, ID_TEST))),
-        Cell(rounds_text(run)),
-    ]
 
 
 def held_out_accuracy(run: RunRecord, rule: SelectionRule) -> float | None:

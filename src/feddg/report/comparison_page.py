@@ -25,6 +25,7 @@ from feddg.report.headline import data_tags, on_data
 from feddg.report.metrics_section import compared_metrics
 from feddg.report.next_steps import comparison_steps
 from feddg.report.paired_section import paired_section
+from feddg.report.settings_section import differing_settings
 from feddg.report.tuning_section import tuning_section
 from feddg.report.verdict import (
     about_best,
@@ -41,6 +42,7 @@ from feddg.runs.selection_rules import SELECTION_RULES
 MOST_FACTS = 8
 MOST_NAMED = 4
 MOST_COLUMNS = 6
+FEW_SETTINGS = 10
 
 
 def results_page(results: Results) -> Page:
@@ -53,6 +55,7 @@ def results_page(results: Results) -> Page:
         paired_section(results),
         _rules_section(results),
         *_axis_sections(results),
+        _settings_section(results),
         _paper_section(results),
         tuning_section(results.tuning),
         _cost_section(results),
@@ -173,6 +176,22 @@ def _rules_section(results: Results) -> Section:
 def _axis_sections(results: Results) -> list[Section]:
     found = [(axis, charts.axis_curves(results, axis)) for axis in results.axes]
     return [Section(f"By {readable(axis)}", [chart]) for axis, chart in found if chart is not None]
+
+
+def _settings_section(results: Results) -> Section | None:
+    """The settings in which a few runs differ; None of more runs than a table has room for."""
+    found = list({result.run.folder: result for result in results.results}.values())
+    if not 1 < len(found) <= MOST_COLUMNS:
+        return None
+    labels = [spelled(result.place.method) for result in found]
+    if len(set(labels)) < len(labels):
+        labels = [result.run.folder.name for result in found]
+    table = differing_settings([result.run for result in found], labels)
+    if table is None:
+        return None
+    few = len(table.rows) <= FEW_SETTINGS
+    blocks: list[Block] = [table if few else Fold(counted(len(table.rows), "setting"), [table])]
+    return Section("What differs", blocks)
 
 
 def _paper_section(results: Results) -> Section | None:

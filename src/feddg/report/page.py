@@ -22,12 +22,9 @@ from feddg.report.charts import TEMPLATE
 from feddg.report.comparison_page import results_page
 from feddg.report.formats import page_tables, results_csv, to_csv, to_latex, to_markdown
 from feddg.report.pictures import data_uri
-from feddg.report.several_page import comparison_page
 from feddg.report.single_page import run_page
 from feddg.report.templating import template_named
 from feddg.runs.reading import read_run
-
-MOST_SIDE_BY_SIDE = 6
 
 
 def write_report(folders: Sequence[Path], out: Path) -> Path:
@@ -35,8 +32,7 @@ def write_report(folders: Sequence[Path], out: Path) -> Path:
 
     Args:
         folders: Run folders, finished or not, or a single folder of ``feddg compare``. One run
-            gives the page of that run; one run per method, a page of them side by side; more, a
-            page of statistics.
+            gives the page of that run; several, a comparison of those that are complete.
         out: The file to write; its folder is made if needed, an older file is replaced.
 
     Returns:
@@ -78,14 +74,9 @@ def page_about(folders: Sequence[Path]) -> Page:
         raise RunError("There is no run to report on. Name at least one run folder.")
     if len(folders) == 1 and (folders[0] / COMPARISON).is_file():
         return results_page(read_comparison(folders[0]))
-    runs = [read_run(folder) for folder in folders]
-    if len(runs) == 1:
-        return run_page(runs[0])
-    results = results_of(folders)
-    several_times = 1 < len(results.methods) < len(results.results)
-    if several_times or len(runs) > MOST_SIDE_BY_SIDE:
-        return results_page(results)
-    return comparison_page(runs)
+    if len(folders) == 1:
+        return run_page(read_run(folders[0]))
+    return results_page(results_of(folders))
 
 
 def write_comparison(folder: Path) -> Path:

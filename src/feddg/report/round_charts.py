@@ -1,4 +1,4 @@
-"""Charts over the rounds: accuracy by domain, loss terms, several runs."""
+"""Charts over the rounds: accuracy by domain, loss terms."""
 
 from collections.abc import Sequence
 from itertools import cycle
@@ -13,7 +13,6 @@ from feddg.report.charts import (
     label_of,
     line_of,
 )
-from feddg.report.looks import looks_of
 from feddg.report.wording import readable
 from feddg.rows import ID_TEST, ID_VAL, SPLITS, TEST, VAL, RoundRow
 from feddg.runs.evaluations import Evaluations
@@ -113,18 +112,3 @@ def loss_curves(rounds: Sequence[RoundRow]) -> Chart | None:
 
 def _spans_magnitudes(values: Sequence[float]) -> bool:
     return bool(values) and min(values) > 0 and max(values) > 100 * min(values)
-
-
-def held_out_accuracy_of_runs(runs: Sequence[RunRecord], labels: Sequence[str]) -> Chart:
-    """Held-out test accuracy over rounds, one line per run."""
-    looks = looks_of({label: run.method for run, label in zip(runs, labels)})
-    lines = []
-    for run, label in zip(runs, labels):
-        points = _mean_points(run.evaluations, TEST)
-        line = line_of(points, label_of(label), looks[label].colour, width=3, scale=100)
-        lines.append(line.update(line_dash=looks[label].dash))
-    caption = (
-        "Accuracy on the held-out test domain after each round, one line per run (mean over "
-        "domains where there are several)."
-    )
-    return curves_of(lines, "held-out test accuracy (%)", caption)

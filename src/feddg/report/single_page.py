@@ -59,13 +59,13 @@ def run_page(run: RunRecord) -> Page:
     )
 
 
-def run_sections(run: RunRecord, with_pictures: bool = True) -> list[Section]:
+def run_sections(run: RunRecord) -> list[Section]:
     """The sections of a run; those about things it did not record are left out."""
     sections = [
         _accuracy_section(run),
         metrics_section(run),
         _confusion_section(run),
-        pictures_section(run) if with_pictures else None,
+        _pictures_section(run),
         adaptation_section(run),
         *analyses_sections(run),
         holdings_section(run),
@@ -115,9 +115,8 @@ def _confusions(rows: Sequence[EvaluationRow]) -> list[tuple[Counts, str]]:
     return [(count, readable(row.domain)) for count, row in zip(counts, rows)]
 
 
-def pictures_section(*runs: RunRecord) -> Section | None:
-    """The pictures the runs drew."""
-    pictures = [picture for run in runs for picture in run.pictures()]
+def _pictures_section(run: RunRecord) -> Section | None:
+    pictures = run.pictures()
     return Section("Pictures", [Gallery(pictures)]) if pictures else None
 
 

@@ -1,15 +1,13 @@
-"""Checkpoints: a run after a round, each file with a checksum; the last few are kept.
+"""The checkpoint: a run after its last completed round.
 
-``checkpoint.json`` is the index of the newest, ``checkpoint-ROUND.json`` of each that is kept. An
-index names the files of the server's state and of what clients remember, with their checksums. A
-damaged checkpoint is found when it is read; the one before it takes its place, and that is said.
+``checkpoint.json`` is its index: it names the files of the server's state and of what clients
+remember, with their checksums. New files are written beside those it names, then the index is
+renamed into place: a process killed at any moment leaves one whole checkpoint.
 """
 
 import json
-import logging
-import re
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,20 +22,13 @@ from feddg.messages import Message, Weights
 from feddg.methods.base import State
 from feddg.row_files import JsonFile
 
-log = logging.getLogger("feddg")
-
 CHECKPOINTS, NEWEST = "checkpoint", "checkpoint.json"
 DROPPED = "weights-dropped"
-"""A file beside the indexes of a run whose weights were deleted when it was complete."""
-EARLIER_KEPT = 2
-"""Checkpoints kept beside the newest."""
-EARLIER_BYTES = 4 * 2**30
-"""Most disk space that they may take; where a checkpoint is larger, fewer are kept, or none."""
+"""A file beside the index of a run whose weights were deleted when it was complete."""
 
 MODEL_KEY = "models/"
 """What the checksums' names of kept models begin with."""
 _ORDER = "order"
-_INDEX = re.compile(r"checkpoint-(\d+)\.json")
 _FileName = Annotated[str, Field(pattern=r"^[a-z0-9-]+\.safetensors$")]
 
 
@@ -152,10 +143,10 @@ class CheckpointIndex(JsonFile):
 
 
 class Checkpoints:
-    """The checkpoints of a run folder, open for writing.
+    """The checkpoint of a run folder, open for writing.
 
     Args:
-        folder: where they are.
+        folder: where it is.
         write_tensors: writes a file of tensors with metadata, by its name.
         write_index: writes an index, by its name.
         models: folder of the models that rules chose.
@@ -170,12 +161,12 @@ class Checkpoints:
     ) -> None:
         self._folder, self._models = folder, models
         self._write_tensors, self._write_index = write_tensors, write_index
-        self._kept: list[CheckpointIndex] = []
+        self._index: CheckpointIndex | None = None
 
     @property
     def models(self) -> set[str]:
-        """Names of the model files that a kept checkpoint needs."""
-        return {file for index in self._kept for file in index.models.values()}
+        """Names of the model files that it needs."""
+        return set(self._index.models.values()) if self._index else set()
 
     def save(
         self,
@@ -185,7 +176,7 @@ class Checkpoints:
         experiment: str,
         models: Mapping[str, str],
     ) -> None:
-        """Writes the state after a round; the ones before stay until this one is whole.
+        """Writes the state after a round; the one before stays until this one is whole.
 
         Args:
             state: the server's state.
@@ -194,7 +185,7 @@ class Checkpoints:
             experiment: the experiment's id.
             models: files in ``models/`` that count now, by the rule that chose them.
         """
-        before = self._kept[0] if self._kept else None
+        before = self._index
         files = dict(before.memories) if before else {}
         sums = dict(before.checksums) if before else {}
         for id in sorted(changed):
@@ -211,8 +202,7 @@ class Checkpoints:
         for file in models.values():
             key = f"{MODEL_KEY}{file}"
             present.add(key)
-            # One of this very round may have been written before, in a round that did not count.
-            if key not in sums or file == f"round-{state.round}.safetensors":
+            if key not in sums:
                 sums[key] = checksum(self._models / file)
         index = CheckpointIndex(
             round=state.round,
@@ -224,39 +214,34 @@ class Checkpoints:
             experiment=experiment,
             checksums={file: sums[file] for file in sorted(present)},
         ).sealed()
-        self._write_index(f"checkpoint-{state.round}.json", index)
         self._write_index(NEWEST, index)
-        earlier = [kept for kept in self._kept if kept.round < state.round]
-        self._kept = [index, *self._affordable(index, earlier[:EARLIER_KEPT])]
-        self._sweep()
+        self._index = index
+        for left in self._folder.iterdir():
+            if left.name not in {NEWEST, *index.files}:
+                with suppress(OSError):
+                    left.unlink()
 
     def load(self) -> Checkpoint | None:
-        """Returns the last whole checkpoint, or None if none was ever written.
-
-        Where a newer one is damaged, that is logged in one line.
+        """Returns the checkpoint, or None if none was ever written.
 
         Raises:
-            RunError: all are damaged.
+            RunError: it is damaged.
         """
-        faults: list[str] = []
-        known = [index for path in self._paths() if (index := _readable(path, faults))]
-        for place, index in enumerate(known):
-            try:
-                checkpoint = self._loaded(index)
-            except RunError as error:
-                faults += [str(error)]
-                continue
-            # The newest has two index files, and counts once.
-            self._kept = list({kept.round: kept for kept in reversed(known[place:])}.values())[::-1]
-            if faults:
-                log.warning("%s Going on from the checkpoint of round %d.", faults[0], index.round)
-            return checkpoint
-        if faults:
+        path = self._folder / NEWEST
+        try:
+            if not is_file(path):
+                return None
+            index = CheckpointIndex.read_whole(path)
+            checkpoint = self._loaded(index)
+        except RunError as error:
+            if is_file(self._folder / DROPPED):
+                raise
             raise RunError(
-                f"{faults[0]} There is no other checkpoint in {self._folder}; delete the run's "
-                "folder to start again."
-            )
-        return None
+                f"{error} The run cannot go on without it; delete {self._folder.parent} to start "
+                "again."
+            ) from None
+        self._index = index
+        return checkpoint
 
     def _loaded(self, index: CheckpointIndex) -> Checkpoint:
         tensors = index.load(self._folder, index.files)
@@ -269,37 +254,9 @@ class Checkpoints:
         state = State(weights, extras, agreed, index.round, index.rounds)
         return Checkpoint(state, memories, index.models)
 
-    def _paths(self) -> list[Path]:
-        """Index files, newest first; the newest has two."""
-        rounds = sorted(_rounds(self._folder), reverse=True)
-        paths = [self._folder / f"checkpoint-{round}.json" for round in rounds]
-        newest = self._folder / NEWEST
-        return [newest, *paths] if paths or is_file(newest) else []
-
-    def _affordable(
-        self, newest: CheckpointIndex, earlier: Sequence[CheckpointIndex]
-    ) -> Sequence[CheckpointIndex]:
-        seen, size = newest.files, 0
-        for count, index in enumerate(earlier):
-            for name in index.files - seen:
-                with suppress(OSError):
-                    size += (self._folder / name).stat().st_size
-            seen = seen | index.files
-            if size > EARLIER_BYTES:
-                return earlier[:count]
-        return earlier
-
-    def _sweep(self) -> None:
-        keep = {NEWEST}.union(*(index.files for index in self._kept))
-        keep |= {f"checkpoint-{index.round}.json" for index in self._kept}
-        for file in self._folder.iterdir():
-            if file.name not in keep:
-                with suppress(OSError):
-                    file.unlink()
-
 
 def newest_index(folder: Path) -> CheckpointIndex:
-    """Returns the index of a run folder's newest checkpoint; only reads.
+    """Returns the index of a run folder's checkpoint; only reads.
 
     Raises:
         RunError: there is none, or it is damaged.
@@ -334,22 +291,6 @@ def checkpoint_memories(folder: Path) -> dict[int, Weights]:
     index = newest_index(folder)
     tensors = index.load(folder / CHECKPOINTS, index.memories.values())
     return {id: tensors[name] for id, name in index.memories.items()}
-
-
-def _readable(path: Path, faults: list[str]) -> CheckpointIndex | None:
-    try:
-        return CheckpointIndex.read_whole(path)
-    except RunError as error:
-        faults.append(str(error))
-        return None
-
-
-def _rounds(folder: Path) -> set[int]:
-    try:
-        names = [path.name for path in folder.iterdir()]
-    except OSError as error:
-        raise RunError(f"Cannot read {folder}: {why(error)}.") from None
-    return {int(found[1]) for name in names if (found := _INDEX.fullmatch(name))}
 
 
 def _tensors(state: State) -> Weights:

@@ -243,7 +243,7 @@ class RunFolder:
     ) -> None:
         """Writes the state after a round, see :meth:`Checkpoints.save`.
 
-        Models that no kept checkpoint names are removed then.
+        Models that it does not name are removed then.
         """
         try:
             self._checkpoints.save(state, memories, changed, self._experiment, models or {})
@@ -255,7 +255,7 @@ class RunFolder:
                     file.unlink()
 
     def load_checkpoint(self) -> Checkpoint | None:
-        """Returns the last whole checkpoint, or None, see :meth:`Checkpoints.load`."""
+        """Returns the checkpoint, or None, see :meth:`Checkpoints.load`."""
         return self._checkpoints.load()
 
     def unwritable(self, path: Path, error: Exception) -> RunError:
