@@ -35,6 +35,7 @@ class LocalGrid(Grid):
     Attributes:
         offline: names of sites that are not connected.
         silent: names of sites that never reply to a training message.
+        mute: names of sites that never reply to anything.
         fail: decides by site and message whether the node's process dies on it.
         received: (site, message type) of every message delivered.
         registered: name of a node's key by what the node calls itself, where they differ.
@@ -50,6 +51,7 @@ class LocalGrid(Grid):
         self._replies: dict[str, Message] = {}
         self.offline: set[str] = set()
         self.silent: set[str] = set()
+        self.mute: set[str] = set()
         self.fail: Fault = lambda site, message: False
         self.received: list[tuple[str, str]] = []
         self.sent: list[Message] = []
@@ -103,7 +105,7 @@ class LocalGrid(Grid):
         node = message.metadata.dst_node_id
         site = self.nodes[node]
         self.received.append((site, message.metadata.message_type))
-        if site in self.silent and message.metadata.message_type == "train":
+        if site in self.mute or (site in self.silent and message.metadata.message_type == "train"):
             return
         try:
             if self.fail(site, message):

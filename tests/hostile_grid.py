@@ -111,13 +111,23 @@ class HostileGrid(Grid):
 class HostileFederation:
     """Four sites, a transport and a server; ``lie`` makes a site hostile before ``run``."""
 
-    def __init__(self, method: str = "fedavg", sites: int = 4, **options: Any) -> None:
+    def __init__(
+        self,
+        method: str = "fedavg",
+        sites: int = 4,
+        *,
+        grid: type[HostileGrid] = HostileGrid,
+        policy: Policy | None = None,
+        judges: tuple[str, ...] = (),
+        **options: Any,
+    ) -> None:
         sizes = tuple(4 + site for site in range(sites))
         self.small = federation(method, sizes=sizes, **options)
         names = tuple(f"site-{site}" for site in range(sites))
-        self.grid = HostileGrid(self.small, names)
-        policy = Policy(minimum=1, wait=0.01, deadline=5.0, poll=0.001)
-        self.transport = FlowerTransport(self.grid, names, "run-1", policy)
+        self.grid = grid(self.small, (*names, *judges))
+        policy = policy or Policy(minimum=1, wait=0.01, deadline=5.0, poll=0.001)
+        self.transport = FlowerTransport(self.grid, names, "run-1", policy, judges=judges)
+        self.minimum = policy.minimum
         self.rows: list[Any] = []
 
     def lie(self, site: int, kind: str, change: Change) -> None:
@@ -127,7 +137,7 @@ class HostileFederation:
     def run(self, rounds: int = 1) -> Server:
         """Gathers the sites, sets up, runs rounds; returns the server."""
         small = self.small
-        self.transport.gather(1)
+        self.transport.gather(self.minimum)
         self.transport.fields = {"classes": "[]", "domains": "[]"}
         guards = small.built_guards()
         network, sites = small.network, len(small.sizes)

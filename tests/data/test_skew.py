@@ -1,6 +1,7 @@
 """Numbers for how unlike clients are, against slow calculations and known cases."""
 
 import itertools
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -35,6 +36,32 @@ def test_numbers_equal_the_slow_ones(counts):
     assert total_variation(counts) == pytest.approx(slow_total_variation(counts.tolist()))
     sizes = counts.sum(axis=1)
     assert gini(sizes) == pytest.approx(slow_gini(sizes.tolist()), abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    "counts", [[[3, 1], [2, 5]], [[4, 0, 2], [1, 1, 1], [0, 0, 3]], [[7], [2]]]
+)
+def test_chance_is_the_mean_over_shuffles(counts):
+    table, random = np.array(counts), np.random.default_rng(0)
+    images = np.repeat(np.arange(table.shape[1]), table.sum(axis=0))
+    ends = table.sum(axis=1).cumsum()[:-1]
+    shuffled = [
+        np.array([np.bincount(own, minlength=table.shape[1]) for own in np.split(order, ends)])
+        for order in (random.permutation(images) for _ in range(4000))
+    ]
+    expected = np.mean([total_variation(dealt) for dealt in shuffled])
+    assert skew_of(table, table).labels.by_chance == pytest.approx(expected, abs=0.01)
+
+
+def test_no_memory_goes_by_how_many_images_clients_say_they_have():
+    counts = np.array([[3 * 10**6, 0], [0, 3 * 10**6], [3, 4]])
+    tracemalloc.start()
+    found = skew_of(counts, counts)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10**6
+    assert (found.smallest, found.largest) == (7, 3 * 10**6)
+    assert 0 < found.labels.by_chance < 0.1
 
 
 def test_equal_clients_have_no_skew():

@@ -235,6 +235,8 @@ UPDATE: dict[str, Change] = {
         "weights",
         header(b"{'descr': [('a', '<f4')], 'fortran_order': False, 'shape': (16,)}"),
     ),
+    "an entry with an endless name": field("terms/" + "n" * 100_000, 1.0),
+    "an array with an endless name": added("weights", "n" * 100_000, numpy.zeros(2, "float32")),
     "an undeclared extra": added("extras", "more", numpy.zeros(3, "float32")),
     "an undeclared number among the extras": lambda records: field("extras/more", 1)(
         added("extras", "x", numpy.zeros(1, "float32"))(records)
@@ -275,6 +277,7 @@ INTRODUCTION: dict[str, Change] = {
     "an unknown entry": field("introduction/patients", "Jane"),
     "a tensor": added("introduction", "style", numpy.zeros(3, "float32")),
     "no introduction": field("parts", ""),
+    "missing what was agreed": field("missing", "agreed"),
 }
 
 STYLE: dict[str, Change] = {

@@ -1,5 +1,8 @@
 """Every lie of a site is refused by its name, and the others go on as if it had not been there."""
 
+import json
+import tracemalloc
+
 import pytest
 import torch
 
@@ -116,6 +119,47 @@ def test_a_site_that_comes_back_with_other_domains_is_left_out(caplog):
     federation.lie(0, "query.introduce", introduce)
     federation.transport._online()
     assert "names other classes or domains than when it joined" in caplog.text
+
+
+@pytest.mark.parametrize("what", ["classes", "domains"])
+def test_sites_cannot_name_ever_more_together(what, caplog):
+    federation = HostileFederation()
+
+    def naming(site):
+        def introduce(records):
+            names = {f"{what} {number} of {site}": 1 for number in range(1500)}
+            for key in ("classes", "domains"):
+                own = names if key == what else {"a": 1500}
+                records.config_records["fields"][f"introduction/{key}"] = json.dumps(own)
+            return records
+
+        return introduce
+
+    federation.lie(0, "query.introduce", naming(0))
+    federation.lie(1, "query.introduce", naming(1))
+    found = federation.transport.gather(1)
+    assert sorted(found) == [0, 2, 3]
+    assert len(set().union(*(getattr(one, what) for one in found.values()))) <= 2000
+    assert f"'site-1' and names 1500 {what}: with those of the other sites" in caplog.text
+    assert "'site-0' names most, 1500, they would be 300" in caplog.text
+
+
+def test_a_claim_of_images_costs_no_memory():
+    federation = HostileFederation()
+    claim = json.dumps({"a": 10**8})
+
+    def introduce(records):
+        records.config_records["fields"]["introduction/classes"] = claim
+        records.config_records["fields"]["introduction/domains"] = claim
+        return records
+
+    federation.lie(0, "query.introduce", introduce)
+    tracemalloc.start()
+    federation.run()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert federation.transport.introduced[0] == 10**8
+    assert peak < 50 * 10**6
 
 
 VALUES = some.one_of(

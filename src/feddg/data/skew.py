@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-
-from feddg.randomness import numpy_stream
+from scipy.special import gammaln
 
 
 @dataclass(frozen=True)
@@ -15,7 +14,7 @@ class Distance:
     Attributes:
         mean: total variation, half the sum of the absolute differences of the shares, in [0, 1);
             mean over the clients with images, each counted once.
-        by_chance: the same after all images were shuffled among clients of these sizes.
+        by_chance: the same, on average, where all images are shuffled among clients of these sizes.
     """
 
     mean: float
@@ -51,8 +50,8 @@ def skew_of(domains: np.ndarray, labels: np.ndarray) -> Skew:
     """
     sizes = np.asarray(domains).sum(axis=1)
     return Skew(
-        _distance(np.asarray(domains), "domains"),
-        _distance(np.asarray(labels), "labels"),
+        _distance(np.asarray(domains)),
+        _distance(np.asarray(labels)),
         gini(sizes),
         int(sizes.min()) if len(sizes) else 0,
         int(sizes.max(initial=0)),
@@ -82,14 +81,39 @@ def gini(sizes: np.ndarray) -> float:
     return float(2 * (ranks * ordered).sum() / (count * ordered.sum()) - (count + 1) / count)
 
 
-def _distance(counts: np.ndarray, what: str) -> Distance:
-    sizes, kinds = counts.sum(axis=1), counts.shape[1]
-    everything = np.repeat(np.arange(kinds), counts.sum(axis=0))
-    shuffled = numpy_stream(0, "skew by chance", what).permutation(everything)
-    owners = np.repeat(np.arange(len(sizes)), sizes)
-    cells = np.bincount(owners * kinds + shuffled, minlength=counts.size)
-    chance = cells.reshape(counts.shape)
-    return Distance(total_variation(counts), total_variation(chance))
+def _distance(counts: np.ndarray) -> Distance:
+    return Distance(total_variation(counts), _by_chance(counts))
+
+
+def _by_chance(counts: np.ndarray) -> float:
+    """Mean of the total variation over all ways to shuffle the images among the clients.
+
+    A client of n images then holds X of the K of one kind among all N, hypergeometric. Its mean
+    deviation is E|X - nK/N| = 2 m (N - K - n + m) / N P(X = m) with m = floor(nK/N) + 1 (Johnson,
+    Kemp and Kotz, "Univariate Discrete Distributions"). So a table of counts is enough: no memory
+    goes by how many images somebody says that there are.
+    """
+    sizes, kind = counts.sum(axis=1), counts.sum(axis=0, dtype=np.float64)
+    size, total = sizes[sizes > 0, None].astype(np.float64), float(sizes.sum())
+    if not total:
+        return 0.0
+    above = np.floor(size * (kind / total)) + 1
+    least = total - kind - size + above
+    possible = (above <= size) & (above <= kind) & (least > 0)
+    above, least = np.where(possible, above, 0), np.where(possible, least, 0)
+    log_chance = (
+        _log_ways(kind, above)
+        + _log_ways(total - kind, np.where(possible, size - above, 0))
+        - _log_ways(total, size)
+    )
+    away = np.where(possible, 2 * above * (least / total) * np.exp(log_chance), 0)
+    return float((away / size).sum(axis=1).mean() / 2)
+
+
+def _log_ways(of: np.ndarray | float, chosen: np.ndarray) -> np.ndarray:
+    """Logarithm of the number of ways to choose so many of so many."""
+    ways: np.ndarray = gammaln(of + 1) - gammaln(chosen + 1) - gammaln(of - chosen + 1)
+    return ways
 
 
 def in_words(skew: Skew) -> Iterator[str]:

@@ -21,7 +21,9 @@ class Deployment(Settings):
     test_domain: str = Field("", description="what the images of a test folder class/* are called")
     cache: str = Field("", description="the coordinator's cache folder; '' for the user's")
     min_sites: int = Field(0, ge=0, description="sites that must be connected; 0 for all")
-    wait_seconds: Positive = Field(300.0, description="how long to wait for them")
+    wait_seconds: Positive = Field(
+        300.0, description="how long to wait for them, until they have introduced themselves"
+    )
     round_deadline: Positive = Field(3600.0, description="seconds a site has for one message")
     poll_seconds: Positive = Field(0.5, description="between two looks at the mailbox")
     unnamed_sites: bool = Field(

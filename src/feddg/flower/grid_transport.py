@@ -7,15 +7,17 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from flwr.app import ConfigRecord, RecordDict
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 
 from feddg.errors import RunError
 from feddg.federation.ledger import Ledger
 from feddg.federation.transport import Reply
-from feddg.flower.exchange import AGREED, Exchange, Policy, Post, Recipient
+from feddg.flower.exchange import AGREED, INTRODUCE, Exchange, Policy, Post, Recipient
 from feddg.flower.identity import Identities
 from feddg.flower.parcels import FIELDS, Parcel, arrays
 from feddg.flower.replies import Introduction, read_update
@@ -26,7 +28,26 @@ from feddg.messages import Broadcast, Message, Refusal, Scalar, Update, Weights,
 log = logging.getLogger("feddg")
 
 DESCRIBE, TRAIN, ASK, EVALUATE = "query.describe", "train", "query.ask", "evaluate"
-INTRODUCE = "query.introduce"
+
+
+@dataclass
+class Stranger:
+    """A connected node that was asked which site it is.
+
+    Attributes:
+        info: what Flower knows of it; None if it is gone.
+        asked: when, by a clock that only runs forwards.
+        reply: what it said, or why it cannot take part; None before that is known.
+    """
+
+    info: NodeInfo | None
+    asked: float
+    reply: Parcel | Refusal | None = None
+
+    @property
+    def name(self) -> str:
+        """The name that its key was registered under, if it has one."""
+        return self.info.name if self.info is not None else ""
 
 
 class FlowerTransport:
@@ -79,6 +100,10 @@ class FlowerTransport:
         self._digest = ""
         self._told: set[int] = set()
         self._asked: set[int] = set()
+        self._introductions = Exchange(self._post, INTRODUCE, ("introduce", "introduce"), 0)
+        self._strangers: dict[Recipient, Stranger] = {}
+        self._unheard: set[str] = set()
+        self._missing: set[int] = set()
 
     @property
     def ledger(self) -> Ledger:
@@ -111,18 +136,21 @@ class FlowerTransport:
         self._roster.on_introduction = told
 
     def gather(self, minimum: int) -> dict[int, Introduction]:
-        """Waits until all sites have introduced themselves, or time is up and ``minimum`` have.
+        """Waits until all sites have introduced themselves, or the policy's ``wait`` is over.
 
         Returns:
             What the sites that train said about themselves; only they count.
 
         Raises:
-            RunError: too few sites; names the missing ones.
+            RunError: fewer than ``minimum``; names the missing ones.
         """
         until = time.monotonic() + self._policy.wait
         while len(online := self._online()) < len(self.sites) and time.monotonic() < until:
             time.sleep(self._policy.poll)
-        missing = self._roster.said_of(id for id in range(len(self.sites)) if id not in online)
+        silent = {self._called(to) for to in self._strangers}
+        self._unheard |= silent
+        absent = [id for id in range(len(self.sites)) if id not in online]
+        missing = self._roster.said_of(absent, silent)
         trainers = sorted(online & set(self.clients))
         if len(trainers) < minimum:
             raise RunError(
@@ -131,33 +159,70 @@ class FlowerTransport:
             )
         if missing:
             log.warning("starting without the sites that are not connected: %s", missing)
+        self._missing = set(absent)
         return {id: self._roster.introductions[id] for id in trainers}
 
     def _online(self) -> set[int]:
-        """Returns the ids of the connected sites; asks new nodes which site they are."""
+        """Returns the ids of the connected sites; asks new nodes which site they are.
+
+        Waits for nobody: what a node says of itself counts whenever it comes.
+        """
         nodes = set(self._grid.get_node_ids())
         self._asked &= nodes
+        self._ask_again()
         new = sorted(nodes - self._asked)
         if new:
             self._introduce(new)
+        self._admit()
         return self._roster.among(nodes)
 
     def _introduce(self, nodes: list[int]) -> None:
         infos = {info.node_id: info for info in self._grid.get_nodes()}
         # A name is the key's that was registered first.
         nodes = sorted(nodes, key=lambda n: (infos[n].registered_at if n in infos else "", n))
-        exchange = Exchange(self._post, INTRODUCE, ("introduce", "introduce"), self._round)
-        recipients = [self._roster.stranger(node, infos.get(node)) for node in nodes]
-        for recipient in recipients:
-            exchange.send(recipient, Parcel({"run": self._run}).to_records())
-        for recipient, reply in exchange.replies(recipients):
-            self._asked.add(recipient.node)
-            if isinstance(reply, Refusal):
-                log.warning("a node cannot take part: %s", reply.reason)
+        self._introductions.round = self._round
+        for node in nodes:
+            self._asked.add(node)
+            recipient = self._roster.stranger(node, infos.get(node))
+            self._introductions.forget(recipient)
+            self._strangers[recipient] = Stranger(infos.get(node), time.monotonic())
+            self._introductions.send(recipient, Parcel({"run": self._run}).to_records())
+
+    def _ask_again(self) -> None:
+        """Has nodes asked anew that never said who they are: a message may be lost with a site."""
+        oldest = time.monotonic() - self._policy.deadline
+        for to, stranger in list(self._strangers.items()):
+            if stranger.reply is None and stranger.asked < oldest:
+                self._introductions.forget(to)
+                del self._strangers[to]
+                self._asked.discard(to.node)
+
+    def _admit(self) -> None:
+        """Gives nodes that have introduced themselves their sites' places."""
+        for to, reply in self._introductions.heard().items():
+            if to in self._strangers:
+                self._strangers[to].reply = reply
+        before: set[str] = set()
+        for to, stranger in list(self._strangers.items()):
+            # While the key that was registered first is silent, nobody takes its name.
+            if stranger.reply is None or stranger.name in before:
+                before |= {stranger.name} - {""}
                 continue
-            id = self._roster.admit(recipient.node, reply, infos.get(recipient.node))
+            del self._strangers[to]
+            if isinstance(stranger.reply, Refusal):
+                log.warning("a node cannot take part: %s", stranger.reply.reason)
+                continue
+            id = self._roster.admit(to.node, stranger.reply, stranger.info)
             if id is not None:
                 self._told.discard(id)
+
+    def _called(self, to: Recipient) -> str:
+        """Returns what a node that has not introduced itself is called."""
+        return self._strangers[to].name or to.name
+
+    def _awaited(self) -> list[Recipient]:
+        """Returns the nodes to introduce themselves; none that once kept the others waiting."""
+        return [to for to in self._strangers if self._called(to) not in self._unheard]
 
     # Transport
 
@@ -221,7 +286,8 @@ class FlowerTransport:
     ) -> Iterator[tuple[int, Parcel | Refusal]]:
         """Sends a broadcast to sites and yields their replies in the order of ``clients``."""
         self._round = broadcast.round
-        online = self._online() if kind == EVALUATE else self._patiently_online(clients)
+        needed = kind != EVALUATE
+        online = self._patiently_online(clients, self._policy.minimum if needed else 0)
         parts = {"weights": Message(broadcast.weights), "extras": broadcast.extras}
         shared = {name: message for name, message in parts.items() if message}
         fields = {**self.fields, **fields, "run": self._run, "round": broadcast.round}
@@ -245,7 +311,7 @@ class FlowerTransport:
         exchange: Exchange,
         written_to: Mapping[int, Recipient],
     ) -> Iterator[tuple[int, Parcel | Refusal]]:
-        replies = exchange.replies(list(written_to.values()))
+        replies = exchange.replies(list(written_to.values()), needed=kind != EVALUATE)
         for id in clients:
             if id not in written_to:
                 yield id, Refusal(id, f"{self.sites[id]}: is not connected")
@@ -255,12 +321,44 @@ class FlowerTransport:
                 self._told.add(id)
             yield id, reply
 
-    def _patiently_online(self, clients: Sequence[int]) -> set[int]:
-        """Returns the connected sites, after waiting for as many as the policy wants."""
-        until = time.monotonic() + self._policy.wait
-        wanted = min(self._policy.minimum, len(clients))
-        while len(found := self._online() & set(clients)) < wanted and time.monotonic() < until:
-            time.sleep(self._policy.poll)
+    def _patiently_online(self, clients: Sequence[int], minimum: int) -> set[int]:
+        """Returns the connected sites among some, after waiting for those that may come back.
+
+        Nobody is waited for twice: a site that was waited for in vain, or a node that does not say
+        who it is, takes part from when it is there.
+
+        Args:
+            clients: the sites.
+            minimum: how many are waited for.
+        """
+        policy, began = self._policy, time.monotonic()
+        while True:
+            found = self._online() & set(clients)
+            self._missing -= found
+            waited = time.monotonic() - began
+            # Without any site there is no round, and nobody whom waiting would hold up.
+            hoped_for = max(1, len(set(clients) - self._missing))
+            enough = len(found) >= min(minimum, hoped_for)
+            awaited = self._awaited() if waited < policy.prompt else []
+            if waited >= policy.wait or (enough and not awaited):
+                break
+            time.sleep(policy.poll)
+        for to in self._awaited():
+            self._unheard.add(self._called(to))
+            log.warning(
+                "round %d goes on without %s, which is connected, but has not said who it is "
+                "within %.0f s; it takes part once it has",
+                *(self._round, self._called(to), waited),
+            )
+        if not enough:
+            silent = {self._called(to) for to in self._strangers}
+            gone = sorted(set(clients) - found - self._missing)
+            self._missing |= set(gone)
+            log.warning(
+                "round %d goes on without the sites that were not connected within %g s: %s; they "
+                "take part once they are there",
+                *(self._round, policy.wait, self._roster.said_of(gone, silent)),
+            )
         return found
 
     def _addressed(self, records: RecordDict, id: int, *, told: bool) -> RecordDict:

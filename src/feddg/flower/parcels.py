@@ -29,7 +29,9 @@ DTYPES = frozenset(
 )
 """Types of numbers that may cross."""
 MOST_PARTS, MOST_ENTRIES, MOST_CHARACTERS, MOST_HEADER = 16, 100_000, 4_000_000, 10_000
-"""Limits of one message: parts, scalars, characters of a text, bytes of an array's header."""
+"""Limits of one message: parts, entries, characters of a text, bytes of an array's header."""
+LONGEST_NAME = 300
+"""Characters of an entry's name: the ledger keeps them."""
 
 
 @dataclass
@@ -65,6 +67,7 @@ class Parcel:
         configs, metrics = records.config_records, records.metric_records
         if list(configs) != [FIELDS] or metrics or len(records.array_records) > MOST_PARTS:
             raise ValueError("it is not laid out as a message of this federation")
+        _require_short_names(records)
         config = configs[FIELDS]
         listed = config.get(_PARTS)
         if not isinstance(listed, str) or len(config) > MOST_ENTRIES:
@@ -117,7 +120,11 @@ def contents(records: RecordDict) -> tuple[list[Shape], dict[str, Scalar]]:
 
     Entries of the parts ``extras``, ``reply``, ``scores`` and ``introduction`` have no prefix, as
     in a ledger of the in-process transport; what the transport itself says is ``fields/...``.
+
+    Raises:
+        ValueError: its names are too many or too long to be kept.
     """
+    _require_short_names(records)
     shapes = [
         (_entry(part, name), tuple(array.shape), array.dtype, len(array.data))
         for part, record in records.array_records.items()
@@ -131,6 +138,22 @@ def contents(records: RecordDict) -> tuple[list[Shape], dict[str, Scalar]]:
             field = key if key in _COUNTS else f"fields/{key}"
             scalars[_entry(part, name) if slash else field] = plain
     return shapes, scalars
+
+
+def _require_short_names(records: RecordDict) -> None:
+    """Makes sure that what a message calls its entries is not the message.
+
+    Raises:
+        ValueError: they are too many, or their names too long.
+    """
+    named = [*records.array_records.items(), *records.config_records.items()]
+    if sum(len(record) for _, record in named) > MOST_ENTRIES:
+        raise ValueError(f"it has more than {MOST_ENTRIES} entries")
+    for part, record in named:
+        for name in (part, *record):
+            if len(name) > LONGEST_NAME:
+                shown = plain_text(name, 40)
+                raise ValueError(f"its entry {shown!r} has a name of {len(name)} characters")
 
 
 def _entry(part: str, name: str) -> str:

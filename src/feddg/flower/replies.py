@@ -12,7 +12,8 @@ from feddg.flower.parcels import Parcel
 from feddg.forms import names_fault, plain_text
 from feddg.messages import Message, Scalar, Update
 
-MOST_CLASSES, MOST_DOMAINS, MOST_IMAGES = 20_000, 2_000, 100_000_000
+MOST_CLASSES, MOST_DOMAINS, MOST_IMAGES = 2_000, 2_000, 100_000_000
+"""Limits of what sites hold: a table of true against predicted classes has the classes' square."""
 MOST_TERMS = 64
 
 MOST_FILES = 16
@@ -62,6 +63,7 @@ class IntroductionFields(ReplyFields):
     site: Annotated[str, Field(max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")] | None = (
         None
     )
+    missing: None = None
 
 
 class Introduction(_Declared):

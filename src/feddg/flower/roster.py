@@ -1,5 +1,6 @@
 """Which node is which site: who may take a site's place, and who is there."""
 
+import json
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
@@ -8,8 +9,8 @@ from flwr.proto.node_pb2 import NodeInfo
 from feddg.flower.exchange import NOBODY, Recipient
 from feddg.flower.identity import Identities
 from feddg.flower.joining import held_out_among
-from feddg.flower.parcels import Parcel
-from feddg.flower.replies import Introduction, read_introduction
+from feddg.flower.parcels import MOST_CHARACTERS, Parcel
+from feddg.flower.replies import MOST_CLASSES, MOST_DOMAINS, Introduction, read_introduction
 
 log = logging.getLogger("feddg")
 
@@ -94,6 +95,7 @@ class Roster:
                 self._held_out_fault(id, introduction)
                 or self._changed(id, introduction)
                 or self._other_files(id, introduction)
+                or self._too_many_names(id, introduction)
             )
             if objection is None:
                 self._settle(id, node, introduction)
@@ -157,13 +159,35 @@ class Roster:
                 )
         return None
 
-    def said_of(self, ids: Iterable[int]) -> str:
-        """Returns the names of sites, each with what is in its way if that is known."""
+    def _too_many_names(self, id: int, introduction: Introduction) -> str | None:
+        """Says so where all sites' classes or domains would be too many with a site's, or None."""
+        others = {k: v for k, v in self.introductions.items() if k < self.trainers and k != id}
+        for what, most in (("classes", MOST_CLASSES), ("domains", MOST_DOMAINS)):
+            own = getattr(introduction, what)
+            all_ = set(own).union(*(getattr(other, what) for other in others.values()))
+            # Every message to a site names all of them, in one text.
+            size = len(json.dumps(list(all_)))
+            if id < self.trainers and (len(all_) > most or size > MOST_CHARACTERS):
+                largest = max(others, key=lambda k: len(getattr(others[k], what)))
+                return (
+                    f"calls itself {self.sites[id]!r} and names {len(own)} {what}: with those of "
+                    f"the other sites, of which {self.sites[largest]!r} names most, "
+                    f"{len(getattr(others[largest], what))}, they would be {len(all_)} in "
+                    f"{size} characters, more than {most} or {MOST_CHARACTERS}"
+                )
+        return None
+
+    def said_of(self, ids: Iterable[int], silent: Collection[str] = ()) -> str:
+        """Returns the names of sites, each with what is in its way if that is known.
+
+        Args:
+            ids: their numbers.
+            silent: names of nodes that are connected, but have not said who they are.
+        """
+        why = {name: "connected, but it has not introduced itself" for name in silent}
+        why |= {name: f"it {objection}" for name, objection in self.objections.items()}
         names = [self.sites[id] for id in ids]
-        return ", ".join(
-            f"{name} (it {self.objections[name]})" if name in self.objections else name
-            for name in names
-        )
+        return ", ".join(f"{name} ({why[name]})" if name in why else name for name in names)
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -150,7 +150,8 @@ def coordinate(
             grid,
             names,
             _run_key(path / SIMULATION, experiment),
-            Policy(minimum=number, poll=0.02),
+            # Nobody else is waiting for nodes that load the images one after the other.
+            Policy(minimum=number, wait=Policy.deadline, poll=0.02),
             found.worker.device,
             traffic=Traffic(append_to(path / TRAFFIC)),
         )
