@@ -38,6 +38,7 @@ from torch import Tensor, nn
 
 from feddg.clients.client import Client
 from feddg.clients.examples import Batch
+from feddg.forms import Known
 from feddg.messages import Message, joined
 from feddg.methods.catalogue import register
 from feddg.methods.reference import CONTENT_VARIANCE, EIGHT_BITS, HUE, CodeDifference, Reference
@@ -50,6 +51,7 @@ from feddg.rows import Groups
 from feddg.settings import Fraction
 from feddg.styles.finch import finch
 from feddg.styles.interpolate import client_style, interpolation_style, perturb
+from feddg.styles.ranges import DEVIATIONS
 from feddg.styles.statistics import FeatureMoments
 
 
@@ -196,6 +198,15 @@ class Pardon(OneStyleEach):
         if not (scale or coefficient):
             return style
         return perturb(style, scale, coefficient, client.stream("noise"))
+
+    def style_range(self, known: Known) -> tuple[Tensor, Tensor]:
+        """The codec's, and as far beyond as the settings' perturbation reaches."""
+        low, high = super().style_range(known)
+        left = 1 - self.settings.noise_coefficient
+        reach = DEVIATIONS * self.settings.noise_scale
+        low = torch.minimum(low, left * low) - reach
+        low[1].clamp_(min=0)
+        return low, torch.maximum(high, left * high) + reach
 
     def _clusters(self, client: Client, moments: FeatureMoments) -> Tensor:
         count = len(client.examples)
