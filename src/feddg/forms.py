@@ -223,9 +223,7 @@ def names_fault(names: Sequence[object], what: str, most: int, length: int = 200
     return None
 
 
-def _fits(
-    length: int, wanted: Dimension, known: Known, bound: dict[str, int], most: int
-) -> bool:
+def _fits(length: int, wanted: Dimension, known: Known, bound: dict[str, int], most: int) -> bool:
     if isinstance(wanted, int):
         return length == wanted
     dimension = known.dimension(wanted)

@@ -96,7 +96,7 @@ class ChangeSizes:
         self.sizes.pop(client, None)
 
     def outliers(self) -> list[Refusal]:
-        """Returns the clients of this round that moved too far beside the others, or sent too much."""
+        """Returns the clients of this round that are far beyond the others of it."""
         if len(self.lengths) < 3:
             return []
         return self._too_long() or self._too_large()

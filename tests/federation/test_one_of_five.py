@@ -1,4 +1,4 @@
-"""One of five sites sends what cannot be: it is named, and the others go on as if it were not there.
+"""One of five sites sends what cannot be: it is named, and the others go on without it.
 
 Every case is played in process, over the same round loop and checks that every engine has, for
 two rounds and one more after a restart.
@@ -12,12 +12,13 @@ import torch
 
 from feddg.clients.schedule import in_round
 from feddg.federation.checks import MessageChecks
+from feddg.federation.turns import load_weights
 from feddg.forms import Sent
 from feddg.messages import Refusal, Update
 from feddg.methods.base import Method, State
 from feddg.models.norm import never_negative_names
 from feddg.settings import ServerSettings, TrainSettings
-from federations import federation, same
+from federations import SIZE, federation, same
 
 CULPRIT = 2
 SIZES = (9, 8, 7, 8, 9)
@@ -28,6 +29,13 @@ def five(method="fedavg", **options):
     """Five clients that have introduced themselves with their number of images."""
     small = federation(method, sizes=SIZES, train=TRAIN, **options)
     small.server.checks._introduced = dict(enumerate(SIZES))
+
+    def probe(weights):
+        load_weights(small.network, weights)
+        predicted = small.method.predictor(small.network).eval()(torch.rand(2, 3, SIZE, SIZE))
+        return None if torch.isfinite(predicted).all() else "predictions are not finite"
+
+    small.server._probe = probe
     return small
 
 
