@@ -99,7 +99,13 @@ class SmallFederation:
             seed=self.seed,
             ledger=Ledger(lambda row: self.ledger.append(row.model_dump())),
             checks=MessageChecks(
-                self.method, self.network, len(self.sizes), image_size=SIZE, also=guards.sends
+                self.method,
+                self.network,
+                len(self.sizes),
+                image_size=SIZE,
+                also=guards.sends,
+                train=self.train,
+                style_noise=self.style_noise,
             ),
             guards=guards,
             on_client=lambda round, reply: self.replies.append(reply),

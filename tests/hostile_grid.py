@@ -156,6 +156,8 @@ class HostileFederation:
                 image_size=SIZE,
                 also=guards.sends,
                 introduced=self.transport.introduced,
+                train=small.train,
+                style_noise=small.style_noise,
             ),
             guards=guards,
         )

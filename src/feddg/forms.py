@@ -7,7 +7,7 @@ of the value but short, harmless text.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,6 +19,13 @@ MOST_NUMBERS = 2**28
 """Largest number of entries of one declared tensor: 1 GB in float32."""
 MOST_TEXT = 500
 """Characters of a text from outside that are kept."""
+
+_NOT_FINITE = "is not finite (NaN or infinite)"
+LARGEST = 1e6
+"""Largest size of a number whose form declares no range.
+
+Sums, squares and products over a million clients stay finite in float32.
+"""
 
 Dimension = int | str
 """A length, or a name: of a known dimension, or of one that only the sender knows."""
@@ -35,6 +42,11 @@ class Known:
         features: length of an embedding.
         image_size: side of the training images, pixels; 0 where nobody said.
         shapes: shapes of the network's entries by name.
+        images: how many images the sender has; None where it did not introduce itself.
+        noise: how styles are noised before they leave a client, if they are.
+        kept: what the server keeps beside the weights, in an update's round.
+        gradients: of an update: returns by how much the sender moved an entry of the network, for
+            each step of its learning rate, at most; None where that is not known.
     """
 
     classes: int
@@ -42,11 +54,19 @@ class Known:
     features: int
     image_size: int = 0
     shapes: Mapping[str, torch.Size] | None = None
+    images: int | None = None
+    noise: Any = None
+    kept: Mapping[str, Tensor] = field(default_factory=dict)
+    gradients: Callable[[str], Tensor] | None = None
 
     def dimension(self, name: str) -> int | None:
         """Returns a known dimension by name, or None."""
         known = {"classes": self.classes, "clients": self.clients, "features": self.features}
         return known.get(name)
+
+
+Range = tuple[float | Tensor, float | Tensor]
+"""Smallest and largest value: of all numbers, or tensors that hold one for each."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +82,11 @@ class Sent:
         integer: whether a number is whole.
         low: smallest value.
         high: largest value, or the name of a known dimension, which is then one too large.
+        within: returns the range instead, from the method, what is known and the entry's name.
+        rows: what a length that only the sender knows is at most: how many ``images`` the sender
+            has, or a known dimension.
+        alike: whether one client's values are of the size of another's, within a factor of ten;
+            who sends larger ones is refused.
         entry_of: prefix behind which the entry has the name of one of the network's, and its shape.
         when: whether a method, under its settings, sends it; all do by default.
     """
@@ -70,8 +95,11 @@ class Sent:
     shape: Shape | Callable[[Any, Known], Shape] | None = None
     dtype: torch.dtype = torch.float32
     integer: bool = False
-    low: float = -math.inf
-    high: float | str = math.inf
+    low: float = -LARGEST
+    high: float | str = LARGEST
+    within: Callable[[Any, Known, str], Range] | None = None
+    rows: str = "images"
+    alike: bool = False
     entry_of: str | None = None
     when: Callable[[Any], bool] | None = None
 
@@ -98,14 +126,14 @@ class Sent:
         if tensor.dim() != len(shape):
             return f"has shape {_short(tensor.shape)}, expected {_short(shape)}"
         for length, wanted in zip(tensor.shape, shape):
-            if not _fits(length, wanted, known, bound):
+            if not _fits(length, wanted, known, bound, self._most_rows(known)):
                 return f"has shape {_short(tensor.shape)}, expected {_short(shape)}"
         if tensor.numel() > MOST_NUMBERS:
             return f"has {tensor.numel()} numbers, more than {MOST_NUMBERS}"
-        return self._range_fault(tensor, known)
+        return _range_fault(tensor, *self._range(method, known, name))
 
-    def number_fault(self, known: Known, value: object) -> str | None:
-        """Says what is wrong with a number, or None."""
+    def number_fault(self, method: Any, known: Known, name: str, value: object) -> str | None:
+        """Says what is wrong with a number, or None; see :meth:`tensor_fault`."""
         if self.shape is not None:
             return "must be a tensor, not a number"
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -113,8 +141,8 @@ class Sent:
         if self.integer and not isinstance(value, int):
             return "must be a whole number"
         if isinstance(value, float) and not math.isfinite(value):
-            return "is not finite (NaN or infinite)"
-        low, high = self.low, self._highest(known)
+            return _NOT_FINITE
+        low, high = self._range(method, known, name)
         # A whole number may be too large to be written as a fraction, or to be read at all.
         shown = f"{value:g}" if abs(value) < 1e300 else "enormous"
         return None if low <= value <= high else f"is {shown}, outside {low:g} .. {high:g}"
@@ -125,22 +153,43 @@ class Sent:
             return None if shape is None else tuple(shape)
         return self.shape(method, known) if callable(self.shape) else self.shape
 
-    def _range_fault(self, tensor: Tensor, known: Known) -> str | None:
-        low, high = self.low, self._highest(known)
-        if not tensor.numel() or (low == -math.inf and high == math.inf):
-            return None
-        smallest, largest = (float(value) for value in torch.aminmax(tensor))
-        # A NaN compares as false with both, and is refused here as well.
-        if smallest >= low and largest <= high:
-            return None
-        return f"has values from {smallest:g} to {largest:g}, outside {low:g} .. {high:g}"
+    def _range(self, method: Any, known: Known, name: str) -> Range:
+        if self.within is not None:
+            return self.within(method, known, name)
+        return self.low, _known(known, self.high) - 1 if isinstance(self.high, str) else self.high
 
-    def _highest(self, known: Known) -> float:
-        if not isinstance(self.high, str):
-            return self.high
-        dimension = known.dimension(self.high)
-        assert dimension is not None, f"a form refers to the unknown dimension {self.high!r}"
-        return dimension - 1
+    def _most_rows(self, known: Known) -> int:
+        most = known.images if self.rows == "images" else _known(known, self.rows)
+        return MOST_ROWS if most is None else min(most, MOST_ROWS)
+
+
+def _known(known: Known, name: str) -> int:
+    dimension = known.dimension(name)
+    assert dimension is not None, f"a form refers to the unknown dimension {name!r}"
+    return dimension
+
+
+def _range_fault(tensor: Tensor, low: float | Tensor, high: float | Tensor) -> str | None:
+    """Says which values are outside their range, or None; a NaN is."""
+    if not tensor.numel():
+        return None
+    if isinstance(low, Tensor) or isinstance(high, Tensor):
+        lows, highs = (torch.as_tensor(bound).to(tensor).expand_as(tensor) for bound in (low, high))
+        bad = ~((tensor >= lows) & (tensor <= highs))
+        if not bad.any():
+            return None
+        value, least, most = (float(each[bad][0]) for each in (tensor, lows, highs))
+        if not math.isfinite(value):
+            return _NOT_FINITE
+        return f"has a value of {value:g}, outside {least:g} .. {most:g}"
+    if low == -math.inf and high == math.inf:
+        return None
+    smallest, largest = (float(value) for value in torch.aminmax(tensor))
+    if not (math.isfinite(smallest) and math.isfinite(largest)):
+        return _NOT_FINITE
+    if smallest >= low and largest <= high:
+        return None
+    return f"has values from {smallest:g} to {largest:g}, outside {low:g} .. {high:g}"
 
 
 def plain_text(value: object, most: int = MOST_TEXT) -> str:
@@ -174,13 +223,13 @@ def names_fault(names: Sequence[object], what: str, most: int, length: int = 200
     return None
 
 
-def _fits(length: int, wanted: Dimension, known: Known, bound: dict[str, int]) -> bool:
+def _fits(length: int, wanted: Dimension, known: Known, bound: dict[str, int], most: int) -> bool:
     if isinstance(wanted, int):
         return length == wanted
     dimension = known.dimension(wanted)
     if dimension is not None:
         return length == dimension
-    return 1 <= length <= MOST_ROWS and bound.setdefault(wanted, length) == length
+    return 1 <= length <= most and bound.setdefault(wanted, length) == length
 
 
 def _short(shape: Sequence[Any]) -> str:

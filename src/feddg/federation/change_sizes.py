@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -23,6 +23,11 @@ OF_MEANS = 0.1
 
 CHANGES = "server/changes"
 """Name of the remembered medians among the state's extras."""
+
+
+ALIKE = 10.0
+"""How many times the median of its round a client's largest number may be, where a method says that
+clients' numbers are alike."""
 
 
 REMEMBERED = 20
@@ -60,16 +65,22 @@ class ChangeSizes:
         if medians is not None:
             self._medians.extend(medians.tolist())
         self.lengths: dict[int, float] = {}
+        self.sizes: dict[int, dict[str, float]] = {}
         self._members: tuple[int, ...] = ()
 
     def begin(self, received: Weights) -> None:
         """Starts a round from the weights that its clients are sent."""
         self._received = _floats(received)
         self._norm = length(self._received, self._received)
-        self.lengths, self._members = {}, ()
+        self.lengths, self.sizes, self._members = {}, {}, ()
 
-    def fault(self, update: Update) -> str | None:
-        """Says that an update's change is too long to be believed, or None; takes note of it."""
+    def fault(self, update: Update, sizes: Mapping[str, float] | None = None) -> str | None:
+        """Says that an update's change is too long to be believed, or None; takes note of it.
+
+        Args:
+            update: its weights are looked at.
+            sizes: the largest number of each extra that is like other clients', by name.
+        """
         moved = _length(update.weights, self._received)
         bad = None if math.isfinite(moved) else first_not_finite(update.weights.items())
         if bad is not None:
@@ -85,16 +96,21 @@ class ChangeSizes:
         if not moved <= limit:
             return f"it moved the weights by {moved:.3g}, more than {beside} ({limit:.3g})"
         self.lengths[update.client], self._members = moved, update.members
+        self.sizes[update.client] = dict(sizes or {})
         return None
 
     def forget(self, client: int) -> None:
         """Leaves out of account what a client sent: it was refused for another reason."""
         self.lengths.pop(client, None)
+        self.sizes.pop(client, None)
 
     def outliers(self) -> list[Refusal]:
-        """Returns the clients of this round that moved the weights too far beside the others."""
+        """Returns the clients of this round that are far beyond the others of it."""
         if len(self.lengths) < 3:
             return []
+        return self._too_long() or self._too_large()
+
+    def _too_long(self) -> list[Refusal]:
         limit = self._times * statistics.median(self.lengths.values())
         return [
             Refusal(
@@ -105,6 +121,23 @@ class ChangeSizes:
             for client, length in self.lengths.items()
             if length > limit > 0
         ]
+
+    def _too_large(self) -> list[Refusal]:
+        """Those whose extras are not of the size of the others'."""
+        if math.isinf(self._times):
+            return []
+        found = dict[int, Refusal]()
+        for name in sorted({name for sizes in self.sizes.values() for name in sizes}):
+            own = {client: s[name] for client, s in self.sizes.items() if name in s}
+            limit = ALIKE * statistics.median(own.values())
+            for client, size in own.items():
+                if len(own) >= 3 and size > limit > 0:
+                    found[client] = Refusal(
+                        client,
+                        f"update refused: its {name!r} is up to {size:.3g}, more than {ALIKE:g} "
+                        f"times the median of its round ({limit:.3g})",
+                    )
+        return list(found.values())
 
     def spoiled(self, round: int, fault: str) -> "RoundSpoiled | RunError":
         """Returns what to raise when the fused model is unfit: names who moved it farthest."""

@@ -9,17 +9,26 @@ length of their change is the affair of :mod:`feddg.federation.change_sizes`.
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from fnmatch import fnmatchcase
 
+import torch
 from torch import Tensor
 
+from feddg.clients.schedule import in_round
 from feddg.errors import FeddgError, RunError
 from feddg.federation.change_sizes import RoundSpoiled
 from feddg.forms import Known, Sent, plain_text
 from feddg.guards.secure_aggregation import clients_said
 from feddg.messages import Message, Refusal, Scalar, Update, Weights, first_not_finite
-from feddg.methods.base import Method, has_global_model
+from feddg.methods.base import Method, State, has_global_model
 from feddg.models.network import Network
+from feddg.models.norm import never_negative_names
+from feddg.settings import TrainSettings
+from feddg.styles.private import StyleNoise
+
+LARGEST_COUNTER = 2**53
+"""Beyond any number of batches; adding to it stays exact."""
 
 log = logging.getLogger("feddg")
 
@@ -34,6 +43,8 @@ class MessageChecks:
         image_size: side of the training images, pixels; 0 where nobody said.
         also: further declared entries, for example of guards.
         introduced: how many images clients introduced themselves with, where they did.
+        train: how clients train, which bounds what gradients they can speak of.
+        style_noise: how styles are noised before they leave a client, if they are.
     """
 
     def __init__(
@@ -45,39 +56,98 @@ class MessageChecks:
         image_size: int = 0,
         also: Mapping[str, Sent] | None = None,
         introduced: Mapping[int, int] | None = None,
+        train: TrainSettings | None = None,
+        style_noise: StyleNoise | None = None,
     ) -> None:
-        self._method = method
+        self._method, self._train = method, train
         state = network.state_dict() if has_global_model(method, network) else {}
         # Shapes and dtypes never change, and cost no memory on the meta device.
         self._weights = {name: tensor.to("meta") for name, tensor in state.items()}
         shapes = {name: tensor.shape for name, tensor in self._weights.items()}
         dimensions = (network.classes, clients, network.features_dimension)
-        self._known = Known(*dimensions, image_size, shapes)
+        self._known = Known(*dimensions, image_size, shapes, noise=style_noise)
+        self._never_negative = sorted(never_negative_names(network) & self._weights.keys())
         own = {key: form for key, form in method.sends.items() if key not in Method.sends}
         declared = {**own, **(also or {})}
         self._sent = {k: form for k, form in declared.items() if not form.when or form.when(method)}
         self._introduced = introduced if introduced is not None else {}
 
-    def update_fault(self, update: Update) -> str | None:
+    def update_fault(self, update: Update, state: State | None = None) -> str | None:
         """Says what is wrong with an update, or None if it may be used.
 
         Whether its weights are finite shows in how far it moved them: see ``change_sizes``.
+
+        Args:
+            update: of one client, or the mean of several.
+            state: the server's, from which its client started.
         """
         if update.members:  # made by the server itself, of what it could not read singly
             return layout_fault(update.weights, self._weights)
         return (
             self._examples_fault(update)
             or layout_fault(update.weights, self._weights)
-            or self.message_fault("update", update.extras)
+            or self._statistics_fault(update.weights)
+            or self._message_fault("update", update.extras, self._known_of(update, state))
         )
 
-    def message_fault(self, purpose: str, message: Message) -> str | None:
+    def message_fault(
+        self, purpose: str, message: Message, client: int | None = None
+    ) -> str | None:
         """Says what is wrong with a message, or with an update's extras, or None.
 
         Args:
             purpose: as in the ledger: ``describe``, ``update``, ``answer:...``.
             message: its content.
+            client: whose it is, where that is known.
         """
+        images = None if client is None else self._introduced.get(client)
+        return self._message_fault(purpose, message, replace(self._known, images=images))
+
+    def sizes(self, update: Update) -> dict[str, float]:
+        """Returns the largest number of each extra that all clients send of a like size."""
+        if update.members:
+            return {}
+        return {
+            name: float(tensor.detach().abs().max())
+            for name, tensor in update.extras.tensors.items()
+            for key, form in self._sent.items()
+            if form.alike and fnmatchcase(f"update/{name}", key) and tensor.numel()
+        }
+
+    def _known_of(self, update: Update, state: State | None) -> Known:
+        """What is known of an update's sender and of its round."""
+        known = replace(self._known, images=self._introduced.get(update.client))
+        if state is None:
+            return known
+        known = replace(known, kept=state.extras)
+        if self._train is None:
+            return known
+        train = in_round(self._train, state.round + 1)
+        walked = train.lr * _fewest_steps(train, update.examples)
+
+        def gradients(name: str) -> Tensor:
+            sent = update.weights[name].detach()
+            return (sent - state.weights[name].to(sent)).abs() / walked
+
+        return replace(known, gradients=gradients)
+
+    def _statistics_fault(self, weights: Weights) -> str | None:
+        """Says which variance or counter is none, or None.
+
+        One of them below 0 would make the mean one on which no network works, and then whoever
+        trains honestly would be refused.
+        """
+        for name in self._never_negative:
+            if not weights[name].numel():
+                continue
+            least, most = (float(value) for value in torch.aminmax(weights[name].detach()))
+            if least < 0:
+                return f"weight {name!r} holds {least:g}; a variance or a counter is never below 0"
+            if not weights[name].is_floating_point() and most > LARGEST_COUNTER:
+                return f"weight {name!r} holds {most:g}, more batches than there can have been"
+        return None
+
+    def _message_fault(self, purpose: str, message: Message, known: Known) -> str | None:
         declared = {
             key.removeprefix(f"{purpose}/"): form
             for key, form in self._sent.items()
@@ -90,7 +160,7 @@ class MessageChecks:
             if key is None:
                 return f"has an undeclared entry {plain_text(name, 60)!r}"
             met.add(key)
-            fault = self._entry_fault(declared[key], name, value, bound)
+            fault = self._entry_fault(declared[key], known, name, value, bound)
             if fault is not None:
                 return f"its {plain_text(name, 60)!r} {fault}"
         missing = sorted(declared.keys() - met)
@@ -100,11 +170,11 @@ class MessageChecks:
         return None if bad is None else f"{bad!r} is not finite (NaN or infinite)"
 
     def _entry_fault(
-        self, form: Sent, name: str, value: Tensor | Scalar, bound: dict[str, int]
+        self, form: Sent, known: Known, name: str, value: Tensor | Scalar, bound: dict[str, int]
     ) -> str | None:
         if isinstance(value, Tensor):
-            return form.tensor_fault(self._method, self._known, name, value, bound)
-        return form.number_fault(self._known, value)
+            return form.tensor_fault(self._method, known, name, value, bound)
+        return form.number_fault(self._method, known, name, value)
 
     def _examples_fault(self, update: Update) -> str | None:
         count = update.examples
@@ -115,6 +185,11 @@ class MessageChecks:
         if introduced is not None and count != introduced:
             return f"reports {count} examples, but introduced itself with {introduced}"
         return None
+
+
+def _fewest_steps(train: TrainSettings, images: int) -> int:
+    """Returns how many steps a client with so many images takes in a round, at least."""
+    return train.local_steps or train.local_epochs * max(1, images // train.batch_size)
 
 
 def layout_fault(weights: Weights, expected: Mapping[str, Tensor]) -> str | None:

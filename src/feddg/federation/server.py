@@ -248,7 +248,9 @@ class Server:
         """
         if isinstance(reply, Refusal):
             return reply
-        fault = self.checks.update_fault(reply) or changes.fault(reply)
+        fault = self.checks.update_fault(reply, self.state) or changes.fault(
+            reply, self.checks.sizes(reply)
+        )
         if fault is None:
             try:
                 return guarded.receive(reply)
@@ -295,7 +297,7 @@ class Server:
     ) -> Iterator[tuple[int, Message]]:
         for id, reply in replies:
             if isinstance(reply, Message):
-                fault = self.checks.message_fault(purpose, reply)
+                fault = self.checks.message_fault(purpose, reply, id)
                 if fault is None:
                     yield id, reply
                     continue

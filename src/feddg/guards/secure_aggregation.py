@@ -103,7 +103,14 @@ class SecureAggregation(Guard):
     @property
     def sends(self) -> dict[str, Sent]:
         """The masked update."""
-        return {"update/masked": Sent("its update, masked", ("entries",), dtype=torch.int64)}
+        form = Sent(
+            "its update, masked",
+            ("entries",),
+            dtype=torch.int64,
+            low=-math.inf,
+            high=math.inf,
+        )
+        return {"update/masked": form}
 
     @property
     def promise(self) -> str:

@@ -50,7 +50,7 @@ from feddg.messages import Message, joined
 from feddg.methods.base import Method
 from feddg.methods.catalogue import register
 from feddg.methods.reference import CONTENT_VARIANCE, HUE, CodeDifference, Reference
-from feddg.methods.style_exchange import LARGEST_MOMENT, StyleExchange, StyleSettings
+from feddg.methods.style_exchange import StyleExchange, StyleSettings
 from feddg.settings import ExperimentSettings, Fraction
 
 IMAGES_PER_STYLE = 32
@@ -140,8 +140,7 @@ class Ccst(StyleExchange, Method):
         "describe/styles": Sent(
             "once, the moments of its images' feature maps, 2 x C numbers per style",
             lambda method, known: ("styles", 2, method.codec().channels),
-            low=-LARGEST_MOMENT,
-            high=LARGEST_MOMENT,
+            within=lambda method, known, name: method.style_range(known),
         )
     }
     excludes: ClassVar[dict[str, str]] = {

@@ -94,7 +94,9 @@ class COPA(Method):
     settings: COPASettings
     sends: ClassVar[dict[str, Sent]] = Method.sends | {
         f"update/{HEAD}": Sent(
-            "the number of its main domain, or its own number", integer=True, low=0
+            "the number of its main domain, or its own number",
+            integer=True,
+            within=lambda method, known, name: (0, method.settings.heads - 1),
         )
     }
 

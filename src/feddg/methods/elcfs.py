@@ -111,6 +111,7 @@ class Elcfs(Method):
             "once, low-frequency amplitudes of 1/8 of its images",
             lambda method, known: ("images", 3, *method.window_shape(known.image_size)),
             low=0.0,
+            high=1.0001,  # no more than the mean of the image, beyond rounding
         )
     }
 

@@ -32,7 +32,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from feddg.clients.client import Client
-from feddg.forms import Sent
+from feddg.forms import LARGEST, Known, Range, Sent
 from feddg.messages import Message, Update, Weights, joined
 from feddg.methods.base import Ask, Method, MethodSettings, State
 from feddg.methods.catalogue import register
@@ -56,6 +56,11 @@ class FedDGGASettings(MethodSettings):
     mode: Literal["paper", "code"] = Field(
         "paper", description="centred gaps of the loss, or the authors' code: gaps of accuracy"
     )
+
+
+def _losses(method: "FedDGGA", known: Known, name: str) -> Range:
+    """A cross-entropy is at least 0; minus an accuracy lies between -1 and 0."""
+    return (0.0, LARGEST) if method.settings.mode == "paper" else (-1.0, 0.0)
 
 
 @register
@@ -94,8 +99,10 @@ class FedDGGA(Method):
     )
     settings: FedDGGASettings
     sends: ClassVar[dict[str, Sent]] = Method.sends | {
-        f"update/{OWN}": Sent("its mean loss under its own weights", ()),
-        f"answer:{QUESTION}/{AVERAGED}": Sent("its mean loss under the new average", ()),
+        f"update/{OWN}": Sent("its mean loss under its own weights", (), within=_losses),
+        f"answer:{QUESTION}/{AVERAGED}": Sent(
+            "its mean loss under the new average", (), within=_losses
+        ),
     }
 
     def initial_extras(self, network: Network, clients: int) -> Weights:

@@ -86,10 +86,18 @@ class FPL(Method):
     settings: FPLSettings
     sends: ClassVar[dict[str, Sent]] = Method.sends | {
         f"update/{PROTOTYPES}": Sent(
-            "the mean embedding of each class it holds", ("held", "features")
+            "the mean embedding of each class it holds",
+            ("held", "features"),
+            rows="classes",
+            alike=True,
         ),
         f"update/{CLASSES}": Sent(
-            "which classes these are", ("held",), torch.int64, low=0, high="classes"
+            "which classes these are",
+            ("held",),
+            torch.int64,
+            low=0,
+            high="classes",
+            rows="classes",
         ),
     }
 

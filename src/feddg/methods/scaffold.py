@@ -24,6 +24,7 @@ Decisions:
     clients keep the controls of the failed attempt, and c is their mean only approximately.
 """
 
+import math
 from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar, Literal
 
@@ -33,7 +34,7 @@ from torch import Tensor
 
 from feddg.clients.client import Client
 from feddg.errors import ExperimentError
-from feddg.forms import Sent
+from feddg.forms import LARGEST, Known, Range, Sent
 from feddg.messages import Broadcast, Message, Update, Weights, joined
 from feddg.methods.base import Method, MethodSettings, State, shared_parameters
 from feddg.methods.catalogue import register
@@ -86,7 +87,9 @@ class Scaffold(Method):
     }
     sends: ClassVar[dict[str, Sent]] = Method.sends | {
         "update/scaffold/*": Sent(
-            "the change of its control variate, for every shared parameter", entry_of="scaffold/"
+            "the change of its control variate, for every shared parameter",
+            within=lambda method, known, name: _possible(known, name),
+            entry_of="scaffold/",
         )
     }
 
@@ -166,6 +169,22 @@ class Scaffold(Method):
         clients = int(state.extras[CLIENTS])
         state.extras |= {name: state.extras[name] + t / clients for name, t in totals.items()}
         return state
+
+
+def _possible(known: Known, name: str) -> Range:
+    """Returns which changes of a control can follow from how the sender moved the weights.
+
+    The change is ``(x - y) / (K lr) - c``. Twice as far is allowed, for guards that shorten what
+    leaves a client; a control beyond that would have every honest client leap with its next steps.
+    """
+    if known.kept and name not in known.kept:
+        return math.inf, -math.inf  # it is no control: nothing will do
+    if known.gradients is None:
+        return -LARGEST, LARGEST
+    gradient, control = known.gradients(name.removeprefix(CONTROL)), known.kept[name]
+    control = control.to(gradient)
+    reach = 2 * gradient + 1e-3 * control.abs()
+    return -control - reach, reach - control
 
 
 def _controls(tensors: Weights) -> Weights:

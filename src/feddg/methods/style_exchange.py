@@ -14,19 +14,18 @@ from torch import Tensor
 from feddg.clients.client import Client
 from feddg.clients.examples import Batch
 from feddg.errors import WeightsError
-from feddg.forms import Sent
+from feddg.forms import Known, Sent
 from feddg.messages import Message, joined
 from feddg.methods.base import Method, MethodSettings
 from feddg.settings import ExperimentSettings, Fraction
 from feddg.styles.codec import CODECS, Codec, adain, load_codec, transfer
 from feddg.styles.private import private_style
+from feddg.styles.ranges import noised_range, style_range
 from feddg.styles.statistics import FeatureMoments, measure
 
 ENOUGH_PLACES = 8
 """Places along a map's side, from which on drawn images are read nearly as well as their originals:
 at 8 x 8 80 of 84 % (``docs/codec.md``). With 4 x 4 CCST gained nothing that was seen."""
-LARGEST_MOMENT = 1e4
-"""No image in [0, 1] has features whose mean or deviation is larger than this."""
 
 
 class StyleSettings(MethodSettings):
@@ -141,6 +140,17 @@ class StyleExchange:
         noise = client.worker.style_noise
         return None if noise is None else private_style(moments, self.codec(), noise)
 
+    def style_range(self, known: Known) -> tuple[Tensor, Tensor]:
+        """Returns the smallest and the largest style that a client can send, ``(2, C)`` each.
+
+        Args:
+            known: of the federation and of the sender.
+        """
+        if known.noise is None:
+            return style_range(self.codec())
+        # A single image's share is the largest there is, where nobody said how many there are.
+        return noised_range(self.codec(), known.noise, known.images or 1)
+
     def draw_twins(
         self, client: Client, name: str, style: Tensor, keep: Tensor | None = None
     ) -> None:
@@ -197,8 +207,7 @@ class OneStyleEach(StyleExchange, Method):
         "describe/style": Sent(
             "one style vector, the mean over the clusters of its images",
             lambda method, known: (2, method.codec().channels),
-            low=-LARGEST_MOMENT,
-            high=LARGEST_MOMENT,
+            within=lambda method, known, name: method.style_range(known),
             when=lambda method: method.exchanges,
         )
     }

@@ -20,6 +20,16 @@ def statistics_names(module: nn.Module) -> set[str]:
     }
 
 
+def never_negative_names(module: nn.Module) -> set[str]:
+    """Returns the state-dict names of running variances and counters, of every kind of layer."""
+    return {
+        f"{name}.{buffer}" if name else buffer
+        for name, layer in module.named_modules(remove_duplicate=False)
+        if isinstance(layer, _NormBase) and layer.track_running_stats
+        for buffer in ("running_var", "num_batches_tracked")
+    }
+
+
 def affine_names(module: nn.Module) -> set[str]:
     """Returns the state-dict names of the layers' scales and shifts."""
     return {

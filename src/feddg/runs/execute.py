@@ -190,6 +190,8 @@ class _Execution:
             image_size=experiment.data.image_size,
             also=found.guards.sends,
             introduced=transport.introduced,
+            train=experiment.train,
+            style_noise=found.worker.style_noise,
         )
         server = Server(
             found.method,

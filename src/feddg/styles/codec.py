@@ -99,6 +99,14 @@ class Codec(nn.Module, ABC):
         """
         return self.encode(images)
 
+    def value_range(self) -> tuple[Tensor, Tensor] | None:
+        """Returns the least and the largest value of each channel of :meth:`style_features`.
+
+        ``(C,)`` float32 each, for images in [0, 1]. None where they are not known: they are then
+        measured (:mod:`feddg.styles.ranges`).
+        """
+        return None
+
     def prepared(self, images: Tensor) -> Tensor:
         """Returns uint8 images as :meth:`encode` takes them: in [0, 1], on the codec's device."""
         return images.to(self.unit) / 255

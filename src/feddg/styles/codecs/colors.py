@@ -40,6 +40,10 @@ class ColorsCodec(Codec):
         """Returns the images as they are, ``(B, 3, H, W)`` in [0, 1]."""
         return images
 
+    def value_range(self) -> tuple[Tensor, Tensor]:
+        """Returns 0 and 1: the map is the image."""
+        return torch.zeros(self.channels), torch.ones(self.channels)
+
     def decode(self, features: Tensor, size: tuple[int, int]) -> Tensor:
         """Returns the features as images, clamped to [0, 1]; see :meth:`Codec.decode`."""
         if tuple(features.shape[-2:]) != size:

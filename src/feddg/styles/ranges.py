@@ -1,0 +1,110 @@
+"""Which styles there can be: what a codec makes of any image in [0, 1].
+
+A mean over places lies between the map's least and largest value, and no deviation is more than
+half the distance of the two (Popoviciu's inequality). Colours have both by definition. For a
+network they are measured, channel by channel, on images that anybody can draw and that have more
+contrast than photographs: all corners of the colour cube against each other, in flat areas,
+stripes, boards and noise. On top comes some room. Of single images of PACS at 32 to 224 pixels,
+means left the measured range by at most 0.13 of it (VGG-19 at 32 pixels; ``compact`` by nothing,
+and its largest took a third of it), and deviations reached 0.9 of their largest.
+
+So a range keeps out what is no style at all. It does not keep out a style that no photograph has.
+"""
+
+import itertools
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from feddg.randomness import stream
+from feddg.styles.codec import VARIANCE_FLOOR, Codec
+from feddg.styles.private import StyleNoise, public_reference, sensitivity
+
+SIDES = (8, 16, 32)
+"""Sides of the images that are measured, pixels: a small map is mostly border."""
+ROOM = 0.25
+"""Room on either side of what was measured, as a share of it."""
+LEAST_SHARE = 0.1
+"""A channel that hardly answers to the drawn images may do as much as this share of the busiest."""
+DEVIATIONS = 8.0
+"""Deviations of its noise within which a number lies: beyond them is one of 10^15."""
+
+
+def extreme_images() -> Tensor:
+    """Returns images ``(n, 3, 32, 32)`` in [0, 1] of the strongest contrasts there are."""
+    side = SIDES[-1]
+    rows, columns = torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij")
+    masks = [torch.zeros(side, side, dtype=torch.bool)]
+    masks += [
+        (place // width) % 2 == 0
+        for width in (1, 2, 4, 16)
+        for place in (rows, columns, rows + columns, rows - columns, rows ^ columns)
+    ]
+    masks += [((rows // 2) + (columns // 2)) % 2 == 0, (rows % 4 == 0) & (columns % 4 == 0)]
+    chance = stream(0, "extreme images")
+    masks += [torch.rand(side, side, generator=chance) < share for share in (0.1, 0.5)]
+    corners = [torch.tensor(corner) for corner in itertools.product((0.0, 1.0), repeat=3)]
+    pairs = list(itertools.permutations(corners, 2))
+    drawn = [
+        torch.where(mask, pairs[(start + step) % len(pairs)][0][:, None, None], other)
+        for start, mask in enumerate(masks)
+        for step in range(0, len(pairs), 7)
+        for other in [pairs[(start + step) % len(pairs)][1][:, None, None]]
+    ]
+    return torch.stack(drawn)
+
+
+@lru_cache(maxsize=8)
+def style_range(codec: Codec) -> tuple[Tensor, Tensor]:
+    """Returns the smallest and the largest style that a codec can measure on images.
+
+    Returns:
+        ``(2, C)`` float32 each: of the means, and of the deviations (at least 0).
+    """
+    least, most = codec.value_range() or _measured_range(codec)
+    widest = ((most - least).square() / 4 + VARIANCE_FLOOR).sqrt()
+    rounding = 1e-4 * (most - least)
+    low = torch.stack([least - rounding, torch.zeros_like(least)])
+    return low, torch.stack([most + rounding, widest + rounding])
+
+
+def noised_range(codec: Codec, noise: StyleNoise, images: int) -> tuple[Tensor, Tensor]:
+    """Returns the same of styles that clients noise, which may lie outside what images give.
+
+    Clipped moments lie within the radius, and their noise within :data:`DEVIATIONS` of its own.
+
+    Args:
+        codec: what the moments were measured with.
+        noise: how they are noised.
+        images: how many images the client has; 1 where that is not known.
+    """
+    reference = public_reference(codec)
+    radius = noise.norm * reference.radius
+    reach = radius + DEVIATIONS * noise.multiplier * sensitivity(noise, images, radius)
+    mean, square = reference.centre
+    mean_reach, square_reach = reach * reference.spread
+    widest = (square + square_reach + VARIANCE_FLOOR).clamp(min=0).sqrt()
+    low = torch.stack([mean - mean_reach, torch.zeros_like(mean)])
+    high = torch.stack([mean + mean_reach, widest])
+    rounding = 1e-4 * (high - low)
+    low[0] -= rounding[0]
+    return low.float(), (high + rounding).float()
+
+
+def _measured_range(codec: Codec) -> tuple[Tensor, Tensor]:
+    """Returns the least and the largest value of each channel, with room."""
+    with torch.inference_mode():
+        maps = [
+            codec.style_features(part.to(codec.unit)).flatten(2).float().cpu()
+            for side in SIDES
+            for part in extreme_images()[..., :side, :side].split(32)
+        ]
+    # Outside inference mode, so that the result may be used anywhere.
+    least = torch.stack([values.amin((0, 2)) for values in maps]).amin(0)
+    most = torch.stack([values.amax((0, 2)) for values in maps]).amax(0)
+    span = most - least
+    room = ROOM * span + LEAST_SHARE * span.max()
+    # Nowhere below 0, in no channel: the map ends in a ReLU.
+    lower = torch.zeros_like(least) if least.min() >= 0 else least - room
+    return lower, most + room

@@ -1,0 +1,322 @@
+"""One of five sites sends what cannot be: it is named, and the others go on without it.
+
+Every case is played in process, over the same round loop and checks that every engine has, for
+two rounds and one more after a restart.
+"""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from feddg.clients.schedule import in_round
+from feddg.federation.checks import MessageChecks
+from feddg.federation.turns import load_weights
+from feddg.forms import Sent
+from feddg.messages import Refusal, Update
+from feddg.methods.base import Method, State
+from feddg.models.norm import never_negative_names
+from feddg.settings import ServerSettings, TrainSettings
+from federations import SIZE, federation, same
+
+CULPRIT = 2
+SIZES = (9, 8, 7, 8, 9)
+TRAIN = TrainSettings(rounds=2, batch_size=4, optimizer="sgd", lr=0.05)
+
+
+def five(method="fedavg", **options):
+    """Five clients that have introduced themselves with their number of images."""
+    small = federation(method, sizes=SIZES, train=TRAIN, **options)
+    small.server.checks._introduced = dict(enumerate(SIZES))
+
+    def probe(weights):
+        load_weights(small.network, weights)
+        predicted = small.method.predictor(small.network).eval()(torch.rand(2, 3, SIZE, SIZE))
+        return None if torch.isfinite(predicted).all() else "predictions are not finite"
+
+    small.server._probe = probe
+    return small
+
+
+def lie(small, purpose, change):
+    """Has the culprit's messages of a kind changed on their way."""
+    way = {"update": "train", "describe": "descriptions", "answer": "ask"}[purpose]
+    honest = getattr(small.transport, way)
+
+    def said(*given):
+        for reply in honest(*given):
+            if purpose == "update":
+                yield changed(reply) if reply.client == CULPRIT else reply
+            else:
+                yield (reply[0], changed(reply[1])) if reply[0] == CULPRIT else reply
+
+    def changed(reply):
+        return reply if isinstance(reply, Refusal) else change(reply.keep())
+
+    setattr(small.transport, way, said)
+
+
+def silence(small, purpose):
+    """Has the culprit refuse of itself, in messages of a kind."""
+    lie(small, purpose, lambda reply: Refusal(CULPRIT, "not today"))
+
+
+def refused(small):
+    return [(row["client"], row["reason"]) for row in small.ledger if row["kind"] == "refusal"]
+
+
+def play(small, rounds=2):
+    small.server.setup()
+    for _ in range(rounds):
+        small.server.round()
+
+
+# What a site may change
+
+
+def weight(ending, value):
+    def change(update):
+        for name, tensor in update.weights.items():
+            if name.endswith(ending):
+                tensor.fill_(value)
+        return update
+
+    return change
+
+
+def extra(name, make):
+    """Replaces tensors (of an update or another message) whose names begin with ``name``."""
+
+    def change(message):
+        tensors = message.extras.tensors if isinstance(message, Update) else message.tensors
+        found = [key for key in tensors if key.startswith(name)]
+        assert found
+        for key in found:
+            tensors[key] = make(tensors[key])
+        return message
+
+    return change
+
+
+def filled(value):
+    return lambda tensor: torch.full_like(tensor, value)
+
+
+def moment(row, value):
+    """One of the two rows of a style: 0 the means, 1 the deviations."""
+
+    def make(style):
+        style[..., row, :] = value
+        return style
+
+    return make
+
+
+def many(rows):
+    return lambda tensor: tensor[:1].expand(rows, *tensor.shape[1:]).clone()
+
+
+def scalar(name, value):
+    def change(update):
+        update.extras.scalars[name] = value
+        return update
+
+    return change
+
+
+def control_of_a_buffer(update):
+    update.extras.tensors["scaffold/featurizer.blocks.0.1.running_mean"] = torch.zeros(32)
+    return update
+
+
+def examples(count):
+    return lambda update: replace(update, examples=count)
+
+
+def more_prototypes(update):
+    tensors = update.extras.tensors
+    tensors["fpl/prototypes"] = tensors["fpl/prototypes"].repeat(4000, 1)
+    tensors["fpl/classes"] = tensors["fpl/classes"].repeat(4000)
+    return update
+
+
+VARIANCE, COUNTER = "running_var", "num_batches_tracked"
+CASES = {
+    ("fedavg", "update"): {
+        "a negative variance": weight(VARIANCE, -0.3),
+        "a variance below 0 by a hair": weight(VARIANCE, -1e-30),
+        "a variance of -3e38": weight(VARIANCE, -3e38),
+        "a variance of 3e38": weight(VARIANCE, 3e38),
+        "a negative counter": weight(COUNTER, -1),
+        "an endless counter": weight(COUNTER, 2**63 - 1),
+        "1e30 images": examples(10**30),
+    },
+    ("fedig", "update"): {"a negative variance": weight(VARIANCE, -0.3)},
+    ("fedbn", "update"): {"a negative variance": weight(VARIANCE, -0.3)},
+    ("scaffold", "update"): {
+        "a control of 1e20": extra("scaffold/", filled(1e20)),
+        "a control of -3e38": extra("scaffold/", filled(-3e38)),
+        "a control of 1e5": extra("scaffold/", filled(1e5)),
+        "ten times its control": extra("scaffold/", lambda t: 10 * t),
+        "a control that is no number": extra("scaffold/", filled(math.nan)),
+        "a control of a statistic": control_of_a_buffer,
+    },
+    ("fpl", "update"): {
+        "prototypes of 3e38": extra("fpl/prototypes", filled(3e38)),
+        "prototypes of -1e20": extra("fpl/prototypes", filled(-1e20)),
+        "prototypes of 1e5": extra("fpl/prototypes", filled(1e5)),
+        "more prototypes than classes": more_prototypes,
+    },
+    ("feddg-ga", "update"): {
+        "a loss of 1e20": extra("feddg-ga/loss_own", filled(1e20)),
+        "a loss below 0": extra("feddg-ga/loss_own", filled(-5.0)),
+    },
+    ("feddg-ga", "answer"): {
+        "a loss of 3e38": extra("", filled(3e38)),
+        "a loss below 0": extra("", filled(-1e20)),
+    },
+    ("copa", "update"): {
+        "a classifier too many": scalar("copa/head", 6),
+        "classifier 1e18": scalar("copa/head", 10**18),
+        "classifier -1": scalar("copa/head", -1),
+    },
+    ("elcfs", "describe"): {
+        "amplitudes of 1e20": extra("amplitudes", filled(1e20)),
+        "amplitudes of 2": extra("amplitudes", filled(2.0)),
+        "amplitudes below 0": extra("amplitudes", filled(-0.5)),
+        "more amplitudes than images": extra("amplitudes", many(5000)),
+    },
+    ("pardon", "describe"): {
+        "a style of 1e4": extra("style", filled(1e4)),
+        "a style of 3e38": extra("style", filled(3e38)),
+        "negative means": extra("style", moment(0, -1e4)),
+        "means of 100": extra("style", moment(0, 100.0)),
+        "negative deviations": extra("style", moment(1, -1.0)),
+    },
+    ("vista", "describe"): {
+        "colours of 1e4": extra("style", filled(1e4)),
+        "colours of 1.5": extra("style", moment(0, 1.5)),
+        "colours below 0": extra("style", moment(0, -0.2)),
+        "deviations of 0.6": extra("style", moment(1, 0.6)),
+    },
+    ("ccst", "describe"): {
+        "styles of 1e4": extra("styles", filled(1e4)),
+        "more styles than images": extra("styles", many(5000)),
+    },
+}
+"""What the culprit sends, by method and kind of message."""
+PLAYED = [(*key, name) for key, cases in CASES.items() for name in cases]
+_expected = {}
+
+
+def undisturbed(method, purpose):
+    """The weights and extras of a run whose culprit keeps silent where it could lie."""
+    if (method, purpose) not in _expected:
+        fine = five(method)
+        silence(fine, purpose)
+        play(fine)
+        _expected[method, purpose] = fine.server.state
+    return _expected[method, purpose]
+
+
+@pytest.mark.parametrize(("method", "purpose", "name"), PLAYED)
+def test_one_of_five_is_named_and_the_others_go_on(method, purpose, name):
+    small = five(method)
+    lie(small, purpose, CASES[method, purpose][name])
+    play(small)
+    state = small.server.state
+    assert state.round == 2
+    times = 1 if purpose == "describe" else 2
+    assert [client for client, _ in refused(small)] == [CULPRIT] * times
+    expected = undisturbed(method, purpose)
+    assert same(state.weights, expected.weights)
+    for tensor in (*state.weights.values(), *state.extras.values()):
+        assert torch.isfinite(tensor).all()
+    resumed = five(method)
+    resumed.resume(State(**vars(state)), small.transport.memories)
+    assert not resumed.server.round().refused
+
+
+@pytest.mark.parametrize("method", sorted({method for method, _ in CASES}))
+def test_what_honest_sites_send_passes(method):
+    small = five(method)
+    play(small)
+    assert refused(small) == []
+
+
+@pytest.mark.parametrize(
+    ("method", "purpose", "change"),
+    [
+        ("pardon", "describe", extra("style", filled(1e-42))),
+        ("vista", "describe", extra("style", filled(1e-42))),
+        ("fpl", "update", extra("fpl/prototypes", filled(1e-42))),
+        ("feddg-ga", "update", extra("feddg-ga/loss_own", filled(1e-42))),
+    ],
+)
+def test_numbers_next_to_nothing_spoil_nothing(method, purpose, change):
+    small = five(method)
+    lie(small, purpose, change)
+    play(small)
+    assert refused(small) == []
+    for tensor in (*small.server.state.weights.values(), *small.server.state.extras.values()):
+        assert torch.isfinite(tensor).all()
+
+
+def test_a_negative_variance_is_found_by_the_type_of_its_layer():
+    class Odd(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("running_var", torch.tensor([-1.0]))
+            self.first = torch.nn.BatchNorm2d(2)
+            self.second = torch.nn.InstanceNorm1d(2, track_running_stats=True)
+            self.third = torch.nn.InstanceNorm2d(2)
+            self.again = self.first
+
+    assert never_negative_names(Odd()) == {
+        f"{layer}.{buffer}"
+        for layer in ("first", "second", "again")
+        for buffer in ("running_var", "num_batches_tracked")
+    }
+
+
+def test_a_range_that_nobody_declared_is_a_sane_one():
+    class Plain(Method):
+        sends = Method.sends | {"update/more": Sent("something", (2,))}
+
+    small = federation()
+    checks = MessageChecks(Plain(), small.network, 3)
+    sent = {name: tensor.clone() for name, tensor in small.server.state.weights.items()}
+
+    def fault(value):
+        update = Update(0, 4, sent)
+        update.extras.tensors["more"] = torch.tensor([value, 0.0])
+        return checks.update_fault(update)
+
+    assert fault(1e5) is None
+    assert "outside -1e+06 .. 1e+06" in fault(1e20)
+    assert "not finite" in fault(math.inf)
+
+
+def test_a_control_follows_from_the_change_of_the_weights():
+    """Exactly ``(x - y) / (K lr) - c``, so twice that is the farthest there can be."""
+    small = five("scaffold")
+    play(small, 1)
+    state, replies = small.server.state, []
+    honest = small.transport.train
+    small.transport.train = lambda *given: (replies.append(r.keep()) or r for r in honest(*given))
+    small.server.round()
+    rate = in_round(TRAIN, 2).lr
+    for update in replies:
+        name = "classifier.weight"
+        gradient = (state.weights[name] - update.weights[name]) / (2 * rate)
+        sent = update.extras.tensors[f"scaffold/{name}"]
+        torch.testing.assert_close(sent, gradient - state.extras[f"scaffold/{name}"])
+
+
+def test_extras_are_not_compared_where_any_change_may_be_made():
+    settings = ServerSettings(largest_change=None)
+    small = five("fpl", server_settings=settings)
+    lie(small, "update", extra("fpl/prototypes", lambda t: 30 * t))
+    play(small, 1)
+    assert refused(small) == []
