@@ -113,13 +113,6 @@ def test_a_method_that_cannot_be_protected_is_refused_before_round_1(tmp_path):
     assert "train" not in {kind for _, kind in deployment.grid.received}
 
 
-def test_privacy_asked_for_in_the_apps_config_says_where_it_belongs():
-    asked = {"sites": "a", "clipping": "fixed", "clipping-norm": 0.5}
-    with pytest.raises(ExperimentError, match=r"privacy: \{clipping: fixed, clipping_norm: 0.5\}"):
-        Config.read(asked)
-
-
-def test_an_app_written_before_privacy_moved_still_runs():
-    old = {"clipping": "none", "clipping-norm": 0.1, "clipping-quantile": 0.5}
-    old |= {"clipping-rate": 0.2, "noise-multiplier": 0.0}
-    assert Config.read({"sites": "a,b", **old}).site_names == ["a", "b"]
+def test_privacy_asked_for_in_the_apps_config_is_refused_by_name():
+    with pytest.raises(ExperimentError, match=r"the app's config, key 'clipping': "):
+        Config.read({"sites": "a", "clipping": "fixed", "clipping-norm": 0.5})

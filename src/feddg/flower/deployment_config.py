@@ -8,7 +8,7 @@ from pydantic import Field, ValidationError
 
 from feddg.errors import ExperimentError
 from feddg.flower.exchange import Policy
-from feddg.settings import Positive, PrivacySettings, Settings
+from feddg.settings import Positive, Settings
 
 
 class Deployment(Settings):
@@ -38,7 +38,6 @@ class Deployment(Settings):
             ExperimentError: a key is unknown or wrong.
         """
         known = {k.replace("-", "_"): v for k, v in run_config.items() if k != "experiment"}
-        _refuse_privacy(known)
         try:
             return cls(**known)
         except ValidationError as error:
@@ -65,21 +64,6 @@ class Deployment(Settings):
     def policy(self) -> Policy:
         """The transport's patience."""
         return Policy(self.minimum, self.wait_seconds, self.round_deadline, self.poll_seconds)
-
-
-def _refuse_privacy(config: dict[str, Any]) -> None:
-    """Takes out the keys by which privacy used to be asked for, if they ask for none.
-
-    Raises:
-        ExperimentError: they do ask for it.
-    """
-    found = {name: config.pop(name) for name in PrivacySettings.model_fields if name in config}
-    if found.get("clipping", "none") != "none" or found.get("noise_multiplier"):
-        said = ", ".join(f"{name}: {value}" for name, value in found.items())
-        raise ExperimentError(
-            "the app's config asks for update privacy, which is part of the experiment now: write "
-            f"`privacy: {{{said}}}` into the experiment and take these keys out of the config"
-        )
 
 
 def _names(text: str) -> list[str]:
