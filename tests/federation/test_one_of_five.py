@@ -146,6 +146,7 @@ CASES = {
     ("fedavg", "update"): {
         "a negative variance": weight(VARIANCE, -0.3),
         "a variance below 0 by a hair": weight(VARIANCE, -1e-30),
+        "a variance of -30": weight(VARIANCE, -30.0),
         "a variance of -3e38": weight(VARIANCE, -3e38),
         "a variance of 3e38": weight(VARIANCE, 3e38),
         "a negative counter": weight(COUNTER, -1),
