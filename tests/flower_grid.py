@@ -105,9 +105,7 @@ class LocalGrid(Grid):
         node = message.metadata.dst_node_id
         site = self.nodes[node]
         self.received.append((site, message.metadata.message_type))
-        if site in self.mute or (
-            site in self.silent and message.metadata.message_type == "train"
-        ):
+        if site in self.mute or (site in self.silent and message.metadata.message_type == "train"):
             return
         try:
             if self.fail(site, message):
