@@ -1,4 +1,4 @@
-"""Sites that do not answer: what they cost the others, and how they come back. The clock is played."""
+"""Sites that do not answer: what they cost the others, and how they come back."""
 
 import logging
 import math
@@ -120,7 +120,7 @@ def test_silent_at_the_start_costs_wait_seconds_once(silent, clock, caplog):
 def test_all_silent_at_the_start_is_one_line_and_no_round(clock):
     some = federation(minimum=2)
     some.grid.seconds = {(site, INTRODUCE): NEVER for site in range(4)}
-    with pytest.raises(RunError, match="0 of 4 sites connected within 300 s, .* site-0 .connected"):
+    with pytest.raises(RunError, match=r"0 of 4 sites connected within 300 s, .* site-0 \(conn"):
         some.run()
     assert clock.now < 301
 
@@ -184,7 +184,6 @@ def test_a_late_answer_is_taken_for_no_later_one_and_shows_that_the_site_is_ther
     some = federation()
     some.grid.seconds = {(0, TRAIN): 3650}
     server = some.run()
-    stale = some.grid.ready
     some.grid.seconds = {(0, TRAIN): 400, (1, TRAIN): 100}
     # Its answer of round 1 comes while round 2 waits for site 1: round 2 waits for its own, too.
     seconds, row = clock.took(server.round)
@@ -199,7 +198,6 @@ def test_a_late_answer_is_taken_for_no_later_one_and_shows_that_the_site_is_ther
     assert same(server.state.weights, plain.server.state.weights)
     late = [row for row in some.rows if row.kind == "message" and row.purpose == "update, late"]
     assert [(row.round, row.client) for row in late] == [(1, 0)]
-    assert stale is some.grid.ready
 
 
 def test_a_site_slower_than_the_others_after_a_silence_is_not_refused_for_ever(clock):
@@ -229,7 +227,7 @@ def test_a_site_that_answers_now_and_then_cannot_have_everybody_wait_an_hour_eac
 def test_all_sites_silent_in_a_round_fail_it_and_it_is_done_again_whole(clock):
     some = federation()
     some.grid.seconds = {(site, TRAIN): NEVER for site in range(4)}
-    with pytest.raises(NotEnoughUpdates, match="0 good updates of 4.*site-0: no reply"):
+    with pytest.raises(NotEnoughUpdates, match=r"0 good updates of 4.*site-0: no reply"):
         some.run()
     assert some.server.state.round == 0
     # Nobody else waits: all have their full time.

@@ -9,6 +9,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from io import BytesIO
+from itertools import chain
+from typing import Any
 
 import numpy
 import torch
@@ -146,14 +148,16 @@ def _require_short_names(records: RecordDict) -> None:
     Raises:
         ValueError: they are too many, or their names too long.
     """
-    named = [*records.array_records.items(), *records.config_records.items()]
-    if sum(len(record) for _, record in named) > MOST_ENTRIES:
+    held: list[Mapping[str, Any]] = [
+        *records.array_records.values(),
+        *records.config_records.values(),
+    ]
+    if sum(map(len, held)) > MOST_ENTRIES:
         raise ValueError(f"it has more than {MOST_ENTRIES} entries")
-    for part, record in named:
-        for name in (part, *record):
-            if len(name) > LONGEST_NAME:
-                shown = plain_text(name, 40)
-                raise ValueError(f"its entry {shown!r} has a name of {len(name)} characters")
+    for name in chain(records, *held):
+        if len(name) > LONGEST_NAME:
+            shown = plain_text(name, 40)
+            raise ValueError(f"its entry {shown!r} has a name of {len(name)} characters")
 
 
 def _entry(part: str, name: str) -> str:
