@@ -1,7 +1,7 @@
 """Things found by name: ours, a caller's own, and those of other packages.
 
 Methods, data sets, codecs, adaptations, guards, metrics and selection rules are each one definition
-in one file, kept in a registry. A registry finds our definitions in the modules of a package,
+kept in a registry. A registry finds our definitions in a module or in the modules of a package,
 those of other packages through an entry-point group, and takes whatever a program registers.
 """
 
@@ -23,7 +23,8 @@ class Registry(Mapping[str, T], Generic[T]):
 
     Args:
         kind: what is registered, in one or two words, for messages: ``data set``.
-        package: dotted name of the package whose modules register our own; None for none.
+        package: dotted name of the module, or of the package whose modules, register our own; None
+            for none.
         group: entry-point group of other packages' definitions; None for none.
         error: what is raised when a name is unknown or taken.
         where: where a user sees all names, for messages: a command.
@@ -111,8 +112,8 @@ class Registry(Mapping[str, T], Generic[T]):
             return
         self._complete = True  # at once: a module may look into the registry while it is read
         if self._package is not None:
-            package = importlib.import_module(self._package)
-            for module in pkgutil.iter_modules(package.__path__):
+            ours = importlib.import_module(self._package)
+            for module in pkgutil.iter_modules(getattr(ours, "__path__", ())):
                 importlib.import_module(f"{self._package}.{module.name}")
         for entry in entry_points(group=self._group) if self._group else ():
             self._load_entry(entry.name, entry.value, entry.load)
