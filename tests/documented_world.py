@@ -13,7 +13,7 @@ from documented_commands import ROOT
 from feddg.api import compare, run
 from feddg.comparing.plan import load_plan
 from feddg.experiment import Experiment
-from feddg.rows import RoundRow
+from feddg.records import RoundRow
 from feddg.runs.observer import Observer
 from image_folders import make_folder
 

@@ -23,7 +23,7 @@ from feddg.guards.chain import Guards
 from feddg.methods.base import Method, State
 from feddg.methods.composition import build_method
 from feddg.models.backbones import build_network
-from feddg.randomness import numpy_stream
+from feddg.rng import numpy_stream
 from feddg.settings import GuardChoice, PrivacySettings, ServerSettings, TrainSettings
 
 CLASSES, SIZE = 3, 16

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 from PIL import Image
 
-from feddg.rows import (
+from feddg.records import (
     EMA,
     LAST,
     TAIL,

@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from feddg.randomness import numpy_stream, stream
+from feddg.rng import numpy_stream, stream
 
 
 def write_images(folder: Path, number: int, side: int = 40) -> Path:

@@ -10,12 +10,11 @@ import yaml
 from feddg.comparing.cells import setting_point
 from feddg.data.data_set import DATA_SETS
 from feddg.errors import ExperimentError
-from feddg.experiment import SCHEMA, Experiment, load_experiment, load_stored
+from feddg.experiment import SCHEMA, Experiment, explain, load_experiment, load_stored
 from feddg.guards.guard import GUARDS
 from feddg.methods.base import MethodSettings
 from feddg.methods.catalogue import METHODS
 from feddg.methods.fedavg import FedAvg
-from feddg.origins import explain
 from feddg.settings import ExperimentSettings, leaves, merge
 
 

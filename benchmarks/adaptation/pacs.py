@@ -19,7 +19,7 @@ from typing import Any
 from feddg.api import run
 from feddg.evaluation.adaptation import ADAPTATIONS
 from feddg.experiment import Experiment
-from feddg.rows import ID_VAL, TEST, AdaptationRow
+from feddg.records import ID_VAL, TEST, AdaptationRow
 from feddg.runs.adapted import OWN, read_alphas
 from feddg.runs.reading import RunRecord, read_run
 from feddg.runs.selection_rules import BEST_IN_DOMAIN, FINAL

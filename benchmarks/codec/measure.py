@@ -33,7 +33,7 @@ from feddg.data.decoding import decode_image
 from feddg.data.images import ImageTable
 from feddg.data.sources import load_source
 from feddg.models.backbones import build_network
-from feddg.randomness import numpy_stream
+from feddg.rng import numpy_stream
 from feddg.styles.codec import Codec, load_codec, transfer
 from feddg.styles.finch import finch
 from feddg.styles.statistics import measure

@@ -19,7 +19,7 @@ from sklearn.datasets import load_sample_image
 from torch import Tensor
 
 from feddg.data.decoding import make_square
-from feddg.randomness import stream
+from feddg.rng import stream
 from feddg.styles.codec import Codec, load_codec, transfer
 from feddg.styles.statistics import measure
 from feddg.styles.variants import Variant, flat_colours, inverted, line_drawing, recoloured

@@ -30,7 +30,7 @@ from rounds import PeakMemory, timed
 from feddg.methods.base import Method
 from feddg.methods.catalogue import methods
 from feddg.methods.composition import method_class
-from feddg.rows import LedgerRow, MessageRow
+from feddg.records import LedgerRow, MessageRow
 
 LAYOUT = (tokenize.NL, tokenize.NEWLINE, tokenize.COMMENT, tokenize.INDENT, tokenize.DEDENT)
 

@@ -34,7 +34,7 @@ from feddg.attacks.reconstruction import Effort, reconstruct
 from feddg.attacks.senders import Senders
 from feddg.errors import RunError
 from feddg.experiment import Experiment
-from feddg.row_files import Row
+from feddg.records import Row
 from feddg.runs.figures import grid
 from feddg.runs.subject import Subject, load_subject
 from feddg.styles.training_images import load_images

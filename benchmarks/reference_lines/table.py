@@ -19,7 +19,7 @@ from pathlib import Path
 
 from feddg.comparing.kept_results import KeptResults
 from feddg.comparing.results import Result, Results, read_comparison
-from feddg.rows import ID_TEST, TEST
+from feddg.records import ID_TEST, TEST
 from feddg.runs.selection_rules import FINAL
 
 NUMBERS = ("accuracy", "balanced_accuracy", "macro_f1", "auroc", "calibration_error")

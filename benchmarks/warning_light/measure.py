@@ -15,15 +15,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from feddg.cache import cache_folder
 from feddg.data.bands import Reading
 from feddg.data.decoding import decode_image, quiet_pillow
 from feddg.data.pixels import as_unit
 from feddg.evaluation.energy import energy, energy_threshold, separation
-from feddg.randomness import stream
+from feddg.rng import stream
 from feddg.runs.model import load_trained
 from feddg.runs.prepare import load_images
 from feddg.runs.warning_light import read_warning_light
+from feddg.storage import cache_folder
 from feddg.studies.image_files import image_files
 
 BATCH = 64

@@ -5,12 +5,12 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from feddg.cache import cache_folder
 from feddg.experiment import Experiment
 from feddg.runs import execute
 from feddg.runs.execute import Run
 from feddg.runs.observer import Observer
 from feddg.runs.same_images import ImagesNow, find_folder
+from feddg.storage import cache_folder
 from feddg.views import notebook_observer, notebook_watcher
 
 if TYPE_CHECKING:

@@ -1,8 +1,10 @@
 """Messages: named tensors and scalars, the only thing that crosses between client and server."""
 
 import json
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from safetensors.torch import load as load_tensors
@@ -175,3 +177,241 @@ def _floats(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor
     return (
         (name, tensor) for name, tensor in tensors if tensor.is_floating_point() and tensor.numel()
     )
+
+
+# Declared forms: what a value from outside must be, checked before anybody works with it.
+#
+# A site may be broken, or hostile. Whatever it says is compared with what was declared: names,
+# shapes, types, ranges and sizes. A fault is one sentence that says what is wrong; it holds
+# nothing of the value but short, harmless text.
+
+
+MOST_ROWS = 1_000_000
+"""Largest value of a dimension that only the sender knows (a number of images or of styles)."""
+MOST_NUMBERS = 2**28
+"""Largest number of entries of one declared tensor: 1 GB in float32."""
+MOST_TEXT = 500
+"""Characters of a text from outside that are kept."""
+
+_NOT_FINITE = "is not finite (NaN or infinite)"
+LARGEST = 1e6
+"""Largest size of a number whose form declares no range.
+
+Sums, squares and products over a million clients stay finite in float32.
+"""
+
+Dimension = int | str
+"""A length, or a name: of a known dimension, or of one that only the sender knows."""
+Shape = tuple[Dimension, ...]
+
+
+@dataclass(frozen=True)
+class Known:
+    """What the receiver knows of the federation, for forms that depend on it.
+
+    Attributes:
+        classes: number of classes.
+        clients: number of clients.
+        features: length of an embedding.
+        image_size: side of the training images, pixels; 0 where nobody said.
+        shapes: shapes of the network's entries by name.
+        images: how many images the sender has; None where it did not introduce itself.
+        noise: how styles are noised before they leave a client, if they are.
+        kept: what the server keeps beside the weights, in an update's round.
+        gradients: of an update: returns by how much the sender moved an entry of the network, for
+            each step of its learning rate, at most; None where that is not known.
+    """
+
+    classes: int
+    clients: int
+    features: int
+    image_size: int = 0
+    shapes: Mapping[str, torch.Size] | None = None
+    images: int | None = None
+    noise: Any = None
+    kept: Mapping[str, Tensor] = field(default_factory=dict)
+    gradients: Callable[[str], Tensor] | None = None
+
+    def dimension(self, name: str) -> int | None:
+        """Returns a known dimension by name, or None."""
+        known = {"classes": self.classes, "clients": self.clients, "features": self.features}
+        return known.get(name)
+
+
+Range = tuple[float | Tensor, float | Tensor]
+"""Smallest and largest value: of all numbers, or tensors that hold one for each."""
+
+
+@dataclass(frozen=True)
+class Sent:
+    """The form of one entry of a message.
+
+    Attributes:
+        what: what it is, for people.
+        shape: of a tensor: lengths, names of known dimensions (``classes``, ``clients``,
+            ``features``), or other names, which are free but the same throughout a message; or a
+            function of the method and of what is known. None for a number.
+        dtype: of a tensor.
+        integer: whether a number is whole.
+        low: smallest value.
+        high: largest value, or the name of a known dimension, which is then one too large.
+        within: returns the range instead, from the method, what is known and the entry's name.
+        rows: what a length that only the sender knows is at most: how many ``images`` the sender
+            has, or a known dimension.
+        alike: whether one client's values are of the size of another's, within a factor of ten;
+            who sends larger ones is refused.
+        entry_of: prefix behind which the entry has the name of one of the network's, and its shape.
+        when: whether a method, under its settings, sends it; all do by default.
+    """
+
+    what: str
+    shape: Shape | Callable[[Any, Known], Shape] | None = None
+    dtype: torch.dtype = torch.float32
+    integer: bool = False
+    low: float = -LARGEST
+    high: float | str = LARGEST
+    within: Callable[[Any, Known, str], Range] | None = None
+    rows: str = "images"
+    alike: bool = False
+    entry_of: str | None = None
+    when: Callable[[Any], bool] | None = None
+
+    def __str__(self) -> str:
+        return self.what
+
+    def tensor_fault(
+        self, method: Any, known: Known, name: str, tensor: Tensor, bound: dict[str, int]
+    ) -> str | None:
+        """Says what is wrong with a tensor, or None.
+
+        Args:
+            method: whose form it is.
+            known: what is known of the federation.
+            name: the entry's name.
+            tensor: its content.
+            bound: free dimensions met so far in this message; added to.
+        """
+        shape = self._shape(method, known, name)
+        if shape is None:
+            return "must be a number, not a tensor"
+        if tensor.dtype != self.dtype:
+            return f"is {_dtype(tensor)}, expected {_name(self.dtype)}"
+        if tensor.dim() != len(shape):
+            return f"has shape {_short(tensor.shape)}, expected {_short(shape)}"
+        for length, wanted in zip(tensor.shape, shape):
+            if not _fits(length, wanted, known, bound, self._most_rows(known)):
+                return f"has shape {_short(tensor.shape)}, expected {_short(shape)}"
+        if tensor.numel() > MOST_NUMBERS:
+            return f"has {tensor.numel()} numbers, more than {MOST_NUMBERS}"
+        return _range_fault(tensor, *self._range(method, known, name))
+
+    def number_fault(self, method: Any, known: Known, name: str, value: object) -> str | None:
+        """Says what is wrong with a number, or None; see :meth:`tensor_fault`."""
+        if self.shape is not None:
+            return "must be a tensor, not a number"
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return f"is {type(value).__name__}, expected a number"
+        if self.integer and not isinstance(value, int):
+            return "must be a whole number"
+        if isinstance(value, float) and not math.isfinite(value):
+            return _NOT_FINITE
+        low, high = self._range(method, known, name)
+        # A whole number may be too large to be written as a fraction, or to be read at all.
+        shown = f"{value:g}" if abs(value) < 1e300 else "enormous"
+        return None if low <= value <= high else f"is {shown}, outside {low:g} .. {high:g}"
+
+    def _shape(self, method: Any, known: Known, name: str) -> Shape | None:
+        if self.entry_of is not None:
+            shape = (known.shapes or {}).get(name.removeprefix(self.entry_of))
+            return None if shape is None else tuple(shape)
+        return self.shape(method, known) if callable(self.shape) else self.shape
+
+    def _range(self, method: Any, known: Known, name: str) -> Range:
+        if self.within is not None:
+            return self.within(method, known, name)
+        return self.low, _known(known, self.high) - 1 if isinstance(self.high, str) else self.high
+
+    def _most_rows(self, known: Known) -> int:
+        most = known.images if self.rows == "images" else _known(known, self.rows)
+        return MOST_ROWS if most is None else min(most, MOST_ROWS)
+
+
+def _known(known: Known, name: str) -> int:
+    dimension = known.dimension(name)
+    assert dimension is not None, f"a form refers to the unknown dimension {name!r}"
+    return dimension
+
+
+def _range_fault(tensor: Tensor, low: float | Tensor, high: float | Tensor) -> str | None:
+    """Says which values are outside their range, or None; a NaN is."""
+    if not tensor.numel():
+        return None
+    if isinstance(low, Tensor) or isinstance(high, Tensor):
+        lows, highs = (torch.as_tensor(bound).to(tensor).expand_as(tensor) for bound in (low, high))
+        bad = ~((tensor >= lows) & (tensor <= highs))
+        if not bad.any():
+            return None
+        value, least, most = (float(each[bad][0]) for each in (tensor, lows, highs))
+        if not math.isfinite(value):
+            return _NOT_FINITE
+        return f"has a value of {value:g}, outside {least:g} .. {most:g}"
+    if low == -math.inf and high == math.inf:
+        return None
+    smallest, largest = (float(value) for value in torch.aminmax(tensor))
+    if not (math.isfinite(smallest) and math.isfinite(largest)):
+        return _NOT_FINITE
+    if smallest >= low and largest <= high:
+        return None
+    return f"has values from {smallest:g} to {largest:g}, outside {low:g} .. {high:g}"
+
+
+def plain_text(value: object, most: int = MOST_TEXT) -> str:
+    """Returns a text from outside as one harmless line: no control characters, cut to length."""
+    text = str(value)[: most + 1]
+    kept = "".join(c if c.isprintable() else " " for c in text)
+    kept = " ".join(kept.split())
+    return kept if len(kept) <= most else kept[: most - 1] + "…"
+
+
+def names_fault(names: Sequence[object], what: str, most: int, length: int = 200) -> str | None:
+    """Says what is wrong with a list of names from outside, or None.
+
+    Args:
+        names: the list.
+        what: what they name, in the singular.
+        most: how many there may be.
+        length: how long each may be.
+    """
+    if not names:
+        return f"names no {what}"
+    if len(names) > most:
+        return f"names {len(names)} {what}s, more than {most}"
+    for name in names:
+        if not isinstance(name, str) or not name.strip():
+            return f"has a {what} without a name"
+        if len(name) > length or plain_text(name, length) != name:
+            return f"has a {what} name that is too long or not plain: {plain_text(name, 40)!r}"
+    if len(set(names)) < len(names):
+        return f"names a {what} twice"
+    return None
+
+
+def _fits(length: int, wanted: Dimension, known: Known, bound: dict[str, int], most: int) -> bool:
+    if isinstance(wanted, int):
+        return length == wanted
+    dimension = known.dimension(wanted)
+    if dimension is not None:
+        return length == dimension
+    return 1 <= length <= most and bound.setdefault(wanted, length) == length
+
+
+def _short(shape: Sequence[Any]) -> str:
+    return "(" + ", ".join(str(length) for length in list(shape)[:8]) + ")"
+
+
+def _dtype(tensor: Tensor) -> str:
+    return _name(tensor.dtype)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

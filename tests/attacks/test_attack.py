@@ -18,9 +18,9 @@ from feddg.cli import app
 from feddg.errors import DataError, ExperimentError, FeddgError, RunError
 from feddg.methods.composition import build_method
 from feddg.models.backbones import build_network
-from feddg.randomness import stream
+from feddg.records import DifferenceRow, InversionRow, MembershipRow, ReconstructionRow
 from feddg.report import write_report
-from feddg.rows import DifferenceRow, InversionRow, MembershipRow, ReconstructionRow
+from feddg.rng import stream
 from feddg.runs.reading import read_run
 from feddg.runs.subject import load_subject
 from trained_runs import trained_run, write_images

@@ -8,7 +8,7 @@ from feddg.attacks.generator import GeneratorTraining, train_generator
 from feddg.attacks.image_metrics import clustered_mean, retrieval
 from feddg.data.sources import load_source
 from feddg.errors import DataError
-from feddg.randomness import stream
+from feddg.rng import stream
 from feddg.styles.codec import load_codec
 from feddg.styles.statistics import measure
 

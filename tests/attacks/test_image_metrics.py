@@ -32,7 +32,7 @@ from feddg.attacks.image_metrics import (
     ssim,
 )
 from feddg.errors import WeightsError
-from feddg.randomness import stream
+from feddg.rng import stream
 
 torchmetrics = pytest.importorskip("torchmetrics")
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from feddg.attacks.inversion import Search, invert
-from feddg.randomness import stream
+from feddg.rng import stream
 
 pytest.importorskip("torchmetrics")
 

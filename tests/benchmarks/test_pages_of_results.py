@@ -7,7 +7,7 @@ import pytest
 
 from feddg.comparing.kept_results import KeptResult, KeptResults
 from feddg.errors import RunError
-from feddg.rows import VAL
+from feddg.records import VAL
 from scripts import load_script
 
 ROOT = Path(__file__).resolve().parents[2]

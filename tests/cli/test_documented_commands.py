@@ -57,7 +57,7 @@ NOT_CARRIED_OUT = {
         "NAME is each of the papers' plans, which take hours and need PACS"
     ),
     "docs/data_sets.md: feddg run --data huggingface": (
-        "needs a data set of Hugging Face's; tests/data/test_huggingface.py has one in memory"
+        "needs a data set of Hugging Face's; tests/data/sets/test_huggingface.py has one in memory"
     ),
     "docs/codec.md: feddg style train": (
         "trains for an hour; tests/styles/test_codec_training.py trains some steps"

@@ -10,7 +10,7 @@ from feddg.comparing.pool import Outcome, Task
 from feddg.evaluation.accuracy import Score
 from feddg.experiment import Experiment
 from feddg.messages import Refusal
-from feddg.rows import RoundRow
+from feddg.records import RoundRow
 from feddg.runs.observer import Observer
 
 EXPERIMENT = Experiment(data="digits", clients=4, train={"rounds": 3})

@@ -5,7 +5,7 @@ import torch
 
 from feddg.clients.passes import counted_passes
 from feddg.clients.worker import RecordNoise
-from feddg.rows import RoundRow
+from feddg.records import RoundRow
 from feddg.settings import TrainSettings
 from federations import federation
 

@@ -16,7 +16,7 @@ from feddg.clients.worker import RecordNoise
 from feddg.errors import ExperimentError
 from feddg.experiment import Experiment
 from feddg.federation import turns
-from feddg.rows import PRIVACY_ROWS
+from feddg.records import PRIVACY_ROWS
 from feddg.runs.observer import Observer
 from feddg.runs.prepare import build, guards_for
 from federations import federation

@@ -26,8 +26,8 @@ from feddg.comparing.results import read_comparison
 from feddg.comparing.work import prepare_work
 from feddg.data.fingerprint import ImagesFile
 from feddg.errors import ExperimentError, RunError
+from feddg.records import EvaluationRow
 from feddg.report.planned_page import planned_tables
-from feddg.rows import EvaluationRow
 from feddg.runs.evaluations import Evaluations
 from feddg.runs.reading import read_rows, read_run
 from feddg.runs.selection_rules import FINAL, TAIL_MEAN

@@ -13,8 +13,7 @@ import torch
 from feddg.clients.schedule import in_round
 from feddg.federation.checks import MessageChecks
 from feddg.federation.turns import load_weights
-from feddg.forms import Sent
-from feddg.messages import Refusal, Update
+from feddg.messages import Refusal, Sent, Update
 from feddg.methods.base import Method, State
 from feddg.models.norm import never_negative_names
 from feddg.settings import ServerSettings, TrainSettings

@@ -12,7 +12,7 @@ from feddg.experiment import Experiment
 from feddg.guards.account import Account, Release
 from feddg.guards.accounting import accountants_epsilon, gaussian_epsilon
 from feddg.guards.clipping import Clipping
-from feddg.rows import PRIVACY_ROWS
+from feddg.records import PRIVACY_ROWS
 from feddg.runs.observer import Observer
 from feddg.runs.prepare import build, guards_for
 from feddg.runs.reading import read_run

@@ -13,7 +13,7 @@ from feddg.errors import ExperimentError, RunError
 from feddg.flower.simulation import simulate
 from feddg.methods.composition import build_method
 from feddg.models.backbones import build_network
-from feddg.randomness import stream
+from feddg.rng import stream
 from feddg.runs.checkpoints import checkpoint_memories
 from feddg.runs.model import load_model
 from feddg.runs.observer import Observer

@@ -12,6 +12,7 @@ import pytest
 from feddg.comparing.intervals import paired_margin
 from feddg.comparing.results import read_comparison, results_of
 from feddg.errors import RunError
+from feddg.records import TEST, VAL
 from feddg.report import write_comparison, write_report
 from feddg.report.blocks import Cell, Column, Facts, Table
 from feddg.report.comparison_page import results_page
@@ -23,7 +24,6 @@ from feddg.report.many_tables import (
     rules_table,
 )
 from feddg.report.verdict import verdict_words, warnings_about
-from feddg.rows import TEST, VAL
 from feddg.runs.selection_rules import FINAL, INTERPOLATION, SELECTION_RULES
 from run_folders import FolderMaker
 

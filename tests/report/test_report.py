@@ -18,6 +18,7 @@ from typer.main import get_command
 from feddg.cli import app
 from feddg.errors import RunError
 from feddg.methods.catalogue import METHODS
+from feddg.records import ClientRow, ClientsTable
 from feddg.report import write_report
 from feddg.report.blocks import Code
 from feddg.report.class_charts import class_accuracy, confusion_matrix
@@ -26,7 +27,6 @@ from feddg.report.cost_section import cost_of
 from feddg.report.looks import looks_of
 from feddg.report.next_steps import run_steps
 from feddg.report.wording import counted, duration, listed, number, percent, size, spelled
-from feddg.rows import ClientRow, ClientsTable
 from feddg.runs.reading import read_run
 from run_folders import FolderMaker
 

@@ -12,7 +12,7 @@ from sklearn import metrics as theirs
 from feddg import Experiment
 from feddg.errors import ExperimentError
 from feddg.evaluation.metrics import METRICS, Predictions, measure
-from feddg.rows import EvaluationRow
+from feddg.records import EvaluationRow
 from feddg.runs.evaluations import AGGREGATES, Evaluations
 from feddg.runs.kept_models import KeptModels
 from feddg.runs.reading import read_run

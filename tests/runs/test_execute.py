@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from feddg import files as files_module
+from feddg import storage as files_module
 from feddg.api import resume, run
 from feddg.clients.threads import threads
 from feddg.errors import FeddgError, RunError

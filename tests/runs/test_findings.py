@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from feddg.rows import TEST, EvaluationRow
+from feddg.records import TEST, EvaluationRow
 from feddg.runs.evaluations import Evaluations
 from feddg.runs.findings import FindingKind, Severity, findings, movement, standing, unsteady
 from feddg.runs.proportions import mean_of_shares, wilson

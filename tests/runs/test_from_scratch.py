@@ -10,9 +10,8 @@ from torch.nn.functional import cross_entropy
 from feddg.cli.weights import plan_with_weights_at_hand, with_weights_at_hand
 from feddg.comparing.plan import Plan
 from feddg.errors import WeightsError
-from feddg.experiment import Experiment
+from feddg.experiment import Experiment, explain
 from feddg.models import backbones
-from feddg.origins import explain
 from federations import federation
 
 FOLDER = {"data": {"source": "folder", "root": str(Path(__file__).parent)}, "hold_out": "c"}

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feddg.errors import RunError
-from feddg.rows import EvaluationRow
+from feddg.records import EvaluationRow
 from feddg.runs.evaluations import Evaluations
 from feddg.runs.reading import is_run, read_run
 from feddg.runs.selection_rules import SELECTION_RULES, best_held_out, best_in_domain, final_round

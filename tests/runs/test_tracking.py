@@ -10,7 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from feddg.api import run
 from feddg.errors import RunError
 from feddg.experiment import Experiment
-from feddg.rows import RoundRow
+from feddg.records import RoundRow
 from feddg.runs.reading import read_run
 from feddg.runs.tracking import trackers
 

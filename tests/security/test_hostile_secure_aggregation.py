@@ -29,7 +29,7 @@ from feddg.guards.secure_aggregation import (
 )
 from feddg.guards.sums import unmasked
 from feddg.messages import Message, Update
-from feddg.rows import OpenedSumRow
+from feddg.records import OpenedSumRow
 from feddg.settings import ServerSettings
 from federations import federation, same
 

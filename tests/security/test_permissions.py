@@ -13,16 +13,15 @@ import torch
 
 from damage import Original, draw_images
 from feddg.api import run
-from feddg.arrays import kept_array
 from feddg.data.images import from_folder
 from feddg.data.pixels import open_pixels
 from feddg.errors import DataError, FeddgError, RunError
 from feddg.experiment import Experiment, load_experiment
-from feddg.files import append_text, private_folder, replace_file, replace_text
 from feddg.flower.memory import SiteMemory
 from feddg.report import write_report
 from feddg.runs.folder import RunFolder
 from feddg.runs.reading import read_run
+from feddg.storage import append_text, kept_array, private_folder, replace_file, replace_text
 
 NOBODY = 65534
 

@@ -5,7 +5,7 @@ import io
 import numpy
 from rich.console import Console
 
-from feddg.rows import ClientRow, ClientsTable
+from feddg.records import ClientRow, ClientsTable
 from feddg.studies.holdings import MOST_MARKS, holdings_table
 
 

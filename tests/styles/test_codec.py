@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from feddg.errors import WeightsError
-from feddg.randomness import stream
+from feddg.rng import stream
 from feddg.styles.codec import CODECS, adain, load_codec, transfer
 from feddg.styles.codecs.compact import CompactCodec
 from feddg.styles.convolutional import ConvolutionalCodec, Reflect

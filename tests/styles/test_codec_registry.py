@@ -11,7 +11,7 @@ from torch import Tensor
 
 from feddg.errors import ExperimentError, WeightsError
 from feddg.methods.composition import build_method
-from feddg.randomness import stream
+from feddg.rng import stream
 from feddg.styles.codec import CODECS, Codec, load_codec, register_codec, transfer
 from feddg.styles.statistics import measure
 

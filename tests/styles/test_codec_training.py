@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from feddg.cli import app
 from feddg.errors import DataError, WeightsError
-from feddg.randomness import stream
+from feddg.rng import stream
 from feddg.styles.codec import load_codec
 from feddg.styles.codec_training import Progress, Recipe, train_codec
 from feddg.styles.codecs.vgg19 import Vgg19Codec

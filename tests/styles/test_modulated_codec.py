@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from feddg.errors import WeightsError
-from feddg.randomness import stream
+from feddg.rng import stream
 from feddg.styles.codec import VARIANCE_FLOOR, load_codec, transfer
 from feddg.styles.codec_training import Recipe, train_codec
 from feddg.styles.codecs.compact import CompactCodec

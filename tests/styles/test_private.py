@@ -11,7 +11,7 @@ from feddg.api import run
 from feddg.errors import ExperimentError
 from feddg.experiment import Experiment
 from feddg.guards.accounting import gaussian_epsilon
-from feddg.rows import PRIVACY_ROWS
+from feddg.records import PRIVACY_ROWS
 from feddg.runs.prepare import build, guards_for
 from feddg.styles.codec import load_codec
 from feddg.styles.private import (

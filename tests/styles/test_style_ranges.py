@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from codec_files import write_vgg19
-from feddg.forms import Known
+from feddg.messages import Known
 from feddg.methods.composition import build_method
-from feddg.randomness import stream
+from feddg.rng import stream
 from feddg.styles.codec import load_codec
 from feddg.styles.interpolate import interpolation_style
 from feddg.styles.private import StyleNoise, private_style

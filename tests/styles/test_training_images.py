@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from feddg.randomness import stream
+from feddg.rng import stream
 from feddg.styles.training_images import draw_batch, load_images
 from feddg.styles.variants import VARIANTS, Variant, grey, inverted, line_drawing, unchanged
 from style_images import random_unit_images, write_images

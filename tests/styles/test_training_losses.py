@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from feddg.randomness import stream
+from feddg.rng import stream
 from feddg.styles.codec import adain, load_codec
 from feddg.styles.codecs.compact import CompactCodec
 from feddg.styles.training_images import TrainingBatch

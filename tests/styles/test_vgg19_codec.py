@@ -13,7 +13,7 @@ from codec_files import vgg19_modules, write_vgg19
 from feddg.errors import WeightsError
 from feddg.methods.composition import build_method
 from feddg.methods.style_exchange import StyleExchange
-from feddg.randomness import stream
+from feddg.rng import stream
 from feddg.styles.codec import load_codec, transfer
 from feddg.styles.codecs.vgg19 import Vgg19Codec
 from feddg.styles.convolutional import ConvolutionalCodec, initialised

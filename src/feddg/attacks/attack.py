@@ -27,7 +27,7 @@ from feddg.attacks.reconstruction import (
 from feddg.attacks.senders import Senders
 from feddg.attacks.targets import MOST_LOOKED_AT
 from feddg.errors import DataError, ExperimentError, RunError
-from feddg.rows import AttackRow
+from feddg.records import AttackRow
 from feddg.runs.figures import add_figure, grid
 from feddg.runs.folder import FIGURES, RunFolder
 from feddg.runs.prepare import cache_folder

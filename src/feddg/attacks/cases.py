@@ -9,7 +9,7 @@ import torch
 from feddg.attacks.senders import Senders
 from feddg.attacks.targets import chosen_clients
 from feddg.clients.examples import Examples
-from feddg.randomness import stream
+from feddg.rng import stream
 
 FEWEST = 4
 """Members and others of a client below which it is left out."""

@@ -15,12 +15,11 @@ import torch
 from torch import Tensor
 
 from feddg.errors import ExperimentError, nearest
-from feddg.forms import Known, Sent
-from feddg.messages import Message, Update, Weights
+from feddg.messages import Known, Message, Sent, Update, Weights
 from feddg.methods.base import Method, local_names
 from feddg.models.network import Network
 from feddg.models.norm import statistics_names
-from feddg.randomness import stream
+from feddg.rng import stream
 
 LONGEST = 16_384
 """Numbers of a row that are kept as they are; a longer one is hashed into so many."""

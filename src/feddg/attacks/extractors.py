@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.nn.functional import interpolate, normalize
 
 from feddg.errors import WeightsError
-from feddg.files import is_file
 from feddg.models.backbones import build_network, read_weights
+from feddg.storage import is_file
 from feddg.styles.codec import load_codec
 
 COMPACT = "compact"

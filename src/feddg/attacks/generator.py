@@ -18,7 +18,7 @@ from torch.nn.functional import interpolate, mse_loss
 
 from feddg.attacks.extractors import Extractor, perceptual_distances
 from feddg.errors import DataError
-from feddg.randomness import derive_seed, stream
+from feddg.rng import derive_seed, stream
 
 FEWEST = 16
 """Images that a generator can be trained on at all."""

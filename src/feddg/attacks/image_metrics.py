@@ -21,7 +21,7 @@ from feddg.attacks.extractors import (
     perceptual_distances,
 )
 from feddg.errors import ExperimentError
-from feddg.randomness import derive_seed, stream
+from feddg.rng import derive_seed, stream
 
 FEWEST_OF_COLLECTION = 8
 """Images on each side below which a distance between collections says nothing."""

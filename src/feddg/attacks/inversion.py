@@ -36,8 +36,8 @@ from feddg.errors import RunError
 from feddg.methods.base import has_global_model, shared_parameters
 from feddg.models.network import Network
 from feddg.models.norm import freeze_statistics
-from feddg.randomness import stream
-from feddg.rows import InversionRow
+from feddg.records import InversionRow
+from feddg.rng import stream
 
 Step = Literal["own", "sgd"]
 SOFTNESS = 0.1

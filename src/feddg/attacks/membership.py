@@ -30,7 +30,7 @@ from feddg.data.pixels import as_unit
 from feddg.errors import RunError
 from feddg.messages import Weights
 from feddg.methods.base import has_global_model
-from feddg.rows import MembershipRow
+from feddg.records import MembershipRow
 
 WEIGHTS = "update/weights"
 POINTS = 21

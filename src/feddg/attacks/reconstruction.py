@@ -32,8 +32,8 @@ from feddg.attacks.image_metrics import (
 from feddg.attacks.senders import Senders, one_each
 from feddg.attacks.targets import Targets, chosen_clients, looked_at, matched, targets_of
 from feddg.errors import RunError
-from feddg.randomness import stream
-from feddg.rows import DifferenceRow, ReconstructionRow
+from feddg.records import DifferenceRow, ReconstructionRow
+from feddg.rng import stream
 
 SENT: Final = "sent"
 SAMPLE: Final = "sample"

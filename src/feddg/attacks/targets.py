@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from feddg.clients.examples import Examples
-from feddg.randomness import stream
+from feddg.rng import stream
 from feddg.runs.subject import Subject
 
 CLOSE = 0.5

@@ -115,11 +115,11 @@ def deploy_check(
 
     from rich.console import Console
 
-    from feddg.cache import cache_folder
     from feddg.cli.preflight_table import checks_table
     from feddg.flower.joining import read_join
     from feddg.flower.preflight import Verdict, check_site
     from feddg.flower.preflight_network import check_connection
+    from feddg.storage import cache_folder
 
     join = read_join(folder)
     own = check_site(join, images, domain, (cache or cache_folder()).expanduser(), device)
@@ -149,7 +149,7 @@ def deploy_validate(
     device: Annotated[str, typer.Option(help="cpu, cuda or auto")] = "auto",
 ) -> None:
     """Measure a model on the images of a site that takes no part: counts leave it, nothing else."""
-    from feddg.files import replace_text
+    from feddg.storage import replace_text
     from feddg.studies.validation import validate
 
     found = validate(

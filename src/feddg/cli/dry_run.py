@@ -11,8 +11,7 @@ from rich.table import Table
 
 from feddg.comparing.forecast import Forecast, forecast
 from feddg.data.skew import in_words
-from feddg.experiment import expand, load_experiment, read_fields
-from feddg.origins import DEFAULT, Origin, explain
+from feddg.experiment import DEFAULT, Origin, expand, explain, load_experiment, read_fields
 from feddg.runs.execute import is_complete
 from feddg.studies.holdings import holdings_table, skew_between
 

@@ -27,7 +27,7 @@ def paired(
     Both need their results by image: `feddg evaluate RUN --predictions`.
     """
     from feddg.errors import RunError
-    from feddg.rows import SPLITS
+    from feddg.records import SPLITS
     from feddg.studies.image_results import read_image_results
     from feddg.studies.paired_runs import compare_images
 

@@ -23,8 +23,8 @@ from feddg.comparing.pool import Outcome, Task, Watcher
 from feddg.evaluation.accuracy import Score
 from feddg.experiment import Experiment
 from feddg.messages import Refusal, Update
+from feddg.records import RoundRow
 from feddg.report.wording import duration
-from feddg.rows import RoundRow
 from feddg.runs.observer import Observer
 
 SILENCE_SECONDS = 30.0

@@ -5,8 +5,8 @@ from typing import Annotated
 import click
 import typer
 
-from feddg.cache import KINDS, OTHER, cache_folder, clear, contents
 from feddg.cli.common import JsonOption, print_json
+from feddg.storage import KINDS, OTHER, cache_folder, clear, contents
 
 app = typer.Typer(
     help="Where decoded images are kept, how much, and clearing it.", suggest_commands=False

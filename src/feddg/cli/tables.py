@@ -11,13 +11,13 @@ from feddg.comparing.compare import Comparison
 from feddg.comparing.estimate import estimate
 from feddg.comparing.results import read_comparison
 from feddg.comparing.work import Work
+from feddg.records import SPLITS, EvaluationRow
 from feddg.report import blocks
 from feddg.report.finding_words import interval_words, remark_words
 from feddg.report.headline import finding_sentences, found_in
 from feddg.report.many_tables import accuracy_table, margin_table
 from feddg.report.verdict import about_best, elsewhere_words, verdict_words, warnings_about
 from feddg.report.wording import counted, duration, spelled
-from feddg.rows import SPLITS, EvaluationRow
 from feddg.runs.execute import is_complete
 from feddg.runs.findings import accuracy_interval, measured
 from feddg.runs.reading import RunRecord, read_run

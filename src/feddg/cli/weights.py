@@ -24,8 +24,7 @@ def with_weights_at_hand(said: dict[str, Any], file: Path | None) -> dict[str, A
         ExperimentError: together they are no valid experiment.
     """
     from feddg.data.data_set import SCRATCH
-    from feddg.experiment import expand, load_experiment, read_fields
-    from feddg.origins import explain
+    from feddg.experiment import expand, explain, load_experiment, read_fields
     from feddg.settings import merge
 
     below = read_fields(file, expand(said))

@@ -11,7 +11,6 @@ import numpy
 import torch
 from torch import Tensor, nn
 
-from feddg.arrays import kept_array
 from feddg.clients.examples import Batch, Examples, rows_of, split_batches
 from feddg.clients.schedule import in_round
 from feddg.clients.worker import Worker
@@ -22,9 +21,10 @@ from feddg.errors import ClientError
 from feddg.messages import Message, Weights
 from feddg.models.network import Network
 from feddg.models.norm import freeze_statistics
-from feddg.randomness import numpy_stream, stream
-from feddg.rows import client_name
+from feddg.records import client_name
+from feddg.rng import numpy_stream, stream
 from feddg.settings import TrainSettings
+from feddg.storage import kept_array
 
 
 class Client:

@@ -8,7 +8,7 @@ Neighbours differ by one image whose gradient is zero: the sensitivity of the su
 in one batch of an epoch; which one is drawn without looking at it, and the draw gets no credit.
 
 Gradients are taken image by image (``torch.func``), not by Opacus' hooks: they do the same for any
-layer, and the noise is :mod:`feddg.secure_noise`'s. A network must treat every image by itself.
+layer, and the noise is :mod:`feddg.rng`'s. A network must treat every image by itself.
 """
 
 import torch
@@ -19,7 +19,7 @@ from feddg.clients.client import Client
 from feddg.clients.examples import Batch
 from feddg.clients.worker import RecordNoise
 from feddg.models.network import Network
-from feddg.secure_noise import add_noise
+from feddg.rng import add_noise
 
 
 class _Logits(nn.Module):

@@ -8,7 +8,7 @@ from functools import cached_property
 
 import torch
 
-from feddg.randomness import stream
+from feddg.rng import stream
 
 
 def drawn_clients(

@@ -11,10 +11,10 @@ from feddg.comparing.work import Work
 from feddg.data.bands import Reading
 from feddg.errors import FeddgError, RunError
 from feddg.experiment import Experiment
-from feddg.files import is_file
 from feddg.runs.loading import load_table
 from feddg.runs.prepare import Progress, cache_folder, first_names
 from feddg.settings import TORCHVISIONS
+from feddg.storage import is_file
 from feddg.views import Shown
 
 

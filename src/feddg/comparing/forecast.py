@@ -8,7 +8,7 @@ import numpy
 from feddg.data.pixels import ArrayPixels
 from feddg.data.sources import load_images_of
 from feddg.experiment import Experiment
-from feddg.rows import ClientsTable
+from feddg.records import ClientsTable
 from feddg.runs.facts import clients_table
 from feddg.runs.prepare import build, deal, guards_for
 

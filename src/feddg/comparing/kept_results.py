@@ -24,14 +24,13 @@ from pydantic_core import PydanticCustomError
 from feddg.comparing.cells import PlannedCell
 from feddg.comparing.made_with import made_with
 from feddg.comparing.measured_numbers import CONSTANT, RISING, SCORE, measured_numbers
-from feddg.csv_cells import as_cell, from_cell
 from feddg.errors import RunError
-from feddg.files import alone, is_file, private_folder, read_text, replace_text, why
-from feddg.forms import plain_text
-from feddg.rows import SPLITS, TEST
+from feddg.messages import plain_text
+from feddg.records import SPLITS, TEST, as_cell, from_cell
 from feddg.runs.reading import RunRecord
 from feddg.runs.selection_rules import FINAL, SELECTION_RULES, SelectionRule
 from feddg.settings import OneLine
+from feddg.storage import alone, is_file, private_folder, read_text, replace_text, why
 
 _ACCURACIES = {f"{split}_{rule.key}" for rule in SELECTION_RULES.values() for split in SPLITS}
 _MADE_WITH = "made_with"

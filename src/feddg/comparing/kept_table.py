@@ -13,7 +13,7 @@ from feddg.comparing.plan import Plan
 from feddg.comparing.results import Place, Results
 from feddg.comparing.trials import table_cells
 from feddg.errors import RunError
-from feddg.rows import TEST
+from feddg.records import TEST
 from feddg.runs.selection_rules import FINAL, SelectionRule
 
 

@@ -12,12 +12,12 @@ from pathlib import Path
 from feddg.data.fingerprint import ImagesFile
 from feddg.errors import DataError
 from feddg.experiment import Experiment
-from feddg.files import Stamp, stamp
 from feddg.models.backbones import weights_digest
 from feddg.runs.named_files import named_files
 from feddg.runs.reading import RunRecord
 from feddg.runs.same_images import IMAGES, ImagesNow
 from feddg.settings import TORCHVISIONS
+from feddg.storage import Stamp, stamp
 
 _IMAGES, _WEIGHTS = "images", "model.weights"
 

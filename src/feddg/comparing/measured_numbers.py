@@ -4,7 +4,7 @@ import itertools
 import math
 from typing import Final
 
-from feddg.rows import ID_VAL, LAST, SPLITS, TAIL, TEST
+from feddg.records import ID_VAL, LAST, SPLITS, TAIL, TEST
 from feddg.runs.evaluations import Evaluations
 from feddg.runs.findings import FindingKind, findings, standing
 from feddg.runs.reading import RunRecord

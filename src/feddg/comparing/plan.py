@@ -14,10 +14,10 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from feddg.comparing.fixing import fix_fields
 from feddg.errors import ExperimentError, RunError, nearest
 from feddg.experiment import expand
-from feddg.rows import ID_VAL
+from feddg.records import ID_VAL
 from feddg.runs.selection_rules import FINAL, SELECTION_RULES
 from feddg.settings import OneLine, Settings, merge
-from feddg.yaml_text import read_fields_of
+from feddg.storage import read_fields_of
 
 
 class Variant(Settings):

@@ -26,7 +26,7 @@ from feddg.errors import FeddgError, in_words
 from feddg.evaluation.accuracy import Score
 from feddg.experiment import Experiment
 from feddg.messages import Refusal, Update
-from feddg.rows import RoundRow
+from feddg.records import RoundRow
 from feddg.runs.execute import carry_out
 from feddg.runs.observer import Observer
 

@@ -11,8 +11,7 @@ from pydantic import Field
 from feddg.comparing.intervals import Accuracies, Key
 from feddg.comparing.tuning_file import TUNING, TuningFile
 from feddg.errors import RunError
-from feddg.row_files import JsonFile, Row
-from feddg.rows import TEST
+from feddg.records import TEST, JsonFile, Row
 from feddg.runs.reading import RunRecord, flatten, is_run, read_run, served_by_all
 from feddg.runs.selection_rules import SELECTION_RULES, SelectionRule
 

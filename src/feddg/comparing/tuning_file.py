@@ -6,8 +6,7 @@ from typing import Final
 
 from pydantic import AliasChoices, Field
 
-from feddg.row_files import JsonFile, Row
-from feddg.rows import Number
+from feddg.records import JsonFile, Number, Row
 
 TUNING: Final = "tuning.json"
 _TRIALS: Final = "trials.csv"

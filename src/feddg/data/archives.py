@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from feddg.errors import DataError
-from feddg.files import private_folder, why
+from feddg.storage import private_folder, why
 
 Progress = Callable[[str, int, int], None]
 

@@ -9,7 +9,7 @@ from feddg.data.data_set import DataSet
 from feddg.data.images import ImageTable
 from feddg.data.listed_images import listed_images
 from feddg.errors import DataError
-from feddg.files import read_text
+from feddg.storage import read_text
 
 
 def list_camera_traps(root: Path, images: Path, definition: DataSet) -> ImageTable:

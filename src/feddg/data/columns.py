@@ -7,9 +7,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from feddg.csv_cells import from_cell
 from feddg.errors import DataError, nearest
-from feddg.files import open_file, why
+from feddg.records import from_cell
+from feddg.storage import open_file, why
 
 LONGEST_CELL = 1 << 20
 PARQUET = (".parquet", ".pq")

@@ -18,7 +18,7 @@ from scipy import ndimage
 from sklearn.datasets import load_digits, load_sample_image
 
 from feddg.data.images import ImageTable
-from feddg.randomness import numpy_stream
+from feddg.rng import numpy_stream
 
 SIZE = 32
 DOMAINS = ("ink", "chalk", "photo", "sketch")

@@ -19,8 +19,8 @@ from pydantic import ValidationError
 
 from feddg.data.data_set import PublishedFile
 from feddg.errors import DataError
-from feddg.files import alone, open_file, private_folder, read_text, replace_text, sync, why
-from feddg.row_files import JsonFile
+from feddg.records import JsonFile
+from feddg.storage import alone, open_file, private_folder, read_text, replace_text, sync, why
 
 Progress = Callable[[str, int, int], None]
 

@@ -8,10 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from feddg.arrays import kept_array
-from feddg.cache import cache_folder
 from feddg.errors import DataError
-from feddg.files import why
+from feddg.storage import cache_folder, kept_array, why
 
 Drawn = tuple[np.ndarray, np.ndarray]
 """``(n, height, width)`` uint8 grey images, and ``(n,)`` facts about each, a structured array."""

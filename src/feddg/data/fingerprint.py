@@ -18,8 +18,8 @@ from pydantic import Field, TypeAdapter, ValidationError
 from feddg.data.images import ImageTable
 from feddg.data.tiles import Tile
 from feddg.errors import DataError
-from feddg.files import Stamp, open_file, replace_bytes, stamp
-from feddg.row_files import JsonFile, Row
+from feddg.records import JsonFile, Row
+from feddg.storage import Stamp, open_file, replace_bytes, stamp
 
 SHOWN = 3
 """Paths named in a difference."""

@@ -9,8 +9,8 @@ from feddg.data.archives import unpack
 from feddg.data.data_set import DataSet, PublishedFile
 from feddg.data.download import download
 from feddg.errors import DataError
-from feddg.files import private_folder, replace_text
-from feddg.row_files import JsonFile
+from feddg.records import JsonFile
+from feddg.storage import private_folder, replace_text
 
 Progress = Callable[[str, int, int], None]
 

@@ -12,7 +12,7 @@ from typing import IO
 
 from PIL import Image, features
 
-from feddg.files import open_file
+from feddg.storage import open_file
 
 _ALWAYS = {
     ".jpg": "JPEG",

@@ -12,7 +12,7 @@ import numpy as np
 
 from feddg.data.image_formats import usable_formats
 from feddg.errors import DataError, nearest
-from feddg.files import entries, why
+from feddg.storage import entries, why
 
 IMAGE_SUFFIXES = frozenset(usable_formats())
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")

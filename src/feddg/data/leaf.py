@@ -13,7 +13,7 @@ from feddg.data.drawn import Drawn, as_rgb, kept_drawn
 from feddg.data.images import ImageTable
 from feddg.data.listed_images import positions
 from feddg.errors import DataError
-from feddg.files import open_file, why
+from feddg.storage import open_file, why
 
 SIDE = 28
 log = logging.getLogger("feddg")

@@ -11,8 +11,8 @@ from PIL import Image
 from feddg.data.drawn import Drawn
 from feddg.data.images import check_folder
 from feddg.errors import DataError
-from feddg.files import open_file, why
-from feddg.randomness import numpy_stream
+from feddg.rng import numpy_stream
+from feddg.storage import open_file, why
 
 PARTS = ("train", "t10k")
 _PLACES = ("", "raw", "MNIST/raw", "mnist", "MNIST")

@@ -7,7 +7,7 @@ import numpy as np
 
 from feddg.data.partitions import Dealing, Rounding, owners_by, rules_of
 from feddg.errors import DataError
-from feddg.randomness import numpy_stream
+from feddg.rng import numpy_stream
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import numpy as np
 
-from feddg.arrays import open_array
 from feddg.data.decoded_files import BadImage, DecodedFiles, Progress, hash_of, stamp_of
 from feddg.errors import DataError
-from feddg.files import (
+from feddg.storage import (
     FILE_MODE,
+    open_array,
     open_file,
     private_folder,
     replace_text,

@@ -18,7 +18,7 @@ from feddg.data.images import (
     plain_name,
 )
 from feddg.errors import DataError
-from feddg.files import entries
+from feddg.storage import entries
 
 logger = logging.getLogger("feddg")
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from feddg.csv_cells import as_cell, from_cell
 from feddg.data.images import ImageTable, plain_name
 from feddg.errors import DataError
-from feddg.files import open_file, why
-from feddg.randomness import numpy_stream
+from feddg.records import as_cell, from_cell
+from feddg.rng import numpy_stream
+from feddg.storage import open_file, why
 
 COLUMNS = ("", "split", "domain_remapped", "domain", "category", "y", "path")
 """The columns of the FedDG benchmark's split files; the first one numbers the rows."""

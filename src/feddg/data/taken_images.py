@@ -10,9 +10,8 @@ from pathlib import Path
 
 from PIL import Image
 
-from feddg.cache import cache_folder
 from feddg.errors import DataError
-from feddg.files import FILE_MODE, private_folder, read_text, replace_text, why
+from feddg.storage import FILE_MODE, cache_folder, private_folder, read_text, replace_text, why
 
 LISTING = ".paths.json"
 _SUFFIXES = {"JPEG": ".jpg", "PNG": ".png", "WEBP": ".webp", "TIFF": ".tif", "BMP": ".bmp"} | {

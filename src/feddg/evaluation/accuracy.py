@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from feddg.clients.examples import Pixels, gathered
 from feddg.data.pixels import as_unit
 from feddg.evaluation.metrics import Predictions, measure
-from feddg.randomness import stream
-from feddg.rows import LAST, EvaluationRow
+from feddg.records import LAST, EvaluationRow
+from feddg.rng import stream
 
 
 @runtime_checkable

@@ -18,9 +18,18 @@ from torch import Tensor
 from feddg.clients.schedule import in_round
 from feddg.errors import FeddgError, RunError
 from feddg.federation.change_sizes import RoundSpoiled
-from feddg.forms import Known, Sent, plain_text
 from feddg.guards.secure_aggregation import clients_said
-from feddg.messages import Message, Refusal, Scalar, Update, Weights, first_not_finite
+from feddg.messages import (
+    Known,
+    Message,
+    Refusal,
+    Scalar,
+    Sent,
+    Update,
+    Weights,
+    first_not_finite,
+    plain_text,
+)
 from feddg.methods.base import Method, State, has_global_model
 from feddg.models.network import Network
 from feddg.models.norm import never_negative_names

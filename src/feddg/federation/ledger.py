@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from torch import Tensor
 
 from feddg.messages import Broadcast, Message, Scalar, Update, scalar_bytes
-from feddg.rows import Direction, LayoutRow, LedgerRow, MessageRow, RefusalRow, TensorEntry
+from feddg.records import Direction, LayoutRow, LedgerRow, MessageRow, RefusalRow, TensorEntry
 
 Shape = tuple[str, tuple[int, ...], str, int]
 Shapes = tuple[tuple[Shape, ...], tuple[str, ...]]

@@ -31,7 +31,7 @@ from feddg.guards.secure_aggregation import (
 )
 from feddg.guards.sums import decoded, unmasked
 from feddg.messages import Broadcast, Message, Refusal, Update
-from feddg.rows import OpenedSumRow
+from feddg.records import OpenedSumRow
 
 log = logging.getLogger("feddg")
 Form = tuple[tuple[int, ...], torch.dtype]

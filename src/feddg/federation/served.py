@@ -28,7 +28,7 @@ from torch import Tensor
 from feddg.messages import Weights
 from feddg.methods.base import Method, State, local_names
 from feddg.models.network import Network
-from feddg.rows import EMA, LAST, TAIL
+from feddg.records import EMA, LAST, TAIL
 from feddg.settings import ServerSettings
 
 MEANS = (TAIL, EMA)

@@ -28,7 +28,7 @@ from feddg.messages import (
     Weights,
 )
 from feddg.methods.base import Method, State
-from feddg.rows import Groups, RoundRow
+from feddg.records import Groups, RoundRow
 from feddg.settings import ServerSettings
 
 log = logging.getLogger("feddg")

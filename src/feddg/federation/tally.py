@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from feddg.messages import Refusal, Update
-from feddg.rows import Direction, RefusedUpdate, RoundRow
+from feddg.records import Direction, RefusedUpdate, RoundRow
 
 
 @dataclass

@@ -16,7 +16,7 @@ from feddg.flower.simulated_site import SIMULATED, SimulatedSite
 from feddg.flower.site import MissingAgreement, Site
 from feddg.flower.traffic import BUSY
 from feddg.messages import Message
-from feddg.rows import EVALUATION_ROWS
+from feddg.records import EVALUATION_ROWS
 
 Work = Callable[[Site, Parcel], Parcel]
 

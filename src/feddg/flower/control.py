@@ -31,9 +31,9 @@ from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.superlink.federation import NoOpFederationManager
 
 from feddg.errors import FeddgError
-from feddg.files import replace_text
 from feddg.flower.signing import SignedApp, read_signed
 from feddg.flower.start_files import REGISTERED
+from feddg.storage import replace_text
 
 CONNECTION, HOME, DATABASE = "feddg", "flower-home", "superlink.db"
 APP = "@feddg/feddg-deployment"

@@ -6,7 +6,7 @@ from typing import Annotated
 from pydantic import Field, NonNegativeInt
 
 from feddg.errors import RunError
-from feddg.row_files import JsonFile
+from feddg.records import JsonFile
 
 RunKey = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,100}$")]
 

@@ -19,9 +19,8 @@ from feddg.federation.ledger import Ledger
 from feddg.flower.parcels import Parcel, contents
 from feddg.flower.replies import read_fields
 from feddg.flower.traffic import Traffic, flower_bytes
-from feddg.forms import plain_text
-from feddg.messages import Refusal
-from feddg.rows import Direction
+from feddg.messages import Refusal, plain_text
+from feddg.records import Direction
 
 log = logging.getLogger("feddg")
 

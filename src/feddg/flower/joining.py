@@ -9,8 +9,8 @@ from feddg.data.data_set import DATA_SETS
 from feddg.data.sources import load_source
 from feddg.errors import ExperimentError, FeddgError
 from feddg.experiment import Experiment
-from feddg.row_files import JsonFile
-from feddg.yaml_text import parse_fields
+from feddg.records import JsonFile
+from feddg.storage import parse_fields
 
 JOIN = "join.json"
 

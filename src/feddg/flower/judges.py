@@ -12,9 +12,8 @@ from feddg.evaluation.metrics import Predictions, measure
 from feddg.federation.server import Server
 from feddg.flower.grid_transport import FlowerTransport
 from feddg.flower.replies import MOST_IMAGES
-from feddg.forms import plain_text
-from feddg.messages import Broadcast, Message, Refusal, Weights
-from feddg.rows import EVALUATION_ROWS, TEST, EvaluationRow
+from feddg.messages import Broadcast, Message, Refusal, Weights, plain_text
+from feddg.records import EVALUATION_ROWS, TEST, EvaluationRow
 
 log = logging.getLogger("feddg")
 

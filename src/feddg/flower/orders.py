@@ -9,7 +9,7 @@ from feddg.errors import ClientError
 from feddg.flower.deployment_file import RunKey
 from feddg.flower.parcels import Parcel
 from feddg.flower.replies import MOST_CLASSES, MOST_DOMAINS, explained
-from feddg.forms import names_fault
+from feddg.messages import names_fault
 
 
 class Order(BaseModel):

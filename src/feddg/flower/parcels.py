@@ -18,8 +18,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
 from feddg.federation.ledger import Shape
-from feddg.forms import plain_text
-from feddg.messages import Message, Scalar, Update, Weights
+from feddg.messages import Message, Scalar, Update, Weights, plain_text
 
 FIELDS = "fields"
 _PARTS = "parts"

@@ -31,7 +31,6 @@ from feddg.federation.initial import initial_state
 from feddg.federation.inprocess import InProcess
 from feddg.federation.ledger import Ledger
 from feddg.federation.server import Server
-from feddg.files import private_folder, why
 from feddg.flower.joining import JoinFile, held_out_among
 from feddg.flower.site_images import DIGITS
 from feddg.methods.composition import build_method
@@ -40,6 +39,7 @@ from feddg.runs.facts import free_memory, peak_memory
 from feddg.runs.named_files import methods_files
 from feddg.runs.prepare import build, build_workers
 from feddg.settings import ServerSettings
+from feddg.storage import private_folder, why
 
 SAMPLE = 256
 """Images that are decoded."""

@@ -13,10 +13,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from feddg.errors import FeddgError
-from feddg.files import why
 from feddg.flower.joining import JoinFile
 from feddg.flower.preflight import Check, go, look, no_go
-from feddg.yaml_text import parse_fields
+from feddg.storage import parse_fields, why
 
 SECONDS = 10.0
 MOST_AHEAD, MOST_BEHIND = 5.0, 300.0

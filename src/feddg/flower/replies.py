@@ -9,8 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from feddg.errors import DataError
 from feddg.flower.parcels import Parcel
-from feddg.forms import names_fault, plain_text
-from feddg.messages import Message, Scalar, Update
+from feddg.messages import Message, Scalar, Update, names_fault, plain_text
 
 MOST_CLASSES, MOST_DOMAINS, MOST_IMAGES = 2_000, 2_000, 100_000_000
 """Limits of what sites hold: a table of true against predicted classes has the classes' square."""

@@ -14,7 +14,6 @@ from feddg.clients.worker import Worker
 from feddg.errors import ExperimentError
 from feddg.evaluation.accuracy import Evaluation, Score
 from feddg.experiment import Experiment
-from feddg.files import replace_text
 from feddg.flower.deployment_config import Deployment
 from feddg.flower.deployment_file import DeploymentFile
 from feddg.flower.grid_transport import FlowerTransport
@@ -28,12 +27,13 @@ from feddg.messages import Weights
 from feddg.methods.base import require_network_fit
 from feddg.methods.composition import method_class
 from feddg.models.precision import choose_device
+from feddg.records import ClientRow, ClientsTable, RoundRow
 from feddg.report import ensure_report
-from feddg.rows import ClientRow, ClientsTable, RoundRow
 from feddg.runs.execute import Run, carry_out
 from feddg.runs.observer import Observer
 from feddg.runs.prepare import Progress, build, build_worker, cache_folder, guards_for
 from feddg.runs.prepared import Prepared, say_of_method
+from feddg.storage import replace_text
 
 log = logging.getLogger("feddg")
 DEPLOYMENT, TRAFFIC = "deployment.json", "traffic.jsonl"

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key, l
 from flwr.cli.build import build_fab_from_disk
 
 from feddg.errors import FeddgError
-from feddg.files import replace_bytes, replace_text
+from feddg.storage import replace_bytes, replace_text
 
 BUNDLE, SIGNATURE = "signed/app.fab", "signed/signature.json"
 KEY, TRUSTED = "keys/signing", "keys/trusted.yaml"

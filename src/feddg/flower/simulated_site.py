@@ -15,7 +15,7 @@ from feddg.flower.memory import SiteMemory
 from feddg.flower.parcels import Parcel
 from feddg.flower.replies import Introduction
 from feddg.flower.site import Site, SiteConfig
-from feddg.rows import client_name
+from feddg.records import client_name
 from feddg.runs.prepare import Images, load_images
 
 SIMULATED = "simulated"

@@ -20,7 +20,6 @@ from flwr.serverapp import Grid, ServerApp
 from feddg.data.partitions import counts_clients
 from feddg.errors import FeddgError
 from feddg.experiment import Experiment
-from feddg.files import replace_text
 from feddg.flower import client_app
 from feddg.flower.deployment_file import RunFile
 from feddg.flower.exchange import Policy
@@ -30,12 +29,13 @@ from feddg.flower.traffic import Traffic, append_to
 from feddg.messages import Weights
 from feddg.methods.base import require_network_fit
 from feddg.methods.composition import method_class
+from feddg.records import client_name
 from feddg.report import ensure_report
-from feddg.rows import client_name
 from feddg.runs.execute import Run, carry_out
 from feddg.runs.observer import Observer
 from feddg.runs.prepare import Progress, cache_folder, load_images
 from feddg.runs.prepared import Prepared, in_process
+from feddg.storage import replace_text
 
 SIMULATION, TRAFFIC = "simulation.json", "traffic.jsonl"
 

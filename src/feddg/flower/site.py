@@ -28,7 +28,7 @@ from feddg.methods.base import Method
 from feddg.runs.named_files import methods_files
 from feddg.runs.prepare import build, build_worker, cache_folder, guards_for
 from feddg.settings import Settings
-from feddg.yaml_text import parse_fields
+from feddg.storage import parse_fields
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9_-]*"
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from flwr.app import ConfigRecord, RecordDict
 
-from feddg.files import append_text
 from feddg.flower.parcels import Parcel
-from feddg.rows import TrafficRow
+from feddg.records import TrafficRow
+from feddg.storage import append_text
 
 BUSY = "busy"
 """Field of a reply: seconds that the site's code worked on the message."""

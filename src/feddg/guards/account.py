@@ -18,7 +18,7 @@ from feddg.guards.accounting import (
     sampled_epsilon,
     together,
 )
-from feddg.rows import PrivacyRow
+from feddg.records import PrivacyRow
 
 Unit = Literal["client", "image"]
 _ROUNDING = 1 + 1e-6

@@ -8,11 +8,10 @@ under its name, so the ledger lists it.
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from feddg.forms import Sent
 from feddg.guards.account import Account
 from feddg.guards.guard import Guard, Passage, WeightFacts
 from feddg.guards.secure_aggregation import SecureAggregation
-from feddg.messages import Broadcast, Message, Update, Weights, joined
+from feddg.messages import Broadcast, Message, Sent, Update, Weights, joined
 from feddg.methods.base import State
 
 MEMORY = "guards/"

@@ -21,7 +21,7 @@ Sources: McMahan et al., "Learning Differentially Private Recurrent Language Mod
 Andrew et al., "Differentially Private Learning with Adaptive Clipping" (NeurIPS 2021).
 
 Decisions: s = max(m/20, z), which is Andrew et al.'s for many clients and possible for few. The
-noise is :mod:`feddg.secure_noise`'s, which the experiment's seed does not fix: clients
+noise is :mod:`feddg.rng`'s, which the experiment's seed does not fix: clients
 know the seed and could take the noise away again. The server knows the weights it sent and the
 norm: a longer change, beyond rounding, is refused. Lengths are summed in float64. What the noise
 costs is :mod:`feddg.guards.accounting`'s affair.
@@ -38,7 +38,6 @@ import torch
 
 from feddg.clients.sampling import Schedule
 from feddg.errors import ClientError
-from feddg.forms import Sent
 from feddg.guards.account import Account, Release
 from feddg.guards.accounting import (
     MOST_NOISE,
@@ -52,9 +51,9 @@ from feddg.guards.compatibility import DESCRIPTIONS, EXTRAS, FUSION, LOCAL, STAT
 from feddg.guards.distances import distance, length, shrunk
 from feddg.guards.guard import Guard, Passage, WeightFacts, register
 from feddg.guards.promises import require_afforded, require_bearable
-from feddg.messages import Message, Update, Weights
+from feddg.messages import Message, Sent, Update, Weights
 from feddg.methods.base import State
-from feddg.secure_noise import add_noise
+from feddg.rng import add_noise
 from feddg.settings import PrivacySettings
 
 log = logging.getLogger("feddg")

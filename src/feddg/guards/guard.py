@@ -21,9 +21,8 @@ from typing import Any, ClassVar, TypeVar
 from pydantic import BaseModel
 
 from feddg.errors import ClientError, ExperimentError
-from feddg.forms import Sent
 from feddg.guards.account import Account
-from feddg.messages import Message, Update, Weights
+from feddg.messages import Message, Sent, Update, Weights
 from feddg.methods.base import State
 from feddg.registry import Registry
 from feddg.settings import Settings

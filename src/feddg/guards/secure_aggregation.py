@@ -47,13 +47,12 @@ from pydantic import Field
 from torch import Tensor
 
 from feddg.errors import ClientError
-from feddg.forms import Sent
 from feddg.guards import masking
 from feddg.guards.compatibility import DESCRIPTIONS, EXTRAS, FUSION
 from feddg.guards.guard import Guard, Passage, WeightFacts, register
 from feddg.guards.masking import SEALED, SECRET
 from feddg.guards.sums import added, encoded
-from feddg.messages import Message, Update, Weights
+from feddg.messages import Message, Sent, Update, Weights
 from feddg.settings import Settings
 
 KEYS, SHARES, CHECK, UNMASK = (

@@ -36,11 +36,10 @@ from torch import Tensor, nn
 from feddg.clients.client import Client
 from feddg.clients.examples import Batch
 from feddg.errors import ExperimentError
-from feddg.forms import Sent
-from feddg.messages import Broadcast, Message, Update, Weights, on_device
+from feddg.messages import Broadcast, Message, Sent, Update, Weights, on_device
 from feddg.methods.reference import Reference
 from feddg.models.network import Network
-from feddg.rows import Groups
+from feddg.records import Groups
 from feddg.settings import ExperimentSettings, Settings
 
 Ask = Callable[[str, Message], Iterator[tuple[int, Message]]]

@@ -45,8 +45,7 @@ from torch import Tensor
 from feddg.clients.client import Client
 from feddg.clients.examples import Batch
 from feddg.errors import ExperimentError
-from feddg.forms import Sent
-from feddg.messages import Message, joined
+from feddg.messages import Message, Sent, joined
 from feddg.methods.base import Method
 from feddg.methods.catalogue import register
 from feddg.methods.reference import CONTENT_VARIANCE, HUE, CodeDifference, Reference

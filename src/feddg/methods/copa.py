@@ -39,8 +39,7 @@ from torch import Tensor, nn
 from feddg.clients.client import Client
 from feddg.clients.examples import Batch
 from feddg.errors import ClientError, ExperimentError
-from feddg.forms import Sent
-from feddg.messages import Message, Update, Weights, joined
+from feddg.messages import Message, Sent, Update, Weights, joined
 from feddg.methods.base import Method, MethodSettings, State, weighted_mean
 from feddg.methods.catalogue import register
 from feddg.methods.reference import Reference

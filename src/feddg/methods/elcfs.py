@@ -41,8 +41,7 @@ from torch.func import functional_call
 
 from feddg.clients.client import Client
 from feddg.clients.examples import Batch
-from feddg.forms import Sent
-from feddg.messages import Message, joined
+from feddg.messages import Message, Sent, joined
 from feddg.methods.base import Method, MethodSettings
 from feddg.methods.catalogue import register
 from feddg.methods.reference import CodeDifference, Reference

@@ -32,8 +32,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from feddg.clients.client import Client
-from feddg.forms import LARGEST, Known, Range, Sent
-from feddg.messages import Message, Update, Weights, joined
+from feddg.messages import LARGEST, Known, Message, Range, Sent, Update, Weights, joined
 from feddg.methods.base import Ask, Method, MethodSettings, State
 from feddg.methods.catalogue import register
 from feddg.methods.reference import HUE, CodeDifference, Reference

@@ -36,8 +36,7 @@ from torch.nn.functional import mse_loss, normalize
 
 from feddg.clients.client import Client
 from feddg.clients.examples import Batch
-from feddg.forms import Sent
-from feddg.messages import Broadcast, Message, Update, joined
+from feddg.messages import Broadcast, Message, Sent, Update, joined
 from feddg.methods.base import Method, MethodSettings, State
 from feddg.methods.catalogue import register
 from feddg.methods.reference import CodeDifference, Reference

@@ -32,8 +32,7 @@ import torch
 from torch import nn
 
 from feddg.errors import ExperimentError
-from feddg.forms import Sent
-from feddg.messages import Broadcast, Update, Weights
+from feddg.messages import Broadcast, Sent, Update, Weights
 from feddg.methods.base import Method, State
 from feddg.methods.catalogue import register
 from feddg.methods.reference import Reference

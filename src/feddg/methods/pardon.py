@@ -44,8 +44,7 @@ from torch import Tensor, nn
 
 from feddg.clients.client import Client
 from feddg.clients.examples import Batch
-from feddg.forms import Known
-from feddg.messages import Message, joined
+from feddg.messages import Known, Message, joined
 from feddg.methods.catalogue import register
 from feddg.methods.reference import CONTENT_VARIANCE, EIGHT_BITS, HUE, CodeDifference, Reference
 from feddg.methods.style_exchange import (
@@ -53,7 +52,7 @@ from feddg.methods.style_exchange import (
     StyleSettings,
     members,
 )
-from feddg.rows import Groups
+from feddg.records import Groups
 from feddg.settings import Fraction
 from feddg.styles.finch import finch
 from feddg.styles.interpolate import client_style, interpolation_style, perturb

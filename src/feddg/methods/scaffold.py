@@ -34,8 +34,7 @@ from torch import Tensor
 
 from feddg.clients.client import Client
 from feddg.errors import ExperimentError
-from feddg.forms import LARGEST, Known, Range, Sent
-from feddg.messages import Broadcast, Message, Update, Weights, joined
+from feddg.messages import LARGEST, Broadcast, Known, Message, Range, Sent, Update, Weights, joined
 from feddg.methods.base import Method, MethodSettings, State, shared_parameters
 from feddg.methods.catalogue import register
 from feddg.methods.reference import CodeDifference, Reference

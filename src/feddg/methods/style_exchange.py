@@ -14,8 +14,7 @@ from torch import Tensor
 from feddg.clients.client import Client
 from feddg.clients.examples import Batch
 from feddg.errors import WeightsError
-from feddg.forms import Known, Sent
-from feddg.messages import Message, joined
+from feddg.messages import Known, Message, Sent, joined
 from feddg.methods.base import Method, MethodSettings
 from feddg.settings import ExperimentSettings, Fraction
 from feddg.styles.codec import CODECS, Codec, adain, load_codec, transfer

@@ -57,7 +57,7 @@ from feddg.methods.style_exchange import (
     StyleSettings,
     members,
 )
-from feddg.rows import Groups
+from feddg.records import Groups
 from feddg.settings import Fraction
 from feddg.styles.codec import adain
 from feddg.styles.finch import finch

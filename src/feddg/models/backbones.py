@@ -11,10 +11,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from feddg.errors import ExperimentError, WeightsError, nearest
-from feddg.files import is_file
 from feddg.models.network import Embedding, Network
-from feddg.randomness import derive_seed
+from feddg.rng import derive_seed
 from feddg.settings import TORCHVISIONS
+from feddg.storage import is_file
 
 HEAD_NAMES = ("fc", "classifier", "heads", "head")
 _OWN: dict[str, Callable[[], nn.Module]] = {}

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from feddg.models.network import Network
-from feddg.randomness import stream
+from feddg.rng import stream
 
 SMALLEST_DEVIATION = 1e-6
 

@@ -6,7 +6,7 @@ from typing import Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
-from feddg.randomness import derive_seed
+from feddg.rng import derive_seed
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from feddg.records import ID_TEST, ID_VAL, SPLITS, TEST, VAL, EvaluationRow
 from feddg.report.blocks import Cell, Column, Table
 from feddg.report.finding_words import interval_words
 from feddg.report.wording import MISSING, number, percent, readable
-from feddg.rows import ID_TEST, ID_VAL, SPLITS, TEST, VAL, EvaluationRow
 from feddg.runs.evaluations import Evaluations
 from feddg.runs.findings import accuracy_interval, mean_measured
 from feddg.runs.reading import RunRecord

@@ -6,10 +6,10 @@ from itertools import cycle
 import numpy as np
 import plotly.graph_objects as go
 
+from feddg.records import SPLITS, TEST, AdaptationRow
 from feddg.report.blocks import Block, Cell, Chart, Column, Section, Table
 from feddg.report.charts import HELD_OUT_COLOURS, TRAINING_COLOURS, chart_of, label_of
 from feddg.report.wording import percent, readable
-from feddg.rows import SPLITS, TEST, AdaptationRow
 from feddg.runs.adapted import Alphas, read_adapted, read_alphas
 from feddg.runs.reading import RunRecord
 from feddg.runs.selection_rules import FINAL, find_rule

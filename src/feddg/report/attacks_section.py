@@ -4,16 +4,10 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import cycle
 
+from feddg.records import AttackRow, DifferenceRow, InversionRow, MembershipRow, ReconstructionRow
 from feddg.report.blocks import Cell, Chart, Column, Table
 from feddg.report.charts import HELD_OUT_COLOURS, TRAINING_COLOURS, chart_of, line_of
 from feddg.report.wording import MISSING, number
-from feddg.rows import (
-    AttackRow,
-    DifferenceRow,
-    InversionRow,
-    MembershipRow,
-    ReconstructionRow,
-)
 
 FED_WORDS = {
     "sent": "what was sent",

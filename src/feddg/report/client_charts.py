@@ -7,9 +7,9 @@ import numpy as np
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 
+from feddg.records import ClientRow, ClientsTable
 from feddg.report.blocks import Chart
 from feddg.report.charts import HEAT_COLOURS, chart_of, label_of, names_axis, row_shares
-from feddg.rows import ClientRow, ClientsTable
 
 MOST_COLUMNS = 100
 LABELLED_CLIENTS = 24

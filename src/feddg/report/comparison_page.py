@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from feddg.comparing.intervals import average_over_columns
 from feddg.comparing.results import Results
+from feddg.records import ID_TEST, SPLITS, VAL
 from feddg.report import many_charts as charts
 from feddg.report import many_tables as tables
 from feddg.report.blocks import (
@@ -36,7 +37,6 @@ from feddg.report.verdict import (
     warnings_about,
 )
 from feddg.report.wording import counted, listed, percent, readable, spelled
-from feddg.rows import ID_TEST, SPLITS, VAL
 from feddg.runs.selection_rules import SELECTION_RULES
 
 MOST_FACTS = 8

@@ -7,10 +7,9 @@ import re
 from collections.abc import Iterator, Sequence
 
 from feddg.comparing.results import Results
-from feddg.csv_cells import as_cell
 from feddg.evaluation.metrics import METRICS
+from feddg.records import SPLITS, as_cell
 from feddg.report.blocks import Block, Cell, Column, Fold, Page, Section, Table
-from feddg.rows import SPLITS
 from feddg.runs.evaluations import AGGREGATES
 from feddg.runs.selection_rules import SELECTION_RULES
 

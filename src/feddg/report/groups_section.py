@@ -1,8 +1,8 @@
 """The groups that a method put clients into before training."""
 
+from feddg.records import SetupRow
 from feddg.report.blocks import Cell, Column, Table
 from feddg.report.wording import number, readable
-from feddg.rows import SetupRow
 from feddg.runs.reading import RunRecord
 
 MOST_NAMED = 8

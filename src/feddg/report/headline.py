@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 
+from feddg.records import ID_TEST, ID_VAL, TEST
 from feddg.report.accuracy_section import held_out_accuracy, rounds_text
 from feddg.report.blocks import Fact, Facts, Prose
 from feddg.report.cost_section import cost_of
@@ -23,7 +24,6 @@ from feddg.report.wording import (
     shortened,
     size,
 )
-from feddg.rows import ID_TEST, ID_VAL, TEST
 from feddg.runs.findings import Finding, Standing, findings, standing
 from feddg.runs.reading import RunRecord
 from feddg.runs.selection_rules import FINAL, final_round

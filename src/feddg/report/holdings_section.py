@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import numpy
 
 from feddg.data.skew import in_words, skew_of
+from feddg.records import BadImageRow
 from feddg.report.blocks import Block, Cell, Column, Fold, Prose, Section, Table
 from feddg.report.client_charts import client_heat_map
 from feddg.report.wording import counted, number
-from feddg.rows import BadImageRow
 from feddg.runs.reading import RunRecord
 
 MOST_LISTED = 50

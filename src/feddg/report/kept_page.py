@@ -20,12 +20,11 @@ from feddg.comparing.kept_table import KeptTable
 from feddg.comparing.plan import Plan
 from feddg.comparing.tuning_file import TuningFile
 from feddg.errors import RunError
-from feddg.files import read_text, replace_text, why
+from feddg.records import ID_TEST, VAL
 from feddg.report.kept_findings import mark, sentences, with_meaning
 from feddg.report.many_tables import interval_text, points, spread_text
 from feddg.report.planned_page import planned_tables
 from feddg.report.wording import MISSING, counted, percent, spelled
-from feddg.rows import ID_TEST, VAL
 from feddg.runs.selection_rules import (
     BEST_IN_DOMAIN,
     EMA_MEAN,
@@ -33,6 +32,7 @@ from feddg.runs.selection_rules import (
     TAIL_MEAN,
     SelectionRule,
 )
+from feddg.storage import read_text, replace_text, why
 
 BEGIN, END = "<!-- tables -->", "<!-- end of tables -->"
 SEARCH = "<!-- search -->"

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from feddg.records import AttackRow, LayoutRow, MembershipRow, ReconstructionRow
 from feddg.report.attacks_section import attack_tables, learned, roc_chart
 from feddg.report.blocks import Block, Cell, Code, Column, Fold, Prose, Section, Table
 from feddg.report.ledger_section import ledger_sentences, ledger_table
 from feddg.report.wording import counted, listed, number
-from feddg.rows import AttackRow, LayoutRow, MembershipRow, ReconstructionRow
 from feddg.runs.reading import RunRecord
 
 WEIGHTS = "weights"

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
+from feddg.records import LayoutRow, MessageRow
 from feddg.report.blocks import Cell, Column, Table
 from feddg.report.wording import MISSING, counted, listed, number, readable, size
-from feddg.rows import LayoutRow, MessageRow
 from feddg.runs.reading import LedgerRecord
 
 PURPOSES = {

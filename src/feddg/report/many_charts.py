@@ -9,6 +9,7 @@ import plotly.graph_objects as go
 
 from feddg.comparing.intervals import Accuracies, paired_margin, ranks, spread
 from feddg.comparing.results import HELD_OUT, Results
+from feddg.records import TEST
 from feddg.report.blocks import Chart
 from feddg.report.charts import (
     LOG_AXIS,
@@ -20,7 +21,6 @@ from feddg.report.charts import (
 )
 from feddg.report.looks import looks_of
 from feddg.report.wording import spelled
-from feddg.rows import TEST
 from feddg.runs.reading import RunRecord
 
 WIDE_RANGE = 20

@@ -15,6 +15,7 @@ from feddg.comparing.intervals import (
 )
 from feddg.comparing.kept_table import KeptTable
 from feddg.comparing.results import Results
+from feddg.records import TEST
 from feddg.report.accuracy_section import SPLIT_HEADINGS
 from feddg.report.blocks import Cell, Column, Table
 from feddg.report.finding_words import marked
@@ -26,7 +27,6 @@ from feddg.report.wording import (
     readable,
     spelled,
 )
-from feddg.rows import TEST
 from feddg.runs.findings import standing
 from feddg.runs.selection_rules import FINAL, SELECTION_RULES, SelectionRule, rules_for
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from feddg.comparing.results import Results
 from feddg.evaluation.metrics import METRICS
 from feddg.evaluation.support import FEW
+from feddg.records import SPLITS, TEST
 from feddg.report.accuracy_section import MOST_DOMAINS, SPLIT_HEADINGS
 from feddg.report.blocks import Block, Cell, Column, Prose, Section, Table
 from feddg.report.metric_words import AGGREGATE_WORDS, metric_title
 from feddg.report.wording import MISSING, number, percent, readable, spelled
-from feddg.rows import SPLITS, TEST
 from feddg.runs.evaluations import Evaluations
 from feddg.runs.reading import RunRecord
 from feddg.runs.selection_rules import FINAL

@@ -6,10 +6,10 @@ from typing import Any
 
 from feddg.comparing.method_findings import method_findings
 from feddg.comparing.results import Results
+from feddg.records import TEST, VAL
 from feddg.report.blocks import Block, Code, Prose, Section
 from feddg.report.headline import found_in
 from feddg.report.wording import number
-from feddg.rows import TEST, VAL
 from feddg.runs.findings import FindingKind
 from feddg.runs.reading import EXPERIMENT_FILE, RunRecord
 

@@ -16,7 +16,6 @@ from plotly.offline import get_plotlyjs
 
 from feddg.comparing.results import COMPARISON, read_comparison, results_of
 from feddg.errors import RunError
-from feddg.files import replace_text
 from feddg.report.blocks import Page
 from feddg.report.charts import TEMPLATE
 from feddg.report.comparison_page import results_page
@@ -25,6 +24,7 @@ from feddg.report.pictures import data_uri
 from feddg.report.single_page import run_page
 from feddg.report.templating import template_named
 from feddg.runs.reading import read_run
+from feddg.storage import replace_text
 
 
 def write_report(folders: Sequence[Path], out: Path) -> Path:

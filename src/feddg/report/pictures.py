@@ -7,7 +7,7 @@ from pathlib import Path
 from PIL import Image, UnidentifiedImageError, features
 
 from feddg.data.image_formats import FORMATS
-from feddg.files import open_file
+from feddg.storage import open_file
 
 SMALL_ENOUGH = 100_000
 WIDEST = 1600

@@ -5,13 +5,13 @@ from collections.abc import Iterable
 from feddg.comparing.intervals import Accuracies, best_other, paired_margin, spread
 from feddg.comparing.kept_table import KeptTable
 from feddg.comparing.tuning_file import TuningFile
+from feddg.records import SPLITS
 from feddg.report.blocks import Cell, Column, Table
 from feddg.report.formats import to_markdown
 from feddg.report.kept_findings import mark, sentences, with_meaning
 from feddg.report.many_tables import interval_text, paper_table, points, spread_text
 from feddg.report.tuning_section import remarks_of, tuning_table, what_was_tuned
 from feddg.report.wording import MISSING, counted, percent, readable, spelled
-from feddg.rows import SPLITS
 from feddg.runs.selection_rules import BEST_IN_DOMAIN, FINAL, TAIL_MEAN, SelectionRule
 
 NOT_RUN = "not run"

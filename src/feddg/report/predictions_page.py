@@ -13,8 +13,8 @@ from feddg.data.bands import UnusableImageError
 from feddg.data.decoding import decode_parts, quiet_pillow
 from feddg.data.tiles import Tile
 from feddg.errors import RunError
-from feddg.files import replace_text, why
 from feddg.report.templating import template_named
+from feddg.storage import replace_text, why
 from feddg.studies.classifier import ImagePreparation
 from feddg.studies.doubtful import Doubtful, PredictedRow
 

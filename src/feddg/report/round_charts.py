@@ -5,6 +5,7 @@ from itertools import cycle
 
 import plotly.graph_objects as go
 
+from feddg.records import ID_TEST, ID_VAL, SPLITS, TEST, VAL, RoundRow
 from feddg.report.blocks import Chart
 from feddg.report.charts import (
     HELD_OUT_COLOURS,
@@ -14,7 +15,6 @@ from feddg.report.charts import (
     line_of,
 )
 from feddg.report.wording import readable
-from feddg.rows import ID_TEST, ID_VAL, SPLITS, TEST, VAL, RoundRow
 from feddg.runs.evaluations import Evaluations
 from feddg.runs.reading import RunRecord
 

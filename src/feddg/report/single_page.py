@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from feddg.records import TEST, EvaluationRow
 from feddg.report.accuracy_section import final_table, has_long_splits
 from feddg.report.adaptation_section import adaptation_section
 from feddg.report.analyses_section import analyses_sections
@@ -41,7 +42,6 @@ from feddg.report.next_steps import run_steps
 from feddg.report.round_charts import accuracy_curves, loss_curves
 from feddg.report.settings_section import mapping_table
 from feddg.report.wording import counted, number, readable, spelled
-from feddg.rows import TEST, EvaluationRow
 from feddg.runs.reading import RunRecord
 from feddg.runs.selection_rules import final_round
 

@@ -12,10 +12,9 @@ from pathlib import Path
 
 import numpy
 
-from feddg.csv_cells import from_cell
 from feddg.errors import RunError
-from feddg.files import is_file, read_text
-from feddg.rows import ADAPTATION_ROWS, AdaptationRow
+from feddg.records import ADAPTATION_ROWS, AdaptationRow, from_cell
+from feddg.storage import is_file, read_text
 
 ADAPTED = "adaptation.jsonl"
 OWN = "own statistics"

@@ -5,12 +5,12 @@ import io
 
 import torch
 
-from feddg.csv_cells import as_cell
 from feddg.data.pixels import as_unit
 from feddg.evaluation.accuracy import Evaluation
 from feddg.methods.base import Method
 from feddg.methods.showing import Adapts
 from feddg.models.network import Network
+from feddg.records import as_cell
 from feddg.runs.adapted import ALPHA_COLUMNS, ALPHAS
 from feddg.runs.folder import RunFolder
 

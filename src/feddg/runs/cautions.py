@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from feddg.errors import RunError
-from feddg.rows import TEST, VAL
+from feddg.records import TEST, VAL
 from feddg.runs.evaluations import Evaluations
 from feddg.runs.findings import Finding, FindingKind, Severity, findings, standing
 from feddg.runs.reading import read_run

@@ -17,10 +17,10 @@ from pydantic import ConfigDict, Field, NonNegativeInt
 from safetensors import SafetensorError, safe_open
 
 from feddg.errors import RunError
-from feddg.files import checksum, is_file, why
 from feddg.messages import Message, Weights
 from feddg.methods.base import State
-from feddg.row_files import JsonFile
+from feddg.records import JsonFile
+from feddg.storage import checksum, is_file, why
 
 CHECKPOINTS, NEWEST = "checkpoint", "checkpoint.json"
 DROPPED = "weights-dropped"

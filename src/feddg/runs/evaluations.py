@@ -7,7 +7,7 @@ from typing import Final
 import numpy
 
 from feddg.evaluation.metrics import METRICS, Metric, Predictions, measure
-from feddg.rows import LAST, EvaluationRow
+from feddg.records import LAST, EvaluationRow
 
 Aggregate = Callable[[Sequence[EvaluationRow], str], float | None]
 """One number for the domains of a split, from their rows and the name of a metric."""

@@ -17,14 +17,9 @@ from feddg.federation.initial import initial_state
 from feddg.federation.ledger import Ledger
 from feddg.federation.served import served
 from feddg.federation.server import Server
-from feddg.files import is_file
 from feddg.methods.base import State, has_global_model
 from feddg.models.network import Network
-from feddg.rows import (
-    INTERPOLATED,
-    EvaluationRow,
-    SetupRow,
-)
+from feddg.records import INTERPOLATED, EvaluationRow, SetupRow
 from feddg.runs.alphas import write_alphas
 from feddg.runs.facts import environment, give_memory_back
 from feddg.runs.folder import (
@@ -49,6 +44,7 @@ from feddg.runs.spending import next_round, open_account, opened_sums
 from feddg.runs.summary import summarize
 from feddg.runs.unseen_figures import draw_unseen
 from feddg.runs.warning_light import write_warning_light
+from feddg.storage import is_file
 from feddg.views import Shown
 
 log = logging.getLogger("feddg")

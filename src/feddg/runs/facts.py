@@ -14,7 +14,7 @@ import torch
 from feddg.clients.worker import Worker
 from feddg.experiment import Experiment
 from feddg.models.backbones import weights_digest
-from feddg.rows import BadImageRow, ClientRow, ClientsTable
+from feddg.records import BadImageRow, ClientRow, ClientsTable
 from feddg.runs.prepare import Images
 
 

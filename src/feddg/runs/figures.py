@@ -7,12 +7,12 @@ import numpy
 import torch
 from PIL import Image
 
-from feddg.files import replace_file, replace_text
 from feddg.methods.base import Method, State
 from feddg.methods.showing import Redraws
-from feddg.randomness import stream
+from feddg.rng import stream
 from feddg.runs.prepare import Images
 from feddg.runs.reading import CAPTIONS, read_captions
+from feddg.storage import replace_file, replace_text
 
 PER_DOMAIN, WIDE, GAP, SCALE_TO = 4, 6, 2, 96
 

@@ -14,7 +14,7 @@ from typing import Final
 import numpy
 
 from feddg.evaluation.metrics import Predictions, measure
-from feddg.rows import LAST, TEST, EvaluationRow
+from feddg.records import LAST, TEST, EvaluationRow
 from feddg.runs.evaluations import Evaluations
 from feddg.runs.proportions import ShareInterval, mean_of_intervals, mean_of_shares
 

@@ -21,7 +21,17 @@ from safetensors.torch import save_file
 
 from feddg.errors import RunError
 from feddg.experiment import Experiment, load_stored
-from feddg.files import (
+from feddg.messages import Weights
+from feddg.methods.base import State
+from feddg.records import JsonFile, Row
+from feddg.runs.checkpoints import (
+    CHECKPOINTS,
+    NEWEST,
+    Checkpoint,
+    Checkpoints,
+)
+from feddg.runs.reading import read_rows
+from feddg.storage import (
     append_text,
     is_file,
     private_folder,
@@ -30,16 +40,6 @@ from feddg.files import (
     sweep_asides,
     why,
 )
-from feddg.messages import Weights
-from feddg.methods.base import State
-from feddg.row_files import JsonFile, Row
-from feddg.runs.checkpoints import (
-    CHECKPOINTS,
-    NEWEST,
-    Checkpoint,
-    Checkpoints,
-)
-from feddg.runs.reading import read_rows
 
 log = logging.getLogger("feddg")
 

@@ -19,7 +19,7 @@ from feddg.federation.turns import load_weights
 from feddg.messages import Weights
 from feddg.methods.base import Method, State, local_names
 from feddg.models.network import Network
-from feddg.rows import ID_VAL, INTERPOLATED
+from feddg.records import ID_VAL, INTERPOLATED
 from feddg.runs.folder import MODELS, RunFolder
 from feddg.runs.kept_models import START, KeptModels
 

@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 
 from feddg.federation.transport import Transport
 from feddg.methods.base import State
-from feddg.rows import LedgerRow, MetricsRow
+from feddg.records import LedgerRow, MetricsRow
 from feddg.runs.folder import LEDGER, METRICS, SNAPSHOTS, RunFolder
 from feddg.runs.kept_models import KeptModels
 

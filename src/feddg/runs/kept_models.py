@@ -13,17 +13,17 @@ from pathlib import Path
 from feddg.errors import RunError
 from feddg.experiment import Experiment, load_stored
 from feddg.federation.served import MEANS, Means, prefix_of
-from feddg.files import why
 from feddg.messages import Weights
 from feddg.methods.base import Method, State
 from feddg.models.network import Network
-from feddg.rows import ID_VAL, INTERPOLATED, LAST, VAL, EvaluationRow, MetricsRow
+from feddg.records import ID_VAL, INTERPOLATED, LAST, VAL, EvaluationRow, MetricsRow
 from feddg.runs.checkpoints import CHECKPOINTS, DROPPED, checkpoint_weights, newest_index
 from feddg.runs.evaluations import Evaluations
 from feddg.runs.folder import EXPERIMENT, MODELS, RunFolder
 from feddg.runs.reading import RunRecord, read_run
 from feddg.runs.selection_rules import FINAL, SELECTION_RULES, SelectionRule, find_rule
 from feddg.settings import EvaluateSettings
+from feddg.storage import why
 
 log = logging.getLogger("feddg")
 START = "start"

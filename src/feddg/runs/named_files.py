@@ -12,8 +12,8 @@ from typing import Any
 
 from feddg.data.fingerprint import hash_file
 from feddg.experiment import Experiment
-from feddg.files import Stamp, stamp
 from feddg.methods.composition import build_method
+from feddg.storage import Stamp, stamp
 
 
 def named_files(experiment: Experiment) -> dict[str, str]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from feddg.evaluation.accuracy import Score
 from feddg.experiment import Experiment
 from feddg.messages import Refusal, Update
-from feddg.rows import RoundRow
+from feddg.records import RoundRow
 
 
 class Observer:

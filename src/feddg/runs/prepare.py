@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy
 import torch
 
-from feddg.cache import cache_folder as cache_folder
 from feddg.clients.examples import Examples, split_batches
 from feddg.clients.room_for_turns import memory_of_turn
 from feddg.clients.sampling import Schedule
@@ -43,6 +42,7 @@ from feddg.models.precision import autocast, choose_device, choose_precision
 from feddg.runs.loading import Progress as Progress
 from feddg.runs.loading import load_table, split_remarks, table_remarks
 from feddg.settings import PrivacySettings
+from feddg.storage import cache_folder as cache_folder
 from feddg.styles.private import StyleNoise
 
 log = logging.getLogger("feddg")

@@ -16,7 +16,7 @@ from feddg.guards.chain import NO_GUARDS, Guards
 from feddg.messages import Weights
 from feddg.methods.base import Method, State
 from feddg.methods.composition import build_method
-from feddg.rows import ClientsTable
+from feddg.records import ClientsTable
 from feddg.runs.facts import clients_table
 from feddg.runs.figures import draw_figures
 from feddg.runs.prepare import (

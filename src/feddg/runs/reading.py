@@ -14,9 +14,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from feddg.errors import RunError
-from feddg.files import entries, is_file, read_text
-from feddg.row_files import Row, RowFile
-from feddg.rows import (
+from feddg.records import (
     ATTACK_ROWS,
     LEDGER_ROWS,
     METRICS_ROWS,
@@ -30,14 +28,16 @@ from feddg.rows import (
     MetricsRow,
     PrivacyRow,
     RoundRow,
+    Row,
+    RowFile,
     SetupRow,
     SummaryFile,
     client_name,
 )
 from feddg.runs.evaluations import AGGREGATES, Evaluations
 from feddg.runs.selection_rules import FINAL, SelectionRule, served_rule
+from feddg.storage import entries, is_file, parse_fields, read_text
 from feddg.views import Shown
-from feddg.yaml_text import parse_fields
 
 EXPERIMENT_FILE: Final = "experiment.yaml"
 CAPTIONS: Final = "captions.json"

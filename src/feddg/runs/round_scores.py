@@ -16,8 +16,8 @@ from feddg.federation.turns import load_weights
 from feddg.messages import Weights
 from feddg.methods.base import Method, has_global_model, local_names
 from feddg.models.network import Network
-from feddg.randomness import stream
-from feddg.rows import INTERPOLATED, LAST, EvaluationRow
+from feddg.records import INTERPOLATED, LAST, EvaluationRow
+from feddg.rng import stream
 from feddg.runs.folder import RunFolder
 from feddg.runs.interpolation import Interpolation
 from feddg.runs.kept_models import KeptModels

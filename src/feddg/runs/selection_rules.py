@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from feddg.errors import RunError
+from feddg.records import EMA, ID_VAL, INTERPOLATED, LAST, TAIL, VAL
 from feddg.registry import Registry
-from feddg.rows import EMA, ID_VAL, INTERPOLATED, LAST, TAIL, VAL
 from feddg.runs.evaluations import Evaluations
 
 Measure = Callable[[Evaluations, int | None, str], float | None]

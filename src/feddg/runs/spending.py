@@ -7,7 +7,7 @@ from feddg.federation.masked_rounds import OpenedSums
 from feddg.federation.server import Server
 from feddg.guards.account import Account
 from feddg.guards.chain import Guards
-from feddg.rows import OPENED_SUM_ROWS, PRIVACY_ROWS, RoundRow
+from feddg.records import OPENED_SUM_ROWS, PRIVACY_ROWS, RoundRow
 from feddg.runs.folder import OPENED_SUMS, PRIVACY, RunFolder
 
 log = logging.getLogger("feddg")

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from feddg.rows import SPLITS, EvaluationRow, MessageRow, SummaryFile
+from feddg.records import SPLITS, EvaluationRow, MessageRow, SummaryFile
 from feddg.runs.evaluations import AGGREGATES, Evaluations
 from feddg.runs.facts import peak_memory
 from feddg.runs.reading import RunRecord

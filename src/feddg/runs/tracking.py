@@ -23,7 +23,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from feddg.errors import RunError, nearest
 from feddg.evaluation.accuracy import Score
 from feddg.experiment import Experiment
-from feddg.rows import RoundRow
+from feddg.records import RoundRow
 from feddg.runs.observer import Observer
 from feddg.runs.reading import flatten
 

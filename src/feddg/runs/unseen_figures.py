@@ -8,8 +8,8 @@ from PIL import Image
 from torch import Tensor, nn
 
 from feddg.evaluation.accuracy import Evaluation
-from feddg.randomness import stream
-from feddg.rows import TEST
+from feddg.records import TEST
+from feddg.rng import stream
 from feddg.runs.figures import add_figure, grid
 
 SHOWN = 12

@@ -14,8 +14,7 @@ from torch import nn
 
 from feddg.evaluation.accuracy import Evaluation, Resettable
 from feddg.evaluation.energy import INSIDE_SHARE, energy, energy_threshold
-from feddg.row_files import JsonFile
-from feddg.rows import ID_VAL, EnergyThreshold
+from feddg.records import ID_VAL, EnergyThreshold, JsonFile
 from feddg.runs.folder import RunFolder
 
 WARNING_LIGHT = "warning_light.json"

@@ -8,7 +8,6 @@ import json
 from pathlib import Path
 
 from feddg.errors import RunError
-from feddg.files import replace_text, why
 from feddg.messages import Weights
 from feddg.methods.base import has_global_model
 from feddg.methods.catalogue import title_of
@@ -16,6 +15,7 @@ from feddg.runs.checkpoints import checkpoint_weights
 from feddg.runs.prepare import Progress, cache_folder
 from feddg.runs.reading import read_run
 from feddg.runs.subject import Subject, load_subject
+from feddg.storage import replace_text, why
 from feddg.studies.feature_maps import feature_maps
 from feddg.studies.grey_levels import grey_levels
 from feddg.studies.loss_landscape import loss_landscape

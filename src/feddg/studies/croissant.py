@@ -11,11 +11,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from feddg.csv_cells import as_cell
 from feddg.data.data_set import DataSet
 from feddg.data.images import ImageTable
 from feddg.errors import DataError
-from feddg.files import replace_bytes, why
+from feddg.records import as_cell
+from feddg.storage import replace_bytes, why
 
 CONFORMS_TO = "http://mlcommons.org/croissant/1.0"
 COLUMNS = {

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from feddg.csv_cells import from_cell
 from feddg.errors import DataError
-from feddg.files import why
+from feddg.records import from_cell
+from feddg.storage import why
 from feddg.studies.prediction_rows import check_suffix, parquet
 
 MOST_SHOWN = 300

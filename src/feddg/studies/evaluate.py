@@ -14,7 +14,7 @@ from feddg.evaluation.accuracy import Evaluation, Score
 from feddg.evaluation.adaptation import ADAPTATIONS, read
 from feddg.evaluation.adaptations.client_ensemble import ClientEnsemble
 from feddg.evaluation.predictors import NoSettings, Parts
-from feddg.rows import AdaptationRow
+from feddg.records import AdaptationRow
 from feddg.runs.adapted import ADAPTED, OWN, read_adapted
 from feddg.runs.alphas import write_alphas
 from feddg.runs.folder import RunFolder

@@ -13,7 +13,7 @@ from feddg.data.pixels import as_unit
 from feddg.data.sources import load_images_of
 from feddg.errors import FeddgError, RunError
 from feddg.experiment import Experiment
-from feddg.randomness import stream
+from feddg.rng import stream
 from feddg.studies.deployed_graph import InputKind, as_input, example
 
 RANDOM_IMAGES, REAL_IMAGES = 64, 128

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from feddg.data.pixels import as_unit
 from feddg.errors import RunError
-from feddg.files import is_file, why
 from feddg.messages import Weights
-from feddg.randomness import stream
+from feddg.rng import stream
 from feddg.runs.folder import SNAPSHOTS
 from feddg.runs.prepare import Progress
 from feddg.runs.subject import Subject
+from feddg.storage import is_file, why
 
 PER_DOMAIN = 150
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from feddg.messages import Message
 from feddg.methods.base import Method
 from feddg.methods.showing import Redraws
-from feddg.rows import client_name
+from feddg.records import client_name
 from feddg.runs.prepare import Progress
 from feddg.runs.subject import Subject
 

@@ -5,7 +5,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from feddg.data.skew import Skew, skew_of
-from feddg.rows import ClientsTable
+from feddg.records import ClientsTable
 
 SHOWN_CLIENTS, MOST_MARKS = 20, 40
 SHADES = " ░▒▓█"

@@ -10,11 +10,11 @@ import numpy
 
 from feddg.data.fingerprint import ImagesFile, file_of
 from feddg.errors import FeddgError, RunError
-from feddg.files import is_file, replace_file, why
 from feddg.runs.execute import is_complete
 from feddg.runs.model import load_trained
 from feddg.runs.prepare import Progress, build_evaluation, build_worker, cache_folder, load_images
 from feddg.runs.same_images import IMAGES, ImagesNow, check_images
+from feddg.storage import is_file, replace_file, why
 from feddg.studies.prediction_rows import parquet
 
 FILE = "predictions.parquet"

@@ -15,7 +15,7 @@ from feddg.data.sources import load_images_of
 from feddg.data.stored import stored_images
 from feddg.data.survey import SAMPLE
 from feddg.experiment import Experiment
-from feddg.rows import ClientRow, ClientsTable
+from feddg.records import ClientRow, ClientsTable
 from feddg.runs.facts import clients_table
 from feddg.runs.loading import load_table, split_remarks, table_remarks
 from feddg.runs.prepare import Progress, cache_folder, deal, is_split

@@ -12,8 +12,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from feddg.errors import RunError
 from feddg.federation.inprocess import InProcess
 from feddg.messages import Update, Weights
-from feddg.randomness import stream
-from feddg.rows import client_name
+from feddg.records import client_name
+from feddg.rng import stream
 from feddg.runs.prepare import Progress
 from feddg.runs.subject import Subject
 from feddg.studies.feature_maps import over_batches

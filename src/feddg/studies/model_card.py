@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from feddg.rows import TEST, VAL, EvaluationRow
+from feddg.records import TEST, VAL, EvaluationRow
 from feddg.runs.findings import standing
 from feddg.runs.proportions import wilson
 from feddg.runs.reading import LedgerRecord, RunRecord, read_run

@@ -11,7 +11,7 @@ import numpy
 
 from feddg.errors import RunError
 from feddg.evaluation.metrics import Predictions, measure
-from feddg.randomness import numpy_stream
+from feddg.rng import numpy_stream
 from feddg.studies.image_results import ImageResults
 
 DRAWS = 2000

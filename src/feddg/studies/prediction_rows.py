@@ -8,8 +8,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from feddg.csv_cells import as_cell
 from feddg.errors import DataError
+from feddg.records import as_cell
 from feddg.studies.prediction import Prediction
 
 TEXT_SUFFIXES = (".csv", ".jsonl")

@@ -12,7 +12,7 @@ from torch import Tensor
 from feddg.data.decoding import UnusableImageError, decode_image, quiet_pillow, upright_size
 from feddg.data.images import IMAGE_SUFFIXES
 from feddg.errors import DataError
-from feddg.files import entries, is_file, replace_file, why
+from feddg.storage import entries, is_file, replace_file, why
 from feddg.styles.codec import load_codec, transfer
 from feddg.styles.interpolate import client_style
 from feddg.styles.statistics import measure

@@ -4,8 +4,8 @@ import logging
 from pathlib import Path
 
 from feddg.errors import RunError
-from feddg.files import replace_text
 from feddg.runs.model import load_trained
+from feddg.storage import replace_text
 from feddg.studies.export import metadata_of
 from feddg.studies.model_card import model_card
 

@@ -16,7 +16,7 @@ from feddg.data.survey import survey
 from feddg.data.tiles import Tile
 from feddg.errors import DataError
 from feddg.evaluation.metrics import Predictions, measure
-from feddg.row_files import JsonFile, Row
+from feddg.records import JsonFile, Row
 from feddg.runs.proportions import wilson
 from feddg.studies.classifier import ImageClassifier, load_classifier, unknown_classes
 from feddg.studies.prediction import BATCH_SIZE, BatchPredictor, Prediction, predict_batches

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from feddg.errors import WeightsError
-from feddg.files import Stamp, stamp
 from feddg.registry import Registry
+from feddg.storage import Stamp, stamp
 
 VARIANCE_FLOOR = 1e-5
 """Added to every variance before its root is taken, as in the AdaIN paper's code."""

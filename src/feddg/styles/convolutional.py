@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from feddg.errors import WeightsError
-from feddg.files import is_file
 from feddg.models.backbones import read_weights
-from feddg.randomness import stream
+from feddg.rng import stream
+from feddg.storage import is_file
 from feddg.styles.codec import Codec, StyleLayer
 
 M = TypeVar("M", bound=nn.Module)

@@ -14,7 +14,7 @@ spread s, and a radius R::
     Delta = 2 R       all images of a client are replaced by any others
 
 Centre, spread and radius come from textures that anybody can draw (:func:`public_reference`): they
-say nothing about anybody's images. The noise is :mod:`feddg.secure_noise`'s.
+say nothing about anybody's images. The noise is :mod:`feddg.rng`'s.
 """
 
 from dataclasses import dataclass
@@ -24,8 +24,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from feddg.randomness import stream
-from feddg.secure_noise import add_noise
+from feddg.rng import add_noise, stream
 from feddg.styles.codec import Codec
 from feddg.styles.statistics import FeatureMoments, measure, style_from_averages
 from feddg.styles.variants import texture

@@ -17,7 +17,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from feddg.randomness import stream
+from feddg.rng import stream
 from feddg.styles.codec import VARIANCE_FLOOR, Codec
 from feddg.styles.private import StyleNoise, public_reference, sensitivity
 

@@ -18,7 +18,7 @@ from torch.nn import functional
 from feddg.data.decoding import UnusableImageError, decode_image
 from feddg.data.images import IMAGE_SUFFIXES
 from feddg.errors import DataError
-from feddg.randomness import stream
+from feddg.rng import stream
 from feddg.styles.variants import VARIANTS, Variant, inverted, recoloured, texture, unchanged
 
 GROUP = 4

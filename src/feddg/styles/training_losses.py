@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from feddg.models.moments import instance_moments
-from feddg.randomness import stream
+from feddg.rng import stream
 from feddg.styles.codec import VARIANCE_FLOOR, adain
 from feddg.styles.convolutional import ConvolutionalCodec
 from feddg.styles.training_images import TrainingBatch

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from feddg.errors import DataError
-from feddg.files import replace_bytes
+from feddg.storage import replace_bytes
 
 CURVE_STEP = 25
 """Steps averaged into one row of the loss curve."""

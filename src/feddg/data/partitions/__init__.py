@@ -17,8 +17,8 @@ import numpy as np
 
 from feddg.data.shares import Mix, deal_by_shares, whole_shares
 from feddg.errors import ExperimentError
-from feddg.randomness import numpy_stream
 from feddg.registry import Registry, is_called
+from feddg.rng import numpy_stream
 
 Rounding = Literal["strict", "official"]
 Kind = Literal["domains", "sizes", "labels", "whole"]

@@ -8,7 +8,7 @@ and many small ones. Under a domain skew the homes of a domain share it in these
 import numpy as np
 
 from feddg.data.partitions import Dealing, PartitionRule, register_partition
-from feddg.randomness import numpy_stream
+from feddg.rng import numpy_stream
 
 
 def _weights(dealing: Dealing) -> np.ndarray:

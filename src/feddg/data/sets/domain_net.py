@@ -22,8 +22,8 @@ from feddg.data.published import (
 from feddg.data.sets.pardon_protocol import PARDON_PROTOCOL
 from feddg.data.wilds_folders import check_images
 from feddg.errors import DataError
-from feddg.files import read_text
 from feddg.settings import FixedPath, Settings, merge
+from feddg.storage import read_text
 
 AROUND = ("domain_net", "domainnet", "DomainNet", "domainnet_v1.0", "images")
 LISTS = ("", "splits_mini")

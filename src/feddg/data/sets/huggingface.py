@@ -12,8 +12,8 @@ from feddg.data.listed_images import listed_images, roles_of_domains
 from feddg.data.partitioners import clients_by_name
 from feddg.data.taken_images import taken_images
 from feddg.errors import DataError, nearest
-from feddg.files import why
 from feddg.settings import Settings
+from feddg.storage import why
 
 ROLES = {"train": "train", "validation": "val", "valid": "val", "val": "val", "test": "test"}
 

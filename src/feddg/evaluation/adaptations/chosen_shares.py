@@ -10,7 +10,7 @@ from feddg.evaluation.adaptation import register_adaptation
 from feddg.evaluation.predictors import Parts, Predictor
 from feddg.models.adapter import interpolated
 from feddg.models.moments import Moments, Rule, map_layers
-from feddg.randomness import stream
+from feddg.rng import stream
 from feddg.settings import Fraction, Settings
 
 

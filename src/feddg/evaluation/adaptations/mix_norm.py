@@ -18,7 +18,7 @@ from feddg.models.moments import (
     normalize_stored,
     stored,
 )
-from feddg.randomness import stream
+from feddg.rng import stream
 from feddg.settings import Fraction, Settings
 
 CROPS, CROP_SHARE = 3, (0.8, 1.0)

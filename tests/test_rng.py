@@ -1,4 +1,4 @@
-"""Noise that cannot be taken off: its distribution, its grid, and the attack on a small key."""
+"""Named random streams."""
 
 import math
 import os
@@ -8,8 +8,30 @@ import pytest
 import torch
 from scipy import stats
 
-from feddg import secure_noise
-from feddg.secure_noise import add_noise, discrete_gaussian, gaussian
+from feddg import rng as secure_noise
+from feddg.rng import add_noise, derive_seed, discrete_gaussian, gaussian, numpy_stream, stream
+
+
+def test_seeds_never_change_between_versions_or_machines():
+    assert derive_seed(0, "a", 1) == 4332523998341121174
+    assert derive_seed(0) != derive_seed(1)
+
+
+def test_streams_with_different_names_differ_and_ids_are_not_glued_together():
+    names = [("client", 1, 23), ("client", 12, 3), ("client", 123), ("sample", 1, 23)]
+    assert len({derive_seed(7, *name) for name in names}) == len(names)
+
+
+def test_a_stream_repeats_itself_and_leaves_the_global_generator_alone():
+    before = torch.get_rng_state()
+    draws = [torch.rand(3, generator=stream(5, "x")) for _ in range(2)]
+    assert torch.equal(*draws)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert numpy.array_equal(numpy_stream(5, "x").random(3), numpy_stream(5, "x").random(3))
+
+
+# Noise that cannot be taken off: its distribution, its grid, and the attack on a small key.
+
 
 KEYS = 2**10
 """The key space of the attack's test; the old scheme's had 2**32, 159 CPU seconds."""

@@ -1,31 +1,9 @@
-"""Gaussian noise that nobody can take off again: from the operating system's entropy, on a grid.
-
-Noise that protects somebody must not come from a seeded generator: PyTorch's on the CPU uses 32
-bits of its seed, so that whoever sees the values before and after finds it by trying all. And noise
-drawn in floating point leaves traces: which numbers a float can hold depends on the value under the
-noise (Mironov, "On Significance of the Least Significant Bits for Differential Privacy", CCS 2012).
-
-Every draw here is fresh from ``os.urandom``, the kernel's cryptographic generator; there is no key
-to find and no state to copy. The noise is a discrete Gaussian: an integer Z with
-P(Z = z) ~ exp(-z^2 / (2 D^2)), D = 2^24, times the grid's step = deviation / D. Values are put on
-the grid before the noise is added, so that every outcome is possible for every value, and the sum's
-rounding to a float is a function of the outcome alone. On a grid this mechanism costs exactly what
-the continuous Gaussian costs, rho = sensitivity^2 / (2 deviation^2) (Canonne, Kamath and Steinke,
-"The Discrete Gaussian for Differential Privacy", NeurIPS 2020, Theorem 4). Going to the grid moves
-a value by at most half a step: for n values the sensitivity grows by at most sqrt(n) steps, 0.02 %
-of the deviation for 11 million.
-
-Sampling (Ducas et al., "Lattice Signatures and Bimodal Gaussians", CRYPTO 2013, Algorithms 11 and
-12): |Z| = K x + y with D = 4 K; x from a table of a discrete Gaussian of deviation 4, y uniform
-below K, kept with probability exp(-t (t + 2 x) / 32), t = y / K; then a sign; zero keeps but one.
-Probabilities are compared with 53 bits, so that each is right to about 2^-50.
-
-Why this and not the sum of several floating-point Gaussians (Holohan and Braghin 2021, Opacus'
-secure mode): that makes the attack expensive, this makes it impossible, at the same price.
-"""
+"""Random numbers: named streams that a seed determines, and noise that nobody can repeat."""
 
 import decimal
 import functools
+import hashlib
+import json
 import math
 import os
 from collections.abc import Sequence
@@ -33,6 +11,63 @@ from collections.abc import Sequence
 import numpy
 import torch
 from torch import Tensor
+
+Name = str | int
+
+
+def derive_seed(seed: int, *names: Name) -> int:
+    """Returns the 63-bit seed of the stream ``names`` under ``seed``.
+
+    The same arguments give the same number on every machine, Python version and process.
+
+    Args:
+        seed: the experiment's seed.
+        *names: the purpose and ids, for example ``("client", 7, 3)``.
+    """
+    key = json.dumps([seed, *names], separators=(",", ":")).encode()
+    return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big") >> 1
+
+
+def stream(seed: int, *names: Name) -> torch.Generator:
+    """Returns a fresh CPU generator for the stream ``names`` under ``seed``.
+
+    Of the seed's 63 bits PyTorch's CPU generator (mt19937) uses the lower 32: good enough to keep
+    streams apart, and nothing that must stay secret is drawn from it (see ``secure_noise``).
+    """
+    return torch.Generator().manual_seed(derive_seed(seed, *names))
+
+
+def numpy_stream(seed: int, *names: Name) -> numpy.random.Generator:
+    """Returns a fresh numpy generator for the stream ``names`` under ``seed``."""
+    return numpy.random.default_rng(derive_seed(seed, *names))
+
+
+# Gaussian noise that nobody can take off again: from the operating system's entropy, on a grid.
+#
+# Noise that protects somebody must not come from a seeded generator: PyTorch's on the CPU uses 32
+# bits of its seed, so that whoever sees the values before and after finds it by trying all. And
+# noise drawn in floating point leaves traces: which numbers a float can hold depends on the value
+# under the noise (Mironov, "On Significance of the Least Significant Bits for Differential
+# Privacy", CCS 2012).
+#
+# Every draw here is fresh from ``os.urandom``, the kernel's cryptographic generator; there is no
+# key to find and no state to copy. The noise is a discrete Gaussian: an integer Z with P(Z = z) ~
+# exp(-z^2 / (2 D^2)), D = 2^24, times the grid's step = deviation / D. Values are put on the grid
+# before the noise is added, so that every outcome is possible for every value, and the sum's
+# rounding to a float is a function of the outcome alone. On a grid this mechanism costs exactly
+# what the continuous Gaussian costs, rho = sensitivity^2 / (2 deviation^2) (Canonne, Kamath and
+# Steinke, "The Discrete Gaussian for Differential Privacy", NeurIPS 2020, Theorem 4). Going to the
+# grid moves a value by at most half a step: for n values the sensitivity grows by at most sqrt(n)
+# steps, 0.02 % of the deviation for 11 million.
+#
+# Sampling (Ducas et al., "Lattice Signatures and Bimodal Gaussians", CRYPTO 2013, Algorithms 11
+# and 12): |Z| = K x + y with D = 4 K; x from a table of a discrete Gaussian of deviation 4, y
+# uniform below K, kept with probability exp(-t (t + 2 x) / 32), t = y / K; then a sign; zero keeps
+# but one. Probabilities are compared with 53 bits, so that each is right to about 2^-50.
+#
+# Why this and not the sum of several floating-point Gaussians (Holohan and Braghin 2021, Opacus'
+# secure mode): that makes the attack expensive, this makes it impossible, at the same price.
+
 
 FINENESS = 24
 """A grid's step is the deviation times 2 to the minus this."""

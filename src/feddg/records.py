@@ -1,19 +1,161 @@
-"""The rows of a run's files: one class for each kind, which both writes it and reads it.
+"""What a run writes down: one class for each kind of row, which both writes it and reads it.
 
-A new row, or a new field of one, is defined here and nowhere else. The module lies at the bottom,
-below the rooms that write rows (evaluation, federation, flower, runs, studies), and it needs no
-PyTorch, so that reports open quickly.
-
-Whatever is written is valid JSON: a number that is not finite becomes ``null``, and is read as NaN.
-Fields and kinds of rows that this version does not know are left out on reading.
+Fields and kinds of rows that this version does not know are left out on reading. The files are
+lines of JSON (``metrics.jsonl``, ``ledger.jsonl``), or one JSON object.
 """
 
 import math
-from typing import Annotated, Any, ClassVar, Final, Literal, Self
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Final, Generic, Literal, Self, TypeVar
 
-from pydantic import BeforeValidator, ConfigDict, Field, computed_field
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    computed_field,
+)
 
-from feddg.row_files import JsonFile, Row, RowFile
+from feddg.errors import RunError
+from feddg.storage import is_file, read_text
+
+T = TypeVar("T")
+
+
+class Row(BaseModel):
+    """One row of a file, or a part of one.
+
+    Attributes:
+        identity: names of the fields that say what a row is about; a later row replaces an earlier
+            one about the same.
+    """
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+    identity: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def key(self) -> tuple[int | str, ...]:
+        """What the row is about."""
+        return tuple(getattr(self, name) for name in self.identity)
+
+    def to_json(self) -> str:
+        """Returns the row as one line of JSON; what is None is left out."""
+        return self.model_dump_json(exclude_none=True)
+
+
+class JsonFile(Row):
+    """A file that is one JSON object."""
+
+    def to_text(self) -> str:
+        """Returns the content of the file."""
+        return self.model_dump_json(indent=1) + "\n"
+
+    @classmethod
+    def read(cls, path: Path) -> Self | None:
+        """Reads a file; None if there is no such file.
+
+        Raises:
+            RunError: it is damaged; names the file and the field.
+        """
+        if not is_file(path):
+            return None
+        try:
+            return cls.model_validate_json(read_text(path))
+        except ValidationError as error:
+            fault = error.errors()[0]
+            raise RunError(f"{path} is damaged: {_said(fault['loc'], fault)}.") from None
+
+
+class RowFile(Generic[T]):
+    """A kind of file of JSON lines, by what its rows are.
+
+    Args:
+        row: the row's class, or a union told apart by ``kind``.
+    """
+
+    def __init__(self, row: Any, *, tagged: bool = False) -> None:
+        self._rows: TypeAdapter[list[T]] = TypeAdapter(list[row])
+        self._tagged = tagged
+
+    def read(self, path: Path) -> list[T]:
+        """Reads a file; none if there is no such file.
+
+        A last line that was cut off by a crash, and rows of kinds that only another version knows,
+        are left out.
+
+        Raises:
+            RunError: a row is damaged; names the file, the row and the field.
+        """
+        if not is_file(path):
+            return []
+        text = read_text(path)
+        try:  # all at once: faster than line by line
+            return self._rows.validate_json("[" + text.removesuffix("\n").replace("\n", ",") + "]")
+        except ValidationError:
+            return list(self._one_by_one(path, numbered_lines(text)))
+
+    def parse(self, text: str) -> list[T]:
+        """Reads rows from a JSON array.
+
+        Raises:
+            ValueError: it holds none; says what is wrong in one line.
+        """
+        try:
+            return self._rows.validate_json(text)
+        except ValidationError as error:
+            raise ValueError(self._fault(error)) from None
+
+    def to_text(self, rows: list[T]) -> str:
+        """Returns rows as a JSON array."""
+        return self._rows.dump_json(rows, exclude_none=True).decode()
+
+    def _one_by_one(self, path: Path, lines: list[tuple[int, str]]) -> Iterator[T]:
+        for number, line in lines:
+            try:
+                yield from self._rows.validate_json(f"[{line}]")
+            except ValidationError as error:
+                kind = error.errors()[0]["type"]
+                cut_off = kind == "json_invalid" and number == lines[-1][0]
+                if cut_off or kind == "union_tag_invalid":
+                    continue
+                fault = self._fault(error)
+                raise RunError(f"{path} is damaged in row {number}: {fault}.") from None
+
+    def _fault(self, error: ValidationError) -> str:
+        fault = error.errors()[0]
+        # Before the field's name come the row's place and, in a union, its kind.
+        return _said(fault["loc"][2 if self._tagged else 1 :], fault)
+
+
+def _said(place: tuple[int | str, ...], fault: Any) -> str:
+    field = ".".join(str(part) for part in place)
+    if fault["type"] == "missing":
+        return f"it lacks {field!r}"
+    if fault["type"] == "union_tag_not_found":
+        return "it lacks 'kind'"
+    message = str(fault["msg"])
+    return f"{field!r}: {message}" if field else message
+
+
+def numbered_lines(text: str) -> list[tuple[int, str]]:
+    """Returns the lines that hold something, with their numbers, from 1."""
+    lines = enumerate(text.split("\n"), start=1)
+    return [(number, line) for number, line in lines if line.strip(" \r\0")]
+
+
+# The rows of a run's files: one class for each kind, which both writes it and reads it.
+#
+# A new row, or a new field of one, is defined here and nowhere else. The module lies at the
+# bottom, below the rooms that write rows (evaluation, federation, flower, runs, studies), and it
+# needs no PyTorch, so that reports open quickly.
+#
+# Whatever is written is valid JSON: a number that is not finite becomes ``null``, and is read as
+# NaN. Fields and kinds of rows that this version does not know are left out on reading.
+
 
 TEST, VAL, ID_VAL, ID_TEST = "test", "val", "id_val", "id_test"
 SPLITS: Final = (TEST, VAL, ID_VAL, ID_TEST)
@@ -537,3 +679,28 @@ PRIVACY_ROWS = RowFile[PrivacyRow](PrivacyRow)
 OPENED_SUM_ROWS = RowFile[OpenedSumRow](OpenedSumRow)
 TRAFFIC_ROWS = RowFile[TrafficRow](TrafficRow)
 ATTACK_ROWS = RowFile[AttackRow](Annotated[AttackRow, Field(discriminator="kind")], tagged=True)
+
+
+# Texts as cells of CSV files that a spreadsheet does not take for formulas.
+#
+# A cell that begins with ``=``, ``+``, ``-``, ``@``, a tab or a carriage return is computed when a
+# spreadsheet opens the file. Names of files, domains and classes come from outside, so such a text
+# gets an apostrophe before it, the spreadsheets' own mark of a text (OWASP, "CSV Injection"). So
+# does one that has apostrophes before such a beginning, so that every text comes back. Numbers
+# stay numbers.
+
+
+_BEGINS_FORMULA = re.compile(r"'*[=+\-@\t\r]")
+_NUMBER = re.compile(r"[+-]?[\d.,]+([eE][+-]?\d+)?( ?%| ± [\d.,]+)?")
+
+
+def as_cell(value: object) -> object:
+    """Returns what to write for a value: itself, or a text that is no formula."""
+    if not isinstance(value, str) or not _BEGINS_FORMULA.match(value) or _NUMBER.fullmatch(value):
+        return value
+    return f"'{value}"
+
+
+def from_cell(text: str) -> str:
+    """Returns the text that :func:`as_cell` wrote as ``text``."""
+    return text[1:] if text[:1] == "'" and _BEGINS_FORMULA.match(text[1:]) else text

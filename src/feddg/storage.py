@@ -1,0 +1,538 @@
+"""Files that survive crashes, damage and curiosity: text, YAML, arrays, and the cache of them."""
+
+import errno
+import logging
+import os
+import re
+import shutil
+import stat
+import threading
+import time
+import zlib
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy
+import yaml
+from filelock import FileLock, Timeout
+
+from feddg.errors import DataError, FeddgError, RunError
+
+FILE_MODE, FOLDER_MODE = 0o600, 0o700
+
+_ASIDE = re.compile(r"\..+\.(\d+)\.\d+")
+_CHUNK = 1 << 20
+_WINDOWS = os.name == "nt"
+# Windows waits for no writer, but changes bytes unless told otherwise.
+_READ_PLAINLY = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+
+
+def private_folder(path: Path) -> Path:
+    """Makes a folder, and those above it that are missing, for its owner alone; returns it.
+
+    A folder that is there stays as it is: its owner may have shared it.
+
+    Raises:
+        OSError: it cannot be made, or something else is in its place.
+    """
+    if not path.is_dir():
+        if path != path.parent:
+            private_folder(path.parent)
+        path.mkdir(FOLDER_MODE, exist_ok=True)
+    return path
+
+
+@contextmanager
+def alone(path: Path, busy: FeddgError, *, wait: float = 0.0) -> Iterator[None]:
+    """Keeps other processes that ask for the same from writing a file meanwhile.
+
+    Args:
+        path: the file; its folder is there, it need not be.
+        busy: raised where another process does not let go of it.
+        wait: seconds to wait for that process.
+
+    Raises:
+        busy: see there.
+        OSError: nothing can be written beside the file.
+    """
+    lock = path.with_name(f".{path.name}.lock")
+    os.close(os.open(lock, os.O_CREAT | os.O_WRONLY, FILE_MODE))  # or says why it cannot be
+    try:
+        with FileLock(lock, timeout=wait):
+            try:
+                yield
+            finally:
+                with suppress(OSError):  # Windows lets go of it first, and removes it then
+                    lock.unlink()
+    except Timeout:
+        raise busy from None
+
+
+def replace_file(path: Path, write: Callable[[Path], object]) -> None:
+    """Has ``write`` write a file aside, then puts it in place of ``path``; leaves no debris.
+
+    Only its owner may read it, from before the first byte is written.
+
+    Raises:
+        OSError: it cannot be written; ``path`` is as it was.
+    """
+    private_folder(path.parent)
+    aside = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
+    try:
+        os.close(os.open(aside, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, FILE_MODE))
+        write(aside)
+        aside.chmod(FILE_MODE)  # the writer may have made a new file
+        with aside.open("r+b") as file:  # Windows writes out only what is open for writing
+            sync(file)
+        aside.replace(path)
+        sync_folder(path.parent)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def replace_bytes(path: Path, content: bytes) -> None:
+    """Replaces a file by ``content``; see :func:`replace_file`."""
+    replace_file(path, lambda aside: aside.write_bytes(content))
+
+
+def replace_text(path: Path, content: str) -> None:
+    """Replaces a file by ``content`` in UTF-8; see :func:`replace_file`."""
+    replace_bytes(path, content.encode())
+
+
+def append_text(path: Path, content: str) -> None:
+    """Appends to a file, made for its owner alone if absent, and waits until it is on disk.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    with open(path, "ab", opener=lambda name, flags: os.open(name, flags, FILE_MODE)) as file:
+        file.write(content.encode())
+        sync(file)
+
+
+def sync(file: IO[Any]) -> None:
+    """Waits until what was written to an open file is on disk."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Waits until a folder's entries are on disk: a rename may be lost with the power otherwise."""
+    with suppress(OSError):  # some file systems have no such thing
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def sweep_asides(folder: Path, *, older_than: float = 0) -> None:
+    """Removes half-written files of processes that were killed; what cannot be removed stays.
+
+    Args:
+        folder: where to look; not in folders below.
+        older_than: age in seconds; for folders that other machines write to, too, whose processes
+            cannot be looked up here.
+    """
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            written_by = _ASIDE.fullmatch(entry.name)
+            if written_by is None or _is_alive(int(written_by[1])):
+                continue
+            with suppress(OSError):
+                if time.time() - entry.stat(follow_symlinks=False).st_mtime >= older_than:
+                    os.unlink(entry.path)
+
+
+def _is_alive(process: int) -> bool:
+    if _WINDOWS:  # there, signal 0 is Ctrl-C
+        import psutil
+
+        return bool(psutil.pid_exists(process))
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True
+    return True
+
+
+def is_file(path: Path, fault: type[FeddgError] = RunError) -> bool:
+    """Whether there is a file.
+
+    Raises:
+        fault: something else is in its place, or it cannot be told.
+    """
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except (OSError, ValueError) as error:
+        raise fault(f"Cannot read {path}: {why(error)}.") from None
+    if stat.S_ISREG(mode):
+        return True
+    raise fault(f"Cannot read {path}: it is {kind_of(mode)}, not a file.")
+
+
+def kind_of(mode: int) -> str:
+    """Says what is in place of a file, from its ``st_mode``."""
+    if stat.S_ISDIR(mode):
+        return "a folder"
+    if stat.S_ISFIFO(mode):
+        return "a pipe"
+    return "a socket" if stat.S_ISSOCK(mode) else "a device"
+
+
+Stamp = tuple[int, int, int]
+
+
+def stamp(path: Path | str) -> Stamp | None:
+    """Returns size and times of a regular file, which change with it; None for anything else."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    if not stat.S_ISREG(status.st_mode):
+        return None
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def open_file(path: Path) -> IO[bytes]:
+    """Opens a plain file to read bytes from it, without ever waiting as for a pipe's writer.
+
+    Raises:
+        OSError: it cannot be opened, or is no plain file.
+    """
+    handle = os.open(path, _READ_PLAINLY)
+    try:
+        mode = os.fstat(handle).st_mode
+        if not stat.S_ISREG(mode):
+            raise OSError(errno.EINVAL, f"it is {kind_of(mode)}, not a file")
+        return os.fdopen(handle, "rb")
+    except BaseException:
+        os.close(handle)
+        raise
+
+
+def read_text(path: Path, fault: type[FeddgError] = RunError, *, errors: str = "replace") -> str:
+    """Returns a file's text; a byte order mark is left out.
+
+    Args:
+        path: the file.
+        fault: what is raised.
+        errors: ``replace`` for bytes that are no UTF-8, or ``strict``.
+
+    Raises:
+        fault: it cannot be read, or is no UTF-8 under ``strict``.
+    """
+    try:
+        with open_file(path) as file:
+            return file.read().decode("utf-8-sig", errors)
+    except UnicodeDecodeError as error:
+        raise fault(f"{path} is not UTF-8 text (byte {error.start + 1}).") from None
+    except (OSError, ValueError) as error:
+        raise fault(f"Cannot read {path}: {why(error)}.") from None
+
+
+def checksum(path: Path) -> int:
+    """Returns the CRC-32 of a file's bytes, at some 3 GB/s; it finds every single flipped bit.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    found = 0
+    with open_file(path) as file:
+        while chunk := file.read(_CHUNK):
+            found = zlib.crc32(chunk, found)
+    return found
+
+
+def why(error: Exception) -> str:
+    """Returns the reason of an error that a file caused, in a few words."""
+    return (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
+
+
+def entries(folder: Path, fault: type[FeddgError]) -> Collection[os.DirEntry[str]]:
+    """Returns what is in a folder, in the order of names.
+
+    Raises:
+        fault: it cannot be read.
+    """
+    try:
+        with os.scandir(folder) as found:
+            return sorted(found, key=lambda entry: entry.name)
+    except OSError as error:
+        raise fault(f"Cannot read the folder {folder}: {why(error)}.") from None
+
+
+# Arrays kept on disk between runs, in numpy's own format; each file is replaced whole.
+
+
+log = logging.getLogger("feddg")
+
+_unwritable: set[Path] = set()
+
+
+def keep_array(path: Path, array: numpy.ndarray) -> None:
+    """Writes an array.
+
+    Raises:
+        OSError: it cannot be written; ``path`` is as it was.
+    """
+    replace_file(path, lambda aside: _write(aside, array))
+
+
+def open_array(path: Path, *, writable: bool = True) -> numpy.ndarray:
+    """Opens an array whose file is as large as its header says; it is read by page.
+
+    Args:
+        path: the file.
+        writable: copy-on-write, which torch wraps without a warning.
+
+    Raises:
+        FileNotFoundError: there is none.
+        OSError: it cannot be read.
+        ValueError: it is damaged.
+    """
+    open_file(path).close()  # numpy would wait for a pipe's writer
+    try:
+        array: numpy.ndarray = numpy.load(
+            path, mmap_mode="c" if writable else "r", allow_pickle=False
+        )
+    except EOFError as error:
+        raise ValueError(why(error)) from None
+    return array
+
+
+def kept_array(path: Path, compute: Callable[[], numpy.ndarray]) -> numpy.ndarray:
+    """Opens an array, computed and kept first where there is none, or a damaged one.
+
+    A file that cannot be written or read costs time, not the run: it is said, once per folder and
+    process, and the array is used without being kept.
+    """
+    try:
+        return open_array(path)
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:
+        log.warning("%s is damaged (%s); it is computed again", path, why(error))
+    array = compute()
+    try:
+        keep_array(path, array)
+        return open_array(path)
+    except (OSError, ValueError) as error:
+        if path.parent not in _unwritable:
+            _unwritable.add(path.parent)
+            log.warning(
+                "Cannot keep what is computed once in %s: %s; it is computed again whenever it is "
+                "needed. Free some space there, or name another cache folder.",
+                path.parent,
+                why(error),
+            )
+        return array
+
+
+def _write(path: Path, array: numpy.ndarray) -> None:
+    with path.open("wb") as file:  # by name, numpy would add an ending
+        numpy.save(file, array, allow_pickle=False)
+
+
+# What is kept on disk between runs: where it is, how much, and how it is removed.
+#
+# Decoded pixels are written by :mod:`feddg.data.pixel_cache`, re-drawn images and whatever else
+# methods compute once by :meth:`feddg.clients.client.Client.cached`.
+
+
+KINDS = {
+    "pixels": "decoded images",
+    "checks": "which files cannot be used, of images too many to keep decoded",
+    "drawn": "images read or drawn from a data set's own files, as FEMNIST's",
+    "taken": "images taken out of Hugging Face data sets",
+    "hashes": "hashes of image files, to notice changes",
+    "twins": "images re-drawn in other styles, and what else methods compute once",
+    "partial": "left behind by processes that were killed, or being written",
+}
+OTHER = "other"
+"""Anything else in the folder: counted, never touched."""
+_NAMES = {
+    "pixels": re.compile(r"pixels-[0-9a-f]{32}"),
+    "checks": re.compile(r"checked-[0-9a-f]{32}\.json"),
+    "drawn": re.compile(r"drawn-[0-9a-f]{32}-(images|facts)\.npy"),
+    "taken": re.compile(r"taken-[0-9a-f]{32}"),
+    "hashes": re.compile(r"hashes-[0-9a-f]{32}\.json"),
+    "twins": re.compile(r"[0-9a-f]{24}-.+\.npy"),
+    "partial": re.compile(
+        r"partial-[0-9a-f]{32}|\.([0-9a-f]{24}-|checked-|hashes-|drawn-).+\.\d+\.\d+"
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Held:
+    """Entries of one kind, and their bytes."""
+
+    entries: int
+    size: int
+
+
+def cache_folder() -> Path:
+    """Returns where things are kept: ``$FEDDG_CACHE`` or the user's cache."""
+    home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(os.environ.get("FEDDG_CACHE") or str(Path(home) / "feddg"))
+
+
+def contents(cache: Path) -> dict[str, Held]:
+    """Returns what a cache folder holds, by kind; all of nothing where there is no folder.
+
+    Raises:
+        DataError: it is no folder, or cannot be read.
+    """
+    found = dict.fromkeys(KINDS, Held(0, 0))
+    for path, kind in _entries(cache):
+        before = found.get(kind, Held(0, 0))
+        found[kind] = Held(before.entries + 1, before.size + _size(path))
+    return found
+
+
+def clear(cache: Path, kinds: Iterable[str] = KINDS) -> None:
+    """Removes entries of some kinds; what is not ours stays, and so does the folder.
+
+    Raises:
+        DataError: the folder is none, or something in it cannot be removed.
+    """
+    chosen = set(kinds) & set(KINDS)
+    for path, kind in list(_entries(cache)):
+        if kind not in chosen:
+            continue
+        try:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            raise DataError(f"Cannot remove {path}: {error.strerror or error}.") from None
+
+
+def _entries(cache: Path) -> Iterator[tuple[Path, str]]:
+    if not cache.exists():
+        return
+    try:
+        paths = sorted(cache.iterdir())
+    except OSError as error:
+        raise DataError(
+            f"The cache {cache} cannot be read: {error.strerror or error}. Set FEDDG_CACHE to a "
+            "folder, or to one that does not exist yet."
+        ) from None
+    for path in paths:
+        kinds = (kind for kind, pattern in _NAMES.items() if pattern.fullmatch(path.name))
+        yield path, next(kinds, OTHER)
+
+
+def _size(path: Path) -> int:
+    """Bytes of a file, or of the files in a folder; a link counts for itself."""
+    try:
+        if path.is_dir() and not path.is_symlink():
+            return sum(_size(inside) for inside in path.iterdir())
+        return path.lstat().st_size
+    except OSError:
+        return 0  # gone meanwhile, or not ours to read
+
+
+# YAML from outside, read into fields; whatever is wrong with it ends in one clear line.
+
+
+_Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+MOST_VALUES = 100_000
+"""Values that a file may hold, aliases written out; they double with every line otherwise."""
+DEEPEST = 50
+"""Levels that values may be nested."""
+
+
+class _Loader(_Base):  # type: ignore[misc]
+    """Plain values only; a field said twice is an error."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        seen = {"<<"}
+        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+            if key.value in seen and key.value != "<<":
+                said = f"{key.value!r} is said twice"
+                raise yaml.constructor.ConstructorError(None, None, said, key.start_mark)
+            seen |= {key.value} if isinstance(key, yaml.ScalarNode) else set()
+        return super().construct_mapping(node, deep)
+
+
+def read_fields_of(path: Path, what: str, fault: type[FeddgError]) -> dict[str, Any]:
+    """Reads the fields of a YAML file; none of an empty one.
+
+    Args:
+        path: the file.
+        what: what kind of file it is, for the message.
+        fault: what is raised.
+
+    Raises:
+        fault: the file is missing, unreadable, not YAML, or holds something else than fields.
+    """
+    if not is_file(path, fault):
+        raise fault(f"{what} {path} does not exist")
+    text = read_text(path, fault, errors="strict")
+    try:
+        return parse_fields(text)
+    except ValueError as error:
+        raise fault(f"{what} {path} {error}") from None
+
+
+def parse_fields(text: str) -> dict[str, Any]:
+    """Parses fields; none of an empty text.
+
+    Raises:
+        ValueError: it is not YAML or holds something else; the message follows a file's name.
+    """
+    try:
+        _check_depth(text)
+        content = yaml.load(text, _Loader)
+    except (yaml.YAMLError, ValueError, TypeError, OverflowError) as error:
+        raise ValueError(f"is not valid YAML: {_place(error)}") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ValueError("must hold fields such as 'data: digits'")
+    for count, key in enumerate(_keys(content)):
+        if count > MOST_VALUES:
+            raise ValueError(f"holds more than {MOST_VALUES:,} values, aliases written out")
+        if not isinstance(key, str):
+            raise ValueError(f"has a field that is no word: {key!r}")
+    return content
+
+
+def _check_depth(text: str) -> None:
+    """Refuses what is nested too deeply, event by event: the loader would end the process."""
+    depth = 0
+    for event in yaml.parse(text, _Loader):
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if depth > DEEPEST:
+            raise ValueError(f"it is nested more than {DEEPEST} levels deep")
+
+
+def _keys(content: Any) -> Iterator[Any]:
+    """Yields the field that each value stands under; one that holds itself never ends."""
+    pending = [("", content)]
+    while pending:
+        name, value = pending.pop()
+        yield name
+        if isinstance(value, dict):
+            pending += value.items()
+        elif isinstance(value, list | tuple | set):
+            pending += [("", inner) for inner in value]
+
+
+def _place(error: Exception) -> str:
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        mark = error.problem_mark
+        return f"{error.problem} (line {mark.line + 1}, column {mark.column + 1})"
+    return " ".join(str(error).split())
