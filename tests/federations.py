@@ -10,7 +10,7 @@ import torch
 from feddg.clients.client import Client
 from feddg.clients.examples import Examples
 from feddg.clients.worker import Worker
-from feddg.data.augmentations import NONE, AugmentSettings
+from feddg.data.augment import NONE, AugmentSettings
 from feddg.data.pixels import ArrayPixels
 from feddg.federation.checks import MessageChecks
 from feddg.federation.initial import initial_state

@@ -198,7 +198,7 @@ FILES, PLACES, LABELS, COPIES = "Files", "Where files lie", "Labels and domains"
 PIXELS, SPLITS = "Pixels", "Splits"
 EIGHT = {"planarconfig": "contig"}
 ALPHA = {"extrasamples": ["unassalpha"]}
-SMALL_LIMIT = {"feddg.data.decoding.MOST_PIXELS": 300, "feddg.data.survey.MOST_PIXELS": 300}
+SMALL_LIMIT = {"feddg.data.decoding.MOST_PIXELS": 300, "feddg.data.inspection.MOST_PIXELS": 300}
 WITHOUT_HEIC = {
     f"feddg.data.{module}.IMAGE_SUFFIXES": frozenset({".png", ".jpg", ".tif"})
     for module in ("images", "ignored")

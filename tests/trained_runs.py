@@ -6,7 +6,7 @@ import numpy
 from PIL import Image
 
 from feddg.api import run
-from feddg.data.sources import load_source
+from feddg.data.data_set import load_source
 from feddg.experiment import Experiment
 
 SETTINGS = {

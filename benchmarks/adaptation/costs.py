@@ -23,7 +23,7 @@ from rounds import quartiles, timed
 from feddg.clients.client import Client
 from feddg.clients.examples import Examples
 from feddg.clients.worker import Worker
-from feddg.data.augmentations import NONE
+from feddg.data.augment import NONE
 from feddg.data.pixels import ArrayPixels
 from feddg.evaluation.adaptation import ADAPTATIONS, adapt
 from feddg.evaluation.predictors import Parts

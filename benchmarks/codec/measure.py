@@ -29,9 +29,9 @@ from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 
+from feddg.data.data_set import load_source
 from feddg.data.decoding import decode_image
 from feddg.data.images import ImageTable
-from feddg.data.sources import load_source
 from feddg.models.backbones import build_network
 from feddg.rng import numpy_stream
 from feddg.styles.codec import Codec, load_codec, transfer

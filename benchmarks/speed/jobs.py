@@ -14,8 +14,8 @@ import torchvision
 from torch import Tensor, nn
 
 from feddg.clients.client import Client
+from feddg.data.data_set import register_source
 from feddg.data.images import ImageTable
-from feddg.data.sources import register_source
 from feddg.experiment import Experiment
 from feddg.federation.checks import MessageChecks
 from feddg.federation.initial import initial_state

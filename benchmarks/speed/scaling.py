@@ -24,7 +24,7 @@ import numpy
 from jobs import Federation, Job
 from rounds import private_memory
 
-from feddg.data.sources import load_source
+from feddg.data.data_set import load_source
 from feddg.experiment import Experiment
 from feddg.runs.facts import peak_memory
 

@@ -15,8 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from feddg.data.bands import Reading
-from feddg.data.decoding import decode_image, quiet_pillow
+from feddg.data.decoding import Reading, decode_image, quiet_pillow
 from feddg.data.pixels import as_unit
 from feddg.evaluation.energy import energy, energy_threshold, separation
 from feddg.rng import stream

@@ -20,8 +20,8 @@ import numpy
 from PIL import Image
 
 import feddg
+from feddg.data.data_set import load_source
 from feddg.data.images import ImageTable
-from feddg.data.sources import load_source
 from feddg.runs.reading import read_run
 
 

@@ -21,13 +21,13 @@ from pydantic import BaseModel, ValidationError, model_validator
 from feddg.data.data_set import (
     DATA_SETS,
     SCRATCH,
+    checked_options,
     expects_weights,
     find_augmentation,
     preset_of,
     presets,
 )
 from feddg.data.partitions import counts_clients, rules_of
-from feddg.data.sources import checked_options
 from feddg.errors import DataError, ExperimentError, FeddgError, nearest
 from feddg.evaluation.metrics import METRICS
 from feddg.guards.building import guard_of, resolved_choice

@@ -344,7 +344,7 @@ def _write(path: Path, array: numpy.ndarray) -> None:
 
 # What is kept on disk between runs: where it is, how much, and how it is removed.
 #
-# Decoded pixels are written by :mod:`feddg.data.pixel_cache`, re-drawn images and whatever else
+# Decoded pixels are written by :mod:`feddg.data.pixels`, re-drawn images and whatever else
 # methods compute once by :meth:`feddg.clients.client.Client.cached`.
 
 

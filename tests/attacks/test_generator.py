@@ -6,7 +6,7 @@ import torch
 from feddg.attacks.extractors import compact_extractor, perceptual_points
 from feddg.attacks.generator import GeneratorTraining, train_generator
 from feddg.attacks.image_metrics import clustered_mean, retrieval
-from feddg.data.sources import load_source
+from feddg.data.data_set import load_source
 from feddg.errors import DataError
 from feddg.rng import stream
 from feddg.styles.codec import load_codec

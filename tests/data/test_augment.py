@@ -13,11 +13,13 @@ from torchvision import transforms
 from torchvision.transforms import functional
 
 from feddg.data import augment
-from feddg.data.augment import Draw, apply, draw
-from feddg.data.augmentations import (
+from feddg.data.augment import (
     GENERAL_AUGMENTATIONS,
     NONE,
     AugmentSettings,
+    Draw,
+    apply,
+    draw,
     register_augmentation,
 )
 from feddg.data.data_set import augmentations, find_augmentation

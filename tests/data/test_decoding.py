@@ -1,15 +1,34 @@
 """Every odd kind of image file becomes the right RGB pixels, or a reason."""
 
+import io
 import struct
 import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
+import tifffile
 from PIL import Image, ImageOps
 from torchvision import transforms
 
-from feddg.data.decoding import UnusableImageError, decode_image, make_square, quiet_pillow
+from feddg.data.decoding import (
+    Reading,
+    Tile,
+    UnusableImageError,
+    bits_used,
+    decode_image,
+    decode_parts,
+    make_square,
+    quiet_pillow,
+    tile_names,
+    whole_images,
+)
+from feddg.data.decoding import UnusableImageError as UnusableImageError_of_bands
+from feddg.data.images import IMAGE_SUFFIXES, from_folder, heif_is_known, usable_formats
+from feddg.data.inspection import about_survey, survey
+from feddg.data.pixels import open_pixels
+from feddg.data.splits import hold_out
+from feddg.errors import DataError
 
 
 def noise(width: int, height: int, seed: int = 0) -> Image.Image:
@@ -210,3 +229,257 @@ def test_the_result_can_be_written_to() -> None:
     assert all(
         make_square(noise(5, 5), 4, resize).flags.writeable for resize in ("squash", "crop", "pad")
     )
+
+
+# From the numbers in a file to colours: depths, bands, ranges, tiles, formats.
+
+
+SIDE = 16
+RANDOM = np.random.default_rng(5)
+
+
+def numbers(bits: int, bands: int = 3, side: int = SIDE) -> np.ndarray:
+    values = RANDOM.integers(0, 2**bits, (side, side, bands))
+    values[0, 0] = 2**bits - 1
+    return values.astype(np.uint8 if bits <= 8 else np.uint16)
+
+
+def tiff(path: Path, values: np.ndarray, **options) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    photometric = "rgb" if values.ndim == 3 and values.shape[2] in (3, 4) else "minisblack"
+    tifffile.imwrite(path, values, **{"photometric": photometric, **options})
+    return path
+
+
+def deep_png(path: Path, values: np.ndarray) -> Path:
+    """Writes 16-bit colours, which Pillow cannot."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
+
+    height, width, bands = values.shape
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
+    header = struct.pack(">IIBBBBB", width, height, 16, {3: 2, 4: 6}[bands], 0, 0, 0)
+    parts = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + parts)
+    return path
+
+
+def scaled(values: np.ndarray, bits: int) -> np.ndarray:
+    return np.floor(values.astype(float) * 255 / (2**bits - 1) + 0.5).astype(np.uint8)
+
+
+@pytest.mark.parametrize("bits", [10, 11, 12, 14, 16])
+@pytest.mark.parametrize("bands", [1, 3])
+def test_deep_tiffs_are_as_bright_as_their_sensor_saw_them(tmp_path, bits, bands):
+    values = numbers(bits, bands)
+    path = tiff(tmp_path / "a.tif", values if bands == 3 else values[:, :, 0])
+    assert abs(decode_image(path, SIDE).astype(int) - scaled(values, bits)).max() <= 1
+
+
+@pytest.mark.parametrize("bands", [3, 4])
+def test_deep_pngs_in_colour(tmp_path, bands):
+    values = numbers(12, bands)
+    values[:, :, 3:] = 65535  # opaque
+    path = deep_png(tmp_path / "a.png", values)
+    assert abs(decode_image(path, SIDE).astype(int) - scaled(values[:, :, :3], 12)).max() <= 1
+
+
+@pytest.mark.parametrize("compression", ["lzw", "deflate", "zstd"])
+def test_compressed_tiffs_of_many_bands(tmp_path, compression):
+    values = numbers(11, 6)
+    options = {"planarconfig": "contig", "compression": compression}
+    path = tiff(tmp_path / "a.tif", values, **options)
+    found = decode_image(path, SIDE, reading=Reading(bands=(3, 2, 1)))
+    assert abs(found.astype(int) - scaled(values[:, :, [2, 1, 0]], 11)).max() <= 1
+
+
+def test_planar_tiffs(tmp_path):
+    values = numbers(11)
+    planes = np.moveaxis(values, 2, 0)
+    path = tmp_path / "a.tif"
+    tifffile.imwrite(path, planes, photometric="rgb", planarconfig="separate")
+    assert abs(decode_image(path, SIDE).astype(int) - scaled(values, 11)).max() <= 1
+
+
+def test_full_range_is_that_of_the_file(tmp_path):
+    values = numbers(11)
+    path = tiff(tmp_path / "a.tif", values)
+    assert abs(decode_image(path, SIDE, reading=Reading("full")) - (values / 257)).max() <= 1
+    assert decode_image(path, SIDE, reading=Reading("full")).max() <= 8  # black, as asked for
+
+
+def test_percentiles_of_each_band_become_black_and_white(tmp_path):
+    values = RANDOM.normal(0, 1, (SIDE, SIDE, 3)).astype(np.float32)
+    values[0, 0] = np.nan  # no data
+    path = tiff(tmp_path / "a.tif", values)
+    with pytest.raises(UnusableImageError_of_bands, match=r"data\.range: percentile"):
+        decode_image(path, SIDE)
+    found = decode_image(path, SIDE, reading=Reading("percentile"))
+    low, high = np.nanpercentile(values, (1, 99), axis=(0, 1))
+    expected = np.nan_to_num(np.clip((values - low) / (high - low), 0, 1)) * 255
+    assert abs(found - expected).max() <= 1
+    assert (found[0, 0] == 0).all()
+
+
+def test_percentiles_stretch_8_bit_images_too(tmp_path):
+    path = tmp_path / "a.png"
+    Image.fromarray(np.linspace(100, 120, SIDE * SIDE).astype(np.uint8).reshape(SIDE, SIDE)).save(
+        path
+    )
+    found = decode_image(path, SIDE, reading=Reading("percentile"))
+    assert (found.min(), found.max()) == (0, 255)
+
+
+def test_near_infrared_in_place_of_transparency(tmp_path):
+    values = numbers(8, 4)
+    path = tiff(tmp_path / "rgbn.tif", values, extrasamples=["unassalpha"])
+    assert (decode_image(path, SIDE, reading=Reading(bands=(1, 2, 3))) == values[:, :, :3]).all()
+    false_colours = decode_image(path, SIDE, reading=Reading(bands=(4, 1, 2)))
+    assert (false_colours == values[:, :, [3, 0, 1]]).all()
+    grey = decode_image(path, SIDE, reading=Reading(bands=(4,)))
+    assert (grey == values[:, :, 3:]).all()
+
+
+def test_more_bands_than_pillow_knows(tmp_path):
+    values = numbers(12, 8)
+    path = tiff(tmp_path / "eight.tif", values, planarconfig="contig")
+    with pytest.raises(
+        UnusableImageError_of_bands, match=r"8 bands: choose three with data\.bands"
+    ):
+        decode_image(path, SIDE)
+    with pytest.raises(UnusableImageError_of_bands, match=r"8 bands, and data\.bands asks for 9"):
+        decode_image(path, SIDE, reading=Reading(bands=(9, 1, 2)))
+    found = decode_image(path, SIDE, reading=Reading(bands=(5, 3, 2)))
+    expected = values[:, :, [4, 2, 1]]
+    assert abs(found.astype(int) - scaled(expected, bits_used(expected))).max() <= 1
+
+
+def test_the_depth_is_that_of_the_domain_not_of_each_image(tmp_path):
+    for number in range(3):
+        tiff(tmp_path / f"dark/x/{number}.tif", numbers(10)[:, :, 0])
+    bright = tiff(tmp_path / "dark/x/9.tif", numbers(12)[:, :, 0])
+    Image.new("L", (SIDE, SIDE), 7).save(tmp_path / "dark/x/plain.png")
+    table = from_folder(tmp_path)
+    kept, store, _ = open_pixels(table, SIDE, cache=None)
+    assert survey(table).depths == {"dark": 12}
+    pixels = store.gather(range(len(kept))).permute(0, 2, 3, 1).numpy()
+    assert pixels[kept.paths.index("dark/x/0.tif")].max() == 64  # 1023 of 4095
+    assert pixels[kept.paths.index("dark/x/9.tif")].max() == 255
+    assert (pixels[kept.paths.index("dark/x/plain.png")] == 7).all()
+    assert bright.is_file()
+
+
+def test_a_fourth_band_that_is_no_transparency_is_noticed(tmp_path):
+    tiff(tmp_path / "air/x/a.tif", numbers(8, 4), extrasamples=["unassalpha"])
+    logo = Image.new("RGBA", (SIDE, SIDE), (255, 0, 0, 0))
+    logo.paste((0, 0, 255, 255), (4, 4, 12, 12))
+    (tmp_path / "web/x").mkdir(parents=True)
+    logo.save(tmp_path / "web/x/logo.png")
+    found = survey(from_folder(tmp_path))
+    assert found.veiled == {"air": "air/x/a.tif"}
+    (finding,) = about_survey(found, Reading())
+    assert "data.bands: [1, 2, 3]" in finding.text
+    assert list(about_survey(found, Reading(bands=(1, 2, 3)))) == []
+
+
+@pytest.mark.parametrize("size", [(40, 24), (16, 16), (17, 40), (9, 50)])
+def test_tiles_cover_an_image_and_are_named_by_their_place(size):
+    width, height = size
+    covered = np.zeros((height, width), bool)
+    for name in tile_names("a/b/c.tif", width, height, 16):
+        tile = Tile.named(name)
+        assert tile.file == "a/b/c.tif"
+        left, top, right, bottom = tile.box or (0, 0, width, height)
+        assert right - left == min(width, 16)
+        assert bottom - top == min(height, 16)
+        covered[top:bottom, left:right] = True
+    assert covered.all()
+    assert tile_names("a", 16, 16, 16) == ["a"]
+
+
+def test_large_images_become_tiles_that_stay_together(tmp_path):
+    for domain in "pq":
+        for label in "xy":
+            for number in range(6):
+                values = numbers(8, 3, 40)
+                tiff(tmp_path / f"{domain}/{label}/{number}.tif", values)
+    table = from_folder(tmp_path)
+    kept, store, bad = open_pixels(table, SIDE, cache=tmp_path / "cache", reading=Reading(tile=20))
+    assert len(kept) == 4 * len(table)
+    assert not bad
+    row = kept.paths.index("q/y/5.tif#x20y0w20h20")
+    with Image.open(tmp_path / "q/y/5.tif") as image:
+        part = image.crop((20, 0, 40, 20)).resize((SIDE, SIDE), Image.Resampling.BILINEAR)
+    assert (store.gather([row])[0].permute(1, 2, 0).numpy() == np.asarray(part)).all()
+    again, _, _ = open_pixels(table, SIDE, cache=None, reading=Reading(tile=20))
+    assert again.paths == kept.paths
+    images, image_of = whole_images(kept)
+    assert images.paths == table.paths
+    splits = hold_out(images, ["q"], id_val=0.3, id_test=0.3, seed=1).spread(image_of)
+    assert sum(len(getattr(splits, r)) for r in ("train", "id_val", "id_test", "test")) == len(kept)
+    roles = {}
+    for role in ("train", "id_val", "id_test", "test"):
+        for path in (kept.paths[row] for row in getattr(splits, role)):
+            assert roles.setdefault(Tile.named(path).file, role) == role
+    assert set(roles.values()) == {"train", "id_val", "id_test", "test"}
+
+
+def test_an_image_too_large_to_decode_whole_is_cut(tmp_path, monkeypatch):
+    for module in ("decoding", "survey"):
+        monkeypatch.setattr(f"feddg.data.{module}.MOST_PIXELS", 1000)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+    tiff(tmp_path / "a/x/wide.tif", numbers(8, 3, 40))
+    with pytest.raises(DataError, match=r"data\.tile: 512"):
+        open_pixels(from_folder(tmp_path), SIDE, cache=None)
+    kept, store, _ = open_pixels(from_folder(tmp_path), SIDE, cache=None, reading=Reading(tile=20))
+    assert len(kept) == len(store.gather(range(4))) == 4
+
+
+def test_tiles_need_the_cache(tmp_path):
+    tiff(tmp_path / "a/x/wide.tif", numbers(8, 3, 40))
+    with pytest.raises(DataError, match="pixel_budget_gb"):
+        open_pixels(
+            from_folder(tmp_path),
+            SIDE,
+            cache=tmp_path / "cache",
+            budget_bytes=100,
+            reading=Reading(tile=20),
+        )
+
+
+def test_a_damaged_file_is_named_once_not_once_for_every_tile(tmp_path):
+    path = tiff(tmp_path / "a/x/torn.tif", numbers(8, 3, 40))
+    path.write_bytes(path.read_bytes()[:-4000])
+    tiff(tmp_path / "a/x/whole.tif", numbers(8, 3, 40))
+    _, _, bad = open_pixels(from_folder(tmp_path), SIDE, cache=None, reading=Reading(tile=20))
+    assert [image.path for image in bad] == ["a/x/torn.tif"]
+
+
+@pytest.mark.parametrize("suffix", sorted(usable_formats()))
+def test_every_suffix_that_counts_as_an_image_is_decoded(tmp_path, suffix):
+    path = tmp_path / f"a{suffix}"
+    if usable_formats()[suffix] == "HEIF":
+        from feddg.data.images import register_heif
+
+        register_heif()
+    Image.new("RGB", (64, 64), (200, 100, 50)).save(path, usable_formats()[suffix])
+    assert abs(decode_image(path, 8).astype(int) - (200, 100, 50)).max() <= 40
+    assert suffix in IMAGE_SUFFIXES
+
+
+def test_photos_of_phones_need_a_package():
+    assert (".heic" in usable_formats()) == heif_is_known()
+
+
+def test_parts_are_decoded_from_memory_once(tmp_path):
+    data = io.BytesIO()
+    Image.fromarray(numbers(8, 3, 40)).save(data, "PNG")
+    path = tmp_path / "a.png"
+    path.write_bytes(data.getvalue())
+    left, right = decode_parts(path, [(0, 0, 20, 40), (20, 0, 40, 40)], 20)
+    whole = np.asarray(Image.open(path))
+    assert (left == np.asarray(Image.fromarray(whole[:, :20]).resize((20, 20), 2))).all()
+    assert (right == np.asarray(Image.fromarray(whole[:, 20:]).resize((20, 20), 2))).all()

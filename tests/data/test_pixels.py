@@ -15,7 +15,8 @@ import pytest
 import torch
 from PIL import Image
 
-from feddg.data import decoded_files, pixel_cache
+from feddg.data import decoding as decoded_files
+from feddg.data import pixels as pixel_cache
 from feddg.data.images import ImageTable
 from feddg.data.pixels import ArrayPixels, StreamingPixels, open_pixels
 from feddg.errors import DataError

@@ -103,7 +103,7 @@ def test_images_that_do_not_fit_are_sent_each_time(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     images = numpy.arange(10 * 4 * 4 * 3, dtype=numpy.uint8).reshape(10, 4, 4, 3)
-    monkeypatch.setattr("feddg.data.resident.SHARE", (images.nbytes - 1) / 2**30)
+    monkeypatch.setattr("feddg.data.pixels.SHARE", (images.nbytes - 1) / 2**30)
     store, there = ArrayPixels(images), torch.device(device)
     for _ in range(2):
         with traffic() as seen:

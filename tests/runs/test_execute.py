@@ -157,7 +157,7 @@ def test_a_complete_run_is_not_run_again(undisturbed, cache, monkeypatch):
 def test_the_model_predicts_what_the_run_measured(undisturbed):
     import torch
 
-    from feddg.data.sources import load_source
+    from feddg.data.data_set import load_source
 
     model = load_model(undisturbed.folder)
     table = load_source("digits")

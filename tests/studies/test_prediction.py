@@ -16,9 +16,8 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from feddg.cli import app
-from feddg.data.bands import OversizedImageError, Reading
-from feddg.data.decoding import decode_image, quiet_pillow
-from feddg.data.image_formats import ImageBytes
+from feddg.data.decoding import OversizedImageError, Reading, decode_image, quiet_pillow
+from feddg.data.images import ImageBytes
 from feddg.data.pixels import as_unit
 from feddg.errors import AdaptationError, DataError, RunError
 from feddg.evaluation.energy import energy, separation

@@ -8,7 +8,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from feddg.cli import app
-from feddg.data.sources import load_source
+from feddg.data.data_set import load_source
 from feddg.errors import DataError, FeddgError
 from feddg.studies.prediction import predict
 from feddg.studies.validation import ValidationFile, validate

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from feddg.comparing.forecast import Forecast, forecast
-from feddg.data.skew import in_words
+from feddg.data.partition import in_words
 from feddg.experiment import DEFAULT, Origin, expand, explain, load_experiment, read_fields
 from feddg.runs.execute import is_complete
 from feddg.studies.holdings import holdings_table, skew_between

@@ -33,7 +33,7 @@ def get_data(
     """Download a published data set, once its licence is accepted; it goes on where it was cut."""
     from feddg.cli.progress import working
     from feddg.data.data_set import DATA_SETS
-    from feddg.data.getting import about, get_data_set
+    from feddg.data.download import about, get_data_set
 
     definition = DATA_SETS.find(name)
     typer.echo("\n".join(about(definition)))
@@ -80,9 +80,8 @@ def inspect_data(
     else:
         print_inspection(found)
     if croissant is not None:
-        from feddg.data.data_set import DATA_SETS
-        from feddg.data.sources import load_images_of
-        from feddg.studies.croissant import write_croissant
+        from feddg.data.croissant import write_croissant
+        from feddg.data.data_set import DATA_SETS, load_images_of
 
         definition = DATA_SETS.find(experiment.data.source)
         files = write_croissant(load_images_of(experiment.data), definition, croissant)

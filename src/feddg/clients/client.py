@@ -15,8 +15,7 @@ from feddg.clients.examples import Batch, Examples, rows_of, split_batches
 from feddg.clients.schedule import in_round
 from feddg.clients.worker import Worker
 from feddg.data.augment import apply, draw
-from feddg.data.pixels import as_unit
-from feddg.data.resident import fits
+from feddg.data.pixels import as_unit, fits
 from feddg.errors import ClientError
 from feddg.messages import Message, Weights
 from feddg.models.network import Network

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from feddg.clients.stepping import Stepper
-from feddg.data.augmentations import AugmentSettings
+from feddg.data.augment import AugmentSettings
 from feddg.models.network import Network
 from feddg.settings import TrainSettings
 from feddg.styles.private import StyleNoise

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from feddg.comparing.plan import Plan, Variant
-from feddg.data.data_set import preset_of
-from feddg.data.protocols import known_domains, scenarios
-from feddg.data.sources import load_source
+from feddg.data.data_set import load_source, preset_of
+from feddg.data.splits import known_domains, scenarios
 from feddg.errors import ExperimentError, nearest
 from feddg.experiment import Experiment, expand
 from feddg.methods.composition import build_method, method_class

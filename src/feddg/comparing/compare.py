@@ -8,7 +8,7 @@ from feddg.comparing.forecast import forecast
 from feddg.comparing.launcher import LAUNCHERS
 from feddg.comparing.pool import LOG_FOLDER, Outcome, Watcher, run_here
 from feddg.comparing.work import Work
-from feddg.data.bands import Reading
+from feddg.data.decoding import Reading
 from feddg.errors import FeddgError, RunError
 from feddg.experiment import Experiment
 from feddg.runs.loading import load_table

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy
 
+from feddg.data.data_set import load_images_of
 from feddg.data.pixels import ArrayPixels
-from feddg.data.sources import load_images_of
 from feddg.experiment import Experiment
 from feddg.records import ClientsTable
 from feddg.runs.facts import clients_table

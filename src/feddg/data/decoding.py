@@ -1,28 +1,366 @@
 """One image file becomes a square RGB array, whatever odd kind of image it is."""
 
+import hashlib
+import json
 import logging
+import os
+import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from math import ceil
+from pathlib import Path
 from threading import Lock
+from types import MappingProxyType
 from typing import Literal
 
 import numpy as np
+import PIL
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from feddg.data.bands import (
-    OversizedImageError,
-    Reading,
-    UnknownFormatError,
-    is_deep,
-    is_tiff,
-    read_samples,
-    read_tiff,
-    to_image,
+from feddg.data.images import ImageBytes, ImageSource, ImageTable, open_image, open_source
+from feddg.errors import DataError
+from feddg.settings import DataSettings
+
+# Large images cut into tiles: each tile a row, named after its image and its place in it.
+
+
+MOST_TILED_PIXELS = 2**30
+"""Larger images are refused even where tiles are cut from them: 3 GB as RGB."""
+
+_NAME = re.compile(r"(.+)#x(\d+)y(\d+)w(\d+)h(\d+)")
+Box = tuple[int, int, int, int]
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A part of an image file.
+
+    Attributes:
+        file: path of the file.
+        box: left, top, right and bottom, in pixels; None for all of it.
+    """
+
+    file: str
+    box: Box | None = None
+
+    @classmethod
+    def named(cls, path: str) -> "Tile":
+        """Reads a row's path: ``field/corn/7.tif#x512y0w512h512``, or that of a whole file."""
+        found = _NAME.fullmatch(path)
+        if found is None:
+            return cls(path)
+        left, top, width, height = map(int, found.groups()[1:])
+        return cls(found[1], (left, top, left + width, top + height))
+
+
+def tile_names(path: str, width: int, height: int, side: int) -> list[str]:
+    """Returns the names of an image's tiles, row by row; its own if it is no larger than one.
+
+    Tiles are of one size; the last of a row or column is moved inwards, over its neighbour.
+    """
+    if width <= side and height <= side:
+        return [path]
+    return [
+        f"{path}#x{left}y{top}w{min(side, width)}h{min(side, height)}"
+        for top in _starts(height, side)
+        for left in _starts(width, side)
+    ]
+
+
+def cut(table: ImageTable, side: int) -> ImageTable:
+    """Returns a table with a row for every tile; a file that cannot be opened stays one row.
+
+    Args:
+        table: images in files.
+        side: of a tile, in pixels.
+    """
+    root = table.root
+    assert root is not None
+    with ThreadPoolExecutor() as pool:
+        names = list(pool.map(lambda path: names_in(root / path, path, side), table.paths))
+    rows = np.repeat(np.arange(len(table)), [len(tiles) for tiles in names])
+    return replace(table.take(rows), paths=tuple(name for tiles in names for name in tiles))
+
+
+def names_in(file: ImageSource, path: str, side: int) -> list[str]:
+    """Returns the names of a file's tiles; its own if it is no larger than one, or does not open.
+
+    Args:
+        file: where it is.
+        path: what it is called.
+        side: of a tile, in pixels.
+    """
+    size = _size(file)
+    return [path] if size is None else tile_names(path, *size, side)
+
+
+def whole_images(table: ImageTable) -> tuple[ImageTable, np.ndarray]:
+    """Returns a table of one row per file, and for each row of ``table`` which of them it is from.
+
+    What is decided for files, as how they are split, then holds for all their tiles.
+    """
+    files = [Tile.named(path).file for path in table.paths]
+    places = {file: place for place, file in enumerate(dict.fromkeys(files))}
+    image_of = np.array([places[file] for file in files], dtype=np.int64)
+    _, first = np.unique(image_of, return_index=True)
+    return replace(table.take(first), paths=tuple(places)), image_of
+
+
+def _starts(length: int, side: int) -> Sequence[int]:
+    last = max(length - side, 0)
+    return [min(number * side, last) for number in range(ceil(length / side))]
+
+
+def _size(path: ImageSource) -> tuple[int, int] | None:
+    """Width and height as stored; a turned photograph is cut before it is turned upright."""
+    try:
+        with open_image(path) as image:
+            return image.size
+    except Exception:  # decoding says what is wrong with it
+        return None
+
+
+# From the numbers in a file to 8-bit colours: which bands, and which values are black and white.
+#
+# Pillow keeps the upper byte of 16-bit colours, so that sensors of 11 or 12 bits come out black,
+# and takes a fourth band for transparency. Here the samples are read as they are.
+
+
+ValueRange = Literal["auto", "full", "percentile"]
+"""Which values become black and white.
+
+``auto``: 8-bit images as they are; others from 0 to the largest value of the bit depth that the
+domain's images use. ``full``: from 0 to the largest value that the file could hold. ``percentile``:
+in each image and band from the 1st to the 99th percentile.
+"""
+
+DEPTHS = (8, 10, 11, 12, 14, 16, 24, 32)
+"""Bits that sensors have."""
+PERCENTILES = (1, 99)
+
+_BITS, _SAMPLES, _EXTRA = 258, 277, 338
+_ALPHA = (1, 2)
+_PLAIN_MODES = frozenset(
+    ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "LAB", "HSV")
 )
-from feddg.data.bands import UnusableImageError as UnusableImageError
-from feddg.data.image_formats import ImageBytes, ImageSource, open_image
-from feddg.data.tiles import MOST_TILED_PIXELS, Box
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How files become colours.
+
+    Attributes:
+        range: see :data:`ValueRange`.
+        bands: which bands are red, green and blue, or the one that is grey; from 1. Empty for the
+            first three, or the only one.
+        tile: side of the tiles that larger images are cut into, in pixels; None leaves them whole.
+    """
+
+    range: ValueRange = "auto"
+    bands: tuple[int, ...] = ()
+    tile: int | None = None
+
+    @classmethod
+    def of(cls, data: DataSettings) -> "Reading":
+        """Returns what an experiment says."""
+        return cls(data.range, data.bands, data.tile)
+
+
+class UnusableImageError(Exception):
+    """A file that cannot become pixels; the message is the reason, without the file's name."""
+
+
+class OversizedImageError(UnusableImageError):
+    """An image of more pixels than are taken."""
+
+
+class UnknownFormatError(UnusableImageError):
+    """A file that is no image, or of no format that is taken."""
+
+
+@dataclass(frozen=True)
+class Samples:
+    """The numbers of a file.
+
+    Attributes:
+        values: ``(height, width, bands)``, of any number type.
+        alpha: whether the last band is transparency.
+    """
+
+    values: np.ndarray
+    alpha: bool = False
+
+
+def is_deep(image: Image.Image) -> bool:
+    """Whether an opened file holds more than 8 bits, or more bands, than Pillow would hand out."""
+    if image.format == "TIFF":
+        tags = image.tag_v2  # type: ignore[attr-defined]
+        return bool(max(tags.get(_BITS, (1,))) > 8 or tags.get(_SAMPLES, 1) > 4)
+    if image.mode not in _PLAIN_MODES:
+        return True
+    return any(
+        "16B" in str(part) for tile in getattr(image, "tile", ()) for part in _parts(tile[3])
+    )
+
+
+def read_samples(path: ImageSource, image: Image.Image) -> Samples:
+    """Reads a file's numbers as they are.
+
+    Args:
+        path: the file.
+        image: the same, opened by Pillow and not yet loaded.
+
+    Raises:
+        UnusableImageError: it is damaged, or compressed in an unknown way.
+    """
+    if image.format == "TIFF" and is_deep(image):
+        extra = image.tag_v2.get(_EXTRA, ())  # type: ignore[attr-defined]
+        return replace(read_tiff(path), alpha=bool(extra) and extra[-1] in _ALPHA)
+    if image.format == "PNG" and is_deep(image) and image.mode in ("RGB", "RGBA"):
+        return Samples(_read_deep_png(path), image.mode == "RGBA")
+    if image.mode in ("P", "PA", "1", "YCbCr", "CMYK", "LAB", "HSV"):
+        image = image.convert("RGBA" if image.has_transparency_data else "RGB")
+    values = np.asarray(image)
+    if values.dtype.kind == "b":
+        values = values.astype(np.uint8) * 255
+    return Samples(np.atleast_3d(values), image.mode in ("LA", "RGBA"))
+
+
+def read_tiff(path: ImageSource, most: int = MOST_TILED_PIXELS) -> Samples:
+    """Reads the numbers of a TIFF's first page, however many bands it has.
+
+    Args:
+        path: the file.
+        most: pixels of the largest one that is read; a small file can claim to be enormous.
+
+    Raises:
+        OversizedImageError: it has more pixels, or more than four times as many numbers.
+        UnusableImageError: it is damaged, holds no image, or is compressed in an unknown way.
+    """
+    import tifffile
+
+    try:
+        with open_source(path) as stored, tifffile.TiffFile(stored, name=path.name) as file:
+            page = file.pages.first
+            pixels = int(page.imagewidth) * int(page.imagelength)
+            if pixels > most or int(page.size) > 4 * max(pixels, most):
+                raise OversizedImageError(
+                    f"{page.imagewidth} x {page.imagelength} pixels, more than {most:,}"
+                )
+            values = page.asarray()
+            planar = int(getattr(page, "planarconfig", 1) or 1) == 2 and values.ndim == 3
+    except UnusableImageError:
+        raise
+    except Exception as error:  # tifffile raises many kinds on a damaged file
+        text = " ".join(str(error).split())
+        raise UnusableImageError(f"cannot be decoded: {text}") from error
+    if planar:
+        values = np.moveaxis(values, 0, 2)
+    if values.ndim not in (2, 3) or values.dtype.kind not in "uif":
+        raise UnusableImageError(f"a TIFF of shape {values.shape} and type {values.dtype}")
+    return Samples(np.atleast_3d(values))
+
+
+def is_tiff(path: ImageSource) -> bool:
+    """Whether a file says of itself that it is a TIFF, whatever Pillow makes of it."""
+    with open_source(path) as file:
+        return file.read(4) in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+
+
+def bits_used(values: np.ndarray) -> int:
+    """Returns the smallest usual bit depth that holds all values; 0 for floating-point numbers."""
+    if values.dtype.kind == "f":
+        return 0
+    needed = int(values.max(initial=0)).bit_length()
+    return next(depth for depth in DEPTHS if depth >= needed)
+
+
+def to_image(samples: Samples, reading: Reading, bits: int = 0) -> Image.Image:
+    """Returns the colours of a file.
+
+    Args:
+        samples: its numbers.
+        reading: which bands, and which values are black and white.
+        bits: the depth that the images of its domain use, with ``auto``; more if it uses more.
+
+    Returns:
+        An image of mode RGB.
+
+    Raises:
+        UnusableImageError: a band that is asked for is missing, there are too many to guess, or the
+            range of floating-point numbers is not known.
+    """
+    chosen, alpha = _choose(samples, reading.bands)
+    pixels = _to_bytes(chosen, reading.range, bits)
+    if pixels.shape[2] == 1:
+        pixels = np.repeat(pixels, 3, axis=2)
+    if alpha is None:
+        return Image.fromarray(pixels)
+    cover = _to_bytes(alpha, "full", 0)
+    layered = Image.fromarray(np.concatenate([pixels, cover], axis=2), "RGBA")
+    return Image.alpha_composite(Image.new("RGBA", layered.size, "white"), layered).convert("RGB")
+
+
+def _choose(samples: Samples, bands: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray | None]:
+    values, count = samples.values, samples.values.shape[2]
+    if bands:
+        if max(bands) > count:
+            raise UnusableImageError(f"it has {count} bands, and data.bands asks for {max(bands)}")
+        return values[:, :, [band - 1 for band in bands]], None
+    colours = count - 1 if samples.alpha else count
+    if colours > 4 or colours == 2:
+        raise UnusableImageError(f"it has {colours} bands: choose three with data.bands: [3, 2, 1]")
+    return values[:, :, : min(colours, 3)], values[:, :, -1:] if samples.alpha else None
+
+
+def _to_bytes(values: np.ndarray, range: ValueRange, bits: int) -> np.ndarray:
+    if range == "percentile":
+        return _stretch(values)
+    if values.dtype.kind == "f":
+        raise UnusableImageError(
+            "floating-point pixels without a known range: set data.range: percentile"
+        )
+    if values.dtype == np.uint8:
+        return np.ascontiguousarray(values)
+    if range == "auto":
+        most = 2 ** max(bits, bits_used(values)) - 1
+    elif values.dtype.itemsize == 2 or int(values.max(initial=0)) < 2**16:
+        most = 2**16 - 1  # Pillow hands 16 bits out in 32, too
+    else:
+        most = 2**32 - 1
+    numbers = values.astype(np.int64).clip(0, most)
+    pixels: np.ndarray = ((numbers * 255 + most // 2) // most).astype(np.uint8)
+    return pixels
+
+
+def _stretch(values: np.ndarray) -> np.ndarray:
+    numbers = values.astype(np.float64)
+    numbers[~np.isfinite(numbers)] = np.nan  # no data
+    if np.isnan(numbers).all():
+        raise UnusableImageError("it holds no numbers")
+    filled = np.where(np.isnan(numbers).all(axis=(0, 1)), 0.0, numbers)
+    low, high = np.nanpercentile(filled, PERCENTILES, axis=(0, 1))
+    width = np.where(high > low, high - low, 1.0)
+    stretched = np.nan_to_num((filled - low) / width).clip(0, 1) * 255
+    pixels: np.ndarray = stretched.round().astype(np.uint8)
+    return pixels
+
+
+def _read_deep_png(path: ImageSource) -> np.ndarray:
+    from imagecodecs import png_decode
+
+    with open_source(path) as file:
+        values: np.ndarray = png_decode(file.read())
+    return values
+
+
+def _parts(arguments: object) -> tuple[object, ...]:
+    return arguments if isinstance(arguments, tuple) else (arguments,)
+
 
 Resize = Literal["squash", "crop", "pad"]
 """How an image becomes square.
@@ -70,7 +408,7 @@ def decode_image(
         size: the side of the result in pixels.
         resize: how the image becomes square.
         reading: which bands become colours, and which values black and white.
-        bits: the depth that images of its domain use, see :func:`feddg.data.bands.to_image`.
+        bits: the depth that images of its domain use, see :func:`feddg.data.decoding.to_image`.
         most: pixels of the largest image that is taken; ``MOST_PIXELS``, and at most that.
 
     Returns:
@@ -266,3 +604,137 @@ def _is_empty(path: ImageSource) -> bool:
     if isinstance(path, ImageBytes):
         return not path.content
     return path.is_file() and path.stat().st_size == 0
+
+
+# The image files behind a table's rows, decoded to squares of bytes by a pool of threads.
+
+
+Progress = Callable[[int, int], None]
+
+_LAYOUT = 2
+"""Raise when the cache's layout or the way images are decoded changes."""
+_WAVE, _WAVE_OF_TILES = 256, 4
+"""Files decoded ahead of the one being written."""
+
+
+@dataclass(frozen=True)
+class BadImage:
+    """A file that was left out, and why."""
+
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class DecodedFiles:
+    """What a cache is made from: distinct files in path order, and how they are decoded."""
+
+    root: Path
+    paths: tuple[str, ...]
+    size: int
+    resize: Resize
+    seen: Callable[[str], object] | None = None
+    reading: Reading = AS_IT_IS
+    bits: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        table: ImageTable,
+        size: int,
+        resize: Resize,
+        seen: Callable[[str], object] | None = None,
+        reading: Reading = AS_IT_IS,
+        depths: Mapping[str, int] = MappingProxyType({}),
+    ) -> "DecodedFiles":
+        """The files of a table; ``depths`` is the bit depth in use by domain name."""
+        if table.root is None or len(table) == 0:
+            raise DataError("There are no images to open: the table is empty.")
+        domains = (table.domain_names[domain] for domain in table.domains.tolist())
+        known = zip(table.paths, domains)
+        bits = {path: depths[domain] for path, domain in known if domain in depths}
+        paths = tuple(sorted(set(table.paths)))
+        return cls(table.root.resolve(), paths, size, resize, seen, reading, bits)
+
+    @cached_property
+    def by_file(self) -> dict[str, list[str]]:
+        """The rows' paths by the file they are from: itself, or the tiles of a larger image."""
+        found: dict[str, list[str]] = {}
+        for path in self.paths:
+            found.setdefault(Tile.named(path).file, []).append(path)
+        return found
+
+    @property
+    def cache_bytes(self) -> int:
+        """What their pixels need, in bytes."""
+        return len(self.paths) * self.size * self.size * 3
+
+    @cached_property
+    def key(self) -> str:
+        """A hash that changes whenever the decoded pixels could."""
+        return self.key_now()
+
+    def key_now(self) -> str:
+        """The same of the files as they are now."""
+        made_from = [_LAYOUT, PIL.__version__, str(self.root), self.size, self.resize]
+        made_from += [asdict(self.reading), sorted(self.bits.items())]
+        stamps = [
+            [paths, *stamp_of(self.root / file)] for file, paths in sorted(self.by_file.items())
+        ]
+        return hash_of([made_from, stamps])
+
+    def decode_all(
+        self, keep: Callable[[np.ndarray], object], progress: Progress | None
+    ) -> list[BadImage]:
+        """Hands every file's pixels to ``keep`` in path order, black ones for a bad file."""
+        total, bad = len(self.paths), []
+        black = np.zeros((self.size, self.size, 3), np.uint8)
+        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            for done, result in enumerate(self._decode_ahead(pool), start=1):
+                if isinstance(result, BadImage):
+                    bad.append(result)
+                keep(black if isinstance(result, BadImage) else result)
+                if progress is not None:
+                    progress(done, total)
+        return bad
+
+    def _decode_ahead(self, pool: ThreadPoolExecutor) -> Iterator[np.ndarray | BadImage]:
+        files = list(self.by_file.items())
+        wave = _WAVE if self.reading.tile is None else _WAVE_OF_TILES
+        for start in range(0, len(files), wave):
+            for found in pool.map(lambda item: self.decode(*item), files[start : start + wave]):
+                yield from found
+
+    def decode(self, file: str, paths: Sequence[str]) -> Sequence[np.ndarray | BadImage]:
+        """Decodes rows of one file: all of it, or its tiles."""
+        boxes = [Tile.named(path).box for path in paths]
+        look = (self.size, self.resize, self.reading, self.bits.get(paths[0], 0))
+        try:
+            if boxes == [None]:
+                return [decode_image(self.root / file, *look)]
+            return decode_parts(self.root / file, boxes, *look)
+        except UnusableImageError as error:
+            return [BadImage(path, str(error)) for path in paths]
+        finally:
+            if self.seen is not None:
+                self.seen(file)
+
+
+def stamp_of(path: Path) -> tuple[int, int, int]:
+    """Size, time of change, and the time nobody can set back: it tells of a change that kept both.
+
+    Not the file's number, which some network file systems make up anew with every mount.
+    """
+    try:
+        status = path.stat()
+    except OSError:
+        return -1, -1, -1
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def hash_of(facts: object, content: np.ndarray | None = None) -> str:
+    """Returns 32 characters that stand for some facts, written as JSON, and an array's bytes."""
+    digest = hashlib.blake2b(json.dumps(facts).encode(), digest_size=16)
+    if content is not None:
+        digest.update(np.ascontiguousarray(content).data)
+    return digest.hexdigest()

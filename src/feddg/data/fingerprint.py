@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
 
+from feddg.data.decoding import Tile
 from feddg.data.images import ImageTable
-from feddg.data.tiles import Tile
 from feddg.errors import DataError
 from feddg.records import JsonFile, Row
 from feddg.storage import Stamp, open_file, replace_bytes, stamp

@@ -6,11 +6,17 @@ another resolution never meets a stale cache. Tables too large for that are deco
 the same interface.
 """
 
+import json
 import logging
 import os
+import shutil
+import time
+import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from threading import Lock
 from typing import Literal, get_args
@@ -20,22 +26,227 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from feddg.data.bands import Reading
-from feddg.data.decoded_files import BadImage, DecodedFiles, Progress, hash_of
 from feddg.data.decoding import (
     AS_IT_IS,
+    BadImage,
+    DecodedFiles,
+    Progress,
+    Reading,
     Resize,
+    Tile,
+    cut,
+    hash_of,
     make_square,
     quiet_pillow,
+    stamp_of,
 )
 from feddg.data.images import ImageTable
-from feddg.data.pixel_cache import CacheEntry, bad_images_of, cached_entry
-from feddg.data.resident import ResidentPixels, fits
-from feddg.data.survey import Survey, survey
-from feddg.data.tiles import Tile, cut
+from feddg.data.inspection import Survey, survey
 from feddg.errors import DataError
+from feddg.storage import (
+    FILE_MODE,
+    open_array,
+    open_file,
+    private_folder,
+    replace_text,
+    sweep_asides,
+    sync,
+    sync_folder,
+)
+
+# Pixels that stay on the device: an image is sent to it once, not with every batch.
+#
+# A copy from ordinary memory makes the host wait until the device has done all that was asked of
+# it, so a batch sent with every step leaves the device idle between steps.
+
+
+SHARE = 0.25
+"""Of a device's free memory, what pixels may take; the rest is for networks and feature maps."""
+
+
+class ResidentPixels:
+    """Rows of an array on a device, sent when they are first asked for."""
+
+    def __init__(self, shape: tuple[int, ...], device: torch.device) -> None:
+        """Reserves memory for all rows; sends none.
+
+        Args:
+            shape: ``(count, size, size, 3)``.
+            device: not the CPU.
+        """
+        with torch.inference_mode(False):  # who evaluates first must not be the only one to write
+            self._pixels = torch.empty(shape, dtype=torch.uint8, device=device)
+        self._sent = np.zeros(shape[0], dtype=bool)
+
+    def gather(self, rows: np.ndarray, read: Callable[[np.ndarray], np.ndarray]) -> Tensor:
+        """Returns rows, ``(len(rows), 3, size, size)`` uint8 in channels-last memory order.
+
+        Args:
+            rows: ``(B,)`` int64, repeats allowed.
+            read: returns the pixels of rows that were never sent, ``(n, size, size, 3)`` uint8.
+        """
+        device = self._pixels.device
+        new = np.unique(rows[~self._sent[rows]])
+        if len(new):
+            self._pixels[torch.from_numpy(new).to(device)] = torch.from_numpy(read(new)).to(device)
+            self._sent[new] = True
+        chosen = self._pixels.index_select(0, torch.from_numpy(rows).to(device))
+        return chosen.permute(0, 3, 1, 2)
+
+
+def fits(count: int, device: torch.device) -> bool:
+    """Whether so many bytes may stay on a device; never on one that does not tell its memory."""
+    memory = getattr(torch.get_device_module(device), "mem_get_info", None)
+    return memory is not None and count <= SHARE * memory(device)[0]
+
+
+# The cache of decoded pixels: one folder per set of files, whole or not there at all.
+#
+# Its name is a hash of what it was made from, so a changed file or another resolution never meets
+# a stale one. One that is not as large as its header says is decoded again.
+
 
 logger = logging.getLogger("feddg")
+
+_PIXELS, _FACTS = "pixels.npy", "facts.json"
+_LEFT = 86_400
+"""Age in seconds of what no living process can be writing any more."""
+
+
+@dataclass(frozen=True)
+class CacheEntry:
+    """A cache entry: what was decoded, and what could not be."""
+
+    pixels: np.ndarray
+    bad: list[BadImage]
+
+
+def cached_entry(files: DecodedFiles, cache: Path, progress: Progress | None) -> CacheEntry:
+    """Opens the cache entry of some files, making it first if it is not there."""
+    entry = cache / f"pixels-{files.key}"
+    found = _open_entry(entry, files)
+    if found is None:
+        with _writing_to(cache):
+            _make_entry(entry, files, progress)
+        found = _open_entry(entry, files)
+    if found is None:
+        raise DataError(f"The pixel cache {entry} is damaged. Delete that folder and try again.")
+    return found
+
+
+def _open_entry(folder: Path, files: DecodedFiles) -> CacheEntry | None:
+    """Opens an entry; None if there is none, or if it is no whole one of these files."""
+    if not folder.is_dir():
+        return None
+    bad = _read_bad(folder / _FACTS)
+    try:
+        pixels = open_array(folder / _PIXELS, writable=False)
+    except (OSError, ValueError):
+        pixels = np.empty(0)
+    count = len(files.paths)
+    whole = pixels.shape == (count, files.size, files.size, 3) and pixels.dtype == np.uint8
+    if bad is None or not whole:
+        logger.warning("The pixel cache %s is damaged; the images are decoded again.", folder)
+        return None
+    return CacheEntry(pixels, bad)
+
+
+def _make_entry(entry: Path, files: DecodedFiles, progress: Progress | None) -> None:
+    """Writes an entry aside and renames it: it is there whole or not at all.
+
+    Two processes may do so at once; the first rename wins and the other's work is thrown away.
+    """
+    _sweep(entry.parent)
+    aside = _new_folder(entry.parent)
+    try:
+        _write_entry(aside, files, progress)
+        try:
+            aside.rename(entry)
+            sync_folder(entry.parent)
+        except OSError:
+            if _open_entry(entry, files) is None:  # damaged, or a plain failure to rename
+                shutil.rmtree(entry, ignore_errors=True)
+                aside.rename(entry)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _write_entry(folder: Path, files: DecodedFiles, progress: Progress | None) -> None:
+    # Plain writes, not a memory map: on a full disk a map kills the process, a write raises.
+    header = {
+        "descr": "|u1",
+        "fortran_order": False,
+        "shape": (len(files.paths), files.size, files.size, 3),
+    }
+    with (folder / _PIXELS).open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, header)
+        bad = files.decode_all(lambda pixels: file.write(pixels.tobytes()), progress)
+        sync(file)
+    (folder / _PIXELS).chmod(FILE_MODE)
+    if files.key_now() != files.key:
+        raise DataError(
+            f"Images in {files.root} were changed while they were decoded. Start again when "
+            "nothing writes there any more."
+        )
+    _write_bad(folder / _FACTS, bad)
+
+
+def bad_images_of(
+    files: DecodedFiles, cache: Path | None, progress: Progress | None
+) -> list[BadImage]:
+    """Finds the bad files by decoding everything once; a cache folder remembers the answer."""
+    if cache is None:
+        return files.decode_all(lambda pixels: None, progress)
+    answer = cache / f"checked-{files.key}.json"
+    bad = _read_bad(answer)
+    if bad is None:
+        bad = files.decode_all(lambda pixels: None, progress)
+        with _writing_to(cache):
+            _sweep(cache)
+            _write_bad(answer, bad)
+    return bad
+
+
+def _read_bad(path: Path) -> list[BadImage] | None:
+    """Reads a list of bad images; None if it is not there or damaged."""
+    try:
+        with open_file(path) as file:
+            content = json.loads(file.read())
+        bad = [BadImage(str(image["path"]), str(image["reason"])) for image in content["bad"]]
+        return bad if content["checksum"] == hash_of(content["bad"]) else None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def _write_bad(path: Path, bad: list[BadImage]) -> None:
+    rows = [asdict(image) for image in bad]
+    replace_text(path, json.dumps({"checksum": hash_of(rows), "bad": rows}, indent=1))
+
+
+@contextmanager
+def _writing_to(cache: Path) -> Iterator[None]:
+    try:
+        private_folder(cache)
+        yield
+    except OSError as error:
+        raise DataError(
+            f"Cannot write the pixel cache in {cache}: {error.strerror or error}. "
+            "Free some space there, or name another cache folder."
+        ) from error
+
+
+def _new_folder(cache: Path) -> Path:
+    folder = cache / f"partial-{uuid.uuid4().hex}"
+    return private_folder(folder)
+
+
+def _sweep(cache: Path) -> None:
+    """Removes what processes that were killed more than a day ago left behind."""
+    for left in cache.glob("partial-*"):
+        if time.time() - stamp_of(left)[1] / 1e9 > _LEFT:
+            shutil.rmtree(left, ignore_errors=True)
+    sweep_asides(cache, older_than=_LEFT)
+
 
 BUDGET_BYTES = 16 * 2**30
 """Default limit of one cache file: PACS at 224 pixels needs 1.5 GB."""

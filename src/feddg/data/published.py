@@ -1,12 +1,19 @@
 """Folders of published data sets: found below the root, named and ordered as the papers do."""
 
+import hashlib
+import io
+import json
 import logging
 import os
-from collections.abc import Collection, Iterator, Mapping
+import shutil
+import uuid
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
 from feddg.data.data_set import DataSet
 from feddg.data.images import (
@@ -18,7 +25,16 @@ from feddg.data.images import (
     plain_name,
 )
 from feddg.errors import DataError
-from feddg.storage import entries
+from feddg.storage import (
+    FILE_MODE,
+    cache_folder,
+    entries,
+    kept_array,
+    private_folder,
+    read_text,
+    replace_text,
+    why,
+)
 
 logger = logging.getLogger("feddg")
 
@@ -277,3 +293,104 @@ def _positions(
     position = {name: i for i, name in enumerate(wanted)}
     places = [position.get(known.get(plain_name(name), ""), -1) for name in found]
     return np.array(places, dtype=np.int64)
+
+
+# Images that a data set's files hold as numbers: read or drawn once, then kept in the cache.
+
+
+Drawn = tuple[np.ndarray, np.ndarray]
+"""``(n, height, width)`` uint8 grey images, and ``(n,)`` facts about each, a structured array."""
+
+
+def kept_drawn(files: Sequence[Path], how: str, draw: Callable[[], Drawn]) -> Drawn:
+    """Returns what ``draw`` makes of some files, from the cache where nothing has changed.
+
+    Args:
+        files: what it is made from; another size or time of change is another content.
+        how: what is made of them, with a number that rises when that changes.
+        draw: makes it.
+
+    Raises:
+        DataError: a file is gone, or whatever ``draw`` raises.
+    """
+    once = cache(draw)
+    stamps = []
+    for file in files:
+        try:
+            status = file.stat()
+        except OSError as error:
+            raise DataError(f"Cannot read {file}: {why(error)}.") from None
+        stamps.append([str(file.resolve()), status.st_size, status.st_mtime_ns, status.st_ctime_ns])
+    key = hashlib.blake2b(json.dumps([how, stamps]).encode(), digest_size=16).hexdigest()
+    images = kept_array(cache_folder() / f"drawn-{key}-images.npy", lambda: once()[0])
+    facts = kept_array(cache_folder() / f"drawn-{key}-facts.npy", lambda: once()[1])
+    if len(images) != len(facts):
+        raise DataError(f"The cache holds two things as drawn-{key}: `feddg cache clear`.")
+    return images, facts
+
+
+def as_rgb(grey: np.ndarray) -> np.ndarray:
+    """Returns ``(n, height, width)`` grey images as ``(n, height, width, 3)``, not copied."""
+    return np.broadcast_to(grey[..., None], (*grey.shape, 3))
+
+
+# Images taken out of a data set that holds their bytes, kept in the cache as files.
+
+
+LISTING = ".paths.json"
+_SUFFIXES = {"JPEG": ".jpg", "PNG": ".png", "WEBP": ".webp", "TIFF": ".tif", "BMP": ".bmp"} | {
+    "GIF": ".gif",
+    "JPEG2000": ".jp2",
+    "AVIF": ".avif",
+}
+
+
+def taken_images(
+    key: Sequence[str], contents: Callable[[], Iterable[tuple[str, bytes]]]
+) -> tuple[Path, list[str]]:
+    """Returns a folder with images as files, made once.
+
+    Args:
+        key: what the images are; another key is another folder.
+        contents: gives the name of each image, without an ending, and the bytes of its file.
+
+    Returns:
+        The folder, and the path of each image below it.
+
+    Raises:
+        DataError: the cache cannot be written, or whatever ``contents`` raises.
+    """
+    name = hashlib.blake2b(json.dumps(list(key)).encode(), digest_size=16).hexdigest()
+    folder = cache_folder() / f"taken-{name}"
+    if not (folder / LISTING).is_file():
+        aside = cache_folder() / f"partial-{uuid.uuid4().hex}"
+        try:
+            private_folder(aside)
+            paths = [_write(aside, name, content) for name, content in contents()]
+            replace_text(aside / LISTING, json.dumps(paths))
+            if not folder.is_dir():
+                aside.rename(folder)
+        except OSError as error:
+            raise DataError(f"Cannot write images to {folder}: {why(error)}.") from None
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+    try:
+        return folder, [str(path) for path in json.loads(read_text(folder / LISTING, DataError))]
+    except ValueError:
+        raise DataError(f"{folder} is damaged. Delete that folder and try again.") from None
+
+
+def _write(folder: Path, name: str, content: bytes) -> str:
+    path = f"{name}{_suffix(content)}"
+    private_folder((folder / path).parent)
+    (folder / path).write_bytes(content)
+    (folder / path).chmod(FILE_MODE)
+    return path
+
+
+def _suffix(content: bytes) -> str:
+    try:
+        with Image.open(io.BytesIO(content)) as image:
+            return _SUFFIXES.get(str(image.format), ".png")
+    except Exception:  # decoding says what is wrong with it
+        return ".png"

@@ -5,8 +5,7 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError
 
-from feddg.data.data_set import DATA_SETS
-from feddg.data.sources import load_source
+from feddg.data.data_set import DATA_SETS, load_source
 from feddg.errors import ExperimentError, FeddgError
 from feddg.experiment import Experiment
 from feddg.records import JsonFile

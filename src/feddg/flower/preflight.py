@@ -17,13 +17,11 @@ import numpy
 import torch
 
 from feddg.clients.examples import Examples
-from feddg.data.bands import Reading
-from feddg.data.decoding import UnusableImageError, decode_image, quiet_pillow
+from feddg.data.data_set import load_source
+from feddg.data.decoding import Reading, Tile, UnusableImageError, decode_image, quiet_pillow
 from feddg.data.images import ImageTable, from_class_folders
+from feddg.data.inspection import survey
 from feddg.data.pixels import ArrayPixels
-from feddg.data.sources import load_source
-from feddg.data.survey import survey
-from feddg.data.tiles import Tile
 from feddg.errors import FeddgError
 from feddg.experiment import Experiment
 from feddg.federation.checks import MessageChecks

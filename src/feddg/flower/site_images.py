@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy
 
 from feddg.clients.worker import Worker
-from feddg.data.bands import Reading
+from feddg.data.data_set import load_source
+from feddg.data.decoding import Reading
 from feddg.data.fingerprint import ContentHashes, difference, images_file
 from feddg.data.images import ImageTable, from_class_folders
 from feddg.data.pixels import PixelStore, open_pixels
-from feddg.data.sources import load_source
 from feddg.errors import ClientError, DataError
 from feddg.evaluation.accuracy import Evaluation
 from feddg.experiment import Experiment

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy
 
-from feddg.data.skew import in_words, skew_of
+from feddg.data.partition import in_words, skew_of
 from feddg.records import BadImageRow
 from feddg.report.blocks import Block, Cell, Column, Fold, Prose, Section, Table
 from feddg.report.client_charts import client_heat_map

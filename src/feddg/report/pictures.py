@@ -6,7 +6,7 @@ from pathlib import Path
 
 from PIL import Image, UnidentifiedImageError, features
 
-from feddg.data.image_formats import FORMATS
+from feddg.data.images import FORMATS
 from feddg.storage import open_file
 
 SMALL_ENOUGH = 100_000

@@ -9,9 +9,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from feddg.data.bands import UnusableImageError
-from feddg.data.decoding import decode_parts, quiet_pillow
-from feddg.data.tiles import Tile
+from feddg.data.decoding import Tile, UnusableImageError, decode_parts, quiet_pillow
 from feddg.errors import RunError
 from feddg.report.templating import template_named
 from feddg.storage import replace_text, why

@@ -4,17 +4,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from feddg.data.bands import Reading
-from feddg.data.data_set import DATA_SETS
-from feddg.data.decoded_files import BadImage
+from feddg.data.data_set import DATA_SETS, load_images_of
+from feddg.data.decoding import BadImage, Reading
 from feddg.data.fingerprint import ContentHashes, ImagesFile, file_of, images_file
-from feddg.data.ignored import Ignored, about_ignored, ignored_files
 from feddg.data.images import ImageTable
+from feddg.data.inspection import (
+    Ignored,
+    Remark,
+    Survey,
+    about_copies,
+    about_ignored,
+    about_labels,
+    about_splits,
+    about_survey,
+    ignored_files,
+    survey,
+)
 from feddg.data.pixels import PixelStore, open_pixels
-from feddg.data.remarks import Remark, about_copies, about_labels, about_splits
-from feddg.data.sources import load_images_of
 from feddg.data.splits import Splits
-from feddg.data.survey import Survey, about_survey, survey
 from feddg.experiment import Experiment
 from feddg.runs.named_files import named_files
 

@@ -17,15 +17,14 @@ from feddg.clients.sampling import Schedule
 from feddg.clients.threads import clients_at_once, large_clients_at_once, threads_for
 from feddg.clients.worker import Worker
 from feddg.data.data_set import DATA_SETS, find_augmentation
-from feddg.data.decoded_files import BadImage
+from feddg.data.decoding import BadImage, whole_images
 from feddg.data.fingerprint import ImagesFile
 from feddg.data.images import ImageTable
+from feddg.data.inspection import about_clients, say
 from feddg.data.partition import Partition, dealt_alike, held_alike, partition
 from feddg.data.partitions import counts_clients
 from feddg.data.pixels import PixelStore
-from feddg.data.remarks import about_clients, say
 from feddg.data.splits import Splits, from_csv, from_roles, hold_out
-from feddg.data.tiles import whole_images
 from feddg.errors import ExperimentError
 from feddg.evaluation.accuracy import Evaluation
 from feddg.experiment import Experiment

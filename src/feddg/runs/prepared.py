@@ -6,7 +6,7 @@ from pathlib import Path
 
 from feddg.clients.worker import Worker
 from feddg.data.fingerprint import ImagesFile
-from feddg.data.remarks import Remark, say
+from feddg.data.inspection import Remark, say
 from feddg.evaluation.accuracy import Evaluation, Score
 from feddg.experiment import Experiment
 from feddg.federation.inprocess import InProcess

@@ -4,8 +4,8 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
+from feddg.data.data_set import load_images_of
 from feddg.data.fingerprint import ContentHashes, Difference, ImagesFile, difference, images_file
-from feddg.data.sources import load_images_of
 from feddg.errors import RunError
 from feddg.experiment import Experiment
 from feddg.runs.named_files import named_files

@@ -10,9 +10,13 @@ from http import HTTPStatus
 import numpy
 
 from feddg.clients.threads import available_cores
-from feddg.data.bands import OversizedImageError, UnknownFormatError, UnusableImageError
-from feddg.data.image_formats import ImageBytes
-from feddg.data.tiles import names_in
+from feddg.data.decoding import (
+    OversizedImageError,
+    UnknownFormatError,
+    UnusableImageError,
+    names_in,
+)
+from feddg.data.images import ImageBytes
 from feddg.serving.faults import RequestFault
 from feddg.studies.classifier import ImageClassifier
 from feddg.studies.prediction import Prediction, prediction_of

@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 import feddg
-from feddg.data.image_formats import usable_formats
+from feddg.data.images import usable_formats
 from feddg.serving.answerer import Answered
 from feddg.serving.limits import ServeLimits
 from feddg.studies.classifier import ImageClassifier

@@ -9,7 +9,7 @@ from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect
 
-from feddg.data.image_formats import ImageBytes
+from feddg.data.images import ImageBytes
 from feddg.serving.faults import RequestFault
 from feddg.serving.limits import ServeLimits
 

@@ -13,9 +13,8 @@ import numpy
 import torch
 from torch import nn
 
-from feddg.data.bands import Reading
-from feddg.data.decoding import AS_IT_IS, MOST_PIXELS, Resize, decode_image
-from feddg.data.image_formats import ImageSource
+from feddg.data.decoding import AS_IT_IS, MOST_PIXELS, Reading, Resize, decode_image
+from feddg.data.images import ImageSource
 from feddg.data.pixels import as_unit
 from feddg.errors import FeddgError, RunError
 from feddg.evaluation.energy import energy

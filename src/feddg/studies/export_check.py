@@ -8,9 +8,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from feddg.data.data_set import load_images_of
 from feddg.data.decoding import UnusableImageError, decode_image, make_square, quiet_pillow
 from feddg.data.pixels import as_unit
-from feddg.data.sources import load_images_of
 from feddg.errors import FeddgError, RunError
 from feddg.experiment import Experiment
 from feddg.rng import stream

@@ -4,7 +4,7 @@ import numpy
 from rich.markup import escape
 from rich.table import Table
 
-from feddg.data.skew import Skew, skew_of
+from feddg.data.partition import Skew, skew_of
 from feddg.records import ClientsTable
 
 SHOWN_CLIENTS, MOST_MARKS = 20, 40

@@ -8,12 +8,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from feddg.data.inspect import inspect
-from feddg.data.remarks import about_clients
-from feddg.data.skew import in_words
-from feddg.data.sources import load_images_of
-from feddg.data.stored import stored_images
-from feddg.data.survey import SAMPLE
+from feddg.data.data_set import load_images_of
+from feddg.data.inspection import SAMPLE, about_clients, inspect, stored_images
+from feddg.data.partition import in_words
 from feddg.experiment import Experiment
 from feddg.records import ClientRow, ClientsTable
 from feddg.runs.facts import clients_table
@@ -32,12 +29,12 @@ def inspect_experiment(experiment: Experiment, progress: Progress) -> dict[str, 
         progress: is told how far the work is.
 
     Returns:
-        What :func:`feddg.data.inspect.inspect` returns, ``bad_images``, ``findings`` (what is odd:
+        What :func:`feddg.data.inspection.inspect` returns, ``bad_images``, ``findings`` (what is odd:
         ``severity`` and ``text`` of each), ``stored`` (by domain, see
-        :class:`feddg.data.stored.StoredImages`), ``ignored`` (files by kind) and, when it is
+        :class:`feddg.data.inspection.StoredImages`), ``ignored`` (files by kind) and, when it is
         known how images are split, ``splits`` (images per role), ``clients`` and
         ``clients_by_class`` (images of each client by domain and by class, those that it has none
-        of left out) and ``skew`` (see :class:`feddg.data.skew.Skew`).
+        of left out) and ``skew`` (see :class:`feddg.data.partition.Skew`).
 
     Raises:
         DataError: there is nothing to inspect.

@@ -7,8 +7,7 @@ import numpy
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import from_json
 
-from feddg.data.bands import Reading, ValueRange
-from feddg.data.decoding import Resize
+from feddg.data.decoding import Reading, Resize, ValueRange
 from feddg.errors import RunError
 from feddg.studies.classifier import ImageClassifier, ImagePreparation
 

@@ -12,9 +12,8 @@ from pathlib import Path
 import numpy
 
 from feddg.clients.threads import available_cores
-from feddg.data.decoding import UnusableImageError, decode_parts, quiet_pillow
-from feddg.data.survey import depth_of
-from feddg.data.tiles import Tile, names_in
+from feddg.data.decoding import Tile, UnusableImageError, decode_parts, names_in, quiet_pillow
+from feddg.data.inspection import depth_of
 from feddg.studies.classifier import ImageClassifier, load_classifier
 from feddg.studies.image_files import image_files
 from feddg.views import Shown
@@ -71,7 +70,7 @@ class BatchPredictor:
 
     Args:
         classifier: answers.
-        bits: the depth that the files use, see :func:`feddg.data.survey.depth_of`.
+        bits: the depth that the files use, see :func:`feddg.data.inspection.depth_of`.
         batch_size: images per forward pass.
     """
 

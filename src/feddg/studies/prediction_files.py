@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from feddg.data.survey import depth_of
+from feddg.data.inspection import depth_of
 from feddg.errors import RunError
 from feddg.records import JsonFile
 from feddg.runs.cautions import refuse_doubtful

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy
 from pydantic import ConfigDict, Field
 
+from feddg.data.data_set import load_source
+from feddg.data.decoding import Tile
 from feddg.data.images import ImageTable, from_class_folders
-from feddg.data.sources import load_source
-from feddg.data.survey import survey
-from feddg.data.tiles import Tile
+from feddg.data.inspection import survey
 from feddg.errors import DataError
 from feddg.evaluation.metrics import Predictions, measure
 from feddg.records import JsonFile, Row

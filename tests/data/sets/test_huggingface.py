@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 import feddg
-from feddg.data.partitioners import clients_of
-from feddg.data.sources import load_source
+from feddg.data.data_set import load_source
+from feddg.data.sets.huggingface import clients_of
 from feddg.errors import DataError
 from feddg.runs.prepare import load_images
 from feddg.runs.reading import read_run

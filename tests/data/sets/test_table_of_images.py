@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import feddg
+from feddg.data.data_set import load_source
 from feddg.data.partition import held_alike, partition
-from feddg.data.sources import load_source
 from feddg.errors import DataError, ExperimentError
 from feddg.experiment import Experiment
 from feddg.runs.prepare import load_images

@@ -8,10 +8,10 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 from pydantic import Field
 
-from feddg.data.augmentations import AugmentSettings
+from feddg.data.augment import AugmentSettings
+from feddg.data.columns import check_images
 from feddg.data.data_set import DataSet, Publication, PublishedFile, register_data_set
-from feddg.data.images import ImageTable, check_folder, from_folder
-from feddg.data.listed_images import listed_images
+from feddg.data.images import ImageTable, check_folder, from_folder, listed_images
 from feddg.data.published import (
     compare_counts,
     domains_folder,
@@ -19,8 +19,7 @@ from feddg.data.published import (
     published_root,
     rename,
 )
-from feddg.data.sets.pardon_protocol import PARDON_PROTOCOL
-from feddg.data.wilds_folders import check_images
+from feddg.data.sets.folders import PARDON_PROTOCOL
 from feddg.errors import DataError
 from feddg.settings import FixedPath, Settings, merge
 from feddg.storage import read_text

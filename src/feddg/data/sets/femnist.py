@@ -1,17 +1,144 @@
-"""FEMNIST: handwritten digits and letters of 3,550 writers, each a domain."""
+"""FEMNIST: handwritten digits and letters of 3,550 writers, each a domain; LEAF's files."""
 
+import hashlib
+import logging
 import string
+from collections.abc import Iterator
 from pathlib import Path
 
-from feddg.data.augmentations import AugmentSettings
-from feddg.data.columns import Columns
+import numpy as np
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from feddg.data.augment import AugmentSettings
+from feddg.data.columns import Columns, check_images, holding, read_metadata, roles
 from feddg.data.data_set import DataSet, Publication, register_data_set
-from feddg.data.images import ImageTable
-from feddg.data.leaf import list_leaf
-from feddg.data.listed_images import listed_images
-from feddg.data.published import compare_counts, published_root
-from feddg.data.wilds_folders import check_images, holding, read_metadata, roles
+from feddg.data.images import ImageTable, listed_images, positions
+from feddg.data.published import Drawn, as_rgb, compare_counts, kept_drawn, published_root
 from feddg.errors import DataError
+from feddg.storage import open_file, why
+
+# LEAF's JSON files of images: users, and for each of them lists of pixels and labels.
+
+
+SIDE = 28
+log = logging.getLogger("feddg")
+
+
+class _Samples(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+    x: list[list[float]]
+    y: list[int]
+
+
+class _Content(BaseModel):
+    """What a file holds; further fields, as ``num_samples``, say nothing new."""
+
+    model_config = ConfigDict(extra="ignore")
+    users: list[str]
+    user_data: dict[str, _Samples]
+
+
+def list_leaf(folder: Path, definition: DataSet) -> ImageTable:
+    """Reads images of 28 x 28 grey pixels; a writer's exact duplicates are used once.
+
+    Args:
+        folder: holds ``train`` and ``test``, or ``all_data``, or the files themselves.
+        definition: whose classes they are of.
+
+    Returns:
+        A table whose domains and clients are the writers. Images in ``test`` are ``id_test`` where
+        their writer also trains, ``test`` where not.
+
+    Raises:
+        DataError: there are no files, or one is of another form.
+    """
+    parts = {name: sorted((folder / name).glob("*.json")) for name in ("train", "test")}
+    if not parts["train"]:
+        whole = sorted((folder / "all_data").glob("*.json")) or sorted(folder.glob("*.json"))
+        parts = {"train": whole, "test": []}
+    if not parts["train"]:
+        raise DataError(f"{folder} holds no JSON files to train on: LEAF's are in train/.")
+    count = len(definition.classes)
+    grey, facts = kept_drawn(
+        [*parts["train"], *parts["test"]],
+        "leaf 1",
+        lambda: _read(parts["train"], parts["test"], count),
+    )
+    writers = facts["writer"]
+    names = tuple(np.unique(writers).tolist())
+    labels = facts["label"].astype(np.int64)
+    training = set(writers[~facts["tests"]].tolist())
+    split = [
+        "train" if not tests else "id_test" if writer in training else "test"
+        for writer, tests in zip(writers.tolist(), facts["tests"].tolist())
+    ]
+    return ImageTable(
+        paths=tuple(
+            f"{writer}/{definition.classes[label]}/{number}"
+            for number, (writer, label) in enumerate(zip(writers.tolist(), labels.tolist()))
+        ),
+        labels=labels,
+        domains=positions(writers.tolist(), names),
+        class_names=definition.classes,
+        domain_names=names,
+        images=as_rgb(grey),
+        split=np.array(split) if parts["test"] else None,
+        clients=np.array(writers),
+    )
+
+
+def _read(train: list[Path], test: list[Path], classes: int) -> Drawn:
+    images: list[np.ndarray] = []
+    facts: list[tuple[str, int, bool]] = []
+    seen: set[bytes] = set()
+    twice = 0
+    for tests, files in ((False, train), (True, test)):
+        for file in files:
+            for writer, label, image in _samples(file, classes):
+                about = f"{writer}\0{label}\0".encode()
+                key = hashlib.blake2b(about + image.tobytes(), digest_size=16).digest()
+                if key in seen:
+                    twice += 1
+                    continue
+                seen.add(key)
+                images.append(image)
+                facts.append((writer, label, tests))
+    if twice:
+        log.warning("%d images are stored twice, as LEAF does; each is used once.", twice)
+    if not images:
+        raise DataError("The JSON files hold no images.")
+    longest = max(len(writer) for writer, _, _ in facts)
+    form = [("writer", f"U{longest or 1}"), ("label", "i8"), ("tests", "?")]
+    return np.stack(images), np.array(facts, dtype=form)
+
+
+def _samples(file: Path, classes: int) -> Iterator[tuple[str, int, np.ndarray]]:
+    try:
+        with open_file(file) as opened:
+            content = _Content.model_validate_json(opened.read())
+    except OSError as error:
+        raise DataError(f"Cannot read {file}: {why(error)}.") from None
+    except ValidationError as error:
+        fault = error.errors()[0]
+        where = ".".join(map(str, fault["loc"])) or "its content"
+        raise DataError(
+            f"{file} is no file of LEAF's: {where}: {fault['msg']}. Expected users, and in "
+            "user_data for each of them x (784 numbers an image) and y."
+        ) from None
+    for user in content.users:
+        samples = content.user_data.get(user)
+        if samples is None or len(samples.x) != len(samples.y):
+            raise DataError(f"{file}: the images and labels of user {user!r} do not match.")
+        for number, (pixels, label) in enumerate(zip(samples.x, samples.y)):
+            grey = np.array(pixels)
+            fits = grey.shape == (SIDE * SIDE,) and bool(((grey >= 0) & (grey <= 1)).all())
+            if not fits or not 0 <= label < classes:
+                raise DataError(
+                    f"{file}: image {number} of user {user!r} is not {SIDE * SIDE} numbers from 0 "
+                    f"to 1 with a label from 0 to {classes - 1}."
+                )
+            yield user, label, np.round(grey * 255).astype(np.uint8).reshape(SIDE, SIDE)
+
 
 AROUND = ("femnist_v1.0", "femnist", "data")
 TABLES = ("metadata.csv", "femnist_new_metadata.csv")

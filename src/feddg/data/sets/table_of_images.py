@@ -7,8 +7,7 @@ from pydantic import Field
 
 from feddg.data.columns import TABLES, Columns, read_columns
 from feddg.data.data_set import DataSet, register_data_set
-from feddg.data.images import ImageTable
-from feddg.data.listed_images import listed_images, roles_of_domains
+from feddg.data.images import ImageTable, listed_images, roles_of_domains
 from feddg.data.published import needs_root
 from feddg.errors import DataError
 from feddg.settings import FixedPath, Settings

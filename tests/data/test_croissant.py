@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 import published_trees as trees
-from feddg.data.data_set import DATA_SETS
-from feddg.data.sources import load_source
+from feddg.data.croissant import CONTEXT, write_croissant
+from feddg.data.data_set import DATA_SETS, load_source
 from feddg.errors import DataError
-from feddg.studies.croissant import CONTEXT, write_croissant
 
 
 def written(tmp_path: Path, source: str, make) -> tuple[Path, Path]:

@@ -1,8 +1,10 @@
-"""Every published data set in every layout it is known to come in: counts, labels, splits."""
+"""Published data sets as people's disks have them: folders put around, and what macOS leaves."""
 
 import json
 import logging
+import shutil
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,17 +12,80 @@ import pytest
 from PIL import Image
 
 import published_trees as trees
-from feddg.data.data_set import DATA_SETS
+from feddg.data.data_set import DATA_SETS, load_source
 from feddg.data.images import ImageTable
 from feddg.data.pixels import open_pixels
-from feddg.data.sources import load_source
 from feddg.errors import DataError
-from published_trees import LAYOUTS
+from published_trees import LAYOUTS, images, office_home
+
+MAKE = {name: layout.make for name, layout in LAYOUTS.items()} | {
+    "office_home": partial(office_home, classes=3)
+}
 
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDDG_CACHE", str(tmp_path / "cache"))
+
+
+def listed(table: ImageTable) -> list[tuple[object, ...]]:
+    """File name, class, domain and split of every row."""
+    split = ["" for _ in table.paths] if table.split is None else table.split.tolist()
+    return sorted(
+        (path.rpartition("/")[2], table.class_names[label], table.domain_names[domain], role)
+        for path, label, domain, role in zip(table.paths, table.labels, table.domains, split)
+    )
+
+
+def from_a_mac(root: Path) -> Path:
+    """Beside every folder and file what Finder and its archiver leave."""
+    for path in sorted(root.rglob("*")):
+        if path.is_dir():
+            (path / ".DS_Store").write_bytes(b"\0\0\0\1Bud1")
+        else:
+            other = root / "__MACOSX" / path.relative_to(root).with_name(f"._{path.name}")
+            other.parent.mkdir(parents=True, exist_ok=True)
+            other.write_bytes(b"\0\5\x16\7")
+    (root / ".DS_Store").write_bytes(b"\0\0\0\1Bud1")
+    return root
+
+
+def in_downloads(root: Path) -> Path:
+    """In a folder of the archive's name, in another with nothing else in it."""
+    around = root.with_name("downloads")
+    around.mkdir()
+    shutil.move(root, around / "archive (1)")
+    return around
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_litter_and_folders_around_change_nothing(name: str, tmp_path: Path) -> None:
+    source = LAYOUTS[name].source
+    root = MAKE[name](tmp_path / "images")
+    plain = load_source(source, root)
+    changed = load_source(source, in_downloads(from_a_mac(root)))
+    assert listed(changed) == listed(plain)
+    assert changed.domain_names == plain.domain_names
+    assert changed.class_names == plain.class_names
+
+
+@pytest.mark.parametrize("name", ["pacs", "vlcs_folders", "office_home_dassl", "office_caltech"])
+def test_suffixes_in_capitals_are_suffixes(name: str, tmp_path: Path) -> None:
+    root = MAKE[name](tmp_path / "images")
+    plain = load_source(LAYOUTS[name].source, root)
+    for file in sorted(root.rglob("*.png")):
+        file.rename(file.with_suffix(".PNG"))
+    changed = load_source(LAYOUTS[name].source, root)
+    assert [path.lower() for path in changed.paths] == [path.lower() for path in plain.paths]
+
+
+def test_a_domain_alone_is_no_folder_around(tmp_path: Path) -> None:
+    images(tmp_path, ["photo/dog", "photo/horse"])
+    with pytest.raises(DataError, match="lacks art_painting, cartoon, sketch"):
+        load_source("pacs", tmp_path)
+
+
+# Every published data set in every layout it is known to come in: counts, labels, splits.
 
 
 def rows(table: ImageTable) -> list[tuple[str, str, str]]:
@@ -60,9 +125,9 @@ def test_counts_that_differ_are_a_warning_with_the_difference(
     definition = DATA_SETS[LAYOUTS[name].source]
     with caplog.at_level(logging.WARNING, logger="feddg"):
         table = load_source(definition.name, LAYOUTS[name].make(tmp_path))
-    for domain, images in zip(table.domain_names, table.counts().sum(axis=1).tolist()):
+    for domain, found in zip(table.domain_names, table.counts().sum(axis=1).tolist()):
         if domain in definition.counts:
-            assert f"({images - definition.counts[domain]:+d})" in caplog.text
+            assert f"({found - definition.counts[domain]:+d})" in caplog.text
     for role, published in definition.split_counts.items():
         difference = by_split(table)[role] - published
         assert f"in its split {role}" in caplog.text
@@ -224,8 +289,8 @@ def test_published_counts_add_up() -> None:
     sums = {"vlcs": 10_729, "domain_net": 586_575, "camelyon17": 455_950, "terra_incognita": 24_330}
     sums |= {"digits_dg": 24_000, "office_caltech": 2_533, "rotated_mnist": 70_000}
     sums["camelyon17"] = 455_954
-    for name, images in sums.items():
-        assert sum(DATA_SETS[name].counts.values()) == images
+    for name, count in sums.items():
+        assert sum(DATA_SETS[name].counts.values()) == count
     assert sum(REMOVED.values()) == 9_431
     camelyon = DATA_SETS["camelyon17"]
     assert sum(camelyon.split_counts.values()) == 455_954
@@ -374,7 +439,7 @@ def test_rotated_mnist_turns_each_digit_by_one_angle(tmp_path: Path, packed: boo
 def test_rotated_mnist_is_drawn_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = trees.mnist(tmp_path / "images")
     first = load_source("rotated_mnist", root)
-    monkeypatch.setattr("feddg.data.sets.rotated_mnist.turned_digits", None)  # not called again
+    monkeypatch.setattr("feddg.data.sets.digits.turned_digits", None)  # not called again
     assert (load_source("rotated_mnist", root).images == first.images).all()
 
 

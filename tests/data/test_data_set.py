@@ -1,13 +1,134 @@
+"""A benchmark data set is one new file: everything below works with no other edit."""
+
 import logging
+import os
+import subprocess
+import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from feddg.data.data_set import DATA_SETS
+import feddg
+from feddg.data.data_set import DATA_SETS, DataSet, load_source, register_source, source_names
 from feddg.data.images import ImageTable
-from feddg.data.sources import load_source, register_source, source_names
+from feddg.data.splits import PROTOCOLS, scenarios
 from feddg.errors import DataError
+from feddg.runs.reading import read_run
+from published_trees import LAYOUTS, Layout, office_home
+
+TOY = '''
+"""Toy: three classes of colours in four kinds of noise."""
+
+import numpy
+
+from feddg.data.augment import AugmentSettings
+from feddg.data.data_set import DataSet, register_data_set
+from feddg.data.images import ImageTable
+
+
+def draw_toy(root):
+    """Returns 96 images of 16 by 16 pixels, the fourth domain's split between val and test."""
+    labels, domains = numpy.arange(96) % 3, numpy.arange(96) // 24
+    chance = numpy.random.default_rng(0)
+    pixels = chance.integers(0, 60 + 30 * domains[:, None, None, None], (96, 16, 16, 3))
+    pixels[numpy.arange(96), :, :, labels] += 100
+    names = [f"{TOY.domains[d]}/{c}/{i}" for i, (d, c) in enumerate(zip(domains, labels))]
+    roles = numpy.array(["train", "train", "val", "test"])[domains]
+    return ImageTable(
+        tuple(names), labels, domains, ("red", "green", "blue"), TOY.domains,
+        images=pixels.astype(numpy.uint8), split=roles,
+    )
+
+
+TOY = register_data_set(
+    DataSet(
+        name="toy",
+        summary="Toy: three colours in four kinds of noise",
+        load=draw_toy,
+        preset={
+            "data": {"image_size": 16, "id_val": 0.1},
+            "clients": {"number": 2},
+            "model": "cnn",
+            "train": {"rounds": 1, "batch_size": 8, "augmentation": "toy"},
+        },
+        domains=("calm", "low", "high", "wild"),
+        validated_by={"calm": "wild", "wild": "low", "low": "high", "high": "calm"},
+        augmentation=AugmentSettings(vertical_flip=0.5, quarter_turns=True),
+        split_counts={"train": 48, "val": 24, "test": 24},
+    )
+)
+'''
+PROGRAM = """
+import sys
+import feddg
+from feddg.comparing.cells import expand_plan
+from feddg.comparing.plan import load_plan
+from feddg.data.data_set import find_augmentation
+from feddg.data.data_set import source_names
+from feddg.runs.reading import read_run
+
+exec(sys.argv[2])
+
+experiment = feddg.Experiment(data="toy", hold_out={"test": "wild", "val": "low"})
+assert (experiment.preset, experiment.clients.number, experiment.data.image_size) == ("toy", 2, 16)
+assert (experiment.model.backbone, experiment.train.augmentation) == ("cnn", "toy")
+assert find_augmentation("toy").quarter_turns and "toy" in source_names()
+
+def held(protocol):
+    plan = {"base": {"data": "toy"}, "hold_out": protocol, "methods": ["fedavg"]}
+    return [cell.experiment.hold_out for cell in expand_plan(load_plan(plan))]
+
+assert [held.test for held in held("lodo")] == [("calm",), ("low",), ("high",), ("wild",)]
+pairs = {held.test + held.val for held in held("ltdo")}
+assert pairs == {("calm", "wild"), ("wild", "low"), ("low", "high"), ("high", "calm")}
+assert len(held("ltdo-all")) == 12
+
+evaluated = read_run(feddg.run(experiment, sys.argv[1], report=False).folder).evaluations
+assert evaluated.domains("test") == ["wild"] and evaluated.domains("val") == ["low"]
+official = read_run(feddg.run(feddg.Experiment(data="toy"), sys.argv[1], report=False).folder)
+assert [row.examples for row in official.evaluations.at(1, "test")] == [24]
+assert official.evaluations.domains("val") == ["high"]
+"""
+
+
+def in_a_new_process(tmp_path: Path, definition: str, path: str = "") -> None:
+    paths = os.pathsep.join([path, os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": paths, "FEDDG_CACHE": str(tmp_path / "cache")}
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path / "runs"), definition]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_data_set_that_a_program_registers(tmp_path: Path) -> None:
+    in_a_new_process(tmp_path, TOY)
+
+
+def test_a_data_set_of_another_package(tmp_path: Path) -> None:
+    about = tmp_path / "site/toys-1.0.dist-info"
+    about.mkdir(parents=True)
+    (tmp_path / "site/toys.py").write_text(TOY)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: toys\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("[feddg.sources]\ntoy = toys:TOY\n")
+    in_a_new_process(tmp_path, "", str(tmp_path / "site"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({}, "say what to do instead"),
+        ({"domains": ("a", "b"), "validated_by": {"a": "b"}}, "for each of its domains, another"),
+        ({"domains": ("a", "b"), "validated_by": {"a": "b", "b": "b"}}, "another"),
+        ({"domains": ("a", "b"), "validated_by": {"a": "b", "b": "c"}}, "another"),
+        ({"domains": ("a", "b"), "counts": {"a": 3}}, "counts must be by its domains"),
+    ],
+)
+def test_definitions_that_contradict_themselves(fields: dict, words: str) -> None:
+    load = (lambda root: None) if fields else None
+    with pytest.raises(DataError, match=f"data set 'bad'.*{words}"):
+        DataSet(name="bad", summary="", load=load, **fields)
+
 
 PACS_DOMAINS = ("art_painting", "cartoon", "photo", "sketch")
 PACS_CLASSES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
@@ -260,3 +381,64 @@ def test_real_pacs_has_the_published_counts(
         table = load_source("pacs", shared_data / "pacs")
     assert table.counts().sum(axis=1).tolist() == [1670, 2048, 2344, 3929]
     assert caplog.text == ""
+
+
+# Every published data set from its folder to accuracies, under every protocol that suits it.
+
+
+SMALL = {
+    "model": {"backbone": "cnn", "weights": None, "embedding": "none", "normalization": "train"},
+    "train": {"rounds": 1, "local_steps": 1, "batch_size": 8, "optimizer": "adam", "lr": 1e-3},
+    "evaluate": {"pictures": False},
+}
+BY_SOURCE = {layout.source: layout for layout in reversed(LAYOUTS.values())}
+"""The first layout of each."""
+BY_SOURCE["office_home"] = Layout("office_home", partial(office_home, classes=4))
+NOT_PUBLISHED = {"digits", "folder"}
+CASES = [
+    (source, protocol)
+    for source, layout in BY_SOURCE.items()
+    for protocol in (("official",) if layout.official else PROTOCOLS)
+]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("published")
+
+
+@pytest.fixture
+def trees(folders: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FEDDG_CACHE", str(folders / "cache"))
+    return folders
+
+
+def test_every_published_data_set_is_tried() -> None:
+    published = {name for name in source_names() if DATA_SETS[name].publication is not None}
+    assert published - NOT_PUBLISHED == BY_SOURCE.keys()
+
+
+@pytest.mark.parametrize(("source", "protocol"), CASES)
+def test_from_the_folder_to_accuracies(source: str, protocol: str, trees: Path) -> None:
+    root = trees / source
+    if not root.exists():
+        BY_SOURCE[source].make(root)
+    definition = DATA_SETS[source]
+    held = {} if protocol == "official" else scenarios(protocol, definition.domains, source)[-1]
+    for method in ("fedavg", "pardon"):
+        experiment = feddg.Experiment(
+            **SMALL,
+            data={"source": source, "root": root, "image_size": 16},
+            hold_out=held,
+            clients={"number": 3, "per_round": 2, "partition": "heterogeneous"},
+            method=method,
+        )
+        assert experiment.preset == source
+        run = feddg.run(experiment, trees / "runs", report=False)
+        evaluations = read_run(run.folder).evaluations
+        tested = evaluations.domains("test")
+        assert tested == (list(held["test"]) if held else tested)
+        assert tested
+        for row in evaluations.at(1, "test"):
+            assert row.examples > 0
+            assert 0 <= row.accuracy <= 1

@@ -1,0 +1,708 @@
+"""What a folder of images holds, how its images are stored, and what is odd about it.
+
+Where a result would mean nothing, the run stops here with one line.
+"""
+
+import logging
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from PIL import UnidentifiedImageError
+
+from feddg.data.decoding import (
+    MOST_PIXELS,
+    Reading,
+    Samples,
+    Tile,
+    bits_used,
+    is_deep,
+    quiet_pillow,
+    read_samples,
+    read_tiff,
+)
+from feddg.data.fingerprint import file_of
+from feddg.data.images import IMAGE_SUFFIXES, REMEDIES, ImageTable, open_image, plain_name
+from feddg.data.splits import Splits
+from feddg.errors import DataError
+
+HALF = 0.5
+"""A class or client with more of the images than this, and than one and a half even shares."""
+
+SMALL_VALIDATION = 50
+"""Fewer images than this choose a round mostly by chance: accuracies are uncertain by 14 points."""
+SHOWN = 3
+
+Severity = Literal["note", "warning", "error"]
+log = logging.getLogger("feddg")
+
+
+@dataclass(frozen=True)
+class Remark:
+    """One thing worth knowing about the images.
+
+    Attributes:
+        severity: ``note``; ``warning``, which every run says; or ``error``, which ends it.
+        text: one line that names what it is about and what to do.
+    """
+
+    severity: Severity
+    text: str
+
+
+def say(remarks: Iterable[Remark]) -> None:
+    """Logs remarks, a line each.
+
+    Raises:
+        DataError: the first error among them; how many more there are.
+    """
+    found = list(remarks)
+    for remark in found:
+        if remark.severity != "error":
+            log.log(logging.INFO if remark.severity == "note" else logging.WARNING, remark.text)
+    errors = [remark.text for remark in found if remark.severity == "error"]
+    if errors:
+        more = f" ({len(errors) - 1} more: `feddg data inspect` lists them)" if errors[1:] else ""
+        raise DataError(errors[0] + more)
+
+
+def about_labels(table: ImageTable, bad: Sequence[str] = ()) -> Iterator[Remark]:
+    """Finds names that differ in spelling only, and domains and classes without usable images.
+
+    Args:
+        table: usable images.
+        bad: paths of the files left out.
+    """
+    for what, names in (("classes", table.class_names), ("domains", table.domain_names)):
+        for group in similar(names):
+            yield Remark(
+                "warning",
+                f"the {what} {listed(group)} differ in spelling only: if they are one, rename "
+                "their folders",
+            )
+    counts = table.counts()
+    for domain, images in zip(table.domain_names, counts.sum(axis=1).tolist()):
+        if not images:
+            out = sum(path.split("/")[0] == domain for path in bad)
+            why = f": all its {out} files are left out" if out else ""
+            yield Remark(
+                "error",
+                f"domain '{domain}' has no usable image{why}; repair them, or take the folder out",
+            )
+    classes = counts.sum(axis=0)
+    unused = [name for name, images in zip(table.class_names, classes.tolist()) if not images]
+    if np.count_nonzero(classes) < 2:
+        left = table.class_names[int(classes.argmax())]
+        yield Remark(
+            "error",
+            f"only the class '{left}' has usable images: there is nothing to tell apart; at least "
+            "two classes are needed",
+        )
+    elif unused:
+        yield Remark("warning", f"no usable image of {classes_text(unused)} in any domain")
+    lacking = {
+        domain: [name for name, images in zip(table.class_names, row) if not images]
+        for domain, row in zip(table.domain_names, counts.tolist())
+        if any(row) and not all(row)
+    }
+    if lacking:
+        parts = [
+            f"{domain} lacks {listed(names, quote=False)}"
+            for domain, names in list(lacking.items())[:SHOWN]
+        ]
+        more = f"; and {len(lacking) - SHOWN} more domains" if len(lacking) > SHOWN else ""
+        yield Remark("note", f"classes are missing: {'; '.join(parts)}{more}")
+
+
+def about_splits(table: ImageTable, splits: Splits, *, chosen: bool) -> Iterator[Remark]:
+    """Finds classes nobody trains on, and validation sets too small to choose by.
+
+    Args:
+        table: usable images.
+        splits: their roles.
+        chosen: whether the user chose what is held out; an official split is taken as it is.
+    """
+    trained = _counts(table, splits.train)
+    if np.count_nonzero(trained) < 2:
+        (left,) = np.flatnonzero(trained)
+        yield Remark(
+            "error",
+            f"only the class '{table.class_names[left]}' is left to train on: there is nothing to "
+            "tell apart; hold out fewer domains",
+        )
+    for role, rows in (("test", splits.test), ("validation", splits.val)):
+        counts = _counts(table, rows)
+        unseen = np.flatnonzero((trained == 0) & (counts > 0))
+        if len(unseen):
+            names = [table.class_names[i] for i in unseen]
+            images, held = int(counts[unseen].sum()), _domains(table, rows)
+            stops: Severity = "error" if chosen and role == "test" else "warning"
+            yield Remark(
+                stops,
+                f"nobody trains on {classes_text(names)}, of which the held-out {role} "
+                f"{'domain' if len(held) == 1 else 'domains'} {listed(held)} "
+                f"{'has' if len(held) == 1 else 'have'} {images_text(images)}: they cannot be "
+                "recognised; add images of other domains, or take the folders out",
+            )
+    yield from _about_common_class(table, trained)
+    yield from _about_validation(splits)
+
+
+def _about_common_class(table: ImageTable, trained: np.ndarray) -> Iterator[Remark]:
+    present = int(np.count_nonzero(trained))
+    share = trained.max() / max(1, trained.sum())
+    if present > 1 and share > max(HALF, 1.5 / present):
+        name = table.class_names[int(trained.argmax())]
+        yield Remark(
+            "warning",
+            f"{share:.0%} of the training images are of the class '{name}': a model reaches that "
+            "by always naming it; read the balanced accuracy, and try train.class_weights",
+        )
+
+
+def about_clients(sizes: Sequence[int]) -> Iterator[Remark]:
+    """Finds a client that the shared model will be mostly of.
+
+    Args:
+        sizes: the training images of each client.
+    """
+    largest, total = max(sizes, default=0), sum(sizes)
+    if len(sizes) > 1 and largest > max(HALF, 1.5 / len(sizes)) * total:
+        yield Remark(
+            "warning",
+            f"client {list(sizes).index(largest)} of {len(sizes)} holds {largest / total:.0%} of "
+            "the training images: the average, which weighs clients by images, is mostly its own",
+        )
+
+
+def _about_validation(splits: Splits) -> Iterator[Remark]:
+    for where, rows in (("held-out", splits.val), ("training", splits.id_val)):
+        if 0 < len(rows) < SMALL_VALIDATION:
+            margin = 100 * 1.96 * (0.25 / len(rows)) ** 0.5
+            yield Remark(
+                "warning",
+                f"validation on {where} domains has only {images_text(len(rows))}: which round it "
+                f"picks is chance (an accuracy of 50 % is uncertain by {margin:.0f} points)",
+            )
+
+
+def about_copies(
+    table: ImageTable,
+    files: Sequence[str],
+    contents: Sequence[str],
+    splits: Splits | None,
+    refuse: bool,
+    hides_images: str = "",
+) -> Iterator[Remark]:
+    """Finds files of the same content: within a class, across classes and domains, across splits.
+
+    Args:
+        table: usable images.
+        files: by row, the file that it comes from.
+        contents: by row, a hash of that file's content; empty where it is not known.
+        splits: the rows by role, where that is known.
+        refuse: whether copies that spoil what is said of the run end it: of training images among
+            those that measure, or among each other where single images are hidden.
+        hides_images: the field whose epsilon is for a single image; empty for none.
+    """
+    groups = _copies(files, contents)
+    if not groups:
+        return
+    files = _with_rows(table, files)
+    kinds: dict[str, list[list[int]]] = {"labels": [], "domains": [], "same": []}
+    for rows in groups:
+        labels, domains = set(table.labels[rows].tolist()), set(table.domains[rows].tolist())
+        kind = "labels" if len(labels) > 1 else "domains" if len(domains) > 1 else "same"
+        kinds[kind].append(rows)
+    said: dict[str, tuple[Severity, str]] = {
+        "labels": ("warning", "in two classes: one of the labels is wrong"),
+        "domains": ("warning", "in two domains: held out, one of them would not be unseen"),
+        "same": ("note", "in the same class of the same domain"),
+    }
+    for kind, (severity, what) in said.items():
+        if kinds[kind]:
+            yield Remark(
+                severity, f"{_contents(kinds[kind])}, {what} ({_pair(files, kinds[kind])})"
+            )
+    if splits is not None:
+        yield from _leaks(files, groups, splits, len(table), refuse)
+    if splits is not None and hides_images:
+        training = set(splits.train.tolist())
+        held = [own for rows in groups if len(own := [r for r in rows if r in training]) > 1]
+        if held:
+            remedy = "; remove them, or confirm with data.duplicates: warn" if refuse else ""
+            yield Remark(
+                "error" if refuse else "warning",
+                f"{hides_images} is for one file, and {_contents(held)} ({_pair(files, held)}): of "
+                f"an image with copies more is told than that epsilon says{remedy}",
+            )
+
+
+def _leaks(
+    files: Sequence[str], groups: list[list[int]], splits: Splits, count: int, refuse: bool
+) -> Iterator[Remark]:
+    roles = np.full(count, "", dtype="<U7")
+    for role in ("train", "id_val", "id_test", "val", "test"):
+        roles[getattr(splits, role)] = role
+    leaked: dict[str, list[list[int]]] = {}
+    for rows in groups:
+        own = roles[rows].tolist()
+        training = [row for row, role in zip(rows, own) if role == "train"]
+        for role in dict.fromkeys(own):
+            measured = [row for row, other in zip(rows, own) if other == role]
+            if training and role not in ("train", ""):
+                leaked.setdefault(role, []).append([training[0], *measured])
+    if leaked:
+        images = {role: sum(len(rows) - 1 for rows in found) for role, found in leaked.items()}
+        each = ", ".join(f"{number} of {role}" for role, number in images.items())
+        example = _pair(files, next(iter(leaked.values())))
+        remedy = "; remove them, or confirm with data.duplicates: warn" if refuse else ""
+        yield Remark(
+            "error" if refuse else "warning",
+            f"copies of training images are among those that measure ({each}; {example}): "
+            f"accuracies are too high{remedy}",
+        )
+
+
+def similar(names: Sequence[str]) -> list[list[str]]:
+    """Returns groups of names that differ in case, blanks, ``_`` and ``-`` only."""
+    groups = (list(group) for _, group in groupby(sorted(names, key=plain_name), key=plain_name))
+    return [sorted(group) for group in groups if len(group) > 1]
+
+
+def listed(names: Sequence[str], *, quote: bool = True) -> str:
+    """Returns the first names, and how many more there are."""
+    shown = [f"'{name}'" if quote else name for name in names[:SHOWN]]
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(shown) + more
+
+
+def classes_text(names: Sequence[str]) -> str:
+    """Returns ``the class 'a'`` or ``the classes 'a', 'b'``."""
+    return f"the {'class' if len(names) == 1 else 'classes'} {listed(names)}"
+
+
+def images_text(count: int) -> str:
+    """Returns ``1 image`` or ``5 images``."""
+    return f"{count:,} image{'' if count == 1 else 's'}"
+
+
+def _counts(table: ImageTable, rows: np.ndarray) -> np.ndarray:
+    return np.bincount(table.labels[rows], minlength=len(table.class_names))
+
+
+def _domains(table: ImageTable, rows: np.ndarray) -> list[str]:
+    return [table.domain_names[i] for i in np.unique(table.domains[rows])]
+
+
+def _copies(files: Sequence[str], contents: Sequence[str]) -> list[list[int]]:
+    """Rows of different files with the same content, one row for each file."""
+    first = {file: row for row, file in reversed(list(enumerate(files)))}
+    twice = Counter(contents[row] for row in first.values() if contents[row])
+    groups: dict[str, list[int]] = {}
+    for row in sorted(first.values()):
+        if twice[contents[row]] > 1:
+            groups.setdefault(contents[row], []).append(row)
+    return list(groups.values())
+
+
+def _with_rows(table: ImageTable, files: Sequence[str]) -> Sequence[str]:
+    """Returns the files as messages name them: with their row, where a table of a user's lists."""
+    if table.listed_rows is None:
+        return files
+    rows = table.listed_rows.tolist()
+    return [f"{file} (row {row} of {table.listed_in})" for file, row in zip(files, rows)]
+
+
+def _contents(groups: list[list[int]]) -> str:
+    files = sum(map(len, groups))
+    return f"{files} files are {images_text(len(groups))}"
+
+
+def _pair(files: Sequence[str], groups: list[list[int]]) -> str:
+    one, other, *_ = groups[0]
+    return f"{files[one]} = {files[other]}"
+
+
+# What lies in a folder of images and is no part of the table: counted by kind, said once.
+
+
+DEEPER, OUTSIDE, LEFT_OUT = "in deeper folders", "outside a class folder", "of folders left out"
+UNLISTED = "images that are not in"
+
+
+@dataclass
+class Ignored:
+    """Files of one kind that are not used.
+
+    Attributes:
+        count: how many.
+        examples: the first paths, below the root.
+    """
+
+    count: int = 0
+    examples: list[str] = field(default_factory=list)
+
+    def add(self, path: str) -> None:
+        """Counts a file."""
+        self.count += 1
+        if len(self.examples) < SHOWN:
+            self.examples.append(path)
+
+
+def ignored_files(table: ImageTable, depth: int = 3) -> dict[str, Ignored]:
+    """Counts the files below a table's root that are none of its rows; hidden ones do not count.
+
+    Args:
+        table: all images, those included that cannot be decoded.
+        depth: how many parts the path of an image has: domain, class and file.
+
+    Returns:
+        By kind: where an image lies that is not used, or the suffix of another file.
+    """
+    found: dict[str, Ignored] = {}
+    if table.root is None:
+        return found
+    used = set(map(file_of, table.paths))
+    for path in _files(table.root):
+        if path not in used:
+            kind = _kind(path, depth)
+            if table.listed_in and kind in (DEEPER, OUTSIDE, LEFT_OUT):
+                kind = f"{UNLISTED} {table.listed_in}"
+            found.setdefault(kind, Ignored()).add(path)
+    return found
+
+
+def about_ignored(found: dict[str, Ignored]) -> Iterator[Remark]:
+    """Says what is ignored: images and what holds images as warnings, other files as a note."""
+    for kind in (DEEPER, OUTSIDE, LEFT_OUT):
+        if kind in found:
+            yield Remark(
+                "warning",
+                f"ignored: {_files_text(found[kind])} {kind}; images lie as "
+                "<root>/<domain>/<class>/<image>",
+            )
+    for suffix, ignored in found.items():
+        if suffix in REMEDIES:
+            text = f"ignored: {_files_text(ignored)} ending in {suffix}: {REMEDIES[suffix]}"
+            yield Remark("warning", text)
+    others = {kind: one.count for kind, one in found.items() if kind not in REMEDIES}
+    others = {k: n for k, n in others.items() if k not in (DEEPER, OUTSIDE, LEFT_OUT)}
+    for kind in [kind for kind in others if kind.startswith(UNLISTED)]:
+        yield Remark("note", f"ignored: {others.pop(kind):,} {kind}")
+    if others:
+        counts = ", ".join(f"{number} {kind}" for kind, number in sorted(others.items()))
+        yield Remark("note", f"ignored, as they are no images: {counts}")
+
+
+def _files(root: Path) -> Iterator[str]:
+    for folder, folders, files in os.walk(root):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        below = os.path.relpath(folder, root).replace(os.sep, "/")
+        for name in sorted(files):
+            if not name.startswith("."):
+                yield name if below == "." else f"{below}/{name}"
+
+
+def _kind(path: str, depth: int) -> str:
+    suffix = os.path.splitext(path)[1].lower()
+    if suffix not in IMAGE_SUFFIXES:
+        return suffix or "without a suffix"
+    parts = path.count("/") + 1
+    return DEEPER if parts > depth else OUTSIDE if parts < depth else LEFT_OUT
+
+
+def _files_text(ignored: Ignored) -> str:
+    more = ", ..." if ignored.count > len(ignored.examples) else ""
+    files = "file" if ignored.count == 1 else "files"
+    return f"{ignored.count:,} {files} ({', '.join(ignored.examples)}{more})"
+
+
+# What a table of images holds, in plain numbers and names.
+
+
+def inspect(table: ImageTable) -> dict[str, Any]:
+    """Returns a summary that can be written as JSON.
+
+    Returns:
+        ``root``; ``images``, ``domains`` and ``classes`` (how many, and the names in order);
+        ``counts`` and ``totals`` (images per domain and class, and per domain);
+        ``missing`` (for each domain that lacks classes, which ones); ``similar_classes`` (groups
+        of class names that differ in spelling only, most likely one class); and ``split`` (images
+        per split of the benchmark, if it has one).
+    """
+    counts = table.counts()
+    names = table.class_names
+    return {
+        "root": None if table.root is None else str(table.root),
+        "images": len(table),
+        "domains": list(table.domain_names),
+        "classes": list(names),
+        "counts": {
+            domain: dict(zip(names, row.tolist()))
+            for domain, row in zip(table.domain_names, counts)
+        },
+        "totals": dict(zip(table.domain_names, counts.sum(axis=1).tolist())),
+        "missing": {
+            domain: [name for name, count in zip(names, row) if not count]
+            for domain, row in zip(table.domain_names, counts)
+            if not row.all()
+        },
+        "similar_classes": similar(names),
+        "split": _split_counts(table),
+    }
+
+
+def _split_counts(table: ImageTable) -> dict[str, int] | None:
+    if table.split is None:
+        return None
+    split = table.split.tolist()
+    return {role: split.count(role) for role in dict.fromkeys(split)}
+
+
+# A look at some images of every domain: how they are stored, before they become 8-bit colours.
+
+
+SAMPLE = 24
+"""Images of a domain that are looked at for their depth."""
+
+_MAYBE_DEEP = (".tif", ".tiff", ".png", ".jp2", ".j2k")
+_SEE_THROUGH = 0.5
+"""Share of half-transparent pixels from which on a fourth band is hardly transparency."""
+
+
+@dataclass(frozen=True)
+class Survey:
+    """How the images of each domain are stored, by a look at some of them.
+
+    Attributes:
+        depths: bits that the values of files deeper than 8 bits use, by domain.
+        veiled: for domains whose transparency is hardly one, a file that shows it.
+    """
+
+    depths: Mapping[str, int]
+    veiled: Mapping[str, str]
+
+
+def survey(table: ImageTable) -> Survey:
+    """Looks at up to ``SAMPLE`` images of each domain, evenly spaced; nothing is kept of them."""
+    assert table.root is not None
+    root, depths, veiled = table.root, dict[str, int](), dict[str, str]()
+    for domain, files in files_by_domain(table).items():
+        candidates = [file for file in files if file.lower().endswith(_MAYBE_DEEP)]
+        chosen = evenly(candidates, SAMPLE)
+        with quiet_pillow(), ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            looks = list(pool.map(lambda file: _look(root / file), chosen))
+        found = [bits for bits, _ in looks if bits]
+        if found:
+            depths[domain] = max(found)
+        doubtful = [file for file, (_, veil) in zip(chosen, looks) if veil]
+        if doubtful:
+            veiled[domain] = doubtful[0]
+    return Survey(depths, veiled)
+
+
+def depth_of(files: Iterable[Path]) -> int:
+    """Returns the bits that files' values use, by a look at ``SAMPLE`` of those that may be deep.
+
+    They are taken for one domain, as those that are predicted together are; of more files than can
+    be listed at once, the sample is the first ones and then ever fewer. 0 where all are of 8 bits.
+    """
+    chosen: list[Path] = []
+    step = 1
+    for place, file in enumerate(f for f in files if f.suffix.lower() in _MAYBE_DEEP):
+        if place % step == 0:
+            chosen.append(file)
+        if len(chosen) > 2 * SAMPLE:  # evenly spaced still, in constant memory
+            chosen, step = chosen[::2], 2 * step
+    with quiet_pillow(), ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        return max(pool.map(lambda file: _look(file)[0], chosen), default=0)
+
+
+def about_survey(found: Survey, reading: Reading) -> Iterator[Remark]:
+    """Says what depths were found, and where a band of light is likely taken for transparency."""
+    if reading.range == "auto":
+        for domain, bits in found.depths.items():
+            yield Remark("note", f"domain '{domain}' uses {bits} bits: white is {2**bits - 1}")
+        if len(set(found.depths.values())) > 1:
+            depths = ", ".join(f"{domain} {bits}" for domain, bits in found.depths.items())
+            yield Remark("warning", f"the bit depths of domains differ ({depths})")
+    if reading.bands:
+        return
+    for domain, file in found.veiled.items():
+        yield Remark(
+            "warning",
+            f"images of domain '{domain}' are mostly half transparent ({file}): if the fourth band "
+            "is near infrared, set data.bands: [1, 2, 3], or they turn white",
+        )
+
+
+def files_by_domain(table: ImageTable) -> dict[str, list[str]]:
+    """Returns the distinct files of each domain, in the table's order."""
+    found: dict[str, dict[str, None]] = {name: {} for name in table.domain_names}
+    for path, domain in zip(table.paths, table.domains.tolist()):
+        found[table.domain_names[domain]][Tile.named(path).file] = None
+    return {domain: list(files) for domain, files in found.items()}
+
+
+def evenly(items: Sequence[str], count: int) -> list[str]:
+    """Returns at most ``count`` items, evenly spaced."""
+    if len(items) <= count:
+        return list(items)
+    return [items[place * len(items) // count] for place in range(count)]
+
+
+def _look(file: Path) -> tuple[int, bool]:
+    """The depth of a file, 0 for one of 8 bits or without one; and whether it seems veiled."""
+    try:
+        samples = samples_of(file, deep_only=True)
+    except Exception:  # decoding says what is wrong with it
+        return 0, False
+    if samples is None:
+        return 0, False
+    values = samples.values
+    veil = samples.alpha and _half_transparent(values[:, :, -1])
+    colours = values[:, :, :-1] if samples.alpha else values
+    return (0 if values.dtype == np.uint8 else bits_used(colours)), veil
+
+
+def samples_of(path: Path, *, deep_only: bool = False) -> Samples | None:
+    """Returns the numbers of a file; None for one that is too large to look at.
+
+    Args:
+        path: the file.
+        deep_only: whether to leave out files of 8 bits without transparency.
+
+    Raises:
+        Exception: it cannot be decoded.
+    """
+    try:
+        with open_image(path) as image:
+            if image.size[0] * image.size[1] > MOST_PIXELS:
+                return None
+            if deep_only and not is_deep(image) and image.mode not in ("LA", "RGBA"):
+                return None
+            return read_samples(path, image)
+    except UnidentifiedImageError:
+        return read_tiff(path)
+
+
+def _half_transparent(alpha: np.ndarray) -> bool:
+    most = 255 if alpha.dtype == np.uint8 else 2**16 - 1
+    return bool(((alpha > 0) & (alpha < most)).mean() > _SEE_THROUGH)
+
+
+# How the images of each domain are stored: sizes, kinds, bit depths and values.
+
+
+@dataclass(frozen=True)
+class StoredImages:
+    """How one domain's images are stored.
+
+    Attributes:
+        files: how many there are, unusable ones included.
+        smallest: width and height of the image with the fewest pixels; (0, 0) if none opens.
+        middle: of the one in the middle.
+        largest: of the one with the most.
+        modes: how many files there are of each kind, such as ``RGB`` or ``uint16 x 4``.
+        bits: bit depth that the values of the sample use.
+        low: smallest value in the sample, over all bands.
+        high: largest.
+        mean: mean value.
+        sampled: files whose values were looked at.
+    """
+
+    files: int
+    smallest: tuple[int, int]
+    middle: tuple[int, int]
+    largest: tuple[int, int]
+    modes: dict[str, int]
+    bits: int
+    low: float
+    high: float
+    mean: float
+    sampled: int
+
+
+def stored_images(table: ImageTable) -> dict[str, StoredImages]:
+    """Looks at the head of every file, and at the values of up to ``SAMPLE`` of each domain.
+
+    Args:
+        table: all images; none of rendered ones are looked at.
+    """
+    if table.root is None:
+        return {}
+    root = table.root
+    with quiet_pillow(tiled=True), ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        return {
+            domain: _domain(
+                list(pool.map(lambda file: _head(root / file), files)),
+                list(pool.map(lambda file: _values(root / file), evenly(files, SAMPLE))),
+            )
+            for domain, files in files_by_domain(table).items()
+        }
+
+
+def _domain(
+    heads: Sequence[tuple[int, int, str] | None],
+    values: Sequence[tuple[int, float, float, float] | None],
+) -> StoredImages:
+    known = sorted((head for head in heads if head), key=lambda head: (head[0] * head[1], head))
+    sizes = [(width, height) for width, height, _ in known] or [(0, 0)]
+    looked = [found for found in values if found]
+    modes = Counter(mode for _, _, mode in known)
+    unusable = len(heads) - len(known)
+    return StoredImages(
+        files=len(heads),
+        smallest=sizes[0],
+        middle=sizes[len(sizes) // 2],
+        largest=sizes[-1],
+        modes=dict(modes.most_common()) | ({"cannot be opened": unusable} if unusable else {}),
+        bits=max((bits for bits, *_ in looked), default=0),
+        low=min((low for _, low, _, _ in looked), default=0.0),
+        high=max((high for _, _, high, _ in looked), default=0.0),
+        mean=float(np.mean([mean for *_, mean in looked])) if looked else 0.0,
+        sampled=len(looked),
+    )
+
+
+def _head(path: Path) -> tuple[int, int, str] | None:
+    """Width, height and kind of a file; None where it cannot be opened."""
+    try:
+        with open_image(path) as image:
+            bands = len(image.getbands())
+            deep = is_deep(image) and image.mode in ("RGB", "RGBA")
+            return (*image.size, f"16 bits x {bands}" if deep else image.mode)
+    except UnidentifiedImageError:
+        return _wide_head(path)
+    except Exception:  # decoding says what is wrong with it
+        return None
+
+
+def _wide_head(path: Path) -> tuple[int, int, str] | None:
+    try:
+        values = read_tiff(path).values
+    except Exception:  # no TIFF either
+        return None
+    height, width, bands = values.shape
+    return width, height, f"{values.dtype} x {bands}"
+
+
+def _values(path: Path) -> tuple[int, float, float, float] | None:
+    """Bit depth, smallest, largest and mean value of a file."""
+    try:
+        samples = samples_of(path)
+    except Exception:  # decoding says what is wrong with it
+        return None
+    if samples is None or not np.isfinite(samples.values).any():
+        return None
+    values = samples.values[:, :, :-1] if samples.alpha else samples.values
+    numbers = values[np.isfinite(values)]
+    bits = 8 if values.dtype == np.uint8 else bits_used(values)
+    return bits, float(numbers.min()), float(numbers.max()), float(numbers.mean())
