@@ -30,7 +30,7 @@ from feddg.evaluation.predictors import Parts
 from feddg.methods.composition import build_method
 from feddg.models.backbones import build_network
 from feddg.models.network import Network
-from feddg.models.norm import statistics_names
+from feddg.models.normalization import statistics_names
 from feddg.models.precision import autocast, choose_precision
 from feddg.settings import TrainSettings
 

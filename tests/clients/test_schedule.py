@@ -12,7 +12,7 @@ from feddg.clients.schedule import in_round, rate_share
 from feddg.errors import ExperimentError
 from feddg.experiment import Experiment
 from feddg.methods.catalogue import methods
-from feddg.models.norm import statistics_names
+from feddg.models.normalization import statistics_names
 from feddg.settings import ServerSettings, TrainSettings
 from federations import federation
 

@@ -12,7 +12,7 @@ from feddg.errors import ClientError, ExperimentError
 from feddg.experiment import Experiment
 from feddg.federation.turns import train
 from feddg.methods.base import Method
-from feddg.models.batch_instance import BatchInstanceNorm2d, gates_apart
+from feddg.models.normalization import BatchInstanceNorm2d, gates_apart
 from feddg.settings import TrainSettings
 from federations import federation, same
 

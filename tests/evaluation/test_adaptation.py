@@ -15,11 +15,9 @@ from feddg.evaluation.adaptation import ADAPTATIONS, adapt, register_adaptation
 from feddg.evaluation.predictors import Parts, Predictor
 from feddg.methods.base import local_names
 from feddg.methods.composition import build_method
-from feddg.models.adapter import adapter_of
 from feddg.models.backbones import build_network
-from feddg.models.moments import map_layers
 from feddg.models.network import Network
-from feddg.models.norm import batch_norms
+from feddg.models.normalization import adapter_of, batch_norms, map_layers
 from federations import colored_images, federation, same
 
 ONE_IMAGE = [name for name, kind in ADAPTATIONS.items() if kind.needs == "one image"]

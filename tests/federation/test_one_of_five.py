@@ -15,7 +15,7 @@ from feddg.federation.checks import MessageChecks
 from feddg.federation.turns import load_weights
 from feddg.messages import Refusal, Sent, Update
 from feddg.methods.base import Method, State
-from feddg.models.norm import never_negative_names
+from feddg.models.normalization import never_negative_names
 from feddg.settings import ServerSettings, TrainSettings
 from federations import SIZE, federation, same
 

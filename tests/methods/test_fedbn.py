@@ -10,7 +10,7 @@ from feddg.methods.base import local_names
 from feddg.methods.composition import build_method, method_class
 from feddg.models.backbones import build_network
 from feddg.models.network import Network
-from feddg.models.norm import affine_names, statistics_names
+from feddg.models.normalization import affine_names, statistics_names
 from feddg.settings import TrainSettings
 from federations import federation, trained_alone
 

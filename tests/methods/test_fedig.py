@@ -11,8 +11,14 @@ from feddg.methods.base import local_names
 from feddg.methods.composition import build_method, method_class
 from feddg.methods.fedig import GLOBAL, mixed
 from feddg.models.backbones import build_network
-from feddg.models.moments import map_layers, normalised_by, stored
-from feddg.models.norm import batch_norms, snapshot, statistics_names
+from feddg.models.normalization import (
+    batch_norms,
+    map_layers,
+    normalised_by,
+    snapshot,
+    statistics_names,
+    stored,
+)
 from feddg.settings import TrainSettings
 from federations import federation, same, trained_alone
 

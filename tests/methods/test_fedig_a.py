@@ -8,10 +8,16 @@ from feddg.errors import ExperimentError
 from feddg.methods.composition import build_method, method_class
 from feddg.methods.fedig import GLOBAL
 from feddg.methods.showing import Adapts
-from feddg.models.adapter import Adapted, LayerAdapter, ZeroShotAdapter, adapter_of
 from feddg.models.backbones import build_network
-from feddg.models.moments import Moments
-from feddg.models.norm import snapshot, statistics_names
+from feddg.models.normalization import (
+    Adapted,
+    LayerAdapter,
+    Moments,
+    ZeroShotAdapter,
+    adapter_of,
+    snapshot,
+    statistics_names,
+)
 from feddg.settings import TrainSettings
 from federations import federation, same
 

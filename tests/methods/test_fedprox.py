@@ -6,7 +6,7 @@ import torch
 from feddg.errors import ExperimentError
 from feddg.federation.turns import load_weights
 from feddg.methods.composition import build_method
-from feddg.models.norm import affine_names
+from feddg.models.normalization import affine_names
 from feddg.settings import TrainSettings
 from federations import federation, same
 

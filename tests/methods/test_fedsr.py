@@ -9,7 +9,7 @@ from feddg.federation.turns import load_weights
 from feddg.methods.base import local_names
 from feddg.methods.composition import build_method, method_class
 from feddg.methods.fedsr import GaussianReference, gaussian_divergence
-from feddg.models.gaussian import embedding_of
+from feddg.models.network import embedding_of
 from feddg.settings import TrainSettings
 from federations import federation
 

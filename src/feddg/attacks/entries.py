@@ -18,7 +18,7 @@ from feddg.errors import ExperimentError, nearest
 from feddg.messages import Known, Message, Sent, Update, Weights
 from feddg.methods.base import Method, local_names
 from feddg.models.network import Network
-from feddg.models.norm import statistics_names
+from feddg.models.normalization import statistics_names
 from feddg.rng import stream
 
 LONGEST = 16_384

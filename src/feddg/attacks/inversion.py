@@ -35,7 +35,7 @@ from feddg.attacks.targets import Targets, chosen_clients, looked_at, targets_of
 from feddg.errors import RunError
 from feddg.methods.base import has_global_model, shared_parameters
 from feddg.models.network import Network
-from feddg.models.norm import freeze_statistics
+from feddg.models.normalization import freeze_statistics
 from feddg.records import InversionRow
 from feddg.rng import stream
 

@@ -19,7 +19,7 @@ from feddg.data.pixels import as_unit, fits
 from feddg.errors import ClientError
 from feddg.messages import Message, Weights
 from feddg.models.network import Network
-from feddg.models.norm import freeze_statistics
+from feddg.models.normalization import freeze_statistics
 from feddg.records import client_name
 from feddg.rng import numpy_stream, stream
 from feddg.settings import TrainSettings

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from feddg.clients.optimizers import MemoryOrder, MemoryOrderAdam, MemoryOrderSGD
-from feddg.models.norm import norms_and_biases
+from feddg.models.normalization import norms_and_biases
 from feddg.settings import TrainSettings
 
 PENDING_BYTES = 4 * 2**20

@@ -1,7 +1,7 @@
 """What predictors that adapt a trained model to the images they meet have in common.
 
 Each wraps any model with batch normalisation and leaves its state as it is, to the bit. What they
-share with training is in :mod:`feddg.models.moments` and :mod:`feddg.models.adapter`.
+share with training is in :mod:`feddg.models.normalization` and :mod:`feddg.models.normalization`.
 """
 
 from collections.abc import Mapping
@@ -13,8 +13,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from feddg.errors import AdaptationError
 from feddg.messages import Weights
-from feddg.models.adapter import Adapted
-from feddg.models.moments import (
+from feddg.models.normalization import (
+    Adapted,
     Rule,
     map_layers,
     normalised_by,

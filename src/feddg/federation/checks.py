@@ -32,7 +32,7 @@ from feddg.messages import (
 )
 from feddg.methods.base import Method, State, has_global_model
 from feddg.models.network import Network
-from feddg.models.norm import never_negative_names
+from feddg.models.normalization import never_negative_names
 from feddg.settings import TrainSettings
 from feddg.styles.private import StyleNoise
 

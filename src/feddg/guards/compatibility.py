@@ -12,7 +12,7 @@ from torch import nn
 from feddg.errors import ExperimentError
 from feddg.guards.guard import Guard
 from feddg.methods.base import Method, local_names
-from feddg.models.norm import statistics_names
+from feddg.models.normalization import statistics_names
 from feddg.settings import PrivacySettings
 
 DESCRIPTIONS, EXTRAS, LOCAL = "descriptions", "extras", "local entries"

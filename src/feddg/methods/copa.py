@@ -43,9 +43,8 @@ from feddg.messages import Message, Sent, Update, Weights, joined
 from feddg.methods.base import Method, MethodSettings, State, weighted_mean
 from feddg.methods.catalogue import register
 from feddg.methods.reference import Reference
-from feddg.models.batch_instance import gates_apart, mix_instance_statistics
-from feddg.models.ensemble import Heads, MeanOverHeads
-from feddg.models.network import Network
+from feddg.models.network import Heads, MeanOverHeads, Network
+from feddg.models.normalization import gates_apart, mix_instance_statistics
 from feddg.settings import ExperimentSettings, Fraction, Positive
 
 HEAD = "copa/head"

@@ -31,7 +31,7 @@ from feddg.methods.base import Method
 from feddg.methods.catalogue import register
 from feddg.methods.reference import CodeDifference, Reference
 from feddg.models.network import Network
-from feddg.models.norm import batch_norms
+from feddg.models.normalization import batch_norms
 
 
 @register

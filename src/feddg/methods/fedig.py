@@ -55,18 +55,19 @@ from feddg.methods.base import MethodSettings, State
 from feddg.methods.catalogue import register
 from feddg.methods.reference import Reference
 from feddg.methods.silobn import SiloBN
-from feddg.models.batch_instance import gates_apart, mix_instance_statistics
-from feddg.models.moments import (
+from feddg.models.network import Network
+from feddg.models.normalization import (
     Rule,
     Stored,
+    gates_apart,
     has_map,
     instance_moments,
+    mix_instance_statistics,
     normalised_by,
     normalize,
     normalize_stored,
     stored_in,
 )
-from feddg.models.network import Network
 from feddg.settings import ExperimentSettings, Fraction, Positive
 
 GLOBAL = "fedig/statistics"

@@ -44,9 +44,15 @@ from feddg.methods.base import MethodSettings
 from feddg.methods.catalogue import register
 from feddg.methods.fedig import GLOBAL, FedIG, FedIGSettings
 from feddg.methods.reference import Reference
-from feddg.models.adapter import Adapted, ZeroShotAdapter, adapter_of, add_adapter, interpolated
-from feddg.models.moments import normalised_by
 from feddg.models.network import Network
+from feddg.models.normalization import (
+    Adapted,
+    ZeroShotAdapter,
+    adapter_of,
+    add_adapter,
+    interpolated,
+    normalised_by,
+)
 from feddg.settings import Fraction, Positive
 
 OPTIMIZER = "fedig-a/optimizer"

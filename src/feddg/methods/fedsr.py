@@ -41,13 +41,13 @@ from feddg.clients.examples import Batch
 from feddg.methods.base import Method, MethodSettings
 from feddg.methods.catalogue import register
 from feddg.methods.reference import CodeDifference, Reference
-from feddg.models.gaussian import (
+from feddg.models.network import (
     SMALLEST_DEVIATION,
     GaussianEmbedding,
     MeanOverSamples,
+    Network,
     embedding_of,
 )
-from feddg.models.network import Network
 
 
 class FedSRSettings(MethodSettings):

@@ -1,12 +1,14 @@
 """The network every method trains: featurizer, optional embedding, classifier."""
 
+import math
 from collections.abc import Callable
 from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import softplus
 
-from feddg.rng import derive_seed
+from feddg.rng import derive_seed, stream
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -89,3 +91,155 @@ def _embedding(kind: Embedding, features: int) -> tuple[nn.Module, int]:
     if kind == "bottleneck":
         return nn.Sequential(nn.Linear(features, 256), nn.BatchNorm1d(256), nn.ReLU()), 256
     return nn.Identity(), features
+
+
+# An ensemble of linear classifiers on one embedding.
+
+
+class Heads(nn.Module):
+    """Frozen classifiers, one for each domain or client.
+
+    Attributes:
+        weight: ``(heads, classes, d)``.
+        bias: ``(heads, classes)``.
+        trained: ``(heads,)`` bool, those that a client has trained.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    trained: Tensor
+
+    def __init__(self, heads: int, classes: int, dimension: int) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.zeros(heads, classes, dimension))
+        self.register_buffer("bias", torch.zeros(heads, classes))
+        self.register_buffer("trained", torch.zeros(heads, dtype=torch.bool))
+
+    def forward(self, embeddings: Tensor, which: Tensor) -> Tensor:
+        """Returns the logits ``(n, B, classes)`` of some heads.
+
+        Args:
+            embeddings: ``(B, d)``.
+            which: ``(heads,)`` bool, or ``(n,)`` numbers of heads.
+        """
+        logits: Tensor = torch.einsum("bd,hcd->hbc", embeddings, self.weight[which])
+        return logits + self.bias[which][:, None]
+
+
+class MeanOverHeads(nn.Module):
+    """Predicts by the mean of the trained heads' softmax; gives its logarithm.
+
+    Before any is trained it predicts by the network's own classifier.
+    """
+
+    def __init__(self, network: Network, heads: Heads) -> None:
+        super().__init__()
+        self.network, self.heads = network, heads
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Returns log-probabilities ``(B, classes)``."""
+        heads, embeddings = self.heads, self.network.features(images)
+        if not heads.trained.any():
+            logits: Tensor = self.network.classifier(embeddings)
+            return logits.float().log_softmax(-1)
+        logits = heads(embeddings, heads.trained).float().log_softmax(-1)
+        return logits.logsumexp(0) - math.log(len(logits))
+
+    def traceable(self) -> nn.Module:
+        """Returns the same predictor without a branch, as a graph needs it; weights are shared."""
+        trained = self.heads.trained
+        if not trained.any():
+            return nn.Sequential(self.network, nn.LogSoftmax(-1))
+        weight, bias = self.heads.weight[trained], self.heads.bias[trained]
+        return MeanOverAllHeads(self.network, weight, bias)
+
+
+class MeanOverAllHeads(nn.Module):
+    """Predicts by the mean of all given heads' softmax; gives its logarithm.
+
+    Args:
+        network: gives the embeddings.
+        weight: ``(heads, classes, d)``.
+        bias: ``(heads, classes)``.
+    """
+
+    weight: Tensor
+    bias: Tensor
+
+    def __init__(self, network: Network, weight: Tensor, bias: Tensor) -> None:
+        super().__init__()
+        self.network = network
+        self.register_buffer("weight", weight)
+        self.register_buffer("bias", bias)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Returns log-probabilities ``(B, classes)``."""
+        embeddings = self.network.features(images)
+        logits = torch.einsum("bd,hcd->hbc", embeddings, self.weight) + self.bias[:, None]
+        shares = logits.float().log_softmax(-1)
+        return shares.logsumexp(0) - math.log(len(self.weight))
+
+
+# A Gaussian embedding: sampled in training; predictions are averaged over samples.
+
+
+SMALLEST_DEVIATION = 1e-6
+
+
+class GaussianEmbedding(nn.Module):
+    """Maps features to a Gaussian, and returns a sample of it in training, its mean otherwise.
+
+    Attributes:
+        chance: where training samples come from; None gives the mean.
+        last: mean and deviation, ``(B, d)`` each, of the last forward pass.
+    """
+
+    last: tuple[Tensor, Tensor]
+
+    def __init__(self, inner: nn.Module, dimension: int) -> None:
+        super().__init__()
+        self.inner = inner
+        self.moments = nn.Linear(dimension, 2 * dimension)
+        self.chance: torch.Generator | None = None
+
+    def distribution(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns mean and standard deviation, ``(B, d)`` each, in float32."""
+        mean, raw = self.moments(self.inner(features)).float().chunk(2, dim=1)
+        return mean, softplus(raw).clamp_min(SMALLEST_DEVIATION)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Returns ``(B, d)`` embeddings."""
+        mean, deviation = self.last = self.distribution(features)
+        if not self.training or self.chance is None:
+            return mean
+        return mean + deviation * torch.randn(mean.shape, generator=self.chance).to(mean)
+
+
+def embedding_of(network: Network) -> GaussianEmbedding:
+    """Returns the network's Gaussian embedding."""
+    embedding = network.embedding
+    assert isinstance(embedding, GaussianEmbedding)
+    return embedding
+
+
+class MeanOverSamples(nn.Module):
+    """Predicts by the mean of softmax over samples of the embedding; gives its logarithm."""
+
+    noise: Tensor
+
+    def __init__(self, network: Network, samples: int) -> None:
+        super().__init__()
+        self.network = network
+        chance = stream(network.seed, "samples of the embedding")
+        noise = torch.randn((samples, 1, network.features_dimension), generator=chance)
+        device = next(network.parameters()).device
+        self.register_buffer("noise", noise.to(device), persistent=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Returns log-probabilities ``(B, classes)``."""
+        network = self.network
+        features = network.featurizer(network.normalize(images))
+        mean, deviation = embedding_of(network).distribution(features)
+        logits: Tensor = network.classifier(mean + deviation * self.noise)
+        samples = logits.float().log_softmax(-1)
+        return samples.logsumexp(0) - math.log(len(samples))

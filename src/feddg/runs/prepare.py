@@ -34,8 +34,7 @@ from feddg.guards.noised_records import record_noise
 from feddg.guards.noised_styles import style_multiplier
 from feddg.methods.base import Method
 from feddg.methods.composition import build_method, method_class
-from feddg.models.backbones import build_network
-from feddg.models.convolution import use_small_map_convolutions
+from feddg.models.backbones import build_network, use_small_map_convolutions
 from feddg.models.network import Network
 from feddg.models.precision import autocast, choose_device, choose_precision
 from feddg.runs.loading import Progress as Progress

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from feddg.errors import AdaptationError
 from feddg.evaluation.energy import energy
 from feddg.evaluation.predictors import Predictor
-from feddg.models.convolution import use_plain_convolutions
+from feddg.models.backbones import use_plain_convolutions
 
 InputKind = Literal["uint8", "float"]
 OUTPUTS = ("probabilities", "label", "energy")

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from feddg.models.moments import instance_moments
+from feddg.models.normalization import instance_moments
 from feddg.rng import stream
 from feddg.styles.codec import VARIANCE_FLOOR, adain
 from feddg.styles.convolutional import ConvolutionalCodec

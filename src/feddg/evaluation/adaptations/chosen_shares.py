@@ -8,8 +8,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from feddg.evaluation.adaptation import register_adaptation
 from feddg.evaluation.predictors import Parts, Predictor
-from feddg.models.adapter import interpolated
-from feddg.models.moments import Moments, Rule, map_layers
+from feddg.models.normalization import Moments, Rule, interpolated, map_layers
 from feddg.rng import stream
 from feddg.settings import Fraction, Settings
 

@@ -9,9 +9,8 @@ from torch.func import functional_call
 
 from feddg.evaluation.adaptation import register_adaptation
 from feddg.evaluation.predictors import Parts, Predictor, by_running_statistics
-from feddg.models.moments import normalised_by
 from feddg.models.network import Network
-from feddg.models.norm import batch_norms
+from feddg.models.normalization import batch_norms, normalised_by
 
 
 @register_adaptation

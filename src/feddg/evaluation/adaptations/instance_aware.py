@@ -8,7 +8,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from feddg.evaluation.adaptation import register_adaptation
 from feddg.evaluation.predictors import Predictor
-from feddg.models.moments import (
+from feddg.models.normalization import (
     Rule,
     Stored,
     has_map,

@@ -4,9 +4,7 @@ from torch import Tensor, nn
 
 from feddg.evaluation.adaptation import register_adaptation
 from feddg.evaluation.predictors import Predictor
-from feddg.models.adapter import Share, adapter_of, interpolated
-from feddg.models.batch_instance import BatchInstanceNorm2d
-from feddg.models.moments import Rule
+from feddg.models.normalization import BatchInstanceNorm2d, Rule, Share, adapter_of, interpolated
 
 
 @register_adaptation

@@ -9,7 +9,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from feddg.evaluation.adaptation import register_adaptation
 from feddg.evaluation.predictors import Parts, Predictor, by_running_statistics
-from feddg.models.moments import Rule, map_layers
+from feddg.models.normalization import Rule, map_layers
 from feddg.settings import Positive, Settings
 
 

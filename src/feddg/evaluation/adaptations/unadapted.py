@@ -4,7 +4,7 @@ from torch import Tensor, nn
 
 from feddg.evaluation.adaptation import register_adaptation
 from feddg.evaluation.predictors import Predictor, by_running_statistics
-from feddg.models.moments import Rule
+from feddg.models.normalization import Rule
 
 
 @register_adaptation

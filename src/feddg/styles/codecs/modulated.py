@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from feddg.models.backbones import read_weights
-from feddg.models.moments import instance_moments
+from feddg.models.normalization import instance_moments
 from feddg.styles.codec import VARIANCE_FLOOR, register_codec
 from feddg.styles.codecs.compact import CompactCodec
 from feddg.styles.convolutional import Architecture, packaged_weights

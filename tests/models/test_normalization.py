@@ -1,4 +1,4 @@
-"""Normalisation by other moments, against loops over images and channels."""
+"""Batch-instance normalisation against torch's two, and its gate."""
 
 import numpy
 import pytest
@@ -7,15 +7,89 @@ from torch import nn
 
 from feddg.methods.fedig import mixed
 from feddg.models.backbones import build_network
-from feddg.models.moments import (
+from feddg.models.normalization import (
+    BatchInstanceNorm2d,
     Stored,
+    batch_norms,
+    clamp_gates,
     map_moments,
+    mix_instance_statistics,
     normalised_by,
     normalize_stored,
     stored,
     stored_in,
 )
-from feddg.models.norm import batch_norms
+
+
+def maps():
+    return torch.randn(4, 5, 6, 7, generator=torch.Generator().manual_seed(0)) * 2 + 1
+
+
+def layers(gate):
+    batch, instance = nn.BatchNorm2d(5), nn.InstanceNorm2d(5)
+    with torch.no_grad():
+        batch.weight.copy_(torch.arange(1.0, 6.0))
+        batch.bias.copy_(torch.arange(5.0) - 2)
+    mixed = BatchInstanceNorm2d(5, gate)
+    mixed.load_state_dict(batch.state_dict(), strict=False)
+    return mixed, batch, instance
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("gate", [1.0, 0.0, 0.3])
+def test_it_mixes_batch_and_instance_normalisation(gate, training):
+    mixed, batch, instance = layers(gate)
+    mixed.train(training)
+    batch.train(training)
+    scale, shift = batch.weight[:, None, None], batch.bias[:, None, None]
+    plain = (batch(maps()) - shift) / scale
+    expected = (gate * plain + (1 - gate) * instance(maps())) * scale + shift
+    torch.testing.assert_close(mixed(maps()), expected, rtol=1e-4, atol=1e-4)
+    for name, buffer in batch.named_buffers():
+        torch.testing.assert_close(dict(mixed.named_buffers())[name], buffer)
+
+
+def test_a_network_keeps_its_function_with_the_gate_at_one():
+    network = build_network("resnet18", 3, weights=None)
+    images = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    network.eval()
+    with torch.no_grad():
+        before = network(images)
+        new = mix_instance_statistics(network, 1.0)
+        network.eval()
+        torch.testing.assert_close(network(images), before, rtol=1e-4, atol=1e-5)
+    assert len(new) == len(batch_norms(network)) == 20
+
+
+def test_maps_of_one_pixel_and_batches_of_one_stay_finite():
+    mixed, _, _ = layers(0.5)
+    mixed.eval()
+    assert torch.isfinite(mixed(torch.randn(1, 5, 1, 1))).all()
+
+
+def test_gates_are_clamped():
+    mixed, _, _ = layers(1.0)
+    with torch.no_grad():
+        mixed.gate.copy_(torch.tensor([-1.0, 0.0, 0.5, 1.0, 3.0]))
+    outside = mixed(maps())
+    clamp_gates([mixed])
+    assert mixed.gate.tolist() == [0.0, 0.0, 0.5, 1.0, 1.0]
+    torch.testing.assert_close(mixed(maps()), outside)
+
+
+@pytest.mark.parametrize("gate", [0.0, 1.0])
+def test_a_gate_at_its_bound_can_leave_it(gate):
+    mixed = BatchInstanceNorm2d(5, gate).train()
+    mixed(maps()).pow(3).sum().backward()
+    assert (mixed.gate.grad != 0).all()
+
+
+def test_maps_of_mixed_precision_stay_what_they_are():
+    mixed = BatchInstanceNorm2d(5, 0.5).eval()
+    assert mixed(maps().bfloat16()).dtype == torch.bfloat16
+
+
+# Normalisation by other moments, against loops over images and channels.
 
 
 def layer(channels=3, seed=0):
@@ -30,7 +104,7 @@ def layer(channels=3, seed=0):
     return made.requires_grad_(False)
 
 
-def maps(count=4, channels=3, size=5, seed=1):
+def moments_maps(count=4, channels=3, size=5, seed=1):
     return 2 * torch.randn(count, channels, size, size, generator=torch.manual_seed(seed)) + 0.3
 
 
@@ -54,7 +128,7 @@ def mixed_output(made, inputs, mixing, seed=3):
 
 @pytest.mark.parametrize("mixing", [(0, 1), (0.5, 1), (-0.1, 1.1), (0.5, 0.5)])
 def test_mixed_statistics_follow_equation_three(mixing):
-    made, inputs = layer(), maps()
+    made, inputs = layer(), moments_maps()
     low, high = mixing
     u = low + (high - low) * torch.rand(3, generator=torch.Generator().manual_seed(3))
     torch.testing.assert_close(
@@ -63,12 +137,12 @@ def test_mixed_statistics_follow_equation_three(mixing):
 
 
 def test_u_of_zero_is_batch_normalisation_by_the_global_statistics():
-    made, inputs = layer(), maps()
+    made, inputs = layer(), moments_maps()
     torch.testing.assert_close(mixed_output(made, inputs, (0, 0)), made(inputs))
 
 
 def test_u_of_one_is_instance_normalisation_with_the_same_scale_and_shift():
-    made, inputs = layer(), maps()
+    made, inputs = layer(), moments_maps()
     expected = nn.functional.instance_norm(inputs, weight=made.weight, bias=made.bias, eps=made.eps)
     torch.testing.assert_close(mixed_output(made, inputs, (1, 1)), expected)
 
@@ -76,7 +150,7 @@ def test_u_of_one_is_instance_normalisation_with_the_same_scale_and_shift():
 def test_extrapolated_deviations_stay_positive():
     made = layer()
     made.running_var.fill_(400.0)
-    inputs = 0.01 * maps()
+    inputs = 0.01 * moments_maps()
     out = mixed_output(made, inputs, (1.5, 1.5))
     assert torch.isfinite(out).all()
     own = inputs.mean((2, 3), keepdim=True)
@@ -87,7 +161,7 @@ def test_extrapolated_deviations_stay_positive():
 
 
 def test_moments_of_maps_and_their_gradients_are_torchs_own():
-    inputs = maps().double().contiguous(memory_format=torch.channels_last).requires_grad_()
+    inputs = moments_maps().double().contiguous(memory_format=torch.channels_last).requires_grad_()
     mean, variance = map_moments(inputs)
     expected = torch.var_mean(inputs, dim=(2, 3), correction=0)
     torch.testing.assert_close((variance, mean), expected)
@@ -98,7 +172,7 @@ def test_moments_of_maps_and_their_gradients_are_torchs_own():
 
 
 def test_one_pixel_has_no_moments_and_keeps_to_the_global_ones():
-    made, inputs = layer(), maps(size=1)
+    made, inputs = layer(), moments_maps(size=1)
     assert torch.equal(mixed_output(made, inputs, (1, 1)), made(inputs))
 
 

@@ -1,0 +1,465 @@
+"""Normalisation layers, found by type and never by name; other statistics and gates for them."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+
+from feddg.models.network import Network
+from feddg.settings import TrainSettings
+
+NORMALISATION = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
+
+
+def batch_norms(module: nn.Module) -> dict[str, _BatchNorm]:
+    """Returns every batch-normalisation layer inside ``module`` by its full name."""
+    return {name: layer for name, layer in module.named_modules() if isinstance(layer, _BatchNorm)}
+
+
+def statistics_names(module: nn.Module) -> set[str]:
+    """Returns the state-dict names of running means, variances and counters."""
+    return {
+        f"{name}.{buffer}" if name else buffer
+        for name, layer in batch_norms(module).items()
+        for buffer, _ in layer.named_buffers()
+    }
+
+
+def never_negative_names(module: nn.Module) -> set[str]:
+    """Returns the state-dict names of running variances and counters, of every kind of layer."""
+    return {
+        f"{name}.{buffer}" if name else buffer
+        for name, layer in module.named_modules(remove_duplicate=False)
+        if isinstance(layer, _NormBase) and layer.track_running_stats
+        for buffer in ("running_var", "num_batches_tracked")
+    }
+
+
+def affine_names(module: nn.Module) -> set[str]:
+    """Returns the state-dict names of the layers' scales and shifts."""
+    return {
+        f"{name}.{parameter}" if name else parameter
+        for name, layer in batch_norms(module).items()
+        for parameter, _ in layer.named_parameters()
+    }
+
+
+def norms_and_biases(module: nn.Module) -> list[nn.Parameter]:
+    """Returns what weight decay often spares: all of normalisation layers, and biases elsewhere."""
+    return [
+        parameter
+        for layer in module.modules()
+        for name, parameter in layer.named_parameters(recurse=False)
+        if name == "bias" or isinstance(layer, NORMALISATION)
+    ]
+
+
+def freeze_statistics(module: nn.Module) -> None:
+    """Puts every batch-normalisation layer in eval mode: running statistics are used and kept.
+
+    Scales and shifts still train. This is PARDON's official setting; call it after ``train()``.
+    """
+    for layer in batch_norms(module).values():
+        layer.eval()
+
+
+def snapshot(module: nn.Module, names: set[str]) -> dict[str, Tensor]:
+    """Returns copies of the named entries of ``module``'s state."""
+    return {name: t.detach().clone() for name, t in module.state_dict().items() if name in names}
+
+
+# Batch normalisation by other moments than a layer's own, for as long as a block of code lasts.
+#
+# A *rule* says how a layer normalises; :func:`normalised_by` puts it into every batch-
+# normalisation layer of any network and takes it out again. Nothing of the network changes: not
+# its layers, not its running statistics. FedIG trains this way, and test-time adaptation predicts
+# this way.
+
+
+Rule = Callable[[_BatchNorm, Tensor], Tensor]
+"""Normalises a layer's input, scale and shift included."""
+
+
+class Moments(NamedTuple):
+    """Means and standard deviations, epsilon included: ``(C,)``, or ``(B, C)`` for each image."""
+
+    mean: Tensor
+    deviation: Tensor
+
+    def mixed(self, other: "Moments", share: Tensor) -> "Moments":
+        """Returns the moments that hold ``share`` of ``other`` and the rest of these.
+
+        Deviations are mixed, not variances (FedIG-A, Eq. 3 and 7).
+
+        Args:
+            other: moments of the same, or a broadcastable shape.
+            share: broadcastable to them; beyond [0, 1] it extrapolates.
+        """
+        mean, deviation = (own + share * (new - own) for own, new in zip(self, other))
+        return Moments(mean, deviation)
+
+
+class Stored(NamedTuple):
+    """A layer's kept statistics: mean and variance, ``(C,)`` each."""
+
+    mean: Tensor
+    variance: Tensor
+
+    def moments(self, epsilon: float) -> Moments:
+        """Returns them as moments, float32."""
+        return Moments(self.mean, (self.variance + epsilon).sqrt())
+
+
+def stored(layer: _BatchNorm) -> Stored:
+    """Returns the running statistics of a layer."""
+    assert layer.running_mean is not None
+    assert layer.running_var is not None
+    return Stored(layer.running_mean, layer.running_var)
+
+
+def stored_in(network: nn.Module, weights: Mapping[str, Tensor]) -> dict[_BatchNorm, Stored]:
+    """Returns each layer's running statistics as they stand in ``weights``, a state of it."""
+    return {
+        layer: Stored(weights[f"{name}.running_mean"], weights[f"{name}.running_var"])
+        for name, layer in batch_norms(network).items()
+    }
+
+
+def has_map(inputs: Tensor) -> bool:
+    """Whether each image has moments of its own: a feature map of more than one pixel."""
+    return inputs.dim() == 4 and inputs.shape[2] * inputs.shape[3] > 1
+
+
+def map_layers(network: nn.Module) -> dict[str, nn.BatchNorm2d]:
+    """Returns the batch-normalisation layers of feature maps by name, in the network's order."""
+    return {
+        name: layer
+        for name, layer in batch_norms(network).items()
+        if isinstance(layer, nn.BatchNorm2d)
+    }
+
+
+class _MapMoments(torch.autograd.Function):
+    """Mean and biased variance of each map, an order of magnitude faster than ``var_mean`` on CPUs.
+
+    The gradient of both together is linear in the map, so it takes one pass over it.
+    """
+
+    @staticmethod
+    def forward(context: Any, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        maps = inputs if inputs.dtype == torch.float64 else inputs.float()
+        mean = maps.mean((2, 3), keepdim=True)
+        variance = (maps - mean).square_().mean((2, 3))
+        context.save_for_backward(inputs, mean)
+        return mean, variance
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> Tensor:
+        inputs, mean = context.saved_tensors
+        of_mean, of_variance = gradients[0], gradients[1][..., None, None]
+        pixels = inputs.shape[2] * inputs.shape[3]
+        scale = 2 / pixels * of_variance
+        shift = of_mean / pixels - scale * mean
+        return torch.addcmul(shift.to(inputs), inputs, scale.to(inputs))
+
+
+def map_moments(inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns mean and variance ``(B, C)`` of each image's maps ``(B, C, H, W)``, in float32.
+
+    The variance is that over the pixels (biased), as in instance normalisation.
+    """
+    mean, variance = _MapMoments.apply(inputs)
+    return mean[..., 0, 0], variance
+
+
+def instance_moments(inputs: Tensor, epsilon: float) -> Moments:
+    """Returns each image's own moments ``(B, C)`` of maps ``(B, C, H, W)``, in float32."""
+    mean, variance = map_moments(inputs)
+    return Moments(mean, (variance + epsilon).sqrt())
+
+
+def normalize(layer: _BatchNorm, inputs: Tensor, moments: Moments) -> Tensor:
+    """Normalises maps ``(B, C, H, W)`` by ``moments``, then applies the layer's scale and shift."""
+    # Extrapolated deviations may fall below zero; no true one falls below the root of epsilon.
+    scale = layer.weight / moments.deviation.clamp_min(layer.eps**0.5)
+    shift = layer.bias - moments.mean * scale
+    scale, shift = (part.to(inputs)[..., None, None] for part in (scale, shift))
+    return torch.addcmul(shift, inputs, scale)
+
+
+def normalize_stored(layer: _BatchNorm, inputs: Tensor, statistics: Stored) -> Tensor:
+    """Normalises inputs of any shape by kept statistics: evaluation mode, with these for its own.
+
+    It is the very function a layer calls in evaluation mode, so its bits are the same.
+    """
+    mean, variance = statistics
+    return nn.functional.batch_norm(
+        inputs, mean, variance, layer.weight, layer.bias, False, 0.0, layer.eps
+    )
+
+
+@contextmanager
+def normalised_by(network: nn.Module, rule: Rule) -> Iterator[None]:
+    """Has every batch-normalisation layer inside ``network`` follow ``rule`` inside the block."""
+    layers = list(batch_norms(network).values())
+    for layer in layers:
+        # An attribute of the object goes before the method of its class.
+        layer.forward = _following(rule, layer)  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.forward
+
+
+def _following(rule: Rule, layer: _BatchNorm) -> Callable[[Tensor], Tensor]:
+    return lambda inputs: rule(layer, inputs)
+
+
+# Batch-instance normalisation: each channel mixes both statistics by a gate that it learns.
+#
+# Nam and Kim, "Batch-Instance Normalization for Adaptively Style-Invariant Neural Networks"
+# (NeurIPS 2018):  y = gamma (rho x_BN + (1 - rho) x_IN) + beta,  one rho in [0, 1] per channel.
+
+
+class BatchInstanceNorm2d(nn.BatchNorm2d):
+    """A ``BatchNorm2d`` whose output is mixed with that of instance normalisation.
+
+    Args:
+        channels: C of its ``(B, C, H, W)`` input.
+        gate: rho to begin with; 1 is batch normalisation alone, the paper's start.
+        **options: those of ``BatchNorm2d``.
+    """
+
+    def __init__(self, channels: int, gate: float = 1.0, **options: Any) -> None:
+        super().__init__(channels, **options)
+        self.gate = nn.Parameter(torch.full((channels,), gate))
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalises ``(B, C, H, W)``; instance statistics are always the images' own."""
+        training = self.training or self.running_mean is None
+        if self.training and self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+        batch = nn.functional.batch_norm(
+            input,
+            self.running_mean,
+            self.running_var,
+            training=training,
+            momentum=self.momentum or 0.0,
+            eps=self.eps,
+        )
+        mean, deviation = (part.to(batch) for part in instance_moments(input, self.eps))
+        instance = (input - mean[..., None, None]) / deviation[..., None, None]
+        # A plain clamp lets no gradient through at 1, where the gate begins.
+        gate = self.gate + (self.gate.clamp(0, 1) - self.gate).detach()
+        # Under mixed precision the maps are bfloat16 and the parameters are not.
+        parts = (gate, self.weight, self.bias)
+        gate, scale, shift = (part.to(batch)[:, None, None] for part in parts)
+        return torch.lerp(instance, batch, gate) * scale + shift
+
+
+@torch.no_grad()
+def clamp_gates(layers: Iterable[BatchInstanceNorm2d]) -> None:
+    """Puts every rho back into [0, 1], as the paper does after each optimizer step."""
+    for layer in layers:
+        layer.gate.clamp_(0, 1)
+
+
+def gates_apart(
+    optimizer: torch.optim.Optimizer, network: nn.Module, train: TrainSettings, factor: float
+) -> None:
+    """Gives every rho its own learning rate and no weight decay, and keeps it in [0, 1].
+
+    Args:
+        optimizer: holds all parameters, and has not stepped.
+        network: whose gates they are; without any nothing happens.
+        train: what the optimizer was made from.
+        factor: learning rate of the gates under SGD, times the others'.
+    """
+    layers = [layer for layer in network.modules() if isinstance(layer, BatchInstanceNorm2d)]
+    gates = {id(layer.gate): layer.gate for layer in layers}
+    if not gates:
+        return
+    for group in optimizer.param_groups:
+        group["params"] = [p for p in group["params"] if id(p) not in gates]
+    lr = (factor if train.optimizer == "sgd" else 1.0) * train.lr
+    optimizer.add_param_group({"params": list(gates.values()), "lr": lr, "weight_decay": 0.0})
+    optimizer.register_step_post_hook(lambda *_: clamp_gates(layers))
+
+
+def mix_instance_statistics(module: nn.Module, gate: float) -> list[BatchInstanceNorm2d]:
+    """Replaces every ``BatchNorm2d`` inside ``module``, in place; its entries keep their values.
+
+    Returns:
+        The new layers.
+    """
+    new: list[BatchInstanceNorm2d] = []
+    for parent in list(module.modules()):
+        for name, layer in list(parent.named_children()):
+            if type(layer) is nn.BatchNorm2d and layer.affine and layer.track_running_stats:
+                new.append(_like(layer, gate))
+                setattr(parent, name, new[-1])
+    return new
+
+
+def _like(layer: nn.BatchNorm2d, gate: float) -> BatchInstanceNorm2d:
+    options = {"eps": layer.eps, "momentum": layer.momentum}
+    mixed = BatchInstanceNorm2d(layer.num_features, gate, **options).to(layer.weight)
+    mixed.load_state_dict(layer.state_dict(), strict=False)
+    return mixed
+
+
+# FedIG-A's zero-shot adapter: how far each layer trusts an image's own moments.
+#
+# For every batch-normalisation layer of feature maps, a network of two linear layers sees how far
+# an image's moments are from the global ones and gives a share alpha in [0, 1]; the layer
+# normalises by alpha parts of the image's moments and 1 - alpha parts of the global ones (FedIG-A,
+# Eq. 7 and 9).
+
+
+HEAD = "zero_shot_adapter"
+Statistics = Callable[[_BatchNorm], Stored]
+Share = Callable[[int, _BatchNorm, Moments, Moments], Tensor]
+"""From a layer's number, the layer, global and instance moments to alpha ``(B,)``."""
+
+
+class LayerAdapter(nn.Module):
+    """Maps the distance between moments of C channels to the distribution of alpha.
+
+    Args:
+        channels: C.
+        reduction: the hidden layer has C / reduction units, at least one.
+        alpha: what it answers before any training, whatever it sees.
+        spread: the deviation it begins with.
+    """
+
+    def __init__(self, channels: int, reduction: int, alpha: float, spread: float) -> None:
+        super().__init__()
+        hidden = max(1, channels // reduction)
+        self.layers = nn.Sequential(
+            nn.Linear(2 * channels, hidden), nn.ReLU(), nn.Linear(hidden, 2)
+        )
+        # Outside [0, 1] alpha is clamped and learns nothing: begin well inside, for every input.
+        last = self.layers[-1]
+        assert isinstance(last, nn.Linear)
+        with torch.no_grad():
+            last.weight.zero_()
+            last.bias.copy_(torch.tensor([spread, alpha]))
+
+    def forward(self, ours: Moments, image: Moments) -> tuple[Tensor, Tensor]:
+        """Returns deviation and mean of alpha before it is clamped, ``(B,)`` each.
+
+        Args:
+            ours: the global moments, ``(C,)``.
+            image: each image's own, ``(B, C)``.
+        """
+        distance = torch.cat([image.mean - ours.mean, image.deviation - ours.deviation], dim=1)
+        spread, mean = self.layers(distance).unbind(1)
+        return spread.float(), mean.float()
+
+
+class ZeroShotAdapter(nn.ModuleList):
+    """One :class:`LayerAdapter` for each layer of feature maps, in the network's order."""
+
+    def share(self, noise: torch.Generator | None = None) -> Share:
+        """Returns what gives alpha: its mean, or with ``noise`` a sample of it (training)."""
+
+        def alpha(number: int, layer: _BatchNorm, ours: Moments, image: Moments) -> Tensor:
+            spread, mean = self[number](ours, image)
+            if noise is not None:
+                mean = mean + spread * torch.randn(len(mean), generator=noise).to(mean)
+            clamped: Tensor = mean.clamp(0, 1)
+            return clamped
+
+        return alpha
+
+
+def add_adapter(network: Network, reduction: int, alpha: float, spread: float) -> None:
+    """Gives the network an adapter as the head :data:`HEAD`."""
+    network.heads[HEAD] = network.initialised(
+        HEAD,
+        lambda: ZeroShotAdapter(
+            LayerAdapter(layer.num_features, reduction, alpha, spread)
+            for layer in map_layers(network.featurizer).values()
+        ),
+    )
+
+
+def adapter_of(network: nn.Module) -> ZeroShotAdapter | None:
+    """Returns the adapter inside a network, or None if it was trained without one."""
+    found = [layer for layer in network.modules() if isinstance(layer, ZeroShotAdapter)]
+    return found[0] if found else None
+
+
+def interpolated(
+    network: nn.Module,
+    share: Share,
+    statistics: Statistics = stored,
+    watch: Callable[[int, Tensor], None] | None = None,
+) -> Rule:
+    """Returns the rule that mixes each image's moments into the kept ones (FedIG-A, Eq. 7).
+
+    A layer that sees no map of several pixels, such as a bottleneck's, keeps to the statistics.
+
+    Args:
+        network: what it will be applied to.
+        share: gives alpha.
+        statistics: the global statistics of a layer; its running ones by default.
+        watch: is told each layer's number and alpha ``(B,)``.
+    """
+    numbers: dict[nn.Module, int] = {
+        layer: number for number, layer in enumerate(map_layers(network).values())
+    }
+
+    def rule(layer: _BatchNorm, inputs: Tensor) -> Tensor:
+        kept = statistics(layer)
+        if not has_map(inputs):
+            return normalize_stored(layer, inputs, kept)
+        ours, image = kept.moments(layer.eps), instance_moments(inputs, layer.eps)
+        alpha = share(numbers[layer], layer, ours, image)
+        if watch is not None:
+            watch(numbers[layer], alpha)
+        # A graph that is traced must not depend on the images it is traced with.
+        traced = torch.compiler.is_compiling()
+        if not traced and not alpha.requires_grad and not alpha.any():
+            return normalize_stored(layer, inputs, kept)  # the plain model, to the bit
+        return normalize(layer, inputs, ours.mixed(image, alpha[:, None]))
+
+    return rule
+
+
+class Adapted(nn.Module):
+    """Predicts with the network's adapter: one forward pass, each image by itself.
+
+    Attributes:
+        network: what it predicts with; alone it predicts by its running statistics.
+    """
+
+    def __init__(self, network: Network) -> None:
+        super().__init__()
+        self.network = network
+
+    @property
+    def share(self) -> Share:
+        """What gives alpha: its mean."""
+        adapter = adapter_of(self.network)
+        assert adapter is not None, "the network has no adapter"
+        return adapter.share()
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Returns logits ``(B, classes)``."""
+        with normalised_by(self.network, interpolated(self.network, self.share)):
+            logits: Tensor = self.network(images)
+        return logits
+
+    def alphas(self, images: Tensor) -> dict[str, Tensor]:
+        """Returns alpha of each layer for each image, ``(B,)`` by the layer's name."""
+        found: dict[int, Tensor] = {}
+        rule = interpolated(self.network, self.share, watch=found.__setitem__)
+        with normalised_by(self.network, rule):
+            self.network(images)
+        names = list(map_layers(self.network))
+        return {names[number]: alpha for number, alpha in sorted(found.items())}
