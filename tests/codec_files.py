@@ -6,8 +6,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from feddg.styles.codecs.vgg19 import Vgg19Codec
-from feddg.styles.convolutional import initialised
+from feddg.styles.codecs import Vgg19Codec, initialised
 
 
 def vgg19_modules(divisor: int = 1) -> tuple[nn.Sequential, nn.Sequential]:

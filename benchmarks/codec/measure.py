@@ -35,8 +35,7 @@ from feddg.data.images import ImageTable
 from feddg.models.backbones import build_network
 from feddg.rng import numpy_stream
 from feddg.styles.codec import Codec, load_codec, transfer
-from feddg.styles.finch import finch
-from feddg.styles.statistics import measure
+from feddg.styles.statistics import finch, measure
 
 STRENGTHS = (0.5, 1.0)
 IMAGENET_MEAN = torch.tensor([0.485, 0.456, 0.406])[:, None, None]

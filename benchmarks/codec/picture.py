@@ -21,8 +21,14 @@ from torch import Tensor
 from feddg.data.decoding import make_square
 from feddg.rng import stream
 from feddg.styles.codec import Codec, load_codec, transfer
-from feddg.styles.statistics import measure
-from feddg.styles.variants import Variant, flat_colours, inverted, line_drawing, recoloured
+from feddg.styles.statistics import (
+    Variant,
+    flat_colours,
+    inverted,
+    line_drawing,
+    measure,
+    recoloured,
+)
 
 STRENGTHS = (0.5, 1.0)
 

@@ -37,7 +37,7 @@ from feddg.experiment import Experiment
 from feddg.records import Row
 from feddg.runs.figures import grid
 from feddg.runs.subject import Subject, load_subject
-from feddg.styles.training_images import load_images
+from feddg.styles.training import load_images
 
 STAGES = ("transfer", "reconstruct", "membership", "update")
 DOMAINS = ("photo", "art_painting", "cartoon", "sketch")

@@ -21,7 +21,7 @@ import torch
 from jobs import JOBS, Federation
 from rounds import PeakMemory, private_memory, quartiles, timed
 
-from feddg.styles.interpolate import interpolation_style
+from feddg.styles.statistics import interpolation_style
 
 PART = 10
 """Clients of a hundred whose epoch is timed."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from safetensors.torch import load_file
 
-from feddg.styles.finch import finch
+from feddg.styles.statistics import finch
 
 
 def purity(groups: list[int], domains: list[str]) -> tuple[int, float]:

@@ -60,10 +60,10 @@ NOT_CARRIED_OUT = {
         "needs a data set of Hugging Face's; tests/data/sets/test_huggingface.py has one in memory"
     ),
     "docs/codec.md: feddg style train": (
-        "trains for an hour; tests/styles/test_codec_training.py trains some steps"
+        "trains for an hour; tests/styles/test_training.py trains some steps"
     ),
     "docs/howto.md: feddg style train": (
-        "trains for an hour; tests/styles/test_codec_training.py trains some steps"
+        "trains for an hour; tests/styles/test_training.py trains some steps"
     ),
 }
 """Why not; they are parsed all the same."""

@@ -7,7 +7,7 @@ from scipy.special import log_softmax, rel_entr, softmax
 
 from feddg.errors import ExperimentError
 from feddg.methods.composition import method_class
-from feddg.styles.finch import finch
+from feddg.styles.statistics import finch
 from federations import federation, same
 
 

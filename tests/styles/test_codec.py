@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from feddg.errors import WeightsError
 from feddg.rng import stream
 from feddg.styles.codec import CODECS, adain, load_codec, transfer
-from feddg.styles.codecs.compact import CompactCodec
-from feddg.styles.convolutional import ConvolutionalCodec, Reflect
+from feddg.styles.codecs import CompactCodec, ConvolutionalCodec, Reflect
 
 
 def random_features(*shape: int, seed: int = 0) -> Tensor:

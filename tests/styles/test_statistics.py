@@ -1,14 +1,44 @@
 """Styles from sums, against numpy on the feature maps themselves."""
 
+import math
+from itertools import pairwise
+
+import numpy
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
+from sklearn.cluster import AgglomerativeClustering
 from torch import Tensor
 
-from feddg.styles.codecs.colors import ColorsCodec
-from feddg.styles.statistics import FeatureMoments, image_moments, measure, style_from_averages
+from feddg.api import run
+from feddg.errors import ExperimentError
+from feddg.experiment import Experiment
+from feddg.guards.accounting import gaussian_epsilon
+from feddg.records import PRIVACY_ROWS
+from feddg.runs.prepare import build, guards_for
+from feddg.styles import statistics as finch_module
+from feddg.styles.codec import load_codec
+from feddg.styles.codecs import ColorsCodec
+from feddg.styles.statistics import (
+    FeatureMoments,
+    PublicReference,
+    StyleNoise,
+    client_style,
+    clipped_mean,
+    finch,
+    image_moments,
+    interpolation_style,
+    measure,
+    perturb,
+    private_style,
+    public_reference,
+    sensitivity,
+    style_from_averages,
+)
+from federations import federation
 
 
 def style_by_numpy(maps: Tensor) -> np.ndarray:
@@ -121,3 +151,478 @@ def test_measured_styles_may_enter_training() -> None:
     weight = torch.ones(3, dtype=torch.float64, requires_grad=True)
     (styles * weight).sum().backward()
     np.testing.assert_allclose(weight.grad, styles.sum((0, 1)), rtol=1e-6)
+
+
+# FINCH against a slow version written from the paper, cases by hand, and its promises.
+
+
+def slow_finch(points: list[list[float]]) -> list[list[int]]:
+    """Every level of FINCH in plain Python, with the stopping rules of the authors' release."""
+    partitions: list[list[int]] = []
+    clusters = [[i] for i in range(len(points))]
+    while True:
+        means = [
+            [sum(points[i][k] for i in members) / len(members) for k in range(len(points[0]))]
+            for members in clusters
+        ]
+        merged = join(clusters, [nearest(i, means) for i in range(len(means))])
+        first = not partitions
+        if not first and (len(merged) <= 1 or len(merged) == len(clusters)):
+            return partitions
+        partitions.append([next(c for c, m in enumerate(merged) if i in m) for i in flat(clusters)])
+        if len(merged) <= 1 or (not first and len(clusters) - len(merged) == 1):
+            return partitions
+        clusters = merged
+
+
+def flat(clusters: list[list[int]]) -> list[int]:
+    return sorted(i for members in clusters for i in members)
+
+
+def nearest(i: int, points: list[list[float]]) -> int:
+    def cosine(j: int) -> float:
+        dot = math.fsum(a * b for a, b in zip(points[i], points[j]))
+        return dot / (math.hypot(*points[i]) * math.hypot(*points[j]))
+
+    return max((j for j in range(len(points)) if j != i), key=cosine, default=i)
+
+
+def join(clusters: list[list[int]], neighbor: list[int]) -> list[list[int]]:
+    """Union-find over the links, merged clusters ordered by their first member."""
+    parent = list(range(len(clusters)))
+
+    def root(i: int) -> int:
+        return i if parent[i] == i else root(parent[i])
+
+    for i, j in enumerate(neighbor):
+        parent[root(i)] = root(j)
+    merged: dict[int, list[int]] = {}
+    for i, members in enumerate(clusters):
+        merged.setdefault(root(i), []).extend(members)
+    return sorted(merged.values(), key=min)
+
+
+def on_circle(*degrees: float) -> np.ndarray:
+    angles = np.radians(degrees)
+    return np.stack([np.cos(angles), np.sin(angles)], axis=1)
+
+
+def together(labels: np.ndarray) -> np.ndarray:
+    return labels[:, None] == labels[None, :]
+
+
+@given(st.integers(1, 60), st.integers(3, 8), st.integers(0, 2**32 - 1))
+@settings(max_examples=60, deadline=None)
+def test_equals_the_slow_version(count: int, width: int, seed: int) -> None:
+    points = np.random.default_rng(seed).normal(size=(count, width))
+    found = [labels.tolist() for labels in finch(points).partitions]
+    assert found == slow_finch(points.tolist())
+
+
+def test_blocks_of_the_neighbor_search_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = np.random.default_rng(0).normal(size=(50, 4))
+    whole = finch(points)
+    monkeypatch.setattr(finch_module, "_SIMILARITIES_AT_ONCE", 7 * 50)
+    for expected, found in zip(whole.partitions, finch(points).partitions, strict=True):
+        assert (expected == found).all()
+
+
+def test_two_levels_by_hand() -> None:
+    result = finch(on_circle(0, 1, 90, 91, 5, 6, 95, 96))
+    assert [p.tolist() for p in result.partitions] == [
+        [0, 0, 1, 1, 2, 2, 3, 3],
+        [0, 0, 1, 1, 0, 0, 1, 1],
+    ]
+    assert result.finest is result.partitions[0]
+    assert result.coarsest is result.partitions[1]
+
+
+def test_a_level_with_a_single_cluster_is_kept_only_as_the_first() -> None:
+    assert [p.tolist() for p in finch(on_circle(0, 1, 30, 31, 90, 91)).partitions] == [
+        [0, 0, 1, 1, 2, 2]
+    ]
+    assert [p.tolist() for p in finch(on_circle(0, 2, 3, 7)).partitions] == [[0, 0, 0, 0]]
+
+
+def test_means_are_of_the_original_points() -> None:
+    # The long vector pulls the first pair's mean from 5 to 9.9 degrees, nearer to the third pair
+    # (30) than to the second (-12), and so keeps the second level from joining everything.
+    points = on_circle(0, 10, -12, -12.5, 30, 30.5, -20, -20.5)
+    assert len(finch(points).partitions) == 1
+    points[1] *= 50
+    assert [p.tolist() for p in finch(points).partitions] == [
+        [0, 0, 1, 1, 2, 2, 3, 3],
+        [0, 0, 1, 1, 0, 0, 1, 1],
+    ]
+
+
+def test_separated_pairs_are_the_clusters_of_single_linkage() -> None:
+    random = np.random.default_rng(3)
+    centers = random.normal(size=(9, 16))
+    points = np.repeat(centers, 2, axis=0) + 1e-3 * random.normal(size=(18, 16))
+    other = AgglomerativeClustering(n_clusters=9, metric="cosine", linkage="single")
+    assert (together(finch(points).finest) == together(other.fit_predict(points))).all()
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_up_to_three_different_points_are_one_cluster(count: int) -> None:
+    points = np.random.default_rng(count).normal(size=(count, 5))
+    assert [p.tolist() for p in finch(points).partitions] == [[0] * count]
+
+
+def test_a_point_with_a_copy_needs_no_other_neighbor() -> None:
+    assert finch(on_circle(0, 0, 90, 90)).finest.tolist() == [0, 0, 1, 1]
+    assert finch(on_circle(0, 0, 90)).finest.tolist() == [0, 0, 0]
+    assert finch(np.ones((7, 3))).finest.tolist() == [0] * 7
+
+
+def test_zero_vectors_are_clustered() -> None:
+    assert finch(np.zeros((4, 3))).finest.tolist() == [0] * 4
+    labels = finch(np.concatenate([np.zeros((2, 2)), on_circle(0, 1)])).finest
+    assert labels.tolist() == [0, 0, 1, 1]
+    assert finch(np.array([[0.0, 0.0], [-0.0, 0.0], [1.0, 0.0], [1.0, 0.1]])).finest.tolist() == [
+        0,
+        0,
+        1,
+        1,
+    ]
+
+
+tied_points = st.integers(1, 4).flatmap(
+    lambda width: st.lists(
+        st.lists(st.integers(-1, 1), min_size=width, max_size=width), min_size=1, max_size=24
+    )
+)
+
+
+@given(tied_points, st.randoms(use_true_random=False))
+@settings(max_examples=150, deadline=None)
+def test_promises_hold_with_ties_and_copies(points: list[list[int]], random) -> None:
+    rows = np.array(points, dtype=np.float32)
+    partitions = finch(rows).partitions
+    order = np.array(random.sample(range(len(rows)), len(rows)))
+    for labels, reordered in zip(partitions, finch(rows[order]).partitions, strict=True):
+        assert (together(labels)[np.ix_(order, order)] == together(reordered)).all()
+    same = (rows[:, None] == rows[None, :]).all(axis=2)
+    for labels in partitions:
+        assert together(labels)[same].all()
+        first = [labels.tolist().index(label) for label in range(labels.max() + 1)]
+        assert first == sorted(first)
+    for fine, coarse in pairwise(partitions):
+        assert together(coarse)[together(fine)].all()
+        assert 2 <= coarse.max() + 1 <= (fine.max() + 1) / 2
+
+
+@pytest.mark.parametrize(
+    "vectors", [np.zeros((0, 3)), np.zeros((3, 0)), np.zeros(3), np.array([[1.0, np.nan]])]
+)
+def test_nothing_to_cluster_is_an_error(vectors: np.ndarray) -> None:
+    with pytest.raises(ValueError, match="finite"):
+        finch(vectors)
+
+
+def test_the_input_is_left_alone() -> None:
+    vectors = np.array([[-0.0, 1.0], [2.0, 0.0]])
+    finch(vectors)
+    assert np.signbit(vectors[0, 0])
+
+
+# Client and interpolation styles, against numpy on feature maps and cases by hand.
+
+
+def some_maps(count: int) -> Tensor:
+    generator = torch.Generator().manual_seed(count)
+    offsets = torch.randn((count, 5, 1, 1), generator=generator)
+    return torch.randn((count, 5, 3, 3), generator=generator) + 4 * offsets
+
+
+def samples_of(maps: Tensor) -> np.ndarray:
+    return maps.double().numpy().transpose(1, 0, 2, 3).reshape(maps.shape[1], -1)
+
+
+def test_every_cluster_counts_the_same() -> None:
+    maps, labels = some_maps(6), np.array([0, 1, 1, 0, 1, 2])
+    clusters = [samples_of(maps[labels == label]) for label in range(3)]
+    means = np.mean([cluster.mean(1) for cluster in clusters], axis=0)
+    deviations = np.mean([np.sqrt(cluster.var(1) + 1e-5) for cluster in clusters], axis=0)
+    style = client_style(image_moments(maps), labels)
+    np.testing.assert_allclose(style, [means, deviations], rtol=1e-12)
+
+
+def test_mixture_includes_the_spread_between_clusters() -> None:
+    maps, labels = some_maps(6), torch.tensor([0, 1, 1, 0, 1, 2])
+    clusters = [samples_of(maps[labels == label]) for label in range(3)]
+    # By the law of total variance, with a weight of 1/3 for each cluster.
+    means = np.array([cluster.mean(1) for cluster in clusters])
+    variance = np.mean([cluster.var(1) for cluster in clusters], axis=0) + means.var(0)
+    style = client_style(image_moments(maps), labels, combine="mixture")
+    np.testing.assert_allclose(style, [means.mean(0), np.sqrt(variance + 1e-5)], rtol=1e-12)
+
+
+@pytest.mark.parametrize("combine", ["mean", "mixture"])
+def test_one_cluster_is_the_pooled_style(combine) -> None:
+    moments = image_moments(some_maps(4))
+    style = client_style(moments, torch.zeros(4, dtype=torch.int64), combine)
+    np.testing.assert_allclose(style, moments.pooled().styles()[0], rtol=1e-6)
+
+
+def styles_near(directions: list[int], generator: torch.Generator) -> Tensor:
+    """Styles of 8 channels, each close to a unit vector, so that FINCH sees those groups."""
+    styles = torch.eye(16)[directions].view(-1, 2, 8) * 5 + 1
+    return styles + 0.01 * torch.rand(styles.shape, generator=generator)
+
+
+@pytest.fixture
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+@pytest.mark.parametrize("directions", [[0, 3, 0, 3, 9, 9], [0, 0, 3, 3, 9, 9, 12, 12]])
+def test_interpolation_is_the_median_of_group_means(
+    directions: list[int], generator: torch.Generator
+) -> None:
+    styles = styles_near(directions, generator)
+    expected_groups = np.array([list(dict.fromkeys(directions)).index(d) for d in directions])
+    means = np.array([styles.numpy()[expected_groups == g].mean(0) for g in set(expected_groups)])
+    style, groups = interpolation_style(styles)
+    assert groups.tolist() == expected_groups.tolist()
+    assert style.dtype == torch.float32
+    np.testing.assert_allclose(style, np.median(means, axis=0), rtol=1e-6)
+    lower, _ = interpolation_style(styles, median="lower")
+    np.testing.assert_allclose(lower, np.sort(means, axis=0)[(len(means) - 1) // 2], rtol=1e-6)
+
+
+def test_groups_have_one_voice_whatever_their_size(generator: torch.Generator) -> None:
+    few = styles_near([0, 0, 9, 9], generator)
+    many = torch.cat([few, few[:1].expand(10, 2, 8)])
+    style, groups = interpolation_style(many)
+    assert groups.max() == 1
+    means = torch.stack([many[groups == 0].mean(0), many[groups == 1].mean(0)])
+    np.testing.assert_allclose(style, means.mean(0), rtol=1e-6)
+
+
+def test_coarsest_partition() -> None:
+    degrees = torch.tensor([0.0, 1, 90, 91, 5, 6, 95, 96]).deg2rad()
+    styles = torch.stack([degrees.cos(), degrees.sin()], dim=1).view(8, 2, 1)
+    _, groups = interpolation_style(styles, partition="coarsest")
+    assert groups.tolist() == [0, 0, 1, 1, 0, 0, 1, 1]
+    _, groups = interpolation_style(styles, partition="finest")
+    assert groups.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+def test_without_clustering_the_plain_mean(generator: torch.Generator) -> None:
+    styles = styles_near([0, 0, 0, 9], generator)
+    style, groups = interpolation_style(styles, clustering=False)
+    np.testing.assert_allclose(style, styles.sum(0) / 4, rtol=1e-6)
+    assert groups.tolist() == [0] * 4
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_few_clients_form_one_group(count: int, generator: torch.Generator) -> None:
+    styles = styles_near(list(range(count)), generator)
+    style, groups = interpolation_style(styles)
+    np.testing.assert_allclose(style, styles.mean(0), rtol=1e-6)
+    assert groups.tolist() == [0] * count
+
+
+def test_perturbation_shrinks_and_adds_noise(generator: torch.Generator) -> None:
+    style = torch.stack([torch.full((50_000,), -2.0), torch.full((50_000,), 3.0)])
+    noise = perturb(style, 0.05, 0.1, generator) - 0.9 * style
+    # 100,000 draws: the standard error of their mean is 0.00016, of their deviation 0.00011.
+    assert abs(noise.mean().item()) < 0.001
+    assert noise.std().item() == pytest.approx(0.05, abs=0.001)
+
+
+def test_perturbation_depends_on_the_generator_alone() -> None:
+    style = torch.ones(2, 4, dtype=torch.float64)
+    first, again, other = (
+        perturb(style, 0.5, 0.0, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)
+    )
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert first.dtype == torch.float64
+
+
+def test_no_perturbation_is_none() -> None:
+    style = torch.tensor([[-1.0, 2.0], [0.5, 0.25]])
+    assert torch.equal(perturb(style, 0.0, 0.0, torch.Generator()), style)
+
+
+def test_deviations_stay_positive_and_means_may_be_negative() -> None:
+    style = torch.zeros(2, 1000)
+    mean, deviation = perturb(style, 1.0, 0.5, torch.Generator().manual_seed(0))
+    assert mean.min() < 0
+    assert deviation.min() == pytest.approx(1e-5)
+
+
+# Noised styles: the sensitivity holds for adversarial neighbours, the noise is the stated one.
+
+
+CHANNELS = 3
+NUMBERS = st.floats(allow_nan=True, allow_infinity=True, width=64)
+IMAGE = st.lists(NUMBERS, min_size=2 * CHANNELS, max_size=2 * CHANNELS)
+REFERENCE = PublicReference(
+    torch.tensor([[1.0, -2.0, 0.0]] * 2), torch.tensor([[0.1, 7.0, 1e-3]] * 2), 1
+)
+
+
+def moments_of(images):
+    return torch.tensor(images, dtype=torch.float64).reshape(-1, 2, CHANNELS)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(IMAGE, min_size=1, max_size=6), IMAGE, st.integers(0, 5), st.sampled_from([0.1, 1, 30])
+)
+def test_no_image_moves_the_mean_by_more_than_the_sensitivity(images, other, at, radius):
+    neighbour = list(images)
+    neighbour[at % len(images)] = other
+    one, two = (clipped_mean(moments_of(m), REFERENCE, radius) for m in (images, neighbour))
+    bound = sensitivity(StyleNoise(1.0, "image"), len(images), radius)
+    assert torch.isfinite(one).all()
+    assert float((one - two).norm()) <= bound * (1 + 1e-9)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(IMAGE, min_size=2, max_size=5), st.lists(IMAGE, min_size=2, max_size=5))
+def test_no_client_moves_its_mean_by_more_than_the_sensitivity(images, others):
+    size = min(len(images), len(others))
+    one, two = (clipped_mean(moments_of(m[:size]), REFERENCE, 2.5) for m in (images, others))
+    bound = sensitivity(StyleNoise(1.0, "client"), size, 2.5)
+    assert float((one - two).norm()) <= bound * (1 + 1e-9)
+
+
+def test_the_worst_neighbours_reach_the_bound():
+    far = [[1e9, 0, 0, 0, 0, 0], [-1e9, 0, 0, 0, 0, 0]]
+    images = [[1.0, -2.0, 0.0] * 2] * 3
+    one, two = (clipped_mean(moments_of([*images, f]), REFERENCE, 2.0) for f in far)
+    bound = sensitivity(StyleNoise(1.0, "image"), 4, 2.0)
+    assert float((one - two).norm()) == pytest.approx(bound, rel=1e-6)
+
+
+def moments(count=5, seed=0):
+    chance = torch.Generator().manual_seed(seed)
+    images = torch.rand(count, 3, 16, 16, generator=chance)
+    codec = load_codec("colors")
+    return image_moments(codec.style_features(images)), codec
+
+
+def test_over_10_000_draws_the_noise_has_the_stated_variance():
+    found, codec = moments()
+    noise = StyleNoise(0.7, "image", norm=50.0)
+    reference = public_reference(codec)
+    radius = noise.norm * reference.radius
+    mean = clipped_mean(found.averages, reference, radius)
+    drawn = torch.stack(
+        [(private_style(found, codec, noise)[0] - reference.centre[0]) for _ in range(10_000)]
+    )
+    errors = ((drawn / reference.spread[0] - mean[0]) / (0.7 * 2 * radius / 5)).flatten().numpy()
+    low, high = stats.chi2.ppf([5e-10, 1 - 5e-10], len(errors))
+    assert low < (errors**2).sum() < high
+    assert stats.kstest(errors, "norm").pvalue > 1e-9
+
+
+def test_the_noise_cannot_be_drawn_again_and_nothing_else_varies():
+    found, codec = moments()
+    one, two = (private_style(found, codec, StyleNoise(1.0)) for _ in range(2))
+    assert not torch.equal(one, two)
+    bare = StyleNoise(0.0, norm=1e6)
+    expected = style_from_averages(found.averages.mean(0))
+    assert torch.allclose(private_style(found, codec, bare), expected, atol=1e-6)
+    public_reference.cache_clear()
+    again = public_reference(codec)
+    public_reference.cache_clear()
+    assert torch.equal(again.centre, public_reference(codec).centre)
+
+
+def test_deviations_are_made_from_noised_moments():
+    # A client whose images are all alike has deviation 0; released, it must not show.
+    flat = image_moments(load_codec("colors").style_features(torch.full((4, 3, 8, 8), 0.5)))
+    styles = torch.stack([private_style(flat, load_codec("colors"), StyleNoise(2.0))[1]] * 1)
+    drawn = torch.stack(
+        [private_style(flat, load_codec("colors"), StyleNoise(2.0))[1] for _ in range(50)]
+    )
+    assert torch.isfinite(styles).all()
+    assert float(drawn.std()) > 0.05
+
+
+@pytest.mark.parametrize("method", ["pardon", "ccst", "vista"])
+def test_what_leaves_a_client_is_noised(method):
+    options = {"settings": {"codec": "colors"}}
+    said = []
+    for noise in (None, StyleNoise(1e-9, norm=1e3), StyleNoise(0.5)):
+        small = federation(method, style_noise=noise, **options)
+        name = "styles" if method == "ccst" else "style"
+        said.append(small.method.describe(small.client(0)).tensors[name].reshape(2, -1))
+    plain, clipped, noised = said
+    assert noised.shape == plain.shape
+    if method == "ccst":  # the others leave their clusters out
+        torch.testing.assert_close(clipped, plain, rtol=1e-3, atol=1e-3)
+    assert not torch.allclose(noised, plain, atol=1e-3)
+
+
+DIGITS = {
+    "data": {"source": "digits", "image_size": 16},
+    "hold_out": "sketch",
+    "clients": 3,
+    "model": {"backbone": "cnn_gn", "weights": None, "normalization": "frozen"},
+    "train": {"rounds": 1, "local_steps": 1, "batch_size": 8},
+    "device": "cpu",
+    "precision": "float32",
+}
+
+
+def chosen(method, privacy, **settings):
+    choice = {"name": method, "settings": settings}
+    return Experiment(**DIGITS, method=choice, privacy=privacy)
+
+
+@pytest.mark.parametrize("unit", ["image", "client"])
+def test_a_run_with_both_counts_both(tmp_path, unit):
+    privacy = {"epsilon": 16, "style_epsilon": 4, "style_unit": unit}
+    experiment = chosen("pardon", privacy, codec="colors")
+    done = run(experiment, tmp_path, cache=tmp_path / "cache", report=False)
+    spent = done.record.privacy
+    assert set(spent) == {("update", "client"), ("describe", unit)}
+    style = spent["describe", unit]
+    assert (style.round, style.clients, style.noised_at) == (0, [0, 1, 2], "client")
+    assert style.budget == 4
+    assert 3.95 < style.epsilon <= 4
+    assert gaussian_epsilon(style.noise, 1e-5) == pytest.approx(4, rel=0.01)
+    rows = PRIVACY_ROWS.read(done.folder / "privacy.jsonl")
+    assert [row.message for row in rows] == ["describe", "update"]
+
+
+def refused(method, privacy, **settings):
+    experiment = chosen(method, privacy, **settings)
+    return guards_for(experiment, *build(experiment, 10))
+
+
+@pytest.mark.parametrize(
+    ("method", "privacy", "settings", "words"),
+    [
+        ("fedavg", {"style_epsilon": 8}, {}, "fedavg: sends none"),
+        ("elcfs", {"style_epsilon": 8}, {}, "elcfs: describe/.* cannot be noised"),
+        ("ccst", {"style_epsilon": 8}, {"share": "single"}, "set method.share to overall"),
+        ("pardon", {"epsilon": 8}, {}, "neither clipped nor noised"),
+        ("pardon", {"epsilon": 8, "style_epsilon": 1, "open_styles": True}, {}, "exclude each"),
+        ("pardon", {"style_epsilon": -1}, {}, "style_epsilon"),
+    ],
+)
+def test_styles_that_cannot_be_protected_are_refused(method, privacy, settings, words):
+    with pytest.raises(ExperimentError, match=words):
+        refused(method, privacy, **settings)
+
+
+@pytest.mark.parametrize("more", [{"open_styles": True}, {"style_epsilon": 1}])
+def test_updates_can_be_protected_beside_styles(more):
+    guards = refused("pardon", {"epsilon": 8, **more})
+    assert guards.noised
+    assert len(guards.promises) == (1 if "open_styles" in more else 2)
+
+
+def test_the_reference_is_no_image_of_anybody():
+    codec = load_codec("colors")
+    reference = public_reference(codec)
+    assert numpy.isfinite(reference.radius)
+    assert (reference.spread > 0).all()

@@ -8,11 +8,14 @@ from feddg.messages import Known
 from feddg.methods.composition import build_method
 from feddg.rng import stream
 from feddg.styles.codec import load_codec
-from feddg.styles.interpolate import interpolation_style
-from feddg.styles.private import StyleNoise, private_style
 from feddg.styles.ranges import extreme_images, noised_range, style_range
-from feddg.styles.statistics import measure
-from feddg.styles.variants import VARIANTS
+from feddg.styles.statistics import (
+    VARIANTS,
+    StyleNoise,
+    interpolation_style,
+    measure,
+    private_style,
+)
 from federations import colored_images, federation
 
 

@@ -33,7 +33,7 @@ from feddg.runs.folder import FIGURES, RunFolder
 from feddg.runs.prepare import cache_folder
 from feddg.runs.reading import ATTACKS, LedgerRecord, read_run
 from feddg.runs.subject import Subject, load_subject
-from feddg.styles.training_images import load_images as load_public
+from feddg.styles.training import load_images as load_public
 
 KINDS = ("server", "client", "update", "membership")
 _LEAST = {"most_public": FEWEST, "targets": 2, "steps": 0, "updates": 1, "iterations": 1}

@@ -40,7 +40,7 @@ def style_train(
     """Train a codec on folders of content and style images; run again to go on."""
     from rich.progress import Progress
 
-    from feddg.styles.codec_training import Recipe, train_codec
+    from feddg.styles.training import Recipe, train_codec
 
     sizes = tuple(size)
     recipe = Recipe(
@@ -80,7 +80,7 @@ def style_transfer(
     decoder: Annotated[Path | None, typer.Option(help="decoder weights")] = None,
 ) -> None:
     """Re-draw images in the style of another image, or of a folder of images."""
-    from feddg.studies.redraw import redraw_files
+    from feddg.styles.transfer import redraw_files
 
     done = redraw_files(
         images, style, out, strength, size, codec=codec, encoder=encoder, decoder=decoder

@@ -13,7 +13,7 @@ from feddg.clients.stepping import Stepper
 from feddg.data.augment import AugmentSettings
 from feddg.models.network import Network
 from feddg.settings import TrainSettings
-from feddg.styles.private import StyleNoise
+from feddg.styles.statistics import StyleNoise
 
 
 @dataclass(frozen=True)

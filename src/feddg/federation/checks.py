@@ -34,7 +34,7 @@ from feddg.methods.base import Method, State, has_global_model
 from feddg.models.network import Network
 from feddg.models.normalization import never_negative_names
 from feddg.settings import TrainSettings
-from feddg.styles.private import StyleNoise
+from feddg.styles.statistics import StyleNoise
 
 LARGEST_COUNTER = 2**53
 """Beyond any number of batches; adding to it stays exact."""

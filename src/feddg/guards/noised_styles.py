@@ -1,6 +1,6 @@
 """Style privacy: the moments that a client describes itself with are noised before they leave.
 
-The client's method does it (:mod:`feddg.styles.private`); this guard says what it promises, counts
+The client's method does it (:mod:`feddg.styles.statistics`); this guard says what it promises, counts
 what it costs, and is why other guards let the description pass. Styles leave once, before round 1.
 """
 

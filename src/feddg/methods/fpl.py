@@ -41,7 +41,7 @@ from feddg.methods.base import Method, MethodSettings, State
 from feddg.methods.catalogue import register
 from feddg.methods.reference import CodeDifference, Reference
 from feddg.settings import Positive
-from feddg.styles.finch import finch
+from feddg.styles.statistics import finch
 
 PROTOTYPES, CLASSES = "fpl/prototypes", "fpl/classes"
 EMBEDDINGS = "fpl/embeddings"

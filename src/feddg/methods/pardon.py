@@ -54,10 +54,14 @@ from feddg.methods.style_exchange import (
 )
 from feddg.records import Groups
 from feddg.settings import Fraction
-from feddg.styles.finch import finch
-from feddg.styles.interpolate import client_style, interpolation_style, perturb
 from feddg.styles.ranges import DEVIATIONS
-from feddg.styles.statistics import FeatureMoments
+from feddg.styles.statistics import (
+    FeatureMoments,
+    client_style,
+    finch,
+    interpolation_style,
+    perturb,
+)
 
 
 class PardonSettings(StyleSettings):

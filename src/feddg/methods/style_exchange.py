@@ -18,9 +18,8 @@ from feddg.messages import Known, Message, Sent, joined
 from feddg.methods.base import Method, MethodSettings
 from feddg.settings import ExperimentSettings, Fraction
 from feddg.styles.codec import CODECS, Codec, adain, load_codec, transfer
-from feddg.styles.private import private_style
 from feddg.styles.ranges import noised_range, style_range
-from feddg.styles.statistics import FeatureMoments, measure
+from feddg.styles.statistics import FeatureMoments, measure, private_style
 
 ENOUGH_PLACES = 8
 """Places along a map's side, from which on drawn images are read nearly as well as their originals:

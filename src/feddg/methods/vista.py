@@ -60,9 +60,7 @@ from feddg.methods.style_exchange import (
 from feddg.records import Groups
 from feddg.settings import Fraction
 from feddg.styles.codec import adain
-from feddg.styles.finch import finch
-from feddg.styles.interpolate import client_style, interpolation_style
-from feddg.styles.statistics import FeatureMoments
+from feddg.styles.statistics import FeatureMoments, client_style, finch, interpolation_style
 
 
 class VistaSettings(StyleSettings):

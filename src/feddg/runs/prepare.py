@@ -41,7 +41,7 @@ from feddg.runs.loading import Progress as Progress
 from feddg.runs.loading import load_table, split_remarks, table_remarks
 from feddg.settings import PrivacySettings
 from feddg.storage import cache_folder as cache_folder
-from feddg.styles.private import StyleNoise
+from feddg.styles.statistics import StyleNoise
 
 log = logging.getLogger("feddg")
 

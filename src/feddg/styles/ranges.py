@@ -19,7 +19,7 @@ from torch import Tensor
 
 from feddg.rng import stream
 from feddg.styles.codec import VARIANCE_FLOOR, Codec
-from feddg.styles.private import StyleNoise, public_reference, sensitivity
+from feddg.styles.statistics import StyleNoise, public_reference, sensitivity
 
 SIDES = (8, 16, 32)
 """Sides of the images that are measured, pixels: a small map is mostly border."""

@@ -1,16 +1,18 @@
-"""Styles of images and of any group of images, from sums that are taken once per image.
+"""Styles of images, clients and groups: measured, clustered, interpolated, and made private."""
 
-A style is ``(2, C)``: the mean and the standard deviation of each channel of an encoder's feature
-map, every position of every map being one sample (PARDON, Eq. 2). Sums and sums of squares add up,
-so the style of a cluster or a client is exact without keeping a single feature map.
-"""
-
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import connected_components
+from torch import Generator, Tensor
+from torch.nn import functional
 
+from feddg.rng import add_noise, stream
 from feddg.styles.codec import VARIANCE_FLOOR, Codec, images_at_once
 
 
@@ -113,3 +115,412 @@ def measure(codec: Codec, images: Tensor, batch_size: int | None = None) -> Feat
     counts = torch.cat([part.counts for part in parts]).cpu()
     sums = torch.cat([part.sums for part in parts]).cpu()
     return FeatureMoments(counts, sums)
+
+
+# FINCH: clustering without parameters, by first neighbours.
+#
+# Sarfraz, Sharma and Stiefelhagen, "Efficient Parameter-free Clustering Using First Neighbor
+# Relations" (CVPR 2019). Each point is linked to its nearest neighbour by cosine; connected points
+# are a cluster; the means of the clusters are clustered likewise, until one cluster would be left.
+
+
+_SIMILARITIES_AT_ONCE = 2**22
+
+
+@dataclass(frozen=True)
+class Finch:
+    """Partitions of n points, from the finest to the coarsest.
+
+    Attributes:
+        partitions: one or more; each ``(n,)`` int64 labels, counted from 0 in the order in which
+            the clusters first appear. Each is made of whole clusters of the one before.
+    """
+
+    partitions: tuple[np.ndarray, ...]
+
+    @property
+    def finest(self) -> np.ndarray:
+        """The partition with the most clusters."""
+        return self.partitions[0]
+
+    @property
+    def coarsest(self) -> np.ndarray:
+        """The partition with the fewest clusters: two or more, unless the finest has one."""
+        return self.partitions[-1]
+
+
+def finch(vectors: np.ndarray) -> Finch:
+    """Clusters vectors by cosine similarity, exactly, in float64.
+
+    The result depends on the set of vectors only: reordering the rows reorders the labels and
+    changes no cluster, because equally near neighbours are told apart by their values, not by
+    their position. Equal rows always share a cluster. The similarity to a zero vector is 0.
+
+    A level that would leave a single cluster is not kept, unless it is the first. (The authors'
+    other stopping rules never apply: every further level at least halves the number of clusters.)
+
+    Args:
+        vectors: ``(n, d)`` finite numbers, n at least 1. Beside a float64 copy, memory grows with
+            n only.
+
+    Raises:
+        ValueError: there are no vectors, or they are not finite.
+    """
+    points = np.array(vectors, dtype=np.float64, order="C")
+    if points.ndim != 2 or points.size == 0 or not np.isfinite(points).all():
+        raise ValueError("FINCH needs at least one vector, all of them finite")
+    order, of_row, copies = _distinct(points)
+    sums = points[order]
+    sums *= copies[:, None]
+    labels = _linked(_first_neighbors(sums, alone=copies == 1))
+    partitions: list[np.ndarray] = []
+    while not partitions or labels.max() > 0:
+        of_row = labels[of_row]
+        partitions.append(_in_order_of_appearance(of_row))
+        members = csr_array((np.ones(len(labels)), (labels, np.arange(len(labels)))))
+        sums = members @ sums
+        labels = _linked(_first_neighbors(sums))
+    return Finch(tuple(partitions))
+
+
+def _distinct(points: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Finds the distinct rows, in an order (of their bytes) that depends on their values alone.
+
+    Returns:
+        Where each distinct row stands, which one each row is, and how often each occurs.
+    """
+    points += 0.0  # -0.0 equals 0.0, but its bytes differ
+    rows = points.view(np.dtype((np.void, points.shape[1] * points.itemsize))).ravel()
+    _, order, of_row, copies = np.unique(
+        rows, return_index=True, return_inverse=True, return_counts=True
+    )
+    return order, of_row, copies
+
+
+def _first_neighbors(vectors: np.ndarray, alone: np.ndarray | None = None) -> np.ndarray:
+    """Finds each vector's most similar other one; a vector with a copy is its own neighbour."""
+    count = len(vectors)
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    unit = vectors / np.where(lengths > 0, lengths, 1)
+    neighbors = np.arange(count)
+    if count == 1:
+        return neighbors
+    step = max(1, _SIMILARITIES_AT_ONCE // count)
+    for start in range(0, count, step):
+        block = np.arange(start, min(start + step, count))
+        similarity = unit[block] @ unit.T
+        similarity[block - start, block] = -np.inf
+        neighbors[block] = similarity.argmax(axis=1)
+    return neighbors if alone is None else np.where(alone, neighbors, np.arange(count))
+
+
+def _linked(neighbors: np.ndarray) -> np.ndarray:
+    """Labels the connected components of the links from each point to its neighbour."""
+    count = len(neighbors)
+    links = csr_array((np.ones(count), (np.arange(count), neighbors)), shape=(count, count))
+    _, labels = connected_components(links, directed=False)
+    return np.asarray(labels, np.int64)
+
+
+def _in_order_of_appearance(labels: np.ndarray) -> np.ndarray:
+    _, first, compact = np.unique(labels, return_index=True, return_inverse=True)
+    return np.argsort(np.argsort(first))[compact]
+
+
+# From the images of a client to its one style, and from all clients' styles to a common one.
+#
+# PARDON, also published as FISC: Nguyen et al., "PARDON: Privacy-Aware and Robust Federated Domain
+# Generalization" (ICDCS 2025), Eq. 1 to 5.
+
+
+SMALLEST_DEVIATION = 1e-5
+"""Standard deviations of a perturbed style are kept at or above this."""
+
+
+def client_style(
+    moments: FeatureMoments,
+    labels: Tensor | np.ndarray,
+    combine: Literal["mean", "mixture"] = "mean",
+) -> Tensor:
+    """Returns the style of a client whose images are clustered (Eq. 1 and 2).
+
+    Every cluster counts the same, whatever its size.
+
+    Args:
+        moments: one row per image.
+        labels: ``(n,)`` int, the cluster of each image, counted from 0; all 0 gives the client's
+            pooled style.
+        combine: ``mean`` averages the clusters' means and standard deviations, as the paper
+            writes; ``mixture`` takes the standard deviation of the clusters' mixture, which
+            includes the spread between them, as the released code does.
+
+    Returns:
+        ``(2, C)`` float64.
+    """
+    clusters = moments.pooled(labels)
+    if combine == "mixture":
+        return style_from_averages(clusters.averages.mean(0))
+    return clusters.styles().mean(0)
+
+
+def interpolation_style(
+    styles: Tensor,
+    clustering: bool = True,
+    partition: Literal["finest", "coarsest"] = "finest",
+    median: Literal["average", "lower"] = "average",
+) -> tuple[Tensor, Tensor]:
+    """Returns the style between all clients' styles (Eq. 3 to 5), and the clients' groups.
+
+    FINCH groups the clients by their concatenated means and standard deviations; the result is
+    the element-wise median of the groups' mean styles.
+
+    Args:
+        styles: ``(N, 2, C)``, one per client.
+        clustering: False takes the plain mean of all styles instead (ablation v2).
+        partition: which of FINCH's partitions makes the groups.
+        median: of an even number of groups, the mean of the middle two or the lower one (the
+            released code).
+
+    Returns:
+        ``(2, C)`` in the type of ``styles``, and the group of each client, ``(N,)`` int64.
+    """
+    if not clustering:
+        return styles.mean(0), torch.zeros(len(styles), dtype=torch.int64)
+    partitions = finch(styles.flatten(1).cpu().numpy())
+    chosen = partitions.finest if partition == "finest" else partitions.coarsest
+    groups = torch.from_numpy(chosen)
+    means = torch.stack([styles[groups == group].mean(0) for group in range(chosen.max() + 1)])
+    if median == "lower":
+        return means.median(dim=0).values, groups
+    return means.quantile(0.5, dim=0, interpolation="midpoint"), groups
+
+
+def perturb(style: Tensor, scale: float, coefficient: float, generator: Generator) -> Tensor:
+    """Returns a style that was blurred before it left the client (FISC, Table 10).
+
+    v' = (1 - p) v + N(0, s^2), element by element, as FedPCL defines it. This is a test of
+    robustness and no differential privacy: nothing bounds what one image contributes.
+
+    Args:
+        style: ``(2, C)``.
+        scale: s, the standard deviation of the noise.
+        coefficient: p in [0, 1], the share of the style that is taken away.
+        generator: a CPU generator for the noise.
+    """
+    noise = torch.randn(style.shape, generator=generator, dtype=style.dtype)
+    mean, deviation = (1 - coefficient) * style + scale * noise.to(style.device)
+    return torch.stack([mean, deviation.clamp(min=SMALLEST_DEVIATION)])
+
+
+# Strong colour and texture variants of images: more styles for the decoder than folders hold.
+#
+# Each variant takes float RGB images ``(B, 3, H, W)`` in [0, 1] and a generator, and returns
+# images of the same shape and range.
+
+
+Variant = Callable[[Tensor, torch.Generator], Tensor]
+
+
+def unchanged(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Returns the images as they are."""
+    return images
+
+
+def recoloured(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Mixes the colour channels by a random matrix and bends the tones."""
+    mix = torch.eye(3) + 0.6 * torch.randn(3, 3, generator=generator)
+    mixed = torch.einsum("oc,bchw->bohw", mix, images - 0.5) + 0.5
+    return mixed.clamp(0, 1).pow(_between(0.5, 2.0, generator))
+
+
+def inverted(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Returns the negative."""
+    return 1 - images
+
+
+def grey(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Grey tones of random contrast and brightness."""
+    contrast = _between(0.4, 2.5, generator)
+    brightness = _between(0.3, 0.7, generator)
+    return ((_luminance(images) - 0.5) * contrast + brightness).clamp(0, 1).expand_as(images)
+
+
+def line_drawing(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Dark lines on white paper, from a difference of Gaussians."""
+    return _paper_with_lines(images, generator).expand_as(images)
+
+
+def flat_colours(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Smooth, saturated areas of few tones with dark outlines."""
+    from torchvision.transforms.functional import gaussian_blur  # a second to import
+
+    smooth = gaussian_blur(images, [5, 5], [1.5, 1.5])
+    levels = 2 + int(_between(0, 4, generator))
+    luminance = _luminance(smooth)
+    vivid = luminance + (smooth - luminance) * _between(1.0, 3.0, generator)
+    posterised = (vivid.clamp(0, 1) * levels).round() / levels
+    outlined: Tensor = posterised * _paper_with_lines(images, generator)
+    return outlined
+
+
+def texture(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Blobs or stripes of one random scale in random colours, over faint traces of the images."""
+    height, width = images.shape[-2:]
+    rows = max(1, height // 2 ** int(_between(0, 6, generator)))
+    columns = max(1, width // 2 ** int(_between(0, 6, generator)))
+    noise = torch.rand(len(images), 1, rows, columns, generator=generator)
+    blobs = functional.interpolate(noise, (height, width), mode="bilinear")
+    mask = torch.sigmoid((blobs - 0.5) * _between(4, 60, generator))
+    colours = torch.rand(2, len(images), 3, 1, 1, generator=generator)
+    return 0.85 * (colours[0] * mask + colours[1] * (1 - mask)) + 0.15 * images
+
+
+VARIANTS: tuple[Variant, ...] = (
+    unchanged,
+    recoloured,
+    flat_colours,
+    line_drawing,
+    grey,
+    inverted,
+    texture,
+)
+
+
+def _paper_with_lines(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Returns ``(B, 1, H, W)``: 1 on paper, towards 0 where a neighbourhood's edge is dark."""
+    width = _between(0.6, 1.6, generator)
+    luminance = _luminance(images)
+    from torchvision.transforms.functional import gaussian_blur
+
+    fine, coarse = (gaussian_blur(luminance, [9, 9], [s, s]) for s in (width, 1.6 * width))
+    threshold = _between(0.005, 0.03, generator)
+    return torch.sigmoid((fine - coarse + threshold) * _between(100, 400, generator))
+
+
+def _luminance(images: Tensor) -> Tensor:
+    return images.mean(dim=1, keepdim=True)
+
+
+def _between(low: float, high: float, generator: torch.Generator) -> float:
+    return low + (high - low) * torch.rand((), generator=generator).item()
+
+
+# A style that says little about any one image, or client: moments clipped and noised.
+#
+# What is released are first and second moments, never deviations: one of n images moves a pooled
+# mean of channels in [0, B] by at most B / n, but their deviation by up to about B / sqrt(n). The
+# deviation is computed afterwards, from what was noised. Neither is a mean over clusters released:
+# one image can change the clusters.
+#
+# Equations, with the moments ``v_i = (E[F], E[F^2])`` of image i, n images, a public centre m and
+# spread s, and a radius R::
+#
+#     u_i = (v_i - m) / s;   u_i <- u_i min(1, R / |u_i|);   u = (1/n) sum_i u_i
+#     released: m + s (u + N(0, (z Delta)^2)),   z the noise multiplier, and the sensitivity is
+#     Delta = 2 R / n   an image is replaced by any other (n is no secret)
+#     Delta = 2 R       all images of a client are replaced by any others
+#
+# Centre, spread and radius come from textures that anybody can draw (:func:`public_reference`):
+# they say nothing about anybody's images. The noise is :mod:`feddg.rng`'s.
+
+
+TEXTURES, SIDE = 256, 32
+"""How many textures are measured, and their side in pixels."""
+_SHARE = 0.9
+_LEAST_SPREAD = 1e-3
+
+
+@dataclass(frozen=True)
+class StyleNoise:
+    """How styles are noised before they leave a client.
+
+    Attributes:
+        multiplier: z, deviation over sensitivity.
+        unit: what is hidden: an image, or all that a client has.
+        norm: the radius, as a multiple of that within which most textures lie.
+    """
+
+    multiplier: float
+    unit: Literal["image", "client"] = "image"
+    norm: float = 1.0
+
+
+@dataclass(frozen=True)
+class PublicReference:
+    """What clipping is measured in.
+
+    Attributes:
+        centre: ``(2, C)`` float64, m.
+        spread: ``(2, C)`` float64, s.
+        radius: within which nine in ten textures lie.
+    """
+
+    centre: Tensor
+    spread: Tensor
+    radius: float
+
+
+@lru_cache(maxsize=8)
+def public_reference(codec: Codec) -> PublicReference:
+    """Returns the moments of textures under a codec: no image of anybody is looked at."""
+    chance = stream(0, "public textures")
+    drawn = [
+        texture(torch.rand(8, 3, SIDE, SIDE, generator=chance), chance)
+        for _ in range(TEXTURES // 8)
+    ]
+    images = (torch.cat(drawn).clamp(0, 1) * 255).to(torch.uint8)
+    averages = measure(codec, images).averages
+    centre = averages.mean(0)
+    spread = averages.std(0).clamp_min(_LEAST_SPREAD)
+    lengths = ((averages - centre) / spread).flatten(1).norm(dim=1)
+    return PublicReference(centre, spread, float(lengths.quantile(_SHARE)))
+
+
+def clipped_mean(averages: Tensor, reference: PublicReference, radius: float) -> Tensor:
+    """Returns u: the mean of clipped, whitened moments.
+
+    Args:
+        averages: ``(n, 2, C)``, E[F] and E[F^2] of each image; what is not finite counts as the
+            centre.
+        reference: what they are measured in.
+        radius: R.
+
+    Returns:
+        ``(2, C)`` float64, of length at most R.
+    """
+    whitened = (averages.double() - reference.centre) / reference.spread
+    rows = whitened.flatten(1).nan_to_num(0.0, 0.0, 0.0)
+    lengths = rows.norm(dim=1, keepdim=True)
+    # A length that overflows is infinite: its direction is lost, and it counts as the centre.
+    mean: Tensor = (rows * (radius / lengths.clamp_min(radius))).mean(0)
+    return mean.reshape(averages.shape[1:])
+
+
+def sensitivity(noise: StyleNoise, images: int, radius: float) -> float:
+    """Returns how far neighbours' means are apart at most.
+
+    Args:
+        noise: says who is hidden.
+        images: n.
+        radius: R.
+    """
+    return 2 * radius / (images if noise.unit == "image" else 1)
+
+
+def private_style(moments: FeatureMoments, codec: Codec, noise: StyleNoise) -> Tensor:
+    """Returns a client's noised style.
+
+    Args:
+        moments: one row per image.
+        codec: what they were measured with.
+        noise: how it is noised.
+
+    Returns:
+        ``(2, C)`` float64: a mean and a deviation per channel.
+    """
+    reference = public_reference(codec)
+    radius = noise.norm * reference.radius
+    mean = clipped_mean(moments.averages, reference, radius)
+    deviation = noise.multiplier * sensitivity(noise, len(moments), radius)
+    noised = add_noise(mean, deviation) if deviation else mean
+    return style_from_averages(reference.centre + reference.spread * noised)

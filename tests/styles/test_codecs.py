@@ -1,25 +1,203 @@
-"""The codec of the papers: indices, widths and faults of its files."""
+"""Codecs by name: ours, a caller's own, and the one without a network."""
 
 import re
 from dataclasses import replace
+from importlib import resources
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.nn import functional
 
 from codec_files import vgg19_modules, write_vgg19
-from feddg.errors import WeightsError
+from feddg.errors import ExperimentError, WeightsError
 from feddg.methods.composition import build_method
 from feddg.methods.style_exchange import StyleExchange
 from feddg.rng import stream
-from feddg.styles.codec import load_codec, transfer
-from feddg.styles.codecs.vgg19 import Vgg19Codec
-from feddg.styles.convolutional import ConvolutionalCodec, initialised
+from feddg.styles.codec import CODECS, VARIANCE_FLOOR, Codec, load_codec, register_codec, transfer
+from feddg.styles.codecs import (
+    CompactCodec,
+    ConvolutionalCodec,
+    ModulatedCodec,
+    Vgg19Codec,
+    initialised,
+)
+from feddg.styles.statistics import measure
+from feddg.styles.training import Recipe, train_codec
 
 
 def random_images(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randint(0, 256, shape, generator=stream(seed, "images"), dtype=torch.uint8)
+
+
+def test_all_codecs_name_and_describe_themselves() -> None:
+    assert set(CODECS) == {"compact", "modulated", "vgg19", "colors"}
+    for name, codec in CODECS.items():
+        assert codec.name == name
+        assert codec.summary
+
+
+def test_an_unknown_name_is_refused_with_the_nearest() -> None:
+    known = (
+        r"unknown codec 'compct' \(did you mean 'compact'\?\); there are: colors, compact, "
+        "modulated, vgg19"
+    )
+    with pytest.raises(WeightsError, match=known):
+        load_codec("compct")
+    with pytest.raises(ExperimentError, match=rf"method pardon, setting 'codec':.*{known}"):
+        build_method("pardon", {"codec": "compct"})
+
+
+def test_a_codec_of_ones_own_is_found_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    CODECS.find("colors")  # complete, so that leaving the test takes nothing away
+    monkeypatch.setattr(CODECS, "_found", dict(CODECS._found))
+
+    @register_codec
+    class Doubling(CODECS["colors"]):
+        """Colours twice as bright."""
+
+        name = "doubling"
+        summary = "for this test"
+
+        def encode(self, images: Tensor) -> Tensor:
+            return 2 * images
+
+    codec = load_codec("doubling")
+    images = random_images(2, 3, 4, 4)
+    expected = 2 * images.double().mean((2, 3)) / 255
+    np.testing.assert_allclose(measure(codec, images).styles()[:, 0], expected, rtol=1e-6)
+    assert build_method("pardon", {"codec": "doubling"}).settings.codec == "doubling"
+    with pytest.raises(WeightsError, match="two codecs are called 'doubling'"):
+        register_codec(type("Other", (Codec,), {"name": "doubling", "summary": ""}))
+
+
+@given(st.integers(1, 3), st.integers(1, 9), st.integers(2, 9), st.integers(0, 99))
+def test_colours_by_hand(count: int, height: int, width: int, seed: int) -> None:
+    """Colour transfer written out in NumPy, in double precision."""
+    images, model = (random_images(n, 3, height, width, seed=seed + n) for n in (count, 5))
+    codec = load_codec("colors")
+    style = measure(codec, model).pooled().styles()[0]
+    wanted = model.numpy() / 255
+    mean, deviation = wanted.mean((0, 2, 3)), np.sqrt(wanted.var((0, 2, 3)) + 1e-5)
+    np.testing.assert_allclose(style, np.stack([mean, deviation]), rtol=1e-6)
+    colours = images.numpy() / 255
+    own = colours.mean((2, 3), keepdims=True)
+    spread = np.sqrt(colours.var((2, 3), keepdims=True) + 1e-5)
+    full = (colours - own) / spread * deviation[:, None, None] + mean[:, None, None]
+    for strength in (0.0, 0.3, 1.0):
+        expected = np.clip(strength * full + (1 - strength) * colours, 0, 1) * 255
+        found = transfer(codec, images, style, strength).numpy()
+        assert np.abs(found - expected).max() <= 0.51
+
+
+def test_colours_take_no_files_and_no_other_layer() -> None:
+    with pytest.raises(WeightsError, match=r"'colors' has no weights: leave out decoder=a\.pth"):
+        load_codec("colors", decoder=Path("a.pth"))
+    with pytest.raises(WeightsError, match=r"'colors' cannot measure styles on 'conv4_1_pre'"):
+        load_codec("colors", style_layer="conv4_1_pre")
+
+
+def test_colours_resize_to_a_size_that_the_features_are_not_of() -> None:
+    features = torch.rand(1, 3, 8, 8, generator=stream(0, "features")) * 3 - 1
+    decoded = load_codec("colors").decode(features, (5, 20))
+    assert decoded.shape == (1, 3, 5, 20)
+    assert decoded.min() >= 0
+    assert decoded.max() <= 1
+
+
+# The codec whose decoder reads the whole style: against its definition, image by image.
+
+
+def drawn_slowly(maps: Tensor, weights: dict[str, Tensor]) -> Tensor:
+    """One image's decoding in float64, a convolution at a time, from the file's weights."""
+    doubles = {key: value.double() for key, value in weights.items()}
+    channels = maps.double().flatten(1)
+    deviation = (channels.var(1, correction=0) + VARIANCE_FLOOR).sqrt()
+    style = torch.cat([channels.mean(1), deviation])
+    summary = (doubles["read.weight"] @ style + doubles["read.bias"]).clamp(min=0)
+    written = doubles["write.weight"] @ summary + doubles["write.bias"]
+    widths = [64, 32, 32]
+    scales, shifts = written[: sum(widths)].split(widths), written[sum(widths) :].split(widths)
+    image = maps.double()[None]
+    for place, index in enumerate((1, 4, 8, 11)):
+        if place == 2:
+            image = image.repeat_interleave(2, 2).repeat_interleave(2, 3)
+        padded = functional.pad(image, (1, 1, 1, 1), mode="reflect")
+        weight, bias = doubles[f"layers.{index}.weight"], doubles[f"layers.{index}.bias"]
+        image = functional.conv2d(padded, weight, bias)
+        if place < 3:
+            modulated = image * (1 + scales[place])[:, None, None] + shifts[place][:, None, None]
+            image = modulated.clamp(min=0)
+    return image[0].clamp(0, 1)
+
+
+def test_the_decoder_is_its_definition() -> None:
+    codec = load_codec("modulated")
+    maps = codec.encode(codec.prepared(random_images(3, 3, 22, 18)))
+    weights = load_file(ModulatedCodec.file("decoder", None))
+    for row, found in zip(maps, codec.decode(maps, (22, 18)), strict=True):
+        torch.testing.assert_close(found.double(), drawn_slowly(row, weights), atol=1e-5, rtol=0)
+
+
+def test_styles_are_those_of_compact_and_pictures_are_not() -> None:
+    images = random_images(4, 3, 32, 32)
+    compact, modulated = load_codec("compact"), load_codec("modulated")
+    style = measure(compact, images).styles()
+    assert torch.equal(measure(modulated, images).styles(), style)
+    before, after = (transfer(codec, images, style.flip(0)) for codec in (compact, modulated))
+    assert not torch.equal(before, after)
+    assert compact.fingerprint() != modulated.fingerprint()
+
+
+def test_the_summary_of_a_style_is_each_images_own() -> None:
+    codec, images = load_codec("modulated"), random_images(9, 3, 16, 16)
+    style = measure(codec, random_images(9, 3, 16, 16, seed=1)).styles()
+    together = transfer(codec, images, style).int()
+    alone = transfer(codec, images, style, batch_size=1).int()
+    assert (together - alone).abs().max() <= 1  # convolutions round by their number of images
+
+
+def test_its_two_files_are_small() -> None:
+    parts = [ModulatedCodec.file(part, None) for part in ("encoder", "decoder")]
+    assert sum(part.stat().st_size for part in parts) < 300_000
+    assert parts[0] == CompactCodec.file("encoder", None)
+    assets = Path(str(resources.files("feddg.styles") / "assets"))
+    assert parts[1] == assets / "modulated_decoder.safetensors"
+
+
+def test_its_training_begins_with_what_compact_draws() -> None:
+    images = random_images(2, 3, 24, 24)
+    begun = ModulatedCodec.untrained(ModulatedCodec.file("encoder", None), None, seed=3).frozen()
+    compact = load_codec("compact")
+    style = measure(compact, images).styles().flip(0)
+    assert torch.equal(transfer(begun, images, style), transfer(compact, images, style))
+
+
+def test_a_trained_decoder_is_loaded_and_another_codecs_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for number, image in enumerate(random_images(4, 3, 48, 48)):
+        Image.fromarray(image.permute(1, 2, 0).numpy()).save(folder / f"{number}.png")
+    recipe = Recipe(codec="modulated", steps=2, batch_pixels=4 * 32**2, sizes=(32,))
+    decoder = train_codec(content=[folder], style=[folder], out=tmp_path / "out", recipe=recipe)
+    trained = load_codec("modulated", decoder=decoder)
+    assert trained.fingerprint() != load_codec("modulated").fingerprint()
+    with pytest.raises(WeightsError, match=r"layers\.1\.weight is missing"):
+        load_codec("modulated", decoder=CompactCodec.file("decoder", None))
+    with pytest.raises(WeightsError, match=r"1\.weight is missing"):
+        load_codec("compact", decoder=decoder)
+
+
+# The codec of the papers: indices, widths and faults of its files.
+
+
+def vgg19_codec_random_images(*shape: int, seed: int = 0) -> Tensor:
     generator = stream(seed, "images")
     return torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
 
@@ -65,7 +243,7 @@ def test_vgg19_loads_state_dicts_and_safetensors(tmp_path: Path) -> None:
     codec = load_codec("vgg19", **paths)
     assert isinstance(codec, ConvolutionalCodec)
     assert codec.channels == 512
-    images = random_images(1, 3, 17, 20) / 255
+    images = vgg19_codec_random_images(1, 3, 17, 20) / 255
     features = codec.encode(images)
     assert features.shape == (1, 512, 3, 3)
     torch.testing.assert_close(features, vgg19_modules()[0](images), rtol=1e-3, atol=1e-4)
@@ -79,7 +257,7 @@ def test_vgg19_loads_state_dicts_and_safetensors(tmp_path: Path) -> None:
 
 def test_styles_can_be_measured_before_the_last_relu(tmp_path: Path) -> None:
     codec = load_codec("vgg19", **write_vgg19(tmp_path), style_layer="conv4_1_pre")
-    images = random_images(2, 3, 16, 16) / 255
+    images = vgg19_codec_random_images(2, 3, 16, 16) / 255
     before = codec.style_features(images)
     assert before.min() < 0
     torch.testing.assert_close(before.relu(), codec.encode(images))
@@ -101,7 +279,7 @@ def test_widths_are_read_from_the_files(tmp_path: Path, divisor: int) -> None:
     assert isinstance(codec, ConvolutionalCodec)
     assert codec.channels == 512 // divisor
     assert codec.stride == 8
-    images = random_images(2, 3, 17, 20)
+    images = vgg19_codec_random_images(2, 3, 17, 20)
     expected = vgg19_modules(divisor)[0](images / 255)
     torch.testing.assert_close(codec.encode(images / 255), expected, rtol=1e-3, atol=1e-4)
     assert transfer(codec, images, random_style(codec.channels)).shape == images.shape

@@ -1,4 +1,4 @@
-"""Re-draws image files in the style of another image, or of a folder of images."""
+"""Image files transferred to the style of another image, or of a folder of images."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -14,8 +14,7 @@ from feddg.data.images import IMAGE_SUFFIXES
 from feddg.errors import DataError
 from feddg.storage import entries, is_file, replace_file, why
 from feddg.styles.codec import load_codec, transfer
-from feddg.styles.interpolate import client_style
-from feddg.styles.statistics import measure
+from feddg.styles.statistics import client_style, measure
 
 LEAST_SIDE = 16
 """A shorter side leaves a codec's feature maps no room: a strip is made this wide."""

@@ -1,8 +1,9 @@
-"""The shape that VGG-like codecs share: 3 x 3 convolutions, and their mirror image."""
+"""The codecs: encoder and decoder networks that measure a style and transfer images to another."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
+from itertools import pairwise
 from pathlib import Path
 from typing import ClassVar, Literal, Self, TypeVar, cast
 
@@ -12,9 +13,13 @@ from torch.nn import functional
 
 from feddg.errors import WeightsError
 from feddg.models.backbones import read_weights
+from feddg.models.normalization import instance_moments
 from feddg.rng import stream
 from feddg.storage import is_file
-from feddg.styles.codec import Codec, StyleLayer
+from feddg.styles.codec import VARIANCE_FLOOR, Codec, StyleLayer, register_codec
+
+# The shape that VGG-like codecs share: 3 x 3 convolutions, and their mirror image.
+
 
 M = TypeVar("M", bound=nn.Module)
 Plan = Sequence[int | Literal["pool", "up"]]
@@ -263,3 +268,216 @@ def _layers(channels: int, plan: Plan) -> list[nn.Module]:
             layers += [Reflect(), nn.Conv2d(channels, entry, 3), nn.ReLU(inplace=True)]
             channels = entry
     return layers
+
+
+# The reference that costs nothing: AdaIN on colours, without a network.
+
+
+@register_codec
+class ColorsCodec(Codec):
+    """The feature map is the image; a style is the mean and deviation of red, green and blue.
+
+    Re-drawing is thus the colour transfer of Reinhard et al. ("Color Transfer between Images",
+    IEEE Computer Graphics and Applications, 2001), in RGB. What a method gains from a codec beyond
+    it, it gains from texture.
+    """
+
+    name = "colors"
+    summary = "mean and deviation per RGB channel, no network; the zero-cost reference"
+    channels = 3
+    stride = 1
+
+    @classmethod
+    def load(cls, encoder: Path | None, decoder: Path | None, style_layer: StyleLayer) -> Self:
+        """Returns the codec, which takes no files; see :meth:`Codec.load`."""
+        for part, file in (("encoder", encoder), ("decoder", decoder)):
+            if file is not None:
+                raise WeightsError(
+                    f"codec 'colors' has no weights: leave out {part}={file}, "
+                    "or choose another codec"
+                )
+        return cls(style_layer)
+
+    def encode(self, images: Tensor) -> Tensor:
+        """Returns the images as they are, ``(B, 3, H, W)`` in [0, 1]."""
+        return images
+
+    def value_range(self) -> tuple[Tensor, Tensor]:
+        """Returns 0 and 1: the map is the image."""
+        return torch.zeros(self.channels), torch.ones(self.channels)
+
+    def decode(self, features: Tensor, size: tuple[int, int]) -> Tensor:
+        """Returns the features as images, clamped to [0, 1]; see :meth:`Codec.decode`."""
+        if tuple(features.shape[-2:]) != size:
+            features = functional.interpolate(features, size, mode="bilinear", antialias=True)
+        return torch.clamp(features, 0, 1)
+
+
+# The codec inside this package: small, for 32 to 224 pixels on a laptop.
+
+
+@register_codec
+class CompactCodec(ConvolutionalCodec):
+    """Four convolutions and their mirror image; what it was trained on is in docs/codec.md."""
+
+    name = "compact"
+    summary = "small, inside the package, for images of 32 to 224 pixels"
+    architecture = Architecture(
+        encoder=(32, 32, "pool", 64, 64),
+        decoder=(64, 32, "up", 32, 3),
+    )
+
+    @classmethod
+    def file(cls, part: Literal["encoder", "decoder"], given: Path | None) -> Path:
+        """Returns the given file, or the packaged one."""
+        return given or packaged_weights(cls.name, part)
+
+
+# The compact encoder with a decoder that knows the whole style it is to draw in.
+
+
+SUMMARY_NUMBERS = 24
+"""Numbers that a style is summed up in for the decoder."""
+
+
+class ModulatedDecoder(nn.Module):
+    """Convolutions whose channels are scaled and shifted by what the map's moments say.
+
+    A convolution sees a few pixels; the moments of the whole map say which style is asked for
+    (that map's own, after AdaIN), so that paper can turn white or areas flat everywhere. Scales
+    and shifts act before each ReLU, as in FiLM (Perez et al., AAAI 2018).
+
+    Args:
+        architecture: the decoder's plan and the channels that it begins with.
+    """
+
+    def __init__(self, architecture: Architecture) -> None:
+        super().__init__()
+        self.layers = architecture.modules()[1]
+        convolutions = [layer for layer in self.layers if isinstance(layer, nn.Conv2d)]
+        self.widths = [layer.out_channels for layer in convolutions[:-1]]
+        with torch.device("meta"):
+            self.read = nn.Linear(2 * architecture.channels, SUMMARY_NUMBERS)
+            self.write = nn.Linear(SUMMARY_NUMBERS, 2 * sum(self.widths))
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """Draws maps ``(B, C, h, w)`` as images ``(B, 3, H, W)``, not clamped."""
+        style = torch.cat(instance_moments(maps, VARIANCE_FLOOR), 1)
+        summary = torch.relu(self.read(style))
+        scales, shifts = self.write(summary)[..., None, None].chunk(2, 1)
+        modulations = zip(scales.split(self.widths, 1), shifts.split(self.widths, 1), strict=True)
+        for layer, following in pairwise([*self.layers, nn.Identity()]):
+            maps = layer(maps)
+            if isinstance(following, nn.ReLU):
+                scale, shift = next(modulations)
+                out = None if torch.is_grad_enabled() else maps  # new memory takes most of the time
+                maps = torch.addcmul(shift, maps, 1 + scale, out=out)
+        return maps
+
+    def begin_as(self, weights: dict[str, Tensor]) -> None:
+        """Takes a plain decoder's weights; it draws as that one until it has learned more."""
+        self.layers.load_state_dict(weights)
+        nn.init.zeros_(self.write.weight)
+        nn.init.zeros_(self.write.bias)
+
+
+@register_codec
+class ModulatedCodec(CompactCodec):
+    """The styles of ``compact``, drawn by a decoder of its own; docs/codec.md has its training."""
+
+    name = "modulated"
+    summary = "compact's styles, drawn by a decoder that reads the whole style"
+
+    @classmethod
+    def file(cls, part: Literal["encoder", "decoder"], given: Path | None) -> Path:
+        """Returns the given file, or the packaged one; the encoder is that of ``compact``."""
+        if part == "encoder":
+            return CompactCodec.file(part, given)
+        return given or packaged_weights(cls.name, part)
+
+    @classmethod
+    def parts(cls, architecture: Architecture) -> tuple[nn.Sequential, nn.Module]:
+        """Returns encoder and decoder without weights (on the meta device)."""
+        return architecture.modules()[0], ModulatedDecoder(architecture)
+
+    @classmethod
+    def untrained(cls, encoder: Path | None, decoder: Path | None, seed: int) -> Self:
+        """Returns the codec to begin a training with; without a file it draws as ``compact``."""
+        codec = super().untrained(encoder, decoder, seed)
+        if decoder is None and isinstance(codec.decoder, ModulatedDecoder):
+            codec.decoder.begin_as(read_weights(CompactCodec.file("decoder", None)))
+        return codec
+
+
+# The codec of the papers: AdaIN on VGG-19, of whatever width the user's weight files have.
+
+
+@register_codec
+class Vgg19Codec(ConvolutionalCodec):
+    """The normalised VGG-19 to relu4_1 and its mirror image (Huang and Belongie 2017).
+
+    How many channels each layer has is read from the files, so pruned pairs fit as the full one
+    does: for example the quarter-width pair of "Collaborative Distillation for Ultra-Resolution
+    Universal Style Transfer" (Wang et al., CVPR 2020).
+    """
+
+    name = "vgg19"
+    summary = "the papers' VGG-19 to relu4_1, full or pruned, from weight files you have"
+    architecture = Architecture(
+        encoder=(64, 64, "pool", 128, 128, "pool", 256, 256, 256, 256, "pool", 512),
+        decoder=(256, "up", 256, 256, 256, 128, "up", 128, 64, "up", 64, 3),
+        colour_layer=True,
+    )
+
+    @classmethod
+    def file(cls, part: Literal["encoder", "decoder"], given: Path | None) -> Path:
+        """Returns the given file; this codec has no weights of its own."""
+        if given is None:
+            raise WeightsError(
+                f"codec 'vgg19' needs an encoder and a decoder file; the {part} is not given. They "
+                "are commonly distributed as vgg_normalised.pth and decoder.pth with PyTorch "
+                "implementations of AdaIN; the codec 'compact' needs no files"
+            )
+        return given
+
+    @classmethod
+    def fitted(cls, encoder: Mapping[str, Tensor], decoder: Mapping[str, Tensor]) -> Architecture:
+        """Returns VGG-19 with the widths of the files; an untrained decoder mirrors the encoder."""
+        layers, mirror = cls.architecture.modules()
+        forward = _widened(cls.architecture.encoder, layers, encoder)
+        if not decoder:
+            backward = _mirrored(forward)
+        else:
+            backward = [*_widened(cls.architecture.decoder[:-1], mirror, decoder), 3]
+        return replace(cls.architecture, encoder=forward, decoder=backward)
+
+
+def _widened(plan: Plan, module: nn.Sequential, weights: Mapping[str, Tensor]) -> Plan:
+    """The plan with as many output channels as the weights have; as declared where they lack.
+
+    ``module`` is made after the full plan, so its convolutions have the indices of the weights.
+    """
+    indices = [
+        index
+        for index, layer in enumerate(module)
+        if isinstance(layer, nn.Conv2d) and layer.kernel_size == (3, 3)
+    ]
+    keys = iter(f"{index}.weight" for index in indices)
+    return [
+        entry if isinstance(entry, str) else _channels(weights.get(next(keys)), entry)
+        for entry in plan
+    ]
+
+
+def _channels(weight: Tensor | None, declared: int) -> int:
+    return declared if weight is None or weight.ndim != 4 else weight.shape[0]
+
+
+def _mirrored(encoder: Plan) -> Plan:
+    """The decoder's plan: the encoder's layers in reverse order, each giving what it was given."""
+    plan: list[int | Literal["pool", "up"]] = []
+    channels = 3
+    for entry in encoder:
+        plan.append("up" if entry == "pool" else channels)
+        channels = entry if isinstance(entry, int) else channels
+    return plan[::-1]

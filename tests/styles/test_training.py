@@ -1,22 +1,37 @@
 """Training a codec, interrupted or not."""
 
 import csv
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, nn
 from typer.testing import CliRunner
 
 from feddg.cli import app
 from feddg.errors import DataError, WeightsError
 from feddg.rng import stream
-from feddg.styles.codec import load_codec
-from feddg.styles.codec_training import Progress, Recipe, train_codec
-from feddg.styles.codecs.vgg19 import Vgg19Codec
-from feddg.styles.training_losses import TERMS
-from style_images import write_images
+from feddg.styles.codec import adain, load_codec
+from feddg.styles.codecs import CompactCodec, Vgg19Codec
+from feddg.styles.statistics import VARIANTS, Variant, grey, inverted, line_drawing, unchanged
+from feddg.styles.training import (
+    TERMS,
+    Critic,
+    LossNetwork,
+    Progress,
+    Recipe,
+    TrainingBatch,
+    draw_batch,
+    judge,
+    load_images,
+    moments,
+    pooled,
+    train_codec,
+)
+from style_images import random_unit_images, write_images
+from style_images import random_unit_images as images
 
 
 @pytest.fixture(scope="module")
@@ -195,3 +210,192 @@ def test_training_can_start_from_weights(folders, tmp_path: Path) -> None:
         **folders, out=tmp_path / "second", recipe=recipe(1, learning_rate=0.0), start=first
     )
     assert first.read_bytes() == second.read_bytes()
+
+
+# What a codec's training looks at, and the variants it learns from.
+
+
+def test_load_images_searches_in_depth(tmp_path: Path) -> None:
+    write_images(tmp_path / "deep" / "a", 3)
+    write_images(tmp_path / "b", 2)
+    images = load_images([tmp_path], 20)
+    assert images.shape == (5, 3, 20, 20)
+    assert images.dtype == torch.uint8
+
+
+def test_batches_hold_about_the_pixels_asked_for() -> None:
+    collections = (
+        (random_unit_images(0, 5, 64) * 255).to(torch.uint8),
+        (random_unit_images(1, 3, 64) * 255).to(torch.uint8),
+    )
+    seen = set()
+    for step in range(40):
+        drawn = draw_batch(*collections, sizes=(16, 32, 128), pixels=8192, seed=1, step=step)
+        count, _, side, _ = drawn.contents.shape
+        assert drawn.styles.shape == drawn.counterparts.shape == drawn.contents.shape
+        assert count == {16: 32, 32: 8, 128: 2}[side]
+        assert count % drawn.pool == 0
+        assert len(drawn.known) == len(drawn.strength) == count
+        for part in (drawn.contents, drawn.styles, drawn.counterparts, drawn.strength):
+            assert part.min() >= 0
+            assert part.max() <= 1
+        seen.add((side, drawn.pool > 1, bool(drawn.known.any()), bool(drawn.known.all())))
+        again = draw_batch(*collections, sizes=(16, 32, 128), pixels=8192, seed=1, step=step)
+        assert torch.equal(drawn.contents, again.contents)
+    assert {side for side, *_ in seen} == {16, 32, 128}
+    assert {pool for _, pool, *_ in seen} == {True, False}
+    assert {known for *_, known, _ in seen} == {True, False}
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.__name__)
+def test_variants_keep_shape_and_range_and_differ(variant: Variant) -> None:
+    images = torch.rand(3, 3, 24, 20, generator=stream(0, "images"))
+    before = images.clone()
+    varied = variant(images, stream(0, "variant"))
+    assert varied.shape == images.shape
+    assert varied.min() >= 0
+    assert varied.max() <= 1
+    assert torch.equal(varied, variant(images, stream(0, "variant")))
+    assert torch.equal(varied, images) == (variant is unchanged)
+    assert torch.equal(images, before)
+
+
+def test_what_the_simple_variants_do() -> None:
+    images = torch.rand(2, 3, 16, 16, generator=stream(0, "images"))
+    generator = stream(0, "variant")
+    torch.testing.assert_close(inverted(images, generator) + images, torch.ones_like(images))
+    tones = grey(images, generator)
+    assert torch.equal(tones[:, 0], tones[:, 2])
+    edge = torch.ones(1, 3, 32, 32)
+    edge[..., 16:] = 0
+    drawing = line_drawing(edge, generator)[0, 0, 16]
+    assert drawing[2] > 0.8
+    assert drawing[16:19].min() < 0.2
+    assert drawing[-3] > 0.8
+
+
+# What a codec is trained for, against a calculation by hand.
+
+
+def batch(contents: Tensor, styles: Tensor, strength: Sequence[float], **changed) -> TrainingBatch:
+    count = len(contents)
+    fields = {
+        "counterparts": contents,
+        "known": torch.zeros(count, 1, 1, 1),
+        "strength": torch.tensor(strength, dtype=torch.float32).reshape(-1, 1, 1),
+        "pool": 1,
+    }
+    return TrainingBatch(contents, styles, **(fields | changed))
+
+
+def answering(answer: Tensor) -> CompactCodec:
+    """A codec whose decoder gives the same answer whatever it is asked."""
+    return CompactCodec(load_codec().encoder, nn.Sequential(_Answer(answer)))
+
+
+def terms(codec, network, given: TrainingBatch) -> dict[str, float]:
+    return {name: t.item() for name, t in zip(TERMS, judge(codec, network, None, given).terms)}
+
+
+@pytest.fixture
+def network() -> LossNetwork:
+    return LossNetwork(load_codec().encoder, images(9, count=4))
+
+
+def test_loss_terms_are_zero_for_a_perfect_codec(network: LossNetwork) -> None:
+    """If decoding gave the original back at strength 0, no term would remain."""
+    contents = images(0)
+    found = terms(answering(contents), network, batch(contents, images(1), [0, 0]))
+    assert found == pytest.approx(dict.fromkeys(TERMS, 0), abs=1e-8)
+
+
+def test_loss_terms_by_hand(network: LossNetwork) -> None:
+    contents, styles, answer, counterparts = images(1), images(2) * 0.5, images(3), images(4)
+    given = batch(
+        contents,
+        styles,
+        [0.0, 1.0],
+        counterparts=counterparts,
+        known=torch.ones(2, 1, 1, 1),
+    )
+    found = terms(answering(answer), network, given)
+    # The first image is to come back, the second to take on the second style.
+    layers, gains = load_codec().encoder, []
+    examples = images(9, count=4)
+    expected = dict.fromkeys(TERMS, 0.0)
+    for depth in (3, 10):  # up to the ReLU of the first convolution of both scales
+        gain = layers[:depth](examples).var((0, 2, 3)).mean().sqrt()
+        gains.append(gain.item())
+        wanted = [layers[:depth](image) / gain for image in (contents[:1], styles[1:])]
+        reached = layers[:depth](answer) / gain
+        targets = torch.stack([_style(features) for features in wanted])
+        styles_found = torch.stack([_style(features[None]) for features in reached])
+        expected["style"] += ((styles_found - targets) ** 2).mean().item()
+        before = layers[:depth](contents[:1])[0] / gain
+        expected["reconstruction"] += 0.1 * ((reached[0] - before) ** 2).mean().item()
+        after = layers[:depth](counterparts[1:])[0] / gain
+        expected["counterpart"] += 0.1 * ((reached[1] - after) ** 2).mean().item()
+    own = layers[:10](contents) / gain
+    target = torch.cat([own[:1], adain(own[1:], targets[1])])
+    expected["content"] = ((reached - target) ** 2).mean().item()
+    expected["reconstruction"] += (answer[0] - contents[0]).abs().mean().item()
+    expected["counterpart"] += (answer[1] - counterparts[1]).abs().mean().item()
+    assert found == pytest.approx(expected, rel=1e-3)
+
+
+def test_overshoot_is_judged_clamped_and_costs(network: LossNetwork) -> None:
+    contents = torch.ones(2, 3, 32, 32)
+    answer = contents.clone()
+    answer[0] += 0.5
+    given = batch(contents, contents, [1.0, 1.0])
+    found = terms(answering(answer), network, given)
+    inside = terms(answering(contents), network, given)
+    assert found.pop("overshoot") == pytest.approx(0.25)
+    assert inside.pop("overshoot") == 0
+    assert found == pytest.approx(inside, abs=1e-8)
+
+
+def test_a_critic_learns_to_tell_real_from_redrawn(network: LossNetwork) -> None:
+    """On answers that are plainly wrong its loss falls, and the codec is told so."""
+    critic = Critic(network.widths, seed=0)
+    optimizer = torch.optim.Adam(critic.parameters(), lr=1e-2)
+    codec, given = answering(torch.zeros(2, 3, 32, 32)), batch(images(1), images(2), [1.0, 1.0])
+    heard = []
+    for _ in range(30):
+        judgement = judge(codec, network, critic, given)
+        assert judgement.critic is not None
+        optimizer.zero_grad()
+        judgement.critic.backward()
+        optimizer.step()
+        heard.append((judgement.critic.item(), judgement.terms[-1].item()))
+    assert heard[-1][0] < 0.1 < heard[0][0]
+    assert heard[-1][1] > heard[0][1]
+    weak = batch(images(1), images(2), [0.0, 0.5])
+    assert judge(codec, network, critic, weak).critic is None
+
+
+def test_pooled_moments_are_those_of_the_neighbours_as_one() -> None:
+    features = torch.rand(6, 4, 5, 5, generator=stream(0, "features"))
+    together = pooled(moments(features), 3)
+    assert together.shape == (6, 2, 4)
+    for index, row in enumerate(together):
+        start = 3 * (index // 3)
+        torch.testing.assert_close(row, _style(features[start : start + 3]), rtol=1e-3, atol=1e-4)
+    assert torch.allclose(pooled(moments(features), 1), moments(features), atol=1e-6)
+
+
+class _Answer(nn.Module):
+    """A decoder that gives the same answer whatever it is asked."""
+
+    def __init__(self, answer: Tensor) -> None:
+        super().__init__()
+        self.answer = answer
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.answer
+
+
+def _style(features: Tensor) -> Tensor:
+    """The moments of all positions of all maps, ``(2, C)``."""
+    rows = features.movedim(1, 0).flatten(1)
+    return torch.stack([rows.mean(1), (rows.var(1, correction=0) + 1e-5).sqrt()])

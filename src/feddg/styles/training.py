@@ -1,0 +1,731 @@
+"""Training a codec on the user's own images: data, losses, and going on after an interruption."""
+
+import csv
+import hashlib
+import json
+import logging
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from feddg.data.decoding import UnusableImageError, decode_image
+from feddg.data.images import IMAGE_SUFFIXES
+from feddg.errors import DataError, WeightsError
+from feddg.models.normalization import instance_moments
+from feddg.rng import stream
+from feddg.storage import replace_bytes
+from feddg.styles.codec import CODECS, VARIANCE_FLOOR, adain
+from feddg.styles.codecs import ConvolutionalCodec, Vgg19Codec
+from feddg.styles.statistics import VARIANTS, Variant, inverted, recoloured, texture, unchanged
+
+# What a codec's training looks at: squares of two collections, in many styles.
+#
+# A batch is made of groups. Each has its own contents and styles, and one variant (see
+# :mod:`feddg.styles.statistics`) of either, drawn once for the group. So a group's styles may be
+# pooled, as a client's or a cluster's are, and the *counterpart* of a content, itself in the
+# styles' variant, is known where both come from the same collection.
+
+
+GROUP = 4
+"""Images of a group, at most."""
+
+MOST_IMAGES = 32
+"""Images of a batch, at most, however small they are."""
+
+RECOVERABLE: tuple[Variant, ...] = (unchanged, recoloured, inverted)
+"""Variants that leave enough of an image to ask for its counterpart."""
+
+logger = logging.getLogger("feddg")
+
+
+@dataclass(frozen=True)
+class TrainingBatch:
+    """Images of one step, float RGB in [0, 1].
+
+    Attributes:
+        contents: ``(B, 3, S, S)``, to be re-drawn.
+        styles: ``(B, 3, S, S)``, to take the styles of.
+        counterparts: ``(B, 3, S, S)``, what re-drawing at strength 1 should give.
+        known: ``(B, 1, 1, 1)``, 1 where the counterpart is one, 0 where it must not be looked at.
+        strength: ``(B, 1, 1)`` in [0, 1].
+        pool: neighbouring images that share one style.
+    """
+
+    contents: Tensor
+    styles: Tensor
+    counterparts: Tensor
+    known: Tensor
+    strength: Tensor
+    pool: int
+
+
+def load_images(folders: Sequence[Path], side: int) -> Tensor:
+    """Returns every readable image under some folders, as squares.
+
+    Args:
+        folders: searched in depth, in the order of their paths.
+        side: the short side is resized to this many pixels and the centre square kept.
+
+    Returns:
+        ``(N, 3, side, side)``, uint8 RGB.
+
+    Raises:
+        DataError: a folder is missing or has no readable image.
+    """
+    return torch.stack([image for folder in folders for image in _images_of(folder, side)])
+
+
+def draw_batch(
+    contents: Tensor, styles: Tensor, *, sizes: Sequence[int], pixels: int, seed: int, step: int
+) -> TrainingBatch:
+    """Returns the batch of one step, a function of the seed and the step alone.
+
+    Args:
+        contents: ``(N, 3, s, s)`` uint8, photographs.
+        styles: ``(M, 3, s, s)`` uint8, images in other styles.
+        sizes: sides of the squares, one of which is drawn; repeat one to draw it more often.
+        pixels: of the contents together, as nearly as groups allow.
+        seed: of the training.
+        step: counted from 0.
+    """
+    generator = stream(seed, "batch", step)
+    size = sizes[int(torch.randint(len(sizes), (), generator=generator))]
+    count = min(MOST_IMAGES, max(2, pixels // size**2))
+    group = min(GROUP, count)
+    groups = [
+        _group(contents, styles, group, size, generator) for _ in range(max(1, count // group))
+    ]
+    count = group * len(groups)
+    drawn, copied, counterparts = (torch.cat(part) for part in list(zip(*groups))[:3])
+    known = torch.tensor([float(one[3]) for one in groups]).repeat_interleave(group)
+    strength = (1.7 * torch.rand(count, 1, 1, generator=generator) - 0.4).clamp(0, 1)
+    pool = group if _chance(0.5, generator) else 1
+    return TrainingBatch(drawn, copied, counterparts, known[:, None, None, None], strength, pool)
+
+
+def _group(
+    contents: Tensor, styles: Tensor, count: int, size: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor, Tensor, bool]:
+    """Contents, styles, counterparts, and whether the latter are any."""
+    of_content, of_style = _chance(0.75, generator), _chance(0.65, generator)
+    plain = _squares(contents if of_content else styles, count, size, generator)
+    other = _squares(contents if of_style else styles, count, size, generator)
+    before, after = _variant(0.5, generator), _variant(0.35 if of_style else 0.5, generator)
+    both = after(torch.cat([plain, other]), generator)
+    known = of_content == of_style and before in RECOVERABLE and after is not texture
+    return before(plain, generator), both[count:], both[:count], known
+
+
+def _variant(plain: float, generator: torch.Generator) -> Variant:
+    """One of the variants; the unchanged image with the probability ``plain``, and by chance."""
+    choice = VARIANTS[int(torch.randint(len(VARIANTS), (), generator=generator))]
+    return unchanged if _chance(plain, generator) else choice
+
+
+def _chance(share: float, generator: torch.Generator) -> bool:
+    return bool(torch.rand((), generator=generator) < share)
+
+
+def _squares(images: Tensor, count: int, size: int, generator: torch.Generator) -> Tensor:
+    """Random squares of one random scale, resized to ``size``, some mirrored; in [0, 1]."""
+    side = images.shape[-1]
+    smallest = min(max(size, 48), side)
+    crop = int(torch.randint(smallest, side + 1, (), generator=generator))
+    rows = torch.randint(len(images), (count,), generator=generator).tolist()
+    corners = torch.randint(side - crop + 1, (count, 2), generator=generator).tolist()
+    squares = torch.stack(
+        [images[row, :, y : y + crop, x : x + crop] for row, (y, x) in zip(rows, corners)]
+    )
+    resized = functional.interpolate(squares / 255, (size, size), mode="bilinear", antialias=True)
+    return (resized.flip(-1) if _chance(0.5, generator) else resized).clamp(0, 1)
+
+
+def _images_of(folder: Path, side: int) -> list[Tensor]:
+    if not folder.is_dir():
+        raise DataError(f"{folder}: no such folder; give a folder of images")
+    images = []
+    for path in sorted(folder.rglob("*")):
+        if path.suffix.lower() in IMAGE_SUFFIXES:
+            try:
+                images.append(torch.from_numpy(decode_image(path, side, "crop")).permute(2, 0, 1))
+            except UnusableImageError as error:
+                logger.warning("%s is left out: %s", path, error)
+    if not images:
+        raise DataError(f"{folder}: no readable image ({', '.join(sorted(IMAGE_SUFFIXES))})")
+    return images
+
+
+# What a codec is trained for.
+#
+# A frozen network judges: its maps after the first convolution of every scale. The AdaIN paper's
+# two terms (Huang and Belongie, ICCV 2017, equations 11 to 13) are taken in that network, so that
+# the codec's own encoder may be trained, too:
+#
+# - content: the re-drawn image's deepest map is that of the original with the style's moments;
+# - style: its channel moments at every scale are those of the style.
+#
+# Moments blend linearly with the strength. Further terms serve federated domain generalization:
+#
+# - reconstruction: at strength 0 the image comes back, in its pixels and in the network's maps;
+# - counterpart: so does, at strength 1, what the content looks like in the style's variant;
+# - overshoot: colours outside [0, 1] are clamped before they are judged, and cost;
+# - critic: a small adversary on the network's maps (after Sauer et al., "Projected GANs Converge
+#   Faster", NeurIPS 2021), which knows the style asked for, cannot tell re-drawn from real images.
+
+
+TERMS = ("content", "style", "reconstruction", "counterpart", "overshoot", "critic")
+
+STRONG = 0.8
+"""Strength from which on an image should look like one of the style's collection."""
+
+
+class LossNetwork:
+    """The frozen maps that re-drawn images are judged on.
+
+    Args:
+        encoder: VGG-like layers.
+        examples: ``(N, 3, H, W)`` in [0, 1]; each scale's maps are divided by the deviation of
+            their channels on these, so that scales and networks weigh alike.
+    """
+
+    def __init__(self, encoder: nn.Sequential, examples: Tensor) -> None:
+        self._encoder = encoder.requires_grad_(False)
+        self._gains = [1.0]
+        self.widths: list[int] = []
+        with torch.no_grad():
+            maps = list(self._scales(examples))
+        self.widths = [features.shape[1] for features in maps]
+        self._gains = [_deviation(features) for features in maps]
+
+    def fingerprint(self) -> str:
+        """Returns a stable hash of the weights."""
+        digest = hashlib.sha256()
+        for weight in self._encoder.state_dict().values():
+            digest.update(weight.contiguous().numpy().tobytes())
+        return digest.hexdigest()[:16]
+
+    def maps(self, images: Tensor) -> list[Tensor]:
+        """Returns the maps ``(B, C, h, w)`` of images in [0, 1], from shallow to deep."""
+        return [features / gain for features, gain in zip(self._scales(images), self._gains)]
+
+    def _scales(self, images: Tensor) -> list[Tensor]:
+        found = []
+        features = images.contiguous(memory_format=torch.channels_last)
+        first = True
+        for layer in self._encoder:
+            features = layer(features)
+            if isinstance(layer, nn.ReLU) and first:
+                found.append(features)
+                first = False
+            first = first or isinstance(layer, nn.MaxPool2d)
+        return found
+
+
+class Critic(nn.Module):
+    """Tells images of a style's collection from re-drawn ones, by all maps but the shallowest.
+
+    Args:
+        widths: channels of the maps it is given, from shallow to deep.
+        seed: of its first weights.
+    """
+
+    def __init__(self, widths: Sequence[int], seed: int) -> None:
+        super().__init__()
+        inputs = 2 * sum(widths)
+        with torch.device("meta"):  # drawn below, from a stream of its own
+            self.asked = nn.Sequential(
+                nn.Linear(inputs, 64), nn.LeakyReLU(0.2), nn.Linear(64, 32 * (len(widths) - 1))
+            )
+            self.readers = nn.ModuleList(_reader(width) for width in widths[1:])
+            self.verdicts = nn.ModuleList(nn.Conv2d(32, 1, 1) for _ in widths[1:])
+        self.to_empty(device="cpu")
+        generator = stream(seed, "critic")
+        with torch.no_grad():
+            for weight in self.parameters():
+                fan = weight[0].numel() if weight.ndim > 1 else 1
+                spread = (2 / fan) ** 0.5 if weight.ndim > 1 else 0.0
+                weight.copy_(spread * torch.randn(weight.shape, generator=generator))
+
+    def forward(self, maps: Sequence[Tensor], styles: Sequence[Tensor]) -> Tensor:
+        """Returns ``(scales, B)``: positive where an image looks real.
+
+        Args:
+            maps: of the images, from shallow to deep.
+            styles: ``(B, 2, C)`` at each scale, the moments asked for.
+        """
+        asked = self.asked(torch.cat([moments.flatten(1) for moments in styles], 1))
+        verdicts = []
+        for reader, verdict, wish, features in zip(
+            self.readers, self.verdicts, asked.chunk(len(self.readers), 1), maps[1:]
+        ):
+            read = reader(features)
+            fit = (read * wish[..., None, None]).mean(1, keepdim=True)
+            verdicts.append((verdict(read) + fit).mean((1, 2, 3)))
+        return torch.stack(verdicts)
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """Loss terms of a batch, and what the critic is to learn from it.
+
+    Attributes:
+        terms: the scalars that :data:`TERMS` names, in its order.
+        critic: the critic's own loss, or None where there is nothing to learn.
+    """
+
+    terms: list[Tensor]
+    critic: Tensor | None
+
+
+def judge(
+    codec: ConvolutionalCodec, network: LossNetwork, critic: Critic | None, batch: TrainingBatch
+) -> Judgement:
+    """Re-draws a batch and returns what is wrong with it."""
+    with torch.no_grad():
+        before = network.maps(batch.contents)
+        real = network.maps(batch.styles)
+        answer = network.maps(batch.counterparts)
+        asked = [pooled(moments(features), batch.pool) for features in real]
+        wanted = [torch.lerp(moments(b), a, batch.strength) for b, a in zip(before, asked)]
+        target = adain(before[-1], wanted[-1])
+    drawn = redraw(codec, batch)
+    visible = drawn.clamp(0, 1)
+    after = network.maps(visible)
+    same = (batch.strength == 0).float()[..., None]
+    known = (batch.strength == 1).float()[..., None] * batch.known
+    strong = batch.strength.flatten() >= STRONG
+    critic_loss, fooled = None, drawn.new_zeros(())
+    if critic is not None and strong.any():
+        critic_loss, fooled = _contest(critic, real, after, asked, strong)
+    terms = [
+        functional.mse_loss(after[-1], target),
+        torch.stack([functional.mse_loss(moments(a), w) for a, w in zip(after, wanted)]).sum(),
+        _difference(drawn, batch.contents, after, before, same),
+        _difference(drawn, batch.counterparts, after, answer, known),
+        (drawn - visible).abs().mean(),
+        fooled,
+    ]
+    return Judgement(terms, critic_loss)
+
+
+def redraw(codec: ConvolutionalCodec, batch: TrainingBatch) -> Tensor:
+    """Returns the contents in their styles, ``(B, 3, S, S)``, not clamped, with gradient."""
+    features = codec.encode(batch.contents.contiguous(memory_format=torch.channels_last))
+    styles = codec.encode(batch.styles.contiguous(memory_format=torch.channels_last))
+    own, asked = moments(features), pooled(moments(styles), batch.pool)
+    restyled = adain(features, torch.lerp(own, asked, batch.strength))
+    drawn: Tensor = codec.decoder(restyled.contiguous(memory_format=torch.channels_last))
+    return drawn[..., : batch.contents.shape[-2], : batch.contents.shape[-1]]
+
+
+def moments(features: Tensor) -> Tensor:
+    """Means and standard deviations per image and channel, ``(B, 2, C)``."""
+    return torch.stack(instance_moments(features, VARIANCE_FLOOR), dim=1)
+
+
+def pooled(each: Tensor, count: int) -> Tensor:
+    """Gives ``count`` neighbours the moments that their maps have together, ``(B, 2, C)``."""
+    groups = each.unflatten(0, (-1, count))
+    mean, deviation = groups.unbind(2)
+    together = mean.mean(1, keepdim=True)
+    variance = (deviation**2 + mean**2).mean(1, keepdim=True) - together**2
+    return torch.stack([together, variance.clamp(min=0).sqrt()], 2).expand_as(groups).flatten(0, 1)
+
+
+def _reader(width: int) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(width, 64, 1),
+        nn.LeakyReLU(0.2),
+        nn.Conv2d(64, 32, 3, padding=1),
+        nn.LeakyReLU(0.2),
+    )
+
+
+def _contest(
+    critic: Critic,
+    real: Sequence[Tensor],
+    after: Sequence[Tensor],
+    asked: Sequence[Tensor],
+    strong: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """The critic's hinge loss, and the codec's loss against it."""
+    wish = [moments[strong] for moments in asked]
+    drawn = [features[strong] for features in after]
+    critic.requires_grad_(False)
+    fooled = -critic(drawn, wish).mean()
+    critic.requires_grad_(True)
+    false = critic([features.detach() for features in drawn], wish)
+    true = critic(real, asked)
+    return (functional.relu(1 + false).mean() + functional.relu(1 - true).mean()) / 2, fooled
+
+
+def _difference(
+    drawn: Tensor, image: Tensor, after: list[Tensor], maps: list[Tensor], chosen: Tensor
+) -> Tensor:
+    """Mean absolute error of pixels and, at a tenth, squared error of maps of the chosen images."""
+    share = chosen.mean().clamp(min=1e-6)
+    pixels = ((drawn - image).abs() * chosen).mean()
+    squares = [((a - m).square() * chosen).mean() for a, m in zip(after, maps)]
+    return (pixels + 0.1 * torch.stack(squares).sum()) / share
+
+
+def _deviation(features: Tensor) -> float:
+    """The root of the channels' mean variance."""
+    return max(1e-3, features.var((0, 2, 3)).mean().sqrt().item())
+
+
+# What an interrupted training goes on from: weights, moments of Adam, and the loss curve.
+
+
+CURVE_STEP = 25
+"""Steps averaged into one row of the loss curve."""
+
+_ADAM = ("step", "exp_avg", "exp_avg_sq")
+
+
+@dataclass
+class Trainee:
+    """A network in training with its optimizer; of one that is frozen, nothing changes."""
+
+    module: nn.Module
+    optimizer: torch.optim.Adam
+
+    def tensors(self, prefix: str) -> dict[str, Tensor]:
+        """Returns all that must be kept, under names that begin with ``prefix``."""
+        found = {f"{prefix}.weight.{key}": t for key, t in self.module.state_dict().items()}
+        for index, kept in self.optimizer.state_dict()["state"].items():
+            found |= {f"{prefix}.adam.{index}.{name}": kept[name] for name in _ADAM}
+        return found
+
+    def restore(self, prefix: str, tensors: dict[str, Tensor]) -> None:
+        """Takes back what :meth:`tensors` returned.
+
+        Raises:
+            KeyError: something is missing.
+            RuntimeError: something does not fit.
+        """
+        keys = self.module.state_dict()
+        self.module.load_state_dict({key: tensors[f"{prefix}.weight.{key}"] for key in keys})
+        state = self.optimizer.state_dict()
+        count = len(state["param_groups"][0]["params"])
+        state["state"] = {
+            index: {name: tensors[f"{prefix}.adam.{index}.{name}"] for name in _ADAM}
+            for index in range(count)
+            if f"{prefix}.adam.{index}.step" in tensors
+        }
+        self.optimizer.load_state_dict(state)
+
+
+@dataclass
+class TrainingState:
+    """A training in the making.
+
+    Attributes:
+        trainees: the networks in training by name.
+        curve: the loss terms of every step so far.
+    """
+
+    trainees: dict[str, Trainee]
+    curve: list[list[float]]
+
+    @property
+    def step(self) -> int:
+        """Steps taken."""
+        return len(self.curve)
+
+    def recent(self, terms: tuple[str, ...], end: int | None = None) -> dict[str, float]:
+        """Returns the mean of each term over the last :data:`CURVE_STEP` steps before ``end``."""
+        rows = self.curve[:end][-CURVE_STEP:]
+        return {term: sum(column) / len(rows) for term, column in zip(terms, zip(*rows))}
+
+
+def continue_from(out: Path, recipe: dict[str, Any], state: TrainingState) -> None:
+    """Brings a new training to where the one in ``out`` was left, if there is one.
+
+    Raises:
+        DataError: ``out`` holds a training by another recipe, or a damaged file.
+    """
+    path = out / "state.safetensors"
+    if not path.exists():
+        return
+    found, tensors = _read(path)
+    if found != recipe:
+        different = ", ".join(key for key in recipe if found.get(key) != recipe[key])
+        raise DataError(
+            f"{out} holds a training with other settings ({different}); "
+            "choose another folder or delete it"
+        )
+    try:
+        for name, trainee in state.trainees.items():
+            trainee.restore(name, tensors)
+        state.curve = tensors["curve"].tolist()
+    except (KeyError, RuntimeError) as error:
+        raise _damaged(path, error) from error
+
+
+def save(out: Path, recipe: dict[str, Any], state: TrainingState, terms: tuple[str, ...]) -> None:
+    """Writes state and curve, each replacing the last one whole."""
+    tensors = {"curve": torch.tensor(state.curve, dtype=torch.float64)}
+    for name, trainee in state.trainees.items():
+        tensors |= trainee.tensors(name)
+    write_tensors(out / "state.safetensors", tensors, {"recipe": json.dumps(recipe)})
+    ends = range(CURVE_STEP, state.step + 1, CURVE_STEP)
+    with (out / "loss.csv").open("w", newline="") as file:
+        rows = [[end, *state.recent(terms, end).values()] for end in ends]
+        csv.writer(file).writerows([["step", *terms], *rows])
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    """Replaces a weights file whole: an interruption leaves the old one."""
+    whole = {key: tensor.detach().contiguous() for key, tensor in tensors.items()}
+    replace_bytes(path, safetensors.torch.save(whole, metadata=metadata))
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    try:
+        with safetensors.safe_open(path, "pt") as file:
+            recipe = json.loads(file.metadata()["recipe"])
+            return recipe, {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    except (safetensors.SafetensorError, OSError, TypeError, KeyError, ValueError) as error:
+        raise _damaged(path, error) from error
+
+
+def _damaged(path: Path, error: Exception) -> DataError:
+    return DataError(f"{path}: not the state of a training ({error}); delete it")
+
+
+LONGEST_GRADIENT = 5.0
+"""Norm that the gradient of a step is cut down to."""
+
+
+SMALLEST_SIZE = 16
+"""Pixels a side that leave VGG-19's deepest map a neighbourhood to look at."""
+
+KEPT_SIDE = 160
+"""Side of the squares that images are kept as, in pixels; larger crops are enlarged from them."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a codec is trained.
+
+    Attributes:
+        codec: which one; it must have weights to train.
+        steps: optimizer steps; the learning rate falls to zero over them.
+        seed: of the first weights and all draws.
+        sizes: sides of the square crops in pixels, one of which is drawn at every step; repeat
+            one to draw it more often.
+        batch_pixels: of a step's contents together: 32,768 are 8 images of 64 pixels.
+        learning_rate: Adam's, at the start.
+        style_weight: of the style term against the content term; the AdaIN paper's is 10.
+        reconstruction_weight: of the term at strength 0.
+        counterpart_weight: of the term at strength 1 where the answer is known.
+        critic_weight: of the adversary; 0 trains without one.
+        keep_encoder: whether the encoder stays as it is under another loss network, too: styles
+            then remain those of its codec, and a step takes two thirds of the time.
+    """
+
+    codec: str = "compact"
+    steps: int = 4000
+    seed: int = 0
+    sizes: tuple[int, ...] = (64,)
+    batch_pixels: int = 2**15
+    learning_rate: float = 1e-3
+    style_weight: float = 10.0
+    reconstruction_weight: float = 5.0
+    counterpart_weight: float = 5.0
+    critic_weight: float = 0.0
+    keep_encoder: bool = False
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """The weight of each of :data:`feddg.styles.training.TERMS`."""
+        return (
+            1.0,
+            self.style_weight,
+            self.reconstruction_weight,
+            self.counterpart_weight,
+            1.0,
+            self.critic_weight,
+        )
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a training reports: the mean losses of the last steps."""
+
+    step: int
+    steps: int
+    losses: dict[str, float]
+
+
+def train_codec(
+    *,
+    content: Sequence[Path],
+    style: Sequence[Path],
+    out: Path,
+    recipe: Recipe | None = None,
+    encoder: Path | None = None,
+    start: Path | None = None,
+    loss_network: Path | None = None,
+    progress: Callable[[Progress], None] | None = None,
+    save_every: int = 250,
+) -> Path:
+    """Trains a codec; continues a training that was interrupted.
+
+    The same folder, images, files and recipe give the same weights, interrupted or not.
+
+    Args:
+        content: folders of photographs to re-draw, searched in depth.
+        style: folders of images to take styles from, beside variants of both.
+        out: folder for ``encoder.safetensors``, ``decoder.safetensors``, ``loss.csv`` and the
+            state to continue from.
+        recipe: all else that decides the outcome; the defaults of :class:`Recipe` if not given.
+        encoder: the encoder's first weights; if not given, the codec's own where it stays as it
+            is, and random ones where it is trained.
+        start: the decoder's first weights; random ones if not given.
+        loss_network: an encoder of the VGG-19 shape, of any width; the codec's own if not given.
+        progress: called every :data:`CURVE_STEP` steps and at the end.
+        save_every: steps between saved states.
+
+    Returns:
+        The decoder's path. Pass it, and the encoder beside it if that was trained, to
+        :func:`feddg.styles.codec.load_codec`.
+
+    Raises:
+        DataError: a folder is missing or has no readable image, a size is too small, or ``out``
+            holds a training by another recipe.
+        WeightsError: a file is missing or does not fit, or the codec has nothing to train.
+    """
+    recipe = recipe or Recipe()
+    if not content or not style:
+        raise DataError(f"{'style' if content else 'content'}: no folder of images was given")
+    if min(recipe.sizes, default=0) < SMALLEST_SIZE:
+        raise DataError(f"sizes {recipe.sizes}: crops need {SMALLEST_SIZE} pixels or more a side")
+    contents, styles = load_images(content, KEPT_SIDE), load_images(style, KEPT_SIDE)
+    codec = _beginning(recipe, encoder, start, alone=loss_network is None)
+    training = _Training(recipe, codec, contents, styles, _network(codec, loss_network, contents))
+    fixed = training.identity()
+    out.mkdir(parents=True, exist_ok=True)
+    continue_from(out, fixed, training.state)
+    while training.state.step < recipe.steps:
+        training.advance()
+        step = training.state.step
+        if progress and (step % CURVE_STEP == 0 or step == recipe.steps):
+            progress(Progress(step, recipe.steps, training.state.recent(TERMS)))
+        if step % save_every == 0 or step == recipe.steps:
+            save(out, fixed, training.state, TERMS)
+            _export(out, codec)
+    return out / "decoder.safetensors"
+
+
+class _Training:
+    """The networks in training, and what one step does to them."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        codec: ConvolutionalCodec,
+        contents: Tensor,
+        styles: Tensor,
+        network: LossNetwork,
+    ) -> None:
+        self.recipe, self.codec, self.network = recipe, codec, network
+        self.contents, self.styles = contents, styles
+        self.critic = Critic(network.widths, recipe.seed) if recipe.critic_weight else None
+        trainees = {"codec": Trainee(codec, torch.optim.Adam(_trained(codec)))}
+        if self.critic is not None:
+            adversary = torch.optim.Adam(self.critic.parameters(), lr=1e-3, betas=(0.0, 0.99))
+            trainees["critic"] = Trainee(self.critic, adversary)
+        self.state = TrainingState(trainees, [])
+
+    def identity(self) -> dict[str, Any]:
+        """All that decides the outcome, for a saved state to be compared with."""
+        return asdict(self.recipe) | {
+            "sizes": list(self.recipe.sizes),
+            "first weights": _hash(self.codec.state_dict().values()),
+            "loss network": self.network.fingerprint(),
+            "images": _hash((self.contents, self.styles)),
+        }
+
+    def advance(self) -> None:
+        """One step of the codec's optimizer, and one of the critic's."""
+        recipe, state = self.recipe, self.state
+        batch = draw_batch(
+            self.contents,
+            self.styles,
+            sizes=recipe.sizes,
+            pixels=recipe.batch_pixels,
+            seed=recipe.seed,
+            step=state.step,
+        )
+        judgement = judge(self.codec, self.network, self.critic, batch)
+        loss = sum(weight * term for weight, term in zip(recipe.weights, judgement.terms))
+        optimizer = state.trainees["codec"].optimizer
+        for group in optimizer.param_groups:
+            group["lr"] = recipe.learning_rate * _schedule(state.step / recipe.steps)
+        _descend(optimizer, loss, _trained(self.codec))
+        if judgement.critic is not None:
+            _descend(state.trainees["critic"].optimizer, judgement.critic, [])
+        state.curve.append([term.item() for term in judgement.terms])
+
+
+def _beginning(
+    recipe: Recipe, encoder: Path | None, start: Path | None, *, alone: bool
+) -> ConvolutionalCodec:
+    """The codec before the first step; ``alone``, without another network, its encoder is fixed."""
+    definition = CODECS.find(recipe.codec)
+    if not issubclass(definition, ConvolutionalCodec):
+        raise WeightsError(
+            f"codec {recipe.codec!r} has nothing to train; choose compact, modulated or vgg19"
+        )
+    kept = alone or recipe.keep_encoder
+    first = definition.file("encoder", encoder) if kept else encoder
+    codec = definition.untrained(first, start, recipe.seed)
+    codec.encoder.requires_grad_(not kept)
+    return codec
+
+
+def _network(codec: ConvolutionalCodec, file: Path | None, contents: Tensor) -> LossNetwork:
+    encoder = codec.encoder if file is None else Vgg19Codec.untrained(file, None, 0).encoder
+    return LossNetwork(encoder, contents[:64] / 255)
+
+
+def _trained(codec: ConvolutionalCodec) -> list[nn.Parameter]:
+    return [parameter for parameter in codec.parameters() if parameter.requires_grad]
+
+
+def _descend(optimizer: torch.optim.Optimizer, loss: Any, limited: Sequence[nn.Parameter]) -> None:
+    optimizer.zero_grad()
+    loss.backward()
+    if limited:
+        nn.utils.clip_grad_norm_(limited, LONGEST_GRADIENT)
+    optimizer.step()
+
+
+def _schedule(done: float) -> float:
+    """Rises over the first fiftieth, then falls to zero along a cosine."""
+    return min(1.0, 50 * done + 0.02) * (1 + math.cos(math.pi * done)) / 2
+
+
+def _export(out: Path, codec: ConvolutionalCodec) -> None:
+    """Writes the trained parts in half precision, as they are shipped."""
+    for part in ("encoder", "decoder"):
+        module = getattr(codec, part)
+        if any(parameter.requires_grad for parameter in module.parameters()):
+            halves = {key: weight.half() for key, weight in module.state_dict().items()}
+            write_tensors(out / f"{part}.safetensors", halves, {"codec": codec.name})
+
+
+def _hash(tensors: Iterable[Tensor]) -> str:
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(tensor.contiguous().numpy().tobytes())
+    return digest.hexdigest()[:16]
