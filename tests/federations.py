@@ -7,9 +7,7 @@ from typing import Any
 import numpy
 import torch
 
-from feddg.clients.client import Client
-from feddg.clients.examples import Examples
-from feddg.clients.worker import Worker
+from feddg.clients.client import Client, Examples, Worker
 from feddg.data.augment import NONE, AugmentSettings
 from feddg.data.pixels import ArrayPixels
 from feddg.federation.checks import MessageChecks

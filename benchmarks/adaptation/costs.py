@@ -20,9 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "speed"))
 
 from rounds import quartiles, timed
 
-from feddg.clients.client import Client
-from feddg.clients.examples import Examples
-from feddg.clients.worker import Worker
+from feddg.clients.client import Client, Examples, Worker
 from feddg.data.augment import NONE
 from feddg.data.pixels import ArrayPixels
 from feddg.evaluation.adaptation import ADAPTATIONS, adapt

@@ -17,7 +17,7 @@ import numpy
 import torch
 import torchvision
 
-from feddg.clients.optimizers import MemoryOrderAdam, MemoryOrderSGD
+from feddg.clients.optim import MemoryOrderAdam, MemoryOrderSGD
 
 Make = Callable[..., torch.optim.Optimizer]
 KINDS: dict[str, tuple[Make, Make, dict[str, Any]]] = {

@@ -70,7 +70,7 @@ def test_help_does_not_import_torch():
 def test_training_does_not_import_a_compiler():
     code = (
         "import sys, torch\n"
-        "from feddg.clients.optimizers import MemoryOrderAdam, MemoryOrderSGD\n"
+        "from feddg.clients.optim import MemoryOrderAdam, MemoryOrderSGD\n"
         "weight = torch.nn.Parameter(torch.ones(2))\n"
         "for made in (MemoryOrderAdam([weight], 0.1), MemoryOrderSGD([weight], 0.1, 0.9)):\n"
         "    weight.sum().backward(); made.step(); made.zero_grad()\n"

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from feddg.api import resume, run
+from feddg.clients.client import RecordNoise
 from feddg.clients.private_steps import clipped_sum, image_gradients, private_step
-from feddg.clients.worker import RecordNoise
 from feddg.errors import ExperimentError
 from feddg.experiment import Experiment
 from feddg.federation import turns

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from feddg.clients.schedule import in_round
+from feddg.clients.optim import in_round
 from feddg.federation.checks import MessageChecks
 from feddg.federation.turns import load_weights
 from feddg.messages import Refusal, Sent, Update

@@ -6,7 +6,7 @@ import numpy
 import pytest
 import torch
 
-from feddg.clients.examples import Examples
+from feddg.clients.client import Examples
 from feddg.data.partition import partition
 from feddg.data.partitions import PARTITIONS
 from feddg.methods.catalogue import methods

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torchvision.transforms.v2 import RandAugment
 
-from feddg.clients.examples import Batch
+from feddg.clients.client import Batch
 from feddg.data.data_set import find_augmentation
 from feddg.errors import ExperimentError
 from feddg.methods.composition import build_method

@@ -8,7 +8,7 @@ import torch
 
 from feddg.attacks.senders import Senders
 from feddg.attacks.targets import chosen_clients
-from feddg.clients.examples import Examples
+from feddg.clients.client import Examples
 from feddg.rng import stream
 
 FEWEST = 4

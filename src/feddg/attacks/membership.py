@@ -25,7 +25,7 @@ from feddg.attacks.cases import FEWEST, Case, MembershipEffort, Victim, victims_
 from feddg.attacks.entries import SentEntry
 from feddg.attacks.image_metrics import clustered_mean
 from feddg.attacks.senders import Senders, one_each
-from feddg.clients.examples import Examples
+from feddg.clients.client import Examples
 from feddg.data.pixels import as_unit
 from feddg.errors import RunError
 from feddg.messages import Weights

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from feddg.attacks.entries import SentEntry
-from feddg.clients.examples import Examples, Pixels
-from feddg.clients.worker import Worker
+from feddg.clients.client import Examples, Pixels, Worker
 from feddg.data.data_set import find_augmentation
 from feddg.data.pixels import as_unit
 from feddg.errors import RunError

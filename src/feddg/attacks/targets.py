@@ -7,7 +7,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from feddg.clients.examples import Examples
+from feddg.clients.client import Examples
 from feddg.rng import stream
 from feddg.runs.subject import Subject
 

@@ -3,19 +3,20 @@
 import itertools
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from pathlib import Path
+from threading import Event
+from typing import Any, Protocol
 
 import numpy
 import torch
 from torch import Tensor, nn
 
-from feddg.clients.examples import Batch, Examples, rows_of, split_batches
-from feddg.clients.schedule import in_round
-from feddg.clients.worker import Worker
-from feddg.data.augment import apply, draw
-from feddg.data.pixels import as_unit, fits
+from feddg.clients.optim import Stepper, in_round
+from feddg.data.augment import AugmentSettings, apply, draw
+from feddg.data.pixels import PixelStore, as_unit, fits
 from feddg.errors import ClientError
 from feddg.messages import Message, Weights
 from feddg.models.network import Network
@@ -24,6 +25,166 @@ from feddg.records import client_name
 from feddg.rng import numpy_stream, stream
 from feddg.settings import TrainSettings
 from feddg.storage import kept_array
+from feddg.styles.statistics import StyleNoise
+
+# The images a client holds, and the mini-batches that it makes of them.
+
+
+class Pixels(Protocol):
+    """Images by row: uint8 ``(B, 3, H, W)``."""
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """Returns the images of ``rows``."""
+        ...
+
+
+@dataclass
+class Examples:
+    """The images one client holds.
+
+    Attributes:
+        pixels: the store they are read from.
+        rows: ``(n,)`` int64 rows of the store.
+        labels: ``(n,)`` int64 class ids.
+        domains: ``(n,)`` int64 domain ids; for reports, and for methods whose page says that a
+            client knows its domain.
+        classes: number of classes in the federation.
+        cache_key: identifies these very images, for caches on disk.
+        validation: further images of the client's own that it does not train on, or None where
+            nobody set any aside.
+    """
+
+    pixels: Pixels
+    rows: Tensor
+    labels: Tensor
+    domains: Tensor
+    classes: int
+    cache_key: str = ""
+    validation: "Examples | None" = None
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def images(self, positions: Tensor | None = None, device: torch.device | None = None) -> Tensor:
+        """Returns uint8 images ``(B, 3, H, W)`` without augmentation.
+
+        Args:
+            positions: which of them; all by default.
+            device: where; the CPU by default.
+        """
+        rows = self.rows if positions is None else self.rows[positions]
+        return self.pixels.gather(rows) if device is None else gathered(self.pixels, rows, device)
+
+
+def gathered(pixels: Pixels, rows: Tensor, device: torch.device) -> Tensor:
+    """Returns images of a store on a device, where those of some stores stay."""
+    if isinstance(pixels, PixelStore):
+        return pixels.gather_to(rows, device)
+    return pixels.gather(rows).to(device)
+
+
+@dataclass
+class Batch:
+    """A mini-batch on the device.
+
+    Attributes:
+        images: float RGB in [0, 1], ``(B, 3, H, W)``, augmented.
+        labels: ``(B,)`` class ids.
+        positions: ``(B,)`` positions among the client's images.
+        views: other versions of the same images under the same augmentation draw, by name.
+        targets: further labels of the same images, ``(B,)`` each, by name.
+        known_labels: ``labels`` on the CPU, for what is decided there; see :attr:`labels_here`.
+    """
+
+    images: Tensor
+    labels: Tensor
+    positions: Tensor
+    views: dict[str, Tensor] = field(default_factory=dict)
+    targets: dict[str, Tensor] = field(default_factory=dict)
+    known_labels: Tensor | None = None
+
+    @property
+    def labels_here(self) -> Tensor:
+        """The labels on the CPU, without waiting for the device where they came from there."""
+        return self.labels.cpu() if self.known_labels is None else self.known_labels
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def rows(self, chosen: Tensor) -> "Batch":
+        """Returns some of the images, by a mask or by their places in the batch."""
+        parts = (self.views, self.targets)
+        views, targets = ({n: t[chosen] for n, t in part.items()} for part in parts)
+        chosen_here = chosen.to(self.positions.device)
+        return Batch(
+            self.images[chosen],
+            self.labels[chosen],
+            self.positions[chosen_here],
+            views,
+            targets,
+            None if self.known_labels is None else self.known_labels[chosen_here],
+        )
+
+
+def rows_of(view: Tensor, positions: Tensor) -> Tensor:
+    """Returns rows of a view ``(n, H, W, 3)`` as images ``(B, 3, H, W)``, channels last."""
+    return view.index_select(0, positions).permute(0, 3, 1, 2)
+
+
+def split_batches(order: Tensor, batch_size: int) -> list[Tensor]:
+    """Cuts ``order`` into batches; a last batch of one joins the one before it."""
+    batches = list(order.split(batch_size))
+    if len(batches) > 1 and len(batches[-1]) == 1 and batch_size > 1:
+        batches[-2:] = [torch.cat(batches[-2:])]
+    return batches
+
+
+# The machinery that clients take turns to use.
+
+
+@dataclass(frozen=True)
+class RecordNoise:
+    """How gradients are clipped and noised.
+
+    Attributes:
+        multiplier: z, deviation over norm.
+        norm: C, longest gradient of an image.
+    """
+
+    multiplier: float
+    norm: float
+
+
+@dataclass
+class Worker:
+    """The machinery that clients take turns to use: one network, one optimizer, one device.
+
+    Attributes:
+        network: loaded with the client's starting weights before each turn.
+        augmentation: how training images are varied.
+        autocast: opens the mixed-precision context, or a null context in float32.
+        freeze: whether batch-normalisation statistics stay as they are.
+        cache: folder for what is expensive to compute twice, or None.
+        threads: CPU threads that its computations use; None for as many as PyTorch is set to.
+        style_noise: how styles are noised before they leave a client, if they are.
+        record_noise: how the gradients of images are noised, if they are.
+        stepper: how its clients step.
+        stopped: set while turns that are under way are to end, because nobody waits for them.
+    """
+
+    network: Network
+    train: TrainSettings
+    augmentation: AugmentSettings
+    device: torch.device
+    seed: int
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
+    freeze: bool = False
+    cache: Path | None = None
+    threads: int | None = None
+    style_noise: StyleNoise | None = None
+    record_noise: RecordNoise | None = None
+    stepper: Stepper = field(default_factory=Stepper)
+    stopped: Event = field(default_factory=Event)
 
 
 class Client:
@@ -273,3 +434,24 @@ class Client:
 
 def _total(terms: dict[str, Tensor]) -> Tensor:
     return torch.stack([term.float() for term in terms.values()]).sum()
+
+
+# How many images go through a client's network in a turn, each as often as it does.
+
+
+@contextmanager
+def counted_passes(client: Client) -> Iterator[None]:
+    """Adds to ``client.passes`` every image that enters the featurizer in the block.
+
+    A batch that a method passes in three versions counts three times; what goes through a copy of
+    the network, as a frozen teacher, counts as well.
+    """
+
+    def count(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        client.passes += len(inputs[0])
+
+    hook = client.network.featurizer.register_forward_pre_hook(count)
+    try:
+        yield
+    finally:
+        hook.remove()

@@ -15,9 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from feddg.clients.client import Client
-from feddg.clients.examples import Batch
-from feddg.clients.worker import RecordNoise
+from feddg.clients.client import Batch, Client, RecordNoise
 from feddg.models.network import Network
 from feddg.rng import add_noise
 

@@ -10,7 +10,7 @@ import numpy
 import torch
 from torch import Tensor, nn
 
-from feddg.clients.examples import Pixels, gathered
+from feddg.clients.client import Pixels, gathered
 from feddg.data.pixels import as_unit
 from feddg.evaluation.metrics import Predictions, measure
 from feddg.records import LAST, EvaluationRow

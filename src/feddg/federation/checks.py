@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 import torch
 from torch import Tensor
 
-from feddg.clients.schedule import in_round
+from feddg.clients.optim import in_round
 from feddg.errors import FeddgError, RunError
 from feddg.federation.change_sizes import RoundSpoiled
 from feddg.guards.secure_aggregation import clients_said

@@ -8,15 +8,13 @@ from functools import partial
 from itertools import islice
 from typing import TypeVar
 
-from feddg.clients.client import Client
-from feddg.clients.examples import Examples
+from feddg.clients.client import Client, Examples, Worker
 from feddg.clients.threads import (
     share_of_client,
     share_of_process,
     side_by_side,
     threads_beside,
 )
-from feddg.clients.worker import Worker
 from feddg.errors import ClientError
 from feddg.federation.ledger import Ledger
 from feddg.federation.transport import Reply

@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from feddg.clients.best_of_steps import BestOfSteps
-from feddg.clients.client import Client
-from feddg.clients.passes import counted_passes
+from feddg.clients.client import Client, counted_passes
 from feddg.clients.private_steps import private_step
 from feddg.clients.threads import threads
 from feddg.errors import ClientError

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy
 import torch
 
-from feddg.clients.examples import Examples
+from feddg.clients.client import Examples
 from feddg.data.data_set import load_source
 from feddg.data.decoding import Reading, Tile, UnusableImageError, decode_image, quiet_pillow
 from feddg.data.images import ImageTable, from_class_folders

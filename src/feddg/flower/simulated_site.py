@@ -9,7 +9,7 @@ import torch
 import yaml
 from torch import Tensor
 
-from feddg.clients.examples import Examples
+from feddg.clients.client import Examples
 from feddg.experiment import Experiment
 from feddg.flower.memory import SiteMemory
 from feddg.flower.parcels import Parcel

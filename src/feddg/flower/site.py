@@ -10,9 +10,7 @@ from typing import Any
 import torch
 from pydantic import Field, ValidationError
 
-from feddg.clients.client import Client
-from feddg.clients.examples import Examples
-from feddg.clients.worker import Worker
+from feddg.clients.client import Client, Examples, Worker
 from feddg.errors import ExperimentError, FeddgError
 from feddg.evaluation.accuracy import Score
 from feddg.experiment import Experiment

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy
 
-from feddg.clients.worker import Worker
+from feddg.clients.client import Worker
 from feddg.data.data_set import load_source
 from feddg.data.decoding import Reading
 from feddg.data.fingerprint import ContentHashes, difference, images_file

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
+from feddg.clients.client import RecordNoise
 from feddg.clients.sampling import Schedule
-from feddg.clients.worker import RecordNoise
 from feddg.guards.account import Account, Release
 from feddg.guards.accounting import gaussian_noise, rounded_up
 from feddg.guards.compatibility import DESCRIPTIONS, EXTRAS, STATISTICS, TRAINING

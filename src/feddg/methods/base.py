@@ -33,8 +33,7 @@ import torch
 from pydantic import ConfigDict
 from torch import Tensor, nn
 
-from feddg.clients.client import Client
-from feddg.clients.examples import Batch
+from feddg.clients.client import Batch, Client
 from feddg.errors import ExperimentError
 from feddg.messages import Broadcast, Message, Sent, Update, Weights, on_device
 from feddg.methods.reference import Reference

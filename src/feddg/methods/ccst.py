@@ -42,8 +42,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from feddg.clients.client import Client
-from feddg.clients.examples import Batch
+from feddg.clients.client import Batch, Client
 from feddg.errors import ExperimentError
 from feddg.messages import Message, Sent, joined
 from feddg.methods.base import Method

@@ -36,8 +36,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from feddg.clients.client import Client
-from feddg.clients.examples import Batch
+from feddg.clients.client import Batch, Client
 from feddg.errors import ClientError, ExperimentError
 from feddg.messages import Message, Sent, Update, Weights, joined
 from feddg.methods.base import Method, MethodSettings, State, weighted_mean

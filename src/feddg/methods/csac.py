@@ -37,8 +37,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import adaptive_avg_pool1d, cosine_similarity, normalize
 
-from feddg.clients.client import Client
-from feddg.clients.examples import Batch
+from feddg.clients.client import Batch, Client
 from feddg.errors import ExperimentError
 from feddg.messages import Message, Update, Weights
 from feddg.methods.base import Method, MethodSettings, State

@@ -39,8 +39,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from feddg.clients.client import Client
-from feddg.clients.examples import Batch
+from feddg.clients.client import Batch, Client
 from feddg.messages import Message, Sent, joined
 from feddg.methods.base import Method, MethodSettings
 from feddg.methods.catalogue import register

@@ -47,8 +47,7 @@ from pydantic import Field, field_validator
 from torch import Generator, Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from feddg.clients.client import Client
-from feddg.clients.examples import Batch
+from feddg.clients.client import Batch, Client
 from feddg.errors import ExperimentError
 from feddg.messages import Update, Weights
 from feddg.methods.base import MethodSettings, State

@@ -37,9 +37,8 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from feddg.clients.client import Client
-from feddg.clients.examples import Batch
-from feddg.clients.schedule import rate_share
+from feddg.clients.client import Batch, Client
+from feddg.clients.optim import rate_share
 from feddg.methods.base import MethodSettings
 from feddg.methods.catalogue import register
 from feddg.methods.fedig import GLOBAL, FedIG, FedIGSettings

@@ -34,8 +34,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import mse_loss, normalize
 
-from feddg.clients.client import Client
-from feddg.clients.examples import Batch
+from feddg.clients.client import Batch, Client
 from feddg.messages import Broadcast, Message, Sent, Update, joined
 from feddg.methods.base import Method, MethodSettings, State
 from feddg.methods.catalogue import register

@@ -38,8 +38,7 @@ from pydantic import Field
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
-from feddg.clients.client import Client
-from feddg.clients.examples import Batch
+from feddg.clients.client import Batch, Client
 from feddg.messages import Message
 from feddg.methods.base import Method, MethodSettings
 from feddg.methods.catalogue import register

@@ -42,8 +42,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from feddg.clients.client import Client
-from feddg.clients.examples import Batch
+from feddg.clients.client import Batch, Client
 from feddg.messages import Known, Message, joined
 from feddg.methods.catalogue import register
 from feddg.methods.reference import CONTENT_VARIANCE, EIGHT_BITS, HUE, CodeDifference, Reference

@@ -34,8 +34,7 @@ import torch
 from pydantic import Field
 from torch import Generator, Tensor, nn
 
-from feddg.clients.client import Client
-from feddg.clients.examples import Batch
+from feddg.clients.client import Batch, Client
 from feddg.methods.base import Method, MethodSettings
 from feddg.methods.catalogue import register
 from feddg.methods.reference import CodeDifference, Reference

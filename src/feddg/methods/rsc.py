@@ -37,8 +37,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from feddg.clients.client import Client
-from feddg.clients.examples import Batch
+from feddg.clients.client import Batch, Client
 from feddg.errors import ExperimentError
 from feddg.methods.base import Method, MethodSettings
 from feddg.methods.catalogue import register

@@ -32,8 +32,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from feddg.clients.client import Client
-from feddg.clients.examples import Batch
+from feddg.clients.client import Batch, Client
 from feddg.methods.base import Method, MethodSettings
 from feddg.methods.catalogue import register
 from feddg.methods.reference import HUE, CodeDifference, Reference

@@ -11,8 +11,7 @@ import torch
 from pydantic import Field, field_validator
 from torch import Tensor
 
-from feddg.clients.client import Client
-from feddg.clients.examples import Batch
+from feddg.clients.client import Batch, Client
 from feddg.errors import WeightsError
 from feddg.messages import Known, Message, Sent, joined
 from feddg.methods.base import Method, MethodSettings

@@ -46,8 +46,7 @@ import torch
 from pydantic import Field
 from torch import Generator, Tensor
 
-from feddg.clients.client import Client
-from feddg.clients.examples import Batch
+from feddg.clients.client import Batch, Client
 from feddg.messages import Message, joined
 from feddg.methods.catalogue import register
 from feddg.methods.randconv import KERNELS, convolved, divergence_from_mean, random_kernel

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from feddg.clients.worker import Worker
+from feddg.clients.client import Worker
 from feddg.experiment import Experiment
 from feddg.models.backbones import weights_digest
 from feddg.records import BadImageRow, ClientRow, ClientsTable

@@ -11,11 +11,14 @@ from pathlib import Path
 import numpy
 import torch
 
-from feddg.clients.examples import Examples, split_batches
-from feddg.clients.room_for_turns import memory_of_turn
+from feddg.clients.client import Examples, Worker, split_batches
 from feddg.clients.sampling import Schedule
-from feddg.clients.threads import clients_at_once, large_clients_at_once, threads_for
-from feddg.clients.worker import Worker
+from feddg.clients.threads import (
+    clients_at_once,
+    large_clients_at_once,
+    memory_of_turn,
+    threads_for,
+)
 from feddg.data.data_set import DATA_SETS, find_augmentation
 from feddg.data.decoding import BadImage, whole_images
 from feddg.data.fingerprint import ImagesFile

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from feddg.clients.worker import Worker
+from feddg.clients.client import Worker
 from feddg.data.fingerprint import ImagesFile
 from feddg.data.inspection import Remark, say
 from feddg.evaluation.accuracy import Evaluation, Score

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from feddg.clients.client import Worker
 from feddg.clients.threads import threads
-from feddg.clients.worker import Worker
 from feddg.evaluation.accuracy import Evaluation, Score, mean_score
 from feddg.experiment import Experiment
 from feddg.federation.served import MEANS, rounds_in, served

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy
 from torch import nn
 
-from feddg.clients.worker import Worker
+from feddg.clients.client import Worker
 from feddg.errors import RunError
 from feddg.experiment import Experiment, load_stored
 from feddg.federation.turns import load_weights

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from feddg.clients.passes import counted_passes
-from feddg.clients.worker import RecordNoise
+from feddg.clients.client import RecordNoise, counted_passes
 from feddg.records import RoundRow
 from feddg.settings import TrainSettings
 from federations import federation
