@@ -10,12 +10,11 @@ import torch
 from feddg.clients.client import Client, Examples, Worker
 from feddg.data.augment import NONE, AugmentSettings
 from feddg.data.pixels import ArrayPixels
-from feddg.federation.checks import MessageChecks
-from feddg.federation.initial import initial_state
 from feddg.federation.inprocess import InProcess
-from feddg.federation.ledger import Ledger
-from feddg.federation.server import Server
-from feddg.federation.turns import load_weights
+from feddg.federation.local_training import load_weights
+from feddg.federation.server import Server, initial_state
+from feddg.federation.transport import Ledger
+from feddg.federation.validation import MessageChecks
 from feddg.guards.building import build_guards
 from feddg.guards.chain import Guards
 from feddg.methods.base import Method, State

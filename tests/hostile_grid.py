@@ -9,9 +9,9 @@ from flwr.app import RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from feddg.federation.checks import MessageChecks
-from feddg.federation.ledger import Ledger
 from feddg.federation.server import Server
+from feddg.federation.transport import Ledger
+from feddg.federation.validation import MessageChecks
 from feddg.flower.exchange import Policy
 from feddg.flower.grid_transport import ASK, DESCRIBE, INTRODUCE, TRAIN, FlowerTransport
 from feddg.flower.parcels import Parcel, update_parcel

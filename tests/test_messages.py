@@ -2,7 +2,7 @@
 
 import torch
 
-from feddg.federation.ledger import Ledger
+from feddg.federation.transport import Ledger
 from feddg.messages import Broadcast, Message
 
 

@@ -25,8 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 from feddg.api import run
 from feddg.experiment import Experiment
 from feddg.federation import server
-from feddg.federation.change_sizes import ChangeSizes
-from feddg.federation.checks import MessageChecks
+from feddg.federation.validation import ChangeSizes, MessageChecks
 from feddg.runs import checkpoints, execute
 
 STEPS = 10

@@ -17,10 +17,9 @@ from feddg.clients.client import Client
 from feddg.data.data_set import register_source
 from feddg.data.images import ImageTable
 from feddg.experiment import Experiment
-from feddg.federation.checks import MessageChecks
-from feddg.federation.initial import initial_state
-from feddg.federation.ledger import Ledger
-from feddg.federation.server import Server
+from feddg.federation.server import Server, initial_state
+from feddg.federation.transport import Ledger
+from feddg.federation.validation import MessageChecks
 from feddg.models.backbones import build_network
 from feddg.models.precision import autocast
 from feddg.runs.prepared import Prepared, in_process

@@ -14,7 +14,7 @@ from feddg.clients import optim as stepping
 from feddg.clients.optim import MemoryOrderAdam, MemoryOrderSGD, Stepper, in_round, rate_share
 from feddg.errors import ClientError, ExperimentError
 from feddg.experiment import Experiment
-from feddg.federation.turns import train
+from feddg.federation.local_training import train
 from feddg.methods.base import Method
 from feddg.methods.catalogue import methods
 from feddg.models.normalization import BatchInstanceNorm2d, gates_apart, statistics_names

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from feddg.clients.optim import in_round
-from feddg.federation.checks import MessageChecks
-from feddg.federation.turns import load_weights
+from feddg.federation.local_training import load_weights
+from feddg.federation.validation import MessageChecks
 from feddg.messages import Refusal, Sent, Update
 from feddg.methods.base import Method, State
 from feddg.models.normalization import never_negative_names

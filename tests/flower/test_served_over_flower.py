@@ -9,7 +9,7 @@ pytest.importorskip("flwr", reason="Flower is an optional extra")
 from safetensors.torch import load_file
 
 from feddg.api import run
-from feddg.federation.change_sizes import CHANGES
+from feddg.federation.validation import CHANGES
 from feddg.runs.reading import read_run
 from federations import same
 from flower_grid import SMALL, Deployment, experiment

@@ -5,7 +5,7 @@ import torch
 
 from feddg.errors import ExperimentError
 from feddg.experiment import Experiment
-from feddg.federation.turns import load_weights
+from feddg.federation.local_training import load_weights
 from feddg.methods.composition import build_method
 from feddg.methods.copa import heads_of
 from feddg.settings import TrainSettings

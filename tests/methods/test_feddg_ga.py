@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feddg.federation.turns import load_weights
+from feddg.federation.local_training import load_weights
 from feddg.messages import Message, Update
 from feddg.methods.base import State
 from feddg.methods.composition import build_method

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from feddg.errors import ExperimentError
-from feddg.federation.turns import load_weights
+from feddg.federation.local_training import load_weights
 from feddg.methods.composition import build_method
 from feddg.models.normalization import affine_names
 from feddg.settings import TrainSettings

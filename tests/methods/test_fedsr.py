@@ -5,7 +5,7 @@ import torch
 from torch.distributions import Normal, kl_divergence
 
 from feddg.errors import ExperimentError
-from feddg.federation.turns import load_weights
+from feddg.federation.local_training import load_weights
 from feddg.methods.base import local_names
 from feddg.methods.composition import build_method, method_class
 from feddg.methods.fedsr import GaussianReference, gaussian_divergence

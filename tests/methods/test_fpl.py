@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from feddg.errors import ExperimentError
-from feddg.federation.turns import load_weights
+from feddg.federation.local_training import load_weights
 from feddg.messages import Message, Update
 from feddg.methods.base import State
 from feddg.methods.composition import build_method

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from feddg.api import resume, run
 from feddg.errors import ExperimentError, RunError
 from feddg.experiment import Experiment
-from feddg.federation.change_sizes import CHANGES
+from feddg.federation.validation import CHANGES
 from feddg.runs import folder as folder_module
 from feddg.runs.checkpoints import checkpoint_weights
 from feddg.runs.kept_models import kept_weights

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from feddg.api import run
 from feddg.errors import RunError
 from feddg.experiment import Experiment
-from feddg.federation.turns import load_weights
+from feddg.federation.local_training import load_weights
 from feddg.report import page_about
 from feddg.report.analyses_section import overlap_gap
 from feddg.report.formats import page_tables

@@ -16,9 +16,8 @@ from feddg.clients.threads import (
     threads_beside,
 )
 from feddg.errors import ClientError
-from feddg.federation.ledger import Ledger
-from feddg.federation.transport import Reply
-from feddg.federation.turns import answer, describe, train
+from feddg.federation.local_training import answer, describe, train
+from feddg.federation.transport import Ledger, Reply
 from feddg.guards.chain import NO_GUARDS, Guards
 from feddg.messages import Broadcast, Message, Refusal, Update, Weights, on_device
 from feddg.methods.base import Method

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from feddg.errors import NotEnoughUpdates
-from feddg.federation.ledger import Ledger
-from feddg.federation.transport import Reply, Transport
+from feddg.federation.transport import Ledger, Reply, Transport
 from feddg.guards import masking
 from feddg.guards.masking import SEALED, SECRET
 from feddg.guards.secure_aggregation import (

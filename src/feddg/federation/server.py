@@ -3,33 +3,111 @@
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import torch
+from torch import Tensor
 
 from feddg.clients.sampling import drawn_clients, secret_clients
 from feddg.errors import ClientError, NotEnoughUpdates, RunError
-from feddg.federation import server_optimizer
-from feddg.federation.change_sizes import CHANGES, ChangeSizes, RoundSpoiled
-from feddg.federation.checks import Attributed, MessageChecks, state_fault
-from feddg.federation.ledger import Ledger
+from feddg.federation import averages as server_optimizer
+from feddg.federation.averages import Means
 from feddg.federation.masked_rounds import OpenedSums, carried
-from feddg.federation.served import Means
-from feddg.federation.tally import Tally
-from feddg.federation.transport import Reply, Transport
+from feddg.federation.transport import Ledger, Reply, Transport
+from feddg.federation.validation import (
+    CHANGES,
+    Attributed,
+    ChangeSizes,
+    MessageChecks,
+    RoundSpoiled,
+    state_fault,
+)
 from feddg.guards.account import Account
 from feddg.guards.chain import NO_GUARDS, GuardedRound, Guards
 from feddg.guards.secure_aggregation import clients_said
-from feddg.messages import (
-    Broadcast,
-    Message,
-    Refusal,
-    Update,
-    Weights,
-)
+from feddg.messages import Broadcast, Message, Refusal, Update, Weights
 from feddg.methods.base import Method, State
-from feddg.records import Groups, RoundRow
+from feddg.models.network import Network
+from feddg.records import Direction, Groups, RefusedUpdate, RoundRow
 from feddg.settings import ServerSettings
+
+# The server's state before the first round.
+
+
+def initial_state(
+    method: Method,
+    network: Network,
+    clients: int,
+    *,
+    rounds: int,
+    settings: ServerSettings,
+    guards: Guards = NO_GUARDS,
+) -> State:
+    """Returns the state before round 1 for a freshly built network.
+
+    Args:
+        method: what will be run.
+        network: what it trains.
+        clients: how many there are in all.
+        rounds: how many there will be, for schedules.
+        settings: the server's; its optimizer may keep tensors in the state.
+        guards: may keep tensors in the state, too.
+    """
+    weights: Weights = {name: clone(t) for name, t in network.state_dict().items()}
+    extras = method.initial_extras(network, clients)
+    extras |= server_optimizer.initial_extras(settings, method, network)
+    extras |= guards.initial_extras()
+    return State(weights, extras, rounds=rounds)
+
+
+def clone(tensor: Tensor) -> Tensor:
+    """Returns an independent copy."""
+    return tensor.detach().clone()
+
+
+# What has happened in a round so far, and the row it becomes.
+
+
+@dataclass
+class Tally:
+    """What has happened in a round so far; see :class:`RoundRow`."""
+
+    round: int
+    clients: list[int]
+    refused: list[Refusal] = field(default_factory=list)
+    terms: dict[str, float] = field(default_factory=dict)
+    examples: int = 0
+    images: int = 0
+    passes: int = 0
+    training: float = 0.0
+
+    def add(self, update: Update) -> None:
+        """Adds one used update to the means and counts."""
+        self.examples += update.examples
+        self.images += update.images
+        self.passes += update.passes
+        self.training += update.seconds
+        share = update.examples / self.examples
+        for name, value in update.terms.items():
+            before = self.terms.get(name, value)
+            self.terms[name] = before + (value - before) * share
+
+    def row(self, seconds: float, sent: Mapping[Direction, int]) -> RoundRow:
+        """Returns the row of the round, which took ``seconds`` and moved bytes ``sent``."""
+        return RoundRow(
+            round=self.round,
+            clients=self.clients,
+            refused=[RefusedUpdate(client=r.client, reason=r.reason) for r in self.refused],
+            terms=self.terms,
+            examples=self.examples,
+            images=self.images,
+            passes=self.passes,
+            # Sites train side by side: their seconds may add up to more than the round took.
+            seconds={"train": self.training, "aggregate": max(0.0, seconds - self.training)},
+            bytes_up=sent["up"],
+            bytes_down=sent["down"],
+        )
+
 
 log = logging.getLogger("feddg")
 

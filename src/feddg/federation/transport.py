@@ -1,10 +1,132 @@
-"""What carries messages between the server and its clients: the interface of every engine."""
+"""What carries messages between the server and its clients, and the ledger of them."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
-from feddg.federation.ledger import Ledger
-from feddg.messages import Broadcast, Message, Refusal, Update, Weights
+from torch import Tensor
+
+from feddg.messages import Broadcast, Message, Refusal, Scalar, Update, Weights, scalar_bytes
+from feddg.records import Direction, LayoutRow, LedgerRow, MessageRow, RefusalRow, TensorEntry
+
+# The ledger: one row for every message between the server and a client.
+#
+# The list of a message's tensors is written once per distinct layout and referred to by its id, so
+# that fifty rounds of a large network stay a small file.
+
+
+Shape = tuple[str, tuple[int, ...], str, int]
+Shapes = tuple[tuple[Shape, ...], tuple[str, ...]]
+
+
+class Ledger:
+    """Enters every message; hands finished rows to ``write``.
+
+    Args:
+        write: called with each row, in order.
+        known_layouts: ids of layouts that an earlier part of this run already wrote.
+    """
+
+    def __init__(
+        self, write: Callable[[LedgerRow], None], known_layouts: set[str] | None = None
+    ) -> None:
+        self._write = write
+        self._known = set(known_layouts or ())
+        self._layouts: dict[Shapes, LayoutRow] = {}
+        self.bytes: dict[Direction, int] = {"up": 0, "down": 0}
+
+    def broadcast(self, client: int, purpose: str, broadcast: Broadcast) -> None:
+        """Enters a message with weights to ``client``."""
+        self._enter(broadcast.round, "down", client, purpose, broadcast.weights, broadcast.extras)
+
+    def update(self, round: int, update: Update) -> None:
+        """Enters a client's update."""
+        said: dict[str, Scalar] = {f"terms/{name}": value for name, value in update.terms.items()}
+        said |= {"examples": update.examples, "images": update.images, "seconds": update.seconds}
+        extras = Message(update.extras.tensors, {**update.extras.scalars, **said})
+        self._enter(round, "up", update.client, "update", update.weights, extras)
+
+    def message(
+        self, round: int, direction: Direction, client: int, purpose: str, message: Message
+    ) -> None:
+        """Enters a message without weights."""
+        self._enter(round, direction, client, purpose, {}, message)
+
+    def refusal(self, round: int, client: int, reason: str) -> None:
+        """Enters that ``client``'s update was not used, and why."""
+        self._write(RefusalRow(round=round, client=client, reason=reason))
+
+    def enter(
+        self,
+        round: int,
+        direction: Direction,
+        client: int,
+        purpose: str,
+        shapes: Iterable[Shape],
+        scalars: Mapping[str, Scalar],
+        size: int | None = None,
+    ) -> None:
+        """Enters a message by what it holds.
+
+        Args:
+            round: the round it belongs to; 0 before the first.
+            direction: ``up`` leaves the client.
+            client: its number; -1 for a node that is none.
+            purpose: what it is for.
+            shapes: name, shape, dtype and bytes of its tensors.
+            scalars: its numbers and texts.
+            size: its bytes, where they do not follow from what it holds.
+        """
+        # Sorted: a resumed run reads its tensors back in another order, and its ledger is the same.
+        key = tuple(sorted(shapes)), tuple(sorted(scalars))
+        layout = self._layouts.get(key) or self._layouts.setdefault(key, _new_layout(*key))
+        if layout.id not in self._known:
+            self._known.add(layout.id)
+            self._write(layout)
+        if size is None:
+            size = sum(tensor.bytes for tensor in layout.tensors)
+            size += sum(scalar_bytes(scalar) for scalar in scalars.values())
+        self.bytes[direction] += size
+        self._write(
+            MessageRow(
+                round=round,
+                direction=direction,
+                client=client,
+                purpose=purpose,
+                layout=layout.id,
+                bytes=size,
+            )
+        )
+
+    def _enter(
+        self,
+        round: int,
+        direction: Direction,
+        client: int,
+        purpose: str,
+        weights: Mapping[str, Tensor],
+        message: Message,
+    ) -> None:
+        shapes = [_shape(f"weights/{name}", tensor) for name, tensor in weights.items()]
+        shapes += [_shape(name, tensor) for name, tensor in message.tensors.items()]
+        self.enter(round, direction, client, purpose, shapes, message.scalars)
+
+
+def _shape(name: str, tensor: Tensor) -> Shape:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return name, tuple(tensor.shape), dtype, tensor.numel() * tensor.element_size()
+
+
+def _new_layout(shapes: tuple[Shape, ...], scalars: tuple[str, ...]) -> LayoutRow:
+    tensors = tuple(
+        TensorEntry(name=name, shape=shape, dtype=dtype, bytes=size)
+        for name, shape, dtype, size in shapes
+    )
+    content = {"tensors": [tensor.model_dump() for tensor in tensors], "scalars": scalars}
+    identity = hashlib.blake2b(json.dumps(content).encode(), digest_size=6).hexdigest()
+    return LayoutRow(id=identity, tensors=tensors, scalars=scalars)
+
 
 Reply = tuple[int, Message | Refusal]
 """A client's id with what it says, or with why it has nothing usable to say."""

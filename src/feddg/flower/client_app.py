@@ -9,7 +9,7 @@ from flwr.app import Message as Envelope
 from flwr.clientapp import ClientApp
 
 from feddg.errors import ClientError, ExperimentError, FeddgError
-from feddg.federation.turns import answer, describe, train
+from feddg.federation.local_training import answer, describe, train
 from feddg.flower.orders import Order
 from feddg.flower.parcels import Parcel, update_parcel
 from feddg.flower.simulated_site import SIMULATED, SimulatedSite

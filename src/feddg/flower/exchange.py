@@ -15,7 +15,7 @@ from flwr.app import Message as Envelope
 from flwr.app import RecordDict
 from flwr.serverapp import Grid
 
-from feddg.federation.ledger import Ledger
+from feddg.federation.transport import Ledger
 from feddg.flower.parcels import Parcel, contents
 from feddg.flower.replies import read_fields
 from feddg.flower.traffic import Traffic, flower_bytes

@@ -15,8 +15,7 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 
 from feddg.errors import RunError
-from feddg.federation.ledger import Ledger
-from feddg.federation.transport import Reply
+from feddg.federation.transport import Ledger, Reply
 from feddg.flower.exchange import AGREED, INTRODUCE, Exchange, Policy, Post, Recipient
 from feddg.flower.identity import Identities
 from feddg.flower.parcels import FIELDS, Parcel, arrays

@@ -17,7 +17,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
-from feddg.federation.ledger import Shape
+from feddg.federation.transport import Shape
 from feddg.messages import Message, Scalar, Update, Weights, plain_text
 
 FIELDS = "fields"

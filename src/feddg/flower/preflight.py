@@ -24,11 +24,10 @@ from feddg.data.inspection import survey
 from feddg.data.pixels import ArrayPixels
 from feddg.errors import FeddgError
 from feddg.experiment import Experiment
-from feddg.federation.checks import MessageChecks
-from feddg.federation.initial import initial_state
 from feddg.federation.inprocess import InProcess
-from feddg.federation.ledger import Ledger
-from feddg.federation.server import Server
+from feddg.federation.server import Server, initial_state
+from feddg.federation.transport import Ledger
+from feddg.federation.validation import MessageChecks
 from feddg.flower.joining import JoinFile, held_out_among
 from feddg.flower.site_images import DIGITS
 from feddg.methods.composition import build_method

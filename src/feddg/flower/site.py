@@ -14,7 +14,7 @@ from feddg.clients.client import Client, Examples, Worker
 from feddg.errors import ExperimentError, FeddgError
 from feddg.evaluation.accuracy import Score
 from feddg.experiment import Experiment
-from feddg.federation.turns import load_weights
+from feddg.federation.local_training import load_weights
 from feddg.flower.memory import SiteMemory
 from feddg.flower.orders import Order
 from feddg.flower.parcels import Parcel

@@ -1,6 +1,6 @@
 """Image privacy: a client's steps are noised, so that no image shows in what it trains (DP-SGD).
 
-The client does it (:mod:`feddg.clients.private_steps`), whoever the server is; this guard says what
+The client does it (:mod:`feddg.federation.local_training`), whoever the server is; this guard says what
 it promises, counts what it costs, and refuses what would go around it.
 
 An image is in one batch of every epoch of every round its client takes part in: so many releases.

@@ -11,12 +11,10 @@ from feddg.errors import FeddgError, in_words
 from feddg.evaluation.accuracy import Evaluation
 from feddg.evaluation.support import support_warning
 from feddg.experiment import Experiment, load_stored
-from feddg.federation.change_sizes import CHANGES
-from feddg.federation.checks import MessageChecks
-from feddg.federation.initial import initial_state
-from feddg.federation.ledger import Ledger
-from feddg.federation.served import served
-from feddg.federation.server import Server
+from feddg.federation.averages import served
+from feddg.federation.server import Server, initial_state
+from feddg.federation.transport import Ledger
+from feddg.federation.validation import CHANGES, MessageChecks
 from feddg.methods.base import State, has_global_model
 from feddg.models.network import Network
 from feddg.records import INTERPOLATED, EvaluationRow, SetupRow

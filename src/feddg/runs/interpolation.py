@@ -14,8 +14,8 @@ from dataclasses import replace
 from feddg.errors import ExperimentError
 from feddg.evaluation.accuracy import Evaluation
 from feddg.experiment import Experiment
-from feddg.federation.served import interpolated, served
-from feddg.federation.turns import load_weights
+from feddg.federation.averages import interpolated, served
+from feddg.federation.local_training import load_weights
 from feddg.messages import Weights
 from feddg.methods.base import Method, State, local_names
 from feddg.models.network import Network

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from feddg.errors import RunError
 from feddg.experiment import Experiment, load_stored
-from feddg.federation.served import MEANS, Means, prefix_of
+from feddg.federation.averages import MEANS, Means, prefix_of
 from feddg.messages import Weights
 from feddg.methods.base import Method, State
 from feddg.models.network import Network

@@ -9,7 +9,7 @@ from feddg.errors import RunError
 from feddg.evaluation.adaptation import adapt as adapted
 from feddg.evaluation.predictors import Parts
 from feddg.experiment import Experiment, load_stored
-from feddg.federation.turns import load_weights
+from feddg.federation.local_training import load_weights
 from feddg.methods.base import Method, has_global_model, local_names
 from feddg.models.network import Network
 from feddg.models.precision import choose_device

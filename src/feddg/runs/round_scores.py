@@ -10,9 +10,9 @@ from feddg.clients.client import Worker
 from feddg.clients.threads import threads
 from feddg.evaluation.accuracy import Evaluation, Score, mean_score
 from feddg.experiment import Experiment
-from feddg.federation.served import MEANS, rounds_in, served
+from feddg.federation.averages import MEANS, rounds_in, served
+from feddg.federation.local_training import load_weights
 from feddg.federation.server import Server
-from feddg.federation.turns import load_weights
 from feddg.messages import Weights
 from feddg.methods.base import Method, has_global_model, local_names
 from feddg.models.network import Network

@@ -9,7 +9,7 @@ from torch import nn
 from feddg.clients.client import Worker
 from feddg.errors import RunError
 from feddg.experiment import Experiment, load_stored
-from feddg.federation.turns import load_weights
+from feddg.federation.local_training import load_weights
 from feddg.messages import Weights, on_device
 from feddg.methods.base import Method, State
 from feddg.runs.folder import EXPERIMENT, RunFolder

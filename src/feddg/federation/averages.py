@@ -1,23 +1,4 @@
-"""The weights a federation serves, beside those it trains: means over rounds.
-
-Between one round and the next a federation's model moves by several points on an unseen domain. The
-mean of its later models holds still, is better, and costs nothing: no message and no client's time.
-
-Equations, with w_t the model after round t of R::
-
-    tail   mean of w_t over the last ceil(share R) rounds, every round alike
-    ema    e_1 = w_1,  e_t = d_t e_(t-1) + (1 - d_t) w_t,  d_t = min(d, (t - 1) / (t + 8))
-
-Sources: Izmailov et al., "Averaging Weights Leads to Wider Optima and Better Generalization" (UAI
-2018); Cha et al., "SWAD: Domain Generalization by Seeking Flat Minima" (NeurIPS 2021); Arpit et
-al., "Ensemble of Averages" (NeurIPS 2022). Mixing with the starting point: Wortsman et al., "Robust
-Fine-Tuning of Zero-Shot Models" (CVPR 2022).
-
-Decisions: parameters and normalisation statistics alike are averaged, in their own type; integers
-are those of the last round. Entries that stay with the clients (FedBN) are those of the last round:
-no client uses their mean. The ema's decay grows with the rounds, so that the first, poor models are
-soon forgotten; the untrained network is no part of it.
-"""
+"""Averages over rounds beside the trained weights (tail, EMA), and server optimizers."""
 
 import math
 from collections.abc import Collection, Iterable
@@ -26,7 +7,7 @@ import torch
 from torch import Tensor
 
 from feddg.messages import Weights
-from feddg.methods.base import Method, State, local_names
+from feddg.methods.base import Method, State, local_names, shared_parameters
 from feddg.models.network import Network
 from feddg.records import EMA, LAST, TAIL
 from feddg.settings import ServerSettings
@@ -148,3 +129,82 @@ def prefix_of(mean: str) -> str:
 
 def _count(mean: str) -> str:
     return f"served/rounds/{mean}"
+
+
+# Server optimizers: the mean of a round's updates is a direction, not yet the new weights.
+#
+# The server takes the change D from its weights x to the method's mean as a pseudo-gradient and
+# moves by momentum (FedAvgM) or with a step size of each coordinate's own (FedAdam, FedYogi,
+# FedAdagrad). Works with every method: it acts on what the method's ``aggregate`` returns.
+#
+# Equations, with D = mean - x::
+#
+#     FedAvgM                u <- beta1 u - D;                    x <- x - lr u
+#     the adaptive three     m <- beta1 m + (1 - beta1) D;        x <- x + lr m / (sqrt(v) + tau)
+#         FedAdagrad         v <- v + D^2
+#         FedAdam            v <- beta2 v + (1 - beta2) D^2
+#         FedYogi            v <- v - (1 - beta2) D^2 sign(v - D^2)
+#     from u = m = 0 and v = tau^2, without bias correction
+#
+# Sources: Hsu et al., "Measuring the Effects of Non-Identical Data Distribution for Federated
+# Visual Classification" (2019); Reddi et al., "Adaptive Federated Optimization" (ICLR 2021),
+# Algorithm 2.
+#
+# Decisions: only parameters that clients train and share are moved this way. Normalisation
+# statistics take the method's mean: momentum could make a variance negative. Entries that stay
+# with the clients (FedBN) take the mean as well, for theirs are not changes from the server's
+# values.
+
+
+MOMENTUM, SQUARES = "server_momentum/", "server_squares/"
+"""Prefixes of the optimizer's tensors among the state's extras, where checkpoints keep them."""
+
+
+def initial_extras(settings: ServerSettings, method: Method, network: Network) -> Weights:
+    """Returns the optimizer's tensors before round 1; their names say which entries it moves."""
+    if settings.optimizer == "none":
+        return {}
+    moved = {name: p.detach().float() for name, p in shared_parameters(method, network).items()}
+    extras = {MOMENTUM + name: torch.zeros_like(p) for name, p in moved.items()}
+    if settings.optimizer != "fedavgm":
+        start = settings.tau**2
+        extras |= {SQUARES + name: torch.full_like(p, start) for name, p in moved.items()}
+    return extras
+
+
+def step(settings: ServerSettings, before: Weights, state: State) -> State:
+    """Replaces the mean in ``state.weights`` by the optimizer's move from ``before``.
+
+    Args:
+        settings: which optimizer, and its constants.
+        before: the weights that the round's clients were sent.
+        state: what the method's ``aggregate`` returned; its weights and extras are renewed.
+    """
+    if settings.optimizer == "none":
+        return state
+    names = [key.removeprefix(MOMENTUM) for key in state.extras if key.startswith(MOMENTUM)]
+    weights = dict(state.weights)
+    for name in names:
+        change = state.weights[name].float() - before[name].float()
+        moved = before[name].float() + _move(settings, name, change, state.extras)
+        weights[name] = moved.to(before[name].dtype)
+    state.weights = weights
+    return state
+
+
+def _move(settings: ServerSettings, name: str, change: Tensor, extras: Weights) -> Tensor:
+    momentum, beta1 = extras[MOMENTUM + name], settings.beta1
+    if settings.optimizer == "fedavgm":
+        momentum = extras[MOMENTUM + name] = beta1 * momentum - change
+        return -(settings.lr or 1.0) * momentum
+    momentum = extras[MOMENTUM + name] = beta1 * momentum + (1 - beta1) * change
+    squares = extras[SQUARES + name] = _squares(settings, extras[SQUARES + name], change.square())
+    return (settings.lr or 0.01) * momentum / (squares.sqrt() + settings.tau)
+
+
+def _squares(settings: ServerSettings, squares: Tensor, new: Tensor) -> Tensor:
+    if settings.optimizer == "fedadagrad":
+        return squares + new
+    if settings.optimizer == "fedadam":
+        return settings.beta2 * squares + (1 - settings.beta2) * new
+    return squares - (1 - settings.beta2) * new * torch.sign(squares - new)

@@ -1,25 +1,115 @@
-"""DP-SGD: each image's own gradient, bounded; noise of the stated size; counted by epochs."""
+"""A client's choice among its own models, against a client that stops at each step."""
 
 from collections import defaultdict
+from dataclasses import replace
 
 import dp_accounting
 import pytest
 import torch
 from dp_accounting.pld import PLDAccountant
-from hypothesis import given, settings
+from hypothesis import given
+from hypothesis import settings as settings_of_private_steps
 from hypothesis import strategies as st
 from scipy import stats
 
 from feddg.api import resume, run
-from feddg.clients.client import RecordNoise
-from feddg.clients.private_steps import clipped_sum, image_gradients, private_step
+from feddg.clients.client import Client, RecordNoise
 from feddg.errors import ExperimentError
 from feddg.experiment import Experiment
-from feddg.federation import turns
+from feddg.federation import local_training as turns
+from feddg.federation.local_training import clipped_sum, image_gradients, private_step, train
+from feddg.methods.base import Method
+from feddg.models.precision import autocast
 from feddg.records import PRIVACY_ROWS
 from feddg.runs.observer import Observer
 from feddg.runs.prepare import build, guards_for
-from federations import federation
+from feddg.settings import TrainSettings
+from federations import SmallFederation, federation, same
+
+STEPS = 7
+
+
+def settings(steps=STEPS, every=None):
+    return TrainSettings(
+        rounds=1, local_steps=steps, select_every=every, batch_size=4, optimizer="sgd", lr=0.1
+    )
+
+
+def client_of(small, validation):
+    """Client 0, which validates on other clients' images."""
+    own = small.examples(0)
+    if validation is not None:
+        own = replace(own, validation=validation(small))
+    weights = small.server.state.weights
+    return Client(0, own, small.worker, round=1, received=weights)
+
+
+def others(small):
+    """The other clients' images, some labels wrong: an accuracy that goes up and down."""
+    held = small.examples(1)
+    rows = torch.arange(7, 18)
+    return replace(held, rows=rows, labels=small.labels[rows].roll(1), domains=rows * 0)
+
+
+def state_after(steps):
+    small = federation(train=settings(steps))
+    client = client_of(small, others)
+    train(client, small.method)
+    state = {name: t.clone() for name, t in small.network.state_dict().items()}
+    validation = client.examples.validation
+    images = validation.images().float() / 255
+    with torch.no_grad():
+        guess = small.network.eval()(images).argmax(1)
+    return state, float((guess == validation.labels).float().mean())
+
+
+@pytest.mark.parametrize("every", [1, 2, 3, 20])
+def test_the_best_of_the_models_that_were_tried_is_sent(every):
+    small = federation(train=settings(every=every))
+    update = train(client_of(small, others), small.method)
+    tried = sorted({*range(every, STEPS + 1, every), STEPS})
+    models = {steps: state_after(steps) for steps in tried}
+    best = max(tried, key=lambda steps: (models[steps][1], -steps))
+    assert same(dict(update.weights), models[best][0])
+
+
+def test_accuracies_differ_so_that_there_is_a_choice():
+    assert len({state_after(steps)[1] for steps in range(1, STEPS + 1)}) > 1
+
+
+def test_without_the_setting_the_last_model_is_sent():
+    small = federation(train=settings())
+    update = train(client_of(small, others), small.method)
+    assert same(dict(update.weights), state_after(STEPS)[0])
+
+
+def test_a_client_with_an_empty_share_sends_its_last_model():
+    small = federation(train=settings(every=2))
+
+    def nothing(small):
+        none = small.examples(1)
+        return replace(none, rows=none.rows[:0], labels=none.labels[:0], domains=none.domains[:0])
+
+    update = train(client_of(small, nothing), small.method)
+    assert same(dict(update.weights), state_after(STEPS)[0])
+
+
+def test_what_stays_local_is_that_of_the_best_model():
+    small = federation("fedbn", train=settings(every=1))
+    client = client_of(small, others)
+    update = train(client, small.method)
+    assert client.memory
+    assert all(torch.equal(client.memory[name], update.weights[name]) for name in client.memory)
+
+
+def test_a_client_for_whom_nobody_set_images_aside_is_refused_by_name():
+    small = federation(train=settings(every=2))
+    small.server.settings = small.server.settings.model_copy(update={"attempts": 1})
+    with pytest.raises(Exception, match=r"no validation images.*train\.select_every"):
+        small.run(1)
+
+
+# DP-SGD: each image's own gradient, bounded; noise of the stated size; counted by epochs.
 
 
 @pytest.mark.parametrize(("backbone", "freeze"), [("cnn_gn", False), ("cnn", True)])
@@ -41,7 +131,7 @@ NUMBER = st.floats(allow_nan=True, allow_infinity=True, width=32)
 IMAGES = st.lists(st.lists(NUMBER, min_size=3, max_size=3), min_size=1, max_size=5)
 
 
-@settings(max_examples=200, deadline=None)
+@settings_of_private_steps(max_examples=200, deadline=None)
 @given(IMAGES, st.integers(0, 4), st.sampled_from([0.01, 1.0, 40.0]))
 def test_no_image_moves_the_sum_by_more_than_the_norm(images, at, norm):
     def total(rows):
@@ -188,3 +278,34 @@ def test_a_style_of_tiles_hides_a_client_and_no_image():
         guards_for(experiment, *build(experiment, 10))
     experiment = Experiment(**tiled, privacy={"style_epsilon": 4, "style_unit": "client"})
     assert "for a client" in guards_for(experiment, *build(experiment, 10)).promises[0]
+
+
+# What a client does in a round, whatever carries the messages.
+
+
+def test_mixed_precision_sees_the_weights_of_the_last_step():
+    """A context around the whole round must train as one opened afresh for every step."""
+    settings = TrainSettings(batch_size=4, local_epochs=3, lr=0.01)
+    federation = SmallFederation(Method(), sizes=(24,), train=settings)
+    worker, start = federation.worker, federation.server.state.weights
+    worker.threads = None  # as many as the loop by hand has
+    worker.autocast = autocast("bfloat16", torch.device("cpu"))
+
+    def client() -> Client:
+        return Client(0, federation.examples(0), worker, round=1, received=start)
+
+    trained = {n: t.clone() for n, t in train(client(), Method()).weights.items()}
+
+    by_hand = client()
+    worker.network.load_state_dict(start)
+    by_hand.set_training()
+    optimizer = torch.optim.Adam(worker.network.parameters(), settings.lr, fused=True)
+    for batch in by_hand.batches():
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = worker.network(batch.images)
+            loss = torch.nn.functional.cross_entropy(logits, batch.labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    for name, tensor in worker.network.state_dict().items():
+        torch.testing.assert_close(trained[name], tensor, rtol=0, atol=0, msg=name)

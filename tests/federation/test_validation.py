@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from feddg.errors import RunError
-from feddg.federation.change_sizes import ChangeSizes, RoundSpoiled
-from feddg.federation.checks import MessageChecks, layout_fault
+from feddg.federation.validation import ChangeSizes, MessageChecks, RoundSpoiled, layout_fault
 from feddg.messages import Known, Message, Sent, Update, names_fault, plain_text
 from feddg.methods.base import Method
 from feddg.methods.composition import build_method

@@ -1,0 +1,251 @@
+"""What a client does, whatever carries the messages: describe itself, train, answer."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+
+from feddg.clients.client import Batch, Client, RecordNoise, counted_passes
+from feddg.clients.threads import threads
+from feddg.errors import ClientError
+from feddg.guards.chain import NO_GUARDS, Guards
+from feddg.messages import Message, Update, Weights, first_not_finite
+from feddg.methods.base import Method, local_names
+from feddg.models.network import Network
+from feddg.rng import add_noise
+
+# A client's choice among the models of its own round (FedIG's appendix A.2).
+#
+# Its model is tried every few steps on validation images of its own, and the best one is what it
+# sends and remembers.
+
+
+class BestOfSteps:
+    """Keeps the best of a client's models, tried every ``train.select_every`` steps and at the end.
+
+    The model predicts by itself, in evaluation mode: under its own running statistics. Of equally
+    good ones the first counts. A client whose share of the validation images is empty sends its
+    last model.
+
+    Raises:
+        ClientError: nobody set validation images aside for the client.
+    """
+
+    def __init__(self, client: Client) -> None:
+        if client.examples.validation is None:
+            raise ClientError(
+                "it has no validation images to choose its model by; leave train.select_every out"
+            )
+        self._client, self._validation = client, client.examples.validation
+        self._every = client.worker.train.select_every or 1
+        self._steps = 0
+        self._best: tuple[float, Weights] | None = None
+
+    def step(self) -> None:
+        """Counts a step, and tries the model when it is time."""
+        self._steps += 1
+        if self._steps % self._every == 0:
+            self._try()
+
+    def restore(self) -> None:
+        """Puts the best model into the client's network."""
+        if self._steps % self._every:
+            self._try()
+        if self._best is not None:
+            self._client.network.load_state_dict(self._best[1])
+
+    def _try(self) -> None:
+        accuracy = self._accuracy()
+        if accuracy is None or (self._best is not None and accuracy <= self._best[0]):
+            return
+        state = self._client.network.state_dict()
+        self._best = accuracy, {name: tensor.detach().clone() for name, tensor in state.items()}
+
+    def _accuracy(self) -> float | None:
+        """Returns the share of the validation images it recognises, or None without any."""
+        if not len(self._validation):
+            return None
+        client, correct = self._client, 0
+        client.network.eval()
+        with torch.no_grad():
+            for batch in client.plain_batches(examples=self._validation):
+                correct += int((client.network(batch.images).argmax(1) == batch.labels).sum())
+        client.set_training()
+        return correct / len(self._validation)
+
+
+# Steps by gradients that are clipped image by image and noised: DP-SGD.
+#
+# Abadi et al., "Deep Learning with Differential Privacy" (CCS 2016), Algorithm 1, of B images::
+#
+#     g_i <- g_i min(1, C / |g_i|);   g = (1/B) (sum_i g_i + N(0, (z C)^2))
+#
+# Neighbours differ by one image whose gradient is zero: the sensitivity of the sum is C. An image
+# is in one batch of an epoch; which one is drawn without looking at it, and the draw gets no
+# credit.
+#
+# Gradients are taken image by image (``torch.func``), not by Opacus' hooks: they do the same for
+# any layer, and the noise is :mod:`feddg.rng`'s. A network must treat every image by itself.
+
+
+class _Logits(nn.Module):
+    """The network's logits, as its training has them."""
+
+    def __init__(self, network: Network) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Maps ``(B, 3, H, W)`` to ``(B, classes)``."""
+        logits: Tensor = self.network.classifier(self.network.features(images))
+        return logits
+
+
+def image_gradients(client: Client, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
+    """Returns each image's gradient by parameter, ``(B, ...)``, and the losses ``(B,)``."""
+    model = _Logits(client.network)
+    trained = {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
+    fixed = {n: p.detach() for n, p in model.named_parameters() if not p.requires_grad}
+    fixed |= dict(model.named_buffers())
+
+    def loss(parameters: dict[str, Tensor], image: Tensor, label: Tensor) -> Tensor:
+        logits = functional_call(model, (parameters, fixed), (image[None],))
+        return client.class_loss(logits, label[None])
+
+    both = vmap(grad_and_value(loss), in_dims=(None, 0, 0), randomness="different")
+    gradients, losses = both(trained, batch.images.contiguous(), batch.labels)
+    return {n.removeprefix("network."): g for n, g in gradients.items()}, losses
+
+
+def clipped_sum(gradients: dict[str, Tensor], norm: float) -> dict[str, Tensor]:
+    """Returns the sum of the images' gradients, each of at most ``norm``; float64.
+
+    A gradient that is not finite counts as zero.
+    """
+    rows = torch.cat([g.detach().flatten(1).double() for g in gradients.values()], dim=1)
+    rows = torch.where(torch.isfinite(rows).all(1, keepdim=True), rows, 0.0)
+    lengths = rows.norm(dim=1, keepdim=True)
+    total = (rows * (norm / lengths.clamp_min(norm))).sum(0)
+    parts = total.split([g[0].numel() for g in gradients.values()])
+    return {n: part.reshape(g.shape[1:]) for (n, g), part in zip(gradients.items(), parts)}
+
+
+def private_step(client: Client, batch: Batch, noise: RecordNoise) -> None:
+    """Takes one optimizer step by a batch's clipped and noised gradient."""
+    gradients, losses = image_gradients(client, batch)
+    client.passes += len(batch) - 1  # together they went through as what looks like one image
+    parameters = dict(client.network.named_parameters())
+    for name, total in clipped_sum(gradients, noise.norm).items():
+        noised = add_noise(total, noise.multiplier * noise.norm) / len(batch)
+        parameters[name].grad = noised.to(parameters[name])
+    client.note({"cross_entropy": losses.mean()})
+    client.step()
+
+
+def load_weights(network: nn.Module, weights: Weights) -> None:
+    """Copies ``weights`` into the network's state in place; entries not named stay as they are."""
+    if not weights:
+        return
+    state = network.state_dict()
+    with torch.no_grad():
+        for name, tensor in weights.items():
+            state[name].copy_(tensor)
+
+
+def describe(client: Client, method: Method, weights: Weights) -> Message:
+    """Runs the method's setup at one client; the network is in eval mode."""
+    with _turn(client), torch.no_grad(), client.worker.autocast():
+        load_weights(client.network, weights)
+        client.network.eval()
+        return method.describe(client) or Message()
+
+
+def train(client: Client, method: Method, guards: Guards = NO_GUARDS) -> Update:
+    """Trains one client for a round, from the weights it received and what it remembers.
+
+    The guards see the update before it leaves.
+
+    The update's weights are the network's live tensors (see :class:`feddg.messages.Update`).
+
+    Raises:
+        ClientError: the client cannot train, or its loss or what it remembers is not finite.
+    """
+    started = time.perf_counter()
+    with _turn(client), counted_passes(client), client.held_still():
+        local = _start(client, method)
+        client.set_training()
+        method.begin(client)
+        client.optimizer = method.optimizer(client)
+        images = 0
+        selection = BestOfSteps(client) if client.worker.train.select_every else None
+        with client.worker.autocast():
+            for batch in client.batches():
+                if client.worker.stopped.is_set():
+                    raise ClientError("the round ended before it was done")
+                if client.worker.record_noise is not None:
+                    private_step(client, batch, client.worker.record_noise)
+                else:
+                    method.step(client, batch)
+                images += len(batch)
+                if selection is not None:
+                    selection.step()
+            if selection is not None:
+                selection.restore()
+            terms = client.mean_terms()
+            extras = method.report(client)
+    client.worker.stepper.keep(client.optimizer)
+    state = client.network.state_dict()
+    client.memory.update({name: state[name].detach().clone() for name in local})
+    _require_finite_memory(client)
+    seconds = time.perf_counter() - started
+    if local >= state.keys():
+        state = {}  # nothing is shared, so nothing leaves
+    update = Update(client.id, len(client.examples), state, extras, terms, seconds, images)
+    update.passes = client.passes
+    return guards.protect(update, client.received, client.extras, client.secrets)
+
+
+def answer(
+    client: Client, method: Method, name: str, question: Message, guards: Guards = NO_GUARDS
+) -> Message:
+    """Answers a question of the server's under the weights that came with it, in eval mode.
+
+    A guard's own question needs no weights.
+    """
+    own = guards.answer(client.id, client.round, name, question, client.secrets)
+    if own is not None:
+        return own
+    with _turn(client), torch.no_grad(), client.worker.autocast():
+        _start(client, method)
+        client.network.eval()
+        return method.answer(client, name, question)
+
+
+@contextmanager
+def _turn(client: Client) -> Iterator[None]:
+    """Checks that the client has images, and gives its block the worker's share of the cores."""
+    if not len(client.examples):
+        raise ClientError("it holds no images; give it some or lower clients.number")
+    with threads(client.worker.threads):
+        yield
+
+
+def _start(client: Client, method: Method) -> set[str]:
+    """Loads what the client received, then what it remembers; returns the names that are local."""
+    local = local_names(method, client.network)
+    load_weights(client.network, client.received)
+    load_weights(client.network, {n: t for n, t in client.memory.items() if n in local})
+    return local
+
+
+def _require_finite_memory(client: Client) -> None:
+    """Raises ClientError before a diverged client remembers what would spoil its next rounds."""
+    name = first_not_finite(client.memory.items())
+    if name is not None:
+        raise ClientError(
+            f"{name!r} became infinite or NaN in round {client.round}; "
+            f"lower train.lr (now {client.worker.train.lr:g})"
+        )
