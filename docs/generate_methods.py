@@ -12,9 +12,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from feddg.methods.base import Method
-from feddg.methods.catalogue import methods
-from feddg.methods.reference import NO_DIFFERENCE
+from feddg.methods.base import NO_DIFFERENCE, Method, methods
 
 FOLDER = Path(__file__).parent / "methods"
 HEADINGS = ("Equations", "Leaves the client", "Decisions")

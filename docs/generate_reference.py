@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from feddg.cli import app
-from feddg.methods.catalogue import methods
+from feddg.methods.base import methods
 from feddg.settings import ExperimentSettings
 
 SETTINGS_HEAD = """# Every setting

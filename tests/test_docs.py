@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from feddg.methods.catalogue import methods
+from feddg.methods.base import methods
 from scripts import load_script
 
 DOCS = Path(__file__).parent.parent / "docs"

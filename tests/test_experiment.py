@@ -12,9 +12,8 @@ from feddg.data.data_set import DATA_SETS
 from feddg.errors import ExperimentError
 from feddg.experiment import SCHEMA, Experiment, explain, load_experiment, load_stored
 from feddg.guards.guard import GUARDS
-from feddg.methods.base import MethodSettings
-from feddg.methods.catalogue import METHODS
-from feddg.methods.fedavg import FedAvg
+from feddg.methods.base import METHODS, MethodSettings
+from feddg.methods.baselines import FedAvg
 from feddg.settings import ExperimentSettings, leaves, merge
 
 

@@ -27,8 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "speed"))
 from jobs import JOBS, Federation
 from rounds import PeakMemory, timed
 
-from feddg.methods.base import Method
-from feddg.methods.catalogue import methods
+from feddg.methods.base import Method, methods
 from feddg.methods.composition import method_class
 from feddg.records import LedgerRow, MessageRow
 

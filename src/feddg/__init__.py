@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from feddg.experiment import load_experiment as load_experiment
     from feddg.methods.base import Method as Method
     from feddg.methods.base import MethodSettings as MethodSettings
-    from feddg.methods.catalogue import register as register
+    from feddg.methods.base import register as register
     from feddg.runs.execute import Run as Run
     from feddg.runs.model import load_model as load_model
     from feddg.studies.prediction import predict as predict
@@ -40,7 +40,7 @@ _HOME = {
     "load_experiment": "feddg.experiment",
     "load_model": "feddg.runs.model",
     "predict": "feddg.studies.prediction",
-    "register": "feddg.methods.catalogue",
+    "register": "feddg.methods.base",
     "resume": "feddg.api",
     "run": "feddg.api",
 }

@@ -174,7 +174,7 @@ def test_a_run_does_not_import_what_only_pages_and_comparisons_need():
 
     code = (
         "import sys; from feddg.api import run; import feddg.cli.progress; "
-        "from feddg.methods.catalogue import methods; methods(); "
+        "from feddg.methods.base import methods; methods(); "
         "print({'plotly', 'scipy.stats', 'torchvision', 'sklearn', 'pandas'} & {*sys.modules})"
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)

@@ -15,8 +15,7 @@ from feddg.clients.optim import MemoryOrderAdam, MemoryOrderSGD, Stepper, in_rou
 from feddg.errors import ClientError, ExperimentError
 from feddg.experiment import Experiment
 from feddg.federation.local_training import train
-from feddg.methods.base import Method
-from feddg.methods.catalogue import methods
+from feddg.methods.base import Method, methods
 from feddg.models.normalization import BatchInstanceNorm2d, gates_apart, statistics_names
 from feddg.settings import ServerSettings, TrainSettings
 from federations import federation, same

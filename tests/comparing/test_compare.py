@@ -23,7 +23,7 @@ from feddg.comparing.forecast import forecast
 from feddg.comparing.pool import Watcher
 from feddg.comparing.work import prepare_work
 from feddg.errors import ExperimentError, FeddgError, RunError
-from feddg.methods.catalogue import METHODS
+from feddg.methods.base import METHODS
 from feddg.report import write_comparison
 from feddg.runs.checkpoints import checkpoint_weights
 from feddg.runs.model import load_model
@@ -142,7 +142,7 @@ def test_what_would_end_every_run_is_said_once_and_nothing_is_begun(
 CRASHING = """
 import torch
 from feddg.methods.base import Method
-from feddg.methods.catalogue import register
+from feddg.methods.base import register
 
 class Penalty(torch.nn.Module):
     def forward(self, images):

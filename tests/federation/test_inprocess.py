@@ -8,7 +8,7 @@ import torch
 from feddg.clients.threads import threads
 from feddg.errors import ClientError
 from feddg.messages import Refusal, Update
-from feddg.methods.fedavg import FedAvg
+from feddg.methods.baselines import FedAvg
 from feddg.settings import TrainSettings
 from federations import federation, same
 

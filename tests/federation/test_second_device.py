@@ -13,7 +13,7 @@ from torch.utils import backend_registration
 from feddg.data.data_set import find_augmentation
 from feddg.data.pixels import ArrayPixels
 from feddg.messages import on_device
-from feddg.methods.catalogue import methods
+from feddg.methods.base import methods
 from feddg.settings import TrainSettings
 from feddg.studies import loss_landscape
 from feddg.studies.analyses import analyse

@@ -8,10 +8,9 @@ import torch
 
 from feddg.evaluation.adaptation import adapt
 from feddg.experiment import Experiment
-from feddg.methods.catalogue import methods
+from feddg.methods.base import NO_DIFFERENCE, Reference, methods
 from feddg.methods.composition import method_class
 from feddg.methods.csac import mmd
-from feddg.methods.reference import NO_DIFFERENCE, Reference
 from feddg.models.backbones import build_network
 from feddg.styles.codec import adain
 from federations import SmallFederation, federation

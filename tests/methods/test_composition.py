@@ -8,10 +8,8 @@ import torch
 from pydantic import Field, model_validator
 
 from feddg.errors import ExperimentError
-from feddg.methods.base import Method, MethodSettings
-from feddg.methods.catalogue import methods, register, title_of
+from feddg.methods.base import Adapts, Method, MethodSettings, Redraws, methods, register, title_of
 from feddg.methods.composition import HOOKS, build_method, compose, method_class
-from feddg.methods.showing import Adapts, Redraws
 from feddg.settings import TrainSettings
 from federations import federation, same
 

@@ -5,9 +5,9 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from feddg.errors import ExperimentError
+from feddg.methods.base import Adapts
 from feddg.methods.composition import build_method, method_class
 from feddg.methods.fedig import GLOBAL
-from feddg.methods.showing import Adapts
 from feddg.models.backbones import build_network
 from feddg.models.normalization import (
     Adapted,

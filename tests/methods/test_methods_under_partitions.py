@@ -9,7 +9,7 @@ import torch
 from feddg.clients.client import Examples
 from feddg.data.partition import partition
 from feddg.data.partitions import PARTITIONS
-from feddg.methods.catalogue import methods
+from feddg.methods.base import methods
 from feddg.methods.composition import build_method, method_class
 from feddg.settings import TrainSettings
 from federations import CLASSES, SmallFederation

@@ -17,7 +17,7 @@ from typer.main import get_command
 
 from feddg.cli import app
 from feddg.errors import RunError
-from feddg.methods.catalogue import METHODS
+from feddg.methods.base import METHODS
 from feddg.records import ClientRow, ClientsTable
 from feddg.report import write_report
 from feddg.report.blocks import Code

@@ -226,7 +226,7 @@ def field_of(path: str) -> Any:
 
 def _fields_called(name: str) -> list[str]:
     """The experiment's fields of a name, dotted: fields of its parts, or settings of a method."""
-    from feddg.methods.catalogue import METHODS
+    from feddg.methods.base import METHODS
     from feddg.settings import ExperimentSettings, Settings
 
     parts = {

@@ -13,7 +13,7 @@ app = typer.Typer()
 @app.command()
 def methods(as_json: JsonOption = False) -> None:
     """List the methods: names, aliases, one line each."""
-    from feddg.methods.catalogue import methods as all_methods
+    from feddg.methods.base import methods as all_methods
 
     known = all_methods()
     if as_json:

@@ -1,33 +1,10 @@
-"""The base of every method: its hooks, each with what federated averaging does as its default.
-
-A method is one class: what a client computes, what leaves it, how the server fuses it, how the
-result predicts. A subclass that overrides nothing is FedAvg (:mod:`feddg.methods.fedavg`). Override
-what differs and call ``super()``: methods compose by cooperative inheritance (``ccst+jigen``).
-
-Hooks are called in this order::
-
-    check, read_files, remarks                once, when an experiment is prepared
-    network                                   once, wherever a network is built
-    initial_extras (server)                   once, before round 1
-    describe (client) -> agree, groups (server)    once, before round 1
-    broadcast (server)                        every round ...
-    begin, optimizer, step -> loss -> head_loss, report (client)
-    share, aggregate, after_round (server) -> answer (client)
-    predictor                                 whenever the result predicts
-
-``has_setup`` says whether there is anything to describe, ``is_local`` what never leaves a client.
-What a method can show of itself in reports is no hook: see :mod:`feddg.methods.showing`.
-
-A method object keeps no state but its settings, and clients may call it from several threads at
-once: what a client must remember goes into ``client.memory``, what lasts for its current round into
-``client.scratch``, what the server must remember into ``state.extras``. All of these survive a
-restart, except the scratch.
-"""
+"""The base of every method: its hooks, each with what federated averaging does as its default."""
 
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, get_type_hints
+from typing import Any, ClassVar, Protocol, TypeVar, get_type_hints, runtime_checkable
 
 import torch
 from pydantic import ConfigDict
@@ -36,10 +13,82 @@ from torch import Tensor, nn
 from feddg.clients.client import Batch, Client
 from feddg.errors import ExperimentError
 from feddg.messages import Broadcast, Message, Sent, Update, Weights, on_device
-from feddg.methods.reference import Reference
 from feddg.models.network import Network
 from feddg.records import Groups
+from feddg.registry import Registry
 from feddg.settings import ExperimentSettings, Settings
+
+# What a method was compared with, and where it differs: declared beside each method.
+#
+# Its page is made from this, so that a difference stands in one place.
+
+
+def idea_of(method: type) -> str:
+    """Returns a method's idea: the first paragraph of its module's docstring, below its title."""
+    text = inspect.getdoc(sys.modules[method.__module__]) or ""
+    paragraphs = text.split("\n\n")
+    return " ".join(paragraphs[1].split()).replace("``", "") if len(paragraphs) > 1 else ""
+
+
+@dataclass(frozen=True)
+class CodeDifference:
+    """One thing that a method here does otherwise than its authors' code.
+
+    Attributes:
+        theirs: what the code does.
+        ours: what happens here.
+        why: the reason.
+        setting: what follows the code, as fields of an experiment with spaces between them
+            (``method.muting=spatial``); empty where nothing does.
+    """
+
+    theirs: str
+    ours: str
+    why: str
+    setting: str = ""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What a method was compared with.
+
+    Attributes:
+        code: whose code, or why there is none.
+        differences: all that are known; none is an answer, too.
+    """
+
+    code: str
+    differences: tuple[CodeDifference, ...] = ()
+
+
+NO_DIFFERENCE = "No difference is known."
+
+HUE = CodeDifference(
+    "torchvision's colour jitter: steps in random order, each clamped, the hue shifted in HSV",
+    "one matrix an image, clamped once; the hue turns at constant luma (YIQ), which at 0.1 is"
+    " 0.076 "
+    "a pixel away in the mean",
+    "a third of the time; the same for every method that is compared",
+    "train.hue=hsv",
+)
+"""Of every method whose code jitters colours."""
+
+CONTENT_VARIANCE = CodeDifference(
+    "AdaIN divides the content's variance by n - 1",
+    "by n, as the style's",
+    "one definition of a style; at 28 x 28 places they are 0.06 % apart",
+    "method.content_variance=n-1",
+)
+"""Of the methods that re-draw with AdaIN."""
+
+EIGHT_BITS = CodeDifference(
+    "re-draws every augmented batch, in floating point",
+    "all images are re-drawn once, rounded to 8 bits, and augmented with their originals",
+    "re-drawing every batch costs several times the training",
+    "method.twins=on_the_fly",
+)
+"""Of the methods whose code never keeps what it re-draws."""
+
 
 Ask = Callable[[str, Message], Iterator[tuple[int, Message]]]
 """``ask(name, question)`` sends the current weights and a question to this round's clients."""
@@ -312,3 +361,99 @@ def weighted_mean(items: Iterable[tuple[Weights, float]]) -> Weights:
     if not mean:
         raise ValueError("the mean of no updates is not defined")
     return mean
+
+
+# All methods by name: ours, and third parties' through entry points.
+
+
+M = TypeVar("M", bound=type[Method])
+
+
+def _names(method: type[Method]) -> tuple[str, ...]:
+    if not hasattr(method, "name"):
+        raise ExperimentError(f'{method.__qualname__} has no name; give the class a name = "..."')
+    return (method.name, *method.aliases)
+
+
+METHODS: Registry[type[Method]] = Registry(
+    "method",
+    "feddg.methods",
+    group="feddg.methods",
+    error=ExperimentError,
+    where="feddg methods",
+    named=_names,
+)
+"""Every method by its name."""
+
+
+def register(method: M) -> M:
+    """Class decorator that adds a method under its name and aliases.
+
+    Raises:
+        ExperimentError: the class has no name, or another method already has one of its names.
+    """
+    name, *aliases = _names(method)
+    METHODS.add(name, method, tuple(aliases))
+    return method
+
+
+def methods() -> dict[str, type[Method]]:
+    """Returns all methods by name, aliases left out, in alphabetical order."""
+    return dict(sorted(METHODS.items()))
+
+
+def title_of(name: str) -> str:
+    """Returns a method's title, a composition's joined by ``+``; what is unknown stays as it is.
+
+    Args:
+        name: of a method or composition (aliases are left as they are written), or any text.
+    """
+    titles = {_plain(known): method.title for known, method in METHODS.items()}
+    parts = [part.strip() for part in name.split("+")]
+    if not any(_plain(part) in titles for part in parts):
+        return name
+    return " + ".join(titles.get(_plain(part), part) for part in parts)
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("_", "-")
+
+
+# What a method may show of itself in reports, beside its hooks; training never asks for it.
+#
+# A method that has something to show defines the function; whoever draws the report asks with
+# ``isinstance``. In a composition the first part that shows something is the one that is shown.
+
+
+@runtime_checkable
+class Redraws(Protocol):
+    """A method whose clients train on re-drawn images."""
+
+    def preview(self, images: Tensor, agreed: Message | None) -> Tensor | None:
+        """Returns what the method makes of images.
+
+        Args:
+            images: uint8 ``(N, 3, H, W)``.
+            agreed: what the setup phase agreed on, if there was one.
+
+        Returns:
+            Images of the same form, or None if nothing is re-drawn under these settings.
+        """
+        ...
+
+
+@runtime_checkable
+class Adapts(Protocol):
+    """A method whose layers adapt to each image they see."""
+
+    def layer_shares(self, network: Network, images: Tensor) -> dict[str, Tensor]:
+        """Returns how much each layer adapts to each image, in [0, 1].
+
+        Args:
+            network: holds the global weights, in eval mode.
+            images: RGB in [0, 1], ``(B, 3, H, W)``.
+
+        Returns:
+            ``(B,)`` by layer, in the network's order; nothing if no layer adapts.
+        """
+        ...

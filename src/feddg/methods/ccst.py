@@ -45,9 +45,7 @@ from torch import Tensor
 from feddg.clients.client import Batch, Client
 from feddg.errors import ExperimentError
 from feddg.messages import Message, Sent, joined
-from feddg.methods.base import Method
-from feddg.methods.catalogue import register
-from feddg.methods.reference import CONTENT_VARIANCE, HUE, CodeDifference, Reference
+from feddg.methods.base import CONTENT_VARIANCE, HUE, CodeDifference, Method, Reference, register
 from feddg.methods.style_exchange import StyleExchange, StyleSettings
 from feddg.settings import ExperimentSettings, Fraction
 

@@ -9,9 +9,8 @@ from typing import Any
 from pydantic import ValidationError, create_model
 
 from feddg.errors import ExperimentError, nearest
-from feddg.methods.base import Method, MethodSettings
-from feddg.methods.catalogue import METHODS
-from feddg.methods.fedavg import FedAvg
+from feddg.methods.base import METHODS, Method, MethodSettings
+from feddg.methods.baselines import FedAvg
 from feddg.settings import merge
 
 HOOKS = [

@@ -39,9 +39,7 @@ from torch import Tensor, nn
 from feddg.clients.client import Batch, Client
 from feddg.errors import ClientError, ExperimentError
 from feddg.messages import Message, Sent, Update, Weights, joined
-from feddg.methods.base import Method, MethodSettings, State, weighted_mean
-from feddg.methods.catalogue import register
-from feddg.methods.reference import Reference
+from feddg.methods.base import Method, MethodSettings, Reference, State, register, weighted_mean
 from feddg.models.network import Heads, MeanOverHeads, Network
 from feddg.models.normalization import gates_apart, mix_instance_statistics
 from feddg.settings import ExperimentSettings, Fraction, Positive

@@ -40,9 +40,7 @@ from torch.nn.functional import adaptive_avg_pool1d, cosine_similarity, normaliz
 from feddg.clients.client import Batch, Client
 from feddg.errors import ExperimentError
 from feddg.messages import Message, Update, Weights
-from feddg.methods.base import Method, MethodSettings, State
-from feddg.methods.catalogue import register
-from feddg.methods.reference import CodeDifference, Reference
+from feddg.methods.base import CodeDifference, Method, MethodSettings, Reference, State, register
 from feddg.models.network import Network
 
 PRIVATE = "csac/"

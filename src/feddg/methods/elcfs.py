@@ -41,9 +41,7 @@ from torch.func import functional_call
 
 from feddg.clients.client import Batch, Client
 from feddg.messages import Message, Sent, joined
-from feddg.methods.base import Method, MethodSettings
-from feddg.methods.catalogue import register
-from feddg.methods.reference import CodeDifference, Reference
+from feddg.methods.base import CodeDifference, Method, MethodSettings, Reference, register
 from feddg.settings import Fraction, Positive
 
 

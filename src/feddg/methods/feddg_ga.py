@@ -33,9 +33,16 @@ from torch import Tensor, nn
 
 from feddg.clients.client import Client
 from feddg.messages import LARGEST, Known, Message, Range, Sent, Update, Weights, joined
-from feddg.methods.base import Ask, Method, MethodSettings, State
-from feddg.methods.catalogue import register
-from feddg.methods.reference import HUE, CodeDifference, Reference
+from feddg.methods.base import (
+    HUE,
+    Ask,
+    CodeDifference,
+    Method,
+    MethodSettings,
+    Reference,
+    State,
+    register,
+)
 from feddg.models.network import Network
 from feddg.settings import Fraction
 

@@ -27,9 +27,15 @@ from pydantic import Field
 from torch import Tensor
 
 from feddg.messages import Update, Weights
-from feddg.methods.base import Method, MethodSettings, State, shared_parameters
-from feddg.methods.catalogue import register
-from feddg.methods.reference import CodeDifference, Reference
+from feddg.methods.base import (
+    CodeDifference,
+    Method,
+    MethodSettings,
+    Reference,
+    State,
+    register,
+    shared_parameters,
+)
 from feddg.models.network import Network
 from feddg.settings import Fraction, Positive
 

@@ -50,10 +50,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from feddg.clients.client import Batch, Client
 from feddg.errors import ExperimentError
 from feddg.messages import Update, Weights
-from feddg.methods.base import MethodSettings, State
-from feddg.methods.catalogue import register
-from feddg.methods.reference import Reference
-from feddg.methods.silobn import SiloBN
+from feddg.methods.base import MethodSettings, Reference, State, register
+from feddg.methods.fedbn import SiloBN
 from feddg.models.network import Network
 from feddg.models.normalization import (
     Rule,

@@ -39,10 +39,8 @@ from torch import Tensor, nn
 
 from feddg.clients.client import Batch, Client
 from feddg.clients.optim import rate_share
-from feddg.methods.base import MethodSettings
-from feddg.methods.catalogue import register
+from feddg.methods.base import MethodSettings, Reference, register
 from feddg.methods.fedig import GLOBAL, FedIG, FedIGSettings
-from feddg.methods.reference import Reference
 from feddg.models.network import Network
 from feddg.models.normalization import (
     Adapted,

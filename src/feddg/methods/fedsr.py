@@ -37,9 +37,7 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from feddg.clients.client import Batch, Client
-from feddg.methods.base import Method, MethodSettings
-from feddg.methods.catalogue import register
-from feddg.methods.reference import CodeDifference, Reference
+from feddg.methods.base import CodeDifference, Method, MethodSettings, Reference, register
 from feddg.models.network import (
     SMALLEST_DEVIATION,
     GaussianEmbedding,

@@ -36,9 +36,7 @@ from torch.nn.functional import mse_loss, normalize
 
 from feddg.clients.client import Batch, Client
 from feddg.messages import Broadcast, Message, Sent, Update, joined
-from feddg.methods.base import Method, MethodSettings, State
-from feddg.methods.catalogue import register
-from feddg.methods.reference import CodeDifference, Reference
+from feddg.methods.base import CodeDifference, Method, MethodSettings, Reference, State, register
 from feddg.settings import Positive
 from feddg.styles.statistics import finch
 

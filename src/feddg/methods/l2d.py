@@ -40,9 +40,7 @@ from torch.nn import functional
 
 from feddg.clients.client import Batch, Client
 from feddg.messages import Message
-from feddg.methods.base import Method, MethodSettings
-from feddg.methods.catalogue import register
-from feddg.methods.reference import CodeDifference, Reference
+from feddg.methods.base import CodeDifference, Method, MethodSettings, Reference, register
 from feddg.models.network import Network
 from feddg.settings import Fraction, Positive
 

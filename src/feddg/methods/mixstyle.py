@@ -36,9 +36,7 @@ from torch import Tensor, nn
 
 from feddg.clients.client import Client
 from feddg.errors import ExperimentError
-from feddg.methods.base import Method, MethodSettings
-from feddg.methods.catalogue import register
-from feddg.methods.reference import CodeDifference, Reference
+from feddg.methods.base import CodeDifference, Method, MethodSettings, Reference, register
 from feddg.models.network import Network
 from feddg.settings import Fraction, Positive
 

@@ -44,8 +44,14 @@ from torch import Tensor, nn
 
 from feddg.clients.client import Batch, Client
 from feddg.messages import Known, Message, joined
-from feddg.methods.catalogue import register
-from feddg.methods.reference import CONTENT_VARIANCE, EIGHT_BITS, HUE, CodeDifference, Reference
+from feddg.methods.base import (
+    CONTENT_VARIANCE,
+    EIGHT_BITS,
+    HUE,
+    CodeDifference,
+    Reference,
+    register,
+)
 from feddg.methods.style_exchange import (
     OneStyleEach,
     StyleSettings,

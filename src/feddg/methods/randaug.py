@@ -27,9 +27,7 @@ from pydantic import Field
 from torch import Tensor
 
 from feddg.clients.client import Batch, Client
-from feddg.methods.base import Method, MethodSettings
-from feddg.methods.catalogue import register
-from feddg.methods.reference import CodeDifference, Reference
+from feddg.methods.base import CodeDifference, Method, MethodSettings, Reference, register
 
 if TYPE_CHECKING:
     from torchvision.transforms.v2 import RandAugment

@@ -35,9 +35,7 @@ from pydantic import Field
 from torch import Generator, Tensor, nn
 
 from feddg.clients.client import Batch, Client
-from feddg.methods.base import Method, MethodSettings
-from feddg.methods.catalogue import register
-from feddg.methods.reference import CodeDifference, Reference
+from feddg.methods.base import CodeDifference, Method, MethodSettings, Reference, register
 from feddg.models.network import Network
 from feddg.settings import Fraction
 

@@ -39,9 +39,7 @@ from torch import Tensor, nn
 
 from feddg.clients.client import Batch, Client
 from feddg.errors import ExperimentError
-from feddg.methods.base import Method, MethodSettings
-from feddg.methods.catalogue import register
-from feddg.methods.reference import HUE, CodeDifference, Reference
+from feddg.methods.base import HUE, CodeDifference, Method, MethodSettings, Reference, register
 from feddg.models.network import Network
 from feddg.settings import Fraction
 

@@ -35,9 +35,15 @@ from torch import Tensor
 from feddg.clients.client import Client
 from feddg.errors import ExperimentError
 from feddg.messages import LARGEST, Broadcast, Known, Message, Range, Sent, Update, Weights, joined
-from feddg.methods.base import Method, MethodSettings, State, shared_parameters
-from feddg.methods.catalogue import register
-from feddg.methods.reference import CodeDifference, Reference
+from feddg.methods.base import (
+    CodeDifference,
+    Method,
+    MethodSettings,
+    Reference,
+    State,
+    register,
+    shared_parameters,
+)
 from feddg.models.network import Network
 from feddg.settings import ExperimentSettings
 

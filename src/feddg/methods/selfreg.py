@@ -33,9 +33,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from feddg.clients.client import Batch, Client
-from feddg.methods.base import Method, MethodSettings
-from feddg.methods.catalogue import register
-from feddg.methods.reference import HUE, CodeDifference, Reference
+from feddg.methods.base import HUE, CodeDifference, Method, MethodSettings, Reference, register
 from feddg.models.network import Network
 from feddg.settings import Positive
 

@@ -34,9 +34,7 @@ from pydantic import Field
 from torch import Generator, Tensor
 
 from feddg.clients.client import Batch, Client
-from feddg.methods.base import Method, MethodSettings
-from feddg.methods.catalogue import register
-from feddg.methods.reference import Reference
+from feddg.methods.base import Method, MethodSettings, Reference, register
 from feddg.settings import Fraction
 
 

@@ -48,9 +48,8 @@ from torch import Generator, Tensor
 
 from feddg.clients.client import Batch, Client
 from feddg.messages import Message, joined
-from feddg.methods.catalogue import register
+from feddg.methods.base import Reference, register
 from feddg.methods.randconv import KERNELS, convolved, divergence_from_mean, random_kernel
-from feddg.methods.reference import Reference
 from feddg.methods.style_exchange import (
     OneStyleEach,
     StyleSettings,

@@ -4,7 +4,7 @@ import zlib
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from feddg.methods.catalogue import METHODS
+from feddg.methods.base import METHODS
 
 COLOURS: Final = (
     "#6f7f8f",

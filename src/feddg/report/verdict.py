@@ -3,8 +3,7 @@
 from feddg.comparing.intervals import Margin, average_over_columns, best_other, paired_margin
 from feddg.comparing.method_findings import method_findings, unsteady_best
 from feddg.comparing.results import Results
-from feddg.methods.catalogue import METHODS
-from feddg.methods.reference import idea_of
+from feddg.methods.base import METHODS, idea_of
 from feddg.report.finding_words import alarm_words, finding_sentence, how_often
 from feddg.report.many_tables import interval_text
 from feddg.report.wording import counted, listed, percent, percent_sign, spelled

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from feddg.methods.catalogue import title_of
+from feddg.methods.base import title_of
 
 MISSING = "–"
 SPACE = "\N{NO-BREAK SPACE}"

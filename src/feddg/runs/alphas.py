@@ -7,8 +7,7 @@ import torch
 
 from feddg.data.pixels import as_unit
 from feddg.evaluation.accuracy import Evaluation
-from feddg.methods.base import Method
-from feddg.methods.showing import Adapts
+from feddg.methods.base import Adapts, Method
 from feddg.models.network import Network
 from feddg.records import as_cell
 from feddg.runs.adapted import ALPHA_COLUMNS, ALPHAS

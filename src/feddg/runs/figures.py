@@ -7,8 +7,7 @@ import numpy
 import torch
 from PIL import Image
 
-from feddg.methods.base import Method, State
-from feddg.methods.showing import Redraws
+from feddg.methods.base import Method, Redraws, State
 from feddg.rng import stream
 from feddg.runs.prepare import Images
 from feddg.runs.reading import CAPTIONS, read_captions

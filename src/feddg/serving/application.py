@@ -10,7 +10,7 @@ from fastapi.responses import HTMLResponse, JSONResponse
 
 import feddg
 from feddg.data.decoding import quiet_pillow
-from feddg.methods.catalogue import title_of
+from feddg.methods.base import title_of
 from feddg.report.templating import template_named
 from feddg.serving.answerer import Answerer
 from feddg.serving.answers import ModelAnswer, PredictAnswer, about, answer_about

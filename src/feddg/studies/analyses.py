@@ -9,8 +9,7 @@ from pathlib import Path
 
 from feddg.errors import RunError
 from feddg.messages import Weights
-from feddg.methods.base import has_global_model
-from feddg.methods.catalogue import title_of
+from feddg.methods.base import has_global_model, title_of
 from feddg.runs.checkpoints import checkpoint_weights
 from feddg.runs.prepare import Progress, cache_folder
 from feddg.runs.reading import read_run

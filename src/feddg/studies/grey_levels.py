@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from feddg.messages import Message
-from feddg.methods.base import Method
-from feddg.methods.showing import Redraws
+from feddg.methods.base import Method, Redraws
 from feddg.records import client_name
 from feddg.runs.prepare import Progress
 from feddg.runs.subject import Subject
