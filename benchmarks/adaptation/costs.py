@@ -23,8 +23,7 @@ from rounds import quartiles, timed
 from feddg.clients.client import Client, Examples, Worker
 from feddg.data.augment import NONE
 from feddg.data.pixels import ArrayPixels
-from feddg.evaluation.adaptation import ADAPTATIONS, adapt
-from feddg.evaluation.predictors import Parts
+from feddg.evaluation.adaptation import ADAPTATIONS, Parts, adapt
 from feddg.methods.composition import build_method
 from feddg.models.backbones import build_network
 from feddg.models.network import Network

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from feddg.data.decoding import Reading, decode_image, quiet_pillow
 from feddg.data.pixels import as_unit
-from feddg.evaluation.energy import energy, energy_threshold, separation
+from feddg.evaluation.accuracy import energy, energy_threshold, separation
 from feddg.rng import stream
 from feddg.runs.model import load_trained
 from feddg.runs.prepare import load_images

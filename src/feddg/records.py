@@ -627,7 +627,7 @@ class EnergyThreshold(Row):
     """Above which energy an image is unlike those of training; one entry of a warning light.
 
     Attributes:
-        threshold: the energy, see :mod:`feddg.evaluation.energy`.
+        threshold: the energy, see :mod:`feddg.evaluation.accuracy`.
         inside: share of the in-domain validation images at or below it.
         images: how many of them there were.
     """

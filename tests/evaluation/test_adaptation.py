@@ -11,8 +11,7 @@ from torch import nn
 from feddg.data.pixels import ArrayPixels
 from feddg.errors import AdaptationError
 from feddg.evaluation.accuracy import Evaluation
-from feddg.evaluation.adaptation import ADAPTATIONS, adapt, register_adaptation
-from feddg.evaluation.predictors import Parts, Predictor
+from feddg.evaluation.adaptation import ADAPTATIONS, Parts, Predictor, adapt, register_adaptation
 from feddg.methods.base import local_names
 from feddg.methods.composition import build_method
 from feddg.models.backbones import build_network

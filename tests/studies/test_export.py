@@ -15,7 +15,7 @@ from feddg.api import run as run_experiment
 from feddg.cli import app
 from feddg.data.pixels import as_unit
 from feddg.errors import AdaptationError, RunError
-from feddg.evaluation.energy import energy
+from feddg.evaluation.accuracy import energy
 from feddg.experiment import Experiment
 from feddg.runs.model import load_model, load_trained
 from feddg.runs.proportions import wilson

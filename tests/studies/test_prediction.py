@@ -20,7 +20,7 @@ from feddg.data.decoding import OversizedImageError, Reading, decode_image, quie
 from feddg.data.images import ImageBytes
 from feddg.data.pixels import as_unit
 from feddg.errors import AdaptationError, DataError, RunError
-from feddg.evaluation.energy import energy, separation
+from feddg.evaluation.accuracy import energy, separation
 from feddg.experiment import load_stored
 from feddg.runs.folder import EXPERIMENT
 from feddg.runs.model import load_model

@@ -1,4 +1,4 @@
-"""Accuracy of a predictor on every split and domain."""
+"""Accuracy of a predictor on every split and domain, what it rests on, and energy scores."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -169,3 +169,94 @@ class Evaluation:
                 for part in (torch.from_numpy(rows)[batch] for batch in batches)
             ]
         return torch.cat(parts)[order.argsort()]
+
+
+# How many images of each class the numbers rest on, and a warning where they are few.
+
+
+FEW = 20
+"""Fewer images of a class than this, and its recall moves by more than 5 points with each."""
+
+
+def support_warning(evaluation: Evaluation, class_names: Sequence[str]) -> str | None:
+    """Says in which evaluated domains a class has fewer than 20 images or none, or None.
+
+    Args:
+        evaluation: what will be measured.
+        class_names: in the order of class ids.
+    """
+    told = list(_thin_parts(evaluation, class_names))
+    if not told:
+        return None
+    more = f"; and in {len(told) - 3} more domains" if len(told) > 3 else ""
+    return (
+        f"numbers by class rest on few images (fewer than {FEW}, or none): "
+        f"{'; '.join(told[:3])}{more}. Balanced accuracy, macro-F1 and AUROC are uncertain there, "
+        "and leave out classes without images"
+    )
+
+
+def _thin_parts(evaluation: Evaluation, class_names: Sequence[str]) -> Iterator[str]:
+    for split, domain, rows in evaluation.parts():
+        counts = numpy.bincount(evaluation.labels[rows], minlength=evaluation.classes)
+        thin = numpy.flatnonzero(counts < FEW)
+        if len(thin):
+            named = ", ".join(f"{class_names[i]} ({counts[i]})" for i in thin[:3])
+            more = f" and {len(thin) - 3} more" if len(thin) > 3 else ""
+            yield f"{split} {evaluation.domain_names[domain]}: {named}{more}"
+
+
+# Energy: how unlike the training images an image is, by the model's own logits.
+
+
+INSIDE_SHARE = 0.95
+"""Share of in-domain validation images that the threshold lets pass."""
+FLAT = 1e-3
+"""Energies that differ by less are rounding: the model gives log-probabilities."""
+
+
+def energy(logits: Tensor) -> Tensor:
+    """Returns each image's free energy at temperature 1: ``-logsumexp`` of its logits.
+
+    It is higher for images unlike those of training (Liu et al., "Energy-based Out-of-distribution
+    Detection", NeurIPS 2020, Eq. 4). Log-probabilities have energy 0, whatever the image.
+
+    Args:
+        logits: ``(B, classes)``.
+
+    Returns:
+        ``(B,)``.
+    """
+    return -torch.logsumexp(logits, dim=1)
+
+
+def energy_threshold(energies: Tensor, inside: float = INSIDE_SHARE) -> float | None:
+    """Returns the energy above which an image counts as unlike training.
+
+    Args:
+        energies: ``(n,)`` of in-domain images that were not trained on.
+        inside: share of them that lies at or below the threshold.
+
+    Returns:
+        None where energies say nothing: the model gives log-probabilities.
+    """
+    if not len(energies) or float(energies.max() - energies.min()) < FLAT:
+        return None
+    return float(torch.quantile(energies.double(), inside))
+
+
+def separation(inside: Tensor, outside: Tensor) -> float:
+    """Returns how well energies tell foreign images from in-domain ones, as an AUROC.
+
+    Args:
+        inside: energies ``(n,)`` of in-domain images.
+        outside: energies ``(m,)`` of foreign images.
+
+    Returns:
+        In [0, 1]: 0.5 is guessing, 1 a clean separation.
+    """
+    scores = torch.cat([inside, outside]).numpy()
+    foreign = numpy.concatenate([numpy.zeros(len(inside)), numpy.ones(len(outside))])
+    from sklearn.metrics import roc_auc_score  # slow to import, rarely needed
+
+    return float(roc_auc_score(foreign, scores))

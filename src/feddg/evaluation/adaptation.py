@@ -7,19 +7,140 @@
 ``bin`` and ``adapter`` need parts that only training can make, ``ensemble`` the clients' own
 normalisation; they refuse a model without, and say so.
 
-Ours are in :mod:`feddg.evaluation.adaptations`, one file for each or for each family. Another is a
-subclass of :class:`feddg.evaluation.predictors.Predictor` under ``@register_adaptation``, or behind
+Ours are in :mod:`feddg.evaluation.adaptation`, one file for each or for each family. Another is a
+subclass of :class:`feddg.evaluation.adaptation.Predictor` under ``@register_adaptation``, or behind
 an entry point of the group ``feddg.adaptations``.
 """
 
-from typing import Any, TypeVar
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, TypeVar
 
-from pydantic import ValidationError
-from torch import nn
+import torch
+from pydantic import Field, ValidationError
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from feddg.errors import AdaptationError
-from feddg.evaluation.predictors import Parts, Predictor
+from feddg.messages import Weights
+from feddg.models.network import Network
+from feddg.models.normalization import (
+    Adapted,
+    BatchInstanceNorm2d,
+    Moments,
+    Rule,
+    Share,
+    Stored,
+    adapter_of,
+    batch_norms,
+    has_map,
+    interpolated,
+    map_layers,
+    map_moments,
+    normalised_by,
+    normalize,
+    normalize_stored,
+    stored,
+)
 from feddg.registry import Registry
+from feddg.rng import stream
+from feddg.settings import Fraction, Positive, Settings
+
+# What predictors that adapt a trained model to the images they meet have in common.
+#
+# Each wraps any model with batch normalisation and leaves its state as it is, to the bit. What
+# they share with training is in :mod:`feddg.models.normalization` and
+# :mod:`feddg.models.normalization`.
+
+
+Need = Literal["one image", "a batch", "a stream"]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a run keeps beside its global model.
+
+    Attributes:
+        clients: what each client keeps of the network's state (normalisation), by its id.
+        seed: the run's, for what is drawn at random.
+    """
+
+    clients: Mapping[int, Weights] = field(default_factory=dict)
+    seed: int = 0
+
+
+class NoSettings(Settings):
+    """Nothing to choose."""
+
+
+class Predictor(nn.Module):
+    """A model under a test-time adaptation: RGB images in [0, 1] to logits or log-probabilities.
+
+    Attributes:
+        model: the trained model, without an adapter of its own.
+        name: what ``--adapt`` calls it.
+        summary: one line.
+        needs: the least it must be shown: one image, a batch of one domain, or a stream of them.
+        changes: what it remembers of the images it has seen, until :meth:`reset`.
+        cost: beside one forward pass.
+        order: its place in tables; smaller ones first.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    needs: ClassVar[Need] = "one image"
+    changes: ClassVar[str] = "nothing"
+    cost: ClassVar[str] = "none"
+    order: ClassVar[int] = 100
+    Settings: ClassVar[type[Settings]] = NoSettings
+
+    def __init__(self, model: nn.Module, settings: Any, parts: Parts) -> None:
+        super().__init__()
+        self.model = without_adapter(model)
+        self.settings, self.parts = settings, parts
+        self.require(model)
+
+    def require(self, model: nn.Module) -> None:
+        """Raises AdaptationError, with the reason, for a model it cannot adapt."""
+        if not map_layers(model):
+            raise self.refused(
+                "it adapts the batch normalisation of feature maps, and this backbone has none"
+            )
+
+    def refused(self, reason: str) -> AdaptationError:
+        """Returns the error that says why this model cannot be adapted."""
+        return AdaptationError(f"{self.name} cannot serve this model: {reason}")
+
+    def reset(self) -> None:
+        """Forgets the images seen so far; call it between domains."""
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether an answer depends on the images seen before it."""
+        return type(self).reset is not Predictor.reset
+
+    def rule(self, images: Tensor) -> Rule:
+        """Returns how layers normalise this batch ``(B, 3, H, W)``."""
+        raise NotImplementedError
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Returns ``(B, classes)``."""
+        with normalised_by(self.model, self.rule(images)):
+            logits: Tensor = self.model(images)
+        return logits
+
+
+def without_adapter(model: nn.Module) -> nn.Module:
+    """Returns the model that predicts by its running statistics alone."""
+    return model.network if isinstance(model, Adapted) else model
+
+
+def by_running_statistics(layer: _BatchNorm, inputs: Tensor) -> Tensor:
+    """Normalises as every batch-normalisation layer does in evaluation mode."""
+    return normalize_stored(layer, inputs, stored(layer))
+
 
 P = TypeVar("P", bound=type[Predictor])
 
@@ -32,7 +153,7 @@ def _adopt(name: str, loaded: Any) -> type[Predictor]:
 
 ADAPTATIONS: Registry[type[Predictor]] = Registry(
     "adaptation",
-    "feddg.evaluation.adaptations",
+    "feddg.evaluation.adaptation",
     group="feddg.adaptations",
     error=AdaptationError,
     order=lambda kind: (kind.order, kind.name),
@@ -98,3 +219,476 @@ def _number(text: str) -> Any:
         return float(text) if not text.strip().lstrip("+-").isdigit() else int(text)
     except ValueError:
         return text
+
+
+# No adaptation at all, under the name that tables compare with.
+
+
+@register_adaptation
+class Global(Predictor):
+    """No adaptation: the running statistics, also where the model has an adapter or gates."""
+
+    name = "global"
+    summary = "no adaptation: the running statistics"
+    order = 0
+
+    def require(self, model: nn.Module) -> None:
+        """Any model."""
+
+    def rule(self, images: Tensor) -> Rule:
+        """The running statistics."""
+        return by_running_statistics
+
+
+# A share of the image's own moments that nobody learned: one number, or drawn at random.
+
+
+class FixedSettings(Settings):
+    """Settings of ``fixed``."""
+
+    alpha: Fraction = 0.5
+
+
+@register_adaptation
+class Fixed(Predictor):
+    """The same share of the image's own moments in every layer (FedIG-A, Table 3; You et al.)."""
+
+    name = "fixed"
+    summary = "a fixed share alpha of the image's own moments"
+    order = 10
+    cost = "moments of every map"
+    Settings = FixedSettings
+
+    def rule(self, images: Tensor) -> Rule:
+        """Mixes ``alpha`` parts of the instance's moments."""
+        alpha = self.settings.alpha
+
+        def share(number: int, layer: _BatchNorm, ours: Moments, image: Moments) -> Tensor:
+            return torch.full((image.mean.shape[0],), alpha, device=image.mean.device)
+
+        return interpolated(self.model, share)
+
+
+@register_adaptation
+class Random(Predictor):
+    """A random share for each layer and image (FedIG-A, Table 3).
+
+    The draw belongs to the image's place since the last reset, whatever the batches.
+    """
+
+    name = "random"
+    summary = "a random share of the image's own moments, for each layer and image"
+    order = 20
+    changes = "counts the images, which decides the draws"
+    cost = "moments of every map"
+
+    def __init__(self, model: nn.Module, settings: Any, parts: Parts) -> None:
+        super().__init__(model, settings, parts)
+        self._seen = 0
+
+    def reset(self) -> None:
+        """Counts from the beginning."""
+        self._seen = 0
+
+    def rule(self, images: Tensor) -> Rule:
+        """Draws alpha ``(B, layers)``, then mixes."""
+        layers, seed = len(map_layers(self.model)), self.parts.seed
+        places = range(self._seen, self._seen + len(images))
+        self._seen += len(images)
+        draws = [
+            torch.rand(layers, generator=stream(seed, "random alpha", place)) for place in places
+        ]
+        alpha = torch.stack(draws).to(images.device)
+
+        def share(number: int, layer: _BatchNorm, ours: Moments, image: Moments) -> Tensor:
+            return alpha[:, number]
+
+        return interpolated(self.model, share)
+
+
+# Shares of the image's own moments that were learned in training: adapters, and gates.
+
+
+@register_adaptation
+class Adapter(Predictor):
+    """The adapter trained by FedIG-A: a share for each layer and image."""
+
+    name = "adapter"
+    summary = "FedIG-A's trained adapters give the share, for each layer and image"
+    order = 30
+    cost = "moments of every map, and two small linear layers beside it"
+
+    def require(self, model: nn.Module) -> None:
+        """A model with adapters."""
+        if adapter_of(model) is None:
+            raise self.refused(
+                "it was trained without adapters, and they cannot be added afterwards; "
+                "train with --method fedig-a"
+            )
+        super().require(model)
+
+    def rule(self, images: Tensor) -> Rule:
+        """Mixes by the mean of alpha."""
+        adapter = adapter_of(self.model)
+        assert adapter is not None
+        share: Share = adapter.share()
+        return interpolated(self.model, share)
+
+
+@register_adaptation
+class BatchInstance(Predictor):
+    """Batch-instance normalisation: a share per channel, learned in training (Nam and Kim 2018)."""
+
+    name = "bin"
+    summary = "batch-instance normalisation, whose shares were learned in training"
+    order = 40
+    cost = "moments of every map"
+
+    def require(self, model: nn.Module) -> None:
+        """A model with gates."""
+        if not any(isinstance(layer, BatchInstanceNorm2d) for layer in model.modules()):
+            raise self.refused(
+                "it was trained without batch-instance normalisation; train with --method fedig "
+                "--set method.instance_gate=1 (or with copa)"
+            )
+
+    def rule(self, images: Tensor) -> Rule:
+        """Each layer as it was trained."""
+        return lambda layer, inputs: type(layer).forward(layer, inputs)
+
+
+# The clients' own normalisations, all asked and averaged.
+
+
+@register_adaptation
+class ClientEnsemble(Predictor):
+    """The mean of the predictions under each client's own normalisation (Seo et al. 2020)."""
+
+    name = "ensemble"
+    summary = "the mean of the predictions under each client's own normalisation"
+    order = 50
+    cost = "one forward pass per client; needs every client's statistics"
+
+    def __init__(self, model: nn.Module, settings: Any, parts: Parts) -> None:
+        super().__init__(model, settings, parts)
+        networks = {m: n for n, m in self.model.named_modules() if isinstance(m, Network)}
+        prefix = next(iter(networks.values()), "")
+        prefix = f"{prefix}." if prefix else ""
+        own = self.model.state_dict()
+        self._members = [
+            {f"{prefix}{name}": tensor.to(own[f"{prefix}{name}"]) for name, tensor in part.items()}
+            for _, part in sorted(parts.clients.items())
+        ]
+
+    def require(self, model: nn.Module) -> None:
+        """A model whose clients keep their normalisation."""
+        if not self.parts.clients:
+            raise self.refused(
+                "its clients keep no normalisation of their own; train with a method of local "
+                "normalisation (fedbn, silobn, fedig, fedig-a)"
+            )
+        names = {name for part in self.parts.clients.values() for name in part}
+        layers = batch_norms(self.model)
+        if not any(name.rpartition(".")[0].endswith(layer) for name in names for layer in layers):
+            raise self.refused("what its clients keep is not normalisation")
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Returns log-probabilities ``(B, classes)``."""
+        with normalised_by(self.model, by_running_statistics):
+            members = [functional_call(self.model, part, (images,)) for part in self._members]
+        logs = torch.stack(members).float().log_softmax(-1)
+        return logs.logsumexp(0) - math.log(len(logs))
+
+
+# IABN: instance-aware batch normalisation.
+
+
+class IABNSettings(Settings):
+    """Settings of ``iabn``."""
+
+    k: float = Field(4.0, ge=0, allow_inf_nan=False, description="standard errors tolerated")
+
+
+@register_adaptation
+class InstanceAware(Predictor):
+    """IABN (Gong et al. 2022): an image's moments count as far as chance does not explain them.
+
+    With n pixels and kept moments m, v:  m + soft(m_i - m; k sqrt(v / n)) and
+    v + soft(v_i - v; k v sqrt(2 / (n - 1))), where soft takes the second number off the size of the
+    first. k = 4 in all of the authors' runs. They train with it too; here it only predicts.
+    """
+
+    name = "iabn"
+    summary = "instance-aware: moments are corrected where an image's differ significantly"
+    order = 60
+    cost = "moments of every map"
+    Settings = IABNSettings
+
+    def rule(self, images: Tensor) -> Rule:
+        """Corrects each layer's moments, image by image."""
+        k = self.settings.k
+
+        def rule(layer: _BatchNorm, inputs: Tensor) -> Tensor:
+            kept = stored(layer)
+            if not has_map(inputs):
+                return normalize_stored(layer, inputs, kept)
+            pixels = inputs.shape[2] * inputs.shape[3]
+            spread = kept.variance + layer.eps
+            mean, variance = map_moments(inputs)
+            variance = variance * (pixels / (pixels - 1))
+            mean = kept.mean + soft(mean - kept.mean, k * (spread / pixels).sqrt())
+            allowed = k * spread * math.sqrt(2 / (pixels - 1))
+            variance = (kept.variance + soft(variance - kept.variance, allowed)).clamp_min(0)
+            return normalize(layer, inputs, Stored(mean, variance).moments(layer.eps))
+
+        return rule
+
+
+def soft(values: Tensor, threshold: Tensor) -> Tensor:
+    """Returns ``values`` moved towards zero by ``threshold``, and no further than zero."""
+    return values.sign() * (values.abs() - threshold).clamp_min(0)
+
+
+# MixNorm: moments pooled over an image and four views of it.
+
+
+CROPS, CROP_SHARE = 3, (0.8, 1.0)
+
+
+class MixNormSettings(Settings):
+    """Settings of ``mixnorm``."""
+
+    share: Fraction = Field(0.05, description="of the image's own moments (second-hand)")
+    tau: Fraction = Field(
+        0.0, description="how fast the kept moments follow the images; 0 keeps every image apart"
+    )
+
+
+@register_adaptation
+class MixNorm(Predictor):
+    """MixNorm (Hu et al. 2021), our reading: moments pooled over an image and four views of it.
+
+    The views are the mirror image and three crops of 80 to 100 % of its area, the same crops for
+    every image; all five go through the network together, and the image itself is predicted. Each
+    layer takes ``share`` parts of the pooled moments. With ``tau`` above 0 the kept moments follow
+    the images one by one, and their order matters.
+    """
+
+    name = "mixnorm"
+    summary = "a share of the moments of an image and four views of it (our reading)"
+    order = 70
+    changes = "nothing; with tau above 0 the kept moments follow the images"
+    cost = "five forward passes"
+    Settings = MixNormSettings
+
+    def __init__(self, model: nn.Module, settings: Any, parts: Parts) -> None:
+        super().__init__(model, settings, parts)
+        chance = stream(parts.seed, "mixnorm crops")
+        low, high = CROP_SHARE
+        draws = torch.rand(CROPS, 3, generator=chance)
+        sides = (low + (high - low) * draws[:, 0]).sqrt()
+        self._boxes = torch.stack([sides, *(draws[:, 1:] * (1 - sides[:, None])).T], 1).tolist()
+        self._kept: dict[_BatchNorm, Stored] = {}
+
+    def reset(self) -> None:
+        """Goes back to the running statistics."""
+        self._kept = {}
+
+    @property
+    def keeps_state(self) -> bool:
+        """Only where the kept moments follow the images."""
+        return bool(self.settings.tau)
+
+    def views(self, images: Tensor) -> Tensor:
+        """Returns the images and their views, ``(5 B, 3, H, W)``, view by view."""
+        crops = [self._crop(images, *box) for box in self._boxes]
+        return torch.cat([images, images.flip(-1), *crops])
+
+    def _crop(self, images: Tensor, side: float, top: float, left: float) -> Tensor:
+        height, width = images.shape[-2:]
+        rows, columns = (max(1, round(side * size)) for size in (height, width))
+        row = min(round(top * height), height - rows)
+        column = min(round(left * width), width - columns)
+        part = images[:, :, row : row + rows, column : column + columns]
+        return nn.functional.interpolate(part, (height, width), mode="bilinear")
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Returns logits ``(B, classes)`` of the images as they are."""
+        return super().forward(self.views(images))[: images.shape[0]]
+
+    def rule(self, images: Tensor) -> Rule:
+        """Mixes moments pooled over views, image by image."""
+        chosen, views = self.settings, 2 + CROPS
+
+        def rule(layer: _BatchNorm, inputs: Tensor) -> Tensor:
+            if not has_map(inputs):
+                return normalize_stored(layer, inputs, stored(layer))
+            own = pooled(inputs, views)
+            kept = self._followed(layer, own)
+            mean, variance = (k + chosen.share * (o - k) for k, o in zip(kept, own))
+            moments = Stored(mean.repeat(views, 1), variance.repeat(views, 1)).moments(layer.eps)
+            return normalize(layer, inputs, moments)
+
+        return rule
+
+    def _followed(self, layer: _BatchNorm, own: Stored) -> Stored:
+        """Returns the kept moments as they stand at each image, itself included: ``(B, C)``."""
+        tau, kept = self.settings.tau, self._kept.get(layer, stored(layer))
+        if not tau:
+            return Stored(*(part.expand_as(mine) for part, mine in zip(kept, own)))
+        followed = []
+        for mean, variance in zip(*own):
+            moved = (part + tau * (new - part) for part, new in zip(kept, (mean, variance)))
+            kept = Stored(*moved)
+            followed.append(kept)
+        self._kept[layer] = Stored(*(part.detach() for part in kept))  # part of no batch's graph
+        return Stored(*(torch.stack(parts) for parts in zip(*followed)))
+
+
+def pooled(inputs: Tensor, views: int) -> Stored:
+    """Returns mean and variance ``(B, C)`` of all pixels of all views of each image.
+
+    Args:
+        inputs: ``(views B, C, H, W)``, view by view.
+        views: how many there are of each image.
+    """
+    mean, variance = map_moments(inputs)
+    means, variances = (part.unflatten(0, (views, -1)) for part in (mean, variance))
+    return Stored(means.mean(0), variances.mean(0) + means.var(0, correction=0))
+
+
+# Tent: scales and shifts are trained to make predictions certain.
+
+
+class TentSettings(Settings):
+    """Settings of ``tent``."""
+
+    lr: Positive = Field(1e-3, description="of Adam (authors: 0.001; try also the training's)")
+    steps: int = Field(1, ge=1, description="on each batch")
+
+
+@register_adaptation
+class Tent(Predictor):
+    """Tent (Wang et al. 2021): scales and shifts follow the gradient of the predictions' entropy.
+
+    Maps are normalised by the batch's own moments. A batch is predicted before the last step that
+    it causes.
+    Batches of one class, or small ones, lead it astray: shuffle the stream, as evaluation does. A
+    batch of one image is predicted by the running statistics and changes nothing.
+    """
+
+    name = "tent"
+    summary = "scales and shifts are trained to make predictions certain, batch by batch"
+    order = 90
+    needs = "a stream"
+    changes = "scales and shifts of every layer, and an optimizer"
+    cost = "a backward pass"
+    Settings = TentSettings
+
+    def __init__(self, model: nn.Module, settings: Any, parts: Parts) -> None:
+        super().__init__(model, settings, parts)
+        self.reset()
+
+    def reset(self) -> None:
+        """Goes back to the trained scales and shifts."""
+        with torch.inference_mode(False):
+            self._affine = {
+                layer: tuple(
+                    p.detach().clone().requires_grad_() for p in (layer.weight, layer.bias)
+                )
+                for layer in map_layers(self.model).values()
+            }
+            self._trained = [part for pair in self._affine.values() for part in pair]
+            self._optimizer = torch.optim.Adam(self._trained, self.settings.lr)
+
+    def rule(self, images: Tensor) -> Rule:
+        """The batch's own moments, and the scales and shifts as they stand, in layers of maps."""
+        if len(images) < 2:
+            return by_running_statistics
+
+        def rule(layer: _BatchNorm, inputs: Tensor) -> Tensor:
+            if layer not in self._affine:
+                return by_running_statistics(layer, inputs)
+            scale, shift = self._affine[layer]
+            return nn.functional.batch_norm(inputs, None, None, scale, shift, True, 0.0, layer.eps)
+
+        return rule
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Returns the logits ``(B, classes)`` that its last step began from."""
+        if len(images) < 2:
+            with torch.no_grad():
+                return super().forward(images)
+        with torch.inference_mode(False), torch.enable_grad():
+            images = images.clone()  # one made in inference mode cannot be differentiated through
+            for _ in range(self.settings.steps):
+                logits = super().forward(images)
+                logs = logits.float().log_softmax(-1)
+                entropy = -(logs.exp() * logs).sum(-1).mean()
+                gradients = torch.autograd.grad(entropy, self._trained)  # the model gets none
+                for parameter, gradient in zip(self._trained, gradients):
+                    parameter.grad = gradient
+                self._optimizer.step()
+        return logits.detach()
+
+
+# TsmoBN: the statistics follow the stream of test batches.
+
+
+class TsmoBNSettings(Settings):
+    """Settings of ``tsmobn``."""
+
+    tau: Fraction | None = Field(
+        0.9,
+        description="share of the moments kept at each batch (from memory); none for the average "
+        "of all batches so far",
+    )
+    smallest_batch: int = Field(8, ge=2, description="smaller ones move nothing")
+
+
+@register_adaptation
+class TsmoBN(Predictor):
+    """TsmoBN (Jiang et al. 2021): moments are estimated anew from the stream of test batches.
+
+    It begins with the running statistics, for an unseen domain the average of the clients'; a batch
+    is predicted after it has moved the estimate.
+    """
+
+    name = "tsmobn"
+    summary = "the statistics follow the test batches"
+    order = 80
+    needs = "a stream"
+    changes = "the statistics of every layer"
+    cost = "moments of every layer"
+    Settings = TsmoBNSettings
+
+    def __init__(self, model: nn.Module, settings: Any, parts: Parts) -> None:
+        super().__init__(model, settings, parts)
+        self.reset()
+
+    def reset(self) -> None:
+        """Goes back to the running statistics."""
+        self._kept: dict[_BatchNorm, Stored] = {}
+        self._batches = 0
+
+    def rule(self, images: Tensor) -> Rule:
+        """Moves each layer's estimate, then normalises by it."""
+        moves = len(images) >= self.settings.smallest_batch
+        self._batches += moves
+        tau = self.settings.tau
+        keep = 1 - 1 / max(self._batches, 1) if tau is None else tau
+
+        def rule(layer: _BatchNorm, inputs: Tensor) -> Tensor:
+            kept = self._kept.get(layer, stored(layer))
+            if moves:
+                axes = [axis for axis in range(inputs.dim()) if axis != 1]
+                # What is kept from batch to batch is no part of any batch's graph.
+                own = inputs.detach().float()
+                variance, mean = torch.var_mean(own, dim=axes, correction=1)
+                kept = Stored(
+                    mean + keep * (kept.mean - mean), variance + keep * (kept.variance - variance)
+                )
+                self._kept[layer] = kept
+            return normalize_stored(layer, inputs, kept)
+
+        return rule

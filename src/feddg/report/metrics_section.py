@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterator, Sequence
 
 from feddg.comparing.results import Results
+from feddg.evaluation.accuracy import FEW
 from feddg.evaluation.metrics import METRICS
-from feddg.evaluation.support import FEW
 from feddg.records import SPLITS, TEST
 from feddg.report.accuracy_section import MOST_DOMAINS, SPLIT_HEADINGS
 from feddg.report.blocks import Block, Cell, Column, Prose, Section, Table

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from feddg.errors import FeddgError, in_words
-from feddg.evaluation.accuracy import Evaluation
-from feddg.evaluation.support import support_warning
+from feddg.evaluation.accuracy import Evaluation, support_warning
 from feddg.experiment import Experiment, load_stored
 from feddg.federation.averages import served
 from feddg.federation.server import Server, initial_state

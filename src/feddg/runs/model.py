@@ -6,8 +6,8 @@ from pathlib import Path
 from torch import nn
 
 from feddg.errors import RunError
+from feddg.evaluation.adaptation import Parts
 from feddg.evaluation.adaptation import adapt as adapted
-from feddg.evaluation.predictors import Parts
 from feddg.experiment import Experiment, load_stored
 from feddg.federation.local_training import load_weights
 from feddg.methods.base import Method, has_global_model, local_names

@@ -12,8 +12,7 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from feddg.evaluation.accuracy import Evaluation, Resettable
-from feddg.evaluation.energy import INSIDE_SHARE, energy, energy_threshold
+from feddg.evaluation.accuracy import INSIDE_SHARE, Evaluation, Resettable, energy, energy_threshold
 from feddg.records import ID_VAL, EnergyThreshold, JsonFile
 from feddg.runs.folder import RunFolder
 

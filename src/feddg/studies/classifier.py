@@ -17,8 +17,8 @@ from feddg.data.decoding import AS_IT_IS, MOST_PIXELS, Reading, Resize, decode_i
 from feddg.data.images import ImageSource
 from feddg.data.pixels import as_unit
 from feddg.errors import FeddgError, RunError
-from feddg.evaluation.energy import energy
-from feddg.evaluation.predictors import Predictor
+from feddg.evaluation.accuracy import energy
+from feddg.evaluation.adaptation import Predictor
 from feddg.runs.cautions import cautions, result_sentence_of
 from feddg.runs.model import Trained, load_trained
 from feddg.runs.same_images import training_depth

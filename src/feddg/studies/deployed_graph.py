@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from feddg.errors import AdaptationError
-from feddg.evaluation.energy import energy
-from feddg.evaluation.predictors import Predictor
+from feddg.evaluation.accuracy import energy
+from feddg.evaluation.adaptation import Predictor
 from feddg.models.backbones import use_plain_convolutions
 
 InputKind = Literal["uint8", "float"]

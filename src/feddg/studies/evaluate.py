@@ -11,9 +11,7 @@ import numpy
 
 from feddg.errors import AdaptationError
 from feddg.evaluation.accuracy import Evaluation, Score
-from feddg.evaluation.adaptation import ADAPTATIONS, read
-from feddg.evaluation.adaptations.client_ensemble import ClientEnsemble
-from feddg.evaluation.predictors import NoSettings, Parts
+from feddg.evaluation.adaptation import ADAPTATIONS, ClientEnsemble, NoSettings, Parts, read
 from feddg.records import AdaptationRow
 from feddg.runs.adapted import ADAPTED, OWN, read_adapted
 from feddg.runs.alphas import write_alphas

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as some
 
-from feddg.evaluation.energy import energy, energy_threshold, separation
+from feddg.evaluation.accuracy import energy, energy_threshold, separation
 
 NUMBERS = some.lists(some.floats(-50, 50), min_size=2, max_size=6)
 

@@ -1,1 +1,0 @@
-"""Test-time adaptations, a registered definition each: see :mod:`feddg.evaluation.adaptation`."""

@@ -1,0 +1,241 @@
+"""Metrics by name: accuracy, confusion counts, calibration and ranking."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy
+import torch
+from torch import Tensor
+
+from feddg.errors import FeddgError
+from feddg.registry import Registry, is_called
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """What a predictor made of the images of one domain of one split.
+
+    Attributes:
+        confusion: ``(classes, classes)`` counts, true class by predicted class.
+        logits: ``(n, classes)`` float32 on the CPU, unnormalised log-probabilities; None where only
+            counts are known, as from another site.
+        labels: ``(n,)`` class ids, int64; None where ``logits`` is.
+    """
+
+    confusion: numpy.ndarray
+    logits: Tensor | None = None
+    labels: Tensor | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """One number for the predictions on a domain.
+
+    Attributes:
+        name: its key in rows and tables.
+        summary: one line, with its range.
+        compute: the number; None where it is not defined for them.
+        needs_logits: whether counts are not enough; then it is left out where there are no logits.
+        higher_is_better: of two, which is preferred; None for a number that describes the images.
+        order: its place in tables; smaller ones first.
+    """
+
+    name: str
+    summary: str
+    compute: Callable[[Predictions], float | None]
+    needs_logits: bool = False
+    higher_is_better: bool | None = True
+    order: int = 100
+
+    @property
+    def defined_by(self) -> Callable[[Predictions], float | None]:
+        """What tells it from another definition of the same name."""
+        return self.compute
+
+
+METRICS: Registry[Metric] = Registry(
+    "metric",
+    "feddg.evaluation.metrics",
+    group="feddg.metrics",
+    order=lambda metric: (metric.order, metric.name),
+    adopt=lambda name, loaded: is_called(name, loaded, Metric, FeddgError),
+)
+"""All metrics, in the order of tables."""
+
+
+def register_metric(metric: Metric) -> Metric:
+    """Makes a metric known.
+
+    Raises:
+        FeddgError: another one has its name.
+    """
+    return METRICS.add(metric.name, metric)
+
+
+def measure(predictions: Predictions) -> dict[str, float]:
+    """Returns every metric by name; one that is not defined for these predictions is left out."""
+    values = {
+        name: metric.compute(predictions)
+        for name, metric in METRICS.items()
+        if predictions.logits is not None or not metric.needs_logits
+    }
+    return {
+        name: float(value)
+        for name, value in values.items()
+        if value is not None and math.isfinite(value)
+    }
+
+
+# Whether a model's confidence says how often it is right.
+
+
+BINS = 15
+"""Bins of equal width, as in the paper's tables."""
+
+
+def _expected_calibration_error(predictions: Predictions) -> float | None:
+    """Guo et al., "On Calibration of Modern Neural Networks" (ICML 2017), equation 3.
+
+    ECE = sum_b (n_b / n) |accuracy(b) - confidence(b)|, where bin b holds the images whose largest
+    probability is in ((b - 1) / 15, b / 15].
+    """
+    assert predictions.logits is not None
+    assert predictions.labels is not None
+    labels = predictions.labels
+    if not len(labels):
+        return None
+    # The class is the one that accuracy counts: rounding may make two probabilities equal.
+    chosen = predictions.logits.argmax(1)
+    confidence = predictions.logits.double().softmax(1).amax(1)
+    bins = (confidence * BINS).ceil().long().clamp(1, BINS) - 1
+    gaps = (chosen == labels).double() - confidence
+    sums = torch.zeros(BINS, dtype=torch.float64).index_add(0, bins, gaps)
+    return float(sums.abs().sum() / len(labels))
+
+
+register_metric(
+    Metric(
+        name="calibration_error",
+        summary=f"expected calibration error over {BINS} bins of confidence, in [0, 1]",
+        compute=_expected_calibration_error,
+        needs_logits=True,
+        higher_is_better=False,
+        order=40,
+    )
+)
+
+
+# Metrics that follow from who was taken for whom.
+
+
+def _accuracy(predictions: Predictions) -> float | None:
+    examples = int(predictions.confusion.sum())
+    return int(predictions.confusion.trace()) / examples if examples else None
+
+
+def _balanced_accuracy(predictions: Predictions) -> float | None:
+    support = predictions.confusion.sum(axis=1)
+    seen = support > 0
+    recall = predictions.confusion.diagonal()[seen] / support[seen]
+    return float(recall.mean()) if seen.any() else None
+
+
+def _macro_f1(predictions: Predictions) -> float | None:
+    """F1 = 2 hits / (images + predictions) of each class with images (iWildCam's official score).
+
+    As WILDS computes it: Koh et al., "WILDS" (ICML 2021), section 4.1.1 and its code, which leaves
+    out classes without images even where some are predicted.
+    """
+    support = predictions.confusion.sum(axis=1)
+    seen = support > 0
+    predicted = predictions.confusion.sum(axis=0)
+    scores = 2 * predictions.confusion.diagonal()[seen] / (support + predicted)[seen]
+    return float(scores.mean()) if seen.any() else None
+
+
+def _largest_class_share(predictions: Predictions) -> float | None:
+    support = predictions.confusion.sum(axis=1)
+    return int(support.max()) / int(support.sum()) if support.any() else None
+
+
+register_metric(
+    Metric(
+        name="accuracy",
+        summary="share of images classified correctly, in [0, 1]",
+        compute=_accuracy,
+        order=0,
+    )
+)
+register_metric(
+    Metric(
+        name="balanced_accuracy",
+        summary="mean over the classes with images of the share classified correctly, in [0, 1]",
+        compute=_balanced_accuracy,
+        order=10,
+    )
+)
+register_metric(
+    Metric(
+        name="macro_f1",
+        summary="mean over the classes with images of their F1 score, in [0, 1]",
+        compute=_macro_f1,
+        order=20,
+    )
+)
+register_metric(
+    Metric(
+        name="largest_class_share",
+        summary="share of the commonest class, in (0, 1]: what naming it always would reach",
+        compute=_largest_class_share,
+        higher_is_better=None,
+        order=90,
+    )
+)
+
+
+# How well a model's probabilities rank the images: the area under the ROC curve.
+
+
+def _auroc(predictions: Predictions) -> float | None:
+    """One class against the rest, by the Mann-Whitney statistic; ties count half.
+
+    For a class with P images among n, whose probabilities have ranks r in 1 .. n:
+    AUROC = (sum of r over its images - P (P + 1) / 2) / (P (n - P)) (Hanley and McNeil 1982).
+    """
+    assert predictions.logits is not None
+    assert predictions.labels is not None
+    scores = predictions.logits.double().softmax(1).numpy()
+    labels = predictions.labels.numpy()
+    own = labels[:, None] == numpy.arange(scores.shape[1])
+    positive = own.sum(axis=0)
+    defined = (positive > 0) & (positive < len(labels))
+    if not defined.any():
+        return None
+    own, positive = own[:, defined], positive[defined]
+    # A probability that is not a number ranks nothing: the area is then not a number, either.
+    ranked = numpy.stack([_ranks(column) for column in scores[:, defined].T], axis=1)
+    ranks = (ranked * own).sum(axis=0)
+    areas = (ranks - positive * (positive + 1) / 2) / (positive * (len(labels) - positive))
+    return float(areas.mean())
+
+
+def _ranks(values: numpy.ndarray) -> numpy.ndarray:
+    """Ranks from 1; equal values share the mean of theirs. scipy.stats takes long to import."""
+    if numpy.isnan(values).any():
+        return numpy.full(len(values), numpy.nan)
+    _, places, counts = numpy.unique(values, return_inverse=True, return_counts=True)
+    shared: numpy.ndarray = (counts.cumsum() - (counts - 1) / 2)[places]
+    return shared
+
+
+register_metric(
+    Metric(
+        name="auroc",
+        summary="area under the ROC curve, each class against the rest, mean over the classes "
+        "with images, in [0, 1]",
+        compute=_auroc,
+        needs_logits=True,
+        order=30,
+    )
+)
