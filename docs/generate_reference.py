@@ -39,7 +39,7 @@ PYTHON = {
     "Comparisons": ("feddg.comparing.compare", ("Comparison",)),
     "Watching a run": ("feddg.runs.observer", ("Observer",)),
     "Methods": ("feddg.methods.base", ("Method", "MethodSettings")),
-    "Guards": ("feddg.guards.guard", ("Guard",)),
+    "Guards": ("feddg.privacy.guard", ("Guard",)),
     "Errors": ("feddg.errors", ("FeddgError",)),
 }
 

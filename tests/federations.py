@@ -15,11 +15,10 @@ from feddg.federation.local_training import load_weights
 from feddg.federation.server import Server, initial_state
 from feddg.federation.transport import Ledger
 from feddg.federation.validation import MessageChecks
-from feddg.guards.building import build_guards
-from feddg.guards.chain import Guards
 from feddg.methods.base import Method, State
 from feddg.methods.composition import build_method
 from feddg.models.backbones import build_network
+from feddg.privacy.building import Guards, build_guards
 from feddg.rng import numpy_stream
 from feddg.settings import GuardChoice, PrivacySettings, ServerSettings, TrainSettings
 

@@ -11,9 +11,9 @@ from feddg.comparing.cells import setting_point
 from feddg.data.data_set import DATA_SETS
 from feddg.errors import ExperimentError
 from feddg.experiment import SCHEMA, Experiment, explain, load_experiment, load_stored
-from feddg.guards.guard import GUARDS
 from feddg.methods.base import METHODS, MethodSettings
 from feddg.methods.baselines import FedAvg
+from feddg.privacy.guard import GUARDS
 from feddg.settings import ExperimentSettings, leaves, merge
 
 

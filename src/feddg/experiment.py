@@ -30,8 +30,8 @@ from feddg.data.data_set import (
 from feddg.data.partitions import counts_clients, rules_of
 from feddg.errors import DataError, ExperimentError, FeddgError, nearest
 from feddg.evaluation.metrics import METRICS
-from feddg.guards.building import guard_of, resolved_choice
 from feddg.methods.composition import build_method, method_class
+from feddg.privacy.building import guard_of, resolved_choice
 from feddg.settings import (
     TORCHVISIONS,
     ClientSettings,

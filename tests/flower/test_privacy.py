@@ -38,7 +38,7 @@ CASES = {
 def test_flower_gives_the_bits_of_the_in_process_transport(case, tmp_path, monkeypatch):
     left = {"in-process": [], "flower": []}
     where = "in-process"
-    from feddg.guards.chain import Guards
+    from feddg.privacy.building import Guards
 
     original = Guards.protect
 
@@ -86,7 +86,7 @@ def test_the_grid_carries_the_norm_the_bit_and_no_loss(tmp_path):
 
 
 def test_a_site_that_does_not_clip_is_refused_by_name(tmp_path, monkeypatch):
-    from feddg.guards.clipping import Clipping
+    from feddg.privacy.noise import Clipping
 
     original = Clipping.protect
     monkeypatch.setattr(

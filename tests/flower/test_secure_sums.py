@@ -20,7 +20,7 @@ from feddg.api import run
 from feddg.experiment import Experiment
 from feddg.flower import client_app
 from feddg.flower.parcels import Parcel
-from feddg.guards.secure_aggregation import MASKED, SecureAggregation
+from feddg.privacy.secure_aggregation import MASKED, SecureAggregation
 from feddg.runs.reading import read_run
 from flower_grid import SMALL, Deployment, LocalGrid, ledger, weights
 
@@ -70,7 +70,7 @@ class FourSites(Deployment):
 
 def noted(monkeypatch):
     """Notes every update before it is masked, or leaves unmasked."""
-    from feddg.guards.chain import Guards
+    from feddg.privacy.building import Guards
 
     single, original = [], Guards.protect
 

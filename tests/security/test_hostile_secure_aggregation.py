@@ -18,17 +18,17 @@ from feddg.experiment import Experiment
 from feddg.federation.inprocess import InProcess
 from feddg.federation.masked_rounds import MaskedRounds, OpenedSums
 from feddg.flower.memory import SiteMemory
-from feddg.guards import masking
-from feddg.guards.secure_aggregation import (
+from feddg.messages import Message, Update
+from feddg.privacy import secure_aggregation as masking
+from feddg.privacy.secure_aggregation import (
     CHECK,
     KEYS,
     MASKED,
     SHARES,
     UNMASK,
     SecureAggregation,
+    unmasked,
 )
-from feddg.guards.sums import unmasked
-from feddg.messages import Message, Update
 from feddg.records import OpenedSumRow
 from feddg.settings import ServerSettings
 from federations import federation, same

@@ -16,7 +16,7 @@ from torch import Tensor
 from feddg.api import run
 from feddg.errors import ExperimentError
 from feddg.experiment import Experiment
-from feddg.guards.accounting import gaussian_epsilon
+from feddg.privacy.accounting import gaussian_epsilon
 from feddg.records import PRIVACY_ROWS
 from feddg.runs.prepare import build, guards_for
 from feddg.styles import statistics as finch_module

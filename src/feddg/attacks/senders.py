@@ -20,9 +20,9 @@ from feddg.data.data_set import find_augmentation
 from feddg.data.pixels import as_unit
 from feddg.errors import RunError
 from feddg.federation.inprocess import InProcess
-from feddg.guards.chain import Guards
 from feddg.messages import Broadcast, Message, Update, Weights
 from feddg.models.network import Network
+from feddg.privacy.building import Guards
 from feddg.runs.prepare import guards_for
 from feddg.runs.subject import Subject
 

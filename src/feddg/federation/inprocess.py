@@ -18,9 +18,9 @@ from feddg.clients.threads import (
 from feddg.errors import ClientError
 from feddg.federation.local_training import answer, describe, train
 from feddg.federation.transport import Ledger, Reply
-from feddg.guards.chain import NO_GUARDS, Guards
 from feddg.messages import Broadcast, Message, Refusal, Update, Weights, on_device
 from feddg.methods.base import Method
+from feddg.privacy.building import NO_GUARDS, Guards
 
 T = TypeVar("T")
 

@@ -11,10 +11,10 @@ from torch.func import functional_call, grad_and_value, vmap
 from feddg.clients.client import Batch, Client, RecordNoise, counted_passes
 from feddg.clients.threads import threads
 from feddg.errors import ClientError
-from feddg.guards.chain import NO_GUARDS, Guards
 from feddg.messages import Message, Update, Weights, first_not_finite
 from feddg.methods.base import Method, local_names
 from feddg.models.network import Network
+from feddg.privacy.building import NO_GUARDS, Guards
 from feddg.rng import add_noise
 
 # A client's choice among the models of its own round (FedIG's appendix A.2).

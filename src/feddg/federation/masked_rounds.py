@@ -1,6 +1,6 @@
 """A transport whose updates come back as one sum: secure aggregation's side of the server.
 
-It asks the questions of :mod:`feddg.guards.secure_aggregation` over any other transport, which
+It asks the questions of :mod:`feddg.privacy.secure_aggregation` over any other transport, which
 enters every one of them, with its keys and shares, in the ledger. What the server loop is given is
 one update: the mean of those whose clients stayed, and a refusal for each that did not. Where a sum
 cannot be had or believed, the round's error says whose fault it is, or that this cannot be told.
@@ -17,19 +17,21 @@ from torch import Tensor
 
 from feddg.errors import NotEnoughUpdates
 from feddg.federation.transport import Ledger, Reply, Transport
-from feddg.guards import masking
-from feddg.guards.masking import SEALED, SECRET
-from feddg.guards.secure_aggregation import (
+from feddg.messages import Broadcast, Message, Refusal, Update
+from feddg.privacy import secure_aggregation as masking
+from feddg.privacy.secure_aggregation import (
     CHECK,
     KEYS,
     MASKED,
+    SEALED,
+    SECRET,
     SHARES,
     UNMASK,
     SecureAggregation,
     clients_said,
+    decoded,
+    unmasked,
 )
-from feddg.guards.sums import decoded, unmasked
-from feddg.messages import Broadcast, Message, Refusal, Update
 from feddg.records import OpenedSumRow
 
 log = logging.getLogger("feddg")

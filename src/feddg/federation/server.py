@@ -22,12 +22,12 @@ from feddg.federation.validation import (
     RoundSpoiled,
     state_fault,
 )
-from feddg.guards.account import Account
-from feddg.guards.chain import NO_GUARDS, GuardedRound, Guards
-from feddg.guards.secure_aggregation import clients_said
 from feddg.messages import Broadcast, Message, Refusal, Update, Weights
 from feddg.methods.base import Method, State
 from feddg.models.network import Network
+from feddg.privacy.accounting import Account
+from feddg.privacy.building import NO_GUARDS, GuardedRound, Guards
+from feddg.privacy.secure_aggregation import clients_said
 from feddg.records import Direction, Groups, RefusedUpdate, RoundRow
 from feddg.settings import ServerSettings
 

@@ -14,8 +14,6 @@ from torch import Tensor
 
 from feddg.clients.optim import in_round
 from feddg.errors import FeddgError, RunError
-from feddg.guards.distances import distance, length
-from feddg.guards.secure_aggregation import clients_said
 from feddg.messages import (
     Known,
     Message,
@@ -30,6 +28,8 @@ from feddg.messages import (
 from feddg.methods.base import Method, State, has_global_model
 from feddg.models.network import Network
 from feddg.models.normalization import never_negative_names
+from feddg.privacy.robust import distance, length
+from feddg.privacy.secure_aggregation import clients_said
 from feddg.settings import TrainSettings
 from feddg.styles.statistics import StyleNoise
 

@@ -9,8 +9,8 @@ from safetensors.torch import load, save
 
 from feddg.data.fingerprint import ImagesFile
 from feddg.errors import ClientError, RunError
-from feddg.guards.secure_aggregation import KNOWN
 from feddg.messages import Message, Weights
+from feddg.privacy.secure_aggregation import KNOWN
 from feddg.storage import entries, open_file, replace_bytes, replace_text, why
 
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")

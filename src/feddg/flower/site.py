@@ -20,9 +20,9 @@ from feddg.flower.orders import Order
 from feddg.flower.parcels import Parcel
 from feddg.flower.replies import Introduction
 from feddg.flower.site_images import load_pixels, positions, require_same_images, test_images
-from feddg.guards.chain import Guards
 from feddg.messages import Message, on_device
 from feddg.methods.base import Method
+from feddg.privacy.building import Guards
 from feddg.runs.named_files import methods_files
 from feddg.runs.prepare import build, build_worker, cache_folder, guards_for
 from feddg.settings import Settings

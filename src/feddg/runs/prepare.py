@@ -31,15 +31,13 @@ from feddg.data.splits import Splits, from_csv, from_roles, hold_out
 from feddg.errors import ExperimentError
 from feddg.evaluation.accuracy import Evaluation
 from feddg.experiment import Experiment
-from feddg.guards.building import build_guards
-from feddg.guards.chain import Guards
-from feddg.guards.noised_records import record_noise
-from feddg.guards.noised_styles import style_multiplier
 from feddg.methods.base import Method
 from feddg.methods.composition import build_method, method_class
 from feddg.models.backbones import build_network, use_small_map_convolutions
 from feddg.models.network import Network
 from feddg.models.precision import autocast, choose_device, choose_precision
+from feddg.privacy.building import Guards, build_guards
+from feddg.privacy.noise import record_noise, style_multiplier
 from feddg.runs.loading import Progress as Progress
 from feddg.runs.loading import load_table, split_remarks, table_remarks
 from feddg.settings import PrivacySettings

@@ -12,10 +12,10 @@ from feddg.experiment import Experiment
 from feddg.federation.inprocess import InProcess
 from feddg.federation.server import Server
 from feddg.federation.transport import Transport
-from feddg.guards.chain import NO_GUARDS, Guards
 from feddg.messages import Weights
 from feddg.methods.base import Method, State
 from feddg.methods.composition import build_method
+from feddg.privacy.building import NO_GUARDS, Guards
 from feddg.records import ClientsTable
 from feddg.runs.facts import clients_table
 from feddg.runs.figures import draw_figures

@@ -5,8 +5,8 @@ import logging
 from feddg.errors import BudgetSpent, RunError
 from feddg.federation.masked_rounds import OpenedSums
 from feddg.federation.server import Server
-from feddg.guards.account import Account
-from feddg.guards.chain import Guards
+from feddg.privacy.accounting import Account
+from feddg.privacy.building import Guards
 from feddg.records import OPENED_SUM_ROWS, PRIVACY_ROWS, RoundRow
 from feddg.runs.folder import OPENED_SUMS, PRIVACY, RunFolder
 

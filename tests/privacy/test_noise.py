@@ -9,10 +9,10 @@ from scipy import stats
 
 from feddg.errors import ExperimentError
 from feddg.experiment import Experiment
-from feddg.guards.clipping import Clipping
-from feddg.guards.guard import Passage, WeightFacts
 from feddg.messages import Message, Refusal, Update
 from feddg.methods.base import State
+from feddg.privacy.guard import Passage, WeightFacts
+from feddg.privacy.noise import Clipping
 from feddg.runs.prepare import build, guards_for
 from feddg.settings import PrivacySettings, TrainSettings
 from federations import federation, same

@@ -1,31 +1,4 @@
-"""Update privacy: clients clip what training changed; noise hides whether one took part with it.
-
-Every update becomes a change of bounded length, so that Gaussian noise hides a client's whole
-contribution to the weights. The server adds it once, on the mean, and is trusted; or every client
-adds its own, and nobody is (local differential privacy).
-
-Equations, with m updates used in a round, norm C and noise multiplier z::
-
-    D_k <- D_k min(1, C / |D_k|)                          at client k
-    x   <- x + (1/m) sum_k D_k + N(0, (z C / m)^2)        at the server; all count the same
-    adaptive: C <- C exp(-rate (b - quantile)),           b = share of updates that were not clipped
-              b gets noise N(0, s^2)/m, and z -> (z^-2 - (2s)^-2)^(-1/2), so that both cost z
-    at the client: D_k <- D_k + N(0, (z C)^2)             and x <- x + (1/m) sum_k D_k
-    secret draws: m is its expectation q N, in the sum's place as in the noise's
-
-Sensitivity: at the server the neighbour is the same round in which a client's change is zero: C for
-the sum, 1/2 for the count of ``bit - 1/2``. At the client it is any other change, from which the
-server must not tell it: 2 C.
-
-Sources: McMahan et al., "Learning Differentially Private Recurrent Language Models" (ICLR 2018);
-Andrew et al., "Differentially Private Learning with Adaptive Clipping" (NeurIPS 2021).
-
-Decisions: s = max(m/20, z), which is Andrew et al.'s for many clients and possible for few. The
-noise is :mod:`feddg.rng`'s, which the experiment's seed does not fix: clients
-know the seed and could take the noise away again. The server knows the weights it sent and the
-norm: a longer change, beyond rounding, is refused. Lengths are summed in float64. What the noise
-costs is :mod:`feddg.guards.accounting`'s affair.
-"""
+"""Differential privacy of updates, of single images (DP-SGD) and of styles."""
 
 import logging
 import math
@@ -36,30 +9,43 @@ from typing import ClassVar
 
 import torch
 
+from feddg.clients.client import RecordNoise
 from feddg.clients.sampling import Schedule
 from feddg.errors import ClientError
-from feddg.guards.account import Account, Release
-from feddg.guards.accounting import (
+from feddg.messages import Message, Sent, Update, Weights
+from feddg.methods.base import State
+from feddg.privacy.accounting import (
     MOST_NOISE,
+    Account,
+    Release,
     gaussian_epsilon,
     gaussian_noise,
+    require_afforded,
+    require_bearable,
     rounded_up,
     sampled_epsilon,
     sampled_noise,
 )
-from feddg.guards.compatibility import DESCRIPTIONS, EXTRAS, FUSION, LOCAL, STATISTICS
-from feddg.guards.distances import distance, length, shrunk
-from feddg.guards.guard import Guard, Passage, WeightFacts, register
-from feddg.guards.promises import require_afforded, require_bearable
-from feddg.messages import Message, Sent, Update, Weights
-from feddg.methods.base import State
+from feddg.privacy.guard import (
+    DESCRIPTIONS,
+    EXTRAS,
+    FUSION,
+    LOCAL,
+    STATISTICS,
+    TRAINING,
+    Guard,
+    Passage,
+    WeightFacts,
+    register,
+)
+from feddg.privacy.robust import distance, length, shrunk
 from feddg.rng import add_noise
 from feddg.settings import PrivacySettings
 
 log = logging.getLogger("feddg")
 
 NORM, NORM_BIT = "norm", "norm_bit"
-_OPEN = "neither clipped nor noised"
+_OPEN_UPDATES = "neither clipped nor noised"
 _UPDATES, _CLIPPED, _ROUNDING = "updates", "clipped", "rounding"
 _NOBODY = -1
 
@@ -72,8 +58,8 @@ class Clipping(Guard):
     summary = "clipped updates, noise on their mean (McMahan et al. 2018, Andrew et al. 2021)"
     Settings = PrivacySettings
     _BREAKS: ClassVar[dict[str, str]] = {
-        DESCRIPTIONS: _OPEN,
-        EXTRAS: _OPEN,
+        DESCRIPTIONS: _OPEN_UPDATES,
+        EXTRAS: _OPEN_UPDATES,
         LOCAL: "so that what it sends of them is no change of what it was sent",
         FUSION: "and the noise is made for a plain mean",
         STATISTICS: "which are taken from images, and noise would make variances negative; set "
@@ -299,3 +285,126 @@ def _noised(trained: Weights, sent: Weights, facts: WeightFacts, deviation: floa
         change = add_noise(trained[name].double() - before.to(trained[name].device), deviation)
         weights[name] = (before + change.to(before)).to(trained[name].dtype)
     return weights
+
+
+# Image privacy: a client's steps are noised, so that no image shows in what it trains (DP-SGD).
+#
+# The client does it (:mod:`feddg.federation.local_training`), whoever the server is; this guard
+# says what it promises, counts what it costs, and refuses what would go around it.
+#
+# An image is in one batch of every epoch of every round its client takes part in: so many
+# releases.
+
+
+_OPEN_RECORDS = "which is taken from images without noise"
+
+
+def record_noise(privacy: PrivacySettings, schedule: Schedule, epochs: int) -> RecordNoise | None:
+    """Returns how steps are noised, so that all planned epochs cost what they may; None if not."""
+    if privacy.record_epsilon is None:
+        return None
+    once = gaussian_noise(privacy.record_epsilon, privacy.delta)
+    return RecordNoise(rounded_up(once * math.sqrt(schedule.most * epochs)), privacy.record_norm)
+
+
+class NoisedRecords(Guard):
+    """Steps that say little about an image.
+
+    Args:
+        settings: epsilon, delta and the norm.
+        schedule: who is planned to take part.
+        epochs: passes over a client's images in a round.
+    """
+
+    name = "noised_records"
+    summary = "gradients clipped image by image and noised; asked for as privacy.record_epsilon"
+    Settings = PrivacySettings
+    breaks: ClassVar[dict[str, str]] = {
+        DESCRIPTIONS: _OPEN_RECORDS,
+        EXTRAS: _OPEN_RECORDS,
+        TRAINING: "and gradients are clipped image by image for plain training alone",
+        STATISTICS: "which mix the images of a batch; choose model.backbone cnn_gn or another "
+        "without, or set model.normalization to frozen",
+    }
+    noised = True
+
+    def __init__(self, settings: PrivacySettings, schedule: Schedule, epochs: int) -> None:
+        super().__init__(settings)
+        self._epochs = epochs
+        self._noise = record_noise(settings, schedule, epochs) or RecordNoise(0.0, 1.0)
+
+    @property
+    def promise(self) -> str:
+        """Epsilon, for an image, by which noise."""
+        chosen = self.settings
+        return (
+            f"updates: epsilon {chosen.record_epsilon:g} at delta {chosen.delta:g} for an image, "
+            f"by noise of {self._noise.multiplier:g} times the norm in every step at the client"
+        )
+
+    def _release(self, round: int, clients: Sequence[int]) -> Release:
+        noise, times = self._noise.multiplier, self._epochs
+        return Release("update", round, clients, noise, "image", "client", times=times)
+
+    def affords(self, round: int, clients: Sequence[int], account: Account) -> bool:
+        """See :class:`Guard`."""
+        chosen = self.settings
+        return account.affords(self._release(round, clients), chosen.delta, chosen.record_epsilon)
+
+    def asked(self, clients: Sequence[int], passage: Passage) -> None:
+        """Charges for the epochs that these clients are about to train.
+
+        Raises:
+            BudgetSpent: they may not be asked.
+        """
+        chosen, release = self.settings, self._release(passage.round, clients)
+        passage.account.charge(release, chosen.delta, chosen.record_epsilon)
+
+    def protect(
+        self, update: Update, received: Weights, told: Message, facts: WeightFacts
+    ) -> Update:
+        """The means of the loss terms stay at the client."""
+        return replace(update, terms={})
+
+
+# Style privacy: the moments that a client describes itself with are noised before they leave.
+#
+# The client's method does it (:mod:`feddg.styles.statistics`); this guard says what it promises,
+# counts what it costs, and is why other guards let the description pass. Styles leave once, before
+# round 1.
+
+
+def style_multiplier(privacy: PrivacySettings) -> float:
+    """Returns the noise of a style over its sensitivity; 0 where none is asked for."""
+    if privacy.style_epsilon is None:
+        return 0.0
+    return rounded_up(gaussian_noise(privacy.style_epsilon, privacy.delta))
+
+
+class NoisedStyles(Guard):
+    """Styles that say little about an image, or a client."""
+
+    name = "noised_styles"
+    summary = "styles from clipped and noised moments; asked for as privacy.style_epsilon"
+    Settings = PrivacySettings
+
+    @property
+    def promise(self) -> str:
+        """Epsilon, and for whom."""
+        chosen = self.settings
+        whom = "an image" if chosen.style_unit == "image" else "a client"
+        return (
+            f"styles: epsilon {chosen.style_epsilon:g} at delta {chosen.delta:g} for {whom}, by "
+            f"noise of {style_multiplier(chosen):g} times the sensitivity at the client"
+        )
+
+    def describing(self, clients: Sequence[int], account: Account) -> None:
+        """Charges for the styles that these clients are about to send.
+
+        Raises:
+            BudgetSpent: they have sent them before.
+        """
+        chosen, noise = self.settings, style_multiplier(self.settings)
+        where, unit = "client", chosen.style_unit
+        release = Release("describe", 0, clients, noise, unit, where)  # type: ignore[arg-type]
+        account.charge(release, chosen.delta, chosen.style_epsilon)

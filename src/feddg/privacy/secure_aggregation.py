@@ -1,44 +1,9 @@
-"""Secure aggregation: the server sees the sum of a round's updates and no single one.
+"""Secure aggregation: the server sees the sum of a round's updates and no single one."""
 
-Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning" (CCS 2017),
-the protocol against a server that follows it and is curious (their section 4 without signatures).
-
-In a round with clients U1, a threshold t above half of them, and all sums modulo 2^64::
-
-    keys      each client makes two key pairs (X25519) and sends the public ones
-    shares    each is told all of them; shares its mask key s_k and a fresh seed b_k among all, t of
-              which make them again (Shamir); what is for another is sealed for it, and every share
-              is committed to
-    check     each is sent its shares, and says which open to what was committed to. U2: those left
-              without who cannot be opened
-    train     each of U2 trains and sends
-                  y_k = v_k + PRG(b_k) + sum_(k<j) PRG(s_kj) - sum_(k>j) PRG(s_kj),  j in U2,
-              s_kj what its key and j's agree on, v_k its change of the weights. U3: who did
-    unmask    each of U3 is told U3, and sends its shares of b_j for j in U3, of s_j for those lost
-              sum_(U3) v_k = sum y_k - sum_(U3) PRG(b_k) -+ masks with those lost
-
-    v_k = n_k round(2^26 (w_k - x)), and n_k itself as its last entry; n_k = 1 beside clipping
-
-A client answers each question once, masks one update only, and wipes its secrets when it has
-answered the last. An update is part of one sum at most: a round that is done again has new secrets,
-and is unmasked for the same clients only, since any other set would give a difference away. For
-that a client keeps, from round to round and wherever it keeps anything (names under ``known/``):
-
-    known/id        its number
-    known/round     the last round that it helped to unmask; of an earlier one it answers nothing
-    known/opened    for which clients it did
-    known/tried/R/I the clients that it masked an update of round R among. It masks another only if
-                    too few of both tries' clients could have unmasked each without a common one
-
-What it does not do: a server that hands out keys of its own, has the same weights trained again as
-another round or experiment, or sees what clients of its own sent, can learn more. And a sum over
-few says much about each: at least 3.
-
-Flower's own SecAgg+ lives in its older message interface, which this program's does not carry.
-"""
-
+import hashlib
 import math
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy
@@ -47,13 +12,222 @@ from pydantic import Field
 from torch import Tensor
 
 from feddg.errors import ClientError
-from feddg.guards import masking
-from feddg.guards.compatibility import DESCRIPTIONS, EXTRAS, FUSION
-from feddg.guards.guard import Guard, Passage, WeightFacts, register
-from feddg.guards.masking import SEALED, SECRET
-from feddg.guards.sums import added, encoded
 from feddg.messages import Message, Sent, Update, Weights
+from feddg.privacy import secure_aggregation as masking
+from feddg.privacy.guard import DESCRIPTIONS, EXTRAS, FUSION, Guard, Passage, WeightFacts, register
 from feddg.settings import Settings
+
+# The cryptography of masked sums: keys, masks, shares of secrets; all of it from kept libraries.
+#
+# X25519, HKDF, ChaCha20 and its authenticated form are ``cryptography``'s, Shamir's secret sharing
+# is ``pycryptodome``'s. A secret is 32 bytes; all randomness is the operating system's.
+
+
+SECRET = 32
+"""Bytes of a key, a seed, a share."""
+SEALED = 12 + 2 * SECRET + 16
+"""Bytes of two shares on their way: nonce, content, tag."""
+_HALF = SECRET // 2
+
+
+def new_secret() -> bytes:
+    """Returns 32 random bytes: a seed, or a private key."""
+    return os.urandom(SECRET)
+
+
+def public_key(private: bytes) -> bytes:
+    """Returns the X25519 public key, 32 bytes, of a private one."""
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+    return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
+
+
+def agreed(private: bytes, public: bytes, purpose: str) -> bytes:
+    """Returns the 32 bytes that two holders of keys both know, and nobody else (RFC 7748, 5869).
+
+    Args:
+        private: one's private key.
+        public: the other's public key.
+        purpose: what it is for; another purpose gives other bytes.
+
+    Raises:
+        ClientError: the public key is none.
+    """
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+    try:
+        other = X25519PublicKey.from_public_bytes(public)
+        shared = X25519PrivateKey.from_private_bytes(private).exchange(other)
+    except ValueError:
+        raise ClientError("was told a public key that is none") from None
+    return HKDF(SHA256(), SECRET, None, f"feddg {purpose}".encode()).derive(shared)
+
+
+def is_public_key(public: bytes) -> bool:
+    """Whether others can agree with a public key: zero and points of low order are none."""
+    try:
+        agreed(new_secret(), public, "trial")
+    except ClientError:
+        return False
+    return True
+
+
+def mask(seed: bytes, length: int) -> numpy.ndarray:
+    """Returns the mask that a seed stands for: ``length`` uint64, indistinguishable from uniform.
+
+    ChaCha20's key stream; a seed is used for one mask only.
+    """
+    from cryptography.hazmat.primitives.ciphers import Cipher
+    from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+
+    stream = Cipher(ChaCha20(seed, bytes(16)), None).encryptor()
+    return numpy.frombuffer(stream.update(bytes(8 * length)), "<u8")
+
+
+def commitment(seed: bytes) -> bytes:
+    """Returns 32 bytes by which a seed or a share is recognised, and which say nothing of it."""
+    return hashlib.blake2b(seed, digest_size=SECRET, person=b"feddg seed").digest()
+
+
+def split(secret: bytes, threshold: int, holders: int) -> list[bytes]:
+    """Returns a share of a secret for each holder; any ``threshold`` of them make it again.
+
+    Fewer say nothing (Shamir, "How to Share a Secret", 1979).
+    """
+    from Crypto.Protocol.SecretSharing import Shamir
+
+    halves = [Shamir.split(threshold, holders, secret[at : at + _HALF], False) for at in (0, _HALF)]
+    return [first + second for (_, first), (_, second) in zip(*halves)]
+
+
+def combined(shares: Mapping[int, bytes], threshold: int) -> bytes:
+    """Returns the secret from shares, by their holders' places from 0.
+
+    Args:
+        shares: at least ``threshold``; no more are used.
+        threshold: as it was split.
+    """
+    from Crypto.Protocol.SecretSharing import Shamir
+
+    used = sorted(shares.items())[:threshold]
+    halves = (
+        Shamir.combine([(place + 1, share[at : at + _HALF]) for place, share in used], False)
+        for at in (0, _HALF)
+    )
+    return b"".join(halves)
+
+
+def sealed(key: bytes, content: bytes, way: Sequence[int]) -> bytes:
+    """Returns content that only the key opens; ``way`` (round, from, to) is bound to it."""
+    from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+
+    nonce = os.urandom(12)
+    return nonce + ChaCha20Poly1305(key).encrypt(nonce, content, _label(way))
+
+
+def opened(key: bytes, content: bytes, way: Sequence[int]) -> bytes | None:
+    """Returns what :func:`sealed` was given; None if it was changed on its way, or is another's."""
+    from cryptography.exceptions import InvalidTag
+    from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+
+    try:
+        return ChaCha20Poly1305(key).decrypt(content[:12], content[12:], _label(way))
+    except InvalidTag:
+        return None
+
+
+def _label(way: Sequence[int]) -> bytes:
+    return "/".join(map(str, way)).encode()
+
+
+# Updates as whole numbers that can be masked and summed, and their sum without the masks.
+
+
+_SCALE = 2.0**26
+_LARGEST = 2.0**62
+
+
+def encoded(update: Update, received: Weights, count: int, clients: int) -> numpy.ndarray:
+    """Returns an update's change as whole numbers modulo 2^64, uint64, its count at the end.
+
+    Args:
+        update: as trained.
+        received: the weights the client was sent.
+        count: how much it counts in the sum.
+        clients: how many are summed.
+
+    Raises:
+        ClientError: it is too large for the sum, or not finite.
+    """
+    parts = [
+        ((update.weights[n].double() - received[n].to(update.weights[n]).double()) * _SCALE).round()
+        for n in sorted(update.weights)
+    ]
+    flat = torch.cat([part.flatten().cpu() for part in parts]) if parts else torch.zeros(0)
+    largest = float(flat.abs().max()) * count if len(flat) else 0.0
+    if not largest <= _LARGEST / clients:
+        raise ClientError("its change is not finite, or too large to be summed; lower train.lr")
+    values = torch.cat([flat.to(torch.int64) * count, torch.tensor([count])])
+    found: numpy.ndarray = values.numpy().view(numpy.uint64)
+    return found
+
+
+def decoded(total: numpy.ndarray, received: Weights) -> tuple[Weights, int]:
+    """Returns the mean of the weights whose changes were summed, and what they count together.
+
+    Args:
+        total: uint64, as :func:`encoded`, summed.
+        received: the weights the clients were sent.
+
+    Raises:
+        ValueError: it is no such sum.
+    """
+    values, at, weights = torch.from_numpy(total.view(numpy.int64).copy()), 0, {}
+    count = int(values[-1])
+    if count < 1 or len(values) != 1 + sum(tensor.numel() for tensor in received.values()):
+        raise ValueError("the sum is of something else")
+    for name in sorted(received):
+        tensor = received[name]
+        change = values[at : at + tensor.numel()].double().reshape(tensor.shape) / (_SCALE * count)
+        at += tensor.numel()
+        mean = tensor.double() + change.to(tensor.device)
+        weights[name] = (mean if tensor.is_floating_point() else mean.round()).to(tensor.dtype)
+    return {name: weights[name] for name in received}, count
+
+
+def added(values: numpy.ndarray, more: numpy.ndarray, plus: bool) -> numpy.ndarray:
+    """Returns ``values + more`` modulo 2^64, or their difference."""
+    found: numpy.ndarray = values + more if plus else values - more
+    return found
+
+
+def unmasked(
+    sums: Sequence[numpy.ndarray],
+    seeds: Sequence[bytes],
+    lost: Sequence[tuple[int, bytes]],
+    left: Sequence[tuple[int, bytes]],
+) -> numpy.ndarray:
+    """Returns the sum of what survivors masked.
+
+    Args:
+        sums: their masked vectors, uint64.
+        seeds: their own masks' seeds.
+        lost: id and private mask key of each client that was masked with and sent nothing.
+        left: id and public mask key of each survivor.
+    """
+    total = sums[0].copy()
+    for more in sums[1:]:
+        total += more
+    for seed in seeds:
+        total -= masking.mask(seed, len(total))
+    for gone, private in lost:
+        for id, public in left:
+            more = masking.mask(masking.agreed(private, public, "mask"), len(total))
+            total = added(total, more, id > gone)
+    return total
+
 
 KEYS, SHARES, CHECK, UNMASK = (
     f"secure_aggregation:{step}" for step in ("keys", "shares", "check", "unmask")

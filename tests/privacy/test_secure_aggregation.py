@@ -9,18 +9,19 @@ from scipy import stats
 
 from feddg.errors import ClientError, ExperimentError, NotEnoughUpdates
 from feddg.experiment import Experiment
-from feddg.guards import masking
-from feddg.guards.account import Account
-from feddg.guards.secure_aggregation import (
+from feddg.messages import Message, Refusal, Update
+from feddg.privacy import secure_aggregation as masking
+from feddg.privacy.accounting import Account
+from feddg.privacy.secure_aggregation import (
     CHECK,
     KEYS,
     MASKED,
     SHARES,
     UNMASK,
     SecureAggregation,
+    decoded,
+    encoded,
 )
-from feddg.guards.sums import decoded, encoded
-from feddg.messages import Message, Refusal, Update
 from feddg.runs.prepare import build, guards_for
 from feddg.settings import TrainSettings
 from federations import federation, same

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from feddg.clients.sampling import Schedule
-from feddg.guards.account import Account
-from feddg.guards.clipping import Clipping
-from feddg.guards.guard import Passage, WeightFacts
 from feddg.messages import Message, Update
 from feddg.methods.base import State, weighted_mean
+from feddg.privacy.accounting import Account
+from feddg.privacy.guard import Passage, WeightFacts
+from feddg.privacy.noise import Clipping
 from feddg.settings import PrivacySettings
 
 FACTS = WeightFacts(frozenset("ab"), frozenset("ab"))

@@ -8,9 +8,9 @@ from pydantic import Field
 from feddg.api import run
 from feddg.errors import ClientError, ExperimentError
 from feddg.experiment import Experiment
-from feddg.guards.chain import Guards
-from feddg.guards.guard import GUARDS, Guard, WeightFacts, register
 from feddg.messages import Message, Sent
+from feddg.privacy.building import Guards
+from feddg.privacy.guard import GUARDS, Guard, WeightFacts, register
 from feddg.runs.reading import read_rows
 from feddg.settings import Settings
 from federations import federation, same

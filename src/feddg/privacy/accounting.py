@@ -1,0 +1,356 @@
+"""What releases with Gaussian noise cost: epsilon at a delta, and a run's account of it."""
+
+import logging
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, Literal
+
+from scipy.special import log_ndtr
+
+from feddg.errors import BudgetSpent, ExperimentError
+from feddg.records import PrivacyRow
+from feddg.settings import PrivacySettings
+
+MOST_NOISE = 1e4
+"""Beyond this multiple of the sensitivity nobody would learn anything from a release."""
+_DIGITS = 4
+_COUNTED = 200.0
+"""Epsilon up to which losses are counted one by one; a larger one would not fit into memory."""
+
+
+def gaussian_delta(epsilon: float, noise: float) -> float:
+    """Returns the delta of one release at an epsilon, exactly (Balle and Wang, Theorem 8).
+
+    Args:
+        epsilon: 0 or above.
+        noise: deviation over sensitivity, above 0.
+    """
+    near, far = 1 / (2 * noise) - epsilon * noise, -1 / (2 * noise) - epsilon * noise
+    # e^epsilon overflows long before the product does.
+    return float(math.exp(log_ndtr(near)) - math.exp(min(0.0, epsilon + log_ndtr(far))))
+
+
+@cache
+def gaussian_epsilon(noise: float, delta: float) -> float:
+    """Returns the epsilon of one release at a delta, exactly; infinite without noise.
+
+    Infinite noise, that of no release at all, costs nothing.
+    """
+    if noise <= 0:
+        return math.inf
+    if math.isinf(noise) or gaussian_delta(0.0, noise) <= delta:
+        return 0.0
+    low, high = 0.0, 1.0
+    while gaussian_delta(high, noise) > delta:
+        high *= 2
+    return _bisected(lambda epsilon: gaussian_delta(epsilon, noise) <= delta, low, high)
+
+
+@cache
+def gaussian_noise(epsilon: float, delta: float) -> float:
+    """Returns the least noise of one release that costs no more than ``epsilon`` at ``delta``."""
+    high = 1.0
+    while gaussian_delta(epsilon, high) > delta:
+        high *= 2
+    return _bisected(lambda noise: gaussian_delta(epsilon, noise) <= delta, 0.0, high)
+
+
+def together(noises: Sequence[float]) -> float:
+    """Returns the noise of the one release that costs what several cost a client.
+
+    0 where one of them had none; infinite where there are none.
+    """
+    if any(noise <= 0 for noise in noises):
+        return 0.0
+    total = math.fsum(noise**-2 for noise in noises)
+    return total**-0.5 if total else math.inf
+
+
+@cache
+def accountants_epsilon(noise: float, delta: float) -> float:
+    """Returns the epsilon of one release at a delta, as dp-accounting finds it.
+
+    It is what we report: an upper bound, in the fourth digit above :func:`gaussian_epsilon`, which
+    stands in for it where epsilon is so large that it says nothing any more.
+    """
+    exact = gaussian_epsilon(noise, delta)
+    if math.isinf(noise) or exact > _COUNTED:
+        return exact
+    return _by_distributions([(noise, 1.0)], delta)
+
+
+@cache
+def sampled_epsilon(releases: tuple[tuple[float, float], ...], delta: float) -> float:
+    """Returns the epsilon of releases from secret draws (Poisson sampling), by dp-accounting.
+
+    Args:
+        releases: noise, and the probability with which a client takes part, of each.
+        delta: above 0.
+
+    Returns:
+        An upper bound; where it is so large that it says nothing, that of public draws.
+    """
+    if not releases:
+        return 0.0
+    public = gaussian_epsilon(together([noise for noise, _ in releases]), delta)
+    return public if public > _COUNTED else _by_distributions(releases, delta)
+
+
+@cache
+def sampled_noise(epsilon: float, delta: float, rate: float, rounds: int) -> float:
+    """Returns the noise with which so many releases from secret draws cost at most ``epsilon``.
+
+    Three digits are enough: it is rounded up.
+    """
+
+    def is_enough(noise: float) -> bool:
+        return sampled_epsilon(((noise, rate),) * rounds, delta) <= epsilon
+
+    # All clients in every round need no less.
+    high = gaussian_noise(epsilon, delta) * math.sqrt(rounds) * 1.01
+    # From above: the less noise, the longer an answer takes.
+    while is_enough(high / 1.5):
+        high /= 1.5
+    return rounded_up(_bisected(is_enough, high / 1.5, high, 2e-3))
+
+
+def rounded_up(noise: float) -> float:
+    """Returns a noise of four digits that is a little larger: room for an accountant's rounding."""
+    enough = noise * (1 + 5e-4)
+    unit = 10.0 ** (math.floor(math.log10(enough)) - _DIGITS + 1)
+    return float(f"{math.ceil(enough / unit) * unit:.{_DIGITS}g}")
+
+
+def _by_distributions(releases: Sequence[tuple[float, float]], delta: float) -> float:
+    # Imported when it is needed: it takes seconds.
+    import dp_accounting
+    from dp_accounting import pld
+
+    accountant = pld.PLDAccountant()
+    for (noise, rate), times in Counter(releases).items():
+        event: Any = dp_accounting.GaussianDpEvent(noise)
+        if rate < 1:
+            event = dp_accounting.PoissonSampledDpEvent(rate, event)
+        accountant.compose(event, times)
+    return float(accountant.get_epsilon(delta))
+
+
+def _bisected(
+    is_enough: Callable[[float], bool], low: float, high: float, tolerance: float = 1e-10
+) -> float:
+    """Returns the least value that is enough, to a relative tolerance from above."""
+    while high - low > tolerance * high:
+        middle = (low + high) / 2
+        if is_enough(middle):
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+# The account of a run: what its noised releases have cost, and whether it can afford the next.
+#
+# A row is written before a release is made, and none is ever taken back: a round that was
+# interrupted, or is done again, has cost what it has cost. So a resumed run goes on counting from
+# the rows of its folder.
+
+
+Unit = Literal["client", "image"]
+_ROUNDING = 1 + 1e-6
+
+
+@dataclass(frozen=True)
+class Release:
+    """Something noised that is about to leave.
+
+    Attributes:
+        message: the kind of message, as the ledger's purposes.
+        round: the round it belongs to; 0 before the first.
+        clients: whose data is in it.
+        noise: deviation over sensitivity; 0 for none.
+        unit: what is hidden.
+        noised_at: where the noise is added.
+        rate: with which probability each client took part, where who did is secret; 1 elsewhere.
+        times: how often each client's data is in it.
+    """
+
+    message: str
+    round: int
+    clients: Sequence[int]
+    noise: float
+    unit: Unit = "client"
+    noised_at: Literal["server", "client"] = "server"
+    rate: float = 1.0
+    times: int = 1
+
+
+class Account:
+    """What a run has spent, by kind of message and unit.
+
+    Args:
+        rows: of earlier parts of the run.
+        write: keeps a row, so that it is on disk when the call returns.
+    """
+
+    def __init__(
+        self,
+        rows: Iterable[PrivacyRow] = (),
+        write: Callable[[PrivacyRow], None] = lambda row: None,
+    ) -> None:
+        self._write = write
+        self._known: dict[tuple[str, Unit], dict[int, list[float]]] = defaultdict(dict)
+        self._secret: dict[tuple[str, Unit], list[tuple[float, float]]] = defaultdict(list)
+        for row in rows:
+            self.enter(row)
+
+    def charge(self, release: Release, delta: float, budget: float | None = None) -> None:
+        """Enters a release that is about to be made.
+
+        Args:
+            release: it.
+            delta: at which epsilon is counted.
+            budget: the epsilon that may be spent on releases of this kind and unit; None for any.
+
+        Raises:
+            BudgetSpent: it would cost more; nothing is entered, and it must not be made.
+        """
+        epsilon = self.after(release, delta)
+        if budget is not None and epsilon > budget * _ROUNDING:
+            raise BudgetSpent(
+                f"round {release.round} is not released: with it epsilon would be {epsilon:.4g}, "
+                f"and the budget is {budget:g} (at delta {delta:g})"
+            )
+        once = replace(release, times=1)
+        for left in reversed(range(release.times)):
+            row = PrivacyRow(
+                message=release.message,
+                round=release.round,
+                clients=list(release.clients),
+                unit=release.unit,
+                noised_at=release.noised_at,
+                noise=release.noise,
+                rate=release.rate,
+                # Up to the last one the closed form is enough: it is what a resumed run compares.
+                epsilon=gaussian_epsilon(self._least_noise(once), delta) if left else epsilon,
+                delta=delta,
+                budget=budget,
+            )
+            self._write(row)
+            self.enter(row)
+
+    def affords(self, release: Release, delta: float, budget: float | None) -> bool:
+        """Whether a release would stay within a budget."""
+        return budget is None or self.after(release, delta) <= budget * _ROUNDING
+
+    def after(self, release: Release, delta: float) -> float:
+        """Returns the epsilon of all releases of this kind and unit, with this one."""
+        key = release.message, release.unit
+        if release.rate < 1 or self._secret[key]:
+            more = [(release.noise, release.rate)] * release.times
+            return sampled_epsilon(tuple(sorted(self._secret[key] + more)), delta)
+        return accountants_epsilon(self._least_noise(release), delta)
+
+    def _least_noise(self, release: Release) -> float:
+        """Noise of the one release that costs what the client has spent that spent most."""
+        known = self._known[release.message, release.unit]
+        more_noise = [release.noise] * release.times
+        taking_part = {id: known.get(id, []) + more_noise for id in release.clients}
+        # What others spent stays; no client may have spent more than is said.
+        spent = [together(noises) for noises in (known | taking_part).values()]
+        return min(spent, default=math.inf)
+
+    def contradicts(self, row: PrivacyRow) -> bool:
+        """Whether a row that comes next says another epsilon than its own noise costs.
+
+        Rows of secret draws are believed: counting each again takes too long.
+        """
+        key = row.message, row.unit
+        if row.rate < 1 or self._secret[key]:
+            return not 0 <= row.rate <= 1
+        release = Release(row.message, row.round, row.clients, row.noise, row.unit)
+        exact = gaussian_epsilon(self._least_noise(release), row.delta)
+        return not (exact == row.epsilon or math.isclose(exact, row.epsilon, rel_tol=0.01))
+
+    def enter(self, row: PrivacyRow) -> None:
+        """Enters a row that is kept already."""
+        key = row.message, row.unit
+        if row.rate < 1:
+            self._secret[key].append((row.noise, row.rate))
+            return
+        for id in row.clients:
+            self._known[key].setdefault(id, []).append(row.noise)
+
+
+# Whether a promise can be kept, and means anything: asked before round 1.
+
+
+log = logging.getLogger("feddg")
+
+WEAKEST = 50.0
+"""An epsilon above which the bound is empty: what is seen may be e^50 times as likely."""
+MOST_STYLE_NOISE = 1e3
+"""Beyond this multiple of its sensitivity a style of thousands of images is noise alone."""
+
+
+def require_meaning(privacy: PrivacySettings, clients: int) -> None:
+    """Warns where a promise is kept and still says nothing; refuses a style that is all noise.
+
+    Args:
+        privacy: what is promised.
+        clients: of the federation.
+
+    Raises:
+        ExperimentError: a style could only be noise; says which epsilon could be met.
+    """
+    epsilons = {
+        name: value
+        for name in ("epsilon", "style_epsilon", "record_epsilon")
+        if (value := getattr(privacy, name)) is not None
+    }
+    for name, epsilon in epsilons.items():
+        if epsilon > WEAKEST:
+            log.warning(
+                "privacy.%s %g promises nothing: choose 1 for strong, 8 for weak protection",
+                *(name, epsilon),
+            )
+    if epsilons and privacy.delta * clients >= 1:
+        log.warning(
+            "delta %g allows to give away one of %d clients wholly; set privacy.delta below %g",
+            *(privacy.delta, clients, 1 / clients),
+        )
+    if privacy.style_epsilon is not None:
+        noise = gaussian_noise(privacy.style_epsilon, privacy.delta)
+        least = gaussian_epsilon(MOST_STYLE_NOISE, privacy.delta)
+        require_bearable("style_epsilon", privacy.style_epsilon, noise, least, MOST_STYLE_NOISE)
+
+
+def require_bearable(
+    name: str, epsilon: float, noise: float, least: float, most: float = MOST_NOISE
+) -> None:
+    """Raises ExperimentError where an epsilon needs more noise than leaves anything.
+
+    Args:
+        name: the field of ``privacy``.
+        epsilon: asked for.
+        noise: what it needs, over the sensitivity.
+        least: the least epsilon that can be met.
+        most: the most noise that leaves anything.
+    """
+    if noise > most:
+        raise ExperimentError(
+            f"privacy.{name} {epsilon:g} would need noise of {noise:.3g} times the norm, under "
+            f"which nothing is learned; {least:.2g} is the least that can be met"
+        )
+
+
+def require_afforded(privacy: PrivacySettings, once: float) -> None:
+    """Raises ExperimentError where a single round, which costs ``once``, is more than epsilon."""
+    if privacy.epsilon is not None and once > privacy.epsilon:
+        raise ExperimentError(
+            f"privacy.epsilon {privacy.epsilon:g} cannot be met with noise_multiplier "
+            f"{privacy.noise_multiplier:g}: one round costs {once:.4g}. Set epsilon to at "
+            f"least {once * 1.0005:.4g}, or leave noise_multiplier away: it is chosen then"
+        )

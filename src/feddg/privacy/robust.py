@@ -1,0 +1,353 @@
+"""Robust aggregation: Krum, median, trimmed mean and norm bounding."""
+
+import logging
+import math
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from feddg.errors import NotEnoughUpdates
+from feddg.messages import Update, Weights
+from feddg.privacy.guard import EXTRAS, FUSION, Guard, Passage, register
+from feddg.settings import Positive, Settings
+
+_BLOCK = 1 << 18
+"""Entries that are subtracted, widened and summed at a time: they stay in the processor's cache."""
+
+
+def length(weights: Weights, names: Iterable[str]) -> float:
+    """Returns the Euclidean length of the named entries together."""
+    sums = _Sums()
+    return math.sqrt(sum(sums.squared(weights[name]) for name in names))
+
+
+def distance(one: Weights, other: Weights, names: Iterable[str]) -> float:
+    """Returns the Euclidean distance of two sets of weights over the named entries."""
+    sums = _Sums()
+    return math.sqrt(sum(sums.squared(one[name], other[name]) for name in names))
+
+
+def squared(tensor: Tensor) -> Tensor:
+    """Returns the sum of squares, a float64 scalar."""
+    # A float32 sum over millions of entries is off by up to 3e-4.
+    norm: Tensor = torch.linalg.vector_norm(tensor.detach(), dtype=torch.float64)
+    return norm.square()
+
+
+class _Sums:
+    """Sums of squares in float64, a block at a time, with one pair of buffers for all of them.
+
+    A ResNet-18's update is compared with what was sent in 17 ms instead of 27: what is computed on
+    the way is never written to memory.
+    """
+
+    def __init__(self) -> None:
+        self._narrow = torch.empty(0)
+        self._wide = torch.empty(0, dtype=torch.float64)
+
+    @torch.no_grad()
+    def squared(self, one: Tensor, other: Tensor | None = None) -> float:
+        """Returns the sum of squares of a tensor, or of the difference of two."""
+        if one.dtype != torch.float32 or one.device.type != "cpu":
+            return float(squared(one if other is None else one - other.to(one)))
+        self._grow(one.numel())
+        # Both in the order in which the first lies in memory: a view of it, and mostly of both.
+        order = sorted(range(one.dim()), key=one.stride, reverse=True)
+        ours = one.permute(order).reshape(-1)
+        theirs = None if other is None else other.to(one).permute(order).reshape(-1)
+        total = 0.0
+        for start in range(0, ours.numel(), _BLOCK):
+            part = ours[start : start + _BLOCK]
+            wide = self._wide[: part.numel()]
+            if theirs is not None:
+                narrow = self._narrow[: part.numel()]
+                part = torch.sub(part, theirs[start : start + _BLOCK], out=narrow)
+            wide.copy_(part)
+            total += float(torch.dot(wide, wide))
+        return total
+
+    def _grow(self, needed: int) -> None:
+        size = min(needed, _BLOCK)
+        if self._wide.numel() < size:
+            self._narrow, self._wide = torch.empty(size), torch.empty(size, dtype=torch.float64)
+
+
+def shrunk(trained: Weights, sent: Weights, names: Iterable[str], norm: float) -> Weights | None:
+    """Returns the weights with a change of at most ``norm``, or None if theirs is no longer.
+
+    Equation: ``w <- x + (w - x) min(1, norm / |w - x|)``.
+
+    Args:
+        trained: w; left as it is.
+        sent: x.
+        names: entries that count and move; the others are taken from ``trained``.
+        norm: above 0.
+    """
+    names = sorted(names)
+    found = distance(trained, sent, names)
+    if not found > norm:
+        return None
+    moved = {n: sent[n].to(trained[n]) for n in names}
+    return trained | {n: x + (trained[n].detach() - x) * (norm / found) for n, x in moved.items()}
+
+
+# What guards share that wait for all updates of a round: keep them, and fuse them by rank.
+#
+# Memory: one model per client of the round, and pieces of at most 32 MiB.
+
+
+_PIECE = 1 << 22
+"""Numbers that are looked at together."""
+
+
+def kept(guard: Guard, updates: Iterable[Update]) -> list[Update]:
+    """Returns copies of all updates.
+
+    Raises:
+        NotEnoughUpdates: there are fewer than the guard needs.
+    """
+    copies = [update.keep() for update in updates]
+    if len(copies) < guard.least:
+        raise NotEnoughUpdates(
+            f"{guard.name} needs {guard.least} good updates in a round, and {len(copies)} came"
+        )
+    return copies
+
+
+def fused(updates: Sequence[Update], by_rank: Callable[[Tensor], Tensor]) -> Update:
+    """Returns one update whose every number is made from the clients' numbers in its place.
+
+    Entries of integers take the lower median.
+
+    Args:
+        updates: at least one.
+        by_rank: maps a place's numbers in ascending order ``(clients, places)`` to ``(places,)``.
+    """
+    first = updates[0]
+    weights = {}
+    for name, tensor in first.weights.items():
+        rule = by_rank if tensor.is_floating_point() else lower_median
+        parts = [
+            rule(torch.stack(piece).sort(dim=0).values).to(tensor.dtype)
+            for piece in _pieces([update.weights[name].reshape(-1) for update in updates])
+        ]
+        weights[name] = torch.cat(parts).reshape(tensor.shape) if parts else tensor
+    examples = sum(update.examples for update in updates)
+    return replace(first, weights=weights, examples=examples)
+
+
+def lower_median(ranked: Tensor) -> Tensor:
+    """Returns the middle of ``(clients, places)``, the lower of two."""
+    return ranked[(len(ranked) - 1) // 2]
+
+
+def _pieces(rows: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
+    width = max(1, _PIECE // len(rows))
+    return zip(*(torch.split(row, width) for row in rows)) if len(rows[0]) else iter(())
+
+
+# Krum and multi-Krum: only the updates that lie closest together are used.
+#
+# Blanchard et al., "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent"
+# (NeurIPS 2017), sections 4 and 5.
+#
+# Equation: of n updates, f of them bad, ``score_i`` = sum of the squared distances to the
+# ``n - f - 2`` nearest others; the ``selected`` lowest scores are averaged (1 is Krum, more are
+# multi-Krum).
+#
+# Break-down point: f of n clients, with ``n >= 2 f + 3`` and ``selected <= n - f - 2``: 3 of 10.
+# Memory: one model per client of the round, and pieces of at most 64 MiB.
+#
+# Decisions: chosen clients count alike. Ties go to the lower client. Distances are of what is
+# fused, normalisation statistics among it, in float64.
+
+
+log = logging.getLogger("feddg")
+_NUMBERS_AT_ONCE = 1 << 23
+
+
+class KrumSettings(Settings):
+    """Settings of Krum."""
+
+    bad_clients: int = Field(1, ge=1, description="f: how many may be bad")
+    selected: int = Field(1, ge=1, description="updates that are averaged; more than 1: multi-Krum")
+
+
+@register
+class Krum(Guard):
+    """The mean of the updates that lie closest together."""
+
+    name = "krum"
+    summary = "uses only updates that lie close together; multi-Krum too (Blanchard et al. 2017)"
+    Settings = KrumSettings
+    breaks: ClassVar[dict[str, str]] = {FUSION: "and Krum leaves some out"}
+    fuses = True
+
+    @property
+    def least(self) -> int:
+        """2 f + 3, and enough to select from."""
+        f = self.settings.bad_clients
+        return int(max(2 * f + 3, self.settings.selected + f + 2))
+
+    def collect(self, updates: Iterator[Update], passage: Passage) -> Iterator[Update]:
+        """Yields the chosen updates, in client order."""
+        copies = kept(self, updates)
+        found = squared_distances(copies, passage.sent, sorted(passage.facts.fused))
+        order = torch.argsort(scores(found, self.settings.bad_clients), stable=True)
+        chosen = [copies[k] for k in sorted(order[: self.settings.selected].tolist())]
+        log.info("krum uses the updates of clients %s", [update.client for update in chosen])
+        for update in chosen:
+            yield replace(update, examples=1)
+
+
+def scores(squares: Tensor, bad: int) -> Tensor:
+    """Returns Krum's scores ``(n,)`` from squared distances ``(n, n)``; lower is better."""
+    n = len(squares)
+    others = squares.masked_fill(torch.eye(n, dtype=torch.bool), torch.inf)
+    return others.sort(dim=1).values[:, : n - bad - 2].sum(1)
+
+
+def squared_distances(updates: Sequence[Update], sent: Weights, names: Sequence[str]) -> Tensor:
+    """Returns the squared distances of the updates' named entries, ``(n, n)`` float64 on the CPU.
+
+    Products are taken of the changes from ``sent``, not of the weights, which nearly cancel.
+    """
+    n = len(updates)
+    products = torch.zeros(n, n, dtype=torch.float64)
+    for name in names:
+        start = sent[name].reshape(-1)
+        rows = [update.weights[name].reshape(-1) for update in updates]
+        width = max(1, _NUMBERS_AT_ONCE // n)
+        for at in range(0, len(start), width):
+            piece = torch.stack([row[at : at + width] for row in rows]).double()
+            changes = piece - start[at : at + width].to(piece)
+            products += (changes @ changes.T).cpu()
+    own = products.diagonal()
+    return (own[:, None] + own[None, :] - 2 * products).clamp_min(0)
+
+
+# Coordinate-wise median: every weight takes the middle of the clients' values.
+#
+# Yin et al., "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates" (ICML
+# 2018), Option I of Algorithm 1.
+#
+# Equation: ``w_j = median_k w_kj``; of an even number the mean of the middle two.
+#
+# Break-down point: ``ceil(n / 2) - 1`` of n clients, 4 of 10: as long as fewer than half are bad,
+# every weight stays between two honest clients' values. Memory: one model per client of the round.
+#
+# Decision: clients count alike, since what they say of their images is not checked.
+
+
+@register
+class Median(Guard):
+    """The coordinate-wise median in place of the mean."""
+
+    name = "median"
+    summary = "coordinate-wise median; withstands fewer than half (Yin et al. 2018)"
+    breaks: ClassVar[dict[str, str]] = {FUSION: "and a median leaves one"}
+    fuses = True
+
+    def collect(self, updates: Iterator[Update], passage: Passage) -> Iterator[Update]:
+        """Yields one update: the median."""
+        yield fused(kept(self, updates), middle)
+
+
+def middle(ranked: Tensor) -> Tensor:
+    """Returns the median of ``(clients, places)`` in ascending order, ``(places,)``."""
+    upper = ranked[len(ranked) // 2]
+    return lower_median(ranked).lerp(upper, 0.5)
+
+
+# Trimmed mean: of every weight, the f lowest and f highest values are left out.
+#
+# Yin et al., "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates" (ICML
+# 2018), Option II of Algorithm 1, with f in place of a share, so that what is withstood is what is
+# said.
+#
+# Equation: ``w_j`` = mean of the ``n - 2 f`` values of ``w_kj`` that are left, in float64.
+#
+# Break-down point: f of n clients, with ``n >= 2 f + 1``: up to 4 of 10. Memory: one model per
+# client of the round.
+#
+# Decision: clients count alike, since what they say of their images is not checked.
+
+
+class TrimmedMeanSettings(Settings):
+    """Settings of the trimmed mean."""
+
+    bad_clients: int = Field(1, ge=1, description="f: values left out at either end")
+
+
+@register
+class TrimmedMean(Guard):
+    """The mean of each weight's middle values."""
+
+    name = "trimmed_mean"
+    summary = "mean without the f lowest and highest values (Yin et al. 2018)"
+    Settings = TrimmedMeanSettings
+    breaks: ClassVar[dict[str, str]] = {FUSION: "and a trimmed mean leaves one"}
+    fuses = True
+
+    @property
+    def least(self) -> int:
+        """2 f + 1."""
+        return int(2 * self.settings.bad_clients + 1)
+
+    def collect(self, updates: Iterator[Update], passage: Passage) -> Iterator[Update]:
+        """Yields one update: the trimmed mean."""
+        yield fused(kept(self, updates), self._trimmed)
+
+    def _trimmed(self, ranked: Tensor) -> Tensor:
+        f = self.settings.bad_clients
+        return ranked[f : len(ranked) - f].double().mean(0)
+
+
+# Norm bounding: the server shortens changes that are longer than a norm.
+#
+# Sun et al., "Can You Really Backdoor Federated Learning?" (2019), section 4.
+#
+# Equation: ``D_k <- D_k min(1, C / |D_k|)`` at the server, with a given C, or the median of the
+# round's lengths.
+#
+# Break-down point: it bounds harm instead of undoing it: f bad clients of n move the mean by at
+# most ``f C / n`` beyond what the others' changes do. With the median as C, f must be less than
+# half. Memory: with a given norm one model; with the median one per client of the round.
+#
+# Decision: clients count alike, or one that claims many images would be bounded by nothing.
+
+
+class NormBoundingSettings(Settings):
+    """Settings of norm bounding."""
+
+    norm: Positive | None = Field(
+        None, description="longest change of the weights; none for the median of the round's"
+    )
+
+
+@register
+class NormBounding(Guard):
+    """Long changes are shortened at the server."""
+
+    name = "norm_bounding"
+    summary = "the server shortens long changes (Sun et al. 2019)"
+    Settings = NormBoundingSettings
+    looks = True
+    breaks: ClassVar[dict[str, str]] = {EXTRAS: "which a bound on the weights does not bound"}
+
+    def collect(self, updates: Iterator[Update], passage: Passage) -> Iterator[Update]:
+        """Yields every update, shortened if it is too long."""
+        sent, fused = passage.sent, sorted(passage.facts.fused)
+        norm = self.settings.norm
+        if norm is None:
+            copies = kept(self, updates)
+            norm = statistics.median(distance(copy.weights, sent, fused) for copy in copies)
+            updates = iter(copies)
+        for update in updates:
+            weights = shrunk(update.weights, sent, fused, norm)
+            yield replace(update, weights=weights or update.weights, examples=1)
