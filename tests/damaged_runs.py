@@ -12,11 +12,10 @@ from safetensors.torch import load_file
 
 from damage import ROUNDS, Case, Place, cut, flip, folder, loop, pipe
 from feddg.comparing.results import read_comparison
-from feddg.runs.adapted import read_adapted, read_alphas
 from feddg.runs.execute import resume
 from feddg.runs.folder import RunFolder
 from feddg.runs.model import load_trained
-from feddg.runs.reading import read_run
+from feddg.runs.reading import read_adapted, read_alphas, read_run
 
 DEEP = '{"a":' * 100_000 + "1" + "}" * 100_000
 RESUMED, READ, COMPARED = "A run is continued", "A run is read", "A comparison is read"

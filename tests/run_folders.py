@@ -27,9 +27,9 @@ from feddg.records import (
     SummaryFile,
     TensorEntry,
 )
+from feddg.runs.execute import summarize
 from feddg.runs.folder import RunFolder
 from feddg.runs.reading import read_run
-from feddg.runs.summary import summarize
 
 
 @dataclass

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from feddg import storage as files
-from feddg.runs.facts import peak_memory
+from feddg.runs.prepare import peak_memory
 
 UNIX_ONLY = ("fcntl", "grp", "posix", "pty", "pwd", "resource", "syslog", "termios", "tty")
 

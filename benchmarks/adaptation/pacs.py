@@ -20,9 +20,7 @@ from feddg.api import run
 from feddg.evaluation.adaptation import ADAPTATIONS
 from feddg.experiment import Experiment
 from feddg.records import ID_VAL, TEST, AdaptationRow
-from feddg.runs.adapted import OWN, read_alphas
-from feddg.runs.reading import RunRecord, read_run
-from feddg.runs.selection_rules import BEST_IN_DOMAIN, FINAL
+from feddg.runs.reading import BEST_IN_DOMAIN, FINAL, OWN, RunRecord, read_alphas, read_run
 from feddg.studies.evaluate import evaluate_run
 
 DOMAINS = ("photo", "art_painting", "cartoon", "sketch")

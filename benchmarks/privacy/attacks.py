@@ -36,7 +36,7 @@ from feddg.errors import RunError
 from feddg.experiment import Experiment
 from feddg.records import Row
 from feddg.runs.figures import grid
-from feddg.runs.subject import Subject, load_subject
+from feddg.runs.model import Subject, load_subject
 from feddg.styles.training import load_images
 
 STAGES = ("transfer", "reconstruct", "membership", "update")

@@ -20,7 +20,7 @@ from pathlib import Path
 from feddg.comparing.kept_results import KeptResults
 from feddg.comparing.results import Result, Results, read_comparison
 from feddg.records import ID_TEST, TEST
-from feddg.runs.selection_rules import FINAL
+from feddg.runs.reading import FINAL
 
 NUMBERS = ("accuracy", "balanced_accuracy", "macro_f1", "auroc", "calibration_error")
 NOT_RUN = "not run"

@@ -26,7 +26,8 @@ from feddg.api import run
 from feddg.experiment import Experiment
 from feddg.federation import server
 from feddg.federation.validation import ChangeSizes, MessageChecks
-from feddg.runs import checkpoints, execute
+from feddg.runs import execute
+from feddg.runs import folder as checkpoints
 
 STEPS = 10
 """Local steps of 32 images where the data are the digits: about what PACS gives each of 20."""

@@ -22,7 +22,7 @@ from feddg.federation.transport import Ledger
 from feddg.federation.validation import MessageChecks
 from feddg.models.backbones import build_network
 from feddg.models.precision import autocast
-from feddg.runs.prepared import Prepared, in_process
+from feddg.runs.context import Prepared, in_process
 
 CLASSES = 10
 

@@ -26,7 +26,7 @@ from rounds import private_memory
 
 from feddg.data.data_set import load_source
 from feddg.experiment import Experiment
-from feddg.runs.facts import peak_memory
+from feddg.runs.prepare import peak_memory
 
 SIDE = 32
 

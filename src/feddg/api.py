@@ -9,7 +9,7 @@ from feddg.experiment import Experiment
 from feddg.runs import execute
 from feddg.runs.execute import Run
 from feddg.runs.observer import Observer
-from feddg.runs.same_images import ImagesNow, find_folder
+from feddg.runs.provenance import ImagesNow, find_folder
 from feddg.storage import cache_folder
 from feddg.views import notebook_observer, notebook_watcher
 
@@ -76,7 +76,7 @@ def run_in(
     snapshots: Collection[int] = (),
     predictions: bool = False,
 ) -> Run:
-    """Carries out an experiment in a folder that :func:`feddg.runs.same_images.find_folder` found.
+    """Carries out an experiment in a folder that :func:`feddg.runs.provenance.find_folder` found.
 
     See :func:`run` for the arguments and errors.
     """

@@ -21,8 +21,8 @@ from feddg.models.backbones import build_network
 from feddg.records import DifferenceRow, InversionRow, MembershipRow, ReconstructionRow
 from feddg.report import write_report
 from feddg.rng import stream
+from feddg.runs.model import load_subject
 from feddg.runs.reading import read_run
-from feddg.runs.subject import load_subject
 from trained_runs import trained_run, write_images
 
 pytest.importorskip("torchmetrics")

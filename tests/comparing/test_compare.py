@@ -25,7 +25,7 @@ from feddg.comparing.work import prepare_work
 from feddg.errors import ExperimentError, FeddgError, RunError
 from feddg.methods.base import METHODS
 from feddg.report import write_comparison
-from feddg.runs.checkpoints import checkpoint_weights
+from feddg.runs.folder import checkpoint_weights
 from feddg.runs.model import load_model
 from feddg.runs.reading import read_rows, read_run
 

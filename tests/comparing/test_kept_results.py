@@ -28,9 +28,7 @@ from feddg.data.fingerprint import ImagesFile
 from feddg.errors import ExperimentError, RunError
 from feddg.records import EvaluationRow
 from feddg.report.planned_page import planned_tables
-from feddg.runs.evaluations import Evaluations
-from feddg.runs.reading import read_rows, read_run
-from feddg.runs.selection_rules import FINAL, TAIL_MEAN
+from feddg.runs.reading import FINAL, TAIL_MEAN, Evaluations, read_rows, read_run
 
 PLAN = {
     "name": "mine",

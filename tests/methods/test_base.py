@@ -217,7 +217,7 @@ class Lazy(Method):
 PROGRAM = """
 import feddg, sys, torch
 from feddg.methods.composition import method_class
-from feddg.runs.checkpoints import checkpoint_weights
+from feddg.runs.folder import checkpoint_weights
 from feddg.runs.prepare import build
 
 assert method_class("lazy").__module__ == "lazy_package.lazy"

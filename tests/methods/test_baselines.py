@@ -16,11 +16,11 @@ from feddg.methods.composition import build_method
 from feddg.models.backbones import build_network
 from feddg.models.normalization import affine_names
 from feddg.rng import stream
-from feddg.runs.checkpoints import checkpoint_memories
+from feddg.runs.context import in_process
+from feddg.runs.folder import checkpoint_memories
 from feddg.runs.model import load_model
 from feddg.runs.observer import Observer
 from feddg.runs.prepare import deal, load_table
-from feddg.runs.prepared import in_process
 from feddg.settings import TrainSettings
 from federations import CLASSES, SmallFederation, federation, same
 

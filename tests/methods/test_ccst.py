@@ -11,7 +11,7 @@ from feddg.errors import ExperimentError
 from feddg.experiment import Experiment
 from feddg.methods.ccst import Versions, draw_styles
 from feddg.methods.composition import build_method
-from feddg.runs.prepared import in_process
+from feddg.runs.context import in_process
 from feddg.styles.codec import load_codec, transfer
 from federations import federation, same
 

@@ -24,7 +24,7 @@ from feddg.report.many_tables import (
     rules_table,
 )
 from feddg.report.verdict import verdict_words, warnings_about
-from feddg.runs.selection_rules import FINAL, INTERPOLATION, SELECTION_RULES
+from feddg.runs.reading import FINAL, INTERPOLATION, SELECTION_RULES
 from run_folders import FolderMaker
 
 SCENARIOS = ("photo", "sketch")

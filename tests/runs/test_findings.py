@@ -9,9 +9,17 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from feddg.records import TEST, EvaluationRow
-from feddg.runs.evaluations import Evaluations
-from feddg.runs.findings import FindingKind, Severity, findings, movement, standing, unsteady
-from feddg.runs.proportions import mean_of_shares, wilson
+from feddg.runs.findings import (
+    FindingKind,
+    Severity,
+    findings,
+    mean_of_shares,
+    movement,
+    standing,
+    unsteady,
+    wilson,
+)
+from feddg.runs.reading import Evaluations
 
 START = [[0, 0, 60], [0, 0, 20], [0, 0, 20]]
 

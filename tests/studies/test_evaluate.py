@@ -11,10 +11,9 @@ from feddg.cli import app
 from feddg.errors import AdaptationError, ExperimentError
 from feddg.evaluation.adaptation import ADAPTATIONS
 from feddg.experiment import Experiment
-from feddg.runs.adapted import OWN, read_alphas
 from feddg.runs.model import load_model, load_trained
 from feddg.runs.prepare import load_images
-from feddg.runs.reading import read_run
+from feddg.runs.reading import OWN, read_alphas, read_run
 from feddg.studies.evaluate import evaluate_run
 
 SMALL = {

@@ -17,8 +17,8 @@ from feddg.data.pixels import as_unit
 from feddg.errors import AdaptationError, RunError
 from feddg.evaluation.accuracy import energy
 from feddg.experiment import Experiment
+from feddg.runs.findings import wilson
 from feddg.runs.model import load_model, load_trained
-from feddg.runs.proportions import wilson
 from feddg.runs.reading import read_run
 from feddg.studies import export as export_module
 from feddg.studies.deployed_graph import as_input, example

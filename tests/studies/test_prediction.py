@@ -22,11 +22,11 @@ from feddg.data.pixels import as_unit
 from feddg.errors import AdaptationError, DataError, RunError
 from feddg.evaluation.accuracy import energy, separation
 from feddg.experiment import load_stored
+from feddg.runs.execute import WARNING_LIGHT, read_warning_light
 from feddg.runs.folder import EXPERIMENT
 from feddg.runs.model import load_model
 from feddg.runs.prepare import load_images
-from feddg.runs.same_images import training_depth
-from feddg.runs.warning_light import WARNING_LIGHT, read_warning_light
+from feddg.runs.provenance import training_depth
 from feddg.studies import prediction_files
 from feddg.studies.classifier import RunClassifier
 from feddg.studies.doubtful import doubtful

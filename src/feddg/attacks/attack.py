@@ -30,9 +30,9 @@ from feddg.errors import DataError, ExperimentError, RunError
 from feddg.records import AttackRow
 from feddg.runs.figures import add_figure, grid
 from feddg.runs.folder import FIGURES, RunFolder
+from feddg.runs.model import Subject, load_subject
 from feddg.runs.prepare import cache_folder
 from feddg.runs.reading import ATTACKS, LedgerRecord, read_run
-from feddg.runs.subject import Subject, load_subject
 from feddg.styles.training import load_images as load_public
 
 KINDS = ("server", "client", "update", "membership")

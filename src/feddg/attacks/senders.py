@@ -23,8 +23,8 @@ from feddg.federation.inprocess import InProcess
 from feddg.messages import Broadcast, Message, Update, Weights
 from feddg.models.network import Network
 from feddg.privacy.building import Guards
+from feddg.runs.model import Subject
 from feddg.runs.prepare import guards_for
-from feddg.runs.subject import Subject
 
 Hold = Callable[[int], Examples]
 PLAIN = find_augmentation("none")

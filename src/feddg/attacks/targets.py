@@ -9,7 +9,7 @@ from torch import Tensor
 
 from feddg.clients.client import Examples
 from feddg.rng import stream
-from feddg.runs.subject import Subject
+from feddg.runs.model import Subject
 
 CLOSE = 0.5
 """A row is an image's own where the second nearest image is at least twice as far from it."""

@@ -196,7 +196,7 @@ def report(
         return
     if analyses or beside:
         from feddg.cli.progress import working
-        from feddg.studies.analyses import analyse
+        from feddg.runs.analyses import analyse
 
         with working(quiet) as progress:
             for folder in folders:

@@ -13,7 +13,7 @@ from feddg.comparing.forecast import Forecast, forecast
 from feddg.data.partition import in_words
 from feddg.experiment import DEFAULT, Origin, expand, explain, load_experiment, read_fields
 from feddg.runs.execute import is_complete
-from feddg.studies.holdings import holdings_table, skew_between
+from feddg.runs.inspection import holdings_table, skew_between
 
 
 def show_experiment(said: dict[str, Any], file: Path | None, out: Path) -> None:

@@ -69,8 +69,8 @@ def inspect_data(
     """Count images per domain and class, find bad files, show how clients would look."""
     from feddg.cli.progress import working
     from feddg.experiment import Experiment
+    from feddg.runs.inspection import inspect_experiment, print_inspection
     from feddg.settings import merge
-    from feddg.studies.inspection import inspect_experiment, print_inspection
 
     experiment = Experiment(**merge({"model": {"weights": None}}, said))
     with working(quiet) as progress:

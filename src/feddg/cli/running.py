@@ -60,7 +60,7 @@ def run(
     from feddg.experiment import load_experiment
     from feddg.runs.execute import is_complete
     from feddg.runs.prepare import cache_folder
-    from feddg.runs.same_images import ImagesNow, find_folder
+    from feddg.runs.provenance import ImagesNow, find_folder
 
     chosen = load_experiment(experiment, said)
     folder = find_folder(chosen, out, ImagesNow(cache_folder()), again=again)

@@ -11,8 +11,7 @@ from feddg.comparing.work import Work
 from feddg.data.decoding import Reading
 from feddg.errors import FeddgError, RunError
 from feddg.experiment import Experiment
-from feddg.runs.loading import load_table
-from feddg.runs.prepare import Progress, cache_folder, first_names
+from feddg.runs.prepare import Progress, cache_folder, first_names, load_table
 from feddg.settings import TORCHVISIONS
 from feddg.storage import is_file
 from feddg.views import Shown

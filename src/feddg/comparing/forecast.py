@@ -9,8 +9,7 @@ from feddg.data.data_set import load_images_of
 from feddg.data.pixels import ArrayPixels
 from feddg.experiment import Experiment
 from feddg.records import ClientsTable
-from feddg.runs.facts import clients_table
-from feddg.runs.prepare import build, deal, guards_for
+from feddg.runs.prepare import build, clients_table, deal, guards_for
 
 
 @dataclass(frozen=True)

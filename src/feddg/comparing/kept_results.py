@@ -27,8 +27,7 @@ from feddg.comparing.measured_numbers import CONSTANT, RISING, SCORE, measured_n
 from feddg.errors import RunError
 from feddg.messages import plain_text
 from feddg.records import SPLITS, TEST, as_cell, from_cell
-from feddg.runs.reading import RunRecord
-from feddg.runs.selection_rules import FINAL, SELECTION_RULES, SelectionRule
+from feddg.runs.reading import FINAL, SELECTION_RULES, RunRecord, SelectionRule
 from feddg.settings import OneLine
 from feddg.storage import alone, is_file, private_folder, read_text, replace_text, why
 

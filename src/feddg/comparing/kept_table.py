@@ -14,7 +14,7 @@ from feddg.comparing.results import Place, Results
 from feddg.comparing.trials import table_cells
 from feddg.errors import RunError
 from feddg.records import TEST
-from feddg.runs.selection_rules import FINAL, SelectionRule
+from feddg.runs.reading import FINAL, SelectionRule
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from feddg.comparing.kept_results import KeptResult, KeptResults, place_of
 from feddg.comparing.made_with import are_the_same, others, would_be_made_with
 from feddg.errors import ExperimentError, RunError
 from feddg.experiment import Experiment
-from feddg.runs.same_images import ImagesNow
+from feddg.runs.provenance import ImagesNow
 from feddg.storage import is_file
 
 log = logging.getLogger("feddg")

@@ -13,9 +13,8 @@ from feddg.data.fingerprint import ImagesFile
 from feddg.errors import DataError
 from feddg.experiment import Experiment
 from feddg.models.backbones import weights_digest
-from feddg.runs.named_files import named_files
+from feddg.runs.provenance import IMAGES, ImagesNow, named_files
 from feddg.runs.reading import RunRecord
-from feddg.runs.same_images import IMAGES, ImagesNow
 from feddg.settings import TORCHVISIONS
 from feddg.storage import Stamp, stamp
 

@@ -5,10 +5,8 @@ import math
 from typing import Final
 
 from feddg.records import ID_VAL, LAST, SPLITS, TAIL, TEST
-from feddg.runs.evaluations import Evaluations
 from feddg.runs.findings import FindingKind, findings, standing
-from feddg.runs.reading import RunRecord
-from feddg.runs.selection_rules import FINAL, SELECTION_RULES, SelectionRule
+from feddg.runs.reading import FINAL, SELECTION_RULES, Evaluations, RunRecord, SelectionRule
 
 SCORE: Final = "score"
 """Begins the name of a metric that is not the tables' accuracy; it may be below 0."""

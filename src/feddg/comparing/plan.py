@@ -15,7 +15,7 @@ from feddg.comparing.fixing import fix_fields
 from feddg.errors import ExperimentError, RunError, nearest
 from feddg.experiment import expand
 from feddg.records import ID_VAL
-from feddg.runs.selection_rules import FINAL, SELECTION_RULES
+from feddg.runs.reading import FINAL, SELECTION_RULES
 from feddg.settings import OneLine, Settings, merge
 from feddg.storage import read_fields_of
 
@@ -55,7 +55,7 @@ class Published(Settings):
 
     Attributes:
         source: which paper and table.
-        rule: the selection rule behind the numbers, one of ``feddg.runs.selection_rules``.
+        rule: the selection rule behind the numbers, one of ``feddg.runs.reading``.
         values: accuracy in percent by split (``test``, ``val``), method label and column.
         average: the averages as printed, by split and method label.
         notes: what to know about these numbers.

@@ -12,8 +12,15 @@ from feddg.comparing.intervals import Accuracies, Key
 from feddg.comparing.tuning_file import TUNING, TuningFile
 from feddg.errors import RunError
 from feddg.records import TEST, JsonFile, Row
-from feddg.runs.reading import RunRecord, flatten, is_run, read_run, served_by_all
-from feddg.runs.selection_rules import SELECTION_RULES, SelectionRule
+from feddg.runs.reading import (
+    SELECTION_RULES,
+    RunRecord,
+    SelectionRule,
+    flatten,
+    is_run,
+    read_run,
+    served_by_all,
+)
 
 COMPARISON = "comparison.json"
 HELD_OUT = "held out"

@@ -31,12 +31,10 @@ from feddg.comparing.tuning_file import (
 )
 from feddg.comparing.work import Work, work_on
 from feddg.errors import RunError
-from feddg.runs.evaluations import preferred
 from feddg.runs.execute import is_complete
 from feddg.runs.prepare import cache_folder
-from feddg.runs.reading import read_run
-from feddg.runs.same_images import ImagesNow
-from feddg.runs.selection_rules import SELECTION_RULES, SelectionRule
+from feddg.runs.provenance import ImagesNow
+from feddg.runs.reading import SELECTION_RULES, SelectionRule, preferred, read_run
 from feddg.storage import is_file, replace_text
 
 TRIALS = "tuning"

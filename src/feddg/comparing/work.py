@@ -14,11 +14,10 @@ from feddg.comparing.pool import Task
 from feddg.comparing.results import COMPARISON
 from feddg.errors import RunError
 from feddg.runs.execute import is_complete
-from feddg.runs.folder import EXPERIMENT
-from feddg.runs.kept_models import drop_weights
+from feddg.runs.folder import EXPERIMENT, drop_weights
 from feddg.runs.prepare import cache_folder
+from feddg.runs.provenance import ImagesNow, find_folder
 from feddg.runs.reading import read_run
-from feddg.runs.same_images import ImagesNow, find_folder
 from feddg.storage import entries, is_file, replace_text, why
 
 

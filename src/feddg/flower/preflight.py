@@ -32,9 +32,8 @@ from feddg.flower.joining import JoinFile, held_out_among
 from feddg.flower.site_images import DIGITS
 from feddg.methods.composition import build_method
 from feddg.models.precision import choose_device
-from feddg.runs.facts import free_memory, peak_memory
-from feddg.runs.named_files import methods_files
-from feddg.runs.prepare import build, build_workers
+from feddg.runs.prepare import build, build_workers, free_memory, peak_memory
+from feddg.runs.provenance import methods_files
 from feddg.settings import ServerSettings
 from feddg.storage import private_folder, why
 

@@ -29,10 +29,10 @@ from feddg.methods.composition import method_class
 from feddg.models.precision import choose_device
 from feddg.records import ClientRow, ClientsTable, RoundRow
 from feddg.report import ensure_report
+from feddg.runs.context import Prepared, say_of_method
 from feddg.runs.execute import Run, carry_out
 from feddg.runs.observer import Observer
 from feddg.runs.prepare import Progress, build, build_worker, cache_folder, guards_for
-from feddg.runs.prepared import Prepared, say_of_method
 from feddg.storage import replace_text
 
 log = logging.getLogger("feddg")

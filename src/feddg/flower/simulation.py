@@ -31,10 +31,10 @@ from feddg.methods.base import require_network_fit
 from feddg.methods.composition import method_class
 from feddg.records import client_name
 from feddg.report import ensure_report
+from feddg.runs.context import Prepared, in_process
 from feddg.runs.execute import Run, carry_out
 from feddg.runs.observer import Observer
 from feddg.runs.prepare import Progress, cache_folder, load_images
-from feddg.runs.prepared import Prepared, in_process
 from feddg.storage import replace_text
 
 SIMULATION, TRAFFIC = "simulation.json", "traffic.jsonl"

@@ -23,8 +23,8 @@ from feddg.flower.site_images import load_pixels, positions, require_same_images
 from feddg.messages import Message, on_device
 from feddg.methods.base import Method
 from feddg.privacy.building import Guards
-from feddg.runs.named_files import methods_files
 from feddg.runs.prepare import build, build_worker, cache_folder, guards_for
+from feddg.runs.provenance import methods_files
 from feddg.settings import Settings
 from feddg.storage import parse_fields
 

@@ -20,7 +20,7 @@ from feddg.errors import ClientError, DataError
 from feddg.evaluation.accuracy import Evaluation
 from feddg.experiment import Experiment
 from feddg.flower.memory import SiteMemory
-from feddg.runs.named_files import methods_files
+from feddg.runs.provenance import methods_files
 
 log = logging.getLogger("feddg")
 

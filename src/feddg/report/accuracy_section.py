@@ -6,10 +6,8 @@ from feddg.records import ID_TEST, ID_VAL, SPLITS, TEST, VAL, EvaluationRow
 from feddg.report.blocks import Cell, Column, Table
 from feddg.report.finding_words import interval_words
 from feddg.report.wording import MISSING, number, percent, readable
-from feddg.runs.evaluations import Evaluations
 from feddg.runs.findings import accuracy_interval, mean_measured
-from feddg.runs.reading import RunRecord
-from feddg.runs.selection_rules import SelectionRule, rules_for
+from feddg.runs.reading import Evaluations, RunRecord, SelectionRule, rules_for
 
 SPLIT_HEADINGS = {
     TEST: "Held-out test",

@@ -10,9 +10,7 @@ from feddg.records import SPLITS, TEST, AdaptationRow
 from feddg.report.blocks import Block, Cell, Chart, Column, Section, Table
 from feddg.report.charts import HELD_OUT_COLOURS, TRAINING_COLOURS, chart_of, label_of
 from feddg.report.wording import percent, readable
-from feddg.runs.adapted import Alphas, read_adapted, read_alphas
-from feddg.runs.reading import RunRecord
-from feddg.runs.selection_rules import FINAL, find_rule
+from feddg.runs.reading import FINAL, Alphas, RunRecord, find_rule, read_adapted, read_alphas
 
 _SHORT = ("held-out test", "held-out val.", "in-domain val.", "in-domain test")
 SHORT_SPLITS = dict(zip(SPLITS, _SHORT))

@@ -37,7 +37,7 @@ from feddg.report.verdict import (
     warnings_about,
 )
 from feddg.report.wording import counted, listed, percent, readable, spelled
-from feddg.runs.selection_rules import SELECTION_RULES
+from feddg.runs.reading import SELECTION_RULES
 
 MOST_FACTS = 8
 MOST_NAMED = 4

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from feddg.comparing.method_findings import MethodFinding, method_findings
 from feddg.comparing.results import Results
 from feddg.report.wording import counted, percent, percent_sign, readable, spelled
-from feddg.runs.findings import Finding, FindingKind, Severity, Standing
-from feddg.runs.proportions import ShareInterval
+from feddg.runs.findings import Finding, FindingKind, Severity, ShareInterval, Standing
 
 
 def interval_words(interval: ShareInterval | None) -> str:

@@ -10,8 +10,7 @@ from feddg.comparing.results import Results
 from feddg.evaluation.metrics import METRICS
 from feddg.records import SPLITS, as_cell
 from feddg.report.blocks import Block, Cell, Column, Fold, Page, Section, Table
-from feddg.runs.evaluations import AGGREGATES
-from feddg.runs.selection_rules import SELECTION_RULES
+from feddg.runs.reading import AGGREGATES, SELECTION_RULES
 
 _LATEX = {
     "\\": r"\textbackslash{}",

@@ -25,8 +25,7 @@ from feddg.report.wording import (
     size,
 )
 from feddg.runs.findings import Finding, Standing, findings, standing
-from feddg.runs.reading import RunRecord
-from feddg.runs.selection_rules import FINAL, final_round
+from feddg.runs.reading import FINAL, RunRecord, final_round
 
 
 def tested_on(run: RunRecord) -> str:

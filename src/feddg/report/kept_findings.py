@@ -6,7 +6,7 @@ from feddg.comparing.intervals import Key
 from feddg.comparing.kept_table import KeptTable
 from feddg.comparing.measured_numbers import RISING, constant_name
 from feddg.report.wording import counted
-from feddg.runs.selection_rules import FINAL
+from feddg.runs.reading import FINAL
 
 MARK = " †"
 """Stands behind a number, and behind a method, of which a model is no better than a constant."""

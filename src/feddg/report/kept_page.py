@@ -25,13 +25,7 @@ from feddg.report.kept_findings import mark, sentences, with_meaning
 from feddg.report.many_tables import interval_text, points, spread_text
 from feddg.report.planned_page import planned_tables
 from feddg.report.wording import MISSING, counted, percent, spelled
-from feddg.runs.selection_rules import (
-    BEST_IN_DOMAIN,
-    EMA_MEAN,
-    FINAL,
-    TAIL_MEAN,
-    SelectionRule,
-)
+from feddg.runs.reading import BEST_IN_DOMAIN, EMA_MEAN, FINAL, TAIL_MEAN, SelectionRule
 from feddg.storage import read_text, replace_text, why
 
 BEGIN, END = "<!-- tables -->", "<!-- end of tables -->"

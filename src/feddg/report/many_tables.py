@@ -28,7 +28,7 @@ from feddg.report.wording import (
     spelled,
 )
 from feddg.runs.findings import standing
-from feddg.runs.selection_rules import FINAL, SELECTION_RULES, SelectionRule, rules_for
+from feddg.runs.reading import FINAL, SELECTION_RULES, SelectionRule, rules_for
 
 PRINTED_TOLERANCE = 0.051
 """Printed averages may differ from their row's mean by rounding, in points."""

@@ -11,9 +11,7 @@ from feddg.report.accuracy_section import MOST_DOMAINS, SPLIT_HEADINGS
 from feddg.report.blocks import Block, Cell, Column, Prose, Section, Table
 from feddg.report.metric_words import AGGREGATE_WORDS, metric_title
 from feddg.report.wording import MISSING, number, percent, readable, spelled
-from feddg.runs.evaluations import Evaluations
-from feddg.runs.reading import RunRecord
-from feddg.runs.selection_rules import FINAL
+from feddg.runs.reading import FINAL, Evaluations, RunRecord
 
 
 def metrics_section(run: RunRecord) -> Section | None:

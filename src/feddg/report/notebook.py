@@ -24,8 +24,7 @@ from feddg.report.templating import template_named
 from feddg.report.verdict import verdict_words, warnings_about
 from feddg.report.wording import percent_sign, readable, shortened, spelled
 from feddg.runs.execute import Run
-from feddg.runs.reading import RunRecord
-from feddg.runs.selection_rules import FINAL
+from feddg.runs.reading import FINAL, RunRecord
 from feddg.studies.prediction import PredictedImages, Prediction
 
 MOST_SHOWN = 12

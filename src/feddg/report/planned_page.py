@@ -12,7 +12,7 @@ from feddg.report.kept_findings import mark, sentences, with_meaning
 from feddg.report.many_tables import interval_text, paper_table, points, spread_text
 from feddg.report.tuning_section import remarks_of, tuning_table, what_was_tuned
 from feddg.report.wording import MISSING, counted, percent, readable, spelled
-from feddg.runs.selection_rules import BEST_IN_DOMAIN, FINAL, TAIL_MEAN, SelectionRule
+from feddg.runs.reading import BEST_IN_DOMAIN, FINAL, TAIL_MEAN, SelectionRule
 
 NOT_RUN = "not run"
 RULES = (FINAL, TAIL_MEAN, BEST_IN_DOMAIN)

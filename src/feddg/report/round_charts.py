@@ -15,8 +15,7 @@ from feddg.report.charts import (
     line_of,
 )
 from feddg.report.wording import readable
-from feddg.runs.evaluations import Evaluations
-from feddg.runs.reading import RunRecord
+from feddg.runs.reading import Evaluations, RunRecord
 
 SPLIT_TITLES = {
     TEST: "held-out test",

@@ -42,8 +42,7 @@ from feddg.report.next_steps import run_steps
 from feddg.report.round_charts import accuracy_curves, loss_curves
 from feddg.report.settings_section import mapping_table
 from feddg.report.wording import counted, number, readable, spelled
-from feddg.runs.reading import RunRecord
-from feddg.runs.selection_rules import final_round
+from feddg.runs.reading import RunRecord, final_round
 
 MOST_CONFUSIONS = 3
 

@@ -1,50 +1,344 @@
 """Carries out an experiment: setup, rounds, evaluation, records, checkpoints."""
 
+import hashlib
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from feddg.errors import FeddgError, in_words
-from feddg.evaluation.accuracy import Evaluation, support_warning
+import numpy
+import torch
+from pydantic import Field
+from torch import nn
+
+from feddg.errors import BudgetSpent, FeddgError, RunError, in_words
+from feddg.evaluation.accuracy import (
+    INSIDE_SHARE,
+    Evaluation,
+    Resettable,
+    energy,
+    energy_threshold,
+    support_warning,
+)
 from feddg.experiment import Experiment, load_stored
 from feddg.federation.averages import served
+from feddg.federation.masked_rounds import OpenedSums
 from feddg.federation.server import Server, initial_state
-from feddg.federation.transport import Ledger
+from feddg.federation.transport import Ledger, Transport
 from feddg.federation.validation import CHANGES, MessageChecks
 from feddg.methods.base import State, has_global_model
 from feddg.models.network import Network
-from feddg.records import INTERPOLATED, EvaluationRow, SetupRow
-from feddg.runs.alphas import write_alphas
-from feddg.runs.facts import environment, give_memory_back
+from feddg.privacy.accounting import Account
+from feddg.privacy.building import Guards
+from feddg.records import (
+    ID_VAL,
+    INTERPOLATED,
+    OPENED_SUM_ROWS,
+    PRIVACY_ROWS,
+    SPLITS,
+    EnergyThreshold,
+    EvaluationRow,
+    JsonFile,
+    LedgerRow,
+    MessageRow,
+    MetricsRow,
+    RoundRow,
+    SetupRow,
+    SummaryFile,
+)
+from feddg.runs.context import (
+    Interpolation,
+    Measurer,
+    Prepare,
+    Prepared,
+    finite_probe,
+    in_process,
+    predictor,
+)
+from feddg.runs.figures import draw_unseen, write_alphas
 from feddg.runs.folder import (
     EXPERIMENT,
     FIGURES,
+    LEDGER,
+    METRICS,
+    OPENED_SUMS,
+    PRIVACY,
+    SNAPSHOTS,
     SUMMARY,
+    KeptModels,
     RunFolder,
+    means_of,
 )
-from feddg.runs.interpolation import Interpolation
-from feddg.runs.keeping import Records
-from feddg.runs.kept_models import KeptModels, means_of
 from feddg.runs.observer import Observer, Together
-from feddg.runs.prepare import (
-    cache_folder,
+from feddg.runs.prepare import cache_folder, environment, give_memory_back, peak_memory
+from feddg.runs.provenance import IMAGES, ImagesNow, check_identity, check_images
+from feddg.runs.reading import (
+    AGGREGATES,
+    SELECTION_RULES,
+    Evaluations,
+    RunRecord,
+    SelectionRule,
+    read_run,
+    require_run,
 )
-from feddg.runs.prepared import Prepare, Prepared, in_process
-from feddg.runs.reading import RunRecord, read_run, require_run
-from feddg.runs.round_scores import Measurer, finite_probe, predictor
-from feddg.runs.same_experiment import check_identity
-from feddg.runs.same_images import IMAGES, ImagesNow, check_images
-from feddg.runs.spending import next_round, open_account, opened_sums
-from feddg.runs.summary import summarize
-from feddg.runs.unseen_figures import draw_unseen
-from feddg.runs.warning_light import write_warning_light
 from feddg.storage import is_file
 from feddg.views import Shown
 
+# What a completed round leaves on disk: its rows, then the checkpoint that makes it count.
+
+
+class Records:
+    """Writes a completed round: its rows first, then the checkpoint that makes it count."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        transport: Transport,
+        models: KeptModels,
+        snapshots: Collection[int] = (),
+    ) -> None:
+        self._folder, self._transport, self._snapshots = folder, transport, snapshots
+        self.models = models
+        self._ledger_rows: list[LedgerRow] = []
+
+    def entered(self, row: LedgerRow) -> None:
+        """Keeps a row of the ledger until its round counts."""
+        self._ledger_rows.append(row)
+
+    def carried(self, row: LedgerRow) -> None:
+        """Writes a row of the ledger at once: what has left for another machine has left."""
+        self._folder.append(LEDGER, [row])
+
+    def keep(self, state: State, rows: Sequence[MetricsRow]) -> None:
+        """Writes metrics, ledger and checkpoint of the round in ``state``."""
+        self._folder.append(METRICS, rows)
+        self._folder.append(LEDGER, self._ledger_rows)
+        self._ledger_rows.clear()
+        if state.round in self._snapshots:
+            name = f"{SNAPSHOTS}/round-{state.round}.safetensors"
+            self._folder.write_tensors(name, state.weights)
+        files = self.models.take_in(state, rows)
+        memories, changed = self._transport.memories, self._transport.remembered
+        self._folder.save_checkpoint(state, memories, changed, files)
+        self._transport.remembered.clear()
+
+
+# What a run has released, kept in its folder: its account of noised ones, its opened sums.
+
+
 log = logging.getLogger("feddg")
+
+
+def open_account(folder: RunFolder, guards: Guards, rounds: int) -> Account:
+    """Returns the account of a run, which goes on from the rows in its folder.
+
+    Args:
+        folder: the run's.
+        guards: what happens to updates on their way.
+        rounds: how many the checkpoint has.
+
+    Raises:
+        RunError: what was spent on a round is not known any more, or a row was changed.
+    """
+    rows = PRIVACY_ROWS.read(folder.path / PRIVACY)
+    if rows:
+        folder.replace_rows(PRIVACY, rows)  # without a line that was cut off
+    account = Account(write=lambda row: folder.append(PRIVACY, [row]))
+    missing = set(range(1, rounds + 1)) - {row.round for row in rows if row.message == "update"}
+    if guards.noised and missing:
+        raise RunError(
+            f"{folder.path / PRIVACY} lacks round {min(missing)}: what was spent on it is not "
+            "known, so nothing more can be promised; put the file back, or begin a new run"
+        )
+    for number, row in enumerate(rows, start=1):
+        if account.contradicts(row):
+            raise RunError(
+                f"{folder.path / PRIVACY}, row {number}, says epsilon {row.epsilon:.4g}, and that "
+                "is not what its noise and the rows before it cost: the file was changed. Put it "
+                "back, or begin a new run"
+            )
+        account.enter(row)
+    return account
+
+
+def opened_sums(folder: RunFolder) -> OpenedSums:
+    """Returns whose masked sums a run has opened, going on from the rows in its folder."""
+    rows = OPENED_SUM_ROWS.read(folder.path / OPENED_SUMS)
+    if rows:
+        folder.replace_rows(OPENED_SUMS, rows)  # without a line that was cut off
+    return OpenedSums(rows, lambda row: folder.append(OPENED_SUMS, [row]))
+
+
+def next_round(server: Server) -> RoundRow | None:
+    """Runs a round; None after the last, and where another would cost more than may be spent.
+
+    Nothing is released of the round that there is not.
+    """
+    state = server.state
+    if state.round == state.rounds:
+        return None
+    try:
+        if server.affordable:
+            return server.round()
+    except BudgetSpent as error:
+        log.warning("%s", error)
+    log.warning(
+        "the run ends after round %d of %d: another one would cost more than privacy.epsilon",
+        *(state.round, state.rounds),
+    )
+    return None
+
+
+# The summary of a run, computed from its records alone.
+
+
+def summarize(
+    record: RunRecord, status: str, error: str | None, took: Mapping[str, float]
+) -> SummaryFile:
+    """Returns ``summary.json``: how the run ended, accuracies by selection rule, cost, bytes.
+
+    Args:
+        record: the run.
+        status: how it ended.
+        error: why it failed, if it did.
+        took: seconds of activities that belong to no round.
+    """
+    rounds = record.metrics.rounds
+    seconds: dict[str, float] = defaultdict(float)
+    for row in rounds:
+        for name, value in row.seconds.items():
+            seconds[name] += value
+    images, training = sum(row.images for row in rounds), seconds.get("train", 0.0)
+    return SummaryFile(
+        status=status,
+        rounds=record.rounds_done,
+        seconds={**seconds, **took},
+        images_per_second=images / training if training else 0.0,
+        bytes=_bytes(record.ledger.messages),
+        error=error,
+        peak_memory_bytes=peak_memory(),
+        **{rule.key: _chosen(record, rule) for rule in SELECTION_RULES.values()},
+    )
+
+
+def _chosen(record: RunRecord, rule: SelectionRule) -> dict[str, Any] | None:
+    """The scores of every split after the round that a rule chooses; None when it finds none."""
+    round = rule.choose(record.evaluations)
+    if round is None:
+        return None
+    scores: dict[str, Any] = {"round": round}
+    for split in SPLITS:
+        rows = record.evaluations.of(rule.weights).at(round, split)
+        if rows:
+            scores[split] = {
+                "accuracy": rule.measure(record.evaluations, round, split),
+                "loss": sum(row.loss for row in rows) / len(rows),
+                "metrics": _aggregates(record.evaluations.of(rule.weights), round, split),
+                "domains": {row.domain: _domain(record.evaluations, row) for row in rows},
+            }
+    return scores
+
+
+def _aggregates(evaluations: Evaluations, round: int, split: str) -> dict[str, dict[str, float]]:
+    """Every metric of a split over its domains, by metric and aggregate, as far as known."""
+    found = {
+        metric: {
+            name: value
+            for name in AGGREGATES
+            if (value := evaluations.value(round, split, metric, name)) is not None
+        }
+        for metric in evaluations.metrics(split)
+    }
+    return {metric: values for metric, values in found.items() if values}
+
+
+def _domain(evaluations: Evaluations, row: EvaluationRow) -> dict[str, Any]:
+    """The scores of one domain, with how many images of each class they rest on."""
+    scores = {"accuracy": row.accuracy, "loss": row.loss, "metrics": row.metrics}
+    support = evaluations.support(row.split, row.domain)
+    return scores if support is None else scores | {"support": support}
+
+
+def _bytes(messages: Sequence[MessageRow]) -> dict[str, float]:
+    """Mean bytes per client of the setup, and per client and round of the training."""
+    totals: dict[tuple[bool, str], int] = defaultdict(int)
+    takers: dict[tuple[bool, str], set[tuple[int, int]]] = defaultdict(set)
+    for message in messages:
+        key = (message.round == 0, message.direction)
+        totals[key] += message.bytes
+        takers[key].add((message.round, message.client))
+    mean = {key: totals[key] / len(takers[key]) for key in totals}
+    return {
+        "setup_up_per_client": mean.get((True, "up"), 0.0),
+        "setup_down_per_client": mean.get((True, "down"), 0.0),
+        "up_per_client_round": mean.get((False, "up"), 0.0),
+        "down_per_client_round": mean.get((False, "down"), 0.0),
+        "total": sum(totals.values()),
+    }
+
+
+# The warning light of a run's model: the energy above which an image is unlike training.
+#
+# ``warning_light.json`` keeps a threshold for each model by the fingerprint of its weights, so
+# that no model is ever served with another one's.
+
+
+WARNING_LIGHT = "warning_light.json"
+
+
+class WarningLights(JsonFile):
+    """The file: thresholds by the fingerprint of the weights they were measured with."""
+
+    models: dict[str, EnergyThreshold] = Field(default_factory=dict)
+
+
+def fingerprint(model: nn.Module) -> str:
+    """Returns a hash of a model's state: names and bits."""
+    digest = hashlib.blake2b(digest_size=12)
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def write_warning_light(folder: RunFolder, model: nn.Module, evaluation: Evaluation) -> None:
+    """Measures the threshold on the in-domain validation images and keeps it in the folder.
+
+    Nothing is kept where there are none, or where the model gives log-probabilities.
+
+    Args:
+        folder: the run's.
+        model: predicts as the run's method does.
+        evaluation: the images.
+    """
+    rows = evaluation.splits.get(ID_VAL, numpy.empty(0, numpy.int64))
+    if not len(rows):
+        return
+    model.eval()
+    if isinstance(model, Resettable):
+        model.reset()
+    energies = energy(evaluation.predict(model, rows))
+    threshold = energy_threshold(energies)
+    if threshold is None:
+        return
+    found = WarningLights.read(folder.path / WARNING_LIGHT) or WarningLights()
+    row = EnergyThreshold(threshold=threshold, inside=INSIDE_SHARE, images=len(rows))
+    lights = WarningLights(models=found.models | {fingerprint(model): row})
+    folder.write_json(WARNING_LIGHT, lights)
+
+
+def read_warning_light(folder: Path, model: nn.Module) -> EnergyThreshold | None:
+    """Returns the threshold of a model, or None where the folder has none for its weights.
+
+    Raises:
+        RunError: the file is damaged.
+    """
+    found = WarningLights.read(folder / WARNING_LIGHT)
+    return None if found is None else found.models.get(fingerprint(model))
 
 
 @dataclass(frozen=True)

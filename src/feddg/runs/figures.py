@@ -1,16 +1,24 @@
-"""Pictures for the report that need the images: what the method makes of them."""
+"""Pictures and tables for the report that need the images or the network."""
 
+import csv
+import io
 import json
 from pathlib import Path
 
 import numpy
 import torch
 from PIL import Image
+from torch import Tensor, nn
 
-from feddg.methods.base import Method, Redraws, State
+from feddg.data.pixels import as_unit
+from feddg.evaluation.accuracy import Evaluation
+from feddg.methods.base import Adapts, Method, Redraws, State
+from feddg.models.network import Network
+from feddg.records import TEST, as_cell
 from feddg.rng import stream
+from feddg.runs.folder import RunFolder
 from feddg.runs.prepare import Images
-from feddg.runs.reading import CAPTIONS, read_captions
+from feddg.runs.reading import ALPHA_COLUMNS, ALPHAS, CAPTIONS, read_captions
 from feddg.storage import replace_file, replace_text
 
 PER_DOMAIN, WIDE, GAP, SCALE_TO = 4, 6, 2, 96
@@ -89,3 +97,125 @@ def grid(*rows: torch.Tensor) -> Image.Image:
     factor = max(1, SCALE_TO // height)
     size = (canvas.shape[1] * factor, canvas.shape[0] * factor)
     return Image.fromarray(canvas).resize(size, Image.Resampling.NEAREST)
+
+
+# Pictures of the unseen domain for the report: some of its images, and the surest mistakes.
+
+
+SHOWN = 12
+LOOKED_AT = 4000
+"""Images of the test domains that mistakes are looked for among, at most."""
+
+
+def draw_unseen(
+    folder: Path, evaluation: Evaluation, model: nn.Module, classes: tuple[str, ...], seed: int
+) -> None:
+    """Writes ``unseen.png``, some test images, and ``mistakes.png``, those most surely wrong.
+
+    Without a test domain nothing is written, without a mistake only the first.
+
+    Args:
+        folder: where to.
+        evaluation: holds the images.
+        model: what predicts.
+        classes: names of the classes.
+        seed: draws which images are shown.
+
+    Raises:
+        OSError: a figure cannot be written.
+    """
+    rows = evaluation.splits.get(TEST)
+    if rows is None:
+        return
+    order = torch.randperm(len(rows), generator=stream(seed, "unseen figure")).numpy()
+    rows = rows[order[:LOOKED_AT]]
+    shown = rows[:SHOWN]
+    names = sorted({evaluation.domain_names[d] for d in evaluation.domains[shown]})
+    held = [classes[label] for label in evaluation.labels[shown]]
+    add_figure(
+        folder,
+        "unseen.png",
+        _picture(evaluation, shown),
+        f"Images of {', '.join(names)}, which no client trained on, row by row: {', '.join(held)}.",
+    )
+    logits = evaluation.predict(model.eval(), rows)
+    wrong, sureness, taken = surest_mistakes(logits, torch.from_numpy(evaluation.labels[rows]))
+    if not len(wrong):
+        return
+    told = [
+        f"{classes[evaluation.labels[row]]} taken for {classes[label]} ({share:.0%})"
+        for row, label, share in zip(rows[wrong.numpy()], taken.tolist(), sureness.tolist())
+    ]
+    among = "" if len(order) <= LOOKED_AT else f" among {LOOKED_AT:,} drawn images"
+    add_figure(
+        folder,
+        "mistakes.png",
+        _picture(evaluation, rows[wrong.numpy()]),
+        f"The images of the unseen domain that the model is most surely wrong about{among}, row by "
+        f"row, with the probability it gave: {'; '.join(told)}. Where the label is what is wrong, "
+        "mend it.",
+    )
+
+
+def surest_mistakes(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns which images are wrong, surest first, at most :data:`SHOWN`.
+
+    Args:
+        logits: ``(n, classes)``; or log-probabilities.
+        labels: ``(n,)`` true classes.
+
+    Returns:
+        Their positions, the probability of the class they were taken for, and that class.
+    """
+    sureness, taken = logits.float().softmax(1).max(1)
+    wrong = (taken != labels).nonzero().squeeze(1)
+    first = sureness[wrong].argsort(descending=True, stable=True)[:SHOWN]
+    chosen = wrong[first]
+    return chosen, sureness[chosen], taken[chosen]
+
+
+def _picture(evaluation: Evaluation, rows: numpy.ndarray) -> Image.Image:
+    return grid(evaluation.pixels.gather(torch.from_numpy(rows)))
+
+
+# Writes how much each layer adapts to each image, ``alphas.csv``.
+
+
+def write_alphas(
+    folder: RunFolder,
+    method: Method,
+    network: Network,
+    evaluation: Evaluation,
+) -> None:
+    """Writes ``alphas.csv`` for all evaluated images; nothing if no layer of the method adapts.
+
+    Args:
+        folder: the run's.
+        method: what was run.
+        network: holds the global weights.
+        evaluation: the images.
+    """
+    if not isinstance(method, Adapts):
+        return
+    network.eval()
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    layers: list[str] = []
+    for split, domain, rows in evaluation.parts():
+        for batch in torch.from_numpy(rows).split(evaluation.batch_size):
+            with torch.inference_mode(), evaluation.autocast():
+                images = as_unit(evaluation.pixels.gather(batch), evaluation.device)
+                shares = method.layer_shares(network, images)
+            if not shares:
+                return
+            if not layers:
+                layers = list(shares)
+                writer.writerow((*ALPHA_COLUMNS, *layers))
+            values = torch.stack(list(shares.values()), 1).float().cpu().numpy()
+            for row, own in zip(batch.tolist(), values):
+                image = evaluation.paths[row] if len(evaluation.paths) else row
+                name = evaluation.domain_names[domain]
+                writer.writerow(
+                    (split, as_cell(name), as_cell(image), *(f"{value:.4f}" for value in own))
+                )
+    folder.replace(ALPHAS, text.getvalue())

@@ -1,22 +1,93 @@
-"""What a run's numbers say against themselves: findings about its accuracy, from its rows alone.
-
-An accuracy alone can flatter: a model that always names the commonest class reaches that class's
-share. Pages, the console and comparisons take the findings from here and put them into words.
-"""
+"""What a run's numbers say against themselves, from its rows alone."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from itertools import pairwise
+from pathlib import Path
+from statistics import NormalDist
 from typing import Final
 
 import numpy
 
+from feddg.errors import RunError
 from feddg.evaluation.metrics import Predictions, measure
-from feddg.records import LAST, TEST, EvaluationRow
-from feddg.runs.evaluations import Evaluations
-from feddg.runs.proportions import ShareInterval, mean_of_intervals, mean_of_shares
+from feddg.records import LAST, TEST, VAL, EvaluationRow
+from feddg.runs.reading import Evaluations, find_rule, read_run
+
+# Intervals for shares of counted things: what one run's accuracy leaves open.
+
+
+LEVEL: Final = 0.95
+_Z: Final = NormalDist().inv_cdf((1 + LEVEL) / 2)
+
+
+@dataclass(frozen=True, slots=True)
+class ShareInterval:
+    """A share with the ends of its 95 % confidence interval, all in [0, 1]."""
+
+    share: float
+    low: float
+    high: float
+
+    def includes(self, share: float) -> bool:
+        """Whether a share lies between the ends, both taken in."""
+        return self.low <= share <= self.high
+
+
+def wilson(share: float, examples: int) -> ShareInterval:
+    """Returns the interval of Wilson (1927), Journal of the American Statistical Association 22.
+
+    It says how far a share may be from the one that endless examples of the same kind would give.
+    It knows nothing of other seeds, clients or domains.
+
+    Args:
+        share: the share found, in [0, 1].
+        examples: of how many; at least 1.
+
+    Raises:
+        ValueError: there are no examples, or the share is none.
+    """
+    if examples < 1 or not 0 <= share <= 1:
+        raise ValueError(f"no share of examples: {share} of {examples}")
+    pull = _Z**2 / examples
+    middle = (share + pull / 2) / (1 + pull)
+    reach = _Z * math.sqrt(share * (1 - share) / examples + pull / (4 * examples)) / (1 + pull)
+    # The ends of 0 and 1 are exact; rounding must not push the share itself outside.
+    return ShareInterval(
+        share, min(share, max(0.0, middle - reach)), max(share, min(1.0, middle + reach))
+    )
+
+
+def mean_of_shares(parts: Sequence[tuple[float, int]]) -> ShareInterval:
+    """Returns the mean of independent shares with its interval; for a single one, Wilson's.
+
+    Args:
+        parts: the shares, each with the number of its examples; at least one.
+
+    Raises:
+        ValueError: a part has no examples, or there is no part.
+    """
+    return mean_of_intervals([wilson(share, examples) for share, examples in parts])
+
+
+def mean_of_intervals(parts: Sequence[ShareInterval]) -> ShareInterval:
+    """Returns the mean of independent shares, each counted once, with its interval.
+
+    The ends recover the variances from the parts' own ends (Zou and Donner 2008, Statistics in
+    Medicine 27, "method of variance estimates recovery").
+
+    Raises:
+        ValueError: there is no part.
+    """
+    if not parts:
+        raise ValueError("the mean of no shares")
+    mean = math.fsum(part.share for part in parts) / len(parts)
+    below = math.hypot(*(part.share - part.low for part in parts)) / len(parts)
+    above = math.hypot(*(part.high - part.share for part in parts)) / len(parts)
+    return ShareInterval(mean, max(0.0, mean - below), min(1.0, mean + above))
+
 
 NEARLY_ALL: Final = 0.8
 """A share of the predictions from which on one class counts as nearly all of them ..."""
@@ -273,3 +344,86 @@ def _end_steps(evaluations: Evaluations, split: str) -> list[float]:
     curve = [value for value in values if value is not None and math.isfinite(value)]
     steps = [after - before for before, after in pairwise(curve)]
     return steps[-max(WINDOW, len(steps) // 3) :]
+
+
+# What is said wherever a run's model is used: how good it is, and if its labels mean nothing.
+
+
+def cautions(run: Path | str, which: str, round_: int) -> tuple[str, ...]:
+    """Returns what must be said of a model before anybody uses it, one sentence each.
+
+    Empty where nothing speaks against it, or where nothing was measured.
+
+    Args:
+        run: the run folder.
+        which: the model's selection rule, as ``load_model`` takes it.
+        round_: the round it is from.
+
+    Raises:
+        RunError: the folder holds no run.
+    """
+    weights = find_rule(which).weights
+    evaluations, split = _held_out(run, weights, round_)
+    found = findings(evaluations, round_, split, weights)
+    alarms = (_sentence(one) for one in found if one.severity is Severity.ALARM)
+    return (*_unfinished(Path(run)), *alarms)
+
+
+def _unfinished(run: Path) -> Iterator[str]:
+    record = read_run(run)
+    if record.status != "completed":
+        yield (
+            f"The run has not finished (round {record.rounds_done} of {record.rounds_planned}; "
+            f"`feddg resume {run}` goes on): this is not the model that it will serve."
+        )
+
+
+def result_sentence_of(run: Path | str, which: str, round_: int) -> str:
+    """Returns how good a model was on held-out domains, with its interval; see :func:`cautions`.
+
+    Raises:
+        RunError: the folder holds no run.
+    """
+    weights = find_rule(which).weights
+    evaluations, split = _held_out(run, weights, round_)
+    evaluations = evaluations.of(weights)
+    found = standing(evaluations, round_, split)
+    if found is None:
+        return "It was measured on no domain that was held out of its training."
+    rows = evaluations.at(round_, split)
+    share, domains = found.accuracy, ", ".join(row.domain for row in rows)
+    return (
+        f"It was right for {share.share:.1%} (95 %: {share.low:.1%} to {share.high:.1%}) of "
+        f"{sum(row.examples for row in rows)} images of a domain nobody trained on ({domains})."
+    )
+
+
+def _held_out(run: Path | str, weights: str, round_: int) -> tuple[Evaluations, str]:
+    evaluations = read_run(Path(run)).evaluations
+    own = evaluations.of(weights)
+    split = next((split for split in (TEST, VAL) if own.at(round_, split)), TEST)
+    return evaluations, split
+
+
+def refuse_doubtful(said: tuple[str, ...]) -> None:
+    """Ends with an error where something must be said of a model.
+
+    Raises:
+        RunError: there is a caution.
+    """
+    if said:
+        raise RunError(f"{said[0]} Train longer, or without --strict if it is only a trial.")
+
+
+def _sentence(finding: Finding) -> str:
+    figure, own = f"{finding.figure:.1%}", f"{finding.beside:.1%}"
+    if finding.kind is FindingKind.CONSTANT:
+        return (
+            "This model is no better than a constant one: on the held-out images always naming "
+            f"the largest class is right for {figure}, this model for {own}, and chance explains "
+            "the difference, in images or in classes. Its labels mean nothing."
+        )
+    return (
+        f"This model is worse than before its training: then it was right for {figure} of the "
+        f"held-out images, now for {own}. Its labels mean nothing."
+    )

@@ -1,38 +1,43 @@
-"""The run folder: everything about one run on disk, written so that nothing computed is lost.
-
-Every file is either replaced whole (written aside, then renamed) or appended to and cut back, on
-resume, to what the checkpoint knows. A process killed at any moment leaves a folder that can be
-continued.
-"""
+"""The run folder: everything about one run on disk, with its checkpoint and the models it keeps."""
 
 import errno
 import json
 import logging
 import math
-from collections.abc import Iterable, Mapping
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Self
 
 from filelock import FileLock, Timeout
+from pydantic import ConfigDict, Field, NonNegativeInt
 from pydantic_core import to_json
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from feddg.errors import RunError
 from feddg.experiment import Experiment, load_stored
-from feddg.messages import Weights
-from feddg.methods.base import State
-from feddg.records import JsonFile, Row
-from feddg.runs.checkpoints import (
-    CHECKPOINTS,
-    NEWEST,
-    Checkpoint,
-    Checkpoints,
+from feddg.federation.averages import MEANS, Means, prefix_of
+from feddg.messages import Message, Weights
+from feddg.methods.base import Method, State
+from feddg.models.network import Network
+from feddg.records import ID_VAL, INTERPOLATED, LAST, VAL, EvaluationRow, JsonFile, MetricsRow, Row
+from feddg.runs.reading import (
+    FINAL,
+    SELECTION_RULES,
+    Evaluations,
+    RunRecord,
+    SelectionRule,
+    find_rule,
+    read_rows,
+    read_run,
 )
-from feddg.runs.reading import read_rows
+from feddg.settings import EvaluateSettings
 from feddg.storage import (
     append_text,
+    checksum,
     is_file,
     private_folder,
     replace_bytes,
@@ -40,6 +45,323 @@ from feddg.storage import (
     sweep_asides,
     why,
 )
+
+# The checkpoint: a run after its last completed round.
+#
+# ``checkpoint.json`` is its index: it names the files of the server's state and of what clients
+# remember, with their checksums. New files are written beside those it names, then the index is
+# renamed into place: a process killed at any moment leaves one whole checkpoint.
+
+
+CHECKPOINTS, NEWEST = "checkpoint", "checkpoint.json"
+DROPPED = "weights-dropped"
+"""A file beside the index of a run whose weights were deleted when it was complete."""
+
+MODEL_KEY = "models/"
+"""What the checksums' names of kept models begin with."""
+_ORDER = "order"
+_FileName = Annotated[str, Field(pattern=r"^[a-z0-9-]+\.safetensors$")]
+
+
+@dataclass
+class Checkpoint:
+    """A run after some round: the server's state and what clients remember.
+
+    Attributes:
+        state: the server's.
+        memories: by client.
+        models: files in ``models/`` by the rule that chose them.
+    """
+
+    state: State
+    memories: dict[int, Weights]
+    models: Mapping[str, str] = field(default_factory=dict)
+
+
+class CheckpointIndex(JsonFile):
+    """What a checkpoint consists of.
+
+    Attributes:
+        round: the last completed round, 0 after the setup.
+        rounds: the rounds planned.
+        state: file of the server's state.
+        agreed: scalars of what the setup agreed on; None where it agreed on nothing.
+        memories: files of what clients remember, by the client's id.
+        models: files in ``models/``, by the rule that chose them.
+        experiment: the experiment's id.
+        checksums: CRC-32 of every file, by name.
+        checksum: CRC-32 of this index without it.
+    """
+
+    model_config = ConfigDict(ser_json_inf_nan="constants")
+
+    round: NonNegativeInt
+    rounds: NonNegativeInt = 0
+    state: _FileName
+    agreed: dict[str, Any] | None
+    memories: dict[NonNegativeInt, _FileName]
+    models: dict[str, _FileName] = Field(default_factory=dict)
+    experiment: str
+    checksums: dict[str, int]
+    checksum: int = 0
+
+    @property
+    def files(self) -> set[str]:
+        """Names of all its files."""
+        return {self.state, *self.memories.values()}
+
+    def sealed(self) -> Self:
+        """Returns the index with its own checksum."""
+        return self.model_copy(update={"checksum": self._own_checksum()})
+
+    @classmethod
+    def read_whole(cls, path: Path) -> Self:
+        """Reads an index and compares it with its checksum.
+
+        Raises:
+            RunError: it is missing or damaged.
+        """
+        index = cls.read(path)
+        if index is None:
+            raise RunError(f"{path} is missing.")
+        if index.checksum != index._own_checksum():
+            raise RunError(f"{path} is damaged: its checksum is another one.")
+        return index
+
+    def load(self, folder: Path, names: Iterable[str]) -> dict[str, Weights]:
+        """Returns the tensors of some of its files, compared with their checksums.
+
+        Raises:
+            RunError: a file is missing or damaged.
+        """
+        return {name: self._checked(folder / name, _read_copies) for name in names}
+
+    def load_model(self, folder: Path, file: str) -> Weights:
+        """Returns the weights of a kept model in ``folder``.
+
+        Raises:
+            RunError: the file is missing or damaged.
+        """
+        return self._checked(folder / file, _read_copies, f"{MODEL_KEY}{file}")
+
+    def load_part(self, folder: Path, prefix: str) -> Weights:
+        """Returns the tensors of the state under a prefix such as ``weights/``, without it.
+
+        Raises:
+            RunError: the file is missing or damaged.
+        """
+        return self._checked(folder / self.state, lambda path: _read_part(path, prefix))
+
+    def _checked(
+        self, path: Path, read: Callable[[Path], Weights], key: str | None = None
+    ) -> Weights:
+        try:
+            if not is_file(path):
+                if is_file(path.parent.parent / CHECKPOINTS / DROPPED):
+                    raise RunError(
+                        f"{path.parent.parent} keeps no weights: they were deleted when it was "
+                        "complete (--drop-weights). Run its experiment.yaml in another folder"
+                    )
+                raise RunError(f"{path} is missing.")
+            if checksum(path) != self.checksums.get(key or path.name):
+                raise RunError(f"{path} is damaged: its checksum is another one.")
+            return read(path)
+        except (OSError, SafetensorError, ValueError, KeyError) as error:
+            raise RunError(f"{path} is damaged: {why(error)}.") from None
+
+    def _own_checksum(self) -> int:
+        return zlib.crc32(self.model_dump_json(exclude={"checksum"}).encode())
+
+
+class Checkpoints:
+    """The checkpoint of a run folder, open for writing.
+
+    Args:
+        folder: where it is.
+        write_tensors: writes a file of tensors with metadata, by its name.
+        write_index: writes an index, by its name.
+        models: folder of the models that rules chose.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        write_tensors: Callable[[str, Weights, dict[str, str]], None],
+        write_index: Callable[[str, JsonFile], None],
+        models: Path,
+    ) -> None:
+        self._folder, self._models = folder, models
+        self._write_tensors, self._write_index = write_tensors, write_index
+        self._index: CheckpointIndex | None = None
+
+    @property
+    def models(self) -> set[str]:
+        """Names of the model files that it needs."""
+        return set(self._index.models.values()) if self._index else set()
+
+    def save(
+        self,
+        state: State,
+        memories: dict[int, Weights],
+        changed: set[int],
+        experiment: str,
+        models: Mapping[str, str],
+    ) -> None:
+        """Writes the state after a round; the one before stays until this one is whole.
+
+        Args:
+            state: the server's state.
+            memories: what clients remember.
+            changed: clients whose memory differs from the previous checkpoint.
+            experiment: the experiment's id.
+            models: files in ``models/`` that count now, by the rule that chose them.
+        """
+        before = self._index
+        files = dict(before.memories) if before else {}
+        sums = dict(before.checksums) if before else {}
+        for id in sorted(changed):
+            files[id] = f"memory-{id}-{state.round}.safetensors"
+            self._write_tensors(files[id], memories[id], _in_order(memories[id]))
+        name = f"state-{state.round}.safetensors"
+        tensors = _tensors(state)
+        self._write_tensors(name, tensors, _in_order(tensors))
+        new = {name, *(files[id] for id in changed)}
+        present = {name, *files.values()}
+        for file in present:
+            if file in new or file not in sums:
+                sums[file] = checksum(self._folder / file)
+        for file in models.values():
+            key = f"{MODEL_KEY}{file}"
+            present.add(key)
+            if key not in sums:
+                sums[key] = checksum(self._models / file)
+        index = CheckpointIndex(
+            round=state.round,
+            rounds=state.rounds,
+            state=name,
+            agreed=None if state.agreed is None else state.agreed.scalars,
+            memories=files,
+            models=dict(models),
+            experiment=experiment,
+            checksums={file: sums[file] for file in sorted(present)},
+        ).sealed()
+        self._write_index(NEWEST, index)
+        self._index = index
+        for left in self._folder.iterdir():
+            if left.name not in {NEWEST, *index.files}:
+                with suppress(OSError):
+                    left.unlink()
+
+    def load(self) -> Checkpoint | None:
+        """Returns the checkpoint, or None if none was ever written.
+
+        Raises:
+            RunError: it is damaged.
+        """
+        path = self._folder / NEWEST
+        try:
+            if not is_file(path):
+                return None
+            index = CheckpointIndex.read_whole(path)
+            checkpoint = self._loaded(index)
+        except RunError as error:
+            if is_file(self._folder / DROPPED):
+                raise
+            raise RunError(
+                f"{error} The run cannot go on without it; delete {self._folder.parent} to start "
+                "again."
+            ) from None
+        self._index = index
+        return checkpoint
+
+    def _loaded(self, index: CheckpointIndex) -> Checkpoint:
+        tensors = index.load(self._folder, index.files)
+        memories = {id: tensors[name] for id, name in index.memories.items()}
+        parts = tensors[index.state]
+        agreed = None
+        if index.agreed is not None:
+            agreed = Message(_under("agreed/", parts), index.agreed)
+        weights, extras = _under("weights/", parts), _under("extras/", parts)
+        state = State(weights, extras, agreed, index.round, index.rounds)
+        return Checkpoint(state, memories, index.models)
+
+
+def newest_index(folder: Path) -> CheckpointIndex:
+    """Returns the index of a run folder's checkpoint; only reads.
+
+    Raises:
+        RunError: there is none, or it is damaged.
+    """
+    path = folder / CHECKPOINTS / NEWEST
+    if not is_file(path):
+        raise RunError(f"{folder} holds no whole checkpoint: there is no {path}.")
+    return CheckpointIndex.read_whole(path)
+
+
+def checkpoint_weights(folder: Path, prefix: str = "weights/") -> Weights:
+    """Returns the global weights in a run folder's checkpoint; only reads.
+
+    Args:
+        folder: the run's.
+        prefix: of other tensors of the checkpoint, which are returned by the rest of their names.
+
+    Raises:
+        RunError: there is no whole checkpoint.
+    """
+    return newest_index(folder).load_part(folder / CHECKPOINTS, prefix)
+
+
+def checkpoint_memories(folder: Path) -> dict[int, Weights]:
+    """Returns what clients remember in a run folder's checkpoint, by id; only reads.
+
+    It is empty where clients remember nothing, or keep it to themselves on a network.
+
+    Raises:
+        RunError: there is no whole checkpoint.
+    """
+    index = newest_index(folder)
+    tensors = index.load(folder / CHECKPOINTS, index.memories.values())
+    return {id: tensors[name] for id, name in index.memories.items()}
+
+
+def _tensors(state: State) -> Weights:
+    agreed = (state.agreed or Message()).tensors
+    parts = {"weights": state.weights, "extras": state.extras, "agreed": agreed}
+    return {f"{part}/{key}": tensor for part, own in parts.items() for key, tensor in own.items()}
+
+
+def _under(prefix: str, tensors: Weights) -> Weights:
+    return {
+        name.removeprefix(prefix): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(prefix)
+    }
+
+
+def _in_order(tensors: Weights) -> dict[str, str]:
+    """Returns the metadata that keeps the names in order, which the format itself does not."""
+    return {_ORDER: json.dumps(list(tensors))}
+
+
+def _read_copies(path: Path) -> Weights:
+    """Reads tensors in the order in which they were written, into memory of their own.
+
+    The last bits of a sum over all of them depend on the order, and a run that goes on is to end in
+    the bits that it would have ended in.
+    """
+    with safe_open(path, framework="pt") as file:
+        names = list(file.keys())
+        order = json.loads((file.metadata() or {}).get(_ORDER, "null")) or names
+        if sorted(order) != sorted(names):
+            raise ValueError("it holds other tensors than it says")
+        return {name: file.get_tensor(name).clone() for name in order}
+
+
+def _read_part(path: Path, prefix: str) -> Weights:
+    with safe_open(path, framework="pt") as file:
+        names = [key for key in file.keys() if key.startswith(prefix)]  # noqa: SIM118
+        return {key.removeprefix(prefix): file.get_tensor(key) for key in names}
+
 
 log = logging.getLogger("feddg")
 
@@ -290,3 +612,196 @@ def _spans(rounds: list[int]) -> str:
 
 def _lines(rows: Iterable[Row]) -> str:
     return "".join(row.to_json() + "\n" for row in rows)
+
+
+# The models that a run folder keeps: the best by each rule, and how any of them is found again.
+#
+# The last round's weights and the means over rounds are in the checkpoint. What else counts lies
+# in ``models/``, one safetensors file per chosen round, however many rules choose it. A file is
+# written before the checkpoint that names it, and removed after one that does not: a process
+# killed at any moment leaves what its last whole checkpoint knows.
+
+
+START = "start"
+"""What the index calls the weights that the training of the whole network started from."""
+
+
+class KeptModels:
+    """Writes the models that rules choose, as a run goes on.
+
+    Args:
+        folder: the run's.
+        files: by rule, the files that the checkpoint names.
+        rows: the evaluations so far.
+        chosen: by what a round is chosen.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        files: Mapping[str, str],
+        rows: Sequence[EvaluationRow],
+        chosen: EvaluateSettings,
+    ) -> None:
+        self._folder, self._rows, self._chosen = folder, list(rows), chosen
+        self.files = dict(files)
+        self._warned: set[str] = set()
+
+    def take_in(self, state: State, rows: Sequence[MetricsRow]) -> Mapping[str, str]:
+        """Keeps the model of a completed round if a rule chooses it.
+
+        Args:
+            state: that of the round.
+            rows: the round's.
+
+        Returns:
+            All files that are kept now, by rule; for the checkpoint.
+        """
+        new = [row for row in rows if isinstance(row, EvaluationRow)]
+        if new:
+            self._rows += new
+            evaluations = Evaluations(
+                self._rows,
+                select_by=self._chosen.select_by,
+                select_over=self._chosen.select_over,
+            )
+            self._warn_of_no_choice(evaluations)
+            for rule in SELECTION_RULES.values():
+                if rule.weights == LAST and rule.model != FINAL.model:
+                    self._choose(rule.model, rule.choose(evaluations), state)
+        return self.files
+
+    def _warn_of_no_choice(self, evaluations: Evaluations) -> None:
+        """Says once of each split of validation that its metric is not defined for its images."""
+        last = evaluations.rounds[-1] if evaluations.rounds else None
+        for split in {ID_VAL, VAL} - self._warned:
+            if last is None or evaluations.accuracy(last, split) is None:
+                continue
+            if evaluations.preference(last, split) is None:
+                self._warned.add(split)
+                log.warning(
+                    "%s is not defined for every domain of %s after round %d, as where all images "
+                    "are of one class; no round is chosen by it then (evaluate.select_by).",
+                    self._chosen.select_by,
+                    split,
+                    last,
+                )
+
+    def _choose(self, name: str, round: int | None, state: State) -> None:
+        file = f"round-{round}.safetensors"
+        if round == state.round:
+            self.keep(name, file, state.weights)
+        elif file in self.files.values():
+            self.files[name] = file
+        else:  # its file is not kept, or no round is chosen
+            self.files.pop(name, None)
+
+    def keep(self, name: str, file: str, weights: Weights) -> None:
+        """Writes weights to a file and has the next checkpoint name it."""
+        if file not in self.files.values():
+            self._folder.write_tensors(f"{MODELS}/{file}", weights)
+        self.files[name] = file
+
+    def read(self, name: str) -> Weights:
+        """Returns the weights of a kept model."""
+        return _read(self._folder.path, self.files[name])
+
+    def drop(self, name: str) -> None:
+        """Has the next checkpoint forget a model."""
+        self.files.pop(name, None)
+
+
+def means_of(experiment: Experiment, method: Method, network: Network) -> Means:
+    """Returns what keeps the means over rounds that an experiment serves or measures."""
+    serve, kept = experiment.server.serve, experiment.evaluate.averages != "never"
+    wanted = [mean for mean in MEANS if kept or mean == serve]
+    return Means(method, network, experiment.server, wanted)
+
+
+def drop_weights(folder: Path) -> None:
+    """Deletes the weights of a complete run: checkpoints and kept models. Its numbers stay.
+
+    Raises:
+        RunError: a file cannot be deleted.
+    """
+    checkpoints = folder / CHECKPOINTS
+    try:
+        (checkpoints / DROPPED).touch()
+        for place in (checkpoints, folder / MODELS):
+            for file in place.glob("*.safetensors"):
+                file.unlink(missing_ok=True)
+    except OSError as error:
+        raise RunError(f"Cannot delete the weights of {folder}: {why(error)}.") from None
+
+
+# Finding a model again
+
+
+def served_rule(folder: Path) -> SelectionRule:
+    """Returns the rule whose model a run serves: what ``server`` in its experiment says."""
+    if INTERPOLATED in _files(folder):
+        return find_rule(INTERPOLATED)
+    serve = load_stored(folder / EXPERIMENT).server.serve
+    # Until the tail begins, the last weights are served in its place.
+    return FINAL if serve == LAST or not _mean(folder, serve) else find_rule(serve)
+
+
+def kept_weights(folder: Path, rule: SelectionRule) -> tuple[Weights, int]:
+    """Returns the weights that a rule chooses of a run, and the round they are from; only reads.
+
+    Raises:
+        RunError: there is no checkpoint, or no model by this rule; says why.
+    """
+    if rule.model == FINAL.model:
+        return checkpoint_weights(folder), _round(folder)
+    if rule.weights in MEANS:
+        mean = _mean(folder, rule.weights)
+        if not mean:
+            raise RunError(_no_mean(folder, rule))
+        return checkpoint_weights(folder) | mean, _round(folder)
+    files = _files(folder)
+    if rule.model not in files:
+        raise RunError(_no_model(read_run(folder), rule))
+    round = rule.choose(read_run(folder).evaluations)
+    return _read(folder, files[rule.model]), _round(folder) if round is None else round
+
+
+def _no_mean(folder: Path, rule: SelectionRule) -> str:
+    experiment = load_stored(folder / EXPERIMENT)
+    kept = experiment.evaluate.averages != "never" or experiment.server.serve == rule.weights
+    if not kept:
+        return f"{folder} keeps no {rule.model!r} model: its evaluate.averages is never"
+    return (
+        f"{folder} keeps no {rule.model!r} model after round {_round(folder)} of "
+        f"{experiment.train.rounds}: the mean has not begun"
+    )
+
+
+def _no_model(run: RunRecord, rule: SelectionRule) -> str:
+    start = f"{run.folder} has no {rule.model!r} model: "
+    if rule.weights == INTERPOLATED:
+        return start + "that takes server.interpolate, and the run's last round"
+    round = rule.choose(run.evaluations)
+    if round is not None:
+        return start + f"the rule chooses round {round}, whose weights this run did not keep"
+    needed = {
+        ID_VAL: "no in-domain validation images were measured (data.id_val sets some aside)",
+        VAL: "no held-out validation domain was measured (hold_out.val names one)",
+    }
+    return start + needed.get(rule.split or "", "the rule chooses no round yet")
+
+
+def _mean(folder: Path, mean: str) -> Weights:
+    return checkpoint_weights(folder, f"extras/{prefix_of(mean)}")
+
+
+def _round(folder: Path) -> int:
+    return newest_index(folder).round
+
+
+def _files(folder: Path) -> dict[str, str]:
+    return dict(newest_index(folder).models)
+
+
+def _read(folder: Path, file: str) -> Weights:
+    return newest_index(folder).load_model(folder / MODELS, file)

@@ -1,12 +1,20 @@
 """From an experiment to everything its run needs: images, splits, clients, network, method."""
 
+import ctypes
 import hashlib
 import logging
 import math
-from collections.abc import Sequence
+import os
+import platform
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import cached_property
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy
 import torch
@@ -19,30 +27,121 @@ from feddg.clients.threads import (
     memory_of_turn,
     threads_for,
 )
-from feddg.data.data_set import DATA_SETS, find_augmentation
-from feddg.data.decoding import BadImage, whole_images
-from feddg.data.fingerprint import ImagesFile
+from feddg.data.data_set import DATA_SETS, find_augmentation, load_images_of
+from feddg.data.decoding import BadImage, Reading, whole_images
+from feddg.data.fingerprint import ContentHashes, ImagesFile, file_of, images_file
 from feddg.data.images import ImageTable
-from feddg.data.inspection import about_clients, say
+from feddg.data.inspection import (
+    Ignored,
+    Remark,
+    Survey,
+    about_clients,
+    about_copies,
+    about_ignored,
+    about_labels,
+    about_splits,
+    about_survey,
+    ignored_files,
+    say,
+    survey,
+)
 from feddg.data.partition import Partition, dealt_alike, held_alike, partition
 from feddg.data.partitions import counts_clients
-from feddg.data.pixels import PixelStore
+from feddg.data.pixels import PixelStore, open_pixels
 from feddg.data.splits import Splits, from_csv, from_roles, hold_out
 from feddg.errors import ExperimentError
 from feddg.evaluation.accuracy import Evaluation
 from feddg.experiment import Experiment
 from feddg.methods.base import Method
 from feddg.methods.composition import build_method, method_class
-from feddg.models.backbones import build_network, use_small_map_convolutions
+from feddg.models.backbones import build_network, use_small_map_convolutions, weights_digest
 from feddg.models.network import Network
 from feddg.models.precision import autocast, choose_device, choose_precision
 from feddg.privacy.building import Guards, build_guards
 from feddg.privacy.noise import record_noise, style_multiplier
-from feddg.runs.loading import Progress as Progress
-from feddg.runs.loading import load_table, split_remarks, table_remarks
+from feddg.records import BadImageRow, ClientRow, ClientsTable
+from feddg.runs.provenance import named_files
 from feddg.settings import PrivacySettings
 from feddg.storage import cache_folder as cache_folder
 from feddg.styles.statistics import StyleNoise
+
+# The experiment's images, decoded, and what is odd about them.
+
+
+Progress = Callable[[str, int, int], None]
+
+
+class Loaded(NamedTuple):
+    """The experiment's images: usable rows and their pixels, files left out, which they are.
+
+    ``ignored`` counts, by kind, what lies in their folder and is none of them; ``surveyed`` says
+    how they are stored, ``reading`` what is made of it.
+    """
+
+    table: ImageTable
+    pixels: PixelStore
+    bad: list[BadImage]
+    contents: ImagesFile
+    ignored: dict[str, Ignored]
+    surveyed: Survey
+    reading: Reading
+
+
+def load_table(experiment: Experiment, cache: Path | None, progress: Progress) -> Loaded:
+    """Loads the experiment's images.
+
+    Raises:
+        DataError: the images cannot be used as asked.
+    """
+    data = experiment.data
+    table = load_images_of(data)
+    hashes = None if table.root is None else ContentHashes(table.root, cache)
+    reading = Reading.of(data)
+    surveyed = Survey({}, {}) if table.root is None else survey(table)
+    opened = open_pixels(
+        table,
+        data.image_size,
+        cache=cache,
+        resize=data.resize,
+        budget_bytes=int(data.pixel_budget_gb * 2**30),
+        on_bad_image=data.on_bad_image,
+        progress=lambda done, total: progress("decoding images", done, total),
+        seen=None if hashes is None else hashes.see,
+        reading=reading,
+        surveyed=surveyed,
+    )
+    contents = images_file(table, hashes).model_copy(
+        update={"depths": dict(surveyed.depths), "files": named_files(experiment)}
+    )
+    return Loaded(*opened, contents, ignored_files(table), surveyed, reading)
+
+
+def table_remarks(loaded: Loaded) -> list[Remark]:
+    """Returns what is odd about an experiment's images, whoever holds them."""
+    return [
+        *about_ignored(loaded.ignored),
+        *about_survey(loaded.surveyed, loaded.reading),
+        *about_labels(loaded.table, [image.path for image in loaded.bad]),
+    ]
+
+
+def split_remarks(experiment: Experiment, loaded: Loaded, splits: Splits | None) -> list[Remark]:
+    """Returns what is odd about how an experiment's images are split, and which are copies."""
+    data, held = experiment.data, experiment.hold_out
+    found: list[Remark] = []
+    if splits is not None:
+        found += about_splits(loaded.table, splits, chosen=bool(held.test or held.val))
+    if data.duplicates != "ignore":
+        files = [file_of(path) for path in loaded.table.paths]
+        contents = loaded.contents.contents()
+        hashes = [contents[file][1] if file in contents else "" for file in files]
+        refuse = data.duplicates == "refuse"
+        if data.duplicates == "auto":
+            refuse = data.split_file is None and DATA_SETS.find(data.source).publication is None
+        hides_images = experiment.privacy.hides_images
+        found += about_copies(loaded.table, files, hashes, splits, refuse, hides_images)
+    return found
+
 
 log = logging.getLogger("feddg")
 
@@ -389,3 +488,78 @@ def build_evaluation(experiment: Experiment, images: Images, worker: Worker) -> 
         worker.autocast,
         images.table.paths,
     )
+
+
+# What a run writes down about itself: who holds what, on which machine, and the memory it took.
+
+
+def environment(experiment: Experiment, worker: Worker) -> dict[str, Any]:
+    """Returns what the run's numbers may depend on beside the experiment."""
+    autocast = worker.autocast()
+    return {
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "feddg": version("feddg"),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "torchvision": version("torchvision"),
+        "platform": platform.platform(),
+        "processor": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "device": str(worker.device),
+        "precision": "bfloat16" if isinstance(autocast, torch.autocast) else "float32",
+        "weights": {
+            "name": experiment.model.weights,
+            "sha256": weights_digest(experiment.model.weights),
+        },
+    }
+
+
+def clients_table(images: Images) -> ClientsTable:
+    """Returns who holds what: counts per client, domain and class."""
+    table, rows = images.table, images.splits.train
+    classes, domains = len(table.class_names), len(table.domain_names)
+    clients = []
+    for id, positions in enumerate(images.partition.rows):
+        own = rows[positions]
+        by_domain = torch.bincount(torch.from_numpy(table.domains[own]), minlength=domains)
+        by_class = torch.bincount(torch.from_numpy(table.labels[own]), minlength=classes)
+        clients.append(ClientRow(id=id, domains=by_domain.tolist(), classes=by_class.tolist()))
+    return ClientsTable(
+        domains=list(table.domain_names),
+        classes=list(table.class_names),
+        clients=clients,
+        bad_images=[BadImageRow(path=image.path, reason=image.reason) for image in images.bad],
+    )
+
+
+def free_memory() -> int | None:
+    """Returns the memory that programs may still take, in bytes; None where it cannot be told."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            found = next((line for line in file if line.startswith("MemAvailable")), None)
+    except OSError:
+        return None
+    return None if found is None else int(found.split()[1]) * 1024
+
+
+def give_memory_back() -> bool:
+    """Hands freed memory back to the system, where the C library knows how; says whether it did.
+
+    A setup with thousands of clients leaves holes that glibc keeps: at 10,000 clients 390 MB.
+    """
+    with suppress(OSError, AttributeError, TypeError):  # another C library
+        return bool(ctypes.CDLL(None).malloc_trim(0))
+    return False
+
+
+def peak_memory() -> int:
+    """Returns the largest resident memory of this process so far, in bytes."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such module
+        import psutil
+
+        return int(psutil.Process().memory_info().peak_wset)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

@@ -1,24 +1,32 @@
-"""Run folders read back as typed records.
+"""Run folders read back as typed records; evaluations and the rules that choose a model."""
 
-A record holds what a run wrote and nothing else. Its parts are read when they are first asked
-for, so that going through a thousand folders for one table does not read a thousand ledgers.
-A run that was interrupted, or is still going on, reads like a finished one: what it has not
-written yet is ``None`` or empty, and a last line that was cut off is left out.
-"""
-
+import csv
+import io
 import json
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+import numpy
+
 from feddg.errors import RunError
+from feddg.evaluation.metrics import METRICS, Metric, Predictions, measure
 from feddg.records import (
+    ADAPTATION_ROWS,
     ATTACK_ROWS,
+    EMA,
+    ID_VAL,
+    INTERPOLATED,
+    LAST,
     LEDGER_ROWS,
     METRICS_ROWS,
     PRIVACY_ROWS,
+    TAIL,
+    VAL,
+    AdaptationRow,
     AttackRow,
     ClientsTable,
     EvaluationRow,
@@ -33,11 +41,364 @@ from feddg.records import (
     SetupRow,
     SummaryFile,
     client_name,
+    from_cell,
 )
-from feddg.runs.evaluations import AGGREGATES, Evaluations
-from feddg.runs.selection_rules import FINAL, SelectionRule, served_rule
+from feddg.registry import Registry
 from feddg.storage import entries, is_file, parse_fields, read_text
 from feddg.views import Shown
+
+# The evaluations of a run, looked up by round, split and domain.
+
+
+Aggregate = Callable[[Sequence[EvaluationRow], str], float | None]
+"""One number for the domains of a split, from their rows and the name of a metric."""
+
+
+def _values(rows: Sequence[EvaluationRow], metric: str) -> list[float] | None:
+    """A metric of each row, or None unless all have it."""
+    found = [row.metric(metric) for row in rows]
+    known = [value for value in found if value is not None]
+    return known if known and len(known) == len(found) else None
+
+
+def _domain_mean(rows: Sequence[EvaluationRow], metric: str) -> float | None:
+    values = _values(rows, metric)
+    return math.fsum(values) / len(values) if values else None
+
+
+def _worst_domain(rows: Sequence[EvaluationRow], metric: str) -> float | None:
+    kind: Metric | None = METRICS.get(metric)
+    if kind is not None and kind.higher_is_better is None:
+        return None
+    values = _values(rows, metric)
+    if not values or any(math.isnan(value) for value in values):
+        return None
+    return min(values) if kind is None or kind.higher_is_better else max(values)
+
+
+def _pooled(rows: Sequence[EvaluationRow], metric: str) -> float | None:
+    images = sum(row.examples for row in rows)
+    values = _values(rows, metric)
+    if metric == "accuracy":
+        total = math.fsum(row.accuracy * row.examples for row in rows)
+        return total / images if images else None
+    counts = [row.confusion for row in rows if row.confusion is not None]
+    if not values or len(counts) < len(rows):
+        return None
+    together = numpy.sum([numpy.array(count) for count in counts], axis=0)
+    return measure(Predictions(together)).get(metric)
+
+
+AGGREGATES: Final[dict[str, Aggregate]] = {
+    "domain_mean": _domain_mean,
+    "pooled": _pooled,
+    "worst_domain": _worst_domain,
+}
+"""How the domains of a split become one number, by name.
+
+``domain_mean`` counts each domain once; ``pooled`` counts each image once, as if the split were one
+domain; ``worst_domain`` is the domain that does worst. Metrics other than accuracy can be pooled
+only where rows hold who was taken for whom (the last round's do) and counts are enough for them.
+"""
+
+
+def preferred(value: float, metric: str) -> float:
+    """Returns a value of a metric such that more is better: its sign is changed where less is."""
+    kind: Metric | None = METRICS.get(metric)
+    return -value if kind is not None and kind.higher_is_better is False else value
+
+
+class Evaluations:
+    """Evaluations, looked up by round, split and domain.
+
+    When the run stopped in the middle of an evaluation, that last round lacks domains which the
+    round before it has; it is left out, because a mean over fewer domains would be a different
+    quantity.
+
+    They are those of one kind of weights, of the last round's unless :meth:`of` asks for others.
+
+    Args:
+        rows: evaluations of any weights.
+        weights: those that count.
+        select_by: the metric that chooses a round.
+        select_over: how a split's domains become one number for that, a name of
+            :data:`AGGREGATES`.
+    """
+
+    def __init__(
+        self,
+        rows: Iterable[EvaluationRow],
+        weights: str = LAST,
+        *,
+        select_by: str = "accuracy",
+        select_over: str = "domain_mean",
+    ) -> None:
+        self.select_by, self.select_over = select_by, select_over
+        self._rows, self._weights = list(rows), weights
+        self._others: dict[str, Evaluations] = {weights: self}
+        self._by_round: dict[int, dict[tuple[str, str], EvaluationRow]] = {}
+        for row in self._rows:
+            if row.weights == weights:
+                self._by_round.setdefault(row.round, {})[row.split, row.domain] = row
+        self.rounds: list[int] = sorted(self._by_round)
+        self._drop_unfinished_round()
+
+    def _drop_unfinished_round(self) -> None:
+        if len(self.rounds) < 2:
+            return
+        before, last = (self._by_round[round_].keys() for round_ in self.rounds[-2:])
+        if not before <= last:
+            self._by_round.pop(self.rounds.pop())
+
+    def of(self, weights: str) -> "Evaluations":
+        """The evaluations of other weights: ``last``, ``tail``, ``ema``, ``interpolated``.
+
+        Only whole rounds: those in which all was measured that was measured of the last weights.
+        """
+        if weights not in self._others:
+            found = Evaluations(
+                self._rows, weights, select_by=self.select_by, select_over=self.select_over
+            )
+            if weights != LAST:
+                found._keep_rounds_as_whole_as(self.of(LAST))
+            found._others = self._others
+            self._others[weights] = found
+        return self._others[weights]
+
+    def _keep_rounds_as_whole_as(self, others: "Evaluations") -> None:
+        for round_ in self.rounds:
+            wanted = others._by_round.get(round_)
+            if wanted is None or not wanted.keys() <= self._by_round[round_].keys():
+                del self._by_round[round_]
+        self.rounds = sorted(self._by_round)
+
+    def domains(self, split: str) -> list[str]:
+        """Names of the domains evaluated in a split, in the order of writing."""
+        names = (
+            domain for rows in self._by_round.values() for part, domain in rows if part == split
+        )
+        return list(dict.fromkeys(names))
+
+    def get(self, round_: int, split: str, domain: str) -> EvaluationRow | None:
+        """The evaluation of one domain after one round, or None if there is none."""
+        return self._by_round.get(round_, {}).get((split, domain))
+
+    def at(self, round_: int, split: str) -> list[EvaluationRow]:
+        """The evaluations of a split after one round, one per domain."""
+        rows = self._by_round.get(round_, {})
+        return [row for (part, _), row in rows.items() if part == split]
+
+    def accuracy(self, round_: int | None, split: str) -> float | None:
+        """Accuracy of a split after one round: the mean over its domains, each counted once."""
+        return self.value(round_, split)
+
+    def value(
+        self,
+        round_: int | None,
+        split: str,
+        metric: str = "accuracy",
+        aggregate: str = "domain_mean",
+    ) -> float | None:
+        """A metric of a split after one round, over its domains; None where it is not known.
+
+        Args:
+            round_: the round; None for none.
+            split: one of ``SPLITS``.
+            metric: a name of :data:`feddg.evaluation.metrics.METRICS`.
+            aggregate: a name of :data:`AGGREGATES`.
+        """
+        rows = self.at(round_, split) if round_ is not None else []
+        return AGGREGATES[aggregate](rows, metric) if rows else None
+
+    def preference(self, round_: int, split: str) -> float | None:
+        """How much a round is preferred by what chooses rounds; None where that is not known.
+
+        The metric ``select_by`` of the split, over its domains as ``select_over`` says, with its
+        sign changed where less is better.
+        """
+        value = self.score(round_, split)
+        return None if value is None or math.isnan(value) else preferred(value, self.select_by)
+
+    def score(self, round_: int | None, split: str) -> float | None:
+        """The metric ``select_by`` of a split after a round, over its domains; None if unknown."""
+        return self.value(round_, split, self.select_by, self.select_over)
+
+    def metrics(self, split: str) -> list[str]:
+        """Names of the metrics that a split's evaluations hold, in the order of tables."""
+        rows = (row for r in self.rounds for row in self.at(r, split))
+        found = {"accuracy", *(name for row in rows for name in row.metrics)}
+        return [name for name in METRICS if name in found] + sorted(found - METRICS.keys())
+
+    def support(self, split: str, domain: str) -> list[int] | None:
+        """Images of each class in a domain of a split; None before the last round counted them."""
+        for round_ in reversed(self.rounds):
+            row = self.get(round_, split, domain)
+            if row is not None and row.support is not None:
+                return row.support
+        return None
+
+
+# The rules that choose the model that counts; none of them looks at the test split.
+#
+# A rule chooses a round, and which weights of that round: those the federation trained, or a mean
+# over rounds that it keeps beside them. A new rule is one definition here, or in another package
+# under the entry-point group ``feddg.selection_rules``: tables, pages, plans, ``summary.json`` and
+# ``load_model(which=...)`` find it by themselves.
+
+
+Measure = Callable[[Evaluations, int | None, str], float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class SelectionRule:
+    """A named way to choose the model that counts.
+
+    Attributes:
+        name: how tables and plans call it.
+        key: how ``summary.json`` calls it.
+        choose: from evaluations to a round, or None when the needed split was not evaluated.
+        split: the split that decides, or None where the decision needs no accuracy.
+        measure: the accuracy of a split once the round is chosen; that of the round by default.
+        which: how ``load_model`` and model files call it; its key if empty.
+        weights: the weights of the chosen round that count, as in an evaluation's row.
+        optional: tables leave it out where no run has evaluated its weights.
+        when: how a sentence says it, behind an accuracy.
+    """
+
+    name: str
+    key: str
+    choose: Callable[[Evaluations], int | None]
+    split: str | None = None
+    measure: Measure = Evaluations.accuracy
+    which: str = ""
+    weights: str = LAST
+    optional: bool = False
+    when: str = ""
+
+    @property
+    def model(self) -> str:
+        """How ``load_model`` and model files call it."""
+        return self.which or self.key
+
+
+SELECTION_RULES: Final = Registry[SelectionRule](
+    "selection rule", group="feddg.selection_rules", error=RunError
+)
+
+
+def add_rule(rule: SelectionRule) -> SelectionRule:
+    """Registers a rule under its name and what else it is called, and returns it."""
+    return SELECTION_RULES.add(rule.name, rule, tuple(dict.fromkeys((rule.key, rule.model))))
+
+
+def find_rule(which: str) -> SelectionRule:
+    """Returns the rule whose model is called ``which``, by any of its names.
+
+    Raises:
+        RunError: there is none; says which there are.
+    """
+    for rule in SELECTION_RULES.values():
+        if which in (rule.model, rule.key, rule.name):
+            return rule
+    known = ", ".join(rule.model for rule in SELECTION_RULES.values())
+    raise RunError(f"no selection rule is called {which!r}; which= takes one of: {known}")
+
+
+def rules_for(runs: Iterable[Evaluations]) -> list[SelectionRule]:
+    """Returns the rules that tables of these runs show: optional ones where a run follows them."""
+    found = list(runs)
+    return [
+        rule
+        for rule in SELECTION_RULES.values()
+        if not rule.optional or any(rule.choose(evaluations) is not None for evaluations in found)
+    ]
+
+
+def final_round(evaluations: Evaluations) -> int | None:
+    """The last evaluated round, or None before any evaluation."""
+    return evaluations.rounds[-1] if evaluations.rounds else None
+
+
+def best_in_domain(evaluations: Evaluations) -> int | None:
+    """The round with the best in-domain validation (``select_by``, ``select_over``)."""
+    return _best_round(evaluations, ID_VAL)
+
+
+def best_held_out(evaluations: Evaluations) -> int | None:
+    """The round with the best held-out validation (``select_by``, ``select_over``)."""
+    return _best_round(evaluations, VAL)
+
+
+def _best_round(evaluations: Evaluations, split: str) -> int | None:
+    """The earliest of the best rounds; the untrained model stands only if nothing else does."""
+    scores = {r: evaluations.preference(r, split) for r in evaluations.rounds}
+    known = {r: score for r, score in scores.items() if score is not None}
+    trained = {r: score for r, score in known.items() if r > 0} or known
+    return max(trained, key=lambda r: (trained[r], -r), default=None)
+
+
+def served_rule(experiment: Mapping[str, Any], evaluations: Evaluations) -> SelectionRule:
+    """Returns the rule of the model that a run serves: the one a user is handed.
+
+    Args:
+        experiment: the resolved experiment, nested.
+        evaluations: the run's; where the served weights are not measured yet, the final round's
+            count.
+    """
+    server = experiment.get("server") or {}
+    wanted = {TAIL: TAIL_MEAN, EMA: EMA_MEAN}.get(str(server.get("serve")), FINAL)
+    if str(server.get("interpolate") or "none") != "none":
+        wanted = INTERPOLATION
+    return wanted if wanted.choose(evaluations) is not None else FINAL
+
+
+def _rule_of_weights(name: str, weights: str, when: str) -> SelectionRule:
+    """Returns the rule that the named weights count, as they are after the last round."""
+    parts: dict[str, Any] = {"which": weights, "weights": weights, "optional": True, "when": when}
+    return SelectionRule(
+        name,
+        weights,
+        lambda evaluations: final_round(evaluations.of(weights)),
+        measure=lambda evaluations, round, split: evaluations.of(weights).accuracy(round, split),
+        **parts,
+    )
+
+
+FINAL: Final = add_rule(
+    SelectionRule("Final round", "final", final_round, when="after the final round")
+)
+TAIL_MEAN: Final = add_rule(
+    _rule_of_weights("Mean of the tail", TAIL, "by the mean of the later rounds' models")
+)
+EMA_MEAN: Final = add_rule(
+    _rule_of_weights("Exponential mean", EMA, "by the exponential mean of the rounds' models")
+)
+BEST_IN_DOMAIN: Final = add_rule(
+    SelectionRule(
+        "Best in-domain validation",
+        "best_by_id_val",
+        best_in_domain,
+        ID_VAL,
+        which="best_in_domain",
+        when="after the round that is best on in-domain validation",
+    )
+)
+BEST_HELD_OUT: Final = add_rule(
+    SelectionRule(
+        "Best held-out validation",
+        "best_by_val",
+        best_held_out,
+        VAL,
+        which="best_held_out",
+        when="after the round that is best on held-out validation",
+    )
+)
+INTERPOLATION: Final = add_rule(
+    _rule_of_weights(
+        "Interpolated", INTERPOLATED, "by a mix of the final model and the one it began from"
+    )
+)
+
 
 EXPERIMENT_FILE: Final = "experiment.yaml"
 CAPTIONS: Final = "captions.json"
@@ -295,3 +656,64 @@ def _read_optional(path: Path) -> dict[str, Any] | None:
     if not isinstance(content, dict):
         raise RunError(f"{path} is damaged: a mapping of names to values was expected.")
     return content
+
+
+# What a run's folder holds about test-time adaptation, read back.
+#
+# ``adaptation.jsonl``: accuracy under each adaptation that was tried. ``alphas.csv``: how much
+# each layer adapts to each image (FedIG-A's alpha), a row per evaluated image with its split, its
+# domain and its file, then a column per layer.
+
+
+ADAPTED = "adaptation.jsonl"
+OWN = "own statistics"
+ALPHAS = "alphas.csv"
+ALPHA_COLUMNS = ("split", "domain", "image")
+
+
+def read_adapted(folder: Path) -> list[AdaptationRow]:
+    """Returns the scores under adaptations that a run's folder holds."""
+    return ADAPTATION_ROWS.read(folder / ADAPTED)
+
+
+@dataclass(frozen=True)
+class Alphas:
+    """The content of ``alphas.csv``.
+
+    Attributes:
+        layers: names of the layers, shallow to deep.
+        splits: ``(n,)`` split of each image.
+        domains: ``(n,)`` domain name of each image.
+        values: ``(n, layers)`` in [0, 1].
+    """
+
+    layers: tuple[str, ...]
+    splits: numpy.ndarray
+    domains: numpy.ndarray
+    values: numpy.ndarray
+
+    def by_domain(self) -> dict[str, numpy.ndarray]:
+        """Returns the values of each domain's images, whatever their split; test domains first."""
+        first = list(dict.fromkeys(self.domains[self.splits == "test"].tolist()))
+        names = dict.fromkeys([*first, *self.domains.tolist()])
+        return {name: self.values[self.domains == name] for name in names}
+
+
+def read_alphas(folder: Path) -> Alphas | None:
+    """Returns what a run's ``alphas.csv`` holds, or None if it has none.
+
+    Raises:
+        RunError: the file is damaged.
+    """
+    path = folder / ALPHAS
+    if not is_file(path):
+        return None
+    try:
+        text = io.StringIO(read_text(path, errors="strict"), newline="")
+        header, *rows = csv.reader(text)
+        values = numpy.array([row[len(ALPHA_COLUMNS) :] for row in rows], dtype=numpy.float64)
+        splits, domains = (numpy.array([from_cell(row[i]) for row in rows]) for i in (0, 1))
+        layers = tuple(header[len(ALPHA_COLUMNS) :])
+        return Alphas(layers, splits, domains, values.reshape(len(rows), len(layers)))
+    except (ValueError, IndexError, csv.Error) as error:
+        raise RunError(f"{path} is damaged: {error}.") from None

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from feddg.errors import AdaptationError, RunError
-from feddg.runs.cautions import refuse_doubtful
+from feddg.runs.findings import refuse_doubtful
 from feddg.serving.door import LOOPBACK_NAMES
 from feddg.serving.limits import ServeLimits
 from feddg.studies.classifier import ImageClassifier, load_classifier

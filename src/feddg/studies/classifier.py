@@ -19,10 +19,10 @@ from feddg.data.pixels import as_unit
 from feddg.errors import FeddgError, RunError
 from feddg.evaluation.accuracy import energy
 from feddg.evaluation.adaptation import Predictor
-from feddg.runs.cautions import cautions, result_sentence_of
+from feddg.runs.execute import fingerprint, read_warning_light
+from feddg.runs.findings import cautions, result_sentence_of
 from feddg.runs.model import Trained, load_trained
-from feddg.runs.same_images import training_depth
-from feddg.runs.warning_light import fingerprint, read_warning_light
+from feddg.runs.provenance import training_depth
 
 
 @dataclass(frozen=True)

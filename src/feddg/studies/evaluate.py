@@ -13,13 +13,12 @@ from feddg.errors import AdaptationError
 from feddg.evaluation.accuracy import Evaluation, Score
 from feddg.evaluation.adaptation import ADAPTATIONS, ClientEnsemble, NoSettings, Parts, read
 from feddg.records import AdaptationRow
-from feddg.runs.adapted import ADAPTED, OWN, read_adapted
-from feddg.runs.alphas import write_alphas
+from feddg.runs.figures import write_alphas
 from feddg.runs.folder import RunFolder
 from feddg.runs.model import Trained, load_trained
 from feddg.runs.prepare import Progress, build_evaluation, build_worker, cache_folder, load_images
-from feddg.runs.reading import read_run
-from feddg.runs.same_images import ImagesNow, check_images
+from feddg.runs.provenance import ImagesNow, check_images
+from feddg.runs.reading import ADAPTED, OWN, read_adapted, read_run
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from torch import Tensor
 import feddg
 from feddg.errors import AdaptationError, RunError
 from feddg.methods.base import local_names
-from feddg.runs.cautions import cautions, refuse_doubtful, result_sentence_of
+from feddg.runs.execute import fingerprint, read_warning_light
+from feddg.runs.findings import cautions, refuse_doubtful, result_sentence_of
 from feddg.runs.model import Trained, load_trained
-from feddg.runs.warning_light import fingerprint, read_warning_light
 from feddg.storage import replace_file, replace_text
 from feddg.studies.classifier import identity_of, preparation_of
 from feddg.studies.deployed_graph import (

@@ -13,7 +13,7 @@ from feddg.errors import FeddgError, RunError
 from feddg.runs.execute import is_complete
 from feddg.runs.model import load_trained
 from feddg.runs.prepare import Progress, build_evaluation, build_worker, cache_folder, load_images
-from feddg.runs.same_images import IMAGES, ImagesNow, check_images
+from feddg.runs.provenance import IMAGES, ImagesNow, check_images
 from feddg.storage import is_file, replace_file, why
 from feddg.studies.prediction_rows import parquet
 

@@ -7,10 +7,8 @@ from typing import Any
 import yaml
 
 from feddg.records import TEST, VAL, EvaluationRow
-from feddg.runs.findings import standing
-from feddg.runs.proportions import wilson
-from feddg.runs.reading import LedgerRecord, RunRecord, read_run
-from feddg.runs.selection_rules import find_rule
+from feddg.runs.findings import standing, wilson
+from feddg.runs.reading import LedgerRecord, RunRecord, find_rule, read_run
 
 TAG = "federated-learning"
 """By which our cards are found, and known."""

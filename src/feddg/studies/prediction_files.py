@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 from feddg.data.inspection import depth_of
 from feddg.errors import RunError
 from feddg.records import JsonFile
-from feddg.runs.cautions import refuse_doubtful
+from feddg.runs.findings import refuse_doubtful
 from feddg.storage import alone, replace_file, replace_text, sync
 from feddg.studies.classifier import ImageClassifier, load_classifier
 from feddg.studies.image_files import count_files, image_files

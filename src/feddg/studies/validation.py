@@ -17,7 +17,7 @@ from feddg.data.inspection import survey
 from feddg.errors import DataError
 from feddg.evaluation.metrics import Predictions, measure
 from feddg.records import JsonFile, Row
-from feddg.runs.proportions import wilson
+from feddg.runs.findings import wilson
 from feddg.studies.classifier import ImageClassifier, load_classifier, unknown_classes
 from feddg.studies.prediction import BATCH_SIZE, BatchPredictor, Prediction, predict_batches
 from feddg.studies.small_counts import release

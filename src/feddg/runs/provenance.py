@@ -1,15 +1,60 @@
-"""A run goes with its images, and other files that it names: are they those it was begun with?"""
+"""A run goes with its experiment, its images and its files: are they those it was begun with?"""
 
 import logging
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from feddg.data.data_set import load_images_of
-from feddg.data.fingerprint import ContentHashes, Difference, ImagesFile, difference, images_file
+from feddg.data.fingerprint import (
+    ContentHashes,
+    Difference,
+    ImagesFile,
+    difference,
+    hash_file,
+    images_file,
+)
 from feddg.errors import RunError
 from feddg.experiment import Experiment
-from feddg.runs.named_files import named_files
+from feddg.methods.composition import build_method
+from feddg.runs.folder import CHECKPOINTS, EXPERIMENT, NEWEST, CheckpointIndex
 from feddg.settings import DataSettings
+from feddg.storage import Stamp, stamp
+
+
+def named_files(experiment: Experiment) -> dict[str, str]:
+    """Returns the hashes of the files that an experiment names, by its field, dotted.
+
+    A file that is not there, or cannot be read, is left out: whoever needs it says so.
+    """
+    return methods_files(experiment) | _hashes({"data.split_file": experiment.data.split_file})
+
+
+def methods_files(experiment: Experiment) -> dict[str, str]:
+    """Returns the hashes of those that the method's settings name: every client reads them."""
+    settings = build_method(experiment.method.name, experiment.method.settings).settings
+    return _hashes({f"method.{name}": value for name, value in settings})
+
+
+def _hashes(values: Mapping[str, Any]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for field, path in values.items():
+        if isinstance(path, Path) and (now := stamp(path)) is not None:
+            with suppress(OSError):
+                found[field] = _hash(path, now)
+    return found
+
+
+@lru_cache(maxsize=64)
+def _hash(path: Path, now: Stamp) -> str:
+    return hash_file(path)
+
+
+# A run goes with its images, and other files that it names: are they those it was begun with?
+
 
 IMAGES = "images.json"
 
@@ -165,3 +210,35 @@ def training_depth(folder: Path) -> int:
     """
     known = ImagesFile.read(folder / IMAGES)
     return max(known.depths.values(), default=0) if known is not None else 0
+
+
+# Whether a run's folder still says the experiment that its name and its checkpoint say.
+
+
+def check_identity(folder: Path, experiment: Experiment) -> None:
+    """Compares the experiment in a folder with the ids in the folder's name and checkpoint.
+
+    Args:
+        folder: the run's; a name that ends in no id says nothing.
+        experiment: as it is read from the folder.
+
+    Raises:
+        RunError: somebody changed the one or the other, or ids were other ones when it was begun.
+    """
+    named = re.search(r"-([0-9a-f]{8})(\.\d+)?$", folder.resolve().name)
+    found = {"name": named and named[1], "checkpoint": _trained(folder)}
+    for where, id in found.items():
+        if id and id != experiment.id:
+            raise RunError(
+                f"{folder / EXPERIMENT} says experiment {experiment.id}, but the folder's {where} "
+                f"is of {id}: one of them was changed, or another version of feddg began it. Put "
+                f"it back; otherwise `feddg run {EXPERIMENT}` makes a folder of its own"
+            )
+
+
+def _trained(folder: Path) -> str | None:
+    try:
+        index = CheckpointIndex.read(folder / CHECKPOINTS / NEWEST)
+    except RunError:  # it is damaged; that is said when it is loaded
+        return None
+    return index.experiment if index else None

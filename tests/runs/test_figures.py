@@ -8,7 +8,7 @@ from PIL import Image
 
 from feddg.data.pixels import ArrayPixels
 from feddg.evaluation.accuracy import Evaluation
-from feddg.runs.unseen_figures import SHOWN, draw_unseen, surest_mistakes
+from feddg.runs.figures import SHOWN, draw_unseen, surest_mistakes
 
 
 class ByBrightness(torch.nn.Module):

@@ -16,13 +16,11 @@ from feddg.federation.local_training import load_weights
 from feddg.report import page_about
 from feddg.report.analyses_section import overlap_gap
 from feddg.report.formats import page_tables
+from feddg.runs import analyses as feature_maps
+from feddg.runs import analyses as loss_landscape
+from feddg.runs.analyses import Plane, analyse, grey_histogram, snapshots
 from feddg.runs.model import load_model
 from feddg.runs.reading import read_run
-from feddg.studies import feature_maps, loss_landscape
-from feddg.studies.analyses import analyse
-from feddg.studies.feature_maps import snapshots
-from feddg.studies.grey_levels import grey_histogram
-from feddg.studies.loss_landscape import Plane
 
 
 def model(*values):

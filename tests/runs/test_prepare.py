@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from feddg.runs.facts import give_memory_back
+from feddg.runs.prepare import give_memory_back
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's own function")

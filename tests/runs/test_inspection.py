@@ -6,7 +6,7 @@ import numpy
 from rich.console import Console
 
 from feddg.records import ClientRow, ClientsTable
-from feddg.studies.holdings import MOST_MARKS, holdings_table
+from feddg.runs.inspection import MOST_MARKS, holdings_table
 
 
 def shown(clients: ClientsTable) -> str:

@@ -15,7 +15,7 @@ from feddg.data.fingerprint import ImagesFile
 from feddg.errors import DataError, RunError
 from feddg.experiment import Experiment
 from feddg.runs.observer import Observer
-from feddg.runs.same_images import IMAGES, has_begun
+from feddg.runs.provenance import IMAGES, has_begun
 from feddg.studies.evaluate import evaluate_run
 from feddg.styles.codec import load_codec
 from image_folders import make_folder, noise

@@ -1,0 +1,335 @@
+"""Costly looks into a finished run: feature maps, loss landscape, grey levels."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from sklearn.manifold import TSNE
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from feddg.data.pixels import as_unit
+from feddg.errors import RunError
+from feddg.federation.inprocess import InProcess
+from feddg.messages import Message, Update, Weights
+from feddg.methods.base import Method, Redraws, has_global_model, title_of
+from feddg.records import client_name
+from feddg.rng import stream
+from feddg.runs.folder import SNAPSHOTS, checkpoint_weights
+from feddg.runs.model import Subject, load_subject
+from feddg.runs.prepare import Progress, cache_folder
+from feddg.runs.reading import read_run
+from feddg.storage import is_file, replace_text, why
+
+# t-SNE maps of features by class and by domain, as training goes on (PARDON, Figure 1).
+
+
+PER_DOMAIN = 150
+
+
+def feature_maps(subject: Subject, folder: Path, progress: Progress) -> dict[str, Any]:
+    """t-SNE maps of some images' features before training, at snapshots, and at the end."""
+    rows = _some_of_each_domain(subject)
+    table, held = subject.images.table, subject.images.splits
+    weights = {0: subject.first} | snapshots(folder) | {subject.state.round: subject.state.weights}
+    maps = []
+    for done, (round_, of_round) in enumerate(sorted(weights.items())):
+        progress("t-SNE", done, len(weights))
+        network = subject.network(of_round)
+        features = over_batches(subject, rows, network.features)  # type: ignore[arg-type]
+        points = TSNE(
+            perplexity=max(2.0, min(30.0, (len(rows) - 1) / 3)), init="pca", random_state=0
+        ).fit_transform(features.numpy())
+        maps.append({"round": round_, "points": numpy.round(points, 2).tolist()})
+    unseen = {*held.test.tolist(), *held.val.tolist()}
+    return {
+        "classes": list(table.class_names),
+        "domains": list(table.domain_names),
+        "labels": table.labels[rows].tolist(),
+        "of_domain": table.domains[rows].tolist(),
+        "held_out": [row in unseen for row in rows.tolist()],
+        "maps": maps,
+    }
+
+
+def snapshots(folder: Path) -> dict[int, Weights]:
+    """Returns the global weights that a run kept of earlier rounds, by round."""
+    found: dict[int, Weights] = {}
+    for file in sorted((folder / SNAPSHOTS).glob("round-*.safetensors")):
+        try:
+            if is_file(file):
+                found[int(file.stem.removeprefix("round-"))] = load_file(file)
+        except (OSError, SafetensorError, ValueError) as error:
+            raise RunError(f"{file} is damaged: {why(error)}. Delete it, or run again.") from None
+    return found
+
+
+def _some_of_each_domain(subject: Subject) -> numpy.ndarray:
+    """Some rows of each domain, of training domains from the part nobody trained on if there is."""
+    splits, domains = subject.images.splits, subject.images.table.domains
+    unused = numpy.concatenate([splits.test, splits.val, splits.id_test, splits.id_val])
+    chosen = []
+    for domain in numpy.unique(domains):
+        own = unused[domains[unused] == domain]
+        if len(own) == 0:
+            own = splits.train[domains[splits.train] == domain]
+        chance = stream(subject.experiment.seed, "t-SNE", int(domain))
+        chosen.append(own[torch.randperm(len(own), generator=chance)[:PER_DOMAIN].numpy()])
+    return numpy.concatenate(chosen)
+
+
+def over_batches(subject: Subject, rows: numpy.ndarray, work: Callable[[Tensor], Tensor]) -> Tensor:
+    """What ``work`` makes of the images of some rows, on the CPU in float32."""
+    worker, size = subject.worker, subject.experiment.evaluate.batch_size
+    with torch.inference_mode(), worker.autocast():
+        parts = [
+            work(as_unit(subject.images.pixels.gather(part), worker.device)).float().cpu()
+            for part in torch.from_numpy(rows).split(size)
+        ]
+    return torch.cat(parts)
+
+
+# The loss over the plane through a global model and its clients' (PARDON, Figure 1).
+
+
+LANDSCAPE_IMAGES, GRID = 256, 15
+ON_ONE_LINE = 1e-5
+"""Part of a direction that may be rounding alone."""
+MARGIN = 0.35
+"""How far the landscape goes beyond its points, as a share of their distance."""
+
+
+def loss_landscape(
+    subject: Subject, rival: Weights | None, rival_name: str, progress: Progress
+) -> dict[str, Any]:
+    """Loss over the plane through three models, on images of seen and of unseen domains."""
+    domains = subject.main_domains()
+    first = int(numpy.argmax(domains == domains[0]))
+    second = int(numpy.argmax(domains != domains[first]))
+    wanted = [first] if rival is not None else [first, second]
+    trained = [_after_a_turn(subject, client) for client in wanted]
+    points = [("global model", subject.state.weights)]
+    points += [(client_name(client), weights) for client, weights in zip(wanted, trained)]
+    if rival is not None:
+        points.append((rival_name, rival))
+    plane = Plane.through(points[0][1], points[1][1], points[2][1])
+    places = [plane.place(weights) for _, weights in points]
+    mean = [sum(axis) / 2 for axis in zip(*places[1:])]
+    axes = [_ticks([place[i] for place in places]) for i in (0, 1)]
+    splits = subject.images.splits
+    samples = {"seen": splits.train, "unseen": splits.test}
+    rows = {name: _sample(part, subject, name) for name, part in samples.items() if len(part)}
+    losses: dict[str, list[list[float]]] = {name: [] for name in rows}
+    for done, y in enumerate(axes[1]):
+        progress("loss landscape", done, len(axes[1]))
+        line = [_losses(subject, plane.weights(x, y), rows) for x in axes[0]]
+        for name in rows:
+            losses[name].append([round(found[name], 4) for found in line])
+    marks = [{"name": name, "x": p[0], "y": p[1]} for (name, _), p in zip(points, places)]
+    if rival is None:
+        marks.append({"name": "mean of the clients", "x": mean[0], "y": mean[1]})
+    return {"x": axes[0], "y": axes[1], "losses": losses, "points": marks}
+
+
+def _after_a_turn(subject: Subject, client: int) -> Weights:
+    """A client's weights after one more round of training from the global model."""
+    method, state = subject.method, subject.state
+    transport = InProcess(
+        method,
+        [subject.worker],
+        len(subject.images.partition),
+        subject.images.examples,
+        dict(subject.memories),
+    )
+    transport.hand_out(state.agreed)
+    (update,) = (
+        reply.keep() if isinstance(reply, Update) else reply
+        for reply in transport.train([client], method.broadcast(state))
+    )
+    if not isinstance(update, Update):
+        raise RunError(f"client {client} cannot train: {update.reason}")
+    return {name: update.weights.get(name, own) for name, own in state.weights.items()}
+
+
+@dataclass(frozen=True)
+class Plane:
+    """The plane through three models' weights, with orthonormal axes.
+
+    Attributes:
+        origin: the first model.
+        along: unit direction to the second.
+        across: unit direction to the third, made orthogonal to ``along``.
+    """
+
+    origin: Weights
+    along: Weights
+    across: Weights
+
+    @classmethod
+    def through(cls, first: Weights, second: Weights, third: Weights) -> "Plane":
+        """Returns the plane; of three models on one line, ``across`` is zero."""
+        along = _unit(_minus(second, first))
+        whole = rest = _minus(third, first)
+        for _ in range(2):  # once more takes away what rounding left
+            shadow = _dot(rest, along)
+            rest = {name: t - shadow * along[name] for name, t in rest.items()}
+        if _dot(rest, rest) <= ON_ONE_LINE**2 * _dot(whole, whole):
+            rest = {name: torch.zeros_like(t) for name, t in rest.items()}
+        return cls(first, along, _unit(rest))
+
+    def place(self, weights: Weights) -> tuple[float, float]:
+        """Returns a model's coordinates in the plane."""
+        offset = _minus(weights, self.origin)
+        return _dot(offset, self.along), _dot(offset, self.across)
+
+    def weights(self, x: float, y: float) -> Weights:
+        """Returns the model at a place; entries that are no floats are the first model's."""
+        moved = {
+            name: self.origin[name] + x * self.along[name] + y * self.across[name]
+            for name in self.along
+        }
+        return self.origin | moved
+
+
+def _floats(weights: Weights) -> Weights:
+    return {name: t.float() for name, t in weights.items() if t.is_floating_point()}
+
+
+def _minus(one: Weights, other: Weights) -> Weights:
+    taken = _floats(other)
+    return {name: t - taken[name] for name, t in _floats(one).items()}
+
+
+def _dot(one: Weights, other: Weights) -> float:
+    return float(sum((one[name] * other[name]).sum().double() for name in other))
+
+
+def _unit(direction: Weights) -> Weights:
+    length = _dot(direction, direction) ** 0.5
+    return {name: t / length if length else t for name, t in direction.items()}
+
+
+def _ticks(places: Sequence[float]) -> list[float]:
+    low, high = min(places), max(places)
+    margin = MARGIN * ((high - low) or 1.0)
+    return [round(v, 6) for v in numpy.linspace(low - margin, high + margin, GRID).tolist()]
+
+
+def _sample(rows: numpy.ndarray, subject: Subject, name: str) -> numpy.ndarray:
+    chance = stream(subject.experiment.seed, "landscape", name)
+    chosen: numpy.ndarray = torch.randperm(len(rows), generator=chance).numpy()
+    taken: numpy.ndarray = rows[chosen[:LANDSCAPE_IMAGES]]
+    return taken
+
+
+def _losses(subject: Subject, weights: Weights, rows: dict[str, numpy.ndarray]) -> dict[str, float]:
+    network = subject.network(weights)
+    for module in network.modules():
+        if isinstance(module, _BatchNorm) and module.running_var is not None:
+            module.running_var.clamp_(min=0)  # beyond the three models a line may leave it
+    predictor = subject.method.predictor(subject.worker.network).eval()
+    labels = torch.from_numpy(subject.images.table.labels)
+    return {
+        name: float(nn.functional.cross_entropy(over_batches(subject, own, predictor), labels[own]))
+        for name, own in rows.items()
+    }
+
+
+# Grey levels of clients' images before and after style exchange (CCST).
+
+
+MOST_CLIENTS, GREY_IMAGES, GREY_BINS = 6, 64, 32
+
+
+def grey_levels(subject: Subject, progress: Progress) -> dict[str, Any]:
+    """Histograms of some clients' grey levels, before and after the method re-draws images."""
+    domains = subject.main_domains()
+    order = numpy.lexsort((numpy.arange(len(domains)), _occurrence(domains)))
+    before, after, names = [], [], []
+    for done, client in enumerate(order[:MOST_CLIENTS].tolist()):
+        progress("grey levels", done, min(len(order), MOST_CLIENTS))
+        images = subject.images.examples(client).images()[:GREY_IMAGES]
+        if len(images) == 0:
+            continue
+        redrawn = _redrawn(subject.method, images, subject.state.agreed)
+        before.append(grey_histogram(images))
+        after.append(None if redrawn is None else grey_histogram(redrawn))
+        domain = subject.images.partition.domain_ids[int(domains[client])]
+        names.append(f"{client_name(client)}, {subject.images.table.domain_names[domain]}")
+    return {"clients": names, "before": before, "after": after}
+
+
+def _occurrence(values: numpy.ndarray) -> numpy.ndarray:
+    """How often each value stood before in the array: 0 for the first of its kind."""
+    return numpy.array([int((values[:i] == v).sum()) for i, v in enumerate(values)])
+
+
+def _redrawn(method: Method, images: Tensor, agreed: Message | None) -> Tensor | None:
+    if not isinstance(method, Redraws):
+        return None
+    with torch.no_grad():
+        return method.preview(images, agreed)
+
+
+def grey_histogram(images: Tensor) -> list[float]:
+    """Returns the shares of grey levels (ITU-R 601) of uint8 images ``(N, 3, H, W)``, by bin."""
+    weights = torch.tensor([0.299, 0.587, 0.114]).view(3, 1, 1)
+    grey = (images.float() * weights).sum(dim=1)
+    counts = torch.histc(grey, GREY_BINS, min=0, max=256)
+    return [round(v, 6) for v in (counts / counts.sum()).tolist()]
+
+
+ANALYSES = "analyses.json"
+
+
+def analyse(
+    folder: Path | str,
+    *,
+    beside: Path | str | None = None,
+    cache: Path | None = None,
+    progress: Progress = lambda what, done, total: None,
+) -> Path:
+    """Looks into a completed run and writes ``analyses.json`` into its folder.
+
+    Args:
+        folder: the run.
+        beside: another run with the same network (a FedAvg run, say), whose global weights become
+            a point of the loss landscape; a second client of this run is used without it.
+        cache: folder for decoded pixels and twins; the user's cache by default.
+        progress: called with (what, done, total).
+
+    Raises:
+        FeddgError: the run has no model, or ``beside`` has another network.
+    """
+    subject = load_subject(Path(folder), cache or cache_folder(), progress)
+    if not has_global_model(subject.method, subject.worker.network):
+        name = subject.method.name
+        raise RunError(f"{folder}: under {name} there is no global model to look into")
+    rival = None if beside is None else _rival(Path(beside), subject)
+    rival_name = "" if beside is None else f"{title_of(read_run(Path(beside)).method)} model"
+    content = {
+        "features": feature_maps(subject, Path(folder), progress),
+        "landscape": loss_landscape(subject, rival, rival_name, progress),
+        "grey_levels": grey_levels(subject, progress),
+    }
+    path = Path(folder) / ANALYSES
+    text = json.dumps(content)
+    try:
+        replace_text(path, text)
+    except OSError as error:
+        raise RunError(f"Cannot write {path}: {why(error)}.") from None
+    return path
+
+
+def _rival(folder: Path, subject: Subject) -> Weights:
+    weights = checkpoint_weights(folder)
+    own = subject.state.weights
+    if {n: t.shape for n, t in weights.items()} != {n: t.shape for n, t in own.items()}:
+        raise RunError(f"{folder} trained another network; name a run with the same one")
+    return weights

@@ -1,0 +1,306 @@
+"""What a run works with, wherever its clients live, and what is measured after a round."""
+
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from feddg.clients.client import Worker
+from feddg.clients.threads import threads
+from feddg.data.fingerprint import ImagesFile
+from feddg.data.inspection import Remark, say
+from feddg.errors import ExperimentError
+from feddg.evaluation.accuracy import Evaluation, Score, mean_score
+from feddg.experiment import Experiment
+from feddg.federation.averages import MEANS, interpolated, rounds_in, served
+from feddg.federation.inprocess import InProcess
+from feddg.federation.local_training import load_weights
+from feddg.federation.server import Server
+from feddg.federation.transport import Transport
+from feddg.messages import Weights
+from feddg.methods.base import Method, State, has_global_model, local_names
+from feddg.methods.composition import build_method
+from feddg.models.network import Network
+from feddg.privacy.building import NO_GUARDS, Guards
+from feddg.records import ID_VAL, INTERPOLATED, LAST, ClientsTable, EvaluationRow
+from feddg.rng import stream
+from feddg.runs.figures import draw_figures
+from feddg.runs.folder import MODELS, START, KeptModels, RunFolder
+from feddg.runs.observer import Observer
+from feddg.runs.prepare import (
+    Progress,
+    build,
+    build_evaluation,
+    build_workers,
+    clients_table,
+    guards_for,
+    load_images,
+)
+
+Elsewhere = Callable[[Server, Weights, Sequence[Score]], Sequence[Score]]
+"""Measures weights of the server's round where the images are; is told the scores so far."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """All that a run works with; where the clients live is the transport's affair.
+
+    Attributes:
+        method: what is run.
+        worker: the network, on its device.
+        transport: what carries the messages.
+        evaluation: what the global model is measured on here, if anything.
+        clients: who holds what, for ``clients.json``.
+        elsewhere: measures the global model where the images are.
+        draw: writes the report's figures once the method has agreed on something.
+        guards: what happens to updates on their way.
+        remote: whether clients are elsewhere, so that what was sent is sent, whatever came of it.
+        contents: which images are trained and tested on, where they are here.
+    """
+
+    method: Method
+    worker: Worker
+    transport: Transport
+    evaluation: Evaluation | None
+    clients: ClientsTable
+    elsewhere: Elsewhere = lambda server, weights, scores: ()
+    draw: Callable[[Path, State], None] = lambda folder, state: None
+    guards: Guards = NO_GUARDS
+    remote: bool = False
+    contents: ImagesFile | None = None
+
+
+def say_of_method(method: Method, experiment: Experiment) -> None:
+    """Logs what a method says against a result of its experiment, a line each."""
+    say(Remark("warning", text) for text in method.remarks(experiment))
+
+
+Prepare = Callable[[Experiment, Path, Progress, dict[int, Weights]], Prepared]
+"""Prepares a run from the experiment, the cache folder and the memories of a checkpoint."""
+
+
+def in_process(
+    experiment: Experiment, cache: Path, progress: Progress, memories: dict[int, Weights]
+) -> Prepared:
+    """Prepares a run whose clients are trained in this process."""
+    build_method(experiment.method.name, experiment.method.settings).read_files()
+    images = load_images(experiment, cache, progress)
+    method, network = build(experiment, len(images.table.class_names))
+    say_of_method(method, experiment)
+    experiment = images.trained_by(experiment)
+    guards = guards_for(experiment, method, network)
+    workers = build_workers(experiment, network, cache)
+    worker = workers[0]
+
+    def draw(folder: Path, state: State) -> None:
+        draw_figures(folder, images, method, state, experiment.seed)
+
+    return Prepared(
+        method,
+        worker,
+        InProcess(method, workers, len(images.partition), images.examples, memories, guards),
+        build_evaluation(experiment, images, worker),
+        clients_table(images),
+        draw=draw if experiment.evaluate.pictures else lambda folder, state: None,
+        guards=guards,
+        contents=images.contents,
+    )
+
+
+# The end of a run that interpolates: served weights mixed with those that training started from.
+#
+# Wortsman et al., "Robust Fine-Tuning of Zero-Shot Models" (CVPR 2022), mix the fine-tuned weights
+# with those before: the mixture keeps what the pretrained network knew of other domains. Training
+# of the whole network starts after ``train.head_rounds``; with none of them from the initial
+# network, whose classifier knows nothing yet.
+
+
+log = logging.getLogger("feddg")
+
+SHARES = tuple(tenth / 10 for tenth in range(1, 11))
+"""Shares of the served weights among which ``auto`` chooses."""
+
+
+def _require_validation(experiment: Experiment, evaluation: Evaluation | None) -> None:
+    """Raises ExperimentError where a share is to be chosen on images that nobody set aside."""
+    splits = evaluation.splits if evaluation is not None else {}
+    if experiment.server.interpolate == "auto" and ID_VAL not in splits:
+        raise ExperimentError(
+            "server.interpolate: auto chooses on in-domain validation images, and there are none "
+            "here; set data.id_val above 0, or say a share such as 0.5"
+        )
+
+
+class Interpolation:
+    """Makes the interpolated weights of a run, and keeps them.
+
+    Args:
+        experiment: what is run.
+        method: whose weights they are.
+        network: tries the shares.
+        evaluation: what ``auto`` chooses on.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        method: Method,
+        network: Network,
+        evaluation: Evaluation | None,
+    ) -> None:
+        _require_validation(experiment, evaluation)
+        if experiment.server.interpolate != "none" and experiment.model.weights is None:
+            log.warning(
+                "server.interpolate mixes in the weights that training started from, and these "
+                "are random: interpolation is for pretrained networks (model.weights)"
+            )
+        self._settings, self._first = experiment.server, experiment.train.head_rounds
+        self._method, self._network, self._evaluation = method, network, evaluation
+
+    def note(self, state: State, kept: KeptModels) -> None:
+        """Keeps the weights that training of the whole network starts from, when it does."""
+        if self._settings.interpolate != "none" and state.round == self._first:
+            kept.keep(START, f"round-{state.round}.safetensors", state.weights)
+
+    def finish(self, state: State, folder: RunFolder, kept: KeptModels) -> Weights | None:
+        """Returns the interpolated weights after the last round, kept; None if none are wanted."""
+        if self._settings.interpolate == "none":
+            return None
+        start, end = kept.read(START), served(state, self._settings.serve)
+        local = local_names(self._method, self._network)
+        tried: dict[float, float] = {}
+        if self._settings.interpolate == "auto":
+            tried = {s: self._accuracy(interpolated(start, end, s, local)) for s in SHARES}
+            share = max(SHARES, key=lambda s: (tried[s], s))
+        else:
+            share = float(self._settings.interpolate)
+        weights = interpolated(start, end, share, local)
+        kept.keep(INTERPOLATED, f"{INTERPOLATED}.safetensors", weights)
+        kept.drop(START)
+        _write(folder, share, tried)
+        return weights
+
+    def _accuracy(self, weights: Weights) -> float:
+        """Returns the in-domain validation accuracy, mean over domains; no other split is seen."""
+        assert self._evaluation is not None
+        splits = {ID_VAL: self._evaluation.splits[ID_VAL]}
+        load_weights(self._network, weights)
+        scores = replace(self._evaluation, splits=splits).scores(
+            self._method.predictor(self._network)
+        )
+        return sum(score.accuracy for score in scores) / len(scores)
+
+
+def _write(folder: RunFolder, share: float, tried: Mapping[float, float]) -> None:
+    content = {"share": share, "in_domain_validation": {str(s): a for s, a in tried.items()}}
+    folder.replace(f"{MODELS}/interpolation.json", json.dumps(content, indent=1) + "\n")
+    log.info("interpolated: %g of the served weights", share)
+
+
+# Which weights are measured after a round, and the measuring: the global model or clients' own.
+
+
+def predictor(method: Method, network: Network, weights: Weights) -> nn.Module:
+    """Returns a global model as a predictor, on the network that clients also use."""
+    load_weights(network, weights)
+    return method.predictor(network)
+
+
+def measured(
+    evaluation: Evaluation, server: Server, network: Network, weights: Weights
+) -> list[Score]:
+    """Returns the scores of the global model, or their mean over clients that share none.
+
+    A client that has not trained yet counts with the weights it would start from.
+    """
+    method = server.method
+    if has_global_model(method, network):
+        return evaluation.scores(predictor(method, network, weights))
+    memories = server.transport.memories
+    ids = server.transport.clients
+    local = local_names(method, network)
+    waiting = sum(id not in memories for id in ids)
+    found: list[list[Score]] = []
+    if waiting:
+        found += [evaluation.scores(predictor(method, network, weights))] * waiting
+    for id in ids:
+        if id in memories:
+            own = {name: tensor for name, tensor in memories[id].items() if name in local}
+            load_weights(network, own)
+            found.append(evaluation.scores(method.predictor(network)))
+    return [mean_score(scores) for scores in zip(*found, strict=True)]
+
+
+@dataclass
+class Measurer:
+    """Measures the weights of the server's rounds.
+
+    Attributes:
+        experiment: says which means are measured, and when.
+        network: takes the weights in turn.
+        folder: the run's.
+        models: the models the run keeps.
+        evaluation: the images here, if any.
+        elsewhere: measures where other images are.
+        interpolation: mixes the final weights with those that training began from.
+        observer: is told the scores.
+    """
+
+    experiment: Experiment
+    network: Network
+    folder: RunFolder
+    models: KeptModels
+    evaluation: Evaluation | None
+    elsewhere: Elsewhere
+    interpolation: Interpolation
+    observer: Observer
+
+    def rows(self, server: Server) -> list[EvaluationRow]:
+        """Measures the weights of the server's round, and what is to be measured beside them."""
+        state = server.state
+        last = server.is_last
+        rows: list[EvaluationRow] = []
+        for name, weights in self._due(server, last).items():
+            scores: list[Score] = []
+            if self.evaluation is not None:
+                scores += measured(self.evaluation, server, self.network, weights)
+            scores += self.elsewhere(server, weights, scores)
+            if scores and name == LAST:
+                self.observer.scores(state.round, scores)
+            rows += [score.row(state.round, with_confusion=last, weights=name) for score in scores]
+        return rows
+
+    def _due(self, server: Server, last: bool) -> dict[str, Weights]:
+        """Returns the weights to be measured in a round, by name."""
+        state, averages = server.state, self.experiment.evaluate.averages
+        due = averages == "every" or (last and averages == "last_round")
+        found = {LAST: state.weights}
+        if not has_global_model(server.method, self.network):
+            return found
+        for mean in MEANS:
+            wanted = due or mean == self.experiment.server.serve
+            if wanted and rounds_in(state, mean):
+                found[mean] = served(state, mean)
+        mixture = self.interpolation.finish(state, self.folder, self.models) if last else None
+        return found if mixture is None else found | {INTERPOLATED: mixture}
+
+
+def finite_probe(
+    experiment: Experiment, method: Method, worker: Worker
+) -> Callable[[Weights], str | None]:
+    """Returns what tries weights on images of noise before they become the global model."""
+    size = experiment.data.image_size
+    noise = torch.rand(2, 3, size, size, generator=stream(experiment.seed, "probe"))
+    images = noise.to(worker.device).contiguous(memory_format=torch.channels_last)
+
+    def probe(weights: Weights) -> str | None:
+        model = predictor(method, worker.network, weights).eval()
+        with torch.inference_mode(), threads(worker.threads), worker.autocast():
+            finite = bool(torch.isfinite(model(images)).all())
+        return None if finite else "the fused model's predictions are not finite"
+
+    return probe
