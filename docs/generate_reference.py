@@ -36,7 +36,7 @@ PYTHON = {
     "What a run has written": ("feddg.runs.reading", ("RunRecord", "read_run")),
     "Models": ("feddg.runs.model", ("load_model",)),
     "Predictions": ("feddg.studies.prediction", ("predict", "Prediction")),
-    "Comparisons": ("feddg.comparing.compare", ("Comparison",)),
+    "Comparisons": ("feddg.comparison.compare", ("Comparison",)),
     "Watching a run": ("feddg.runs.observer", ("Observer",)),
     "Methods": ("feddg.methods.base", ("Method", "MethodSettings")),
     "Guards": ("feddg.privacy.guard", ("Guard",)),

@@ -15,7 +15,7 @@ from PIL import Image
 from damage import SIZE, Case, Place, cut, flip, folder, loop, pipe
 from damaged_runs import DEEP, write
 from feddg import storage as arrays
-from feddg.comparing.plan import load_plan
+from feddg.comparison.plan import load_plan
 from feddg.data.images import from_folder
 from feddg.data.pixels import PixelStore, open_pixels
 from feddg.data.splits import from_csv

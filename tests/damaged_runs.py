@@ -11,7 +11,7 @@ from typing import Any
 from safetensors.torch import load_file
 
 from damage import ROUNDS, Case, Place, cut, flip, folder, loop, pipe
-from feddg.comparing.results import read_comparison
+from feddg.comparison.results import read_comparison
 from feddg.runs.execute import resume
 from feddg.runs.folder import RunFolder
 from feddg.runs.model import load_trained

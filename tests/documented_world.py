@@ -11,7 +11,7 @@ import yaml
 import published_trees
 from documented_commands import ROOT
 from feddg.api import compare, run
-from feddg.comparing.plan import load_plan
+from feddg.comparison.plan import load_plan
 from feddg.experiment import Experiment
 from feddg.records import RoundRow
 from feddg.runs.observer import Observer

@@ -7,7 +7,7 @@ import re
 import pytest
 import yaml
 
-from feddg.comparing.cells import setting_point
+from feddg.comparison.plan import setting_point
 from feddg.data.data_set import DATA_SETS
 from feddg.errors import ExperimentError
 from feddg.experiment import SCHEMA, Experiment, explain, load_experiment, load_stored

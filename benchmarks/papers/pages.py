@@ -12,10 +12,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from feddg.comparing.kept_results import KeptResults
-from feddg.comparing.kept_table import KeptTable
-from feddg.comparing.plan import Plan, load_plan
-from feddg.comparing.tuning_file import TuningFile
+from feddg.comparison.plan import Plan, load_plan
+from feddg.comparison.results import KeptResults, KeptTable, TuningFile
 from feddg.report.kept_page import BEGIN, END, between_marks, remade
 from feddg.report.planned_page import cells_run
 

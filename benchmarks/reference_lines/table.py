@@ -17,8 +17,7 @@ import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
-from feddg.comparing.kept_results import KeptResults
-from feddg.comparing.results import Result, Results, read_comparison
+from feddg.comparison.results import KeptResults, Result, Results, read_comparison
 from feddg.records import ID_TEST, TEST
 from feddg.runs.reading import FINAL
 

@@ -10,9 +10,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from feddg.comparing.kept_results import KeptResults
-from feddg.comparing.plan import load_plan
-from feddg.comparing.tuning_file import TuningFile
+from feddg.comparison.plan import load_plan
+from feddg.comparison.results import KeptResults, TuningFile
 from feddg.errors import RunError
 from feddg.report.kept_page import remade, search_table, tables
 

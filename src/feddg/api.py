@@ -14,9 +14,9 @@ from feddg.storage import cache_folder
 from feddg.views import notebook_observer, notebook_watcher
 
 if TYPE_CHECKING:
-    from feddg.comparing.compare import Comparison
-    from feddg.comparing.plan import Plan
-    from feddg.comparing.pool import Watcher
+    from feddg.comparison.compare import Comparison
+    from feddg.comparison.plan import Plan
+    from feddg.comparison.pool import Watcher
 
 log = logging.getLogger("feddg")
 
@@ -164,10 +164,9 @@ def compare(
         FeddgError: the plan is invalid, or every run failed: it says why the first did, and what
             was computed is kept. Where some ran, the others' failures are logged and listed.
     """
-    from feddg.comparing.compare import carry_out_work
-    from feddg.comparing.known_results import kept_files
-    from feddg.comparing.tuning import tune
-    from feddg.comparing.work import fixed_plan, prepare_work
+    from feddg.comparison.compare import carry_out_work, fixed_plan, prepare_work
+    from feddg.comparison.results import kept_files
+    from feddg.comparison.tuning import tune
 
     watcher = watcher or notebook_watcher()
     kept_files(kept, known)  # a fault in them is not to be found after tuning

@@ -101,7 +101,7 @@ class Experiment(ExperimentSettings):
         """The same wherever the experiment's files lie, on any machine.
 
         Not the names of the files that it names count, but that there are some: which they are is a
-        matter of what is in them (:mod:`feddg.comparing.made_with`).
+        matter of what is in them (:mod:`feddg.comparison.results`).
         """
         return self._hash(lambda path: "a file")
 

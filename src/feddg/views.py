@@ -39,5 +39,5 @@ def notebook_observer() -> Any:
 
 
 def notebook_watcher() -> Any:
-    """Returns the :class:`feddg.comparing.pool.Watcher` that shows many runs; None elsewhere."""
+    """Returns the :class:`feddg.comparison.pool.Watcher` that shows many runs; None elsewhere."""
     return import_module(_PROGRESS).notebook_watcher() if in_notebook() else None

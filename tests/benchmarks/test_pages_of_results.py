@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from feddg.comparing.kept_results import KeptResult, KeptResults
+from feddg.comparison.results import KeptResult, KeptResults
 from feddg.errors import RunError
 from feddg.records import VAL
 from scripts import load_script

@@ -9,12 +9,10 @@ from typer.testing import CliRunner
 
 import published_trees
 from feddg.cli import app
-from feddg.comparing.cells import distinct, expand_plan
-from feddg.comparing.compare import carry_out_work
-from feddg.comparing.plan import load_plan
-from feddg.comparing.pool import Watcher, run_here
-from feddg.comparing.results import Place, Results
-from feddg.comparing.work import prepare_work
+from feddg.comparison.compare import carry_out_work, prepare_work
+from feddg.comparison.plan import distinct, expand_plan, load_plan
+from feddg.comparison.pool import Watcher, run_here
+from feddg.comparison.results import Place, Results
 from feddg.data.data_set import DATA_SETS
 from feddg.data.splits import COLUMNS
 from feddg.report.many_tables import mark_of

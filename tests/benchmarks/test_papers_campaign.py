@@ -8,7 +8,7 @@ import yaml
 from typer.testing import CliRunner
 
 from feddg.cli import app
-from feddg.comparing.kept_results import KeptResults
+from feddg.comparison.results import KeptResults
 from scripts import load_script
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks" / "papers"

@@ -6,10 +6,8 @@ from pathlib import Path
 import pytest
 from scipy import stats
 
-from feddg.comparing.cells import expand_plan
-from feddg.comparing.kept_results import KeptResult, KeptResults, to_text
-from feddg.comparing.plan import load_plan
-from feddg.comparing.tuning_file import TriedRow, TuningFile
+from feddg.comparison.plan import expand_plan, load_plan
+from feddg.comparison.results import KeptResult, KeptResults, TriedRow, TuningFile, to_text
 from feddg.errors import RunError
 from scripts import load_script
 

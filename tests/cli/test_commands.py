@@ -102,7 +102,7 @@ def test_the_demo_compares_explains_the_best_and_ends_with_its_page(feddg, tmp_p
 
 
 def test_the_demos_plan_holds_every_domain_out_under_the_mean_of_the_last_rounds():
-    from feddg.comparing.demonstration import demo_plan
+    from feddg.comparison.plan import demo_plan
 
     plan = demo_plan({}, {"train": {"rounds": 3}})
     assert plan.hold_out == "lodo"
@@ -113,7 +113,7 @@ def test_the_demos_plan_holds_every_domain_out_under_the_mean_of_the_last_rounds
 
 
 def test_the_demo_fills_the_cores_and_starts_no_process_for_one(monkeypatch):
-    from feddg.comparing import demonstration
+    from feddg.comparison import plan as demonstration
 
     monkeypatch.setattr(demonstration, "available_cores", lambda: 2)
     plan = demonstration.demo_plan({}, {})

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from feddg.cli.progress import SILENCE_SECONDS, Bars, Lines, ManyBars, observer, working
-from feddg.comparing.pool import Outcome, Task
+from feddg.comparison.pool import Outcome, Task
 from feddg.evaluation.accuracy import Score
 from feddg.experiment import Experiment
 from feddg.messages import Refusal

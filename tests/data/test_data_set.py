@@ -63,8 +63,8 @@ TOY = register_data_set(
 PROGRAM = """
 import sys
 import feddg
-from feddg.comparing.cells import expand_plan
-from feddg.comparing.plan import load_plan
+from feddg.comparison.plan import expand_plan
+from feddg.comparison.plan import load_plan
 from feddg.data.data_set import find_augmentation
 from feddg.data.data_set import source_names
 from feddg.runs.reading import read_run

@@ -9,8 +9,8 @@ import numpy as np
 import pandas
 import pytest
 
-from feddg.comparing.intervals import paired_margin
-from feddg.comparing.results import read_comparison, results_of
+from feddg.comparison.results import read_comparison, results_of
+from feddg.comparison.statistics import paired_margin
 from feddg.errors import RunError
 from feddg.records import TEST, VAL
 from feddg.report import write_comparison, write_report

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from feddg import views
-from feddg.comparing.compare import Comparison
+from feddg.comparison.compare import Comparison
 from feddg.report.notebook import html_of
 from feddg.runs.execute import Run
 from feddg.runs.reading import read_run

@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from feddg.cli.weights import plan_with_weights_at_hand, with_weights_at_hand
-from feddg.comparing.plan import Plan
+from feddg.comparison.plan import Plan
 from feddg.errors import WeightsError
 from feddg.experiment import Experiment, explain
 from feddg.models import backbones

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sklearn import metrics as theirs
 
 from feddg import Experiment
-from feddg.comparing.plan import Published
+from feddg.comparison.plan import Published
 from feddg.errors import ExperimentError, RunError
 from feddg.evaluation.metrics import METRICS, Predictions, measure
 from feddg.records import EvaluationRow

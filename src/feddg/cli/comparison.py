@@ -84,12 +84,17 @@ def compare(
     from feddg.cli.progress import ManyBars
     from feddg.cli.tables import print_comparison, print_work
     from feddg.cli.weights import plan_with_weights_at_hand
-    from feddg.comparing.compare import carry_out_work, why_hopeless
-    from feddg.comparing.known_results import kept_files
-    from feddg.comparing.plan import load_plan
-    from feddg.comparing.pool import Watcher
-    from feddg.comparing.tuning import picked, prepare_trials
-    from feddg.comparing.work import Work, fixed_plan, prepare_work
+    from feddg.comparison.compare import (
+        Work,
+        carry_out_work,
+        fixed_plan,
+        prepare_work,
+        why_hopeless,
+    )
+    from feddg.comparison.plan import load_plan
+    from feddg.comparison.pool import Watcher
+    from feddg.comparison.results import kept_files
+    from feddg.comparison.tuning import picked, prepare_trials
 
     track(tracked)
     if drop_weights and predictions:
@@ -210,7 +215,7 @@ def report(
 
 def _report_kept(results: Path, out: Path | None, others: bool) -> None:
     """Shows a file of kept results as Markdown, or writes it."""
-    from feddg.comparing.kept_results import KeptResults
+    from feddg.comparison.results import KeptResults
     from feddg.report.kept_page import tables, write_kept_page
 
     if others:

@@ -9,7 +9,7 @@ from rich.filesize import decimal
 from rich.markup import escape
 from rich.table import Table
 
-from feddg.comparing.forecast import Forecast, forecast
+from feddg.comparison.estimate import Forecast, forecast
 from feddg.data.partition import in_words
 from feddg.experiment import DEFAULT, Origin, expand, explain, load_experiment, read_fields
 from feddg.runs.execute import is_complete

@@ -19,7 +19,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from feddg.comparing.pool import Outcome, Task, Watcher
+from feddg.comparison.pool import Outcome, Task, Watcher
 from feddg.evaluation.accuracy import Score
 from feddg.experiment import Experiment
 from feddg.messages import Refusal, Update

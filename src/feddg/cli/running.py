@@ -112,8 +112,8 @@ def demo(
     from feddg.api import compare
     from feddg.cli.progress import ManyBars
     from feddg.cli.tables import print_comparison
-    from feddg.comparing.demonstration import demo_plan, jobs_of_demo
-    from feddg.comparing.pool import Watcher
+    from feddg.comparison.plan import demo_plan, jobs_of_demo
+    from feddg.comparison.pool import Watcher
 
     if seeds is not None:
         axes["seeds"] = read_seeds(seeds)

@@ -7,10 +7,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from feddg.comparing.compare import Comparison
-from feddg.comparing.estimate import estimate
-from feddg.comparing.results import read_comparison
-from feddg.comparing.work import Work
+from feddg.comparison.compare import Comparison, Work
+from feddg.comparison.estimate import estimate
+from feddg.comparison.results import read_comparison
 from feddg.records import SPLITS, EvaluationRow
 from feddg.report import blocks
 from feddg.report.finding_words import interval_words, remark_words

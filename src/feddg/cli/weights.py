@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
-    from feddg.comparing.plan import Plan
+    from feddg.comparison.plan import Plan
     from feddg.experiment import Experiment
 
 

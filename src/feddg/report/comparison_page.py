@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from feddg.comparing.intervals import average_over_columns
-from feddg.comparing.results import Results
+from feddg.comparison.results import Results
+from feddg.comparison.statistics import average_over_columns
 from feddg.records import ID_TEST, SPLITS, VAL
 from feddg.report import many_charts as charts
 from feddg.report import many_tables as tables

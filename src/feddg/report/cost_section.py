@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from feddg.comparing.results import Results
+from feddg.comparison.results import Results
 from feddg.report.blocks import Cell, Column, Shares, Table
 from feddg.report.wording import duration, number, readable, size, spelled
 from feddg.runs.reading import RunRecord

@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from feddg.comparing.method_findings import MethodFinding, method_findings
-from feddg.comparing.results import Results
+from feddg.comparison.results import MethodFinding, Results, method_findings
 from feddg.report.wording import counted, percent, percent_sign, readable, spelled
 from feddg.runs.findings import Finding, FindingKind, Severity, ShareInterval, Standing
 

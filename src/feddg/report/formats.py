@@ -6,7 +6,7 @@ import itertools
 import re
 from collections.abc import Iterator, Sequence
 
-from feddg.comparing.results import Results
+from feddg.comparison.results import Results
 from feddg.evaluation.metrics import METRICS
 from feddg.records import SPLITS, as_cell
 from feddg.report.blocks import Block, Cell, Column, Fold, Page, Section, Table

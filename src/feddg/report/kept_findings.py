@@ -2,9 +2,8 @@
 
 from collections.abc import Iterable
 
-from feddg.comparing.intervals import Key
-from feddg.comparing.kept_table import KeptTable
-from feddg.comparing.measured_numbers import RISING, constant_name
+from feddg.comparison.results import RISING, KeptTable, constant_name
+from feddg.comparison.statistics import Key
 from feddg.report.wording import counted
 from feddg.runs.reading import FINAL
 

@@ -7,7 +7,9 @@ the paper's numbers beside ours, and every cell that is not run says so.
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from feddg.comparing.intervals import (
+from feddg.comparison.plan import Plan
+from feddg.comparison.results import KeptResults, KeptTable, TuningFile
+from feddg.comparison.statistics import (
     Accuracies,
     Key,
     Margin,
@@ -15,10 +17,6 @@ from feddg.comparing.intervals import (
     paired_margin,
     spread,
 )
-from feddg.comparing.kept_results import KeptResults
-from feddg.comparing.kept_table import KeptTable
-from feddg.comparing.plan import Plan
-from feddg.comparing.tuning_file import TuningFile
 from feddg.errors import RunError
 from feddg.records import ID_TEST, VAL
 from feddg.report.kept_findings import mark, sentences, with_meaning

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from feddg.comparing.intervals import Accuracies, paired_margin, ranks, spread
-from feddg.comparing.results import HELD_OUT, Results
+from feddg.comparison.results import HELD_OUT, Results
+from feddg.comparison.statistics import Accuracies, paired_margin, ranks, spread
 from feddg.records import TEST
 from feddg.report.blocks import Chart
 from feddg.report.charts import (

@@ -3,7 +3,8 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from feddg.comparing.intervals import (
+from feddg.comparison.results import KeptTable, Results
+from feddg.comparison.statistics import (
     Accuracies,
     Margin,
     Spread,
@@ -13,8 +14,6 @@ from feddg.comparing.intervals import (
     ranks,
     spread,
 )
-from feddg.comparing.kept_table import KeptTable
-from feddg.comparing.results import Results
 from feddg.records import TEST
 from feddg.report.accuracy_section import SPLIT_HEADINGS
 from feddg.report.blocks import Cell, Column, Table

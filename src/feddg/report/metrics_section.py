@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 
-from feddg.comparing.results import Results
+from feddg.comparison.results import Results
 from feddg.evaluation.accuracy import FEW
 from feddg.evaluation.metrics import METRICS
 from feddg.records import SPLITS, TEST

@@ -4,8 +4,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from feddg.comparing.method_findings import method_findings
-from feddg.comparing.results import Results
+from feddg.comparison.results import Results, method_findings
 from feddg.records import TEST, VAL
 from feddg.report.blocks import Block, Code, Prose, Section
 from feddg.report.headline import found_in

@@ -11,8 +11,8 @@ import matplotlib
 from matplotlib.figure import Figure
 from PIL import Image
 
-from feddg.comparing.compare import Comparison
-from feddg.comparing.results import read_comparison
+from feddg.comparison.compare import Comparison
+from feddg.comparison.results import read_comparison
 from feddg.data.decoding import UnusableImageError, decode_image, quiet_pillow
 from feddg.report.accuracy_section import final_table
 from feddg.report.blocks import Chart, Table

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from plotly.offline import get_plotlyjs
 
-from feddg.comparing.results import COMPARISON, read_comparison, results_of
+from feddg.comparison.results import COMPARISON, read_comparison, results_of
 from feddg.errors import RunError
 from feddg.report.blocks import Page
 from feddg.report.charts import TEMPLATE

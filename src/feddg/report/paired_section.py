@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 
-from feddg.comparing.results import Result, Results
+from feddg.comparison.results import Result, Results
 from feddg.errors import FeddgError
 from feddg.records import TEST
 from feddg.report.blocks import Block, Cell, Column, Prose, Section, Table

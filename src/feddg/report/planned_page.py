@@ -2,9 +2,8 @@
 
 from collections.abc import Iterable
 
-from feddg.comparing.intervals import Accuracies, best_other, paired_margin, spread
-from feddg.comparing.kept_table import KeptTable
-from feddg.comparing.tuning_file import TuningFile
+from feddg.comparison.results import KeptTable, TuningFile
+from feddg.comparison.statistics import Accuracies, best_other, paired_margin, spread
 from feddg.records import SPLITS
 from feddg.report.blocks import Cell, Column, Table
 from feddg.report.formats import to_markdown

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from feddg.comparing.tuning_file import TriedRow, TuningFile
+from feddg.comparison.results import TriedRow, TuningFile
 from feddg.report.blocks import Cell, Column, Prose, Section, Table
 from feddg.report.kept_findings import MARK, MEANING
 from feddg.report.metric_words import AGGREGATE_WORDS, metric_title

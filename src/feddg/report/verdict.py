@@ -1,8 +1,7 @@
 """What a comparison comes to, in words: which method is best, and what speaks against saying so."""
 
-from feddg.comparing.intervals import Margin, average_over_columns, best_other, paired_margin
-from feddg.comparing.method_findings import method_findings, unsteady_best
-from feddg.comparing.results import Results
+from feddg.comparison.results import Results, method_findings, unsteady_best
+from feddg.comparison.statistics import Margin, average_over_columns, best_other, paired_margin
 from feddg.methods.base import METHODS, idea_of
 from feddg.report.finding_words import alarm_words, finding_sentence, how_often
 from feddg.report.many_tables import interval_text

@@ -17,13 +17,16 @@ from typer.testing import CliRunner
 
 from feddg.api import compare
 from feddg.cli import app
-from feddg.comparing.cells import expand_plan
-from feddg.comparing.kept_results import KeptResult, KeptResults, to_text
-from feddg.comparing.kept_table import KeptTable
-from feddg.comparing.measured_numbers import mean_step
-from feddg.comparing.plan import load_plan
-from feddg.comparing.results import read_comparison
-from feddg.comparing.work import prepare_work
+from feddg.comparison.compare import prepare_work
+from feddg.comparison.plan import expand_plan, load_plan
+from feddg.comparison.results import (
+    KeptResult,
+    KeptResults,
+    KeptTable,
+    mean_step,
+    read_comparison,
+    to_text,
+)
 from feddg.data.fingerprint import ImagesFile
 from feddg.errors import ExperimentError, RunError
 from feddg.records import EvaluationRow
@@ -377,7 +380,7 @@ def test_processes_that_keep_results_in_one_file_do_not_lose_each_others(tmp_pat
 def test_a_file_that_another_process_holds_is_waited_for_and_then_named(tmp_path, monkeypatch):
     path = kept(tmp_path)
     row = KeptResult(experiment="0" * 8, method="fedavg", held_out="ink", seed=0)
-    monkeypatch.setattr("feddg.comparing.kept_results.WAIT", 0.1)
+    monkeypatch.setattr("feddg.comparison.results.WAIT", 0.1)
     (cell, *_) = expand_plan(load_plan(PLAN))
     with (
         FileLock(tmp_path / ".kept.csv.lock"),

@@ -14,22 +14,31 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from feddg.comparing.cells import PlannedCell
-from feddg.comparing.compare import carry_out_work
-from feddg.comparing.kept_results import KeptResults, changing
-from feddg.comparing.known_results import asked_for, kept_files, results_of
-from feddg.comparing.measured_numbers import constant_name, measured_numbers, score_name
-from feddg.comparing.plan import Plan
-from feddg.comparing.pool import Watcher
-from feddg.comparing.trials import Combination, table_cells, trials_of, with_values
-from feddg.comparing.tuning_file import (
+from feddg.comparison.compare import Work, carry_out_work, work_on
+from feddg.comparison.plan import (
+    Combination,
+    Plan,
+    PlannedCell,
+    table_cells,
+    trials_of,
+    with_values,
+)
+from feddg.comparison.pool import Watcher
+from feddg.comparison.results import (
     TUNING,
+    KeptResults,
     TriedRow,
     TuningFile,
+    asked_for,
+    changing,
+    constant_name,
+    kept_files,
+    measured_numbers,
+    score_name,
     trials_beside,
     tuning_beside,
 )
-from feddg.comparing.work import Work, work_on
+from feddg.comparison.results import known_results_of as results_of
 from feddg.errors import RunError
 from feddg.runs.execute import is_complete
 from feddg.runs.prepare import cache_folder

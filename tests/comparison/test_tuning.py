@@ -11,11 +11,9 @@ from typer.testing import CliRunner
 
 from feddg.api import compare
 from feddg.cli import app
-from feddg.comparing.cells import expand_plan
-from feddg.comparing.plan import load_plan
-from feddg.comparing.pool import Watcher
-from feddg.comparing.trials import trials_of
-from feddg.comparing.tuning_file import TriedRow, TuningFile
+from feddg.comparison.plan import expand_plan, load_plan, trials_of
+from feddg.comparison.pool import Watcher
+from feddg.comparison.results import TriedRow, TuningFile
 from feddg.errors import ExperimentError, RunError
 from feddg.report import write_comparison
 from feddg.report.formats import to_markdown

@@ -1,4 +1,4 @@
-"""One run in a process of its own: ``python -m feddg.comparing.process``.
+"""One run in a process of its own: ``python -m feddg.comparison.process``.
 
 The first line of its input is a :class:`Job` as JSON; the end of its input tells it to stop. It
 answers on its output, one JSON object per line: what it is doing, and in the end how it went. A

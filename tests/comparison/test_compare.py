@@ -16,12 +16,10 @@ from typer.testing import CliRunner
 from feddg.api import compare
 from feddg.cli import app
 from feddg.clients.threads import threads, threads_per_job
-from feddg.comparing import compare as compare_module
-from feddg.comparing.compare import why_hopeless
-from feddg.comparing.estimate import estimate
-from feddg.comparing.forecast import forecast
-from feddg.comparing.pool import Watcher
-from feddg.comparing.work import prepare_work
+from feddg.comparison import compare as compare_module
+from feddg.comparison.compare import prepare_work, why_hopeless
+from feddg.comparison.estimate import estimate, forecast
+from feddg.comparison.pool import Watcher
 from feddg.errors import ExperimentError, FeddgError, RunError
 from feddg.methods.base import METHODS
 from feddg.report import write_comparison
@@ -351,7 +349,7 @@ def test_a_process_that_dies_is_a_failed_run(tmp_path):
     process = start(LONG, out, tmp_path)
     wait_for(lambda: begun(out), process)
     children = subprocess.run(
-        ["pgrep", "-P", str(process.pid), "-f", "feddg.comparing.process"],
+        ["pgrep", "-P", str(process.pid), "-f", "feddg.comparison.process"],
         capture_output=True,
         text=True,
         check=True,

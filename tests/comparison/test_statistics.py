@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from feddg.comparing.intervals import (
+from feddg.comparison.statistics import (
     average_over_columns,
     best_other,
     paired_margin,

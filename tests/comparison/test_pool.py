@@ -8,11 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from feddg.comparing.compare import carry_out_work
-from feddg.comparing.launcher import LAUNCHERS, Launcher, register_launcher
-from feddg.comparing.pool import Outcome, Watcher
-from feddg.comparing.process import answer_to
-from feddg.comparing.work import prepare_work
+from feddg.comparison.compare import carry_out_work, prepare_work
+from feddg.comparison.pool import LAUNCHERS, Launcher, Outcome, Watcher, register_launcher
+from feddg.comparison.process import answer_to
 from feddg.errors import ExperimentError
 
 PLAN = {

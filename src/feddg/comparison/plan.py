@@ -1,0 +1,660 @@
+"""Plans: many experiments that answer one question; their cells and the trials that tune them."""
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from feddg.clients.threads import available_cores
+from feddg.data.data_set import load_source, preset_of
+from feddg.data.splits import known_domains, scenarios
+from feddg.errors import ExperimentError, RunError, nearest
+from feddg.experiment import Experiment, expand
+from feddg.methods.composition import build_method, method_class
+from feddg.records import ID_VAL
+from feddg.runs.reading import FINAL, SELECTION_RULES
+from feddg.settings import OneLine, Settings, leaves, merge, nested
+from feddg.storage import read_fields_of
+
+# A plan with experiment fields fixed: what a command line says over a plan becomes the plan.
+
+
+def fix_fields(plan: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a plan's fields with experiment fields that win over everything it says.
+
+    They go into ``base``. What would win over them there gives way: the same fields of single
+    methods take their values, and an axis over one of them is left out.
+
+    Args:
+        plan: the complete fields of a :class:`feddg.comparison.plan.Plan`.
+        overrides: experiment fields, nested; shorthands are allowed.
+    """
+    over = expand(dict(overrides))
+    if not over:
+        return plan
+    known = leaves(over)
+    own = over.get("method", {}).get("settings", {})
+    variants = [
+        {
+            **variant,
+            "settings": _replaced(variant["settings"], own),
+            "experiment": _replaced(expand(variant["experiment"]), over),
+        }
+        for variant in plan["methods"]
+    ]
+    fixed = {**plan, "base": merge(expand(plan["base"]), over), "methods": variants}
+    if "clients.heterogeneity" in known:
+        fixed["heterogeneity"] = ()
+    if "hold_out" in over:
+        fixed["hold_out"] = None
+    fixed["settings"] = {
+        field: values for field, values in plan["settings"].items() if _path(field) not in known
+    }
+    return _with_fixed_clients(fixed, over.get("clients", {}))
+
+
+def _with_fixed_clients(plan: dict[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
+    """An axis of clients says both their number and how many take part in a round."""
+    pairs = [
+        (said.get("number", number), said.get("per_round", per_round))
+        for number, per_round in plan["clients"]
+    ]
+    return {**plan, "clients": list(dict.fromkeys(pairs))}
+
+
+def _replaced(below: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """``below`` with the values that ``over`` gives to fields it has; nothing is added."""
+    values = leaves(over)
+    out = dict(below)
+    for path in leaves(below):
+        if path in values:
+            out = merge(out, nested(path, values[path]))
+    return out
+
+
+def _path(field: str) -> str:
+    first, _, rest = field.partition(".")
+    return f"method.settings.{rest}" if first == "method" else field
+
+
+class Variant(Settings):
+    """A method as a plan lists it.
+
+    Attributes:
+        method: registry name.
+        label: what tables call it; the method's own spelling by default.
+        settings: its hyper-parameters.
+        experiment: experiment fields for this method alone (for example an optimizer).
+        tuned: experiment fields by what a column holds out, as a ``tune`` section picked them.
+    """
+
+    method: str
+    label: OneLine | None = None
+    settings: dict[str, Any] = Field(default_factory=dict)
+    experiment: dict[str, Any] = Field(default_factory=dict)
+    tuned: dict[str, dict[str, Any]] = Field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The label, or the method's name."""
+        return self.label or self.method
+
+
+def _rule_name(value: str) -> str:
+    try:
+        return SELECTION_RULES.find(value).name
+    except RunError as error:
+        raise ValueError(str(error)) from None
+
+
+class Published(Settings):
+    """Numbers of a paper, to stand beside ours.
+
+    Attributes:
+        source: which paper and table.
+        rule: the selection rule behind the numbers, one of ``feddg.runs.reading``.
+        values: accuracy in percent by split (``test``, ``val``), method label and column.
+        average: the averages as printed, by split and method label.
+        notes: what to know about these numbers.
+    """
+
+    source: str
+    rule: str = FINAL.name
+    values: dict[str, dict[str, dict[str, float | None]]] = Field(default_factory=dict)
+    average: dict[str, dict[str, float]] = Field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @field_validator("rule")
+    @classmethod
+    def _known_rule(cls, value: str) -> str:
+        return _rule_name(value)
+
+
+class Tune(Settings):
+    """What is tried for each method before the table is run, on in-domain validation alone.
+
+    Attributes:
+        settings: dotted experiment fields and the values to try; every combination is tried. A
+            ``method.FIELD`` is tried for the methods that have it; a field that a method's own
+            entry fixes is not tried for it.
+        rounds: rounds of a trial; as many as the table's runs by default.
+        seeds: a number of seeds or the seeds of the trials, which need not be the table's.
+        rule: which round of a trial counts.
+    """
+
+    settings: dict[str, tuple[Any, ...]]
+    rounds: int | None = Field(None, ge=1)
+    seeds: tuple[int, ...] = (0,)
+    rule: str = FINAL.name
+
+    @field_validator("seeds", mode="before")
+    @classmethod
+    def _counted(cls, value: Any) -> Any:
+        return list(range(value)) if isinstance(value, int) else value
+
+    @field_validator("rule")
+    @classmethod
+    def _known_rule(cls, value: str) -> str:
+        return _rule_name(value)
+
+    @model_validator(mode="after")
+    def _something_to_try(self) -> "Tune":
+        if not self.settings or not all(self.settings.values()) or not self.seeds:
+            raise ValueError("needs settings with a value each, and a seed")
+        if SELECTION_RULES.find(self.rule).split not in (None, ID_VAL):
+            raise ValueError(
+                f"rule {self.rule!r} looks at held-out images, which trials never open"
+            )
+        return self
+
+
+class Plan(Settings):
+    """Experiments to compare.
+
+    Attributes:
+        name: short, also the default folder's name.
+        title: what the report's heading says.
+        question: what the comparison is to answer, one or two sentences.
+        base: experiment fields that all cells share.
+        methods: names, or names with label, settings and experiment fields.
+        hold_out: ``lodo``, ``ltdo``, ``ltdo-all``, or a list of hold-outs as in an experiment;
+            none for what ``base`` says.
+        domains: the data set's domains, where a protocol must be read without its images.
+        heterogeneity: values of lambda; none for what ``base`` says.
+        clients: pairs (N, K), or N alone; none for what ``base`` says.
+        settings: further axes: a dotted experiment field and its values. ``method.FIELD`` applies
+            to the methods that have the field; the others run once and stand in every column.
+        seeds: a number of seeds (0, 1, ...) or the seeds.
+        tune: what is tried for each method first.
+        differences: how the setting differs from the paper's, for the report.
+        paper: the paper's numbers.
+    """
+
+    name: str = "comparison"
+    title: str | None = None
+    question: str = ""
+    base: dict[str, Any] = Field(default_factory=dict)
+    methods: tuple[Variant, ...] = (Variant(method="fedavg"), Variant(method="pardon"))
+    hold_out: Literal["lodo", "ltdo", "ltdo-all"] | tuple[Any, ...] | None = None
+    domains: tuple[str, ...] = ()
+    heterogeneity: tuple[float, ...] = ()
+    clients: tuple[tuple[int, int | None], ...] = ()
+    settings: dict[str, tuple[Any, ...]] = Field(default_factory=dict)
+    seeds: tuple[int, ...] = (0,)
+    tune: Tune | None = None
+    differences: tuple[str, ...] = ()
+    paper: Published | None = None
+
+    def __init__(self, **fields: Any) -> None:
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            raise ExperimentError(_explain(error)) from None
+
+    @field_validator("methods", mode="before")
+    @classmethod
+    def _variants(cls, value: Any) -> Any:
+        entries = [value] if isinstance(value, str | dict) else value
+        return (
+            [_variant(entry) for entry in entries] if isinstance(entries, list | tuple) else value
+        )
+
+    @field_validator("hold_out", mode="before")
+    @classmethod
+    def _listed(cls, value: Any) -> Any:
+        return [value] if isinstance(value, dict) else value
+
+    @field_validator("heterogeneity", mode="before")
+    @classmethod
+    def _values(cls, value: Any) -> Any:
+        return [value] if isinstance(value, int | float) else value or ()
+
+    @field_validator("clients", mode="before")
+    @classmethod
+    def _pairs(cls, value: Any) -> Any:
+        return [_client_pair(entry) for entry in ([value] if isinstance(value, int) else value)]
+
+    @field_validator("seeds", mode="before")
+    @classmethod
+    def _counted(cls, value: Any) -> Any:
+        return list(range(value)) if isinstance(value, int) else value
+
+    @field_validator("methods", "seeds")
+    @classmethod
+    def _some_and_distinct(cls, value: tuple[Any, ...]) -> tuple[Any, ...]:
+        names = [entry.name if isinstance(entry, Variant) else entry for entry in value]
+        if not names or len(set(names)) < len(names):
+            raise ValueError(f"must be one or more, each once, got {names}; label what is alike")
+        return value
+
+    def fixed(self, overrides: Mapping[str, Any]) -> "Plan":
+        """Returns the plan in which experiment fields win over everything it says."""
+        return Plan(**fix_fields(self.model_dump(), overrides))
+
+    def to_yaml(self) -> str:
+        """Returns the plan as YAML."""
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def load_plan(source: "Plan | Path | str | Mapping[str, Any]") -> Plan:
+    """Returns a plan from a YAML file or from its fields.
+
+    A file's ``extends`` names another plan file, from its own folder on. What the file says counts
+    over it: fields of ``base`` one by one, anything else whole; ``differences`` are added.
+
+    Raises:
+        ExperimentError: the file is missing, is not YAML, or describes no plan.
+    """
+    if isinstance(source, Plan):
+        return source
+    if isinstance(source, Mapping):
+        return Plan(**source)
+    path = Path(source)
+    return Plan(**({"name": path.stem} | _read_plan(path)))
+
+
+def _read_plan(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """The fields of a plan file, over those of the plan that it extends."""
+    fields = read_fields_of(path, "plan file", ExperimentError)
+    if "extends" not in fields:
+        return fields
+    extended = fields.pop("extends")
+    if not isinstance(extended, str) or not extended:
+        raise ExperimentError(f"{path}: extends names a plan file beside it, got {extended!r}")
+    below = (path.parent / extended).resolve()
+    if below in (*above, path.resolve()):
+        raise ExperimentError(f"{path}: extends {extended}, which extends this file again")
+    base = _read_plan(below, (*above, path.resolve()))
+    if all(isinstance(part.get("base", {}), Mapping) for part in (base, fields)):
+        fields["base"] = merge(expand(base.get("base", {})), expand(fields.get("base", {})))
+    if all(isinstance(part.get("differences", []), list) for part in (base, fields)):
+        fields["differences"] = [*base.get("differences", []), *fields.get("differences", [])]
+    return base | fields
+
+
+def _variant(entry: Any) -> Any:
+    if isinstance(entry, Variant) or not isinstance(entry, str | Mapping):
+        return entry
+    if isinstance(entry, str):
+        return {"method": entry}
+    own = set(Variant.model_fields)
+    fields = {"method" if key == "name" else key: value for key, value in entry.items()}
+    beside = {key: value for key, value in fields.items() if key not in own}
+    kept = {key: value for key, value in fields.items() if key in own}
+    return merge(kept, {"settings": beside}) if beside else kept
+
+
+def _client_pair(entry: Any) -> Any:
+    if isinstance(entry, Mapping):
+        return (entry.get("number"), entry.get("per_round"))
+    return (entry, None) if isinstance(entry, int) else entry
+
+
+def _explain(error: ValidationError) -> str:
+    fault = error.errors()[0]
+    where = ".".join(str(part) for part in fault["loc"])
+    if fault["type"] == "extra_forbidden":
+        fields = list(Plan.model_fields)
+        near = nearest(where, fields)
+        return f"a plan has no field {where!r}{near}; there are: {', '.join(fields)}"
+    return f"plan, {where}: {fault['msg'].removeprefix('Value error, ')} (got {fault['input']!r})"
+
+
+# The cells of a plan: one experiment for each method, hold-out, value of an axis and seed.
+
+
+@dataclass(frozen=True)
+class PlannedCell:
+    """One cell of a plan.
+
+    Attributes:
+        method: the label of its method.
+        scenario: the held-out test domains, as a column's heading.
+        conditions: the values of the other axes by axis name, in order.
+        seed: the experiment's seed.
+        experiment: what is run.
+    """
+
+    method: str
+    scenario: str
+    conditions: tuple[tuple[str, str], ...]
+    seed: int
+    experiment: Experiment
+
+
+def expand_plan(plan: Plan, overrides: Mapping[str, Any] | None = None) -> list[PlannedCell]:
+    """Returns the plan's cells, seed by seed, so that a table is whole after the first seed.
+
+    Args:
+        plan: the plan.
+        overrides: experiment fields that win over everything the plan says, for example a smaller
+            image size.
+
+    Raises:
+        ExperimentError: a cell is no valid experiment, or one that its method cannot run; better
+            said before the first run than hours later.
+    """
+    plan = plan.fixed(overrides or {})
+    held = _scenarios(plan)
+    _check_fields(plan)
+    return [
+        _cell(plan, variant, scenario, heading, points, seed)
+        for seed in plan.seeds
+        for scenario, heading in held
+        for points in itertools.product(*_axes(plan))
+        for variant in plan.methods
+    ]
+
+
+Point = tuple[str, dict[str, Any], str]
+"""A value of an axis: the axis's name, the experiment fields it sets, how tables write it."""
+
+
+def _axes(plan: Plan) -> list[list[Point | None]]:
+    """Every axis between scenarios and methods; None stands for what ``base`` says."""
+    lambdas: list[Point | None] = [
+        ("heterogeneity", {"clients": {"heterogeneity": value}}, f"{value:g}")
+        for value in plan.heterogeneity
+    ]
+    clients: list[Point | None] = [_clients_point(pair) for pair in plan.clients]
+    further: list[list[Point | None]] = [
+        [setting_point(field, value) for value in values] for field, values in plan.settings.items()
+    ]
+    return [lambdas or [None], clients or [None], *further]
+
+
+def _cell(
+    plan: Plan,
+    variant: Variant,
+    scenario: Any,
+    heading: str,
+    points: Sequence[Point | None],
+    seed: int,
+) -> PlannedCell:
+    known = method_class(variant.method).Settings.model_fields
+    method = {"name": variant.method, "settings": variant.settings}
+    fields = merge(expand(plan.base), {"method": method})
+    if scenario is not None:
+        fields["hold_out"] = expand({"hold_out": scenario})["hold_out"]
+    used = [point for point in points if point is not None]
+    for _, change, _ in used:
+        settings = change.get("method", {}).get("settings", {})
+        if all(name in known for name in settings):
+            fields = merge(fields, change)
+    fields = merge(fields, expand(variant.experiment))
+    fields = merge(fields, variant.tuned.get(heading, {}))
+    conditions = tuple((name, text) for name, _, text in used)
+    experiment = Experiment(**{**fields, "seed": seed, "name": None})
+    build_method(experiment.method.name, experiment.method.settings).check(experiment)
+    return PlannedCell(variant.name, heading, conditions, seed, experiment)
+
+
+def _clients_point(pair: tuple[int, int | None]) -> Point:
+    number, per_round = pair
+    text = f"{number}" if per_round is None else f"{per_round} of {number}"
+    return "clients", {"clients": {"number": number, "per_round": per_round}}, text
+
+
+def setting_point(field: str, value: Any) -> Point:
+    """Returns the point of an axis over a dotted experiment field at one of its values."""
+    first, *rest = field.split(".")
+    path = ["method", "settings", *rest] if first == "method" else [first, *rest]
+    nested: Any = value
+    for part in reversed(path):
+        nested = {part: nested}
+    return field.removeprefix("method."), nested, _text(value)
+
+
+def _text(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _check_fields(plan: Plan) -> None:
+    for setting in plan.settings:
+        if not setting.startswith("method."):
+            continue
+        name = setting.removeprefix("method.")
+        fields = [f for v in plan.methods for f in method_class(v.method).Settings.model_fields]
+        if name not in fields:
+            raise ExperimentError(
+                f"none of the plan's methods has a setting {name!r}{nearest(name, fields)}"
+            )
+
+
+def _scenarios(plan: Plan) -> list[tuple[Any, str]]:
+    """The hold-outs with the headings of their columns; a heading names the test domains."""
+    base = expand(plan.base)
+    if plan.hold_out is None:
+        held = expand({"hold_out": base.get("hold_out") or {}})["hold_out"]
+        return [(None, _heading(held))]
+    if isinstance(plan.hold_out, str):
+        data = base.get("data", {})
+        source = str(data.get("source", "folder"))
+        preset = str(base.get("preset") or preset_of(source))
+        domains = (
+            plan.domains or known_domains(source, preset) or _domains(source, data.get("root"))
+        )
+        listed: list[Any] = list(scenarios(plan.hold_out, domains, preset))
+    else:
+        listed = [expand({"hold_out": entry})["hold_out"] for entry in plan.hold_out]
+    headings = [_heading(entry) for entry in listed]
+    if len(set(headings)) < len(headings):
+        headings = [_heading(entry, with_val=True) for entry in listed]
+    return list(zip(listed, headings))
+
+
+def _domains(source: str, root: Any) -> tuple[str, ...]:
+    return tuple(load_source(source, root).domain_names)
+
+
+def _heading(held: Mapping[str, Any], with_val: bool = False) -> str:
+    def names(role: str) -> str:
+        value = held.get(role) or ()
+        return "+".join([value] if isinstance(value, str) else value)
+
+    text = names("test") or "as split"
+    return f"{text} (validated on {names('val')})" if with_val and names("val") else text
+
+
+def distinct(cells: Sequence[PlannedCell]) -> Iterator[Experiment]:
+    """Yields each experiment of the cells once, in their order."""
+    seen: set[str] = set()
+    for cell in cells:
+        if cell.experiment.id not in seen:
+            seen.add(cell.experiment.id)
+            yield cell.experiment
+
+
+# The trials of a plan's ``tune`` section: every combination of values, nothing held out.
+
+
+@dataclass(frozen=True)
+class Combination:
+    """Values for a method: of each field, in the order of the plan, its name and its text."""
+
+    method: str
+    held_out: str
+    values: tuple[tuple[str, str], ...]
+    changes: tuple[dict[str, Any], ...] = field(compare=False)
+
+
+def trials_of(plan: Plan) -> dict[Combination, list[PlannedCell]]:
+    """Returns the trials of a plan's ``tune`` section, by what is tried; none without one.
+
+    Raises:
+        ExperimentError: a field is unknown, or a trial is no valid experiment.
+    """
+    if plan.tune is None:
+        return {}
+    base = plan.model_copy(update={"seeds": plan.tune.seeds, "tune": None})
+    found: dict[Combination, list[PlannedCell]] = {}
+    variants = {variant.name: variant for variant in plan.methods}
+    _require_some_use(plan.tune, plan.methods)
+    for cell in expand_plan(base):
+        for points in itertools.product(*_axes_of(plan.tune, variants[cell.method])):
+            if points:
+                trial = _trial(cell, points, plan.tune)
+                found.setdefault(_combination(cell, points), []).append(trial)
+    return found
+
+
+def with_values(plan: Plan, chosen: Iterable[Combination]) -> Plan:
+    """Returns a plan without its ``tune`` section, whose methods have values chosen for them.
+
+    Args:
+        plan: the plan.
+        chosen: one combination for each method and everything that is held out, at most.
+    """
+    of: dict[str, dict[str, dict[str, Any]]] = {}
+    for combination in chosen:
+        fields: dict[str, Any] = {}
+        for change in combination.changes:
+            fields = merge(fields, change)
+        of.setdefault(combination.method, {})[combination.held_out] = fields
+    methods = [v.model_copy(update={"tuned": of.get(v.name, {})}) for v in plan.methods]
+    return plan.model_copy(update={"methods": tuple(methods), "tune": None})
+
+
+def table_cells(plan: Plan) -> list[PlannedCell]:
+    """Returns the cells that a plan's table may have, whatever values its ``tune`` section picks.
+
+    Raises:
+        ExperimentError: see :func:`trials_of`.
+    """
+    of: dict[tuple[str, str], list[Combination]] = {}
+    for combination in trials_of(plan):
+        of.setdefault((combination.method, combination.held_out), []).append(combination)
+    most = max(map(len, of.values()), default=0)
+    choices = [[tried[i % len(tried)] for tried in of.values()] for i in range(most)]
+    plans = [with_values(plan, chosen) for chosen in choices]
+    return [cell for one in plans for cell in expand_plan(one)]
+
+
+def _combination(cell: PlannedCell, points: Sequence[Point]) -> Combination:
+    values = tuple((name, text) for name, _, text in points)
+    changes = tuple(change for _, change, _ in points)
+    return Combination(cell.method, cell.scenario, values, changes)
+
+
+def _axes_of(tune: Tune, variant: Variant) -> list[list[Point]]:
+    known = method_class(variant.method).Settings.model_fields
+    fixed = {*leaves(expand(variant.experiment)), *(f"method.{name}" for name in variant.settings)}
+    return [
+        [setting_point(name, value) for value in values]
+        for name, values in tune.settings.items()
+        if name not in fixed
+        and (not name.startswith("method.") or name.removeprefix("method.") in known)
+    ]
+
+
+def _require_some_use(tune: Tune, variants: Sequence[Variant]) -> None:
+    used = {name for variant in variants for axis in _axes_of(tune, variant) for name, *_ in axis}
+    for name in tune.settings:
+        if name.removeprefix("method.") not in used:
+            raise ExperimentError(
+                f"tune: {name} is tried for no method: none has it, or each entry fixes it"
+            )
+
+
+def _trial(cell: PlannedCell, points: Sequence[Point], tune: Tune) -> PlannedCell:
+    """A cell with values, without its held-out domains."""
+    fields = cell.experiment.model_dump(mode="json")
+    held = cell.experiment.hold_out
+    for _, change, _ in points:
+        fields = merge(fields, change)
+    fields["hold_out"] = {"test": [], "val": []}
+    fields["data"]["leave_out"] = [*held.test, *held.val]
+    if not held.test and not held.val:
+        raise ExperimentError(
+            "tune: name the domains that are held out (hold_out), so that no trial opens them; a "
+            "split file or a data set's own split does not say which domains they are"
+        )
+    if not fields["data"]["id_val"]:
+        raise ExperimentError("tune: there is no in-domain validation; set data.id_val above 0")
+    if tune.rounds is not None:
+        fields["train"]["rounds"] = tune.rounds
+    conditions = (*cell.conditions, *((name, text) for name, _, text in points))
+    return replace(cell, experiment=Experiment(**fields), conditions=conditions)
+
+
+# What ``feddg demo`` compares: three methods on digits in four styles, each unseen once.
+
+
+DEMO: Mapping[str, Any] = {
+    "name": "demo",
+    "title": "The demo: which method travels",
+    "question": "Scanned digits are drawn as ink, chalk, photo and sketch; each in turn is the "
+    "domain that no client trains on, and what is served is the mean of the last rounds.",
+    "base": {
+        "data": {"source": "digits", "image_size": 16, "id_val": 0, "id_test": 0},
+        "clients": {"number": 3, "heterogeneity": 0.5},
+        "train": {
+            "rounds": 6,
+            "local_epochs": 1,
+            "batch_size": 32,
+            "lr": 3e-3,
+            "augmentation": "none",
+        },
+        "server": {"serve": "tail", "tail": 0.34},
+        "evaluate": {"every": 2},
+    },
+    "methods": ["fedavg", "mixstyle", "pardon"],
+    "hold_out": "lodo",
+    "seeds": 2,
+}
+"""Small images, large steps and few rounds, for a minute or two on two cores. They were chosen by
+FedAvg's in-domain validation, and then among two settings by the whole demo, which shows held-out
+domains: it is a demonstration and no result. docs/results/digits.md has the long comparison."""
+
+MOST_JOBS = 16
+"""Processes of half a gigabyte each: more would hardly be quicker."""
+
+
+def demo_plan(axes: Mapping[str, Any], said: Mapping[str, Any]) -> Plan:
+    """Returns the demo's plan, with what the user says over it.
+
+    Args:
+        axes: fields of the plan.
+        said: fields of the experiment.
+
+    Raises:
+        ExperimentError: together they are no valid plan.
+    """
+    plan = merge(dict(DEMO), axes)
+    return Plan(**{**plan, "base": merge(plan["base"], said)})
+
+
+def jobs_of_demo(plan: Plan, said: int | None = None) -> int:
+    """Returns how many processes carry the demo out; 0 where this one does it all the soonest.
+
+    Args:
+        plan: the demo's plan.
+        said: how many the user asks for; none for one on each core.
+    """
+    runs = sum(1 for _ in distinct(expand_plan(plan)))
+    jobs = min(said or available_cores(), MOST_JOBS, runs)
+    return jobs if jobs > 1 else 0

@@ -1,0 +1,493 @@
+"""Many runs: in this process, in processes of their own, on a Ray cluster or under Slurm."""
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Queue
+from typing import IO, Any, ClassVar, TypeVar
+
+from feddg.clients.threads import environment_of_job, threads_per_job
+from feddg.comparison.process import Job, Reporter, answer_to
+from feddg.errors import ExperimentError, in_words
+from feddg.experiment import Experiment
+from feddg.registry import Registry
+from feddg.runs.execute import carry_out
+
+LOG_FOLDER = "logs"
+STOP_SECONDS = 60
+
+log = logging.getLogger("feddg")
+
+
+@dataclass(frozen=True)
+class Task:
+    """An experiment and the folder its run goes to."""
+
+    experiment: Experiment
+    folder: Path
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a task ended: ``completed``, ``failed`` with the reason, or ``interrupted``."""
+
+    task: Task
+    status: str
+    error: str | None = None
+
+
+class Watcher:
+    """Is told how many runs go; every method may be left as it is here, silent."""
+
+    def start(self, total: int, done: int, jobs: int) -> None:
+        """``done`` of ``total`` runs were complete beforehand; ``jobs`` will go at once."""
+
+    def news(self, task: Task, facts: Mapping[str, Any]) -> None:
+        """A run said something: see :class:`feddg.comparison.process.Reporter`."""
+
+    def ended(self, outcome: Outcome) -> None:
+        """A run ended."""
+
+    def end(self) -> None:
+        """Nothing goes on any more."""
+
+
+def run_here(tasks: Sequence[Task], cache: Path, watcher: Watcher) -> Iterator[Outcome]:
+    """Carries tasks out in this process; one that fails does not stop the others.
+
+    Yields:
+        How each ended. KeyboardInterrupt goes through, with the run's folder left to be continued.
+    """
+    for task in tasks:
+        outcome = _run_here(task, cache, watcher)
+        watcher.ended(outcome)
+        yield outcome
+
+
+def _run_here(task: Task, cache: Path, watcher: Watcher) -> Outcome:
+    try:
+        reporter = Reporter(lambda facts: watcher.news(task, facts))
+        carry_out(task.folder, task.experiment, observer=reporter, cache=cache, keep_unstarted=True)
+    except Exception as error:
+        log.debug("run %s", task.folder, exc_info=True)
+        return Outcome(task, "failed", in_words(error))
+    return Outcome(task, "completed")
+
+
+class Processes:
+    """Carries tasks out, each in a process of its own, several at a time.
+
+    The processes are apart from this one's terminal, so Ctrl-C reaches this process alone, which
+    then asks them to stop: each ends with its run ready to be continued. They also stop by
+    themselves when this process dies.
+
+    Args:
+        jobs: how many at a time.
+        cache: folder for decoded pixels and twins.
+        logs: folder for what the processes print.
+        watcher: is told what happens.
+        reuse: whether a process carries out several tasks, one after another: no start for each,
+            but the peak memory that a run notes is that of all before it, too.
+    """
+
+    def __init__(
+        self, jobs: int, cache: Path, logs: Path, watcher: Watcher, *, reuse: bool = False
+    ) -> None:
+        self._jobs, self._cache, self._logs, self._watcher = jobs, cache, logs, watcher
+        self._reuse = reuse
+        self._idle: dict[int, subprocess.Popen[str]] = {}
+        self._threads = threads_per_job(jobs)
+        self._devices = _devices()
+        self._lock = threading.Lock()
+        self._alive: set[subprocess.Popen[str]] = set()
+        self._stopping = False
+
+    def run(self, tasks: Sequence[Task]) -> Iterator[Outcome]:
+        """Carries out the tasks.
+
+        Yields:
+            How each ended, in the order of ending.
+        """
+        waiting = list(reversed(tasks))
+        ended: Queue[Outcome] = Queue()
+
+        def work(place: int) -> None:
+            while True:
+                with self._lock:
+                    if self._stopping or not waiting:
+                        return
+                    task = waiting.pop()
+                ended.put(self._carry_out(task, place))
+
+        threads = [
+            threading.Thread(target=work, args=(place,), daemon=True)
+            for place in range(min(self._jobs, len(tasks)))
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            for _ in tasks:
+                outcome = ended.get()
+                self._watcher.ended(outcome)
+                yield outcome
+        finally:
+            self._stop()
+            for thread in threads:
+                thread.join()
+
+    def _carry_out(self, task: Task, place: int) -> Outcome:
+        try:
+            self._logs.mkdir(parents=True, exist_ok=True)
+            name = f"process{place + 1}" if self._reuse else task.folder.name
+            log_file = self._logs / f"{name}.log"
+            with log_file.open("a" if self._reuse else "w", encoding="utf-8") as log_to:
+                outcome = self._follow(task, place, log_to)
+        except OSError as error:
+            return Outcome(task, "failed", f"its process could not be started: {error}")
+        if log_file.stat().st_size == 0 and not self._reuse:
+            log_file.unlink()
+        return outcome
+
+    def _follow(self, task: Task, place: int, log_to: IO[str]) -> Outcome:
+        process = self._idle.pop(place, None) or self._start(log_to)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with suppress(BrokenPipeError):  # it died at once; its exit status tells
+            process.stdin.write(self._job(task, place).to_line())
+            process.stdin.flush()
+        last: Mapping[str, Any] = {}
+        for line in process.stdout:
+            last = json.loads(line)
+            self._watcher.news(task, last)
+            if self._reuse and last.get("ended") in ("completed", "failed"):
+                self._idle[place] = process
+                return Outcome(task, last["ended"], last.get("error"))
+        with process:
+            process.wait()
+        with self._lock:
+            self._alive.discard(process)
+        if "ended" in last:
+            return Outcome(task, last["ended"], last.get("error"))
+        return Outcome(task, "failed", f"{_death(process.returncode)}; see {log_to.name}")
+
+    def _job(self, task: Task, place: int) -> Job:
+        device = self._devices[place % len(self._devices)] if self._devices else None
+        return Job(
+            str(task.folder),
+            task.experiment.model_dump(mode="json"),
+            str(self._cache),
+            self._threads,
+            device if task.experiment.device == "auto" else None,
+            self._reuse,
+        )
+
+    def _start(self, log_to: IO[str]) -> "subprocess.Popen[str]":
+        with self._lock:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "feddg.comparison.process"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log_to,
+                text=True,
+                encoding="utf-8",
+                env=environment_of_job(self._threads),
+                start_new_session=True,
+            )
+            self._alive.add(process)
+        return process
+
+    def _stop(self) -> None:
+        with self._lock:
+            self._stopping = True
+            alive = list(self._alive)
+        for process in alive:
+            with suppress(OSError):
+                if process.stdin is not None:
+                    process.stdin.close()
+        for process in alive:
+            try:
+                process.wait(STOP_SECONDS)
+            except (subprocess.TimeoutExpired, KeyboardInterrupt):
+                process.kill()
+            if process in self._idle.values() and process.stdout is not None:
+                process.stdout.close()  # that of others is closed by who follows it
+
+
+def _devices() -> list[str]:
+    """One name per GPU, when there are several to spread the runs over."""
+    import torch
+
+    count = torch.cuda.device_count()
+    return [f"cuda:{i}" for i in range(count)] if count > 1 else []
+
+
+def _death(status: int) -> str:
+    if status == -9:
+        return "its process was killed, perhaps for want of memory"
+    return f"its process died ({'signal' if status < 0 else 'status'} {abs(status)})"
+
+
+# Launchers: what carries a comparison's runs out, on this machine or on others.
+#
+# A launcher is one registered class in one file. Ours are in :mod:`feddg.comparison.pool`;
+# another package adds one with :func:`register_launcher`, or through an entry point of the group
+# ``feddg.launchers``. Whatever it is, runs are the same: each writes its own folder, continues
+# where it was interrupted, and one that fails stops nobody. So the folder of the comparison, the
+# images and the cache must be on a file system that all machines share.
+
+
+class Launcher(ABC):
+    """Carries runs out.
+
+    Args:
+        jobs: how many at a time.
+        cache: folder for decoded pixels and twins.
+        logs: folder for what the runs print.
+        watcher: is told what happens.
+        options: what the launcher itself takes.
+
+    Attributes:
+        name: what a user writes to choose it.
+        summary: one line for listings.
+        options: the options it takes, each with what it means.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    options: ClassVar[Mapping[str, str]] = {}
+
+    def __init__(
+        self, jobs: int, cache: Path, logs: Path, watcher: Watcher, options: Mapping[str, str]
+    ) -> None:
+        self.jobs, self.cache, self.logs, self.watcher = jobs, cache, logs, watcher
+        self.said = options
+        for option in options:
+            if option not in self.options:
+                known = ", ".join(self.options) or "none"
+                raise ExperimentError(
+                    f"launcher {self.name!r} has no option {option!r}; it has: {known}"
+                )
+
+    @abstractmethod
+    def run(self, tasks: Sequence[Task]) -> Iterator[Outcome]:
+        """Carries out the tasks; when the iterator is closed, it stops what still runs.
+
+        Yields:
+            How each ended, in the order of ending.
+        """
+
+    def job(self, task: Task, threads: int) -> Job:
+        """Returns what a worker on any machine needs of a task."""
+        experiment = task.experiment.model_dump(mode="json")
+        return Job(str(task.folder.resolve()), experiment, str(self.cache.resolve()), threads)
+
+    def outcome(self, task: Task, answer: Mapping[str, str]) -> Outcome:
+        """Returns what a worker's answer says, and tells the watcher."""
+        found = Outcome(task, answer["ended"], answer.get("error"))
+        self.watcher.ended(found)
+        return found
+
+
+L = TypeVar("L", bound=type[Launcher])
+LAUNCHERS: Registry[type[Launcher]] = Registry(
+    "launcher", "feddg.comparison.pool", group="feddg.launchers", error=ExperimentError
+)
+
+
+def register_launcher(cls: L) -> L:
+    """Registers a launcher under its name, and returns it."""
+    LAUNCHERS.add(cls.name, cls)
+    return cls
+
+
+# This machine: each run in a process of its own, with its share of the cores or its GPU.
+
+
+@register_launcher
+class LocalLauncher(Launcher):
+    """See :class:`feddg.comparison.pool.Processes`."""
+
+    name = "local"
+    summary = "processes on this machine"
+    options: ClassVar[dict[str, str]] = {
+        "reuse": "yes: a process carries out several runs, which saves some seconds for each; no, "
+        "if not said: each run has its own, and its own peak memory"
+    }
+
+    def run(self, tasks: Sequence[Task]) -> Iterator[Outcome]:
+        """See :meth:`Launcher.run`."""
+        reuse = self.said.get("reuse", "no")
+        if reuse not in ("yes", "no"):
+            raise ExperimentError(f"launcher 'local': reuse must be yes or no (got {reuse!r})")
+        processes = Processes(self.jobs, self.cache, self.logs, self.watcher, reuse=reuse == "yes")
+        return processes.run(tasks)
+
+
+# A Ray cluster: runs are handed to its nodes, as many at a time as asked for.
+
+
+@register_launcher
+class RayLauncher(Launcher):
+    """Runs on the nodes of a Ray cluster (``ray start``), or on a cluster of this machine alone.
+
+    What is sent to a node is the name of a function of this package and a line of JSON; Ray itself
+    uses pickle between its processes, so the cluster must be one's own.
+    """
+
+    name = "ray"
+    summary = "the nodes of a Ray cluster"
+    options: ClassVar[dict[str, str]] = {
+        "address": "of the cluster; RAY_ADDRESS, else a cluster of this machine alone",
+        "cpus": "cores that each run takes; 1 if not said",
+        "gpus": "GPUs that each run takes, a share as 0.25 too; 0 if not said",
+    }
+
+    def run(self, tasks: Sequence[Task]) -> Iterator[Outcome]:
+        """See :meth:`Launcher.run`."""
+        try:
+            import ray
+        except ImportError:
+            raise ExperimentError(
+                "the launcher 'ray' needs Ray: pip install 'feddg[ray]'"
+            ) from None
+        cpus, gpus = _number(self.said, "cpus", 1.0), _number(self.said, "gpus", 0.0)
+        begun = not ray.is_initialized()
+        if begun:
+            address = self.said.get("address") or os.environ.get("RAY_ADDRESS")
+            try:
+                ray.init(address=address, log_to_driver=False, include_dashboard=False)
+            except (ConnectionError, ValueError, RuntimeError) as error:
+                where = address or "this machine"
+                raise ExperimentError(f"Ray at {where} cannot be reached: {error}") from None
+        work: Any = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=0)(answer_to)
+        waiting, going = list(tasks), dict[Any, Task]()
+        try:
+            while waiting or going:
+                while waiting and len(going) < self.jobs:
+                    task = waiting.pop(0)
+                    line = self.job(task, max(1, int(cpus))).to_line()
+                    going[work.remote(line)] = task
+                (ready,), _ = ray.wait(list(going), num_returns=1)
+                task = going.pop(ready)
+                try:
+                    answer = ray.get(ready)
+                except ray.exceptions.RayError as error:
+                    said = str(error).strip().splitlines()
+                    answer = {"ended": "failed", "error": f"its node failed: {said[-1]}"}
+                yield self.outcome(task, answer)
+        finally:
+            for ref in going:
+                ray.cancel(ref)
+            if begun:
+                ray.shutdown()
+
+
+def _number(said: Any, name: str, default: float) -> float:
+    try:
+        value = float(said.get(name, default))
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 10**6:
+        raise ExperimentError(f"launcher 'ray', option {name!r}: a number, not {said[name]!r}")
+    return value
+
+
+# Slurm, by submitit: every run is a job of an array; this program waits for them.
+
+
+SECONDS_BETWEEN_LOOKS = 2.0
+
+
+@register_launcher
+class SlurmLauncher(Launcher):
+    """Runs as jobs of a Slurm array, at most ``jobs`` at a time.
+
+    A job is the name of a function of this package and a line of JSON, which submitit keeps, as a
+    pickle, in the comparison's ``logs`` folder: nobody else may write there.
+    """
+
+    name = "slurm"
+    summary = "jobs of a Slurm cluster"
+    options: ClassVar[dict[str, str]] = {
+        "partition": "Slurm's partition",
+        "minutes": "limit of a run; it continues when the comparison is started again; 1440",
+        "cpus": "cores of a run; 1 if not said",
+        "memory_gb": "memory of a run; 8 if not said",
+        "gpus": "GPUs of a run; none if not said",
+        "cluster": "slurm; local runs the same jobs on this machine, to try it",
+    }
+
+    def run(self, tasks: Sequence[Task]) -> Iterator[Outcome]:
+        """See :meth:`Launcher.run`."""
+        try:
+            import submitit
+        except ImportError:
+            raise ExperimentError(
+                "the launcher 'slurm' needs submitit: pip install 'feddg[slurm]'"
+            ) from None
+        said, cpus = self.said, _whole(self.said, "cpus", 1)
+        cluster = said.get("cluster", "slurm")
+        try:
+            executor = submitit.AutoExecutor(self.logs / "jobs", cluster=cluster)
+        except (RuntimeError, ValueError) as error:
+            raise ExperimentError(f"launcher 'slurm': {error}") from None
+        executor.update_parameters(
+            name="feddg",
+            timeout_min=_whole(said, "minutes", 1440),
+            cpus_per_task=cpus,
+            mem_gb=_whole(said, "memory_gb", 8),
+            gpus_per_node=_whole(said, "gpus", 0) or None,
+        )
+        if cluster == "slurm":
+            executor.update_parameters(slurm_array_parallelism=max(1, self.jobs))
+            if "partition" in said:
+                executor.update_parameters(slurm_partition=said["partition"])
+        # The local executor has no queue: it is given as many as may go at once.
+        at_once = len(tasks) if cluster == "slurm" else max(1, self.jobs)
+        waiting, going = list(tasks), list[tuple[Any, Task]]()
+        try:
+            while waiting or going:
+                started, waiting = waiting[: at_once - len(going)], waiting[at_once - len(going) :]
+                if started:
+                    lines = [self.job(task, cpus).to_line() for task in started]
+                    going += zip(executor.map_array(answer_to, lines), started)
+                done = [(job, task) for job, task in going if job.done()]
+                for job, task in done:
+                    going.remove((job, task))
+                    yield self.outcome(task, _answer(job))
+                if not done:
+                    time.sleep(SECONDS_BETWEEN_LOOKS)
+        finally:
+            for job, _ in going:
+                job.cancel(check=False)
+
+
+def _answer(job: Any) -> dict[str, str]:
+    """What a job returned, or why it did not."""
+    error = job.exception()
+    if error is None:
+        answer: dict[str, str] = job.result()
+        return answer
+    said = str(error).strip().splitlines() or [type(error).__name__]
+    return {"ended": "failed", "error": f"job {job.job_id} died: {said[0]}"}
+
+
+def _whole(said: Any, name: str, default: int) -> int:
+    try:
+        value = int(said.get(name, default))
+    except ValueError:
+        value = -1
+    if value < 0:
+        raise ExperimentError(
+            f"launcher 'slurm', option {name!r}: a whole number, not {said[name]!r}"
+        )
+    return value
