@@ -35,7 +35,7 @@ PYTHON = {
     "Runs": ("feddg.runs.execute", ("Run",)),
     "What a run has written": ("feddg.runs.reading", ("RunRecord", "read_run")),
     "Models": ("feddg.runs.model", ("load_model",)),
-    "Predictions": ("feddg.studies.prediction", ("predict", "Prediction")),
+    "Predictions": ("feddg.prediction.predict", ("predict", "Prediction")),
     "Comparisons": ("feddg.comparison.compare", ("Comparison",)),
     "Watching a run": ("feddg.runs.observer", ("Observer",)),
     "Methods": ("feddg.methods.base", ("Method", "MethodSettings")),

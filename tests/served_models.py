@@ -13,10 +13,10 @@ from pathlib import Path
 
 import httpx
 
+from feddg.prediction.classifier import ImageClassifier
 from feddg.serving.application import create_application
 from feddg.serving.limits import ServeLimits
 from feddg.serving.start import server_for
-from feddg.studies.classifier import ImageClassifier
 
 
 @contextmanager

@@ -19,9 +19,9 @@ from typing import Any
 from feddg.api import run
 from feddg.evaluation.adaptation import ADAPTATIONS
 from feddg.experiment import Experiment
+from feddg.prediction.evaluate import evaluate_run
 from feddg.records import ID_VAL, TEST, AdaptationRow
 from feddg.runs.reading import BEST_IN_DOMAIN, FINAL, OWN, RunRecord, read_alphas, read_run
-from feddg.studies.evaluate import evaluate_run
 
 DOMAINS = ("photo", "art_painting", "cartoon", "sketch")
 PAPER = {

@@ -17,10 +17,9 @@ import torch
 
 from feddg.api import run
 from feddg.experiment import Experiment
+from feddg.prediction.classifier import ImageClassifier, RunClassifier
+from feddg.prediction.export import OnnxClassifier, export_run
 from feddg.runs.prepare import load_images
-from feddg.studies.classifier import ImageClassifier, RunClassifier
-from feddg.studies.export import export_run
-from feddg.studies.onnx_file import OnnxClassifier
 
 BATCH, PASSES = 64, 3
 CASES = {

@@ -22,8 +22,7 @@ import httpx
 import numpy
 
 from feddg.data.decoding import quiet_pillow
-from feddg.studies.classifier import RunClassifier
-from feddg.studies.image_files import image_files
+from feddg.prediction.classifier import RunClassifier, image_files
 
 sys.path.append(str(Path(__file__).parents[2] / "tests"))
 from hostile_uploads import hostile_uploads

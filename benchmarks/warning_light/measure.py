@@ -18,12 +18,12 @@ from torch import Tensor
 from feddg.data.decoding import Reading, decode_image, quiet_pillow
 from feddg.data.pixels import as_unit
 from feddg.evaluation.accuracy import energy, energy_threshold, separation
+from feddg.prediction.classifier import image_files
 from feddg.rng import stream
 from feddg.runs.execute import read_warning_light
 from feddg.runs.model import load_trained
 from feddg.runs.prepare import load_images
 from feddg.storage import cache_folder
-from feddg.studies.image_files import image_files
 
 BATCH = 64
 

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from feddg.methods.base import Method as Method
     from feddg.methods.base import MethodSettings as MethodSettings
     from feddg.methods.base import register as register
+    from feddg.prediction.predict import predict as predict
     from feddg.runs.execute import Run as Run
     from feddg.runs.model import load_model as load_model
-    from feddg.studies.prediction import predict as predict
 
 try:
     __version__ = version("feddg")
@@ -39,7 +39,7 @@ _HOME = {
     "compare": "feddg.api",
     "load_experiment": "feddg.experiment",
     "load_model": "feddg.runs.model",
-    "predict": "feddg.studies.prediction",
+    "predict": "feddg.prediction.predict",
     "register": "feddg.methods.base",
     "resume": "feddg.api",
     "run": "feddg.api",

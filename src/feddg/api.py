@@ -49,7 +49,7 @@ def run(
         snapshots: rounds whose global weights are kept, for ``feddg report --analyses``.
         again: whether to start anew, beside the old run, where its images were others.
         predictions: whether to keep what is predicted of every image, see
-            :func:`feddg.studies.image_results.write_image_results`.
+            :func:`feddg.prediction.evaluate.write_image_results`.
 
     Raises:
         FeddgError: the experiment cannot be carried out; what was computed is kept.
@@ -81,7 +81,7 @@ def run_in(
     See :func:`run` for the arguments and errors.
     """
     if predictions:
-        from feddg.studies.prediction_rows import parquet
+        from feddg.prediction.predict import parquet
 
         parquet("leave out predictions")  # says now what would else be said at the end
     done = execute.carry_out(
@@ -92,7 +92,7 @@ def run_in(
         snapshots=snapshots,
     )
     if predictions:
-        from feddg.studies.image_results import write_image_results
+        from feddg.prediction.evaluate import write_image_results
 
         write_image_results(done.folder, cache=cache)
     if report:
@@ -196,13 +196,13 @@ def compare(
         work, jobs=jobs, cache=cache, watcher=watcher, launcher_options=launcher_options
     )
     if predictions:
-        from feddg.studies.image_results import write_missing_results
+        from feddg.prediction.evaluate import write_missing_results
 
         for reason in write_missing_results(work.folders.values(), cache=cache):
             log.warning("%s", reason)
     if report:
+        from feddg.prediction.export import ensure_card
         from feddg.report import write_comparison
-        from feddg.studies.run_card import ensure_card
 
         write_comparison(work.out)
         for folder in () if drop_weights else filter(execute.is_complete, work.folders.values()):

@@ -42,7 +42,7 @@ ELSEWHERE = {
     "docs/deploy.md: feddg deploy sign": f"tests/flower/test_deployment.py::{_LOOPBACK}",
     "docs/deploy.md: feddg deploy run": f"tests/flower/test_deployment.py::{_LOOPBACK}",
     "docs/deploy.md: feddg deploy validate": (
-        "tests/studies/test_validation.py::test_the_command_writes_counts_and_no_name"
+        "tests/prediction/test_validation.py::test_the_command_writes_counts_and_no_name"
     ),
     "docs/privacy_attacks.md: feddg privacy attack": (
         "tests/attacks/test_attack.py::test_the_command_says_what_was_found"

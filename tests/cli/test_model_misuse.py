@@ -9,9 +9,9 @@ from filelock import FileLock
 
 from feddg.api import run
 from feddg.experiment import Experiment
+from feddg.prediction import predict as prediction_files
+from feddg.prediction.predict import note_of
 from feddg.runs.observer import Observer
-from feddg.studies import prediction_files
-from feddg.studies.prediction_files import note_of
 from image_folders import make_folder, noise
 
 ENDS = {

@@ -14,10 +14,10 @@ from feddg.data.data_set import find_augmentation
 from feddg.data.pixels import ArrayPixels
 from feddg.messages import on_device
 from feddg.methods.base import methods
+from feddg.prediction.predict import predict
 from feddg.runs import analyses as loss_landscape
 from feddg.runs.analyses import analyse
 from feddg.settings import TrainSettings
-from feddg.studies.prediction import predict
 from federations import SmallFederation, federation, same
 from second_device import second_device, traffic
 from trained_runs import SETTINGS, trained_run, write_images

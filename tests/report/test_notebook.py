@@ -9,10 +9,10 @@ from PIL import Image
 
 from feddg import views
 from feddg.comparison.compare import Comparison
+from feddg.prediction.predict import PredictedImages, Prediction
 from feddg.report.notebook import html_of
 from feddg.runs.execute import Run
 from feddg.runs.reading import read_run
-from feddg.studies.prediction import PredictedImages, Prediction
 
 
 def pictures(page):

@@ -13,12 +13,12 @@ from feddg.api import resume, run
 from feddg.errors import ExperimentError, RunError
 from feddg.experiment import Experiment
 from feddg.federation.validation import CHANGES
+from feddg.prediction.evaluate import evaluate_run
 from feddg.runs import folder as folder_module
 from feddg.runs.folder import checkpoint_weights, kept_weights
 from feddg.runs.model import load_model, load_trained
 from feddg.runs.prepare import build_evaluation, build_worker, load_images
 from feddg.runs.reading import find_rule, read_rows, read_run
-from feddg.studies.evaluate import evaluate_run
 from federations import same
 
 ROUNDS = 4

@@ -14,9 +14,9 @@ from feddg.data import fingerprint
 from feddg.data.fingerprint import ImagesFile
 from feddg.errors import DataError, RunError
 from feddg.experiment import Experiment
+from feddg.prediction.evaluate import evaluate_run
 from feddg.runs.observer import Observer
 from feddg.runs.provenance import IMAGES, has_begun
-from feddg.studies.evaluate import evaluate_run
 from feddg.styles.codec import load_codec
 from image_folders import make_folder, noise
 

@@ -9,11 +9,11 @@ pytest.importorskip("python_multipart", reason="needs the extra `serve`")
 pytest.importorskip("httpx", reason="needs httpx")
 
 from feddg.errors import AdaptationError, RunError
+from feddg.prediction.classifier import RunClassifier
+from feddg.prediction.predict import predict
 from feddg.serving import answerer
 from feddg.serving.limits import ServeLimits
 from feddg.serving.start import hosts_of, is_loopback, serve
-from feddg.studies.classifier import RunClassifier
-from feddg.studies.prediction import predict
 from hostile_uploads import hostile_uploads, multipart, png
 from served_models import serving
 from trained_runs import trained_run, write_images

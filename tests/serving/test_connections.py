@@ -10,10 +10,10 @@ pytest.importorskip("fastapi", reason="needs the extra `serve`")
 pytest.importorskip("python_multipart", reason="needs the extra `serve`")
 httpx = pytest.importorskip("httpx", reason="needs httpx")
 
+from feddg.prediction.classifier import load_classifier
 from feddg.serving import connections
 from feddg.serving.limits import ServeLimits
 from feddg.serving.start import CONNECTIONS_BEYOND
-from feddg.studies.classifier import load_classifier
 from hostile_uploads import CONTENT_TYPE, multipart, png
 from served_models import serving
 

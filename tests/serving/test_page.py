@@ -9,8 +9,8 @@ pytest.importorskip("python_multipart", reason="needs the extra `serve`")
 pytest.importorskip("httpx", reason="needs httpx")
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
 
-from feddg.studies.classifier import RunClassifier
-from feddg.studies.prediction import predict
+from feddg.prediction.classifier import RunClassifier
+from feddg.prediction.predict import predict
 from served_models import serving
 from trained_runs import write_images
 

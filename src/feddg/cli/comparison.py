@@ -147,14 +147,14 @@ def compare(
         if dry_run:
             return
         if predictions:
-            from feddg.studies.prediction_rows import parquet
+            from feddg.prediction.predict import parquet
 
             parquet("leave out --predictions")  # says now what would else be said at the end
         done = carry_out_work(work, jobs=jobs, watcher=watcher(), **where)
         from feddg.report import write_comparison
 
         if predictions:
-            from feddg.studies.image_results import write_missing_results
+            from feddg.prediction.evaluate import write_missing_results
 
             for reason in write_missing_results(work.folders.values()):
                 console.print(f"note: {reason}", markup=False, highlight=False, soft_wrap=True)

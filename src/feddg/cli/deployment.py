@@ -149,8 +149,8 @@ def deploy_validate(
     device: Annotated[str, typer.Option(help="cpu, cuda or auto")] = "auto",
 ) -> None:
     """Measure a model on the images of a site that takes no part: counts leave it, nothing else."""
+    from feddg.prediction.validation import validate
     from feddg.storage import replace_text
-    from feddg.studies.validation import validate
 
     found = validate(
         model, images, domain=domain, hide_below=hide_below, which=which, device=device

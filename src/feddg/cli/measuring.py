@@ -68,13 +68,13 @@ def evaluate(
     With --predictions alone, only what the model makes of every image is written.
     """
     if predictions:
-        from feddg.studies.image_results import write_image_results
+        from feddg.prediction.evaluate import write_image_results
 
         written = write_image_results(folder, which=which, batch_size=batch_size)
         typer.echo(f"predictions: {written.resolve()}", err=as_json)
         if adapt is None and not personal and not alphas:
             return
-    from feddg.studies.evaluate import evaluate_run
+    from feddg.prediction.evaluate import evaluate_run
 
     found = evaluate_run(
         folder, adapt, batch_size=batch_size, personal=personal, alphas=alphas, which=which

@@ -27,9 +27,8 @@ def paired(
     Both need their results by image: `feddg evaluate RUN --predictions`.
     """
     from feddg.errors import RunError
+    from feddg.prediction.evaluate import compare_images, read_image_results
     from feddg.records import SPLITS
-    from feddg.studies.image_results import read_image_results
-    from feddg.studies.paired_runs import compare_images
 
     if split not in SPLITS:
         raise RunError(f"unknown split {split!r}; there are: {', '.join(SPLITS)}")

@@ -49,7 +49,7 @@ def predict(
     """Label image files with a run's model; after Ctrl-C the same command goes on."""
     from feddg.cli.progress import working
     from feddg.errors import DataError
-    from feddg.studies.prediction_files import note_of, predict_files
+    from feddg.prediction.predict import note_of, predict_files
 
     if html is not None and (html.is_dir() or html.resolve() == out.resolve()):
         raise DataError(f"--html {html} is a folder, or the table itself; name a file of its own")
@@ -84,8 +84,8 @@ def predict(
     else:
         typer.echo(f"unlike anything seen in training: {done.unlike}")
     if html is not None:
+        from feddg.prediction.predict import doubtful
         from feddg.report.predictions_page import write_predictions_page
-        from feddg.studies.doubtful import doubtful
 
         model = done.classifier
         page = write_predictions_page(
@@ -115,7 +115,7 @@ def export(
     strict: StrictOption = False,
 ) -> None:
     """Write a run's model as a file that works without feddg, and a model card beside it."""
-    from feddg.studies.export import export_run, one_format
+    from feddg.prediction.export import export_run, one_format
 
     chosen = one_format([("onnx", onnx), ("torch", torch), ("safetensors", safetensors)])
     format, path = chosen

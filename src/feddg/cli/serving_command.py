@@ -34,10 +34,10 @@ def serve(
     from pydantic import ValidationError
 
     from feddg.errors import RunError
+    from feddg.prediction.classifier import ImageClassifier
     from feddg.serving.limits import ServeLimits
     from feddg.serving.start import is_loopback
     from feddg.serving.start import serve as serve_model
-    from feddg.studies.classifier import ImageClassifier
 
     fields = {
         "request_megabytes": request_megabytes,

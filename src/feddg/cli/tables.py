@@ -10,6 +10,7 @@ from rich.table import Table
 from feddg.comparison.compare import Comparison, Work
 from feddg.comparison.estimate import estimate
 from feddg.comparison.results import read_comparison
+from feddg.prediction.evaluate import Adaptations
 from feddg.records import SPLITS, EvaluationRow
 from feddg.report import blocks
 from feddg.report.finding_words import interval_words, remark_words
@@ -20,7 +21,6 @@ from feddg.report.wording import counted, duration, spelled
 from feddg.runs.execute import is_complete
 from feddg.runs.findings import accuracy_interval, measured
 from feddg.runs.reading import RunRecord, read_run
-from feddg.studies.evaluate import Adaptations
 
 SPLIT_WORDS = {
     "test": "held-out test",

@@ -14,6 +14,7 @@ from PIL import Image
 from feddg.comparison.compare import Comparison
 from feddg.comparison.results import read_comparison
 from feddg.data.decoding import UnusableImageError, decode_image, quiet_pillow
+from feddg.prediction.predict import PredictedImages, Prediction
 from feddg.report.accuracy_section import final_table
 from feddg.report.blocks import Chart, Table
 from feddg.report.headline import finding_sentences, result_sentence, tested_on
@@ -25,7 +26,6 @@ from feddg.report.verdict import verdict_words, warnings_about
 from feddg.report.wording import percent_sign, readable, shortened, spelled
 from feddg.runs.execute import Run
 from feddg.runs.reading import FINAL, RunRecord
-from feddg.studies.prediction import PredictedImages, Prediction
 
 MOST_SHOWN = 12
 THUMBNAIL = 96

@@ -51,7 +51,7 @@ def ensure_report(run: Path) -> Path:
     Returns:
         The first.
     """
-    from feddg.studies.run_card import ensure_card  # needs PyTorch, which a page does not
+    from feddg.prediction.export import ensure_card
 
     ensure_card(run)
     page = run / "report.html"

@@ -5,13 +5,19 @@ from collections.abc import Iterator
 
 from feddg.comparison.results import Result, Results
 from feddg.errors import FeddgError
+from feddg.prediction.evaluate import (
+    FEW_DISCORDANT,
+    McNemar,
+    PairedRuns,
+    compare_images,
+    read_image_results,
+    results_file,
+)
 from feddg.records import TEST
 from feddg.report.blocks import Block, Cell, Column, Prose, Section, Table
 from feddg.report.metric_words import AGGREGATE_WORDS, metric_title
 from feddg.report.wording import MISSING, counted, number, percent, spelled
 from feddg.storage import is_file
-from feddg.studies.image_results import read_image_results, results_file
-from feddg.studies.paired_runs import FEW_DISCORDANT, McNemar, PairedRuns, compare_images
 
 MOST_PAIRS = 60
 DRAWS = 500

@@ -11,10 +11,10 @@ from PIL import Image
 
 from feddg.data.decoding import Tile, UnusableImageError, decode_parts, quiet_pillow
 from feddg.errors import RunError
+from feddg.prediction.classifier import ImagePreparation
+from feddg.prediction.predict import Doubtful, PredictedRow
 from feddg.report.templating import template_named
 from feddg.storage import replace_text, why
-from feddg.studies.classifier import ImagePreparation
-from feddg.studies.doubtful import Doubtful, PredictedRow
 
 SIDE = 144
 """Of a thumbnail, pixels."""

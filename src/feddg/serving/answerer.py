@@ -17,9 +17,9 @@ from feddg.data.decoding import (
     names_in,
 )
 from feddg.data.images import ImageBytes
+from feddg.prediction.classifier import ImageClassifier
+from feddg.prediction.predict import Prediction, prediction_of
 from feddg.serving.faults import RequestFault
-from feddg.studies.classifier import ImageClassifier
-from feddg.studies.prediction import Prediction, prediction_of
 
 log = logging.getLogger("feddg")
 MOST_DECODERS = 4

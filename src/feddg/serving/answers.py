@@ -7,10 +7,10 @@ from pydantic import BaseModel, ConfigDict
 
 import feddg
 from feddg.data.images import usable_formats
+from feddg.prediction.classifier import ImageClassifier
+from feddg.prediction.predict import rounded
 from feddg.serving.answerer import Answered
 from feddg.serving.limits import ServeLimits
-from feddg.studies.classifier import ImageClassifier
-from feddg.studies.prediction_rows import rounded
 
 
 class ImageAnswer(BaseModel):

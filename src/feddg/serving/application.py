@@ -11,6 +11,7 @@ from fastapi.responses import HTMLResponse, JSONResponse
 import feddg
 from feddg.data.decoding import quiet_pillow
 from feddg.methods.base import title_of
+from feddg.prediction.classifier import ImageClassifier
 from feddg.report.templating import template_named
 from feddg.serving.answerer import Answerer
 from feddg.serving.answers import ModelAnswer, PredictAnswer, about, answer_about
@@ -19,7 +20,6 @@ from feddg.serving.faults import RequestFault
 from feddg.serving.limits import ServeLimits
 from feddg.serving.line import RequestLine
 from feddg.serving.uploads import read_uploads, refuse_large
-from feddg.studies.classifier import ImageClassifier
 
 MULTIPART = {
     "requestBody": {

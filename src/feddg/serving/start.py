@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from feddg.errors import AdaptationError, RunError
+from feddg.prediction.classifier import ImageClassifier, load_classifier
 from feddg.runs.findings import refuse_doubtful
 from feddg.serving.door import LOOPBACK_NAMES
 from feddg.serving.limits import ServeLimits
-from feddg.studies.classifier import ImageClassifier, load_classifier
 
 log = logging.getLogger("feddg")
 CONNECTIONS_BEYOND = 64

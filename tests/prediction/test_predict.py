@@ -22,18 +22,15 @@ from feddg.data.pixels import as_unit
 from feddg.errors import AdaptationError, DataError, RunError
 from feddg.evaluation.accuracy import energy, separation
 from feddg.experiment import load_stored
+from feddg.prediction import predict as prediction_files
+from feddg.prediction.classifier import RunClassifier, count_files, image_files
+from feddg.prediction.export import export_run
+from feddg.prediction.predict import doubtful, predict, predict_files
 from feddg.runs.execute import WARNING_LIGHT, read_warning_light
 from feddg.runs.folder import EXPERIMENT
 from feddg.runs.model import load_model
 from feddg.runs.prepare import load_images
 from feddg.runs.provenance import training_depth
-from feddg.studies import prediction_files
-from feddg.studies.classifier import RunClassifier
-from feddg.studies.doubtful import doubtful
-from feddg.studies.export import export_run
-from feddg.studies.image_files import count_files, image_files
-from feddg.studies.prediction import predict
-from feddg.studies.prediction_files import predict_files
 from trained_runs import trained_run, write_images
 
 

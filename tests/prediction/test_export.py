@@ -17,13 +17,11 @@ from feddg.data.pixels import as_unit
 from feddg.errors import AdaptationError, RunError
 from feddg.evaluation.accuracy import energy
 from feddg.experiment import Experiment
+from feddg.prediction import export as export_module
+from feddg.prediction.export import MODEL_CARD, as_input, example, export_run
 from feddg.runs.findings import wilson
 from feddg.runs.model import load_model, load_trained
 from feddg.runs.reading import read_run
-from feddg.studies import export as export_module
-from feddg.studies.deployed_graph import as_input, example
-from feddg.studies.export import export_run
-from feddg.studies.run_card import MODEL_CARD
 from trained_runs import SETTINGS, trained_run
 
 SHORT = {"train": {"rounds": 1, "local_steps": 15, "batch_size": 32, "augmentation": "none"}}

@@ -1,0 +1,587 @@
+"""A finished run's model measured again: under adaptations, image by image, beside another."""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy
+
+from feddg.data.fingerprint import ImagesFile, file_of
+from feddg.errors import AdaptationError, FeddgError, RunError
+from feddg.evaluation.accuracy import Evaluation, Score
+from feddg.evaluation.adaptation import ADAPTATIONS, ClientEnsemble, NoSettings, Parts, read
+from feddg.evaluation.metrics import Predictions, measure
+from feddg.prediction.predict import parquet
+from feddg.records import AdaptationRow
+from feddg.rng import numpy_stream
+from feddg.runs.execute import is_complete
+from feddg.runs.figures import write_alphas
+from feddg.runs.folder import RunFolder
+from feddg.runs.model import Trained, load_trained
+from feddg.runs.prepare import Progress, build_evaluation, build_worker, cache_folder, load_images
+from feddg.runs.provenance import IMAGES, ImagesNow, check_images
+from feddg.runs.reading import ADAPTED, OWN, read_adapted, read_run
+from feddg.storage import is_file, replace_file, why
+
+
+@dataclass(frozen=True)
+class Adaptations:
+    """The result of :func:`evaluate_run`.
+
+    Attributes:
+        scores: in the order in which they were asked for.
+        refused: reasons of the adaptations that do not suit the model, by name.
+    """
+
+    scores: list[AdaptationRow]
+    refused: dict[str, str]
+
+
+def evaluate_run(
+    folder: Path | str,
+    adaptations: Sequence[str] | None = None,
+    *,
+    batch_size: int = 64,
+    personal: bool = False,
+    alphas: bool = False,
+    which: str | None = None,
+    cache: Path | None = None,
+    progress: Progress = lambda what, done, total: None,
+) -> Adaptations:
+    """Measures a run's model on every split and domain under test-time adaptations.
+
+    What its folder already holds about the same round and batch size is not measured again.
+
+    Args:
+        folder: the run's, with at least one completed round.
+        adaptations: see :func:`feddg.evaluation.adaptation.adapt`; none for all by name.
+        batch_size: images per batch; it matters to those that need a batch or a stream.
+        personal: whether to measure each client's domain under the client's own statistics too.
+        alphas: whether to write how much each layer adapts to each image, ``alphas.csv``.
+        which: the model by a selection rule, as in :func:`feddg.load_model`; by default what the
+            run serves.
+        cache: folder of decoded pixels; the user's cache by default.
+        progress: is told how decoding goes on.
+
+    Raises:
+        AdaptationError: an adaptation asked for by name is unknown or does not suit the model.
+        RunError: the folder holds no model, or none by that rule, or its images are not those it
+            was begun with.
+    """
+    path = Path(folder)
+    wanted = list(ADAPTATIONS if adaptations is None else adaptations)
+    for spelling in wanted:
+        read(spelling)
+    trained = load_trained(path, which=which)
+    check_images(path, lambda: ImagesNow(cache or cache_folder())(trained.experiment))
+    about = (trained.round, batch_size, trained.which)
+    found, refused = _known(path, about), {}
+    measure = _Measurement(path, trained, batch_size, cache, progress)
+    for spelling in wanted:
+        if spelling in found:
+            continue
+        try:
+            found[spelling] = list(measure.adapted(spelling))
+        except AdaptationError as error:
+            if adaptations is not None:
+                raise
+            refused[spelling] = str(error)
+    if personal and OWN not in found:
+        found[OWN] = list(measure.personal())
+    new = {(name, *about) for name in found}
+    kept = [row for row in read_adapted(path) if row.key not in new]
+    scores = [score for rows in found.values() for score in rows]
+    with RunFolder(path) as open_folder:
+        open_folder.replace_rows(ADAPTED, (*kept, *scores))
+        if alphas:
+            write_alphas(open_folder, trained.method, trained.network, measure.evaluation)
+    asked = [*wanted, *([OWN] if personal else [])]
+    return Adaptations([score for name in asked for score in found.get(name, [])], refused)
+
+
+def _known(path: Path, about: tuple[int, int, str]) -> dict[str, list[AdaptationRow]]:
+    known: dict[str, list[AdaptationRow]] = {}
+    for row in read_adapted(path):
+        if row.key == (row.adaptation, *about):
+            known.setdefault(row.adaptation, []).append(row)
+    return known
+
+
+class _Measurement:
+    """Evaluates one run's model; its images are loaded when first needed."""
+
+    def __init__(
+        self,
+        path: Path,
+        trained: Trained,
+        batch_size: int,
+        cache: Path | None,
+        progress: Callable[[str, int, int], None],
+    ) -> None:
+        self._path, self._trained = path, trained
+        self._batch_size, self._cache, self._progress = batch_size, cache, progress
+        self._evaluation: Evaluation | None = None
+
+    @property
+    def evaluation(self) -> Evaluation:
+        """What the model is measured on."""
+        if self._evaluation is None:
+            cache, experiment = self._cache or cache_folder(), self._trained.experiment
+            images = load_images(experiment, cache, self._progress)
+            worker = build_worker(experiment, self._trained.network, cache)
+            evaluation = build_evaluation(experiment, images, worker)
+            self._evaluation = replace(evaluation, batch_size=self._batch_size)
+        return self._evaluation
+
+    def adapted(self, spelling: str) -> Iterator[AdaptationRow]:
+        """Scores of every split and domain under one adaptation."""
+        self._trained.predictor(spelling)  # refuses before any image is decoded
+        evaluation = self.evaluation
+        predictor = self._trained.predictor(spelling)  # the device may have changed
+        for score in evaluation.scores(predictor):
+            yield self._row(spelling, score)
+
+    def personal(self) -> Iterator[AdaptationRow]:
+        """In-domain scores of each client's domains under its own statistics."""
+        trained, evaluation = self._trained, self.evaluation
+        clients = read_run(self._path).clients
+        assert clients is not None
+        for client in clients.clients:
+            part = trained.parts.clients.get(client.id)
+            main = int(numpy.argmax(client.domains))
+            splits = {
+                name: rows[evaluation.domains[rows] == main]
+                for name, rows in evaluation.splits.items()
+                if name.startswith("id_")
+            }
+            own = replace(evaluation, splits={n: rows for n, rows in splits.items() if len(rows)})
+            if part is None or not own.splits:
+                continue
+            parts = Parts({client.id: part}, trained.parts.seed)
+            for score in own.scores(ClientEnsemble(trained.network, NoSettings(), parts)):
+                yield self._row(OWN, score, client.id)
+
+    def _row(self, name: str, score: Score, client: int | None = None) -> AdaptationRow:
+        return AdaptationRow(
+            adaptation=name,
+            round=self._trained.round,
+            which=self._trained.which,
+            batch_size=self._batch_size,
+            split=score.split,
+            domain=score.domain,
+            accuracy=score.accuracy,
+            examples=score.examples,
+            client=client,
+        )
+
+
+# What a run's model makes of every image that measures it: a Parquet file, written and read.
+
+
+FILE = "predictions.parquet"
+_TEXTS = ("file", "content", "split", "domain", "label", "predicted")
+_ABOUT = b"feddg"
+_FORMAT = 1
+
+
+@dataclass(frozen=True, eq=False)
+class ImageResults:
+    """What one model made of images, column by column.
+
+    Attributes:
+        folder: the run's folder.
+        which: the model by its selection rule.
+        round: the round it is from.
+        rendered: a hash of all images, where they do not come from files.
+        columns: ``file``, ``content`` (a hash; empty for rendered images), ``split``, ``domain``,
+            ``label`` and ``predicted``: ``(n,)`` texts.
+    """
+
+    folder: Path
+    which: str
+    round: int
+    rendered: str
+    columns: Mapping[str, numpy.ndarray]
+
+    def of_split(self, split: str) -> "ImageResults":
+        """Returns the rows of one split, ordered by file."""
+        rows = numpy.flatnonzero(self.columns["split"] == split)
+        rows = rows[numpy.argsort(self.columns["file"][rows], kind="stable")]
+        own = {name: column[rows] for name, column in self.columns.items()}
+        return ImageResults(self.folder, self.which, self.round, self.rendered, own)
+
+    def __len__(self) -> int:
+        return len(self.columns["file"])
+
+
+def results_file(folder: Path, which: str | None = None) -> Path:
+    """Returns where a run's results by image are: of the model it serves, or of another."""
+    return folder / (FILE if which is None else f"predictions-{which}.parquet")
+
+
+def write_image_results(
+    folder: Path | str,
+    *,
+    which: str | None = None,
+    batch_size: int | None = None,
+    cache: Path | None = None,
+    progress: Progress = lambda what, done, total: None,
+) -> Path:
+    """Writes a row for every image of every split but training: who it is, and what was predicted.
+
+    Columns: ``file`` (relative to the images' folder), ``content`` (a hash of the file), ``split``,
+    ``domain``, ``label``, ``predicted``, and ``probability: CLASS`` of every class. The file is for
+    its owner alone (0600): names of files and labels may be as private as the images.
+
+    Args:
+        folder: the run's, with at least one completed round.
+        which: the model by a selection rule, as in :func:`feddg.load_model`; by default what the
+            run serves.
+        batch_size: images per batch; the experiment's by default.
+        cache: folder of decoded pixels; the user's cache by default.
+        progress: is told how decoding goes on.
+
+    Returns:
+        The file.
+
+    Raises:
+        RunError: the folder holds no model, or its images are not those it was begun with.
+        DataError: PyArrow is not installed.
+    """
+    arrow, path = parquet("leave out --predictions"), Path(folder)
+    trained = load_trained(path, which=which)
+    kept = cache or cache_folder()
+    check_images(path, lambda: ImagesNow(kept)(trained.experiment))
+    images = load_images(trained.experiment, kept, progress)
+    worker = build_worker(trained.experiment, trained.network, kept)
+    evaluation = build_evaluation(trained.experiment, images, worker)
+    if batch_size is not None:
+        evaluation = replace(evaluation, batch_size=batch_size)
+    contents = ImagesFile.read(path / IMAGES) or images.contents
+    about = {
+        "format": _FORMAT,
+        "which": trained.which,
+        "round": trained.round,
+        "rendered": contents.rendered if contents is not None else "",
+    }
+    names = trained.class_names
+    schema = _schema(arrow, names, about)
+    hashes = {} if contents is None else contents.contents()
+
+    def write(aside: Path) -> None:
+        predictor = trained.predictor()
+        with arrow.parquet.ParquetWriter(aside, schema) as writer:
+            for split, domain, rows in evaluation.parts():
+                logits = evaluation.predict(predictor, rows)
+                shares = logits.double().softmax(1).float().numpy()
+                files = [evaluation.paths[row] for row in rows.tolist()]
+                known = (hashes.get(file_of(file)) for file in files)
+                columns: list[Any] = [
+                    files,
+                    ["" if found is None else found[1] for found in known],
+                    [split] * len(rows),
+                    [evaluation.domain_names[domain]] * len(rows),
+                    [names[label] for label in evaluation.labels[rows].tolist()],
+                    [names[label] for label in logits.argmax(1).tolist()],
+                    *shares.T,
+                ]
+                writer.write_table(
+                    arrow.table(
+                        [arrow.array(c, f.type) for c, f in zip(columns, schema)], schema=schema
+                    )
+                )
+
+    out = results_file(path, which)
+    try:
+        replace_file(out, write)
+    except OSError as error:
+        raise RunError(f"cannot write {out}: {why(error)}") from None
+    return out
+
+
+def write_missing_results(folders: Iterable[Path], *, cache: Path | None = None) -> Iterator[str]:
+    """Writes the results by image of complete runs that have none; yields why one could not be.
+
+    Args:
+        folders: the runs'.
+        cache: folder of decoded pixels; the user's cache by default.
+    """
+    for folder in dict.fromkeys(folders):
+        if not is_complete(folder) or is_file(results_file(folder)):
+            continue
+        try:
+            write_image_results(folder, cache=cache)
+        except FeddgError as error:
+            yield f"no results by image: {error}"
+
+
+def _schema(arrow: Any, class_names: tuple[str, ...], about: Mapping[str, Any]) -> Any:
+    texts = [(name, arrow.string()) for name in _TEXTS]
+    shares = [(f"probability: {name}", arrow.float32()) for name in class_names]
+    return arrow.schema([*texts, *shares], metadata={_ABOUT: json.dumps(about).encode()})
+
+
+def read_image_results(folder: Path | str, which: str | None = None) -> ImageResults:
+    """Reads what :func:`write_image_results` wrote.
+
+    Args:
+        folder: the run's.
+        which: see :func:`write_image_results`.
+
+    Raises:
+        RunError: there is no such file, or it is damaged or none of ours.
+        DataError: PyArrow is not installed.
+    """
+    arrow, path = parquet("compare runs by their tables"), Path(folder)
+    file = results_file(path, which)
+    if not is_file(file):
+        also = "" if which is None else f" --which {which}"
+        raise RunError(
+            f"{path} holds no results by image; write them: feddg evaluate {path} --predictions"
+            f"{also}"
+        )
+    try:
+        table = arrow.parquet.read_table(file, columns=list(_TEXTS), partitioning=None)
+        about = json.loads((table.schema.metadata or {})[_ABOUT])
+        columns = {name: _texts(table.column(name)) for name in _TEXTS}
+        return ImageResults(
+            path, str(about["which"]), int(about["round"]), str(about["rendered"]), columns
+        )
+    except (OSError, arrow.ArrowException, KeyError, TypeError, ValueError) as error:
+        raise RunError(
+            f"{file} is damaged or no results by image ({type(error).__name__}); write it again: "
+            f"feddg evaluate {path} --predictions"
+        ) from None
+
+
+def _texts(column: Any) -> numpy.ndarray:
+    values = column.to_pylist()
+    if any(not isinstance(value, str) for value in values):
+        raise ValueError("a text is missing")
+    return numpy.array(values, dtype=str)
+
+
+# Two runs on the same images: is one more often right than chance would make it?
+#
+# McNemar's test and the paired bootstrap say how sure a difference is about *these two models* on
+# images like these. Neither knows other seeds: that is what several seeds in a comparison are for.
+
+
+DRAWS = 2000
+LEVEL = 0.95
+METRICS_OF_COUNTS = ("accuracy", "balanced_accuracy", "macro_f1")
+FEW_DISCORDANT = 25
+"""Fewer images that only one model gets right than this, and the chi-squared value is rough."""
+
+
+@dataclass(frozen=True)
+class McNemar:
+    """McNemar's test of two classifiers on the same images.
+
+    Attributes:
+        only_first: images that the first alone gets right.
+        only_second: images that the second alone gets right.
+        exact: two-sided p of the exact test, binomial with 1/2 (McNemar 1947).
+        asymptotic: p of (|b - c| - 1)^2 / (b + c) under chi-squared with one degree of freedom
+            (Edwards's continuity correction, 1948); 1 where no image tells them apart.
+    """
+
+    only_first: int
+    only_second: int
+    exact: float
+    asymptotic: float
+
+
+@dataclass(frozen=True)
+class PairedDifference:
+    """A metric of the first run minus that of the second.
+
+    Attributes:
+        metric: its name.
+        aggregate: ``pooled`` (each image counts once) or ``domain_mean`` (each domain once).
+        first: the first run's.
+        second: the second run's.
+        low: lower end of the 95 % interval of the difference, by the paired bootstrap.
+        high: its upper end.
+    """
+
+    metric: str
+    aggregate: str
+    first: float
+    second: float
+    low: float
+    high: float
+
+    @property
+    def difference(self) -> float:
+        """First minus second."""
+        return self.first - self.second
+
+
+@dataclass(frozen=True)
+class PairedRuns:
+    """Two runs, image by image.
+
+    Attributes:
+        images: how many.
+        domains: names of their domains.
+        mcnemar: the test on all images together.
+        differences: by metric and aggregate.
+    """
+
+    images: int
+    domains: tuple[str, ...]
+    mcnemar: McNemar
+    differences: tuple[PairedDifference, ...]
+
+
+def mcnemar(first: numpy.ndarray, second: numpy.ndarray) -> McNemar:
+    """Tests whether two classifiers are right equally often.
+
+    Args:
+        first: ``(n,)`` bool, whether the first is right.
+        second: ``(n,)`` bool, whether the second is, on the same images.
+    """
+    from scipy import stats
+
+    b, c = int((first & ~second).sum()), int((second & ~first).sum())
+    if b + c == 0:
+        return McNemar(0, 0, 1.0, 1.0)
+    exact = float(stats.binomtest(min(b, c), b + c, 0.5).pvalue)
+    statistic = max(abs(b - c) - 1, 0) ** 2 / (b + c)
+    return McNemar(b, c, exact, float(stats.chi2.sf(statistic, 1)))
+
+
+def compare_images(
+    first: ImageResults, second: ImageResults, split: str = "test", *, draws: int = DRAWS
+) -> PairedRuns:
+    """Compares two runs image by image.
+
+    The bootstrap draws images with replacement within each domain, the same ones for both runs
+    (Efron and Tibshirani 1993, chapter 16); its interval is that of the percentiles.
+
+    Args:
+        first: one run's results by image.
+        second: the other's.
+        split: whose images: ``test``, ``val``, ``id_val`` or ``id_test``.
+        draws: bootstrap samples.
+
+    Raises:
+        RunError: they are not results on the same images, or there are none of that split.
+    """
+    one, other = first.of_split(split), second.of_split(split)
+    _check_same(one, other, split)
+    said = [one.columns["label"], one.columns["predicted"], other.columns["predicted"]]
+    names = numpy.unique(numpy.concatenate(said))
+    labels = numpy.searchsorted(names, one.columns["label"])
+    predicted = [numpy.searchsorted(names, run.columns["predicted"]) for run in (one, other)]
+    domains, of_domain = numpy.unique(one.columns["domain"], return_inverse=True)
+    cells = _Cells.of(of_domain, labels, (predicted[0], predicted[1]), len(names))
+    found = list(_differences(cells, draws))
+    return PairedRuns(
+        len(one),
+        tuple(domains.tolist()),
+        mcnemar(predicted[0] == labels, predicted[1] == labels),
+        tuple(found),
+    )
+
+
+def _check_same(one: ImageResults, other: ImageResults, split: str) -> None:
+    for run in (one, other):
+        if not len(run):
+            raise RunError(f"{run.folder} has no results on images of the split {split!r}")
+    files, others = (dict(zip(run.columns["file"], _identity(run))) for run in (one, other))
+    only = next((name for name in [*files, *others] if (name in files) != (name in others)), None)
+    if only is not None:
+        raise RunError(
+            f"{one.folder} and {other.folder} were measured on different images: {len(one)} and "
+            f"{len(other)} of the split {split!r}, {only} in one of them only. Compare runs that "
+            "hold out the same"
+        )
+    changed = next((name for name in files if files[name] != others[name]), None)
+    if changed is not None:
+        raise RunError(
+            f"{one.folder} and {other.folder} were measured on different images: {changed} has "
+            "another content, class or domain"
+        )
+    if one.rendered != other.rendered:
+        raise RunError(
+            f"{one.folder} and {other.folder} were measured on different images: they are drawn "
+            "differently"
+        )
+
+
+def _identity(run: ImageResults) -> Iterator[tuple[str, ...]]:
+    return zip(*(run.columns[name].tolist() for name in ("content", "label", "domain")))
+
+
+@dataclass(frozen=True, eq=False)
+class _Cells:
+    """Images that are alike to every metric: same domain, label and two predictions.
+
+    Attributes:
+        counts: ``(cells,)`` images of each.
+        domain: ``(cells,)`` their domain.
+        pairs: for each run ``(cells,)`` the place in its confusion matrix.
+        classes: number of classes.
+    """
+
+    counts: numpy.ndarray
+    domain: numpy.ndarray
+    pairs: tuple[numpy.ndarray, numpy.ndarray]
+    classes: int
+
+    @classmethod
+    def of(
+        cls,
+        domain: numpy.ndarray,
+        labels: numpy.ndarray,
+        predicted: tuple[numpy.ndarray, numpy.ndarray],
+        classes: int,
+    ) -> "_Cells":
+        rows = numpy.stack([domain, *(labels * classes + own for own in predicted)])
+        (domains, one, other), counts = numpy.unique(rows, axis=1, return_counts=True)
+        return cls(counts, domains, (one, other), classes)
+
+    def metrics(self, counts: numpy.ndarray, run: int) -> dict[tuple[str, str], float]:
+        """Returns metrics by name and aggregate, with other numbers of images in the cells."""
+        shape = (self.classes, self.classes)
+        by_domain = [
+            measure(
+                Predictions(
+                    numpy.bincount(
+                        self.pairs[run][own], counts[own], minlength=self.classes**2
+                    ).reshape(shape)
+                )
+            )
+            for own in (self.domain == domain for domain in range(int(self.domain.max()) + 1))
+        ]
+        together = numpy.bincount(self.pairs[run], counts, minlength=self.classes**2)
+        pooled = measure(Predictions(together.reshape(shape)))
+        found = {}
+        for metric in METRICS_OF_COUNTS:
+            found[metric, "domain_mean"] = float(numpy.mean([own[metric] for own in by_domain]))
+            found[metric, "pooled"] = pooled[metric]
+        return found
+
+
+def _differences(cells: _Cells, draws: int) -> Iterator[PairedDifference]:
+    first, second = cells.metrics(cells.counts, 0), cells.metrics(cells.counts, 1)
+    random = numpy_stream(0, "paired bootstrap")
+    drawn: dict[tuple[str, str], list[float]] = {key: [] for key in first}
+    places = [numpy.flatnonzero(cells.domain == d) for d in range(int(cells.domain.max()) + 1)]
+    for _ in range(draws):
+        counts = numpy.zeros_like(cells.counts)
+        for place in places:
+            own = cells.counts[place]
+            counts[place] = random.multinomial(own.sum(), own / own.sum())
+        one, other = cells.metrics(counts, 0), cells.metrics(counts, 1)
+        for key in drawn:
+            drawn[key].append(one[key] - other[key])
+    tail = 100 * (1 - LEVEL) / 2
+    for (metric, aggregate), values in drawn.items():
+        low, high = numpy.percentile(values, [tail, 100 - tail])
+        key = metric, aggregate
+        yield PairedDifference(*key, first[key], second[key], float(low), float(high))

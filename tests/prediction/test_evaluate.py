@@ -1,0 +1,406 @@
+"""A finished run served under adaptations: rows, refusals, personal scores, alpha, the report."""
+
+import csv
+import json
+import stat
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+from typer.testing import CliRunner
+
+from feddg.api import compare, run
+from feddg.cli import app
+from feddg.errors import AdaptationError, ExperimentError, RunError
+from feddg.evaluation.adaptation import ADAPTATIONS
+from feddg.experiment import Experiment
+from feddg.prediction.evaluate import (
+    ImageResults,
+    compare_images,
+    evaluate_run,
+    mcnemar,
+    read_image_results,
+    results_file,
+    write_image_results,
+    write_missing_results,
+)
+from feddg.runs.model import load_model, load_trained
+from feddg.runs.prepare import load_images
+from feddg.runs.reading import OWN, read_alphas, read_run
+from trained_runs import SETTINGS
+
+SMALL = {
+    "data": {"source": "digits", "id_val": 0.1, "id_test": 0},
+    "hold_out": "sketch",
+    "clients": {"number": 3, "partition": "domain"},
+    "train": {"rounds": 1, "local_steps": 6, "batch_size": 32, "augmentation": "none"},
+    "evaluate": {"every": 1},
+    "precision": "float32",
+}
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, cache):
+    """A FedIG-A run, whose models every adaptation but ``bin`` suits."""
+    chosen = Experiment(**SMALL, method="fedig-a", model={"embedding": "bottleneck"})
+    return run(chosen, tmp_path_factory.mktemp("runs"), cache=cache).folder
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory, cache):
+    chosen = Experiment(**SMALL, method="fedavg")
+    return run(chosen, tmp_path_factory.mktemp("runs"), cache=cache, report=False).folder
+
+
+def test_all_adaptations_are_measured_on_every_domain(finished, cache):
+    found = evaluate_run(finished, cache=cache)
+    assert list(found.refused) == ["bin"]
+    names = list(dict.fromkeys(score.adaptation for score in found.scores))
+    assert names == [name for name in ADAPTATIONS if name != "bin"]
+    for name in names:
+        own = [score for score in found.scores if score.adaptation == name]
+        places = {(score.split, score.domain) for score in own}
+        assert places == {("test", "sketch")} | {("id_val", d) for d in ("ink", "chalk", "photo")}
+
+
+def test_the_adapter_is_what_the_run_itself_was_measured_by(finished, cache):
+    scores = evaluate_run(finished, ["adapter"], cache=cache).scores
+    evaluations = read_run(finished).evaluations
+    for score in scores:
+        assert score.accuracy == evaluations.get(1, score.split, score.domain).accuracy
+
+
+def test_what_is_known_is_not_measured_again(finished, cache, monkeypatch):
+    first = evaluate_run(finished, ["global", "fixed:alpha=0.2"], cache=cache)
+    monkeypatch.setattr("feddg.prediction.evaluate.load_images", None)
+    assert evaluate_run(finished, ["global", "fixed:alpha=0.2"], cache=cache) == first
+    with pytest.raises(TypeError):
+        evaluate_run(finished, ["global"], batch_size=63, cache=cache)
+
+
+def test_each_clients_domain_is_measured_under_its_own_statistics(finished, cache):
+    found = evaluate_run(finished, ["global"], personal=True, cache=cache)
+    own = [score for score in found.scores if score.adaptation == OWN]
+    assert sorted((s.client, s.split) for s in own) == [(k, "id_val") for k in range(3)]
+    assert {score.domain for score in own} == {"ink", "chalk", "photo"}
+    trained = load_trained(finished)
+    images = load_images(trained.experiment, cache, lambda *progress: None)
+    score = own[0]
+    network = trained.network
+    network.load_state_dict(network.state_dict() | trained.parts.clients[score.client])
+    domain = images.table.domain_id(score.domain)
+    rows = images.splits.id_val[images.table.domains[images.splits.id_val] == domain]
+    with torch.no_grad():
+        pixels = images.pixels.gather(torch.from_numpy(rows)).float() / 255
+        guess = network(pixels).argmax(1).numpy()
+    assert score.accuracy == (guess == images.table.labels[rows]).mean()
+
+
+def test_alpha_is_written_for_every_evaluated_image_when_the_run_ends(finished, cache):
+    alphas = read_alphas(finished)
+    rows = read_run(finished).metrics.evaluations
+    evaluated = [row.examples for row in rows if (row.round, row.weights) == (1, "last")]
+    assert alphas.values.shape == (sum(evaluated), 3)
+    assert alphas.layers == tuple(f"featurizer.blocks.{i}.2" for i in range(3))
+    assert next(iter(alphas.by_domain())) == "sketch"
+    assert ((alphas.values >= 0) & (alphas.values <= 1)).all()
+    with (finished / "alphas.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    trained = load_trained(finished)
+    images = load_images(trained.experiment, cache, lambda *progress: None)
+    paths = {path: row for row, path in enumerate(images.table.paths)}
+    some = rows[:5]
+    pixels = images.pixels.gather(torch.tensor([paths[row["image"]] for row in some])).float() / 255
+    with torch.no_grad():
+        shares = trained.method.layer_shares(trained.network, pixels)
+    for name, alpha in shares.items():
+        written = torch.tensor([float(row[name]) for row in some])
+        torch.testing.assert_close(written, alpha, atol=1e-4, rtol=0)
+
+
+def test_methods_that_adapt_no_layer_write_no_alpha(plain):
+    assert not (plain / "alphas.csv").exists()
+    assert read_alphas(plain) is None
+
+
+def test_the_report_shows_alpha(finished):
+    page = (finished / "report.html").read_text()
+    assert "How far each layer adapts" in page
+
+
+def test_a_model_can_be_loaded_under_an_adaptation(finished, plain):
+    images = torch.rand(4, 3, 32, 32)
+    with torch.no_grad():
+        own = load_model(finished)(images)
+        torch.testing.assert_close(load_model(finished, adapt="adapter")(images), own)
+        served = load_model(plain, adapt="iabn")
+        assert served(images).shape == (4, 10)
+        assert served.class_names == tuple("0123456789")
+        plain_logits = load_model(plain)(images)
+        assert torch.equal(load_model(plain, adapt="global")(images), plain_logits)
+    with pytest.raises(AdaptationError, match="trained without adapters"):
+        load_model(plain, adapt="adapter")
+
+
+def test_what_is_asked_for_by_name_must_suit(plain, cache):
+    with pytest.raises(AdaptationError, match="clients keep no normalisation"):
+        evaluate_run(plain, ["global", "ensemble"], cache=cache)
+
+
+def test_the_command_prints_a_table_and_the_reasons(finished, plain, monkeypatch, cache):
+    monkeypatch.setenv("FEDDG_CACHE", str(cache))
+    told = CliRunner().invoke(app, ["evaluate", str(finished)])
+    assert told.exit_code == 0, told.output
+    assert "tent" in told.output
+    assert "bin cannot serve this model" in told.output
+    assert "Test-time adaptation" in (finished / "report.html").read_text()
+    told = CliRunner().invoke(app, ["evaluate", str(plain), "--adapt", "fixed:alpha=0", "--json"])
+    assert '"adaptation": "fixed:alpha=0"' in told.output
+    told = CliRunner().invoke(app, ["adaptations"])
+    assert all(name in told.output for name in ADAPTATIONS)
+
+
+def test_clients_validate_on_images_of_their_own_domain(cache):
+    chosen = Experiment(**SMALL)
+    images = load_images(chosen, cache, lambda *progress: None)
+    seen = []
+    for client in range(3):
+        own = images.examples(client)
+        assert len(own.domains.unique()) == 1
+        assert torch.equal(own.validation.domains.unique(), own.domains.unique())
+        seen += own.validation.rows.tolist()
+    assert sorted(seen) == sorted(images.splits.id_val.tolist())
+
+
+def test_choosing_a_clients_model_needs_validation_images(cache):
+    fields = {**SMALL, "data": {"source": "digits", "id_val": 0, "id_test": 0}}
+    fields["train"] = {**SMALL["train"], "select_every": 2}
+    with pytest.raises(ExperimentError, match=r"train\.select_every.*data\.id_val above 0"):
+        load_images(Experiment(**fields), cache, lambda *progress: None)
+
+
+# Results by image: what is in the file, who may read it, and two runs compared by it.
+
+
+pyarrow = pytest.importorskip("pyarrow", reason="needs PyArrow: pip install 'feddg[parquet]'")
+arrow = pytest.importorskip("pyarrow.parquet")
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory, cache):
+    train = {**SETTINGS["train"], "rounds": 1, "local_steps": 8}
+    fields = {key: value for key, value in SETTINGS.items() if key != "hold_out"}
+    fields["data"] = {**SETTINGS["data"], "image_size": 16}
+    plan = {
+        "base": {**fields, "train": train, "evaluate": {"every": 1}},
+        "hold_out": ["sketch", "photo"],
+        "methods": ["fedavg", "fedprox", "local"],
+        "seeds": 1,
+    }
+    return compare(plan, tmp_path_factory.mktemp("runs") / "c", cache=cache, predictions=True)
+
+
+@pytest.fixture(scope="module")
+def folders(comparison):
+    return {
+        (run.method, run.held_out("test")[0]): run.folder
+        for run in map(read_run, sorted(comparison.folder.glob("*-digits-*")))
+    }
+
+
+def test_the_file_holds_what_the_rows_count(folders):
+    folder = folders["fedavg", "sketch"]
+    file = results_file(folder)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    table = arrow.read_table(file).to_pydict()
+    run = read_run(folder)
+    classes = run.clients.classes
+    shares = np.array([table[f"probability: {name}"] for name in classes]).T
+    assert shares.sum(axis=1) == pytest.approx(1, abs=1e-5)
+    assert table["predicted"] == [classes[place] for place in shares.argmax(axis=1)]
+    for row in run.evaluations.at(1, "test") + run.evaluations.at(1, "id_val"):
+        own = [
+            (label, predicted)
+            for label, predicted, split, domain in zip(
+                table["label"], table["predicted"], table["split"], table["domain"]
+            )
+            if (split, domain) == (row.split, row.domain)
+        ]
+        assert len(own) == row.examples
+        assert sum(a == b for a, b in own) / len(own) == pytest.approx(row.accuracy)
+        counts = np.zeros((len(classes), len(classes)), int)
+        for label, predicted in own:
+            counts[classes.index(label), classes.index(predicted)] += 1
+        assert counts.tolist() == row.confusion
+    assert "train" not in table["split"]
+
+
+def test_two_runs_are_compared_from_the_command_line(folders):
+    pair = [str(folders[method, "sketch"]) for method in ("fedprox", "fedavg")]
+    done = CliRunner().invoke(app, ["paired", *pair, "--json"])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    records = [read_run(folders[method, "sketch"]) for method in ("fedprox", "fedavg")]
+    accuracies = [record.evaluations.value(1, "test") for record in records]
+    (pooled,) = (
+        d for d in found["differences"] if (d["metric"], d["aggregate"]) == ("accuracy", "pooled")
+    )
+    assert [pooled["first"], pooled["second"]] == pytest.approx(accuracies)
+    assert pooled["low"] <= pooled["first"] - pooled["second"] <= pooled["high"]
+    shown = CliRunner().invoke(app, ["paired", *pair])
+    assert "McNemar: " in shown.output
+    assert "95 %" in shown.output
+
+
+def test_the_comparisons_page_has_them_and_says_nothing_of_runs_without(comparison):
+    page = comparison.report.read_text("utf-8")
+    assert "Image by image" in page
+    assert "Only FedAvg" in page
+
+
+def test_runs_on_different_images_are_refused(folders):
+    one, other = (read_image_results(folders["fedavg", held]) for held in ("sketch", "photo"))
+    with pytest.raises(RunError, match=r"measured on different images: 447 and 449"):
+        compare_images(one, other)
+
+
+def test_clients_without_a_model_in_common_have_none_and_are_told_of(folders, cache):
+    folder = folders["local", "sketch"]
+    assert not results_file(folder).exists()
+    (reason,) = write_missing_results([folder, folders["fedavg", "sketch"]], cache=cache)
+    assert "every client has a model of its own" in reason
+    with pytest.raises(RunError, match=r"feddg evaluate .* --predictions"):
+        read_image_results(folder)
+
+
+def test_another_model_has_a_file_of_its_own_and_damage_is_told_of(folders, cache):
+    folder = folders["fedprox", "photo"]
+    written = write_image_results(folder, which="best_in_domain", cache=cache)
+    assert written == results_file(folder, "best_in_domain")
+    assert read_image_results(folder, "best_in_domain").which == "best_in_domain"
+    written.write_bytes(written.read_bytes()[:-40])
+    with pytest.raises(RunError, match="is damaged or no results by image"):
+        read_image_results(folder, "best_in_domain")
+    arrow.write_table(pyarrow.table({"file": ["a"]}), written)
+    with pytest.raises(RunError, match="is damaged or no results by image"):
+        read_image_results(folder, "best_in_domain")
+
+
+# McNemar and the paired bootstrap: by hand, against SciPy, and refusals.
+
+
+def test_mcnemar_by_hand():
+    """Ten images only the first gets right, two only the second, and thirty both."""
+    first = np.array([True] * 10 + [False] * 2 + [True] * 30)
+    second = np.array([False] * 10 + [True] * 2 + [True] * 30)
+    found = mcnemar(first, second)
+    assert (found.only_first, found.only_second) == (10, 2)
+    # 2 (C(12,0) + C(12,1) + C(12,2)) / 2^12 = 158 / 4096; and (8 - 1)^2 / 12 = 4.0833.
+    assert found.exact == pytest.approx(158 / 4096)
+    assert found.asymptotic == pytest.approx(0.0433, abs=1e-4)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=60))
+def test_mcnemar_equals_the_sum_of_binomials_and_does_not_care_who_is_first(pairs):
+    first, second = np.array(pairs).T
+    found, turned = mcnemar(first, second), mcnemar(second, first)
+    b, c = found.only_first, found.only_second
+    assert b == sum(one and not other for one, other in pairs)
+    tail = sum(stats.binom.pmf(k, b + c, 0.5) for k in range(min(b, c) + 1))
+    assert found.exact == pytest.approx(min(1, 2 * tail))
+    assert (found.exact, found.asymptotic) == (turned.exact, turned.asymptotic)
+    assert 0 <= found.asymptotic <= 1
+
+
+def results(
+    labels, predicted, domains=None, name="run", content=None, files=None, rendered=""
+) -> ImageResults:
+    count = len(labels)
+    columns = {
+        "file": files or [f"{i:04}.jpg" for i in range(count)],
+        "content": content or ["c"] * count,
+        "split": ["test"] * count,
+        "domain": domains or ["photo"] * count,
+        "label": labels,
+        "predicted": predicted,
+    }
+    texts = {key: np.array(value, dtype=str) for key, value in columns.items()}
+    return ImageResults(Path(name), "final", 3, rendered, texts)
+
+
+def test_differences_by_hand_pooled_and_by_domain():
+    labels = list("aabb") + list("ab")
+    domains = ["ink"] * 4 + ["photo"] * 2
+    one = results(labels, list("aabb") + list("bb"), domains)
+    other = results(labels, list("aaaa") + list("ab"), domains)
+    found = compare_images(one, other, draws=200)
+    assert (found.images, found.domains) == (6, ("ink", "photo"))
+    by = {(d.metric, d.aggregate): d for d in found.differences}
+    accuracy = by["accuracy", "pooled"]
+    assert (accuracy.first, accuracy.second) == (pytest.approx(5 / 6), pytest.approx(4 / 6))
+    mean = by["accuracy", "domain_mean"]
+    assert (mean.first, mean.second) == (0.75, 0.75)
+    assert by["balanced_accuracy", "pooled"].first == pytest.approx((2 / 3 + 1) / 2)
+    assert (found.mcnemar.only_first, found.mcnemar.only_second) == (2, 1)
+
+
+def test_the_interval_is_that_of_the_paired_normal_approximation():
+    """With many images the bootstrap's interval is mean +- 1.96 standard errors."""
+    random = np.random.default_rng(0)
+    labels = random.integers(0, 2, 3000)
+    first = np.where(random.random(3000) < 0.8, labels, 1 - labels)
+    second = np.where(random.random(3000) < 0.7, labels, 1 - labels)
+    found = compare_images(
+        results(labels.astype(str), first.astype(str)),
+        results(labels.astype(str), second.astype(str)),
+    )
+    (accuracy,) = (
+        d for d in found.differences if (d.metric, d.aggregate) == ("accuracy", "pooled")
+    )
+    gaps = (first == labels).astype(float) - (second == labels)
+    error = gaps.std() / 3000**0.5
+    assert accuracy.difference == pytest.approx(gaps.mean())
+    assert accuracy.low == pytest.approx(gaps.mean() - 1.96 * error, abs=0.25 * error)
+    assert accuracy.high == pytest.approx(gaps.mean() + 1.96 * error, abs=0.25 * error)
+
+
+def test_the_order_of_rows_does_not_matter_and_a_run_equals_itself():
+    labels, predicted = list("abcabc"), list("abbacc")
+    one = results(labels, predicted)
+    files = one.columns["file"][::-1].tolist()
+    turned = results(labels[::-1], predicted[::-1], files=files)
+    found = compare_images(one, turned, draws=50)
+    assert found.mcnemar.exact == 1
+    assert all((d.difference, d.low, d.high) == (0, 0, 0) for d in found.differences)
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"labels": list("ab"), "predicted": list("ab")}, "different images: 3 and 2"),
+        ({"files": ["0000.jpg", "0001.jpg", "x.jpg"]}, r"0002.jpg in one of them only"),
+        ({"content": ["c", "other", "c"]}, "0001.jpg has another content"),
+        ({"labels": list("abb")}, "0002.jpg has another content, class or domain"),
+        ({"domains": ["photo", "photo", "ink"]}, "0002.jpg has another content, class or domain"),
+        ({"rendered": "else"}, "drawn differently"),
+    ],
+)
+def test_runs_on_different_images_are_refused_paired_runs(other, message):
+    fields = {"labels": list("aba"), "predicted": list("aba")}
+    with pytest.raises(RunError, match=message):
+        compare_images(results(**fields), results(**fields | other))
+
+
+def test_a_split_without_images_is_refused():
+    one = results(list("ab"), list("ab"))
+    with pytest.raises(RunError, match="no results on images of the split 'val'"):
+        compare_images(one, one, "val")
