@@ -38,7 +38,7 @@ from feddg.records import (
     from_cell,
 )
 from feddg.report.blocks import Cell, Column, Table
-from feddg.report.formats import to_csv
+from feddg.report.tables import to_csv
 
 FORMULAS = [
     "'=",

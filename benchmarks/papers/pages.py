@@ -14,8 +14,7 @@ from pathlib import Path
 
 from feddg.comparison.plan import Plan, load_plan
 from feddg.comparison.results import KeptResults, KeptTable, TuningFile
-from feddg.report.kept_page import BEGIN, END, between_marks, remade
-from feddg.report.planned_page import cells_run
+from feddg.report.results_page import BEGIN, END, between_marks, cells_run, remade
 
 ROOT = Path(__file__).resolve().parents[2]
 PLANS = Path("benchmarks/papers/short")

@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from feddg.report.kept_page import between_marks
+from feddg.report.results_page import between_marks
 
 DATA = Path(__file__).parents[2] / "docs" / "results" / "data"
 DOMAINS = ("photo", "art_painting", "cartoon", "sketch", "all")

@@ -13,7 +13,7 @@ from pathlib import Path
 from feddg.comparison.plan import load_plan
 from feddg.comparison.results import KeptResults, TuningFile
 from feddg.errors import RunError
-from feddg.report.kept_page import remade, search_table, tables
+from feddg.report.results_page import remade, search_table, tables
 
 __all__ = ["read", "remade", "search_table", "tables"]
 

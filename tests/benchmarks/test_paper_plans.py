@@ -15,7 +15,7 @@ from feddg.comparison.pool import Watcher, run_here
 from feddg.comparison.results import Place, Results
 from feddg.data.data_set import DATA_SETS
 from feddg.data.splits import COLUMNS
-from feddg.report.many_tables import mark_of
+from feddg.report.tables import mark_of
 from feddg.runs.reading import read_run
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"

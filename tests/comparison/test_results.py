@@ -30,7 +30,7 @@ from feddg.comparison.results import (
 from feddg.data.fingerprint import ImagesFile
 from feddg.errors import ExperimentError, RunError
 from feddg.records import EvaluationRow
-from feddg.report.planned_page import planned_tables
+from feddg.report.results_page import planned_tables
 from feddg.runs.reading import FINAL, TAIL_MEAN, Evaluations, read_rows, read_run
 
 PLAN = {

@@ -16,9 +16,7 @@ from feddg.comparison.pool import Watcher
 from feddg.comparison.results import TriedRow, TuningFile
 from feddg.errors import ExperimentError, RunError
 from feddg.report import write_comparison
-from feddg.report.formats import to_markdown
-from feddg.report.kept_findings import MARK, MEANING
-from feddg.report.tuning_section import tuning_section, tuning_table
+from feddg.report.tables import MARK, MEANING, to_markdown, tuning_section, tuning_table
 from feddg.runs.prepare import load_images
 from feddg.runs.reading import read_rows, read_run
 from image_folders import make_folder

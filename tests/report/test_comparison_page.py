@@ -16,14 +16,17 @@ from feddg.records import TEST, VAL
 from feddg.report import write_comparison, write_report
 from feddg.report.blocks import Cell, Column, Facts, Table
 from feddg.report.comparison_page import results_page
-from feddg.report.formats import to_csv, to_latex, to_markdown
-from feddg.report.many_tables import (
+from feddg.report.tables import (
     accuracy_table,
     margin_table,
     paper_table,
     rules_table,
+    to_csv,
+    to_latex,
+    to_markdown,
+    verdict_words,
+    warnings_about,
 )
-from feddg.report.verdict import verdict_words, warnings_about
 from feddg.runs.reading import FINAL, INTERPOLATION, SELECTION_RULES
 from run_folders import FolderMaker
 

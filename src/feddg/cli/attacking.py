@@ -99,7 +99,7 @@ def attack(
 
     from feddg.cli.tables import as_rich
     from feddg.report import write_report
-    from feddg.report.attacks_section import attack_tables
+    from feddg.report.leaks import attack_tables
 
     for table in attack_tables(rows):
         Console().print(as_rich(table))

@@ -216,7 +216,7 @@ def report(
 def _report_kept(results: Path, out: Path | None, others: bool) -> None:
     """Shows a file of kept results as Markdown, or writes it."""
     from feddg.comparison.results import KeptResults
-    from feddg.report.kept_page import tables, write_kept_page
+    from feddg.report.results_page import tables, write_kept_page
 
     if others:
         raise RunError(f"{results} is a file of kept results: of the options, only --out is for it")

@@ -40,7 +40,7 @@ def paired(
     from rich.console import Console
 
     from feddg.cli.tables import as_rich
-    from feddg.report.paired_section import mcnemar_words, paired_table
+    from feddg.report.comparison_page import mcnemar_words, paired_table
 
     console = Console()
     console.print(as_rich(paired_table(found, first.name, second.name)))

@@ -24,7 +24,7 @@ from feddg.evaluation.accuracy import Score
 from feddg.experiment import Experiment
 from feddg.messages import Refusal, Update
 from feddg.records import RoundRow
-from feddg.report.wording import duration
+from feddg.report.text import duration
 from feddg.runs.observer import Observer
 
 SILENCE_SECONDS = 30.0

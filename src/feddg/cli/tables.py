@@ -13,11 +13,16 @@ from feddg.comparison.results import read_comparison
 from feddg.prediction.evaluate import Adaptations
 from feddg.records import SPLITS, EvaluationRow
 from feddg.report import blocks
-from feddg.report.finding_words import interval_words, remark_words
-from feddg.report.headline import finding_sentences, found_in
-from feddg.report.many_tables import accuracy_table, margin_table
-from feddg.report.verdict import about_best, elsewhere_words, verdict_words, warnings_about
-from feddg.report.wording import counted, duration, spelled
+from feddg.report.sections import finding_sentences, found_in
+from feddg.report.tables import (
+    about_best,
+    accuracy_table,
+    elsewhere_words,
+    margin_table,
+    verdict_words,
+    warnings_about,
+)
+from feddg.report.text import counted, duration, interval_words, remark_words, spelled
 from feddg.runs.execute import is_complete
 from feddg.runs.findings import accuracy_interval, measured
 from feddg.runs.reading import RunRecord, read_run

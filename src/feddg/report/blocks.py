@@ -1,13 +1,17 @@
-"""What a page is made of.
+"""What a page is made of: tables, charts, notes, pictures, and the templates that show them."""
 
-Sections and their blocks hold text and numbers, no HTML: the templates turn them into a page, and
-the same tables can be written in other formats.
-"""
-
+import base64
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
+
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from PIL import Image, UnidentifiedImageError, features
+
+from feddg.data.images import FORMATS
+from feddg.storage import open_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,3 +167,100 @@ class Page:
     tags: Sequence[str]
     opening: Sequence[Block]
     sections: Sequence[Section]
+
+
+# Templates of pages: found in a package, every text escaped.
+
+
+def template_named(name: str, package: str = "feddg.report", folder: str = "templates") -> Template:
+    """Returns a template; it escapes every text, and a name it does not know raises.
+
+    Args:
+        name: the file's name.
+        package: whose templates.
+        folder: where in the package they are.
+    """
+    templates = Environment(
+        loader=PackageLoader(package, folder),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return templates.get_template(name)
+
+
+# Pictures as part of the page, small enough to travel with it.
+
+
+SMALL_ENOUGH = 100_000
+WIDEST = 1600
+QUALITY = 82
+
+
+def data_uri(path: Path) -> tuple[str, int, int] | None:
+    """A picture file as a ``data:`` address with its width and height in pixels.
+
+    A large file is scaled to ``WIDEST`` pixels and stored as WebP where that is smaller.
+
+    Returns:
+        None when the file is not a readable picture: a report is not the place to fail for it.
+    """
+    try:
+        with open_file(path) as file:
+            content = file.read()
+        with Image.open(io.BytesIO(content), formats=FORMATS) as picture:
+            picture.load()
+            width, height = picture.size
+            kind = Image.MIME.get(picture.format or "", "image/png")
+            smaller = _compressed(picture) if len(content) > SMALL_ENOUGH else None
+    except (OSError, UnidentifiedImageError, Image.DecompressionBombError, SyntaxError):
+        return None
+    if smaller is not None and len(smaller) < len(content):
+        content, kind = smaller, "image/webp"
+    return f"data:{kind};base64,{base64.b64encode(content).decode()}", width, height
+
+
+def _compressed(picture: Image.Image) -> bytes | None:
+    if not features.check("webp"):
+        return None
+    colours = picture.convert("RGBA" if "A" in picture.getbands() else "RGB")
+    colours.thumbnail((WIDEST, 8 * WIDEST), Image.Resampling.LANCZOS)
+    buffer = io.BytesIO()
+    colours.save(buffer, "WEBP", quality=QUALITY, method=5)
+    return buffer.getvalue()
+
+
+# The words of the pages, explained.
+
+
+WORDS = {
+    "Accuracy": "The share of images that the model names correctly.",
+    "Balanced accuracy": "The mean, over the classes, of the share of a class's images that are "
+    "recognised. A model that always gives the same answer has one over the number of classes.",
+    "Client": "A site, or a simulated one, that trains on images of its own.",
+    "Domain": "Images of one kind or source, such as photographs or one hospital's microscope.",
+    "Held-out": "A domain that no client trains on. The test domain stands for the unseen one; a "
+    "validation domain may choose the round, the test domain never does.",
+    "In-domain": "Images of the domains that clients train on, kept out of the training.",
+    "Interval (95 %)": "A run's: how far its accuracy may be from that on endless images of the "
+    "same kind (Wilson). A margin's: how far it may be from that over endless seeds and scenarios "
+    "(Student's t). Neither speaks for other data.",
+    "Largest class": "The share of the commonest class among the images: what a constant model, "
+    "which always names that class, reaches.",
+    "Margin": "A difference of two methods' accuracies, in percentage points.",
+    "Precision": "Of the images that got a class's name, the share that are of it.",
+    "Recall": "Of a class's images, the share that got its name.",
+    "Round": "Clients train for a while, the server makes one model of theirs. Round 0 is before "
+    "any training.",
+    "Seed": "The number from which all chance in a run is drawn. Other seeds show how much of a "
+    "result is chance.",
+}
+"""Plain explanations, by word."""
+
+
+def glossary() -> Section:
+    """A section with every word, closed until asked for."""
+    columns = [Column("Word", numeric=False), Column("Meaning", numeric=False)]
+    rows = [[Cell(word), Cell(meaning)] for word, meaning in WORDS.items()]
+    return Section("Words", [Fold("What the words on this page mean", [Table(columns, rows)])])

@@ -15,15 +15,11 @@ from feddg.comparison.compare import Comparison
 from feddg.comparison.results import read_comparison
 from feddg.data.decoding import UnusableImageError, decode_image, quiet_pillow
 from feddg.prediction.predict import PredictedImages, Prediction
-from feddg.report.accuracy_section import final_table
-from feddg.report.blocks import Chart, Table
-from feddg.report.headline import finding_sentences, result_sentence, tested_on
-from feddg.report.many_charts import learning_curves
-from feddg.report.many_tables import accuracy_table, margin_table
-from feddg.report.round_charts import accuracy_curves
-from feddg.report.templating import template_named
-from feddg.report.verdict import verdict_words, warnings_about
-from feddg.report.wording import percent_sign, readable, shortened, spelled
+from feddg.report.blocks import Chart, Table, template_named
+from feddg.report.charts import accuracy_curves, learning_curves
+from feddg.report.sections import final_table, finding_sentences, result_sentence, tested_on
+from feddg.report.tables import accuracy_table, margin_table, verdict_words, warnings_about
+from feddg.report.text import percent_sign, readable, shortened, spelled
 from feddg.runs.execute import Run
 from feddg.runs.reading import FINAL, RunRecord
 

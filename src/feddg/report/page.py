@@ -16,13 +16,11 @@ from plotly.offline import get_plotlyjs
 
 from feddg.comparison.results import COMPARISON, read_comparison, results_of
 from feddg.errors import RunError
-from feddg.report.blocks import Page
+from feddg.report.blocks import Page, data_uri, template_named
 from feddg.report.charts import TEMPLATE
 from feddg.report.comparison_page import results_page
-from feddg.report.formats import page_tables, results_csv, to_csv, to_latex, to_markdown
-from feddg.report.pictures import data_uri
-from feddg.report.single_page import run_page
-from feddg.report.templating import template_named
+from feddg.report.run_page import run_page
+from feddg.report.tables import page_tables, results_csv, to_csv, to_latex, to_markdown
 from feddg.runs.reading import read_run
 from feddg.storage import replace_text
 

@@ -13,7 +13,7 @@ from feddg.data.decoding import Tile, UnusableImageError, decode_parts, quiet_pi
 from feddg.errors import RunError
 from feddg.prediction.classifier import ImagePreparation
 from feddg.prediction.predict import Doubtful, PredictedRow
-from feddg.report.templating import template_named
+from feddg.report.blocks import template_named
 from feddg.storage import replace_text, why
 
 SIDE = 144

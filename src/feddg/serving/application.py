@@ -12,7 +12,7 @@ import feddg
 from feddg.data.decoding import quiet_pillow
 from feddg.methods.base import title_of
 from feddg.prediction.classifier import ImageClassifier
-from feddg.report.templating import template_named
+from feddg.report.blocks import template_named
 from feddg.serving.answerer import Answerer
 from feddg.serving.answers import ModelAnswer, PredictAnswer, about, answer_about
 from feddg.serving.door import LOOPBACK_NAMES, Door

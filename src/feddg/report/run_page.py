@@ -5,9 +5,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from feddg.records import TEST, EvaluationRow
-from feddg.report.accuracy_section import final_table, has_long_splits
-from feddg.report.adaptation_section import adaptation_section
-from feddg.report.analyses_section import analyses_sections
 from feddg.report.blocks import (
     Block,
     Cell,
@@ -19,29 +16,41 @@ from feddg.report.blocks import (
     Pair,
     Section,
     Table,
+    glossary,
 )
-from feddg.report.charts import Counts
-from feddg.report.class_charts import class_accuracy, confusion_matrix
-from feddg.report.classes_section import class_table
-from feddg.report.cost_section import cost_of, cost_of_runs, time_shares
-from feddg.report.glossary import glossary
-from feddg.report.groups_section import groups_table
-from feddg.report.headline import (
+from feddg.report.charts import (
+    Counts,
+    accuracy_curves,
+    class_accuracy,
+    confusion_matrix,
+    loss_curves,
+)
+from feddg.report.leaks import leaks_section
+from feddg.report.sections import (
+    MOST_LISTED,
+    adaptation_section,
+    analyses_sections,
+    class_table,
+    cost_of,
+    cost_of_runs,
+    cut_note,
     data_tags,
+    final_table,
+    groups_table,
+    has_long_splits,
+    holdings_section,
     key_facts,
+    mapping_table,
+    metrics_section,
     notices,
     on_data,
     result_sentence,
+    run_steps,
     status_text,
     tested_on,
+    time_shares,
 )
-from feddg.report.holdings_section import MOST_LISTED, cut_note, holdings_section
-from feddg.report.leaks_section import leaks_section
-from feddg.report.metrics_section import metrics_section
-from feddg.report.next_steps import run_steps
-from feddg.report.round_charts import accuracy_curves, loss_curves
-from feddg.report.settings_section import mapping_table
-from feddg.report.wording import counted, number, readable, spelled
+from feddg.report.text import counted, number, readable, spelled
 from feddg.runs.reading import RunRecord, final_round
 
 MOST_CONFUSIONS = 3

@@ -21,12 +21,15 @@ from feddg.methods.base import METHODS
 from feddg.records import ClientRow, ClientsTable
 from feddg.report import write_report
 from feddg.report.blocks import Code
-from feddg.report.class_charts import class_accuracy, confusion_matrix
-from feddg.report.client_charts import client_groups, client_heat_map
-from feddg.report.cost_section import cost_of
-from feddg.report.looks import looks_of
-from feddg.report.next_steps import run_steps
-from feddg.report.wording import counted, duration, listed, number, percent, size, spelled
+from feddg.report.charts import (
+    class_accuracy,
+    client_groups,
+    client_heat_map,
+    confusion_matrix,
+    looks_of,
+)
+from feddg.report.sections import cost_of, run_steps
+from feddg.report.text import counted, duration, listed, number, percent, size, spelled
 from feddg.runs.reading import read_run
 from run_folders import FolderMaker
 

@@ -4,8 +4,8 @@ import numpy
 
 from feddg.evaluation.metrics import Predictions, measure
 from feddg.report.blocks import Prose, Table
-from feddg.report.metrics_section import metrics_section
-from feddg.report.wording import MISSING, percent
+from feddg.report.sections import metrics_section
+from feddg.report.text import MISSING, percent
 from feddg.runs.reading import read_run
 from run_folders import FolderMaker
 
