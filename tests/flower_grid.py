@@ -15,8 +15,8 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 from safetensors.torch import load_file
 
+from feddg.deploy import client_app, server_app
 from feddg.experiment import Experiment
-from feddg.flower import client_app, server_app
 from feddg.runs.reading import read_rows
 
 Fault = Callable[[str, Message], bool]

@@ -9,14 +9,11 @@ from flwr.app import RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
+from feddg.deploy.transport import ASK, DESCRIBE, INTRODUCE, TRAIN, FlowerTransport, Policy
+from feddg.deploy.wire import Introduction, Parcel, flower_bytes, update_parcel
 from feddg.federation.server import Server
 from feddg.federation.transport import Ledger
 from feddg.federation.validation import MessageChecks
-from feddg.flower.exchange import Policy
-from feddg.flower.grid_transport import ASK, DESCRIBE, INTRODUCE, TRAIN, FlowerTransport
-from feddg.flower.parcels import Parcel, update_parcel
-from feddg.flower.replies import Introduction
-from feddg.flower.traffic import flower_bytes
 from feddg.messages import Broadcast, Message
 from federations import SIZE, SmallFederation, federation
 

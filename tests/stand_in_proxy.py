@@ -4,7 +4,7 @@ import http.server
 import time
 from email.utils import formatdate
 
-from feddg.flower.start_files import FLEET_METHODS
+from feddg.deploy.setup import FLEET_METHODS
 
 
 class StandInProxy(http.server.BaseHTTPRequestHandler):

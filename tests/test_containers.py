@@ -24,8 +24,8 @@ pytestmark = pytest.mark.skipif(not SERVE.is_dir(), reason="the containers are i
 def deployment(tmp_path):
     """What ``feddg deploy init`` writes."""
     pytest.importorskip("flwr", reason="Flower is an optional extra")
+    from feddg.deploy.setup import write_app
     from feddg.experiment import Experiment
-    from feddg.flower.app_folder import write_app
 
     chosen = Experiment(data="digits", clients={"number": 2, "partition": "domain"})
     write_app(tmp_path / "app", chosen, ("north", "south"), address="fl.org:8443")

@@ -17,12 +17,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "flower"))
 
-from loopback import Loopback
-
+from feddg.deploy.setup import deployment_fields
 from feddg.experiment import Experiment
-from feddg.flower.app_folder import deployment_fields
 from feddg.runs.reading import read_rows
 from feddg.settings import merge
+from loopback import Loopback
 
 Rows = list[dict[str, Any]]
 

@@ -151,7 +151,7 @@ def fields(chosen: argparse.Namespace) -> dict[str, Any]:
 
 def over_the_grid(chosen: argparse.Namespace, folder: Path) -> None:
     """Carries the rounds out over Flower's messages, without its processes."""
-    from feddg.flower.exchange import Exchange
+    from feddg.deploy.transport import Exchange
     from flower_grid import SITES, Deployment
 
     watch_reading = Exchange._opened

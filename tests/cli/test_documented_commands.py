@@ -36,11 +36,11 @@ ELSEWHERE = {
     ),
     "README.md: feddg serve": ("tests/serving/test_load.py::test_a_storm_of_requests_is_weathered"),
     "docs/deploy.md: feddg deploy check": (
-        "tests/flower/test_preflight.py::test_a_site_in_order_is_go"
+        "tests/deploy/test_preflight.py::test_a_site_in_order_is_go"
     ),
-    "docs/deploy.md: feddg deploy register": f"tests/flower/test_deployment.py::{_LOOPBACK}",
-    "docs/deploy.md: feddg deploy sign": f"tests/flower/test_deployment.py::{_LOOPBACK}",
-    "docs/deploy.md: feddg deploy run": f"tests/flower/test_deployment.py::{_LOOPBACK}",
+    "docs/deploy.md: feddg deploy register": f"tests/deploy/test_deployment.py::{_LOOPBACK}",
+    "docs/deploy.md: feddg deploy sign": f"tests/deploy/test_deployment.py::{_LOOPBACK}",
+    "docs/deploy.md: feddg deploy run": f"tests/deploy/test_deployment.py::{_LOOPBACK}",
     "docs/deploy.md: feddg deploy validate": (
         "tests/prediction/test_validation.py::test_the_command_writes_counts_and_no_name"
     ),

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from feddg import Experiment, run
+from feddg.deploy.simulation import simulate
 from feddg.errors import ExperimentError, RunError
 from feddg.federation.local_training import load_weights
-from feddg.flower.simulation import simulate
 from feddg.methods.composition import build_method
 from feddg.models.backbones import build_network
 from feddg.models.normalization import affine_names

@@ -9,7 +9,7 @@ pytest.importorskip("flwr", reason="Flower is an optional extra")
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from feddg.flower.judges import read_scores
+from feddg.deploy.server_app import read_scores
 from feddg.messages import Message
 
 HELD = {"sketch": 6, "ink": 4}

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from feddg.api import run
+from feddg.deploy.site import SiteMemory
 from feddg.errors import ClientError, NotEnoughUpdates, RunError
 from feddg.experiment import Experiment
 from feddg.federation.inprocess import InProcess
 from feddg.federation.masked_rounds import MaskedRounds, OpenedSums
-from feddg.flower.memory import SiteMemory
 from feddg.messages import Message, Update
 from feddg.privacy import secure_aggregation as masking
 from feddg.privacy.secure_aggregation import (

@@ -15,9 +15,9 @@ from damage import Original, draw_images
 from feddg.api import run
 from feddg.data.images import from_folder
 from feddg.data.pixels import open_pixels
+from feddg.deploy.site import SiteMemory
 from feddg.errors import DataError, FeddgError, RunError
 from feddg.experiment import Experiment, load_experiment
-from feddg.flower.memory import SiteMemory
 from feddg.report import write_report
 from feddg.runs.folder import RunFolder
 from feddg.runs.reading import read_run

@@ -37,8 +37,8 @@ def deploy_init(
     out: OutOption = Path("runs"),
 ) -> None:
     """Write the app of a federation, its proxy and services, scripts for keys, and start lines."""
+    from feddg.deploy.setup import deployment_fields, write_app
     from feddg.experiment import load_experiment
-    from feddg.flower.app_folder import deployment_fields, write_app
 
     chosen = load_experiment(experiment, deployment_fields(site))
     write_app(
@@ -67,7 +67,7 @@ def deploy_sign(
     ] = None,
 ) -> None:
     """Sign a federation's app: sites run no other."""
-    from feddg.flower.signing import sign_app
+    from feddg.deploy.keys import sign_app
 
     signed = sign_app(folder, key)
     typer.echo(f"signed {signed.digest[:16]} with {signed.key_id}")
@@ -80,7 +80,7 @@ def deploy_register(
     key: Annotated[Path, typer.Argument(help="its public key, NAME.pub")],
 ) -> None:
     """Register a site's key, under a name that no other key has."""
-    from feddg.flower.control import register_site
+    from feddg.deploy.keys import register_site
 
     register_site(folder, site, key)
     typer.echo(f"{site} is registered; reload the proxy: nginx -p proxy/ -c nginx.conf -s reload")
@@ -92,7 +92,7 @@ def deploy_run(
     stream: Annotated[bool, typer.Option(help="show the log until the run ends")] = False,
 ) -> None:
     """Start the signed app, or go on with its run."""
-    from feddg.flower.control import run_signed
+    from feddg.deploy.keys import run_signed
 
     typer.echo(f"run {run_signed(folder, stream=stream)}; its log: flwr log RUN feddg")
 
@@ -116,9 +116,8 @@ def deploy_check(
     from rich.console import Console
 
     from feddg.cli.preflight_table import checks_table
-    from feddg.flower.joining import read_join
-    from feddg.flower.preflight import Verdict, check_site
-    from feddg.flower.preflight_network import check_connection
+    from feddg.deploy.preflight import Verdict, check_connection, check_site
+    from feddg.deploy.setup import read_join
     from feddg.storage import cache_folder
 
     join = read_join(folder)
@@ -176,8 +175,8 @@ def deploy_simulate(
 ) -> None:
     """Run an experiment over Flower's simulation (Ray), clients side by side."""
     from feddg.cli.progress import observer
+    from feddg.deploy.simulation import simulate
     from feddg.experiment import load_experiment
-    from feddg.flower.simulation import simulate
 
     chosen, watching = load_experiment(experiment, said), observer(verbose=True)
     done = simulate(chosen, out, observer=watching, cpus=cpus, gpus=gpus)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from rich.markup import escape
 from rich.table import Table
 
-from feddg.flower.preflight import Check, Verdict
+from feddg.deploy.preflight import Check, Verdict
 
 STYLES = {Verdict.GO: "green", Verdict.LOOK: "yellow", Verdict.NO_GO: "bold red"}
 

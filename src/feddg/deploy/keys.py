@@ -1,0 +1,296 @@
+"""Keys: the coordinator's signature under the app, and sites registered at its SuperLink."""
+
+import base64
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import yaml
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    load_ssh_private_key,
+    load_ssh_public_key,
+)
+from flwr.cli.build import build_fab_from_disk
+from flwr.cli.flower_config import read_superlink_connection
+from flwr.cli.log import start_stream
+from flwr.cli.utils import init_http_client_from_connection
+from flwr.common.constant import NOOP_FLWR_AID
+from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, StartRunRequest
+from flwr.proto.fab_pb2 import Fab as FabProto
+from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
+from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
+from flwr.supercore.control import ControlHttpClient
+from flwr.supercore.fab import Fab
+from flwr.supercore.object_store import ObjectStoreFactory
+from flwr.superlink.federation import NoOpFederationManager
+
+from feddg.deploy.setup import REGISTERED
+from feddg.errors import FeddgError
+from feddg.storage import replace_bytes, replace_text
+
+BUNDLE, SIGNATURE = "signed/app.fab", "signed/signature.json"
+KEY, TRUSTED = "keys/signing", "keys/trusted.yaml"
+
+
+@dataclass(frozen=True)
+class SignedApp:
+    """A bundled app, and who vouches for it.
+
+    Attributes:
+        content: the bundle, a zip file.
+        key_id: what the public key is called in ``trusted.yaml``.
+        signed_at: seconds since 1970.
+        signature: over both, in URL-safe base64.
+    """
+
+    content: bytes
+    key_id: str
+    signed_at: int
+    signature: str
+
+    @property
+    def digest(self) -> str:
+        """Its SHA-256 digest, by which Flower knows it, in hexadecimal digits."""
+        return hashlib.sha256(self.content).hexdigest()
+
+    @property
+    def verifications(self) -> dict[str, str]:
+        """What Flower hands to the sites with the bundle."""
+        entry = {"signature": self.signature, "signed_at": self.signed_at}
+        return {self.key_id: json.dumps(entry), "valid_license": "Valid"}
+
+    def verify(self, trusted: Path) -> None:
+        """Checks the signature against the keys of a ``trusted.yaml``, as a site does.
+
+        Raises:
+            FeddgError: none of the keys signed this.
+        """
+        key = _trusted(trusted).get(self.key_id)
+        try:
+            if key is None:
+                raise InvalidSignature
+            key.verify(
+                base64.urlsafe_b64decode(self.signature), _signed(self.content, self.signed_at)
+            )
+        except (InvalidSignature, ValueError):
+            raise FeddgError(
+                f"the signed app was not signed by a key of {trusted}; run `feddg deploy sign`"
+            ) from None
+
+
+def sign_app(folder: Path, key: Path | None = None) -> SignedApp:
+    """Bundles the app of a deployment's folder and signs it.
+
+    Args:
+        folder: what ``feddg deploy init`` wrote.
+        key: the private key, of ed25519, in OpenSSH's form; by default the folder's own.
+
+    Raises:
+        FeddgError: the app or the key cannot be used, or sites do not trust the key.
+    """
+    private = _private_key(key or folder / KEY)
+    trusted = _trusted(folder / TRUSTED)
+    own = private.public_key().public_bytes_raw()
+    id = next((id for id, known in trusted.items() if known.public_bytes_raw() == own), None)
+    if id is None:
+        raise FeddgError(f"sites would not run it: {folder / TRUSTED} does not hold this key")
+    content, now = _bundle(folder), int(time.time())
+    signature = base64.urlsafe_b64encode(private.sign(_signed(content, now))).decode("ascii")
+    app = SignedApp(content, id, now, signature)
+    replace_bytes(folder / BUNDLE, content)
+    fields = {"key_id": id, "signed_at": now, "signature": signature}
+    replace_text(folder / SIGNATURE, json.dumps(fields, indent=1))
+    return app
+
+
+def read_signed(folder: Path) -> SignedApp:
+    """Returns the app as it was signed last.
+
+    Raises:
+        FeddgError: there is none, it was not signed by a key that sites trust, or it is not what
+            the folder's ``pyproject.toml`` says now.
+    """
+    try:
+        fields = json.loads((folder / SIGNATURE).read_text(encoding="utf-8"))
+        app = SignedApp(
+            (folder / BUNDLE).read_bytes(),
+            str(fields["key_id"]),
+            int(fields["signed_at"]),
+            str(fields["signature"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise FeddgError(
+            f"{folder} holds no signed app ({error}); run `feddg deploy sign`"
+        ) from None
+    app.verify(folder / TRUSTED)
+    if _bundle(folder) != app.content:
+        raise FeddgError(
+            f"{folder / 'pyproject.toml'} was changed since it was signed; run `feddg deploy sign`"
+        )
+    return app
+
+
+def _bundle(folder: Path) -> bytes:
+    try:
+        return build_fab_from_disk(folder)
+    except (OSError, ValueError) as error:
+        raise FeddgError(f"{folder} holds no Flower app that can be bundled: {error}") from None
+
+
+def _signed(content: bytes, signed_at: int) -> bytes:
+    return signed_at.to_bytes(8, "big") + hashlib.sha256(content).digest()
+
+
+def _private_key(file: Path) -> Ed25519PrivateKey:
+    try:
+        key = load_ssh_private_key(file.read_bytes(), password=None)
+    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise FeddgError(f"{file} is no signing key ({error}); make_keys.sh makes one") from None
+    if not isinstance(key, Ed25519PrivateKey):
+        raise FeddgError(f"{file} is no ed25519 key, which signing needs; make_keys.sh makes one")
+    return key
+
+
+def _trusted(file: Path) -> dict[str, Ed25519PublicKey]:
+    try:
+        entries = yaml.safe_load(file.read_text(encoding="utf-8"))
+        keys = {str(id): load_ssh_public_key(str(text).encode()) for id, text in entries.items()}
+    except (OSError, ValueError, AttributeError, yaml.YAMLError, UnsupportedAlgorithm) as error:
+        raise FeddgError(f"{file} lists no trusted keys ({error}); make_keys.sh makes it") from None
+    return {id: key for id, key in keys.items() if isinstance(key, Ed25519PublicKey)}
+
+
+# What the coordinator asks of its own SuperLink: to register a site's key, to run the signed app.
+#
+# Nothing here passes through the proxy: it needs the coordinator's machine.
+
+
+CONNECTION, HOME, DATABASE = "feddg", "flower-home", "superlink.db"
+APP = "@feddg/feddg-deployment"
+
+
+def public_key(file: Path) -> bytes:
+    """Returns a site's public key as Flower writes it, in PEM.
+
+    Args:
+        file: as ``ssh-keygen`` writes it, ``*.pub``.
+
+    Raises:
+        FeddgError: it is not the public key of an elliptic curve.
+    """
+    try:
+        key = load_ssh_public_key(file.read_bytes())
+    except (OSError, ValueError, UnsupportedAlgorithm) as error:
+        raise FeddgError(f"{file} is no public key: {error}") from None
+    if not isinstance(key, EllipticCurvePublicKey):
+        raise FeddgError(f"{file}: sites' keys are of type ecdsa; the site runs make_key.sh")
+    return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+
+
+def register_site(folder: Path, site: str, key: Path) -> None:
+    """Registers a site's key at the SuperLink, and lets it through the proxy.
+
+    Args:
+        folder: the deployment's.
+        site: one of its sites.
+        key: the site's public key.
+
+    Raises:
+        FeddgError: another key was registered under this name, this key under another, the site is
+            not of this deployment, or the SuperLink cannot be reached.
+    """
+    sites = folder / "sites"
+    if not sites.is_dir() or site not in {known.name for known in sites.iterdir()}:
+        raise FeddgError(f"{site!r} is no site of the deployment {folder}")
+    pem = public_key(key)
+    with _superlink(folder) as client:
+        nodes = client.ListNodes(ListNodesRequest()).nodes_info
+        present = [node for node in nodes if node.status != "unregistered"]
+        named = next((node for node in present if node.name == site), None)
+        if named is not None and named.public_key != pem:
+            raise FeddgError(
+                f"another key is registered as {site}: a name belongs to a key. If the site lost "
+                f"it: `flwr supernode unregister {named.node_id} feddg`, then register again"
+            )
+        owner = next((node for node in present if node.public_key == pem), None)
+        if owner is not None and owner.name != site:
+            raise FeddgError(f"{key} is registered as {owner.name or 'a site without a name'}")
+        if owner is None:
+            client.RegisterNode(RegisterNodeRequest(public_key=pem, name=site))
+    let_through(folder / REGISTERED, site, pem)
+
+
+def let_through(file: Path, site: str, pem: bytes) -> None:
+    """Puts a site's key on the proxy's list, in place of the one it had."""
+    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+    of_site = {line.rpartition(" ")[2]: line for line in lines}
+    of_site[f"{site};"] = f'"{base64.b64encode(pem).decode("ascii")}" {site};'
+    replace_text(file, "".join(f"{of_site[name]}\n" for name in sorted(of_site)))
+
+
+def run_signed(folder: Path, *, stream: bool = False) -> int:
+    """Starts the signed app of a deployment's folder, or goes on with its run.
+
+    Args:
+        folder: the deployment's, with the SuperLink's database in it.
+        stream: whether to show the log until the run ends.
+
+    Returns:
+        Flower's id of the run.
+
+    Raises:
+        FeddgError: the app is not signed, or was changed since; or the SuperLink refuses.
+    """
+    app = read_signed(folder)
+    with _superlink(folder) as client:
+        _deposit(folder / DATABASE, app)
+        # By its digest: a bundle sent along would be taken without its signature.
+        started = client.StartRun(StartRunRequest(fab=FabProto(hash_str=app.digest), app_spec=APP))
+        if not started.HasField("run_id"):
+            raise FeddgError("the SuperLink did not start the run; its log says why")
+        if stream:
+            start_stream(started.run_id, client)
+    return int(started.run_id)
+
+
+def _deposit(database: Path, app: SignedApp) -> None:
+    """Puts the app where Flower keeps those of its hub, the only ones it knows signatures of."""
+    if not database.is_file():
+        raise FeddgError(
+            f"{database} is not there: start the SuperLink in this folder with --database "
+            f"{DATABASE}"
+        )
+    state = SqlLinkState(str(database), NoOpFederationManager(), ObjectStoreFactory().store())
+    state.initialize()
+    state.store_app(
+        Fab(app.digest, app.content, app.verifications),
+        NOOP_FEDERATION_ID,
+        APP,
+        TaskType.SERVER_APP,
+        NOOP_FLWR_AID,
+    )
+
+
+@contextmanager
+def _superlink(folder: Path) -> Iterator[ControlHttpClient]:
+    os.environ["FLWR_HOME"] = str((folder / HOME).resolve())
+    client = init_http_client_from_connection(read_superlink_connection(CONNECTION))
+    try:
+        yield client
+    except httpx.HTTPStatusError as error:
+        raise FeddgError(f"the SuperLink refuses: {error.response.text[:500]}") from None
+    except httpx.TransportError as error:
+        raise FeddgError(f"the SuperLink cannot be reached; is it running? ({error})") from None
+    finally:
+        client.close()

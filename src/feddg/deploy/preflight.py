@@ -1,0 +1,517 @@
+"""Before a site joins: whether its images, machine, keys, versions and connection will do."""
+
+import base64
+import http.client
+import math
+import os
+import shutil
+import socket
+import ssl
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from enum import StrEnum
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import numpy
+import torch
+
+from feddg.clients.client import Examples
+from feddg.data.data_set import load_source
+from feddg.data.decoding import Reading, Tile, UnusableImageError, decode_image, quiet_pillow
+from feddg.data.images import ImageTable, from_class_folders
+from feddg.data.inspection import survey
+from feddg.data.pixels import ArrayPixels
+from feddg.deploy.setup import JoinFile, held_out_among
+from feddg.deploy.site import DIGITS
+from feddg.errors import FeddgError
+from feddg.experiment import Experiment
+from feddg.federation.inprocess import InProcess
+from feddg.federation.server import Server, initial_state
+from feddg.federation.transport import Ledger
+from feddg.federation.validation import MessageChecks
+from feddg.methods.composition import build_method
+from feddg.models.precision import choose_device
+from feddg.runs.prepare import build, build_workers, free_memory, peak_memory
+from feddg.runs.provenance import methods_files
+from feddg.settings import ServerSettings
+from feddg.storage import parse_fields, private_folder, why
+
+SAMPLE = 256
+"""Images that are decoded."""
+FEW = 10
+"""Classes of fewer images are named."""
+WORST_SHARE = 0.1
+"""Share of images that cannot be read from which on something is wrong with the folder."""
+ROUND_DEADLINE = 3600.0
+"""Seconds that a site has for a round, where the coordinator does not say otherwise."""
+SPARE_BYTES = 2**30
+STEPS = 4
+"""Of training that each of two made-up clients tries."""
+
+
+class Verdict(StrEnum):
+    """What a check comes to."""
+
+    GO = "go"
+    LOOK = "look"
+    NO_GO = "no-go"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the table.
+
+    Attributes:
+        what: was looked at.
+        verdict: what it comes to.
+        found: what was found.
+        remedy: what to do; empty where nothing is to be done.
+    """
+
+    what: str
+    verdict: Verdict
+    found: str
+    remedy: str = ""
+
+
+def go(what: str, found: str) -> Check:
+    """Returns a check that is passed."""
+    return Check(what, Verdict.GO, found)
+
+
+def look(what: str, found: str, remedy: str) -> Check:
+    """Returns a check that somebody must look at."""
+    return Check(what, Verdict.LOOK, found, remedy)
+
+
+def no_go(what: str, found: str, remedy: str) -> Check:
+    """Returns a check that keeps the site from joining."""
+    return Check(what, Verdict.NO_GO, found, remedy)
+
+
+def check_site(
+    join: JoinFile, images: str, domain: str | None, cache: Path, device: str = "auto"
+) -> Iterator[Check]:
+    """Yields the checks of a site's images and machine, each as it is done.
+
+    Args:
+        join: what the coordinator expects.
+        images: as in the SuperNode's ``--node-config``.
+        domain: what the images of ``root/class/*`` are called.
+        cache: the site's cache folder.
+        device: where it will train.
+    """
+    try:
+        experiment = join.settings()
+    except FeddgError as error:
+        yield no_go("experiment", str(error), "install the version that the coordinator has")
+        return
+    try:
+        table = site_table(images, domain)
+    except FeddgError as error:
+        yield no_go("images", str(error), "name the folder root/class/* and --domain")
+        return
+    yield check_decoding(table, experiment)
+    yield check_classes(table, join.classes)
+    yield check_domains(table, experiment, trains=join.trains)
+    yield check_support(table)
+    yield check_disk(table, experiment, cache)
+    named = check_named_files(experiment)
+    yield named
+    if named.verdict is Verdict.NO_GO:
+        return  # a step of training would fail of the same
+    yield from check_machine(table, experiment, device, trains=join.trains)
+
+
+def site_table(images: str, domain: str | None) -> ImageTable:
+    """Returns a site's images, listed and not decoded; see :class:`feddg.deploy.site.SiteConfig`.
+
+    Raises:
+        DataError: they cannot be listed.
+    """
+    if images.startswith(DIGITS):
+        whole = load_source("digits")
+        rows = numpy.flatnonzero(whole.domains == whole.domain_id(images.removeprefix(DIGITS)))
+        return whole.take(rows)
+    if domain is not None:
+        return from_class_folders(images, domain)
+    return load_source("folder", images)
+
+
+def check_decoding(table: ImageTable, experiment: Experiment) -> Check:
+    """Decodes some images, evenly spaced, as training will."""
+    what, data = "images decode", experiment.data
+    if table.root is None:
+        return go(what, f"{len(table)} images, built in")
+    depths = survey(table).depths
+    places = numpy.unique(numpy.linspace(0, len(table) - 1, min(SAMPLE, len(table))).astype(int))
+    bad: Counter[str] = Counter()
+    with quiet_pillow(tiled=data.tile is not None):
+        for place in places.tolist():
+            bits = depths.get(table.domain_names[table.domains[place]], 0)
+            file = table.root / Tile.named(table.paths[place]).file
+            try:
+                decode_image(file, data.image_size, data.resize, Reading.of(data), bits)
+            except UnusableImageError as error:
+                bad[str(error)] += 1
+    count = sum(bad.values())
+    found = f"{len(places) - count} of {len(places)} tried, {len(table)} in all"
+    if not count:
+        return go(what, found)
+    reason, times = bad.most_common(1)[0]
+    found += f"; most often: {reason} ({times})"
+    if data.on_bad_image == "fail" or count > WORST_SHARE * len(places):
+        return no_go(what, found, "repair or remove these files: `feddg data inspect` names them")
+    return look(what, found, "they will be left out; `feddg data inspect` names them")
+
+
+def check_classes(table: ImageTable, expected: tuple[str, ...]) -> Check:
+    """Compares the names of the class folders with the federation's."""
+    what, mine = "classes", sorted(table.class_names)
+    if not expected:
+        return look(
+            what,
+            f"{len(mine)}: {_listed(mine)}",
+            "the coordinator named none: compare these, letter by letter, with the other sites'",
+        )
+    strange = sorted(set(mine) - set(expected))
+    missing = sorted(set(expected) - set(mine))
+    if strange:
+        return no_go(
+            what,
+            f"unknown to the federation: {_listed(strange)}",
+            f"rename or remove these folders; it has {_listed(expected)}",
+        )
+    if missing:
+        return look(what, f"not here: {_listed(missing)}", "right if this site has no such images")
+    return go(what, f"all {len(expected)} are here")
+
+
+def check_domains(table: ImageTable, experiment: Experiment, *, trains: bool) -> Check:
+    """Whether the site would train on a domain that is held out: it is left out of the run then."""
+    what, held_out = "domains", experiment.hold_out
+    mine = [table.domain_names[domain] for domain in numpy.unique(table.domains)]
+    held = held_out_among(mine, (*held_out.test, *held_out.val))
+    if not held:
+        return go(what, f"{_listed(mine)}: not held out")
+    found = f"{_listed(held)}: held out in this experiment"
+    if not trains:
+        return go(what, f"{found}; this site only evaluates")
+    return no_go(
+        what,
+        f"{found}, so this site takes no part in training",
+        "name a folder without these images, or ask the coordinator to name this site in "
+        "--evaluation-site",
+    )
+
+
+def check_support(table: ImageTable) -> Check:
+    """Counts the images of each class."""
+    what = "images of each class"
+    counts = dict(zip(table.class_names, table.counts().sum(0).tolist()))
+    few = [f"{name} ({count})" for name, count in counts.items() if count < FEW]
+    found = f"{min(counts.values())} to {max(counts.values())}"
+    if len(table) < 2:
+        return no_go(what, f"{len(table)} in all", "a site trains on two images at least")
+    if few:
+        return look(what, f"{found}; few of {_listed(few)}", "the model learns little of them")
+    return go(what, found)
+
+
+def check_disk(table: ImageTable, experiment: Experiment, cache: Path) -> Check:
+    """Whether the cache folder can be written, and holds pixels, twins and memory."""
+    what, size = "disk", experiment.data.image_size
+    pixels = len(table) * size * size * 3
+    needed = 2 * pixels + 8 * _weight_bytes(experiment, len(table.class_names)) + SPARE_BYTES
+    try:
+        private_folder(cache)
+        with tempfile.TemporaryFile(dir=cache) as file:
+            file.write(b"0")
+        free = shutil.disk_usage(cache).free
+    except OSError as error:
+        return no_go(what, f"{cache}: {why(error)}", "choose another folder with --cache")
+    found = f"{_size(free)} free in {cache}, about {_size(needed)} needed"
+    if free < needed:
+        return no_go(what, found, "free some space, or choose another folder with --cache")
+    if free < 2 * needed:
+        return look(what, found, "it will be tight")
+    return go(what, found)
+
+
+def check_named_files(experiment: Experiment) -> Check:
+    """Reads the files that the method's settings name, such as a codec's weights."""
+    what = "files of the method"
+    try:
+        build_method(experiment.method.name, experiment.method.settings).read_files()
+    except FeddgError as error:
+        return no_go(what, str(error), "put the coordinator's file there, under the same path")
+    names = sorted(methods_files(experiment))
+    return go(what, f"{', '.join(names)} can be read" if names else "none needed")
+
+
+def check_machine(
+    table: ImageTable, experiment: Experiment, device: str, *, trains: bool
+) -> Iterator[Check]:
+    """Trains a few batches of noise, and says what a round would take here."""
+    try:
+        where = choose_device(device)
+    except FeddgError as error:
+        yield no_go("device", str(error), "name another with --device")
+        return
+    yield go("device", str(where))
+    chosen = experiment.model_copy(update={"device": device})
+    try:
+        one = seconds_per_image(chosen, max(2, len(table.class_names)))
+    except (FeddgError, RuntimeError) as error:
+        found = f"a step of training failed: {str(error).splitlines()[0]}"
+        yield no_go("speed", found, "run the experiment here by itself to see why")
+        return
+    train, count = experiment.train, len(table)
+    passes = train.local_steps * train.batch_size if train.local_steps else 0
+    # Who only evaluates takes no longer than if it trained once on each image.
+    seconds = one * ((passes or count * train.local_epochs) if trains else count)
+    found = f"{1 / one:,.0f} images a second; a round takes about {seconds:,.0f} s"
+    if seconds > ROUND_DEADLINE:
+        remedy = "fewer local steps, or a larger round-deadline at the coordinator"
+        yield no_go("speed", found, remedy)
+    elif seconds > ROUND_DEADLINE / 2:
+        yield look("speed", found, "close to the deadline of an hour a round")
+    else:
+        yield go("speed", found)
+    yield _memory_for(peak_memory())
+
+
+def seconds_per_image(experiment: Experiment, classes: int) -> float:
+    """Trains on a few batches of noise, twice; returns the quicker time by the images seen.
+
+    Raises:
+        FeddgError: the experiment cannot be trained here.
+        RuntimeError: PyTorch cannot, as where memory does not suffice.
+    """
+    model = experiment.model.model_copy(update={"weights": None})
+    train = experiment.train.model_copy(update={"local_steps": STEPS})
+    bare = experiment.model_copy(update={"model": model, "train": train})
+    method, network = build(bare, classes)
+    clients, size, own = 2, bare.data.image_size, STEPS * train.batch_size
+    noise = numpy.random.default_rng(0).integers(0, 256, (own, size, size, 3), numpy.uint8)
+    pixels, rows = ArrayPixels(noise), torch.arange(own)
+
+    def examples(client: int) -> Examples:
+        return Examples(pixels, rows, rows % classes, torch.full((own,), client), classes)
+
+    quickest, settings = math.inf, ServerSettings()
+    for _ in range(2):
+        server = Server(
+            method,
+            InProcess(method, build_workers(bare, network, None), clients, examples),
+            initial_state(method, network, clients, rounds=train.rounds, settings=settings),
+            per_round=None,
+            settings=settings,
+            seed=0,
+            ledger=Ledger(lambda row: None),
+            checks=MessageChecks(method, network, clients, image_size=size),
+        )
+        server.setup()
+        quickest = min(quickest, 1 / server.round().images_per_second)
+    return quickest
+
+
+def _memory_for(needed: int) -> Check:
+    free = free_memory()
+    if free is None:
+        return look("memory", f"a few batches took {_size(needed)}", "compare with what is free")
+    found = f"a few batches took {_size(needed)}, {_size(free)} free beside that"
+    if free < needed // 8:
+        return no_go("memory", found, "end other programs, or train with smaller batches")
+    if free < needed // 2:
+        return look("memory", found, "end other programs before a run")
+    return go("memory", found)
+
+
+def _weight_bytes(experiment: Experiment, classes: int) -> int:
+    model = experiment.model.model_copy(update={"weights": None})
+    _, network = build(experiment.model_copy(update={"model": model}), max(2, classes))
+    return 4 * sum(parameter.numel() for parameter in network.parameters())
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**30:.1f} GB" if count >= 2**30 else f"{count / 2**20:.0f} MB"
+
+
+def _listed(names: list[str] | tuple[str, ...], most: int = 8) -> str:
+    shown = ", ".join(names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+
+
+# Before a site joins: its keys, its versions, and the way to the coordinator's proxy.
+
+
+SECONDS = 10.0
+MOST_AHEAD, MOST_BEHIND = 5.0, 300.0
+"""Seconds that a site's clock may be before and behind the coordinator's: Flower refuses signatures
+from the future, and old ones (``SYSTEM_TIME_TOLERANCE``, ``TIMESTAMP_TOLERANCE`` of flwr 1.41)."""
+DOOR = "/v1/fleet/get-run"
+"""A path that the proxy knows. Asked with GET, which it lets nobody through with: it answers 401
+where the key is not on its list, 405 where it is."""
+
+
+def check_connection(folder: Path, join: JoinFile) -> Iterator[Check]:
+    """Yields the checks of a site's folder and of the way to the coordinator.
+
+    Args:
+        folder: what the coordinator sent, with the site's key in it.
+        join: what it expects.
+    """
+    yield from check_versions(join)
+    yield check_key(folder / join.site)
+    yield check_trusted(folder / "trusted.yaml")
+    try:
+        context = ssl.create_default_context(cafile=str(folder / "ca.crt"))
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+    except OSError as error:
+        found = f"{folder / 'ca.crt'}: {why(error)}"
+        yield no_go("certificate", found, "the coordinator sends keys/ca.crt: put it here")
+        return
+    yield from check_proxy(join.address, context, folder / f"{join.site}.pub")
+
+
+def check_versions(join: JoinFile) -> Iterator[Check]:
+    """Compares the installed packages with the coordinator's."""
+    for name, wanted, parts in (("feddg", join.feddg, 3), ("flwr", join.flwr, 2)):
+        try:
+            own = version(name)
+        except PackageNotFoundError:
+            own = "not installed"
+        if own.split(".")[:parts] == wanted.split(".")[:parts]:
+            yield go(name, own)
+        else:
+            remedy = f"pip install 'feddg[flower]=={join.feddg}' 'flwr=={join.flwr}'"
+            yield no_go(name, f"{own}, the coordinator has {wanted}", remedy)
+
+
+def check_key(key: Path) -> Check:
+    """Whether the site's key is there, of the right kind, and for its owner's eyes alone."""
+    what, public = "key", key.with_name(f"{key.name}.pub")
+    if not key.is_file() or not public.is_file():
+        return no_go(what, f"{key} and {public.name} are not there", "sh make_key.sh")
+    mode = key.stat().st_mode & 0o777
+    if os.name == "posix" and mode & 0o077:
+        found = f"{key} may be read by others (mode {mode:o})"
+        return no_go(what, found, f"chmod 600 {key}; if others could read it, make a new one")
+    if not public.read_text("utf-8", "replace").startswith("ecdsa-sha2-nistp"):
+        return no_go(what, f"{public} is no key of type ecdsa", "sh make_key.sh in another folder")
+    return go(what, f"{key.name}, mode {mode:o}")
+
+
+def check_trusted(file: Path) -> Check:
+    """Whether the site knows whose apps it may run."""
+    what = "trusted.yaml"
+    try:
+        found = parse_fields(file.read_text("utf-8"))
+    except OSError as error:
+        remedy = "the coordinator sends keys/trusted.yaml: put it here"
+        return no_go(what, f"{file}: {why(error)}", remedy)
+    except ValueError as error:
+        return no_go(what, f"{file} {error}", "ask the coordinator for it again")
+    keys = [name for name in found if str(name).startswith("fpk_")]
+    if not keys:
+        return no_go(what, f"{file} names no key", "ask the coordinator for it again")
+    return go(what, f"apps signed by {', '.join(keys)}")
+
+
+@dataclass(frozen=True)
+class _Reply:
+    status: int
+    date: str | None
+    at: float
+
+
+def check_proxy(address: str, context: ssl.SSLContext, public: Path) -> Iterator[Check]:
+    """Connects to the proxy, compares the clocks, and asks whether the key is on its list."""
+    what = f"proxy {address}"
+    try:
+        reply = _ask(address, context, public)
+    except FeddgError as error:
+        yield no_go(what, str(error), "check address, firewall and ca.crt with the coordinator")
+        return
+    yield go(what, "answers with the coordinator's certificate")
+    yield _clock(reply)
+    yield _registration(reply.status, public)
+
+
+def _registration(status: int, public: Path) -> Check:
+    what = "registration"
+    if status == http.client.METHOD_NOT_ALLOWED:
+        return go(what, "the key is on the proxy's list")
+    if status == http.client.UNAUTHORIZED:
+        remedy = (
+            f"send {public.name} to the coordinator, and read its fingerprint out; the coordinator "
+            "registers it and reloads the proxy"
+        )
+        return no_go(what, "the key is not on the proxy's list", remedy)
+    found, remedy = f"the proxy answers {status}", "is it the address of a federation's proxy?"
+    if status == http.client.FORBIDDEN:
+        found = "the proxy answers 403, whether the key is on its list or not"
+        remedy = (
+            "its nginx.conf is of an earlier version: the coordinator writes a deployment anew "
+            "elsewhere and takes proxy/nginx.conf from there"
+        )
+    return no_go(what, found, remedy)
+
+
+def _ask(address: str, context: ssl.SSLContext, public: Path) -> _Reply:
+    host, _, port = address.rpartition(":")
+    connection = http.client.HTTPSConnection(host, int(port), timeout=SECONDS, context=context)
+    try:
+        connection.request("GET", DOOR, headers=_key_header(public))
+        reply = connection.getresponse()
+        reply.read()
+        return _Reply(reply.status, reply.getheader("Date"), time.time())
+    except ssl.SSLCertVerificationError as error:
+        said = f"ca.crt does not vouch for its certificate: {error.verify_message}"
+        raise FeddgError(said) from None
+    except TimeoutError:
+        raise FeddgError(f"no answer within {SECONDS:g} s") from None
+    except socket.gaierror:
+        raise FeddgError(f"the name {host!r} is not known here") from None
+    except (OSError, http.client.HTTPException) as error:
+        raise FeddgError(f"cannot be reached: {why(error)}") from None
+    finally:
+        connection.close()
+
+
+def _key_header(public: Path) -> dict[str, str]:
+    """The site's public key as Flower sends it; none where there is no key yet."""
+    from cryptography.hazmat.primitives.serialization import (
+        Encoding,
+        PublicFormat,
+        load_ssh_public_key,
+    )
+
+    try:
+        key = load_ssh_public_key(public.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    pem = key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    return {"flwr-public-key": base64.b64encode(pem).decode("ascii")}
+
+
+def _clock(reply: _Reply) -> Check:
+    what = "clock"
+    try:
+        theirs = parsedate_to_datetime(reply.date or "").timestamp()
+    except ValueError:
+        return look(what, "the proxy does not say its time", "compare the clocks by hand")
+    ahead = reply.at - theirs  # the proxy's is of whole seconds
+    found = f"{abs(ahead):.0f} s {'ahead of' if ahead >= 0 else 'behind'} the coordinator's"
+    if ahead > MOST_AHEAD or -ahead > MOST_BEHIND:
+        remedy = "set the clock (NTP): calls signed at another time are refused"
+        return no_go(what, found, remedy)
+    if ahead > MOST_AHEAD / 2 + 1 or -ahead > MOST_BEHIND / 5:
+        return look(what, found, "set the clock (NTP) before it drifts further")
+    return go(what, found)

@@ -1,0 +1,173 @@
+"""Flower's simulation: the clients of an experiment side by side as Ray actors.
+
+For machines with many cores or several GPUs. The experiment, its clients and its numbers are those
+of the in-process run, which is faster wherever clients cannot work side by side.
+"""
+
+import json
+import os
+import secrets
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context
+from flwr.app import Message as Envelope
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from feddg.data.partitions import counts_clients
+from feddg.deploy import client_app
+from feddg.deploy.site import SIMULATED
+from feddg.deploy.transport import FlowerTransport, Policy
+from feddg.deploy.wire import RunFile, Traffic, append_to
+from feddg.errors import FeddgError
+from feddg.experiment import Experiment
+from feddg.messages import Weights
+from feddg.methods.base import require_network_fit
+from feddg.methods.composition import method_class
+from feddg.records import client_name
+from feddg.report import ensure_report
+from feddg.runs.context import Prepared, in_process
+from feddg.runs.execute import Run, carry_out
+from feddg.runs.observer import Observer
+from feddg.runs.prepare import Progress, cache_folder, load_images
+from feddg.storage import replace_text
+
+SIMULATION, TRAFFIC = "simulation.json", "traffic.jsonl"
+
+_OFF = (
+    "RAY_USAGE_STATS_ENABLED",
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO",
+)
+"""What Ray does unasked: reports usage, wraps actors in uv, warns about hidden GPUs."""
+
+
+class SimulatedApp(ClientApp):
+    """The ClientApp with the run config that a simulation started from Python does not pass on."""
+
+    def __init__(self, run_config: dict[str, Any]) -> None:
+        super().__init__()
+        self.run_config = run_config
+
+    def __call__(self, message: Envelope, context: Context) -> Envelope:
+        """Hands the message to the ClientApp."""
+        # A copy: Flower refuses a context whose run config changed.
+        whole = Context(
+            context.run_id,
+            context.node_id,
+            context.node_config,
+            context.state,
+            dict(self.run_config),
+        )
+        return client_app.app(message, whole)
+
+
+def simulate(
+    experiment: Experiment,
+    out: Path | str = "runs",
+    *,
+    observer: Observer | None = None,
+    cache: Path | None = None,
+    cpus: int = 1,
+    gpus: float = 0.0,
+) -> Run:
+    """Carries out an experiment over Flower's simulation; see :func:`feddg.run`.
+
+    Args:
+        experiment: what to run.
+        out: the run folder's parent.
+        observer: is told what happens.
+        cache: folder for decoded pixels, twins and the clients' memory.
+        cpus: cores per client; as many clients work side by side as the machine has room for.
+        gpus: share of a GPU per client.
+
+    Raises:
+        FeddgError: Ray is missing, or the experiment cannot be carried out.
+    """
+    require_network_fit(method_class(experiment.method.name))
+    if find_spec("ray") is None:
+        raise FeddgError("Flower's simulation needs Ray: pip install 'flwr[simulation]'")
+    for key in _OFF:
+        os.environ.setdefault(key, "0")
+    from flwr.simulation import run_simulation
+
+    folder = (cache or cache_folder()).expanduser().resolve()
+    ended: list[Run | BaseException] = []
+    server = ServerApp()
+
+    @server.main()
+    def main(grid: Grid, context: Context) -> None:
+        # Flower ends the process on an exception here; the caller gets it instead.
+        try:
+            ended.append(coordinate(grid, experiment, Path(out), folder, observer))
+        except BaseException as error:
+            ended.append(error)
+
+    resources: dict[str, Any] = {"num_cpus": cpus, "num_gpus": gpus}
+    app = SimulatedApp(simulated_config(experiment, folder))
+    backend: dict[str, Any] = {"client_resources": resources}
+    try:
+        run_simulation(server, app, number_of_nodes(experiment, folder), backend_config=backend)
+    except RuntimeError as error:
+        if not ended:
+            raise FeddgError(f"Flower's simulation did not start; see above ({error})") from error
+    result = ended[0] if ended else FeddgError("Flower's simulation ended before the run did")
+    if isinstance(result, BaseException):
+        raise result
+    return result
+
+
+def number_of_nodes(experiment: Experiment, cache: Path) -> int:
+    """Returns how many nodes there are, one for each client."""
+    if not counts_clients(experiment.clients.partition):
+        return experiment.clients.number
+    return len(load_images(experiment, cache, lambda *_: None).partition)
+
+
+def simulated_config(experiment: Experiment, cache: Path) -> dict[str, Any]:
+    """Returns the run config of a simulation's nodes."""
+    return {"experiment": experiment.to_yaml(), "cache": str(cache), SIMULATED: True}
+
+
+def coordinate(
+    grid: Grid, experiment: Experiment, out: Path, cache: Path, observer: Observer | None = None
+) -> Run:
+    """Carries out an experiment over a grid of simulated nodes, or goes on with it."""
+    path = out / experiment.label
+
+    def prepare(
+        experiment: Experiment, cache: Path, progress: Progress, memories: dict[int, Weights]
+    ) -> Prepared:
+        found = in_process(experiment, cache, progress, {})
+        number = len(found.clients.clients)
+        names = [client_name(id) for id in range(number)]
+        transport = FlowerTransport(
+            grid,
+            names,
+            _run_key(path / SIMULATION, experiment),
+            # Nobody else is waiting for nodes that load the images one after the other.
+            Policy(minimum=number, wait=Policy.deadline, poll=0.02),
+            found.worker.device,
+            traffic=Traffic(append_to(path / TRAFFIC)),
+        )
+        transport.gather(number)
+        table = found.clients
+        names_of = {"classes": table.classes, "domains": table.domains}
+        transport.fields = {key: json.dumps(value) for key, value in names_of.items()}
+        return replace(found, transport=transport, remote=True)
+
+    done = carry_out(path, experiment, observer=observer, cache=cache, prepare=prepare)
+    ensure_report(path)
+    return done
+
+
+def _run_key(file: Path, experiment: Experiment) -> str:
+    """Returns the key under which clients keep their memory of this run."""
+    known = RunFile.read(file)
+    if known is None:
+        known = RunFile(run=f"{experiment.id}-{secrets.token_hex(6)}")
+        replace_text(file, known.to_text())
+    return known.run

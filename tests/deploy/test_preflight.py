@@ -1,0 +1,229 @@
+"""A site's preflight: what is in order is go, and each thing that is not is named."""
+
+import base64
+import http.server
+import json
+import os
+import shutil
+import ssl
+import subprocess
+import threading
+
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+pytest.importorskip("flwr", reason="Flower is an optional extra")
+
+from codec_files import write_vgg19
+from feddg.cli import app
+from feddg.deploy import preflight
+from feddg.deploy.keys import public_key
+from feddg.deploy.preflight import Verdict, check_connection, check_site
+from feddg.deploy.setup import JoinFile, deployment_fields, read_join, write_app
+from feddg.errors import FeddgError
+from feddg.experiment import Experiment
+from stand_in_proxy import StandInProxy
+
+DATA = {"source": "folder", "image_size": 16, "id_val": 0, "id_test": 0}
+TRAIN = {"rounds": 1, "local_epochs": 1, "batch_size": 4, "augmentation": "none"}
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory):
+    """A deployment's folder with keys, a proxy that answers, and the site's folder."""
+    if shutil.which("openssl") is None or shutil.which("ssh-keygen") is None:
+        pytest.skip("needs openssl and ssh-keygen")
+    folder = tmp_path_factory.mktemp("deployment") / "app"
+    server = http.server.HTTPServer(("127.0.0.1", 0), StandInProxy)
+    address = f"127.0.0.1:{server.server_port}"
+    fields = {"data": DATA, "train": TRAIN, "model": {"backbone": "cnn", "weights": "none"}}
+    clients = deployment_fields(["north"])["clients"]
+    chosen = Experiment(**fields, hold_out="sketch", clients=clients)
+    write_app(folder, chosen, ["north"], address=address, classes=["corn", "wheat"])
+    site = folder / "sites" / "north"
+    for script in (folder / "make_keys.sh", site / "make_key.sh"):
+        subprocess.run(["sh", str(script)], check=True, capture_output=True)
+    for name in ("ca.crt", "trusted.yaml"):
+        shutil.copy(folder / "keys" / name, site / name)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "keys" / "server.crt", folder / "keys" / "server.key")
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield site
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def images(tmp_path):
+    for kind in ("corn", "wheat"):
+        for number in range(12):
+            file = tmp_path / "images" / kind / f"{number}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (20, 20), (number, 9, 9)).save(file)
+    return tmp_path / "images"
+
+
+def verdicts(checks):
+    return {check.what.split()[0]: check.verdict for check in checks}
+
+
+def site_verdicts(deployment, images, tmp_path, **changes):
+    join = read_join(deployment).model_copy(update=changes)
+    return verdicts(check_site(join, str(images), "north", tmp_path / "cache", "cpu"))
+
+
+@pytest.fixture
+def listed(deployment, monkeypatch):
+    """The site's key is on the proxy's list."""
+    key = base64.b64encode(public_key(deployment / "north.pub"))
+    monkeypatch.setattr(StandInProxy, "listed", (key.decode("ascii"),))
+
+
+def check_command(deployment, images, tmp_path, *flags):
+    command = ["deploy", "check", str(deployment), "--images", str(images), "--domain", "north"]
+    command += ["--cache", str(tmp_path / "cache"), "--device", "cpu", *flags]
+    return CliRunner().invoke(app, command)
+
+
+def test_a_site_in_order_is_go(deployment, images, tmp_path, listed):
+    ended = check_command(deployment, images, tmp_path, "--json")
+    assert ended.exit_code == 0, ended.output
+    found = {check["what"]: check for check in json.loads(ended.stdout)}
+    assert {check["verdict"] for check in found.values()} <= {"go", "look"}
+    sure = ("key", "clock", "registration", "classes", "domains", "speed")
+    assert all(found[what]["verdict"] == "go" for what in sure)
+
+
+def test_a_key_that_is_not_on_the_list_is_no_go(deployment, images, tmp_path):
+    ended = check_command(deployment, images, tmp_path, "--json")
+    assert ended.exit_code == 1
+    found = {check["what"]: check for check in json.loads(ended.stdout)}
+    assert "north.pub" in found.pop("registration")["remedy"]
+    assert {check["verdict"] for check in found.values()} <= {"go", "look"}
+    offline = check_command(deployment, images, tmp_path, "--offline")
+    assert offline.exit_code == 0
+    assert "connection were left out" in offline.output
+    assert "can join" not in offline.output
+
+
+def test_a_proxy_that_refuses_everybody_alike_is_no_go(deployment, monkeypatch):
+    monkeypatch.setattr("feddg.deploy.preflight.DOOR", "/elsewhere")
+    found = {check.what: check for check in check_connection(deployment, read_join(deployment))}
+    assert found["registration"].verdict is Verdict.NO_GO
+    assert "403" in found["registration"].found
+
+
+@pytest.mark.parametrize("held", [{"test": ["North"]}, {"val": ["north"]}])
+def test_a_site_of_a_held_out_domain_takes_no_part_in_training(
+    deployment, images, tmp_path, monkeypatch, held
+):
+    chosen = read_join(deployment).settings().model_dump()
+    chosen = Experiment.model_validate(chosen | {"hold_out": {"test": ["sketch"], **held}})
+    monkeypatch.setattr(JoinFile, "settings", lambda self: chosen)
+    ended = check_command(deployment, images, tmp_path, "--offline", "--json")
+    assert ended.exit_code == 1
+    found = {check["what"]: check for check in json.loads(ended.stdout)}
+    assert found["domains"]["verdict"] == "no-go"
+    said = "north: held out in this experiment, so this site takes no part in training"
+    assert found["domains"]["found"] == said
+    assert site_verdicts(deployment, images, tmp_path, trains=False)["domains"] is Verdict.GO
+
+
+@pytest.mark.parametrize(
+    ("ahead", "verdict"),
+    [(-60, Verdict.NO_GO), (0, Verdict.GO), (100, Verdict.LOOK), (900, Verdict.NO_GO)],
+)
+def test_a_clock_that_flower_would_refuse_is_no_go(deployment, monkeypatch, ahead, verdict):
+    monkeypatch.setattr(StandInProxy, "ahead", ahead)
+    assert verdicts(check_connection(deployment, read_join(deployment)))["clock"] is verdict
+
+
+def test_faults_of_folder_and_connection_are_named(deployment, tmp_path):
+    site = tmp_path / "site"
+    shutil.copytree(deployment, site)
+    (site / "north").chmod(0o644)
+    (site / "trusted.yaml").write_text("nothing: here")
+    join = read_join(site).model_copy(update={"feddg": "9.9.9", "address": "127.0.0.1:9"})
+    found = verdicts(check_connection(site, join))
+    bad = {name for name, verdict in found.items() if verdict is Verdict.NO_GO}
+    assert bad == {"feddg", "key", "trusted.yaml", "proxy"}
+    os.unlink(site / "north")
+    (site / "ca.crt").write_text("no certificate")
+    found = verdicts(check_connection(site, join))
+    assert found["key"] is found["certificate"] is Verdict.NO_GO
+
+
+def test_another_certificate_is_no_go(deployment, tmp_path):
+    site = tmp_path / "site"
+    shutil.copytree(deployment, site)
+    other = tmp_path / "other"
+    chosen = Experiment(data="digits", clients={"number": 1, "partition": "domain"})
+    write_app(other, chosen, ["ink"])
+    subprocess.run(["sh", str(other / "make_keys.sh")], check=True, capture_output=True)
+    shutil.copy(other / "keys" / "ca.crt", site / "ca.crt")
+    proxy = [c for c in check_connection(site, read_join(site)) if c.what.startswith("proxy")]
+    assert proxy[0].verdict is Verdict.NO_GO
+    assert "certificate" in proxy[0].found
+
+
+def test_faults_of_the_images_are_named(deployment, images, tmp_path):
+    assert site_verdicts(deployment, images, tmp_path)["images"] is Verdict.GO
+    for number in range(6):
+        (images / "corn" / f"bad{number}.png").write_bytes(b"no image")
+    (images / "rye").mkdir()
+    Image.new("RGB", (8, 8)).save(images / "rye" / "a.png")
+    found = list(check_site(read_join(deployment), str(images), "north", tmp_path / "cache", "cpu"))
+    by_name = {check.what: check for check in found}
+    assert by_name["images decode"].verdict is Verdict.NO_GO
+    assert "not an image in a known format (6)" in by_name["images decode"].found
+    assert by_name["classes"].verdict is Verdict.NO_GO
+    assert "rye" in by_name["classes"].found
+    assert "rye (1)" in by_name["images of each class"].found
+    assert site_verdicts(deployment, tmp_path / "nowhere", tmp_path) == {"images": Verdict.NO_GO}
+
+
+def test_a_codec_that_the_site_does_not_have_is_named(deployment, images, tmp_path, monkeypatch):
+    join, cache = read_join(deployment), tmp_path / "cache"
+    files = {"encoder": "vgg_normalised.pth", "decoder": "decoder.pth"}
+    paths = {part: str(tmp_path / name) for part, name in files.items()}
+    method = {"name": "pardon", "codec": "vgg19", **paths}
+    chosen = Experiment.model_validate(join.settings().model_dump() | {"method": method})
+    monkeypatch.setattr(JoinFile, "settings", lambda self: chosen)
+    found = list(check_site(join, str(images), "north", cache, "cpu"))
+    assert found[-1].verdict is Verdict.NO_GO
+    assert paths["encoder"] in found[-1].found
+    write_vgg19(tmp_path)
+    found = {check.what: check for check in check_site(join, str(images), "north", cache, "cpu")}
+    assert found["files of the method"].verdict is Verdict.GO
+    assert "method.decoder, method.encoder can be read" in found["files of the method"].found
+    assert found["speed"].verdict is not Verdict.NO_GO
+
+
+def test_classes_that_nobody_named_are_to_be_compared(deployment, images, tmp_path):
+    assert site_verdicts(deployment, images, tmp_path, classes=())["classes"] is Verdict.LOOK
+    more = ("corn", "wheat", "rye")
+    assert site_verdicts(deployment, images, tmp_path, classes=more)["classes"] is Verdict.LOOK
+
+
+def test_a_machine_that_is_too_slow_or_full_is_no_go(deployment, images, tmp_path, monkeypatch):
+    monkeypatch.setattr(preflight, "ROUND_DEADLINE", 1e-9)
+    monkeypatch.setattr(preflight, "SPARE_BYTES", 2**60)
+    monkeypatch.setattr(preflight, "free_memory", lambda: 1000)
+    found = site_verdicts(deployment, images, tmp_path)
+    assert found["speed"] is found["disk"] is found["memory"] is Verdict.NO_GO
+    folder = tmp_path / "a file"
+    folder.write_text("")
+    join = read_join(deployment)
+    checks = list(check_site(join, str(images), "north", folder / "cache", "cpu"))
+    assert verdicts(checks)["disk"] is Verdict.NO_GO
+
+
+def test_a_folder_without_join_file_or_with_another_experiment_is_one_clear_line(tmp_path):
+    with pytest.raises(FeddgError, match="the folder sites/NAME"):
+        read_join(tmp_path)
+    join = JoinFile(site="a", address="b:1", feddg="0", flwr="1", experiment="method: [")
+    assert verdicts(check_site(join, "digits:ink", None, tmp_path)) == {"experiment": Verdict.NO_GO}

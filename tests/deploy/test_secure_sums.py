@@ -1,0 +1,240 @@
+"""Secure aggregation over Flower: the plain aggregate, dead sites, nothing single on record."""
+
+import sys
+import time
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+from safetensors.torch import load_file
+
+pytest.importorskip("flwr", reason="Flower is an optional extra")
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from test_inprocess_grid import refusals
+
+from feddg.api import run
+from feddg.deploy import client_app
+from feddg.deploy.wire import Parcel
+from feddg.experiment import Experiment
+from feddg.privacy.secure_aggregation import MASKED, SecureAggregation
+from feddg.runs.reading import read_run
+from flower_grid import SMALL, Deployment, LocalGrid, ledger, weights
+from loopback import Loopback, has_nginx
+
+SITES = {"ink": "ink", "chalk": "chalk", "photo": "photo", "pen": "ink"}
+"""Sites, and whose digits they have."""
+FIELDS = {
+    **SMALL,
+    "clients": {"number": 4, "partition": "domain"},
+    "model": {"backbone": "cnn_gn", "weights": None, "normalization": "frozen"},
+    "train": {"rounds": 2, "local_steps": 2, "batch_size": 16},
+}
+GUARDS = {"guards": ["secure_aggregation"]}
+
+
+class FourSites(Deployment):
+    """A deployment of four sites; two have the same domain."""
+
+    def __init__(self, folder, **change):
+        super().__init__(folder, Experiment(**{**FIELDS, **change}))
+        self.config["sites"] = ",".join(SITES)
+        self.nodes = {
+            name: {"images": f"digits:{of}", "cache": str(folder / name), "device": "cpu"}
+            for name, of in SITES.items()
+        }
+        self.grid = LocalGrid(client_app.app, self.nodes, self.config)
+        self.heard = []
+        original = self.grid.pull_messages
+
+        def pulled(ids):
+            found = list(original(ids))
+            self.heard += [m.content for m in found if not m.has_error()]
+            return found
+
+        self.grid.pull_messages = pulled
+
+    def records(self):
+        """All bytes that the server was sent, and all that it keeps."""
+        sent = b"".join(
+            array.data
+            for content in self.heard
+            for record in content.array_records.values()
+            for array in record.values()
+        )
+        kept = [f.read_bytes() for f in self.path.rglob("*") if f.is_file()]
+        return sent, b"".join(kept)
+
+
+def noted(monkeypatch):
+    """Notes every update before it is masked, or leaves unmasked."""
+    from feddg.privacy.building import Guards
+
+    single, original = [], Guards.protect
+
+    def protect(self, update, *more):
+        single.append(update.keep())
+        return original(self, update, *more)
+
+    monkeypatch.setattr(Guards, "protect", protect)
+    return single
+
+
+def content_of(updates):
+    """The bytes of every float tensor that was trained, by update."""
+    return [
+        t.numpy().tobytes()
+        for update in updates
+        for name, t in update.weights.items()
+        if t.is_floating_point() and t.numel() >= 100
+    ]
+
+
+def pieces(content):
+    """Stretches that stay in one piece: a data base cuts what is longer than a page of 4 kB."""
+    return [content[at : at + 256] for at in range(0, len(content) - 255, 1024)]
+
+
+def close(one, other):
+    for name, tensor in other.items():
+        torch.testing.assert_close(one[name], tensor, rtol=1e-5, atol=2**-25)
+
+
+def test_the_plain_aggregate_and_no_single_update_on_record(tmp_path, monkeypatch):
+    single = noted(monkeypatch)
+    plain, hidden = FourSites(tmp_path / "plain"), FourSites(tmp_path / "hidden", **GUARDS)
+    expected = plain.start()
+    sent, _ = plain.records()
+    assert all(content in sent for content in content_of(single))  # as it is without masks
+    single.clear()
+    close(hidden.start(), expected)
+    sent, kept = hidden.records()
+    updates = content_of(single)
+    assert len(updates) >= 4 * 2 * 3
+    assert not any(content in sent or content in kept for content in updates)
+    replies = [Parcel.from_records(content) for content in hidden.heard]
+    vectors = [
+        part.tensors[MASKED] for r in replies for part in r.parts.values() if MASKED in part.tensors
+    ]
+    assert len(vectors) == 8
+    for vector in vectors:
+        share = vector.numpy().view(numpy.uint64).astype(float) / 2**64
+        assert abs(share.mean() - 0.5) < 6 * (12 * len(share)) ** -0.5
+
+
+def test_the_ledger_is_the_in_process_one(tmp_path):
+    hidden = FourSites(tmp_path, **GUARDS)
+    hidden.start()
+    purposes = {(way, purpose) for _, way, _, purpose, _ in ledger(hidden.path)}
+    for step in ("keys", "shares", "check", "unmask"):
+        assert ("down", f"ask:secure_aggregation:{step}") in purposes
+        assert ("up", f"answer:secure_aggregation:{step}") in purposes
+    assert {r.status for r in [read_run(hidden.path)]} == {"completed"}
+
+
+@pytest.mark.parametrize("at", ["train", "query.ask"])
+def test_a_site_that_dies_in_the_middle_is_survived(tmp_path, at):
+    hidden, plain = (
+        FourSites(tmp_path / name, **more) for name, more in (("h", GUARDS), ("p", {}))
+    )
+    asked = []
+
+    def dies(site, message):
+        kind = message.metadata.message_type
+        if site == "photo" and kind == "query.ask":
+            asked.append(kind)
+        # Of the questions of a round it answers all but the last.
+        return site == "photo" and kind == at and (at == "train" or len(asked) % 4 == 0)
+
+    hidden.grid.fail = dies
+    if at == "train":
+        plain.grid.fail = dies
+    close(hidden.start(), plain.start())
+    assert {(round, client) for round, client, _ in refusals(hidden)} == {(1, 2), (2, 2)}
+
+
+def test_a_sites_secrets_are_gone_after_the_round(tmp_path):
+    hidden = FourSites(tmp_path, **GUARDS)
+    hidden.start()
+    for site in SITES:
+        files = list((tmp_path / site).rglob("secrets.safetensors"))
+        assert len(files) == 1
+        assert files[0].stat().st_mode & 0o077 == 0
+        assert set(load_file(files[0])) == {"round"}
+
+
+def test_a_site_restarted_between_questions_goes_on(tmp_path, monkeypatch):
+    # Every message meets a fresh process: what a site knows is what it has on disk.
+    hidden = FourSites(tmp_path, **GUARDS)
+    seen, original = [], SecureAggregation.mask
+
+    def mask(self, update, *more):
+        seen.append(sorted(more[-1]))
+        return original(self, update, *more)
+
+    monkeypatch.setattr(SecureAggregation, "mask", mask)
+    hidden.start()
+    within = {"ids", "keys", "kept", "own", "round", "seed", "checked", "pairs"}
+    assert set(seen[0]) == within
+
+
+# Real SuperNodes
+
+
+def secrets_of(loopback, site):
+    found = list((loopback.folder / f"cache-{site}").rglob("secrets.safetensors"))
+    try:
+        return load_file(found[0]) if found else {}
+    except Exception:  # it is being written
+        return {}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not has_nginx(), reason="nginx is not installed")
+def test_over_real_supernodes_a_site_is_killed_mid_round(tmp_path, monkeypatch):
+    """The run ends well, the aggregate is that of those left, and no file holds one's update."""
+    train = {"rounds": 2, "local_steps": 2, "batch_size": 16}
+    chosen = Experiment(**{**FIELDS, **GUARDS, "train": train})
+    images = {name: f"digits:{of}" for name, of in SITES.items()}
+    config = {"min-sites": 3, "round-deadline": 240.0}
+    loopback = Loopback(tmp_path, chosen, tuple(SITES), images=images, **config)
+    try:
+        loopback.start_link()
+        for site in SITES:
+            loopback.register(site)
+            loopback.start_node(site)
+        started = loopback.run()
+        until = time.monotonic() + 600
+        while "seed" not in secrets_of(loopback, "photo") and time.monotonic() < until:
+            time.sleep(0.05)
+        loopback.kill("photo")  # it has shared its secrets, and has not sent its update
+        assert loopback.finish(started) == "finished:completed", loopback.log("superlink")[-5000:]
+        assert {client for _, client, _ in refusals(loopback)} == {2}
+        rounds = {round for round, _, _ in refusals(loopback)}
+        single = noted(monkeypatch)
+        plain = FourSites(tmp_path / "plain")
+        plain.grid.fail = lambda site, message: (
+            site == "photo"
+            and message.metadata.message_type == "train"
+            and int(Parcel.from_records(message.content).fields["round"]) in rounds
+        )
+        close(weights(loopback.path), plain.start())
+        kept = [f for f in (loopback.app, loopback.path) for f in f.rglob("*") if f.is_file()]
+        assert any(file.name.startswith("superlink.db") for file in kept)
+        records = b"".join(file.read_bytes() for file in kept)
+        sums = [t.numpy().tobytes() for t in weights(loopback.path).values() if t.numel() >= 100]
+        assert all(p in records for content in sums for p in pieces(content))  # it would be found
+        assert not any(p in records for content in content_of(single) for p in pieces(content))
+    finally:
+        loopback.stop()
+
+
+def test_in_process_and_flower_give_the_same_sum(tmp_path):
+    fields = {**FIELDS, **GUARDS, "clients": {"number": 3, "partition": "domain"}}
+    chosen = Experiment(**fields)
+    deployment = Deployment(tmp_path, chosen)
+    expected = run(chosen, tmp_path / "in-process", cache=tmp_path / "cache", report=False)
+    found, wanted = deployment.start(), weights(expected.folder)
+    assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())

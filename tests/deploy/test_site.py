@@ -1,0 +1,166 @@
+"""A site: its images, its memory on disk, and the app that starts it."""
+
+import subprocess
+import tomllib
+
+import numpy
+import pytest
+import torch
+from PIL import Image
+
+pytest.importorskip("flwr", reason="Flower is an optional extra")
+
+from feddg.deploy.server_app import Deployment
+from feddg.deploy.setup import deployment_fields, write_app
+from feddg.deploy.site import SiteConfig, SiteMemory, load_pixels, positions, read_experiment
+from feddg.errors import ClientError, DataError, ExperimentError, FeddgError, RunError
+from feddg.experiment import Experiment
+from feddg.messages import Message
+
+
+def value(memory):
+    return memory["x"].item() if memory else None
+
+
+def test_a_round_reads_only_what_earlier_rounds_wrote(tmp_path):
+    memory = SiteMemory(tmp_path, "run-1", "ink")
+    assert memory.before(1) == {}
+    for round in (1, 2, 5):
+        memory.keep(round, {"x": torch.tensor(round)})
+    assert [value(memory.before(round)) for round in (5, 6, 9)] == [2, 5, 5]
+    memory.keep(5, {"x": torch.tensor(50)})  # repeated after a failure
+    assert [value(memory.before(round)) for round in (5, 6)] == [2, 50]
+    assert len(list(memory.folder.iterdir())) == 2
+    assert SiteMemory(tmp_path, "run-2", "ink").before(9) == {}
+
+
+def test_a_flipped_bit_of_a_memory_is_found_and_said(tmp_path):
+    memory = SiteMemory(tmp_path, "run", "ink")
+    memory.keep(1, {"x": torch.tensor(1.0)})
+    memory.keep(2, {"x": torch.tensor(2.0)})
+    flip(memory.folder, "memory-2-*")
+    assert value(memory.before(2)) == 1
+    with pytest.raises(RunError, match=r"memory-2-.* is damaged: its checksum is another one"):
+        memory.before(3)
+    for file in memory.folder.glob("memory-2-*"):
+        file.unlink()  # as the line says
+    assert value(memory.before(3)) == 1
+
+
+def test_what_was_agreed_is_asked_for_again_once_it_is_damaged(tmp_path):
+    memory = SiteMemory(tmp_path, "run", "ink")
+    agreed = Message({"style": torch.ones(2)}, {"groups": 2})
+    memory.keep_agreed("abc", agreed)
+    flip(memory.folder, "agreed-abc-*")
+    assert memory.agreed("abc") is None
+    memory.keep_agreed("abc", agreed)
+    assert memory.agreed("abc").scalars == {"groups": 2}
+
+
+def flip(folder, pattern):
+    """Flips the last bit of a file."""
+    (file,) = folder.glob(pattern)
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+
+
+def test_what_was_agreed_is_kept_under_its_digest(tmp_path):
+    memory = SiteMemory(tmp_path, "run", "ink")
+    assert memory.agreed("ab12") is None
+    memory.keep_agreed("ab12", Message({"style": torch.ones(2)}, {"k": 3}))
+    found = SiteMemory(tmp_path, "run", "ink").agreed("ab12")
+    assert found.scalars == {"k": 3}
+    assert found.tensors["style"].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("name", ["../up", "a/b", "", ".hidden"])
+def test_a_run_key_cannot_leave_the_cache_folder(name, tmp_path):
+    with pytest.raises(ClientError, match="cannot name a folder"):
+        SiteMemory(tmp_path, name, "ink")
+
+
+@pytest.fixture
+def images(tmp_path):
+    """``root/class/*`` with two images of dogs and one of a cat."""
+    for path in ("dog/1.png", "dog/2.png", "cat/1.png"):
+        file = tmp_path / "images" / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(numpy.full((20, 20, 3), 90, numpy.uint8)).save(file)
+    return tmp_path / "images"
+
+
+def test_a_folder_of_classes_becomes_one_domain_numbered_as_the_federation_does(images, tmp_path):
+    chosen = Experiment(data={"source": "folder", "image_size": 16})
+    table, pixels = load_pixels(str(images), "clinic", chosen, tmp_path / "cache")
+    assert (table.class_names, table.domain_names) == (("cat", "dog"), ("clinic",))
+    assert pixels.gather(torch.arange(3)).shape == (3, 3, 16, 16)
+    found = positions(table, ["ant", "cat", "dog"], ["home", "clinic"])
+    assert found.labels.tolist() == [1, 2, 2]
+    assert found.domains.tolist() == [1, 1, 1]
+    with pytest.raises(DataError, match="its class 'cat' is not among"):
+        positions(table, ["ant", "dog"], ["clinic"])
+    with pytest.raises(DataError, match="No images were found"):
+        load_pixels(str(images / "dog"), "clinic", chosen, tmp_path / "cache")
+
+
+def test_a_node_config_names_what_is_wrong():
+    assert SiteConfig.read({"site": "a", "images": "/x", "partition-id": 3}).domain is None
+    with pytest.raises(FeddgError, match="key 'images': Field required"):
+        SiteConfig.read({"site": "a"})
+
+
+def test_the_written_app_holds_the_experiment_and_readable_start_lines(tmp_path):
+    sites = ["ink", "north-2"]
+    chosen = Experiment(name='a "quoted" \\ name', **_without_data(sites))
+    write_app(tmp_path / "app", chosen, sites, address="10.1.2.3:8443", out=tmp_path / "r")
+    project = tomllib.loads((tmp_path / "app/pyproject.toml").read_text())
+    config = project["tool"]["flwr"]["app"]["config"]
+    assert read_experiment(config) == chosen
+    assert Deployment.read(config).site_names == sites
+    assert (tmp_path / "app/LICENSE").is_file()
+    start = (tmp_path / "app/START.md").read_text()
+    assert "feddg deploy register . north-2 north-2.pub" in start
+    assert "--superlink 10.1.2.3:8443 --root-certificates ca.crt --trusted-entities" in start
+    script = (tmp_path / "app/make_keys.sh").read_text()
+    assert "subjectAltName=DNS:localhost,IP:127.0.0.1,IP:10.1.2.3" in script
+    subprocess.run(["sh", "-n", tmp_path / "app/make_keys.sh"], check=True)
+    with pytest.raises(ExperimentError, match="exists already"):
+        write_app(tmp_path / "app", chosen, sites)
+
+
+def _without_data(sites):
+    fields = deployment_fields(sites)
+    return {"clients": fields["clients"]} | {"data": {"source": "digits", **fields["data"]}}
+
+
+@pytest.mark.parametrize(
+    ("sites", "address", "words"),
+    [
+        (["a b"], "h:1", "letters, digits"),
+        ([], "h:1", "at least one site"),
+        (["a", "a"], "h:1", "each once"),
+        (["a"], "host", "HOST:PORT"),
+        (["a"], "h';rm:1", "HOST:PORT"),
+        (["a"], "host:70000", "HOST:PORT"),
+    ],
+)
+def test_names_that_do_not_work_are_refused(sites, address, words, tmp_path):
+    with pytest.raises(ExperimentError, match=words):
+        write_app(tmp_path / "app", Experiment(data="digits"), sites, address=address)
+
+
+def test_deploy_init_from_the_command_line(tmp_path):
+    from typer.testing import CliRunner
+
+    from feddg.cli import app
+
+    (tmp_path / "e.yaml").write_text("{data: digits, method: pardon, hold_out: sketch}")
+    arguments = ["--experiment", str(tmp_path / "e.yaml"), "--site", "ink", "--site", "photo"]
+    done = CliRunner().invoke(app, ["deploy", "init", str(tmp_path / "app"), *arguments])
+    assert done.exit_code == 0, done.output
+    project = tomllib.loads((tmp_path / "app/pyproject.toml").read_text())
+    experiment = read_experiment(project["tool"]["flwr"]["app"]["config"])
+    assert experiment.method.name == "pardon"
+    assert (experiment.clients.number, experiment.clients.partition) == (2, "domain")
+    assert experiment.data.id_val == experiment.data.id_test == 0
