@@ -15,8 +15,7 @@ import httpx
 
 from feddg.prediction.classifier import ImageClassifier
 from feddg.serving.application import create_application
-from feddg.serving.limits import ServeLimits
-from feddg.serving.start import server_for
+from feddg.serving.server import ServeLimits, server_for
 
 
 @contextmanager

@@ -11,9 +11,8 @@ pytest.importorskip("httpx", reason="needs httpx")
 from feddg.errors import AdaptationError, RunError
 from feddg.prediction.classifier import RunClassifier
 from feddg.prediction.predict import predict
-from feddg.serving import answerer
-from feddg.serving.limits import ServeLimits
-from feddg.serving.start import hosts_of, is_loopback, serve
+from feddg.serving import application as answerer
+from feddg.serving.server import ServeLimits, hosts_of, is_loopback, serve
 from hostile_uploads import hostile_uploads, multipart, png
 from served_models import serving
 from trained_runs import trained_run, write_images

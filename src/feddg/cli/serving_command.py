@@ -35,9 +35,8 @@ def serve(
 
     from feddg.errors import RunError
     from feddg.prediction.classifier import ImageClassifier
-    from feddg.serving.limits import ServeLimits
-    from feddg.serving.start import is_loopback
-    from feddg.serving.start import serve as serve_model
+    from feddg.serving.server import ServeLimits, is_loopback
+    from feddg.serving.server import serve as serve_model
 
     fields = {
         "request_megabytes": request_megabytes,

@@ -11,9 +11,8 @@ pytest.importorskip("python_multipart", reason="needs the extra `serve`")
 httpx = pytest.importorskip("httpx", reason="needs httpx")
 
 from feddg.prediction.classifier import load_classifier
-from feddg.serving import connections
-from feddg.serving.limits import ServeLimits
-from feddg.serving.start import CONNECTIONS_BEYOND
+from feddg.serving import server as connections
+from feddg.serving.server import CONNECTIONS_BEYOND, ServeLimits
 from hostile_uploads import CONTENT_TYPE, multipart, png
 from served_models import serving
 

@@ -1,0 +1,360 @@
+"""Starts a server: its limits, which requests come in, and what the others are told."""
+
+import asyncio
+import ipaddress
+import logging
+import socket
+from collections.abc import Callable, Collection, Sequence
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import h11
+from pydantic import Field
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from feddg.data.decoding import MOST_PIXELS
+from feddg.errors import AdaptationError, RunError
+from feddg.prediction.classifier import ImageClassifier, load_classifier
+from feddg.runs.findings import refuse_doubtful
+from feddg.settings import Settings
+
+
+class RequestFault(Exception):
+    """A request that is refused; the message is for whoever sent it, and holds nothing of ours.
+
+    Args:
+        status: of HTTP.
+        said: one sentence.
+    """
+
+    def __init__(self, status: HTTPStatus, said: str) -> None:
+        super().__init__(said)
+        self.status = status
+
+
+# What a server takes, and what it does not: limits on requests, images and work at once.
+
+
+class ServeLimits(Settings):
+    """What one request may be, and how many are worked on at once.
+
+    Memory is bounded by these: ``at_once`` bodies of ``request_megabytes`` are held, and as many
+    images of ``megapixels`` are decoded as there are decoding threads.
+    """
+
+    request_megabytes: float = Field(32.0, gt=0, le=4096, description="largest body of a request")
+    images: int = Field(32, ge=1, le=1024, description="most images in one request")
+    megapixels: float = Field(
+        50.0, gt=0, le=MOST_PIXELS / 1e6, description="most pixels of an image, in millions"
+    )
+    at_once: int = Field(8, ge=1, le=256, description="requests that are read and answered at once")
+    waiting: int = Field(256, ge=0, le=10_000, description="requests that may wait for their turn")
+    seconds: float = Field(60.0, gt=0, le=3600, description="time a body may take to arrive")
+
+    @property
+    def request_bytes(self) -> int:
+        """Largest body, bytes."""
+        return int(self.request_megabytes * 2**20)
+
+    @property
+    def pixels(self) -> int:
+        """Most pixels of an image."""
+        return int(self.megapixels * 1e6)
+
+
+# The door of a server: which requests come in at all, and what every answer carries.
+#
+# A page on another web site can have its visitor's browser send requests to this machine, and with
+# a name that it points here (DNS rebinding) read the answers, too. Therefore a request must name a
+# host that this server is known by, and a browser must say that it comes from the server's own
+# page.
+
+
+LOOPBACK_NAMES = frozenset(("localhost", "127.0.0.1", "::1"))
+CONTENT_SECURITY_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src blob: data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "Content-Security-Policy": CONTENT_SECURITY_POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
+    "Cache-Control": "no-store",
+}
+_OWN_SITES = ("same-origin", "none")
+
+
+class Door:
+    """Lets requests in that are meant for this server.
+
+    Args:
+        app: what answers them.
+        hosts: names by which the server is reached, without ports.
+    """
+
+    def __init__(self, app: ASGIApp, hosts: Collection[str]) -> None:
+        self._app, self._hosts = app, frozenset(host.lower() for host in hosts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers a request, or refuses it; every answer tells the browser what it may do."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers[name] = value
+            await send(message)
+
+        try:
+            self._check(Headers(scope=scope), scope["method"])
+        except RequestFault as fault:
+            refusal = JSONResponse({"detail": str(fault)}, fault.status)
+            await refusal(scope, receive, send_with_headers)
+            return
+        await self._app(scope, receive, send_with_headers)
+
+    def _check(self, headers: Headers, method: str) -> None:
+        said = headers.getlist("host")
+        if len(said) != 1 or _name_of(said[0]) not in self._hosts:
+            raise RequestFault(
+                HTTPStatus.MISDIRECTED_REQUEST,
+                "this server is not known by that name; whoever runs it adds it with --known-as",
+            )
+        if method in ("GET", "HEAD"):
+            return
+        site, origin = headers.get("sec-fetch-site"), headers.get("origin")
+        foreign = site is not None and site not in _OWN_SITES
+        if foreign or (origin is not None and _place_of(origin) != said[0].lower()):
+            raise RequestFault(
+                HTTPStatus.FORBIDDEN, "requests from pages of other web sites are refused"
+            )
+
+
+def _name_of(host: str) -> str | None:
+    """The name in a Host header, without port and brackets; None for what is none."""
+    try:
+        return urlsplit(f"//{host}").hostname
+    except ValueError:
+        return None
+
+
+def _place_of(origin: str) -> str | None:
+    """Host and port of an Origin header, as a Host header has them."""
+    try:
+        return urlsplit(origin).netloc.lower() or None
+    except ValueError:
+        return None
+
+
+# Connections that send too slowly are closed: they would take the places of everybody else's.
+
+
+SECONDS = 15.0
+"""Time in which a request's headers and the first of its body must arrive."""
+FIRST_BYTES = 64 * 1024
+"""Headers and body that are read before a request has its turn, as uvicorn does. From there on the
+body's time is counted where it is read (:func:`feddg.serving.application.read_uploads`)."""
+
+
+class PromptProtocol(H11Protocol):
+    """uvicorn's connection, closed where the other side keeps it waiting.
+
+    It is waited for headers, for the first of a body, and after an answer for a body that nobody
+    wants. uvicorn itself bounds the time between two requests alone.
+    """
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._received = 0
+        self._patience: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Waits for the first headers."""
+        super().connection_made(transport)
+        self._look()
+
+    def data_received(self, data: bytes) -> None:
+        """Takes what was sent; a little does not buy more time."""
+        super().data_received(data)
+        self._received += len(data)
+        self._look()
+
+    def on_response_complete(self) -> None:
+        """Goes on to the next request, for which uvicorn's own time runs."""
+        super().on_response_complete()
+        self._received = 0
+        if self.conn.their_state is not h11.IDLE:
+            self._look()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Nothing is waited for any more."""
+        self._stop()
+        super().connection_lost(error)
+
+    def _look(self) -> None:
+        """Has the time run while it is the other side's turn to send."""
+        waits = self.conn.their_state is h11.IDLE or (
+            self.conn.their_state is h11.SEND_BODY
+            and not self.flow.read_paused
+            and (self.conn.our_state is h11.DONE or self._received < FIRST_BYTES)
+        )
+        if not waits:
+            self._stop()
+        elif self._patience is None and not self.transport.is_closing():
+            self._patience = self.loop.call_later(SECONDS, self.transport.abort)
+
+    def _stop(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+
+
+# Starts a server: on this machine alone, unless it is asked for otherwise.
+
+
+log = logging.getLogger("feddg")
+CONNECTIONS_BEYOND = 64
+"""Connections beside those that are worked on or wait: for the page, and to be sent away."""
+LONGEST_HEADERS = 16 * 1024
+
+
+def serve(
+    model: Path | str,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    adapt: str | None = None,
+    which: str | None = None,
+    device: str = "cpu",
+    limits: ServeLimits | None = None,
+    known_as: Sequence[str] = (),
+    allow_network: bool = False,
+    strict: bool = False,
+    ready: Callable[[str, ImageClassifier], None] = lambda address, classifier: None,
+) -> None:
+    """Serves a model until it is stopped (Ctrl-C).
+
+    Args:
+        model: the run folder, or an ONNX file of ``feddg export``.
+        host: the address that is listened on.
+        port: 0 for a free one.
+        adapt: a test-time adaptation without memory.
+        which: the model by a selection rule.
+        device: ``cpu``, ``cuda`` or ``auto``.
+        limits: on requests.
+        known_as: names by which the server is reached, beside those of this machine.
+        allow_network: whether other machines may reach it.
+        strict: whether to refuse a model that is no better than a constant one.
+        ready: is told the address, and the model, before the first request.
+
+    Raises:
+        RunError: there is no model, the address is not this machine's alone and ``allow_network``
+            is not said, it cannot be listened on, the extra ``serve`` is missing, or ``strict``.
+        AdaptationError: the adaptation is unknown, does not suit the model, or keeps state.
+    """
+    _uvicorn()
+    if not is_loopback(host) and not allow_network:
+        raise RunError(
+            f"{host} is reached by other machines: whoever reaches it may use the model, without a "
+            "password and in clear. Say --allow-network if that is wanted, best behind a proxy "
+            "with TLS and accounts"
+        )
+    classifier = load_classifier(model, adapt, device, which)
+    if classifier.keeps_state:
+        raise AdaptationError(
+            f"{adapt} cannot be served: it remembers the images it has seen, so that one person's "
+            "would change another's answers; use it with `feddg predict --adapt`"
+        )
+    if strict:
+        refuse_doubtful(classifier.cautions)
+    from feddg.serving.application import create_application
+
+    limits = limits or ServeLimits()
+    listening = _listen(host, port)
+    server = server_for(create_application(classifier, limits, hosts_of(host, known_as)), limits)
+    taken = listening.getsockname()[1]
+    ready(f"http://{f'[{host}]' if ':' in host else host}:{taken}/", classifier)
+    with listening:
+        server.run(sockets=[listening])
+
+
+def server_for(application: Any, limits: ServeLimits) -> Any:
+    """Returns uvicorn, ready to run an application.
+
+    Raises:
+        RunError: the extra ``serve`` is missing.
+    """
+    uvicorn = _uvicorn()
+
+    return uvicorn.Server(
+        uvicorn.Config(
+            application,
+            http=PromptProtocol,  # with h11, which bounds the length of headers
+            h11_max_incomplete_event_size=LONGEST_HEADERS,
+            ws="none",
+            limit_concurrency=limits.at_once + limits.waiting + CONNECTIONS_BEYOND,
+            timeout_keep_alive=5,
+            timeout_graceful_shutdown=10,
+            proxy_headers=False,
+            server_header=False,
+            access_log=False,  # file names would be in it
+            log_level="warning",
+        )
+    )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address is reached from this machine alone."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def hosts_of(host: str, known_as: Sequence[str]) -> Collection[str]:
+    """Returns the names by which requests may call a server."""
+    own = () if host in ("0.0.0.0", "::") else (host,)
+    return {*LOOPBACK_NAMES, *own, *known_as}
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    listening = None
+    try:
+        family, kind, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listening = socket.socket(family, kind)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.listen(512)
+    except OSError as error:
+        if listening is not None:
+            listening.close()
+        raise RunError(
+            f"cannot listen on {host}, port {port}: {error.strerror or error}; choose another with "
+            "--port"
+        ) from None
+    return listening
+
+
+def _uvicorn() -> Any:
+    try:
+        import fastapi
+        import python_multipart
+        import uvicorn
+    except ImportError as error:
+        raise RunError(
+            f"serving needs the package {error.name}: pip install 'feddg[serve]'"
+        ) from None
+    del fastapi, python_multipart
+    return uvicorn
