@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass
 
-from feddg.attacks.cases import MembershipEffort
-from feddg.attacks.generator import GeneratorTraining
 from feddg.attacks.inversion import Step
-from feddg.attacks.reconstruction import Effort
+from feddg.attacks.reconstruction import Effort, GeneratorTraining
+from feddg.attacks.senders import MembershipEffort
 
 _EFFORT = Effort(targets=128, training=GeneratorTraining(steps=60, batch_size=16))
 _MEMBERSHIP = MembershipEffort(clients=12, images=24, shadows=2)

@@ -25,13 +25,11 @@ from attack_scale import FULL, SMALL, Scale
 from torch import Tensor
 
 from feddg.api import run
-from feddg.attacks.entries import entries_of
-from feddg.attacks.extractors import read_extractor
-from feddg.attacks.image_metrics import Judges
+from feddg.attacks.image_metrics import Judges, read_extractor
 from feddg.attacks.inversion import Search, invert_updates
 from feddg.attacks.membership import membership
 from feddg.attacks.reconstruction import Effort, reconstruct
-from feddg.attacks.senders import Senders
+from feddg.attacks.senders import Senders, entries_of
 from feddg.errors import RunError
 from feddg.experiment import Experiment
 from feddg.records import Row

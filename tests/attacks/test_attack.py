@@ -10,10 +10,15 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from feddg.attacks.attack import AttackSettings, attack_run
-from feddg.attacks.cases import MembershipEffort
-from feddg.attacks.entries import STATISTICS, chosen_entries, entries_of, hashed
-from feddg.attacks.senders import Senders
-from feddg.attacks.targets import matched
+from feddg.attacks.senders import (
+    STATISTICS,
+    MembershipEffort,
+    Senders,
+    chosen_entries,
+    entries_of,
+    hashed,
+    matched,
+)
 from feddg.cli import app
 from feddg.errors import DataError, ExperimentError, FeddgError, RunError
 from feddg.methods.composition import build_method

@@ -11,23 +11,21 @@ from hypothesis import strategies as st
 from scipy import stats
 from scipy.linalg import sqrtm
 
-from feddg.attacks import extractors
-from feddg.attacks.extractors import (
-    compact_extractor,
-    perceptual_distances,
-    perceptual_points,
-    read_extractor,
-    read_lpips,
-)
+from feddg.attacks import image_metrics as extractors
 from feddg.attacks.image_metrics import (
     Collection,
     Judges,
     class_score,
     clustered_mean,
     collection_scores,
+    compact_extractor,
     frechet_distance,
     kernel_distance,
+    perceptual_distances,
+    perceptual_points,
     psnr,
+    read_extractor,
+    read_lpips,
     retrieval,
     ssim,
 )

@@ -1,31 +1,36 @@
-"""Attacks on a finished run: carried out, measured, and kept in its folder.
-
-Rows go to ``attacks.jsonl``, pictures to ``figures/``; a row about the same thing replaces the
-earlier one. The same run, images and seed give the same rows.
-"""
+"""Attacks on a finished run: carried out, measured, drawn, and kept in its folder."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast, get_args
 
+import torch
 from torch import Tensor
 
-from feddg.attacks.cases import MembershipEffort
-from feddg.attacks.drawings import Captioned, picture_of, picture_of_inverted
-from feddg.attacks.entries import SentEntry, chosen_entries, entries_of
-from feddg.attacks.extractors import read_extractor, read_lpips
-from feddg.attacks.generator import FEWEST, GeneratorTraining
-from feddg.attacks.image_metrics import Judges, require_torchmetrics
-from feddg.attacks.inversion import Search, Step, invert_updates
+from feddg.attacks.image_metrics import Judges, read_extractor, read_lpips, require_torchmetrics
+from feddg.attacks.inversion import Inverted, Search, Step, invert_updates
 from feddg.attacks.membership import membership
 from feddg.attacks.reconstruction import (
+    FED,
+    FEWEST,
+    SAMPLE,
+    SENT,
+    UNRELATED,
     Effort,
+    GeneratorTraining,
     Progress,
+    Reconstruction,
     reconstruct,
 )
-from feddg.attacks.senders import Senders
-from feddg.attacks.targets import MOST_LOOKED_AT
+from feddg.attacks.senders import (
+    MOST_LOOKED_AT,
+    MembershipEffort,
+    Senders,
+    SentEntry,
+    chosen_entries,
+    entries_of,
+)
 from feddg.errors import DataError, ExperimentError, RunError
 from feddg.records import AttackRow
 from feddg.runs.figures import add_figure, grid
@@ -34,6 +39,51 @@ from feddg.runs.model import Subject, load_subject
 from feddg.runs.prepare import cache_folder
 from feddg.runs.reading import ATTACKS, LedgerRecord, read_run
 from feddg.styles.training import load_images as load_public
+
+# Pictures of what an attack drew, beside the truth.
+
+
+SHOWN = 6
+"""Columns of a picture for each domain."""
+Captioned = tuple[list[Tensor], str]
+"""Rows of images ``(n, 3, S, S)`` uint8, and the words below them."""
+
+
+def picture_of(found: Reconstruction, domain_names: Sequence[str]) -> dict[str, Captioned]:
+    """Returns the picture of a reconstruction, under its file's name."""
+    domains = found.targets.domains
+    shown = torch.cat(
+        [(domains == d).nonzero().flatten()[:SHOWN] for d in domains.unique().tolist()]
+    )
+    rows = [found.targets.images[shown], *(_bytes(found.drawn[fed][shown]) for fed in FED)]
+    reader = "server" if found.attacker == "server" else "another client"
+    names = [domain_names[d] for d in domains.unique().tolist()]
+    caption = (
+        f"What the {reader} draws from {found.entry.key}, top to bottom: true images "
+        f"({', '.join(names)}), drawn from what was {SENT}, from each image's own {SAMPLE}, "
+        f"and from an {UNRELATED} image's, which is what chance looks like."
+    )
+    return {f"attack-{found.attacker}-{_plain(found.entry.key)}.png": (rows, caption)}
+
+
+def picture_of_inverted(found: Inverted) -> dict[str, Captioned]:
+    """Returns the picture of inverted updates, under its file's name."""
+    shown = torch.arange(min(2 * SHOWN, len(found.targets)))
+    rows = [found.targets.images[shown], _bytes(found.drawn[shown])]
+    caption = (
+        f"Gradient inversion of single clients' updates of {found.batch_size} images "
+        f"(optimizer: {found.optimizer}): true images above what was found."
+    )
+    return {f"attack-update-{found.optimizer}-{found.batch_size}.png": (rows, caption)}
+
+
+def _bytes(images: Tensor) -> Tensor:
+    return (images * 255).round().to(torch.uint8)
+
+
+def _plain(key: str) -> str:
+    return "".join(c if c.isalnum() else "-" for c in key).strip("-")
+
 
 KINDS = ("server", "client", "update", "membership")
 _LEAST = {"most_public": FEWEST, "targets": 2, "steps": 0, "updates": 1, "iterations": 1}
@@ -57,7 +107,7 @@ class AttackSettings:
         iterations: of the search behind an update.
         optimizer: what the client's one step is taken by: the run's own, or plain SGD.
         membership: how much the membership attack may take.
-        extractor: who judges: see :func:`feddg.attacks.extractors.read_extractor`.
+        extractor: who judges: see :func:`feddg.attacks.image_metrics.read_extractor`.
         lpips: trunk of LPIPS with its file, or None.
         seed: of everything that is drawn.
     """

@@ -20,18 +20,25 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
-from feddg.attacks.extractors import perceptual_points
 from feddg.attacks.image_metrics import (
     Collection,
     Judges,
     clustered_mean,
     collection_scores,
+    perceptual_points,
     psnr,
     retrieval,
     ssim,
 )
-from feddg.attacks.senders import ImageStack, Senders, held
-from feddg.attacks.targets import Targets, chosen_clients, looked_at, targets_of
+from feddg.attacks.senders import (
+    ImageStack,
+    Senders,
+    Targets,
+    chosen_clients,
+    held,
+    looked_at,
+    targets_of,
+)
 from feddg.errors import RunError
 from feddg.methods.base import has_global_model, shared_parameters
 from feddg.models.network import Network

@@ -21,10 +21,17 @@ from sklearn.metrics import roc_auc_score, roc_curve
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
-from feddg.attacks.cases import FEWEST, Case, MembershipEffort, Victim, victims_of
-from feddg.attacks.entries import SentEntry
 from feddg.attacks.image_metrics import clustered_mean
-from feddg.attacks.senders import Senders, one_each
+from feddg.attacks.senders import (
+    FEWEST,
+    Case,
+    MembershipEffort,
+    Senders,
+    SentEntry,
+    Victim,
+    one_each,
+    victims_of,
+)
 from feddg.clients.client import Examples
 from feddg.data.pixels import as_unit
 from feddg.errors import RunError

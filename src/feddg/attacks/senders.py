@@ -1,30 +1,316 @@
-"""What clients send, real ones and pretended ones: the method itself is asked.
-
-A pretended client holds images of the attacker's choice. It runs the method's own code over the
-in-process transport, guards and all, so every method can be attacked and none needs code of its
-own for it: whoever knows the experiment can do the same.
-"""
+"""What clients send, real ones and pretended ones, and the images an attack is measured on."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from functools import cached_property
 
 import numpy
 import torch
 from torch import Tensor
 
-from feddg.attacks.entries import SentEntry
 from feddg.clients.client import Examples, Pixels, Worker
 from feddg.data.data_set import find_augmentation
 from feddg.data.pixels import as_unit
-from feddg.errors import RunError
+from feddg.errors import ExperimentError, RunError, nearest
 from feddg.federation.inprocess import InProcess
-from feddg.messages import Broadcast, Message, Update, Weights
+from feddg.messages import Broadcast, Known, Message, Sent, Update, Weights
+from feddg.methods.base import Method, local_names
 from feddg.models.network import Network
+from feddg.models.normalization import statistics_names
 from feddg.privacy.building import Guards
+from feddg.rng import stream
 from feddg.runs.model import Subject
 from feddg.runs.prepare import guards_for
+
+# What a method sends beside weights, found by what it declares: the entries an attack can read.
+#
+# An *entry* is one declared thing of a message, named as in the ledger (``describe/style``). What
+# a client sends under it becomes *rows*, one vector each: an entry whose first length only the
+# sender knows (a number of styles, of images, of classes held) has a row for each, every other has
+# one. The statistics of batch normalisation travel among the weights; they are an entry of their
+# own, ``update/statistics``.
+
+
+LONGEST = 16_384
+"""Numbers of a row that are kept as they are; a longer one is hashed into so many."""
+STATISTICS = "update/statistics"
+
+
+@dataclass(frozen=True)
+class SentEntry:
+    """One thing that leaves a client beside its weights.
+
+    Attributes:
+        key: ``purpose/name`` as in the ledger; the name may end in ``*``.
+        what: what it is, in the method's words.
+        has_rows: whether the first length counts rows.
+        names: names of the weights that are it; none for an entry of its own.
+    """
+
+    key: str
+    what: str
+    has_rows: bool = False
+    names: tuple[str, ...] = ()
+
+    @property
+    def purpose(self) -> str:
+        """The message it is part of: ``describe`` or ``update``."""
+        return self.key.partition("/")[0]
+
+    @property
+    def name(self) -> str:
+        """Its name in the message."""
+        return self.key.partition("/")[2]
+
+    def rows(self, tensors: Mapping[str, Tensor]) -> Tensor | None:
+        """Returns what a message says under the entry, ``(rows, length)`` float32, or None.
+
+        Args:
+            tensors: of the message, by name; of the weights for statistics.
+        """
+        found = [
+            tensors[name]
+            for name in (self.names or sorted(n for n in tensors if fnmatchcase(n, self.name)))
+            if name in tensors
+        ]
+        if not found:
+            return None
+        vectors = [
+            tensor.detach().float().cpu().flatten(1 if self.has_rows else 0) for tensor in found
+        ]
+        joined = torch.cat(vectors, dim=-1)
+        return hashed(joined if self.has_rows else joined[None]).clone()
+
+    def of_update(self, update: Update) -> Tensor | None:
+        """Returns the rows of an update."""
+        return self.rows(update.weights if self.names else update.extras.tensors)
+
+    def received(self, agreed: Message | None, extras: Message, weights: Weights) -> Tensor | None:
+        """Returns the rows of the same name in what the server sends to clients, or None.
+
+        Args:
+            agreed: what the setup agreed on.
+            extras: of a broadcast.
+            weights: of a broadcast.
+        """
+        if self.names:
+            return self.rows(weights)
+        return self.rows((agreed.tensors if agreed else {}) | extras.tensors)
+
+
+def hashed(rows: Tensor) -> Tensor:
+    """Returns rows of at most ``LONGEST`` numbers: longer ones as a count sketch.
+
+    Every number is added, with a random sign, to one of the places (Charikar et al., "Finding
+    frequent items in data streams", ICALP 2002): inner products stay what they are on average.
+    """
+    length = rows.shape[1]
+    if length <= LONGEST:
+        return rows
+    chance = stream(0, "sketch", length)
+    places = torch.randint(LONGEST, (length,), generator=chance)
+    signs = torch.randint(2, (length,), generator=chance) * 2.0 - 1
+    return torch.zeros(len(rows), LONGEST).index_add_(1, places, rows * signs)
+
+
+def entries_of(method: Method, network: Network) -> dict[str, SentEntry]:
+    """Returns everything but weights that leaves a client under a method, by key.
+
+    Numbers are left out, and so are class ids. The statistics of normalisation belong to it where
+    the method treats them apart from the weights (FedBN, SiloBN, FedIG).
+    """
+    known = Known(network.classes, 0, network.features_dimension)
+    found = {
+        key: SentEntry(key, form.what, _has_rows(form, method, known))
+        for key, form in method.sends.items()
+        if key not in Method.sends and _is_attackable(key, form, method, known)
+    }
+    statistics = local_names(method, network) & statistics_names(network)
+    return found | (_statistics(network) if statistics else {})
+
+
+def chosen_entries(method: Method, network: Network, wanted: str | None) -> dict[str, SentEntry]:
+    """Returns the entries to attack: all of the method's, or the one asked for.
+
+    Args:
+        method: the run's.
+        network: what it trains.
+        wanted: an entry's key or its name; ``statistics`` for those of normalisation under any
+            method that trains them; None for all.
+
+    Raises:
+        ExperimentError: the method sends nothing of the kind; says what it does send.
+    """
+    entries = entries_of(method, network)
+    statistics = _statistics(network)
+    if wanted in ("statistics", STATISTICS) and statistics:
+        return statistics
+    if not entries:
+        further = (
+            ", `--entry statistics` the normalisation statistics among them" if statistics else ""
+        )
+        raise ExperimentError(
+            f"{method.name} shares nothing but weights (and counts): there is no style, spectrum "
+            "or prototype to attack. `--kind update` and `--kind membership` attack the weights"
+            f"{further}"
+        )
+    if wanted is None:
+        return entries
+    found = {key: entry for key, entry in entries.items() if wanted in (key, entry.name)}
+    if not found:
+        raise ExperimentError(
+            f"{method.name} sends no {wanted!r}{nearest(wanted, entries)}; it sends: "
+            f"{', '.join(entries)}"
+        )
+    return found
+
+
+def _statistics(network: Network) -> dict[str, SentEntry]:
+    state = network.state_dict()
+    names = sorted(n for n in statistics_names(network) if state[n].is_floating_point())
+    if not names:
+        return {}
+    what = "the running means and variances of its normalisation layers, among the weights"
+    return {STATISTICS: SentEntry(STATISTICS, what, names=tuple(names))}
+
+
+def _is_attackable(key: str, form: Sent, method: Method, known: Known) -> bool:
+    if form.when is not None and not form.when(method):
+        return False
+    if not form.dtype.is_floating_point or not key.startswith(("describe/", "update/")):
+        return False
+    return form.entry_of is not None or bool(_shape(form, method, known))
+
+
+def _has_rows(form: Sent, method: Method, known: Known) -> bool:
+    shape = _shape(form, method, known)
+    first = shape[0] if shape else 0
+    return isinstance(first, str) and known.dimension(first) is None
+
+
+def _shape(form: Sent, method: Method, known: Known) -> tuple[int | str, ...]:
+    shape = form.shape(method, known) if callable(form.shape) else form.shape
+    return shape or ()
+
+
+# Which images an attack is measured on, and which vector speaks of each.
+
+
+CLOSE = 0.5
+"""A row is an image's own where the second nearest image is at least twice as far from it."""
+MOST_LOOKED_AT = 256
+"""Images of one client whose own rows are measured."""
+
+
+@dataclass(frozen=True)
+class Targets:
+    """True images, and where each comes from.
+
+    Attributes:
+        images: ``(n, 3, S, S)`` uint8.
+        labels: ``(n,)``.
+        clients: ``(n,)`` ids of the clients that hold them.
+        domains: ``(n,)`` ids of their domains.
+    """
+
+    images: Tensor
+    labels: Tensor
+    clients: Tensor
+    domains: Tensor
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def take(self, positions: Tensor) -> "Targets":
+        """Returns some of them."""
+        return Targets(
+            self.images[positions],
+            self.labels[positions],
+            self.clients[positions],
+            self.domains[positions],
+        )
+
+    @classmethod
+    def joined(cls, parts: "Sequence[Targets]") -> "Targets":
+        """Returns all of several."""
+        fields = ("images", "labels", "clients", "domains")
+        return cls(*(torch.cat([getattr(part, name) for part in parts]) for name in fields))
+
+
+def chosen_clients(subject: Subject, most: int, seed: int) -> list[int]:
+    """Returns up to ``most`` clients that hold images, from every domain by turns."""
+    counts = subject.images.partition.counts
+    main = numpy.argmax(counts, axis=1)
+    drawn = torch.randperm(len(main), generator=stream(seed, "clients")).tolist()
+    holding = [client for client in drawn if counts[client].sum() > 0]
+    turns: dict[int, int] = {}
+    order = {}
+    for client in holding:
+        order[client] = turns.setdefault(int(main[client]), 0)
+        turns[int(main[client])] += 1
+    return sorted(sorted(holding, key=lambda client: order[client])[:most])
+
+
+def looked_at(examples: Examples, client: int, seed: int) -> Tensor:
+    """Returns positions of the images of a client that are looked at, ``(m,)``."""
+    drawn = torch.randperm(len(examples), generator=stream(seed, "looked at", client))
+    return drawn[:MOST_LOOKED_AT]
+
+
+def targets_of(examples: Examples, client: int, positions: Tensor) -> Targets:
+    """Returns some of a client's images as targets."""
+    images = examples.images(positions)
+    ids = torch.full((len(positions),), client)
+    return Targets(images, examples.labels[positions], ids, examples.domains[positions])
+
+
+def matched(rows: Tensor, samples: Tensor, count: int, chance: torch.Generator) -> list[list[int]]:
+    """Says which image each of some rows is compared with.
+
+    Where a row is one image's own, it is that image. A pooled row is compared with one of the
+    images that are nearer to it than to the client's other rows, drawn at random.
+
+    Args:
+        rows: ``(r, d)`` standardised rows of one client.
+        samples: ``(m, d)`` standardised rows of its images by themselves.
+        count: pairs wanted; a single row is compared with as many images.
+        chance: draws rows and images.
+
+    Returns:
+        At most ``count`` pairs of a row and an image.
+    """
+    if len(rows) == 1 and len(samples) <= count:
+        return [[0, image] for image in range(len(samples))]
+    distances = torch.cdist(rows.double(), samples.double())
+    nearest = distances.argmin(0)
+    turns = torch.randperm(len(rows), generator=chance).tolist()
+    pairs: list[list[int]] = []
+    taken: set[int] = set()
+    while len(pairs) < min(count, len(samples)):
+        before = len(pairs)
+        for row in turns:
+            image = _image_of(row, distances, nearest, taken, chance)
+            if image is not None and len(pairs) < count:
+                pairs.append([row, image])
+                taken.add(image)
+        if len(pairs) == before:
+            break
+    return pairs
+
+
+def _image_of(
+    row: int, distances: Tensor, nearest: Tensor, taken: set[int], chance: torch.Generator
+) -> int | None:
+    found = distances[row].sort()
+    if len(found.values) > 1 and found.values[0] < CLOSE * found.values[1]:
+        own = int(found.indices[0])
+        return None if own in taken else own
+    spoken_of = (nearest == row).nonzero().flatten().tolist()
+    left = [image for image in spoken_of if image not in taken]
+    return left[int(torch.randint(len(left), (), generator=chance))] if left else None
+
 
 Hold = Callable[[int], Examples]
 PLAIN = find_augmentation("none")
@@ -197,3 +483,128 @@ def _twice(examples: Examples) -> Examples:
         part.repeat(2) for part in (examples.rows, examples.labels, examples.domains)
     )
     return replace(examples, rows=rows, labels=labels, domains=domains)
+
+
+# Of which images membership is asked: a client's own, others, and those of shadow clients.
+
+
+FEWEST = 4
+"""Members and others of a client below which it is left out."""
+
+
+@dataclass(frozen=True)
+class MembershipEffort:
+    """How much the attack may take.
+
+    Attributes:
+        clients: attacked.
+        images: members, and others, asked about for each.
+        shadows: made for each.
+        seed: of everything that is drawn.
+    """
+
+    clients: int = 8
+    images: int = 32
+    shadows: int = 4
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Case:
+    """Images of which it is asked whether a client held them.
+
+    Attributes:
+        holding: what the client holds.
+        asked: the images, members first.
+        members: ``(n,)`` bool.
+    """
+
+    holding: Examples
+    asked: Examples
+    members: numpy.ndarray
+
+
+@dataclass(frozen=True)
+class Victim:
+    """A client that is attacked.
+
+    Attributes:
+        client: its id.
+        case: what is asked of it.
+        shadows: made-up clients like it, of others' images.
+        others_from: where the images come from that are not its own.
+    """
+
+    client: int
+    case: Case
+    shadows: list[Case]
+    others_from: str
+
+
+def victims_of(senders: Senders, effort: MembershipEffort) -> Iterator[Victim]:
+    """Yields the clients that are attacked, with their shadows, all from the effort's seed."""
+    subject = senders.subject
+    images, table = subject.images, subject.images.table
+    aside = numpy.concatenate([images.splits.id_test, images.splits.id_val])
+    clients = chosen_clients(subject, effort.clients, effort.seed)
+    for client in clients:
+        own = images.examples(client)
+        domains = own.domains.unique().numpy()
+        chance = stream(effort.seed, "membership", client)
+        elsewhere = numpy.setdiff1d(images.splits.train, own.rows.numpy())
+        elsewhere = elsewhere[numpy.isin(table.domains[elsewhere], domains)]
+        unused = aside[numpy.isin(table.domains[aside], domains)]
+        from_aside = len(unused) >= FEWEST
+        others = _drawn(unused if from_aside else elsewhere, effort.images, chance)
+        rest = numpy.setdiff1d(elsewhere, others)
+        members = _drawn(own.rows.numpy(), effort.images, chance)
+        count = min(len(members), len(others))
+        if count < FEWEST or len(own) < 2 * FEWEST:
+            continue
+        case = _case(own, members[:count], others[:count], table.labels, table.domains)
+        shadows = list(_shadows(own, rest, effort, chance, table.labels, table.domains))
+        said = "validation and test images" if from_aside else "other clients"
+        yield Victim(client, case, shadows, said)
+
+
+def _shadows(
+    like: Examples,
+    rows: numpy.ndarray,
+    effort: MembershipEffort,
+    chance: torch.Generator,
+    labels: numpy.ndarray,
+    domains: numpy.ndarray,
+) -> Iterator[Case]:
+    """Clients of as many images of the same domains, none of them the client's own."""
+    for _ in range(effort.shadows):
+        drawn = _drawn(rows, min(2 * len(like), len(rows)), chance)
+        half = len(drawn) // 2
+        if half < FEWEST:
+            return
+        holding = _held_rows(like, drawn[:half], labels, domains)
+        count = min(effort.images, half)
+        yield _case(holding, drawn[:count], drawn[half : half + count], labels, domains)
+
+
+def _case(
+    holding: Examples,
+    members: numpy.ndarray,
+    others: numpy.ndarray,
+    labels: numpy.ndarray,
+    domains: numpy.ndarray,
+) -> Case:
+    asked = _held_rows(holding, numpy.concatenate([members, others]), labels, domains)
+    return Case(holding, asked, numpy.arange(len(members) + len(others)) < len(members))
+
+
+def _held_rows(
+    like: Examples, rows: numpy.ndarray, labels: numpy.ndarray, domains: numpy.ndarray
+) -> Examples:
+    own, of_class, of_domain = map(torch.from_numpy, (rows, labels[rows], domains[rows]))
+    return Examples(like.pixels, own, of_class, of_domain, like.classes)
+
+
+def _drawn(rows: numpy.ndarray, count: int, chance: torch.Generator) -> numpy.ndarray:
+    order = torch.randperm(len(rows), generator=chance).numpy()
+    drawn: numpy.ndarray = rows[order[:count]]
+    return drawn

@@ -71,7 +71,7 @@ def attack(
 ) -> None:
     """Attack a finished run; rows are kept in its attacks.jsonl, pictures in its figures."""
     from feddg.attacks.attack import AttackSettings, attack_run
-    from feddg.attacks.cases import MembershipEffort
+    from feddg.attacks.senders import MembershipEffort
     from feddg.cli.progress import working
 
     settings = AttackSettings(

@@ -3,9 +3,13 @@
 import pytest
 import torch
 
-from feddg.attacks.extractors import compact_extractor, perceptual_points
-from feddg.attacks.generator import GeneratorTraining, train_generator
-from feddg.attacks.image_metrics import clustered_mean, retrieval
+from feddg.attacks.image_metrics import (
+    clustered_mean,
+    compact_extractor,
+    perceptual_points,
+    retrieval,
+)
+from feddg.attacks.reconstruction import GeneratorTraining, train_generator
 from feddg.data.data_set import load_source
 from feddg.errors import DataError
 from feddg.rng import stream
