@@ -48,7 +48,7 @@ ELSEWHERE = {
         "tests/attacks/test_attack.py::test_the_command_says_what_was_found"
     ),
     "docs/data_sets.md: feddg data get": (
-        "tests/cli/test_getting.py::test_it_comes_is_unpacked_and_can_be_inspected"
+        "tests/cli/test_data.py::test_it_comes_is_unpacked_and_can_be_inspected"
     ),
 }
 """Pages and commands that another test carries out on small data, and which test."""

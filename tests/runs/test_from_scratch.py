@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from feddg.cli.weights import plan_with_weights_at_hand, with_weights_at_hand
+from feddg.cli.run import plan_with_weights_at_hand, with_weights_at_hand
 from feddg.comparison.plan import Plan
 from feddg.errors import WeightsError
 from feddg.experiment import Experiment, explain

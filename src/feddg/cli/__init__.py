@@ -1,12 +1,10 @@
 """The command line: thin, no logic of its own.
 
-A module per group of commands: ``running`` (run, resume, demo), ``comparison`` (compare, report),
-``measuring`` (evaluate, adaptations, methods), ``paired``, ``predicting`` (predict, export),
-``serving_command`` (serve), ``inspecting`` (data), ``style``, ``deployment`` (deploy), ``storage``
-(cache), ``attacking`` (privacy). ``flags`` makes the flags of an experiment from its settings
-(``field_types``: what they accept), ``parsing`` reads what they say, ``common`` is what commands
-share; ``progress`` shows what goes on,
-``tables`` what came of it, ``dry_run`` what would. Heavy imports wait until a command needs them.
+A module per group of commands: ``run`` (run, resume, demo), ``compare`` (compare, report, paired),
+``use`` (evaluate, adaptations, methods, predict, export, serve, privacy, style), ``data`` (data,
+cache), ``deploy``. ``common`` holds what they share: flags made from an experiment's settings, and
+the reading of what they say; ``output`` shows what goes on and what came of it. Heavy imports wait
+until a command needs them.
 """
 
 import logging
@@ -15,19 +13,7 @@ from typing import Annotated
 
 import typer
 
-from feddg.cli import (
-    attacking,
-    comparison,
-    deployment,
-    inspecting,
-    measuring,
-    paired,
-    predicting,
-    running,
-    serving_command,
-    storage,
-    style,
-)
+from feddg.cli import compare, data, deploy, run, use
 from feddg.errors import FeddgError
 
 app = typer.Typer(
@@ -39,13 +25,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for group in (running, comparison, measuring, paired, predicting, serving_command):
-    app.add_typer(group.app)
-app.add_typer(inspecting.app, name="data")
-app.add_typer(style.app, name="style")
-app.add_typer(deployment.app, name="deploy")
-app.add_typer(storage.app, name="cache")
-app.add_typer(attacking.app, name="privacy")
+for group in (run.app, compare.app, use.app):
+    app.add_typer(group)
+app.add_typer(data.data_app, name="data")
+app.add_typer(use.style_app, name="style")
+app.add_typer(deploy.app, name="deploy")
+app.add_typer(data.cache_app, name="cache")
+app.add_typer(use.privacy_app, name="privacy")
 
 
 def _say_version(wanted: bool) -> None:

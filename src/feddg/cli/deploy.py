@@ -5,9 +5,15 @@ from typing import Annotated, Any
 
 import typer
 
-from feddg.cli.common import JsonOption, OutOption, print_json, show_results
-from feddg.cli.flags import ExperimentCommand, takes
-from feddg.cli.predicting import ModelArgument, WhichOption, say_cautions
+from feddg.cli.common import (
+    ExperimentCommand,
+    JsonOption,
+    OutOption,
+    print_json,
+    show_results,
+    takes,
+)
+from feddg.cli.use import ModelArgument, WhichOption, say_cautions
 
 app = typer.Typer(
     help="The same federation across a network.", no_args_is_help=True, suggest_commands=False
@@ -115,7 +121,7 @@ def deploy_check(
 
     from rich.console import Console
 
-    from feddg.cli.preflight_table import checks_table
+    from feddg.cli.output import checks_table
     from feddg.deploy.preflight import Verdict, check_connection, check_site
     from feddg.deploy.setup import read_join
     from feddg.storage import cache_folder
@@ -174,7 +180,7 @@ def deploy_simulate(
     gpus: Annotated[float, typer.Option(min=0, help="share of a GPU per client")] = 0.0,
 ) -> None:
     """Run an experiment over Flower's simulation (Ray), clients side by side."""
-    from feddg.cli.progress import observer
+    from feddg.cli.output import observer
     from feddg.deploy.simulation import simulate
     from feddg.experiment import load_experiment
 

@@ -10,7 +10,8 @@ from typer.main import get_command
 
 import feddg.cli
 from feddg.cli import app
-from feddg.cli.flags import FLAGS, NOT_PRESET, PRESET_PARTS, field_of
+from feddg.cli.common import FLAGS, NOT_PRESET, PRESET_PARTS, assigned, field_of, held_out, seeds
+from feddg.errors import ExperimentError
 from feddg.experiment import Experiment
 from feddg.settings import leaves, nested
 
@@ -96,7 +97,7 @@ def test_each_command_takes_the_fields_that_suit_it():
 def test_what_flags_say_arrives_as_nested_fields(feddg, monkeypatch):
     said = {}
     monkeypatch.setattr(
-        "feddg.cli.dry_run.show_experiment", lambda fields, *rest, **more: said.update(fields)
+        "feddg.cli.output.show_experiment", lambda fields, *rest, **more: said.update(fields)
     )
     feddg("run", "--lr", "0.5", "--hold-out", "val=ink,test=a,b", "--root", "x", "--dry-run",
           "--normalization", "frozen", "--set", "train.momentum=0.9")  # fmt: skip
@@ -117,3 +118,44 @@ def test_a_value_out_of_range_is_a_usage_error(feddg, flag, value):
     assert code == 2
     assert flag in errors
     assert "Traceback" not in errors
+
+
+# What people write on the command line.
+
+
+@pytest.mark.parametrize(
+    ("text", "held"),
+    [
+        ("sketch", {"test": ["sketch"], "val": []}),
+        ("a,b", {"test": ["a", "b"], "val": []}),
+        ("val=a,test=b", {"test": ["b"], "val": ["a"]}),
+        ("val=a,b,test=c", {"test": ["c"], "val": ["a", "b"]}),
+    ],
+)
+def test_hold_out_spellings(text, held):
+    assert held_out(text) == held
+
+
+def test_set_reads_numbers_flags_and_words():
+    pairs = ["train.lr=1e-4", "method.local_clustering=false", "data.resize=pad", "seed=3"]
+    assert assigned(pairs) == {
+        "train": {"lr": 1e-4},
+        "method": {"local_clustering": False},
+        "data": {"resize": "pad"},
+        "seed": 3,
+    }
+    with pytest.raises(ExperimentError, match="FIELD=VALUE"):
+        assigned(["lr"])
+
+
+@pytest.mark.parametrize(
+    ("text", "read"), [("3", 3), ("7,8,9", [7, 8, 9]), ("7,", [7]), (" 7 , ", [7]), ("0,", [0])]
+)
+def test_seeds_are_how_many_or_which(text, read):
+    assert seeds(text) == read
+
+
+@pytest.mark.parametrize("text", ["", ",", "7,,8", "7,8,", ",7", "one"])
+def test_seeds_written_otherwise_are_refused(text):
+    with pytest.raises(ExperimentError, match="--seeds"):
+        seeds(text)

@@ -1,6 +1,7 @@
-"""Commands about many runs: ``compare`` and ``report``."""
+"""Commands about many runs: ``compare``, ``report`` and ``paired``."""
 
 import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,14 +10,17 @@ import typer
 from feddg.cli.common import (
     AgainOption,
     DryRunOption,
+    ExperimentCommand,
+    JsonOption,
     PredictionsOption,
     QuietOption,
     TrackOption,
+    named,
+    print_json,
+    takes,
     track,
 )
-from feddg.cli.flags import ExperimentCommand, takes
-from feddg.cli.parsing import named
-from feddg.cli.parsing import seeds as read_seeds
+from feddg.cli.common import seeds as read_seeds
 from feddg.errors import ExperimentError, RunError
 
 app = typer.Typer()
@@ -81,9 +85,8 @@ def compare(
     """
     from rich.console import Console
 
-    from feddg.cli.progress import ManyBars
-    from feddg.cli.tables import print_comparison, print_work
-    from feddg.cli.weights import plan_with_weights_at_hand
+    from feddg.cli.output import ManyBars, print_comparison, print_work
+    from feddg.cli.run import plan_with_weights_at_hand
     from feddg.comparison.compare import (
         Work,
         carry_out_work,
@@ -200,7 +203,7 @@ def report(
         _report_kept(folders[0], out, others=bool(tables or analyses or beside))
         return
     if analyses or beside:
-        from feddg.cli.progress import working
+        from feddg.cli.output import working
         from feddg.runs.analyses import analyse
 
         with working(quiet) as progress:
@@ -225,3 +228,42 @@ def _report_kept(results: Path, out: Path | None, others: bool) -> None:
         return
     write_kept_page(results, out)
     typer.echo(out)
+
+
+# ``feddg paired``: two runs, image by image.
+
+
+@app.command()
+def paired(
+    first: Annotated[Path, typer.Argument(help="a run's folder")],
+    second: Annotated[Path, typer.Argument(help="another's, measured on the same images")],
+    split: Annotated[str, typer.Option(help="test, val, id_val or id_test")] = "test",
+    which: Annotated[
+        str | None,
+        typer.Option(help="the model, as in `feddg evaluate`; by default what it serves"),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare two runs image by image: McNemar's test and the paired bootstrap.
+
+    Both need their results by image: `feddg evaluate RUN --predictions`.
+    """
+    from feddg.errors import RunError
+    from feddg.prediction.evaluate import compare_images, read_image_results
+    from feddg.records import SPLITS
+
+    if split not in SPLITS:
+        raise RunError(f"unknown split {split!r}; there are: {', '.join(SPLITS)}")
+    one, other = (read_image_results(folder, which) for folder in (first, second))
+    found = compare_images(one, other, split)
+    if as_json:
+        print_json(asdict(found))
+        return
+    from rich.console import Console
+
+    from feddg.cli.output import as_rich
+    from feddg.report.comparison_page import mcnemar_words, paired_table
+
+    console = Console()
+    console.print(as_rich(paired_table(found, first.name, second.name)))
+    console.print(mcnemar_words(found), markup=False, highlight=False, soft_wrap=True)

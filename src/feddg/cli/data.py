@@ -1,26 +1,27 @@
-"""``feddg data``: get published images, and look at images before training."""
+"""``feddg data``: get images and look at them; ``feddg cache``: what is kept between runs."""
 
 from pathlib import Path
 from typing import Annotated, Any
 
+import click
 import typer
 
-from feddg.cli.common import JsonOption, QuietOption, print_json
-from feddg.cli.flags import ExperimentCommand, takes
+from feddg.cli.common import ExperimentCommand, JsonOption, QuietOption, print_json, takes
+from feddg.storage import KINDS, OTHER, cache_folder, clear, contents
 
-app = typer.Typer(
+data_app = typer.Typer(
     help="Get images, and look at them before training.",
     no_args_is_help=True,
     suggest_commands=False,
 )
 
 
-@app.callback()
+@data_app.callback()
 def data() -> None:
     """Get images, and look at them before training."""
 
 
-@app.command("get")
+@data_app.command("get")
 def get_data(
     name: Annotated[str, typer.Argument(help="a published data set; docs/data_sets.md")],
     root: Annotated[Path, typer.Option(help="the folder it goes to")],
@@ -31,7 +32,7 @@ def get_data(
     quiet: QuietOption = False,
 ) -> None:
     """Download a published data set, once its licence is accepted; it goes on where it was cut."""
-    from feddg.cli.progress import working
+    from feddg.cli.output import working
     from feddg.data.data_set import DATA_SETS
     from feddg.data.download import about, get_data_set
 
@@ -55,7 +56,7 @@ def get_data(
     typer.echo(f"Now: feddg data inspect --data {name} --root {root}")
 
 
-@app.command("inspect", cls=ExperimentCommand)
+@data_app.command("inspect", cls=ExperimentCommand)
 @takes("data", "hold_out", "clients", "seed")
 def inspect_data(
     said: dict[str, Any],
@@ -67,7 +68,7 @@ def inspect_data(
     quiet: QuietOption = False,
 ) -> None:
     """Count images per domain and class, find bad files, show how clients would look."""
-    from feddg.cli.progress import working
+    from feddg.cli.output import working
     from feddg.experiment import Experiment
     from feddg.runs.inspection import inspect_experiment, print_inspection
     from feddg.settings import merge
@@ -86,3 +87,61 @@ def inspect_data(
         definition = DATA_SETS.find(experiment.data.source)
         files = write_croissant(load_images_of(experiment.data), definition, croissant)
         typer.echo(f"written: {files[0]}, {files[1]}", err=as_json)
+
+
+# ``feddg cache``: what is kept between runs, and getting rid of it.
+
+
+cache_app = typer.Typer(
+    help="Where decoded images are kept, how much, and clearing it.", suggest_commands=False
+)
+
+
+@cache_app.callback(invoke_without_command=True)
+def show(context: typer.Context, as_json: JsonOption = False) -> None:
+    """Show where decoded images are kept, and how much; `feddg cache clear` removes them."""
+    if context.invoked_subcommand is not None:
+        return
+    found = contents(cache_folder())
+    if as_json:
+        kinds = {
+            kind: {"entries": held.entries, "bytes": held.size} for kind, held in found.items()
+        }
+        print_json({"folder": str(cache_folder()), "kinds": kinds})
+        return
+    from rich.console import Console
+    from rich.filesize import decimal
+    from rich.table import Table
+
+    table = Table("kind", "entries", "size", "what it is", box=None, pad_edge=False)
+    about = KINDS | {OTHER: "not feddg's; never removed"}
+    for kind, held in found.items():
+        table.add_row(kind, str(held.entries), decimal(held.size), about[kind])
+    typer.echo(f"{cache_folder()} (the environment's FEDDG_CACHE says where)")
+    Console().print(table)
+
+
+@cache_app.command("clear")
+def clear_cache(
+    kind: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="what to remove; all of it by default", click_type=click.Choice(list(KINDS))
+        ),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask")] = False,
+) -> None:
+    """Remove what is kept; the next runs make again what they need. Do not do so during a run."""
+    from rich.filesize import decimal
+
+    chosen = kind or list(KINDS)
+    found = contents(cache_folder())
+    size = sum(found[name].size for name in chosen)
+    what = f"{', '.join(chosen)} in {cache_folder()}: {decimal(size)}"
+    if not size and not any(found[name].entries for name in chosen):
+        typer.echo(f"nothing to remove: {what}")
+        return
+    if not yes:
+        typer.confirm(f"Remove {what}?", abort=True)
+    clear(cache_folder(), chosen)
+    typer.echo(f"removed {what}")

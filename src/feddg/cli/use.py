@@ -1,0 +1,503 @@
+"""Commands about trained models and methods: predict, export, serve, evaluate, attack, style."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from feddg.cli.common import JsonOption, PredictionsOption, QuietOption, print_json, whole_numbers
+
+app = typer.Typer()
+
+RunArgument = Annotated[Path, typer.Argument(help="the run folder")]
+ModelArgument = Annotated[
+    Path, typer.Argument(help="the run folder, or an ONNX file of `feddg export`")
+]
+StrictOption = Annotated[
+    bool, typer.Option("--strict", help="refuse a model that is no better than a constant one")
+]
+AdaptOption = Annotated[
+    str | None, typer.Option(help="a test-time adaptation, see `feddg adaptations`")
+]
+WhichOption = Annotated[
+    str | None,
+    typer.Option(
+        help="the model: final, tail, ema, best_in_domain, best_held_out, interpolated; by "
+        "default what the run serves"
+    ),
+]
+
+
+@app.command()
+def predict(
+    run: ModelArgument,
+    images: Annotated[list[str], typer.Argument(help="images, folders (all below), globs")],
+    out: Annotated[Path, typer.Option(help="the table: ends in .csv, .jsonl or .parquet")],
+    probabilities: Annotated[
+        bool, typer.Option("--probabilities", help="a column for every class")
+    ] = False,
+    html: Annotated[
+        Path | None, typer.Option(help="a page of thumbnails, the most doubtful first")
+    ] = None,
+    adapt: AdaptOption = None,
+    which: WhichOption = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="images per batch")] = 64,
+    device: Annotated[str, typer.Option(help="cpu, cuda or auto")] = "auto",
+    strict: StrictOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Label image files with a run's model; after Ctrl-C the same command goes on."""
+    from feddg.cli.output import working
+    from feddg.errors import DataError
+    from feddg.prediction.predict import note_of, predict_files
+
+    if html is not None and (html.is_dir() or html.resolve() == out.resolve()):
+        raise DataError(f"--html {html} is a folder, or the table itself; name a file of its own")
+
+    def bad(line: str) -> None:
+        typer.echo(f"unusable: {line}", err=True)
+
+    try:
+        with working(quiet) as progress:
+            done = predict_files(
+                run,
+                images,
+                out,
+                adapt=adapt,
+                which=which,
+                probabilities=probabilities,
+                device=device,
+                batch_size=batch_size,
+                strict=strict,
+                progress=progress,
+                on_bad=bad,
+            )
+    except KeyboardInterrupt:
+        how = "goes on where it stopped" if note_of(out).is_file() else "begins anew"
+        typer.echo(f"interrupted; the same command {how}", err=True)
+        raise typer.Exit(130) from None
+    if done.continued:
+        typer.echo(f"continued: {done.continued} images were done before")
+    typer.echo(f"{done.files - done.failed} of {done.files} images labelled: {done.out}")
+    if done.unlike is None:
+        typer.echo("no warning light: the run keeps no energy threshold for this model")
+    else:
+        typer.echo(f"unlike anything seen in training: {done.unlike}")
+    if html is not None:
+        from feddg.prediction.predict import doubtful
+        from feddg.report.predictions_page import write_predictions_page
+
+        model = done.classifier
+        page = write_predictions_page(
+            doubtful(done.out),
+            html,
+            preparation=model.preparation,
+            result=model.result,
+            cautions=model.cautions,
+        )
+        typer.echo(f"page, the most doubtful images first: {page}")
+    say_cautions(done.classifier.cautions)
+    if done.failed == done.files:
+        raise typer.Exit(1)
+
+
+@app.command()
+def export(
+    run: RunArgument,
+    onnx: Annotated[Path | None, typer.Option(help="write ONNX (extra `export`)")] = None,
+    torch: Annotated[Path | None, typer.Option(help="write a torch.export program, .pt2")] = None,
+    safetensors: Annotated[Path | None, typer.Option(help="write the weights alone")] = None,
+    adapt: AdaptOption = None,
+    which: WhichOption = None,
+    floats: Annotated[
+        bool, typer.Option("--float-input", help="images in [0, 1] instead of 0..255")
+    ] = False,
+    strict: StrictOption = False,
+) -> None:
+    """Write a run's model as a file that works without feddg, and a model card beside it."""
+    from feddg.prediction.export import export_run, one_format
+
+    chosen = one_format([("onnx", onnx), ("torch", torch), ("safetensors", safetensors)])
+    format, path = chosen
+    done = export_run(
+        run,
+        path,
+        format,
+        adapt=adapt,
+        which=which,
+        input_kind="float" if floats else "uint8",
+        strict=strict,
+    )
+    if done.checked:
+        typer.echo(
+            f"checked on {done.checked} images: labels are the run's, probabilities within "
+            f"{done.difference:.1e}"
+        )
+    typer.echo(f"model: {done.path}")
+    typer.echo(f"model card: {done.card}")
+    say_cautions(done.cautions)
+
+
+def say_cautions(said: tuple[str, ...]) -> None:
+    """Prints what must be said of a model so that it is not overlooked."""
+    from rich.console import Console
+    from rich.panel import Panel
+
+    if said:
+        panel = Panel("\n".join(said), title="DO NOT RELY ON THIS MODEL", border_style="bold red")
+        Console(stderr=True).print(panel)
+
+
+# ``feddg serve``: a model behind a page and an interface, on this machine.
+
+
+@app.command()
+def serve(
+    run: ModelArgument,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 for a free one")] = 8000,
+    host: Annotated[str, typer.Option(help="the address to listen on")] = "127.0.0.1",
+    allow_network: Annotated[
+        bool, typer.Option("--allow-network", help="let other machines reach it")
+    ] = False,
+    known_as: Annotated[
+        list[str] | None,
+        typer.Option(help="a name by which it is reached from elsewhere; may be repeated"),
+    ] = None,
+    adapt: AdaptOption = None,
+    which: WhichOption = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda or auto")] = "auto",
+    request_megabytes: Annotated[float, typer.Option(help="largest request")] = 32.0,
+    megapixels: Annotated[float, typer.Option(help="largest image, in million pixels")] = 50.0,
+    at_once: Annotated[int, typer.Option(help="requests answered at once")] = 8,
+    waiting: Annotated[int, typer.Option(help="requests that may wait")] = 256,
+    strict: StrictOption = False,
+) -> None:
+    """Label images on a page in the browser, and for programs; on this machine, keeping none."""
+    from pydantic import ValidationError
+
+    from feddg.errors import RunError
+    from feddg.prediction.classifier import ImageClassifier
+    from feddg.serving.server import ServeLimits, is_loopback
+    from feddg.serving.server import serve as serve_model
+
+    fields = {
+        "request_megabytes": request_megabytes,
+        "megapixels": megapixels,
+        "at_once": at_once,
+        "waiting": waiting,
+    }
+    try:
+        limits = ServeLimits.model_validate(fields)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        flag = str(fault["loc"][0]).replace("_", "-")
+        raise RunError(f"--{flag}: {fault['msg']}") from None
+
+    def ready(address: str, classifier: ImageClassifier) -> None:
+        say_cautions(classifier.cautions)
+        if not is_loopback(host):
+            typer.echo("warning: other machines reach this server without a password", err=True)
+        typer.echo(f"{classifier.result}\nserving {run} at {address} (Ctrl-C ends it)")
+
+    serve_model(
+        run,
+        host=host,
+        port=port,
+        adapt=adapt,
+        which=which,
+        device=device,
+        limits=limits,
+        known_as=known_as or (),
+        allow_network=allow_network,
+        strict=strict,
+        ready=ready,
+    )
+
+
+# Commands about methods and test-time adaptations, and what a finished run is worth under them.
+
+
+@app.command()
+def methods(as_json: JsonOption = False) -> None:
+    """List the methods: names, aliases, one line each."""
+    from feddg.methods.base import methods as all_methods
+
+    known = all_methods()
+    if as_json:
+        rows = [
+            {
+                "name": name,
+                "title": method.title,
+                "aliases": list(method.aliases),
+                "summary": method.summary,
+                "settings": method.Settings.model_json_schema().get("properties", {}),
+            }
+            for name, method in known.items()
+        ]
+        print_json(rows)
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("name", "aliases", "method", "in one line", box=None, pad_edge=False)
+    for name, method in known.items():
+        aliases = ", ".join(method.aliases)
+        table.add_row(f"[bold]{name}[/]", aliases, method.title, method.summary)
+    Console().print(table)
+
+
+@app.command()
+def evaluate(
+    folder: Annotated[Path, typer.Argument(help="the run folder")],
+    adapt: Annotated[
+        list[str] | None,
+        typer.Option(help="`feddg adaptations`, or fixed:alpha=0.3; all by default"),
+    ] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="images per batch")] = 64,
+    personal: Annotated[
+        bool, typer.Option("--personal", help="each client's domain under its own statistics")
+    ] = False,
+    alphas: Annotated[
+        bool, typer.Option("--alphas", help="write how far each layer adapts to each image")
+    ] = False,
+    which: Annotated[
+        str | None,
+        typer.Option(
+            help="the model: final, tail, ema, best_in_domain, best_held_out, interpolated; by "
+            "default what the run serves"
+        ),
+    ] = None,
+    predictions: PredictionsOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure a run's model under test-time adaptations; kept in its adaptation.jsonl.
+
+    With --predictions alone, only what the model makes of every image is written.
+    """
+    if predictions:
+        from feddg.prediction.evaluate import write_image_results
+
+        written = write_image_results(folder, which=which, batch_size=batch_size)
+        typer.echo(f"predictions: {written.resolve()}", err=as_json)
+        if adapt is None and not personal and not alphas:
+            return
+    from feddg.prediction.evaluate import evaluate_run
+
+    found = evaluate_run(
+        folder, adapt, batch_size=batch_size, personal=personal, alphas=alphas, which=which
+    )
+    if as_json:
+        print_json([score.model_dump() for score in found.scores])
+        return
+    from rich.console import Console
+
+    from feddg.cli.output import adaptation_table
+    from feddg.report import write_report
+
+    Console().print(adaptation_table(found))
+    for reason in found.refused.values():
+        typer.echo(reason)
+    typer.echo(f"report: {write_report([folder], folder / 'report.html').resolve()}")
+
+
+@app.command()
+def adaptations() -> None:
+    """List the test-time adaptations: what each needs, what it changes, what it costs."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from feddg.evaluation.adaptation import ADAPTATIONS
+
+    table = Table("name", "in one line", "needs", "remembers", "beside one forward pass", box=None)
+    for name, kind in ADAPTATIONS.items():
+        table.add_row(f"[bold]{name}[/]", kind.summary, kind.needs, kind.changes, kind.cost)
+    Console().print(table)
+
+
+# ``feddg privacy``: what can be learned of images from what left the sites.
+
+
+privacy_app = typer.Typer(
+    help="Attack a finished run: what does what left the sites give away?",
+    no_args_is_help=True,
+    suggest_commands=False,
+)
+
+
+@privacy_app.callback()
+def privacy() -> None:
+    """Attack a finished run: what does what left the sites give away?"""
+
+
+@privacy_app.command("attack")
+def attack(
+    folder: Annotated[Path, typer.Argument(help="the run folder")],
+    kind: Annotated[
+        str,
+        typer.Option(
+            help="server: what the server (or a thief of its mail) draws from styles, spectra, "
+            "prototypes; client: what a malicious client draws from what it receives; update: "
+            "gradient inversion of single updates; membership: whose images they were"
+        ),
+    ],
+    public: Annotated[
+        list[Path] | None,
+        typer.Option(help="server: folder(s) of images that the attacker learns on"),
+    ] = None,
+    entry: Annotated[
+        str | None,
+        typer.Option(help="what is read, as describe/style; `statistics`: of normalisation"),
+    ] = None,
+    client: Annotated[
+        int | None, typer.Option(help="client: the malicious one; that with most images")
+    ] = None,
+    most_public: Annotated[int, typer.Option(min=16, help="images the attacker learns on")] = 1000,
+    targets: Annotated[int, typer.Option(min=2, help="true images to compare with")] = 64,
+    steps: Annotated[
+        int, typer.Option(min=0, help="of the generator; 0: the linear attack alone")
+    ] = 300,
+    batch_sizes: Annotated[
+        str, typer.Option(help="update: images behind an update, as 1,4,32")
+    ] = "1,4",
+    updates: Annotated[int, typer.Option(min=1, help="update: how many of each size")] = 4,
+    iterations: Annotated[int, typer.Option(min=1, help="update: steps of the search")] = 300,
+    optimizer: Annotated[
+        str, typer.Option(help="update: the client's step, by the run's own optimizer or by sgd")
+    ] = "own",
+    clients: Annotated[int, typer.Option(min=1, help="membership: clients attacked")] = 8,
+    shadows: Annotated[int, typer.Option(min=0, help="membership: shadow clients for each")] = 4,
+    extractor: Annotated[
+        str,
+        typer.Option(
+            help="who judges: compact, BACKBONE=FILE, or inception=FILE, FID's published weights"
+        ),
+    ] = "compact",
+    lpips: Annotated[
+        str | None, typer.Option(help="LPIPS with its trunk: alex=FILE, vgg=FILE, squeeze=FILE")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="of everything that the attack draws")] = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Attack a finished run; rows are kept in its attacks.jsonl, pictures in its figures."""
+    from feddg.attacks.attack import AttackSettings, attack_run
+    from feddg.attacks.senders import MembershipEffort
+    from feddg.cli.output import working
+
+    settings = AttackSettings(
+        public=tuple(public or ()),
+        entry=entry,
+        client=client,
+        most_public=most_public,
+        targets=targets,
+        steps=steps,
+        batch_sizes=whole_numbers("--batch-sizes", batch_sizes),
+        updates=updates,
+        iterations=iterations,
+        optimizer=optimizer,
+        membership=MembershipEffort(clients=clients, shadows=shadows),
+        extractor=extractor,
+        lpips=lpips,
+        seed=seed,
+    )
+    with working(quiet=as_json) as progress:
+        rows = attack_run(folder, kind, settings, progress=progress)
+    if as_json:
+        print_json([row.model_dump() for row in rows])
+        return
+    from rich.console import Console
+
+    from feddg.cli.output import as_rich
+    from feddg.report import write_report
+    from feddg.report.leaks import attack_tables
+
+    for table in attack_tables(rows):
+        Console().print(as_rich(table))
+    typer.echo(f"report: {write_report([folder], folder / 'report.html').resolve()}")
+
+
+# ``feddg style``: train a style codec, or re-draw images with one.
+
+
+style_app = typer.Typer(
+    help="Train a style codec, or re-draw images with one.",
+    no_args_is_help=True,
+    suggest_commands=False,
+)
+
+
+@style_app.command("train")
+def style_train(
+    content: Annotated[list[Path], typer.Option(help="folder(s) of photographs")],
+    style: Annotated[list[Path], typer.Option(help="folder(s) of pictures in other styles")],
+    out: Annotated[Path, typer.Option(help="folder for weights, loss curve and saved state")],
+    steps: Annotated[int, typer.Option(help="training steps")] = 4000,
+    size: Annotated[list[int], typer.Option(help="side(s) of the training crops, pixels")] = [64],  # noqa: B006
+    seed: Annotated[int, typer.Option(help="seed")] = 0,
+    codec: Annotated[
+        str, typer.Option(help="what to train: compact, modulated or vgg19")
+    ] = "compact",
+    encoder: Annotated[Path | None, typer.Option(help="the encoder's first weights")] = None,
+    decoder: Annotated[Path | None, typer.Option(help="the decoder's first weights")] = None,
+    loss_network: Annotated[
+        Path | None,
+        typer.Option(help="VGG-19-like encoder that judges; with it, the encoder is trained, too"),
+    ] = None,
+    keep_encoder: Annotated[
+        bool, typer.Option("--keep-encoder", help="train the decoder alone, whatever judges")
+    ] = False,
+    critic: Annotated[float, typer.Option(min=0, help="weight of an adversary; 0 for none")] = 0,
+    learning_rate: Annotated[float, typer.Option(min=0, help="Adam's, at its highest")] = 1e-3,
+    save_every: Annotated[int, typer.Option(min=1, help="steps between saved states")] = 250,
+) -> None:
+    """Train a codec on folders of content and style images; run again to go on."""
+    from rich.progress import Progress
+
+    from feddg.styles.training import Recipe, train_codec
+
+    sizes = tuple(size)
+    recipe = Recipe(
+        codec,
+        steps=steps,
+        seed=seed,
+        sizes=sizes,
+        learning_rate=learning_rate,
+        critic_weight=critic,
+        keep_encoder=keep_encoder,
+    )
+    with Progress(transient=True, disable=not sys.stderr.isatty()) as progress:
+        task = progress.add_task("training the codec", total=steps)
+        result = train_codec(
+            content=content,
+            style=style,
+            out=out,
+            recipe=recipe,
+            encoder=encoder,
+            start=decoder,
+            loss_network=loss_network,
+            progress=lambda state: progress.update(task, completed=state.step),
+            save_every=save_every,
+        )
+    typer.echo(result)
+
+
+@style_app.command("transfer")
+def style_transfer(
+    images: Annotated[Path, typer.Argument(help="an image or a folder of images to re-draw")],
+    style: Annotated[Path, typer.Option(help="an image, or a folder whose pooled style to take")],
+    out: Annotated[Path, typer.Option(help="folder for the re-drawn images")],
+    strength: Annotated[float, typer.Option(min=0, max=1, help="adaIN blend")] = 1.0,
+    size: Annotated[int, typer.Option(help="longer side of the results, pixels")] = 128,
+    codec: Annotated[str, typer.Option(help="compact, modulated, vgg19 or colors")] = "compact",
+    encoder: Annotated[Path | None, typer.Option(help="encoder weights")] = None,
+    decoder: Annotated[Path | None, typer.Option(help="decoder weights")] = None,
+) -> None:
+    """Re-draw images in the style of another image, or of a folder of images."""
+    from feddg.styles.transfer import redraw_files
+
+    done = redraw_files(
+        images, style, out, strength, size, codec=codec, encoder=encoder, decoder=decoder
+    )
+    for path, reason in done.skipped:
+        typer.echo(f"left out: {path}: {reason}", err=True)
+    typer.echo(f"{len(done.written)} images written to {out}")
