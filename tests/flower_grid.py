@@ -190,3 +190,9 @@ def ledger(path):
             key = (row["round"], row["direction"], row["client"], row["purpose"])
             found.append((*key, tuple(shown)))
     return found
+
+
+def refusals(deployment):
+    rows = read_rows(deployment.path / "ledger.jsonl")
+    found = [row for row in rows if row["kind"] == "refusal"]
+    return [(row["round"], row["client"], row["reason"]) for row in found]

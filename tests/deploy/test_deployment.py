@@ -12,14 +12,12 @@ pytest.importorskip("flwr", reason="Flower is an optional extra")
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from test_inprocess_grid import refusals
-
 from feddg.api import run
 from feddg.deploy.keys import public_key
 from feddg.experiment import Experiment
 from feddg.runs.reading import read_rows, read_run
 from federations import same
-from flower_grid import SITES, SMALL, weights
+from flower_grid import SITES, SMALL, refusals, weights
 from loopback import BIN, Loopback, has_nginx
 
 pytestmark = [

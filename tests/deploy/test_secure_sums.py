@@ -13,15 +13,13 @@ pytest.importorskip("flwr", reason="Flower is an optional extra")
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from test_inprocess_grid import refusals
-
 from feddg.api import run
 from feddg.deploy import client_app
 from feddg.deploy.wire import Parcel
 from feddg.experiment import Experiment
 from feddg.privacy.secure_aggregation import MASKED, SecureAggregation
 from feddg.runs.reading import read_run
-from flower_grid import SMALL, Deployment, LocalGrid, ledger, weights
+from flower_grid import SMALL, Deployment, LocalGrid, ledger, refusals, weights
 from loopback import Loopback, has_nginx
 
 SITES = {"ink": "ink", "chalk": "chalk", "photo": "photo", "pen": "ink"}

@@ -16,7 +16,17 @@ from feddg.experiment import Experiment
 from feddg.runs.reading import read_rows, read_run
 from feddg.styles.codec import load_codec
 from federations import same
-from flower_grid import SITES, SMALL, Deployment, LocalGrid, experiment, ledger, public_key, weights
+from flower_grid import (
+    SITES,
+    SMALL,
+    Deployment,
+    LocalGrid,
+    experiment,
+    ledger,
+    public_key,
+    refusals,
+    weights,
+)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "pardon", "fedbn"])
@@ -49,12 +59,6 @@ def deploy(tmp_path):
         return Deployment(tmp_path, chosen, **config)
 
     return make
-
-
-def refusals(deployment):
-    rows = read_rows(deployment.path / "ledger.jsonl")
-    found = [row for row in rows if row["kind"] == "refusal"]
-    return [(row["round"], row["client"], row["reason"]) for row in found]
 
 
 def test_a_site_that_dies_is_refused_by_name_and_the_round_goes_on(deploy):

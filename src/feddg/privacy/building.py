@@ -1,4 +1,4 @@
-"""The defences of a run, in their order, built from its experiment; refused where they cannot hold."""
+"""The defences of a run, in their order; refused where they cannot hold."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace

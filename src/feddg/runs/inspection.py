@@ -94,8 +94,8 @@ def inspect_experiment(experiment: Experiment, progress: Progress) -> dict[str, 
         progress: is told how far the work is.
 
     Returns:
-        What :func:`feddg.data.inspection.inspect` returns, ``bad_images``, ``findings`` (what is odd:
-        ``severity`` and ``text`` of each), ``stored`` (by domain, see
+        What :func:`feddg.data.inspection.inspect` returns, ``bad_images``, ``findings`` (what is
+        odd: ``severity`` and ``text`` of each), ``stored`` (by domain, see
         :class:`feddg.data.inspection.StoredImages`), ``ignored`` (files by kind) and, when it is
         known how images are split, ``splits`` (images per role), ``clients`` and
         ``clients_by_class`` (images of each client by domain and by class, those that it has none
