@@ -4,7 +4,7 @@
 
 Round 2 of a small run on digits, in one process and over Flower's grid; a comprehension counts as a
 function where the interpreter calls it as one (Python 3.11). What sites do in threads counts;
-evaluation and checkpoint, which are hooks of a run's round, do not.
+what a run does once a round is aggregated does not: trackers, evaluation and checkpoint, its hooks.
 """
 
 import sys
@@ -21,6 +21,7 @@ from feddg.clients.threads import share_of_process
 from feddg.federation.server import Server
 from feddg.runs.context import Measurer
 from feddg.runs.execute import Records
+from feddg.runs.observer import Progress
 from flower_grid import Deployment, experiment
 
 ROOT = str(Path(feddg.__file__).parent)
@@ -58,15 +59,16 @@ def touched(work: Callable[[], Any]) -> Counter[str]:
 
         return quietly
 
-    measured, kept = Measurer.completed, Records.completed
-    Measurer.completed = unseen(measured)  # type: ignore[method-assign]
-    Records.completed = unseen(kept)  # type: ignore[method-assign]
+    afterwards = {hook: hook.completed for hook in (Progress, Measurer, Records)}
+    for hook, completed in afterwards.items():
+        hook.completed = unseen(completed)  # type: ignore[attr-defined, method-assign]
     Server.round = watched  # type: ignore[method-assign]
     try:
         work()
     finally:
         Server.round = round_of  # type: ignore[method-assign]
-        Measurer.completed, Records.completed = measured, kept  # type: ignore[method-assign]
+        for hook, completed in afterwards.items():
+            hook.completed = completed  # type: ignore[attr-defined, method-assign]
     return Counter(file for file, _ in found)
 
 
