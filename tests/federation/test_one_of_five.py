@@ -342,27 +342,27 @@ def attacked(lengths):
     return change
 
 
-@pytest.mark.parametrize("lengths", [1.0, 5.0, 9.5])
-def test_an_attack_just_below_what_is_believed_stops_nobody(lengths):
-    """In round 1 no other change is known; the others train on, and are not refused for it."""
-    small = five()
+@pytest.mark.parametrize("lengths", [0.5, 9.5, 95.0, 1e3, 1e20])
+@pytest.mark.parametrize("backbone", ["cnn", "mobilenet_v3_small"])
+def test_an_attack_from_round_1_on_stops_nobody(backbone, lengths):
+    """The others train on, and are not refused for undoing what was done to the model."""
+    small = five(backbone=backbone)
     lie(small, "update", attacked(lengths))
-    play(small, 4)
-    state = small.server.state
+    play(small, 3)
+    weights = small.server.state.weights
     assert {client for client, _ in refused(small)} <= {CULPRIT}
-    assert all(torch.isfinite(tensor).all() for tensor in state.weights.values())
-    load_weights(small.network, state.weights)
+    assert all(torch.isfinite(tensor).all() for tensor in weights.values())
+    load_weights(small.network, weights)
     images = small.pixels.gather(torch.arange(len(small.labels))).float() / 255
     assert torch.isfinite(small.method.predictor(small.network).eval()(images)).all()
 
 
-@pytest.mark.parametrize("lengths", [11.0, 1e3, 1e20])
+@pytest.mark.parametrize("lengths", [1e3, 1e5, 1e20])
 def test_an_absurd_change_is_refused_in_the_first_round_already(lengths):
     small = five()
     lie(small, "update", attacked(lengths))
     play(small, 1)
     assert [client for client, _ in refused(small)] == [CULPRIT]
-    assert "more than training can" in refused(small)[0][1]
     fine = five()
     silence(fine, "update")
     play(fine, 1)

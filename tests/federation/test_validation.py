@@ -11,7 +11,7 @@ from hypothesis import strategies as some
 from feddg.errors import ClientError, NotEnoughUpdates
 from feddg.federation.validation import CHANGES, ChangeSizes, MessageChecks, layout_fault
 from feddg.messages import Known, Message, Refusal, Sent, Update, names_fault, plain_text
-from feddg.methods.base import Method, Round, State
+from feddg.methods.base import FoundOut, Method, Round, State
 from feddg.methods.composition import build_method
 from feddg.settings import ServerSettings
 from federations import federation, same
@@ -219,9 +219,31 @@ def test_one_far_beyond_the_last_rounds_is_refused_at_once():
 
 
 def test_in_the_first_round_it_must_not_be_absurd():
-    state = known()  # of weights 0 long: the limit is a tenth of 100 times 1
-    assert refusal(100.0, state, moved(0, 5.0)) is None
-    assert "more than training can (10)" in refusal(100.0, state, moved(0, 5.1))
+    state = known()  # of weights 0 long: the limit is 1e4 times 1
+    assert refusal(10.0, state, moved(0, 5e3)) is None
+    assert "more than training can (1e+04)" in refusal(10.0, state, moved(0, 5.1e3))
+
+
+def found_out(before, *lengths):
+    """Whom a round of such changes is done again without."""
+    sizes, round = ChangeSizes(10.0), Round(1, [], before)
+    updates = (sizes.received(moved(*one), round) for one in enumerate(lengths))
+    try:
+        list(sizes.collected(updates, round))
+    except FoundOut as error:
+        return [found.client for found in error.refusals]
+    return []
+
+
+def test_in_the_first_round_one_far_beyond_the_others_is_found_when_all_are_in():
+    assert found_out(known(), 1.0, 30.0, 1.0, 1.0, 40.0) == [1, 4]
+    assert found_out(known(), 30.0, 1.0, 1.0) == [0]
+    assert found_out(known(20.0), 30.0, 1.0, 1.0) == []  # held against that already
+
+
+def test_two_alone_accuse_nobody_nor_do_clients_that_move_nothing():
+    assert found_out(known(), 1.0, 30.0) == []
+    assert found_out(known(), 0.0, 0.0, 0.0, 1.0) == []
 
 
 def test_none_means_no_limit():

@@ -286,7 +286,7 @@ class Server:
     def _attempts(self) -> Iterator[Round]:
         """Yields the next round until it counts.
 
-        It is tried again without a client whose update could not be worked with, and up to
+        It is tried again without clients that are known to have broken it, and up to
         ``server.attempts`` times while too few good updates come.
         """
         number, attempt = self.state.round + 1, 0
@@ -304,14 +304,15 @@ class Server:
             failure = round.failure
             if failure is None:
                 return
-            if isinstance(failure, Refusal):
-                self._refusals.say(failure, number, "; the round is done again without it")
-                left_out.append(failure)
-            else:
+            if isinstance(failure, NotEnoughUpdates):
                 log.warning("%s", failure)
                 attempt += 1
                 if attempt == self.settings.attempts:
                     raise failure
+            else:
+                for refusal in failure:
+                    self._refusals.say(refusal, number, "; the round is done again without it")
+                left_out += failure
 
     def affordable(self, state: State) -> bool:
         """Whether the round after a state stays within what may be spent on it."""

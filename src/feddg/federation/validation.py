@@ -14,6 +14,7 @@ from feddg.errors import ClientError
 from feddg.messages import (
     Known,
     Message,
+    Refusal,
     Scalar,
     Sent,
     Update,
@@ -21,7 +22,7 @@ from feddg.messages import (
     first_not_finite,
     plain_text,
 )
-from feddg.methods.base import Method, Round, RoundHook, State, has_global_model
+from feddg.methods.base import FoundOut, Method, Round, RoundHook, State, has_global_model
 from feddg.models.network import Network
 from feddg.models.normalization import never_negative_names
 from feddg.privacy.robust import distance, length
@@ -35,9 +36,10 @@ CHANGES = "server/changes"
 """Name of the remembered medians among the state's extras."""
 REMEMBERED = 20
 """Rounds whose median change is remembered."""
-IN_FIRST = 0.1
-"""Where no round is remembered: the longest change, in lengths of the weights (and 1), as a share
-of how many medians long one may be later."""
+LARGEST_FIRST = 1e4
+"""Where no round is remembered: the longest change, as a multiple of the weights (and 1)."""
+LARGEST_FIRST_MEAN = 100.0
+"""The same for a mean of updates that cannot be seen, in which a single one counts for little."""
 OF_MEANS = 0.1
 """How many times longer than those before it a mean of updates may be that cannot be seen, and in
 which a single one counts for little, as a share of what an update may."""
@@ -46,8 +48,10 @@ which a single one counts for little, as a share of what an update may."""
 class ChangeSizes(RoundHook):
     """Refuses an update that moves the weights many times farther than those of earlier rounds.
 
-    In the first round, where none is known, it must not move them absurdly far. Whether weights are
-    finite is seen here, by the length of their change, and nowhere else.
+    In the first round, where none is known, it must not move them absurdly far, and when all are in
+    it is compared with theirs: a model that one client moved far off has the others move its
+    statistics so far in round 2 that they would be refused. Whether weights are finite is seen
+    here, by the length of their change, and nowhere else.
 
     Args:
         times: how many times the median a change may be long; None for as long as it likes.
@@ -74,7 +78,8 @@ class ChangeSizes(RoundHook):
             beside = f"{times:g} times the median change of the last rounds"
         elif self._times is not None:
             own = length(sent, [n for n, t in sent.items() if t.is_floating_point()])
-            limit, beside = IN_FIRST * self._times * (own + 1), "training can"
+            scale = LARGEST_FIRST_MEAN if update.members else LARGEST_FIRST
+            limit, beside = scale * (own + 1), "training can"
         else:
             limit, beside = math.inf, ""
         if not moved <= limit:
@@ -83,6 +88,29 @@ class ChangeSizes(RoundHook):
             )
         round.scratch[self][str(update.client)] = moved
         return update
+
+    def collected(self, updates: Iterator[Update], round: Round) -> Iterator[Update]:
+        """In the first round: finds out whose change is far longer than the others'.
+
+        Raises:
+            FoundOut: names them.
+        """
+        yield from updates
+        lengths = round.scratch[self]
+        if self._times is None or _medians(round.state) or len(lengths) < 3:
+            return
+        limit = self._times * statistics.median(lengths.values())
+        found = [
+            Refusal(
+                int(client),
+                f"update refused: it moved the weights by {moved:.3g}, more than {self._times:g} "
+                f"times the median of the first round ({limit:.3g})",
+            )
+            for client, moved in lengths.items()
+            if moved > limit > 0
+        ]
+        if found:
+            raise FoundOut(found)
 
     def completed(self, state: State, round: Round) -> State:
         """Remembers the median of the changes that were used."""

@@ -328,7 +328,7 @@ class Round:
         refused: whose updates are not used, and why.
         update: the one that is being worked with, to whose client an error would be due.
         replies: the accepted updates, as they come.
-        failure: why the round does not count: too few updates, or a client known to have broken it.
+        failure: why the round does not count: too few updates, or clients known to have broken it.
         scratch: what hooks keep until the round ends, by hook.
         evaluations: how its model did, once it was measured.
         evaluating: seconds that took.
@@ -344,7 +344,7 @@ class Round:
     refused: list[Refusal] = field(default_factory=list)
     update: Update | None = None
     replies: Generator[Update] | None = None
-    failure: NotEnoughUpdates | Refusal | None = None
+    failure: NotEnoughUpdates | Sequence[Refusal] | None = None
     scratch: dict[Any, dict[str, Any]] = field(default_factory=lambda: defaultdict(dict))
     evaluations: Sequence[EvaluationRow] = ()
     evaluating: float = 0.0
@@ -398,13 +398,16 @@ class Round:
     def attempted(self) -> Iterator[None]:
         """Notes as ``failure`` why its block failed, if the round can be tried again.
 
-        It can where too few good updates came, and where an error came up while the update of a
-        certain client was worked with. Errors a user can act on go through as they are.
+        It can where too few good updates came, where an error came up while the update of a certain
+        client was worked with, and where a hook names clients that were found out when all updates
+        were in. Errors a user can act on go through as they are.
         """
         try:
             yield
         except NotEnoughUpdates as error:
             self.failure = error
+        except FoundOut as error:
+            self.failure = error.refusals
         except FeddgError:
             raise
         except Exception as error:
@@ -417,10 +420,22 @@ class Round:
                     f"{reason}"
                 ) from error
             log.exception("client %d's update cannot be worked with", self.update.client)
-            self.failure = Refusal(self.update.client, f"update refused: {reason}")
+            self.failure = [Refusal(self.update.client, f"update refused: {reason}")]
         finally:
             if self.replies is not None:
                 self.replies.close()  # whoever still trains need not
+
+
+class FoundOut(Exception):
+    """Clients whose updates cannot be used, which was known only when they were in.
+
+    Attributes:
+        refusals: who, and why.
+    """
+
+    def __init__(self, refusals: Sequence[Refusal]) -> None:
+        super().__init__("; ".join(f"client {r.client}: {r.reason}" for r in refusals))
+        self.refusals = refusals
 
 
 def clients_said(ids: Sequence[int]) -> str:
@@ -460,6 +475,7 @@ class RoundHook:
 
         Raises:
             NotEnoughUpdates: there are fewer than it needs.
+            FoundOut: the round is to be done again without some.
         """
         return updates
 
