@@ -13,7 +13,8 @@ from torch import Tensor
 
 from feddg.errors import ClientError
 from feddg.messages import Message, Sent, Update, Weights
-from feddg.privacy.guard import DESCRIPTIONS, EXTRAS, FUSION, Guard, Passage, WeightFacts, register
+from feddg.methods.base import Round, clients_said
+from feddg.privacy.guard import DESCRIPTIONS, EXTRAS, FUSION, Guard, register
 from feddg.settings import Settings
 
 # The cryptography of masked sums: keys, masks, shares of secrets; all of it from kept libraries.
@@ -296,10 +297,10 @@ class SecureAggregation(Guard):
 
     # At the server
 
-    def receive(self, update: Update, passage: Passage) -> Update:
+    def received(self, update: Update, round: Round) -> Update:
         """Refuses a mean in which an entry moved farther than training moves any."""
-        for name in sorted(passage.facts.trained & update.weights.keys()):
-            sent = passage.sent[name].double()
+        for name in sorted(self.facts.trained & update.weights.keys()):
+            sent = round.state.weights[name].double()
             if not sent.numel():
                 continue
             moved = float((update.weights[name].to(sent) - sent).abs().max())
@@ -408,7 +409,6 @@ class SecureAggregation(Guard):
         update: Update,
         received: Weights,
         told: Message,
-        facts: WeightFacts,
         secrets: Weights,
     ) -> Update:
         """Returns the update as the server may see it: one vector of masked numbers.
@@ -484,12 +484,6 @@ class SecureAggregation(Guard):
         known = set(listed) <= set(among) and len(set(listed)) == len(listed)
         if not known or id not in listed or len(listed) < least:
             raise ClientError("was told of too few clients that are left, or of strange ones")
-
-
-def clients_said(ids: Sequence[int]) -> str:
-    """Returns clients as a line names them; of many the first."""
-    more = f" and {len(ids) - 20} more" if len(ids) > 20 else ""
-    return f"clients {', '.join(map(str, ids[:20]))}{more}"
 
 
 _TRIED = KNOWN + "tried/"
