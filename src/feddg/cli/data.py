@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import click
 import typer
 
+from feddg import api
 from feddg.cli.common import ExperimentCommand, JsonOption, QuietOption, print_json, takes
 from feddg.storage import KINDS, OTHER, cache_folder, clear, contents
 
@@ -33,11 +34,8 @@ def get_data(
 ) -> None:
     """Download a published data set, once its licence is accepted; it goes on where it was cut."""
     from feddg.cli.output import working
-    from feddg.data.data_set import DATA_SETS
-    from feddg.data.download import about, get_data_set
-
-    definition = DATA_SETS.find(name)
-    typer.echo("\n".join(about(definition)))
+    definition = api.DATA_SETS.find(name)
+    typer.echo("\n".join(api.about(definition)))
     publication = definition.publication
     assert publication is not None
     if not publication.files:
@@ -50,7 +48,7 @@ def get_data(
         typer.echo(f"Nothing was downloaded. If you keep to its licence: {again}", err=True)
         raise typer.Exit(1)
     with working(quiet) as progress:
-        received = get_data_set(definition, root.expanduser(), progress, keep=keep)
+        received = api.get_data_set(definition, root.expanduser(), progress, keep=keep)
     for file, found in received.items():
         typer.echo(f"sha256 {found}  {file}")
     typer.echo(f"Now: feddg data inspect --data {name} --root {root}")
@@ -69,24 +67,15 @@ def inspect_data(
 ) -> None:
     """Count images per domain and class, find bad files, show how clients would look."""
     from feddg.cli.output import working
-    from feddg.experiment import Experiment
-    from feddg.runs.inspection import inspect_experiment, print_inspection
-    from feddg.settings import merge
 
-    experiment = Experiment(**merge({"model": {"weights": None}}, said))
     with working(quiet) as progress:
-        found = inspect_experiment(experiment, progress)
+        found = api.inspect_data(croissant, progress=progress, **said)
     if as_json:
         print_json(found)
     else:
-        print_inspection(found)
+        api.print_inspection(found)
     if croissant is not None:
-        from feddg.data.croissant import write_croissant
-        from feddg.data.data_set import DATA_SETS, load_images_of
-
-        definition = DATA_SETS.find(experiment.data.source)
-        files = write_croissant(load_images_of(experiment.data), definition, croissant)
-        typer.echo(f"written: {files[0]}, {files[1]}", err=as_json)
+        typer.echo(f"written: {croissant}, {croissant.with_suffix('.csv')}", err=as_json)
 
 
 # ``feddg cache``: what is kept between runs, and getting rid of it.

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from feddg.comparison.compare import Work, carry_out_work, work_on
+from feddg.comparison.compare import Work, work_on
 from feddg.comparison.plan import (
     Combination,
     Plan,
@@ -23,7 +23,6 @@ from feddg.comparison.plan import (
     trials_of,
     with_values,
 )
-from feddg.comparison.pool import Watcher
 from feddg.comparison.results import (
     TUNING,
     KeptResults,
@@ -91,48 +90,6 @@ def prepare_trials(
     trying = plan.model_copy(update={"name": f"{plan.name}, tuning", "title": None})
     work = work_on(trying, cells, out / TRIALS, again=again, cache=cache, kept=own, known=others)
     return replace(work, drop_weights=drop_weights)
-
-
-def tune(
-    plan: Plan,
-    out: Path,
-    *,
-    jobs: int = 0,
-    cache: Path | None = None,
-    watcher: Watcher | None = None,
-    again: bool = False,
-    kept: Path | None = None,
-    known: Sequence[Path] = (),
-    drop_weights: bool = False,
-) -> Plan:
-    """Carries out the trials of a plan and returns the plan with the picked values.
-
-    Complete trials are not run again. What was tried is in ``tuning.json``.
-
-    Args:
-        plan: the plan; without a ``tune`` section it is returned as it is.
-        out: the folder of the comparison.
-        jobs: processes that run at once; 0 runs everything in this process.
-        cache: folder for decoded pixels; the user's cache by default.
-        watcher: is told what happens.
-        again: see :func:`prepare_trials`, like ``known``.
-        kept: see :func:`prepare_trials` and :func:`picked`.
-        known: files of other plans.
-        drop_weights: see :func:`prepare_trials`.
-
-    Raises:
-        RunError: no value of a method could be measured, or every trial failed.
-    """
-    work = prepare_trials(
-        plan, out, cache, again=again, kept=kept, known=known, drop_weights=drop_weights
-    )
-    if work is None:
-        return plan
-    done = carry_out_work(work, jobs=jobs, cache=cache, watcher=watcher)
-    done.require_results()
-    for remark in done.remarks:
-        log.warning("tune: %s", remark)
-    return picked(plan, work, kept)
 
 
 def picked(plan: Plan, work: Work, kept: Path | None = None, *, write: bool = True) -> Plan:

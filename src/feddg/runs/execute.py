@@ -7,8 +7,10 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy
 import torch
@@ -87,6 +89,9 @@ from feddg.runs.reading import (
 )
 from feddg.storage import is_file
 from feddg.views import Shown
+
+if TYPE_CHECKING:
+    import pandas
 
 # What a completed round leaves on disk: its rows, then the checkpoint that makes it count.
 
@@ -348,10 +353,12 @@ class Run(Shown):
     Attributes:
         folder: everything about it on disk.
         experiment: the complete experiment.
+        was_complete: whether it was complete before, so that nothing was run.
     """
 
     folder: Path
     experiment: Experiment
+    was_complete: bool = False
 
     @property
     def record(self) -> RunRecord:
@@ -362,6 +369,57 @@ class Run(Shown):
     def report(self) -> Path:
         """The HTML page."""
         return self.folder / "report.html"
+
+    @property
+    def accuracy(self) -> float | None:
+        """The held-out accuracy that headlines speak of, in [0, 1]; None where none is held out.
+
+        The mean over the test domains, by the rule and weights of the model that the run serves.
+        """
+        record = self.record
+        rule, found = record.served, record.evaluations
+        return rule.measure(found, rule.choose(found), "test")
+
+    def frame(self) -> "pandas.DataFrame":
+        """Returns all that was measured, a row each: round, split, domain, weights, metric, value.
+
+        Raises:
+            RunError: pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError:
+            raise RunError("a table needs pandas: pip install pandas") from None
+
+        rows = [
+            (row.round, row.split, row.domain, row.weights, metric, value)
+            for row in self.record.metrics.evaluations
+            for metric, value in {"accuracy": row.accuracy, "loss": row.loss, **row.metrics}.items()
+        ]
+        names = ["round", "split", "domain", "weights", "metric", "value"]
+        return pandas.DataFrame(rows, columns=names)
+
+    @property
+    def model(self) -> "nn.Module":
+        """The model that the run serves, see :func:`feddg.load_model`.
+
+        Its ``predict`` takes image files, folders and globs, as :func:`feddg.predict` does.
+        """
+        from feddg.runs.model import load_model
+
+        model = load_model(self.folder)
+        model.predict = partial(import_module(_PREDICT).predict, self.folder)  # type: ignore[assignment]
+        return model
+
+    def open(self) -> None:
+        """Opens the page in a browser; it is written where it is not there yet."""
+        import webbrowser
+
+        webbrowser.open(import_module(_REPORT).ensure_report(self.folder).resolve().as_uri())
+
+
+_PREDICT, _REPORT = "feddg.prediction.predict", "feddg.report"
+"""Above this package, and therefore known by their names, as in :mod:`feddg.views`."""
 
 
 def resume(
@@ -399,7 +457,8 @@ def carry_out(
     """
     with RunFolder(path) as folder:
         folder.keep_experiment(experiment)
-        if not is_complete(path):
+        complete = is_complete(path)
+        if not complete:
             watching, cached = observer or Observer(), cache or cache_folder()
             try:
                 _Execution(experiment, folder, watching, cached, prepare, snapshots).carry_out()
@@ -407,7 +466,7 @@ def carry_out(
                 if not keep_unstarted:
                     folder.remove_unstarted()
                 raise
-    return Run(path, experiment)
+    return Run(path, experiment, complete)
 
 
 def is_complete(folder: Path) -> bool:

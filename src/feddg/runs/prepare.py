@@ -27,7 +27,7 @@ from feddg.clients.threads import (
     memory_of_turn,
     threads_for,
 )
-from feddg.data.data_set import DATA_SETS, find_augmentation, load_images_of
+from feddg.data.data_set import DATA_SETS, SCRATCH, find_augmentation, load_images_of
 from feddg.data.decoding import BadImage, Reading, whole_images
 from feddg.data.fingerprint import ContentHashes, ImagesFile, file_of, images_file
 from feddg.data.images import ImageTable
@@ -49,21 +49,68 @@ from feddg.data.partition import Partition, dealt_alike, held_alike, partition
 from feddg.data.partitions import counts_clients
 from feddg.data.pixels import PixelStore, open_pixels
 from feddg.data.splits import Splits, from_csv, from_roles, hold_out
-from feddg.errors import ExperimentError
+from feddg.errors import ExperimentError, WeightsError
 from feddg.evaluation.accuracy import Evaluation
-from feddg.experiment import Experiment
+from feddg.experiment import Experiment, explain
 from feddg.methods.base import Method
 from feddg.methods.composition import build_method, method_class
-from feddg.models.backbones import build_network, use_small_map_convolutions, weights_digest
+from feddg.models.backbones import (
+    build_network,
+    fetch_imagenet,
+    use_small_map_convolutions,
+    weights_digest,
+)
 from feddg.models.network import Network
 from feddg.models.precision import autocast, choose_device, choose_precision
 from feddg.privacy.building import Guards, build_guards
 from feddg.privacy.noise import record_noise, style_multiplier
 from feddg.records import BadImageRow, ClientRow, ClientsTable
 from feddg.runs.provenance import named_files
-from feddg.settings import PrivacySettings
+from feddg.settings import TORCHVISIONS, ModelSettings, PrivacySettings, merge
 from feddg.storage import cache_folder as cache_folder
 from feddg.styles.statistics import StyleNoise
+
+log = logging.getLogger("feddg")
+
+# Pretrained weights that are expected and cannot be had: the network then learns from scratch.
+
+
+def with_weights_at_hand(experiment: Experiment) -> Experiment:
+    """Returns the experiment, or it without weights, where a preset's cannot be downloaded.
+
+    Weights that the user names stay: then it is an error that they cannot be had. A network that
+    is to learn from scratch because nobody has weights is told of in a line.
+    """
+    if experiment.data.root is not None and not experiment.data.root.is_dir():
+        return experiment  # which is an error, and the one thing to say
+    said = experiment.said
+    unsaid = not said.get("preset") and not {"weights", "backbone"} & {*said.get("model", {})}
+    if unsaid and not _can_be_had(experiment.model):
+        said = merge(said, {"model": {"weights": None}})
+        experiment = Experiment(**said)
+    found = explain(said)
+    if any(setting.source.startswith(f"preset {SCRATCH}") for setting in found.values()):
+        log.warning(
+            "no pretrained weights: %s at %d pixels learns from scratch, learning rate %g, %d "
+            "rounds; expect less than with weights from ImageNet (--weights imagenet, or a file)",
+            experiment.model.backbone,
+            experiment.data.image_size,
+            experiment.train.lr,
+            experiment.train.rounds,
+        )
+    return experiment
+
+
+def _can_be_had(model: ModelSettings) -> bool:
+    if model.weights != TORCHVISIONS:
+        return True
+    try:
+        fetch_imagenet(model.backbone)
+    except WeightsError as error:
+        log.warning("%s. Nothing was said of weights, so it is the latter", error)
+        return False
+    return True
+
 
 # The experiment's images, decoded, and what is odd about them.
 
@@ -141,9 +188,6 @@ def split_remarks(experiment: Experiment, loaded: Loaded, splits: Splits | None)
         hides_images = experiment.privacy.hides_images
         found += about_copies(loaded.table, files, hashes, splits, refuse, hides_images)
     return found
-
-
-log = logging.getLogger("feddg")
 
 
 @dataclass(frozen=True)
