@@ -38,9 +38,15 @@ if TYPE_CHECKING:
     from feddg.prediction.validation import ValidationFile
     from feddg.records import AttackRow
     from feddg.runs.execute import Run
+    from feddg.runs.inspection import print_inspection as print_inspection
     from feddg.runs.observer import Observer
     from feddg.serving.server import is_loopback as is_loopback
     from feddg.serving.server import serve as serve
+    from feddg.storage import KINDS as KINDS
+    from feddg.storage import OTHER as OTHER
+    from feddg.storage import cache_folder as cache_folder
+    from feddg.storage import clear as clear
+    from feddg.storage import contents as contents
     from feddg.styles.training import Recipe as Recipe
     from feddg.styles.training import train_codec as train_codec
     from feddg.styles.transfer import redraw_files as redraw_files
@@ -683,13 +689,19 @@ def check_site(
 _HOME = {
     "ADAPTATIONS": "feddg.evaluation.adaptation",
     "DATA_SETS": "feddg.data.data_set",
+    "KINDS": "feddg.storage",
+    "OTHER": "feddg.storage",
     "Recipe": "feddg.styles.training",
     "about": "feddg.data.download",
+    "cache_folder": "feddg.storage",
+    "clear": "feddg.storage",
+    "contents": "feddg.storage",
     "export_run": "feddg.prediction.export",
     "get_data_set": "feddg.data.download",
     "is_loopback": "feddg.serving.server",
     "methods": "feddg.methods.base",
     "one_format": "feddg.prediction.export",
+    "print_inspection": "feddg.runs.inspection",
     "redraw_files": "feddg.styles.transfer",
     "register_site": "feddg.deploy.keys",
     "run_signed": "feddg.deploy.keys",
