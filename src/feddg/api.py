@@ -223,7 +223,7 @@ def simulate(
 
 
 def compare(
-    plan: "Plan | Path | str | Mapping[str, Any] | Sequence[Any] | None" = None,
+    plan: "Plan | Path | str | Mapping[str, Any] | list[Any] | tuple[Any, ...] | None" = None,
     out: Path | str | None = None,
     *,
     overrides: Mapping[str, Any] | None = None,

@@ -152,6 +152,18 @@ class Experiment(ExperimentSettings):
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
+def checked_settings(fields: Mapping[str, Any]) -> ExperimentSettings:
+    """Returns settings that are no whole experiment: no preset fills them in.
+
+    Raises:
+        ExperimentError: a field is unknown or out of range.
+    """
+    try:
+        return ExperimentSettings(**fields)
+    except ValidationError as error:
+        raise ExperimentError(_explain(error)) from None
+
+
 def _check_selection(evaluate: EvaluateSettings) -> None:
     """Refuses what no round can be chosen by."""
     able = [name for name, metric in METRICS.items() if metric.higher_is_better is not None]

@@ -33,6 +33,7 @@ def get_data(
 ) -> None:
     """Download a published data set, once its licence is accepted; it goes on where it was cut."""
     from feddg.cli.output import working
+
     definition = api.DATA_SETS.find(name)
     typer.echo("\n".join(api.about(definition)))
     publication = definition.publication

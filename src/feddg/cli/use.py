@@ -163,6 +163,7 @@ def serve(
     strict: StrictOption = False,
 ) -> None:
     """Label images on a page in the browser, and for programs; on this machine, keeping none."""
+
     def ready(address: str, classifier: "ImageClassifier") -> None:
         say_cautions(classifier.cautions)
         if not api.is_loopback(host):

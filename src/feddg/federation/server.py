@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,7 +30,8 @@ from feddg.privacy.accounting import Account
 from feddg.privacy.building import NO_GUARDS, GuardedRound, Guards
 from feddg.privacy.secure_aggregation import clients_said
 from feddg.records import Direction, Groups, RefusedUpdate, RoundRow
-from feddg.settings import ServerSettings
+from feddg.settings import ExperimentSettings, ServerSettings
+from feddg.styles.statistics import StyleNoise
 
 # The server's state before the first round.
 
@@ -395,3 +397,60 @@ def _stacked(messages: list[Message]) -> Weights:
 
 
 _NOTHING = torch.empty(0, 0, 0, 0, 0)
+
+
+def build_server(
+    method: Method,
+    transport: Transport,
+    network: Network,
+    settings: ExperimentSettings,
+    *,
+    guards: Guards = NO_GUARDS,
+    style_noise: StyleNoise | None = None,
+    ledger: Ledger | None = None,
+    state: State | None = None,
+    **more: Any,
+) -> Server:
+    """Returns a server whose messages are checked against what the settings lead to expect.
+
+    Args:
+        method: what is run.
+        transport: what carries the messages.
+        network: what is trained.
+        settings: an experiment's.
+        guards: what happens to updates on their way.
+        style_noise: how styles are noised before they leave a client, if they are.
+        ledger: where every message is entered; nowhere by default.
+        state: where to start; before round 1 by default.
+        **more: of :class:`Server`.
+    """
+    count = len(transport.clients)
+    return Server(
+        method,
+        transport,
+        state
+        or initial_state(
+            method,
+            network,
+            count,
+            rounds=settings.train.rounds,
+            settings=settings.server,
+            guards=guards,
+        ),
+        per_round=settings.clients.per_round,
+        settings=settings.server,
+        seed=settings.seed,
+        ledger=ledger or Ledger(lambda row: None),
+        checks=MessageChecks(
+            method,
+            network,
+            count,
+            image_size=settings.data.image_size,
+            also=guards.sends,
+            introduced=transport.introduced,
+            train=settings.train,
+            style_noise=style_noise,
+        ),
+        guards=guards,
+        **more,
+    )

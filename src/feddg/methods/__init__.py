@@ -3,6 +3,8 @@
     >>> from feddg.methods import FedAvg, Pardon
     >>> Pardon(gamma1=0.75).settings.margin
     0.3
+
+A composition is found by its name alone: ``method="ccst+jigen"``.
 """
 
 from typing import Any

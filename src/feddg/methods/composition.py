@@ -125,6 +125,12 @@ def _calls_super(part: type[Method], hook: str) -> bool:
     return "super" in code.co_names or "__class__" in code.co_freevars
 
 
+def works_on_embeddings(method: type[Method]) -> bool:
+    """Whether a method works on what goes into the last layer, or changes the network before it."""
+    loss = method.loss is not Method.loss and not _calls_super(method, "loss")
+    return loss or method.head_loss is not Method.head_loss or method.network is not Method.network
+
+
 def build_method(name: str, settings: dict[str, Any]) -> Method:
     """Returns the method with validated settings.
 

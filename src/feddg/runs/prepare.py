@@ -66,7 +66,13 @@ from feddg.privacy.building import Guards, build_guards
 from feddg.privacy.noise import record_noise, style_multiplier
 from feddg.records import BadImageRow, ClientRow, ClientsTable
 from feddg.runs.provenance import named_files
-from feddg.settings import TORCHVISIONS, ModelSettings, PrivacySettings, merge
+from feddg.settings import (
+    TORCHVISIONS,
+    ExperimentSettings,
+    ModelSettings,
+    PrivacySettings,
+    merge,
+)
 from feddg.storage import cache_folder as cache_folder
 from feddg.styles.statistics import StyleNoise
 
@@ -395,7 +401,7 @@ def first_names(names: Sequence[str], shown: int = 12) -> str:
     return ", ".join(names[:shown]) + more
 
 
-def build(experiment: Experiment, classes: int) -> tuple[Method, Network]:
+def build(experiment: ExperimentSettings, classes: int) -> tuple[Method, Network]:
     """Builds the method and the network it trains.
 
     Raises:
@@ -416,7 +422,7 @@ def build(experiment: Experiment, classes: int) -> tuple[Method, Network]:
     return method, network
 
 
-def guards_for(experiment: Experiment, method: Method, network: Network) -> Guards:
+def guards_for(experiment: ExperimentSettings, method: Method, network: Network) -> Guards:
     """Returns what happens to updates on their way, at a client and at the server.
 
     Args:
@@ -458,14 +464,14 @@ def guards_for(experiment: Experiment, method: Method, network: Network) -> Guar
     )
 
 
-def _schedule(experiment: Experiment) -> Schedule:
+def _schedule(experiment: ExperimentSettings) -> Schedule:
     clients = experiment.clients
     number = 1 if method_class(experiment.method.name).gathers_images else clients.number
     per_round = min(number, clients.per_round or number)
     return Schedule(number, per_round, experiment.seed, experiment.train.rounds)
 
 
-def build_worker(experiment: Experiment, network: Network, cache: Path | None) -> Worker:
+def build_worker(experiment: ExperimentSettings, network: Network, cache: Path | None) -> Worker:
     """Puts the network on its device, ready for clients to take turns."""
     device = choose_device(experiment.device)
     precision = choose_precision(experiment.precision, device)
@@ -495,8 +501,21 @@ def _style_noise(privacy: PrivacySettings) -> StyleNoise | None:
     return StyleNoise(style_multiplier(privacy), privacy.style_unit, privacy.style_norm)
 
 
-def build_workers(experiment: Experiment, network: Network, cache: Path | None) -> list[Worker]:
-    """Returns what the clients of one process take turns on; the first has ``network``."""
+def build_workers(
+    experiment: ExperimentSettings,
+    network: Network,
+    cache: Path | None,
+    another: Callable[[], Network] | None = None,
+) -> list[Worker]:
+    """Returns what the clients of one process take turns on; the first has ``network``.
+
+    Args:
+        experiment: says how they train.
+        network: what is trained.
+        cache: folder for what is expensive to compute twice, or None.
+        another: builds the network once more; by default as the experiment says.
+    """
+    another = another or (lambda: build(experiment, network.classes)[1])
     first = build_worker(experiment, network, cache)
     if first.threads is not None:
         at_once = clients_at_once(first.threads)
@@ -507,8 +526,8 @@ def build_workers(experiment: Experiment, network: Network, cache: Path | None) 
             _schedule(experiment).per_round or 1,
             lambda: memory_of_turn(network, side, batch_size),
         )
-    networks = (build(experiment, network.classes)[1] for _ in range(at_once - 1))
-    return [first, *(build_worker(experiment, network, cache) for network in networks)]
+    others = [build_worker(experiment, another(), cache) for _ in range(at_once - 1)]
+    return [first, *others]
 
 
 def build_evaluation(experiment: Experiment, images: Images, worker: Worker) -> Evaluation:
