@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from feddg.diagnostics import emit
 from feddg.experiment import Experiment
 from feddg.runs import execute
 from feddg.runs.execute import Run
@@ -208,6 +209,5 @@ def compare(
         for folder in () if drop_weights else filter(execute.is_complete, work.folders.values()):
             ensure_card(folder)
     done.require_results()
-    for remark in done.remarks:
-        log.warning("%s", remark)
+    emit(*done.diagnostics)
     return done

@@ -7,7 +7,6 @@ so that the experiment in a run folder says everything and later presets cannot 
 
 import hashlib
 import json
-import logging
 import re
 import reprlib
 from collections.abc import Callable, Mapping
@@ -28,6 +27,7 @@ from feddg.data.data_set import (
     presets,
 )
 from feddg.data.partitions import counts_clients, rules_of
+from feddg.diagnostics import Diagnostic, emit
 from feddg.errors import DataError, ExperimentError, FeddgError, nearest
 from feddg.evaluation.metrics import METRICS
 from feddg.methods.composition import build_method, method_class
@@ -42,8 +42,6 @@ from feddg.settings import (
     merge,
 )
 from feddg.storage import read_fields_of
-
-log = logging.getLogger("feddg")
 
 SCHEMA = 1
 """Part of every id. Ids know only settings that differ from their defaults, so it is raised when a
@@ -209,13 +207,11 @@ def _without_other_method(
     before, after = method_class(str(own.get("name", "fedavg"))), method_class(str(wanted))
     if before.name == after.name:
         return fields
-    log.warning(
-        "%s is for %s; its settings %s are left out, as the method is now %s",
-        path,
-        before.name,
-        ", ".join(own["settings"]),
-        after.name,
+    text = (
+        f"{path} is for {before.name}; its settings {', '.join(own['settings'])} are left out, as "
+        f"the method is now {after.name}."
     )
+    emit(Diagnostic("settings-left-out", "warning", text))
     return {**fields, "method": {"name": own.get("name", "fedavg")}}
 
 

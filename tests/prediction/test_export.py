@@ -19,7 +19,7 @@ from feddg.evaluation.accuracy import energy
 from feddg.experiment import Experiment
 from feddg.prediction import export as export_module
 from feddg.prediction.export import MODEL_CARD, as_input, example, export_run
-from feddg.runs.findings import wilson
+from feddg.runs.diagnostics import wilson
 from feddg.runs.model import load_model, load_trained
 from feddg.runs.reading import read_run
 from trained_runs import SETTINGS, trained_run

@@ -270,11 +270,11 @@ def show_results(folders: list[Path], report: Path) -> None:
     """Prints the accuracies of finished runs, and where everything about them is."""
     from rich.console import Console
 
-    from feddg.cli.output import findings_text, results_table
+    from feddg.cli.output import print_about_results, results_table
 
-    Console().print(results_table(folders))
-    if notes := findings_text(folders):
-        typer.echo(notes)
+    console = Console()
+    console.print(results_table(folders))
+    print_about_results(console, folders)
     for folder in folders:
         typer.echo(f"run folder: {folder}")
     typer.echo(f"report: {report.resolve()}")

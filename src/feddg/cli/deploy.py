@@ -13,7 +13,7 @@ from feddg.cli.common import (
     show_results,
     takes,
 )
-from feddg.cli.use import ModelArgument, WhichOption, say_cautions
+from feddg.cli.use import ModelArgument, WhichOption, show_warnings
 
 app = typer.Typer(
     help="The same federation across a network.", no_args_is_help=True, suggest_commands=False
@@ -122,7 +122,7 @@ def deploy_check(
     from rich.console import Console
 
     from feddg.cli.output import checks_table
-    from feddg.deploy.preflight import Verdict, check_connection, check_site
+    from feddg.deploy.preflight import check_connection, check_site
     from feddg.deploy.setup import read_join
     from feddg.storage import cache_folder
 
@@ -130,15 +130,15 @@ def deploy_check(
     own = check_site(join, images, domain, (cache or cache_folder()).expanduser(), device)
     found = list(chain(() if offline else check_connection(folder, join), own))
     if json:
-        print_json([asdict(check) for check in found])
+        print_json([asdict(one) for one in found])
     else:
         Console().print(checks_table(found))
-    if any(check.verdict is Verdict.NO_GO for check in found):
-        typer.echo(f"no-go: {join.site} should not join yet", err=True)
+    if any(one.severity == "error" for one in found):
+        typer.echo(f"error: {join.site} should not join yet", err=True)
         raise typer.Exit(1)
     if not json:
         unseen = "'s images and machine will do; keys, versions and connection were left out"
-        typer.echo(f"go: {join.site}{unseen if offline else ' can join'}")
+        typer.echo(f"ok: {join.site}{unseen if offline else ' can join'}")
 
 
 @app.command("validate")
@@ -161,7 +161,7 @@ def deploy_validate(
         model, images, domain=domain, hide_below=hide_below, which=which, device=device
     )
     replace_text(out, found.to_text())
-    say_cautions(found.cautions)
+    show_warnings(found.diagnostics)
     for row in found.domains:
         share = "hidden" if row.accuracy is None else f"{row.accuracy:.1%}"
         between = "" if row.interval is None else " (95 %: {:.1%} to {:.1%})".format(*row.interval)

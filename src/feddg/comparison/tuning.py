@@ -8,7 +8,6 @@ out. These domains are not among the images of its trials at all: they never ope
 is trained on in the others.
 """
 
-import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -39,6 +38,7 @@ from feddg.comparison.results import (
     tuning_beside,
 )
 from feddg.comparison.results import known_results_of as results_of
+from feddg.diagnostics import emit
 from feddg.errors import RunError
 from feddg.runs.execute import is_complete
 from feddg.runs.prepare import cache_folder
@@ -47,7 +47,6 @@ from feddg.runs.reading import SELECTION_RULES, SelectionRule, preferred, read_r
 from feddg.storage import is_file, replace_text
 
 TRIALS = "tuning"
-log = logging.getLogger("feddg")
 
 
 def prepare_trials(
@@ -130,8 +129,7 @@ def tune(
         return plan
     done = carry_out_work(work, jobs=jobs, cache=cache, watcher=watcher)
     done.require_results()
-    for remark in done.remarks:
-        log.warning("tune: %s", remark)
+    emit(*done.diagnostics)
     return picked(plan, work, kept)
 
 
@@ -179,8 +177,7 @@ def picked(plan: Plan, work: Work, kept: Path | None = None, *, write: bool = Tr
         beside = tuning_beside(kept)
         with changing(beside):
             replace_text(beside, file.after(TuningFile.read(beside)).to_text())
-    for remark in file.remarks():
-        log.warning("tune: %s", remark)
+    emit(*file.diagnostics())
     return with_values(plan, best)
 
 

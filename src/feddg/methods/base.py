@@ -11,6 +11,7 @@ from pydantic import ConfigDict
 from torch import Tensor, nn
 
 from feddg.clients.client import Batch, Client
+from feddg.diagnostics import Diagnostic
 from feddg.errors import ExperimentError
 from feddg.messages import Broadcast, Message, Sent, Update, Weights, on_device
 from feddg.models.network import Network
@@ -197,8 +198,8 @@ class Method:
             FeddgError: one is missing, damaged or does not fit.
         """
 
-    def remarks(self, experiment: ExperimentSettings) -> Sequence[str]:
-        """Returns what speaks against a result of this experiment, a line each, before round 1."""
+    def diagnostics(self, experiment: ExperimentSettings) -> Sequence[Diagnostic]:
+        """Returns what speaks against a result of this experiment, before round 1."""
         return ()
 
     # Once, before round 1

@@ -18,11 +18,11 @@ from feddg.errors import RunError
 from feddg.records import ID_TEST, SPLITS, VAL
 from feddg.report.blocks import Cell, Column, Table
 from feddg.report.tables import (
+    about_tuning,
     interval_text,
     mark,
     paper_table,
     points,
-    remarks_of,
     sentences,
     spread_text,
     to_markdown,
@@ -52,7 +52,7 @@ def planned_tables(table: KeptTable, tuning: TuningFile | None = None) -> str:
         parts += [part for rule in PLANNED_RULES[:2] if (part := _planned_margins(table, rule))]
     parts += _beside_the_paper(table)
     if tuning is not None:
-        parts += [what_was_tuned(tuning), remarks_of(tuning), to_markdown(tuning_table(tuning))]
+        parts += [what_was_tuned(tuning), about_tuning(tuning), to_markdown(tuning_table(tuning))]
     parts = with_meaning([*parts, _differences(table)])
     return "\n\n".join(part.strip() for part in parts if part)
 

@@ -2,7 +2,6 @@
 
 import ctypes
 import hashlib
-import logging
 import math
 import os
 import platform
@@ -33,7 +32,6 @@ from feddg.data.fingerprint import ContentHashes, ImagesFile, file_of, images_fi
 from feddg.data.images import ImageTable
 from feddg.data.inspection import (
     Ignored,
-    Remark,
     Survey,
     about_clients,
     about_copies,
@@ -42,13 +40,13 @@ from feddg.data.inspection import (
     about_splits,
     about_survey,
     ignored_files,
-    say,
     survey,
 )
 from feddg.data.partition import Partition, dealt_alike, held_alike, partition
 from feddg.data.partitions import counts_clients
 from feddg.data.pixels import PixelStore, open_pixels
 from feddg.data.splits import Splits, from_csv, from_roles, hold_out
+from feddg.diagnostics import Diagnostic, emit
 from feddg.errors import ExperimentError
 from feddg.evaluation.accuracy import Evaluation
 from feddg.experiment import Experiment
@@ -116,7 +114,7 @@ def load_table(experiment: Experiment, cache: Path | None, progress: Progress) -
     return Loaded(*opened, contents, ignored_files(table), surveyed, reading)
 
 
-def table_remarks(loaded: Loaded) -> list[Remark]:
+def table_diagnostics(loaded: Loaded) -> list[Diagnostic]:
     """Returns what is odd about an experiment's images, whoever holds them."""
     return [
         *about_ignored(loaded.ignored),
@@ -125,10 +123,12 @@ def table_remarks(loaded: Loaded) -> list[Remark]:
     ]
 
 
-def split_remarks(experiment: Experiment, loaded: Loaded, splits: Splits | None) -> list[Remark]:
+def split_diagnostics(
+    experiment: Experiment, loaded: Loaded, splits: Splits | None
+) -> list[Diagnostic]:
     """Returns what is odd about how an experiment's images are split, and which are copies."""
     data, held = experiment.data, experiment.hold_out
-    found: list[Remark] = []
+    found: list[Diagnostic] = []
     if splits is not None:
         found += about_splits(loaded.table, splits, chosen=bool(held.test or held.val))
     if data.duplicates != "ignore":
@@ -141,9 +141,6 @@ def split_remarks(experiment: Experiment, loaded: Loaded, splits: Splits | None)
         hides_images = experiment.privacy.hides_images
         found += about_copies(loaded.table, files, hashes, splits, refuse, hides_images)
     return found
-
-
-log = logging.getLogger("feddg")
 
 
 @dataclass(frozen=True)
@@ -235,10 +232,10 @@ def load_images(experiment: Experiment, cache: Path | None, progress: Progress) 
         DataError: the images cannot be used as asked.
     """
     loaded = load_table(experiment, cache, progress)
-    say(table_remarks(loaded))
+    emit(*table_diagnostics(loaded))
     images = deal(experiment, *loaded[:3])
-    say(split_remarks(experiment, loaded, images.splits))
-    say(about_clients(images.partition.sizes.tolist()))
+    emit(*split_diagnostics(experiment, loaded, images.splits))
+    emit(*about_clients(images.partition.sizes.tolist()))
     return replace(images, contents=loaded.contents)
 
 
@@ -312,9 +309,13 @@ def _splits(experiment: Experiment, table: ImageTable, bad: list[BadImage]) -> S
             f"{first_names(table.domain_names)}"
         )
     if table.split is not None and data.own_split and not in_domain:
-        log.warning(
-            "The data set's own split holds domains out; it is not used, as hold_out names %s.",
-            first_names((*held.test, *held.val)),
+        emit(
+            Diagnostic(
+                "own-split-unused",
+                "warning",
+                "The data set's own split holds domains out; it is not used, as hold_out names "
+                f"{first_names((*held.test, *held.val))}.",
+            )
         )
     return hold_out(
         table,

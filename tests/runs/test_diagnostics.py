@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from feddg.records import TEST, EvaluationRow
-from feddg.runs.findings import (
+from feddg.runs.diagnostics import (
     FindingKind,
     Severity,
     findings,
