@@ -18,12 +18,12 @@ from feddg.errors import RunError
 from feddg.records import ID_TEST, SPLITS, VAL
 from feddg.report.blocks import Cell, Column, Table
 from feddg.report.tables import (
+    about_kept,
     about_tuning,
     interval_text,
     mark,
     paper_table,
     points,
-    sentences,
     spread_text,
     to_markdown,
     tuning_table,
@@ -77,7 +77,7 @@ def _planned_coverage(table: KeptTable) -> str:
     if table.strangers:
         verb = "belongs" if table.strangers == 1 else "belong"
         lines.append(f"{counted(table.strangers, 'row')} of the file {verb} to no cell: left out.")
-    lines += sentences(table)
+    lines += map(str, about_kept(table))
     return "\n".join(lines)
 
 
@@ -283,7 +283,7 @@ def _coverage(table: KeptTable) -> str:
     ]
     if thin:
         lines.append(f"Not all cells are run yet ({most * columns} a method): {', '.join(thin)}.")
-    lines += sentences(table)
+    lines += map(str, about_kept(table))
     return "\n".join(lines)
 
 

@@ -127,7 +127,7 @@ def final_table(run: RunRecord, every_domain: bool = False) -> Table:
         "Accuracy in percent. Each column named after a rule shows one and the same model, chosen "
         "by that rule; the underlined number made the choice. The test split never chooses. The "
         "interval is that of the final round's accuracy (Wilson), the balanced accuracy is the "
-        "mean over classes, and the share of the largest class is what a constant model reaches."
+        "mean over classes, and the share of the largest class is what always answering it reaches."
     )
     return Table(columns, rows, caption, grouped=True)
 
@@ -166,7 +166,7 @@ def _mean_row(evaluations: Evaluations, split: str, chosen: Chosen) -> list[Cell
 
 
 def _beside_cells(rows: Sequence[EvaluationRow]) -> list[Cell]:
-    """What the final round's accuracy must be read beside: interval, balanced, largest class."""
+    """Reference values of the final round's accuracy: interval, balanced, largest class."""
     names = ("balanced_accuracy", "largest_class_share")
     beside = (percent(mean_measured(rows, name)) for name in names)
     return [Cell(interval_words(accuracy_interval(rows)) or MISSING), *map(Cell, beside)]

@@ -49,15 +49,15 @@ from feddg.report.text import (
     readable,
     spelled,
 )
-from feddg.runs.diagnostics import split_accuracy
+from feddg.runs.diagnostics import STILL_RISING, split_accuracy
 from feddg.runs.reading import AGGREGATES, FINAL, SELECTION_RULES, SelectionRule, rules_for
 
 MARK = " †"
-"""Stands behind a number, and behind a method, of which a model is no better than a constant."""
+"""Stands behind a number, and a method, of which a model is no better than the majority class."""
 MEANING = (
-    f"{MARK.strip()} In at least one run the model is no better than one that always names the "
-    "same class: by the share of images, or by the mean over classes, the difference is no more "
-    "than chance explains. Such a number says nothing about a method."
+    f"{MARK.strip()} In at least one run the model is no better than always answering the most "
+    "frequent class: by the share of images, or by the mean over classes, the difference is no "
+    "more than chance explains. Such a number says nothing about a method."
 )
 
 
@@ -74,24 +74,20 @@ def with_meaning(parts: Iterable[str]) -> list[str]:
     return [first, MEANING, *others] if marked else [first, *others]
 
 
-def sentences(table: KeptTable) -> list[str]:
-    """Returns what is to be known of all runs: how many were still rising, or do not tell."""
-    said = []
+def about_kept(table: KeptTable) -> Iterator[Diagnostic]:
+    """Yields what is to be known of all runs: how many were still rising, or do not tell."""
     told = [r.numbers[RISING] for r in table.results if RISING in r.numbers]
     rising = sum(value > 0 for value in told)
     if rising:
-        verb = "was" if rising == 1 else "were"
-        said.append(
-            f"{counted(rising, 'run')} of {len(told)} {verb} still rising at the last round: "
-            "stopped before it was learned what could be."
-        )
+        text = f"In {counted(rising, 'run')} of {len(told)} accuracy was still rising at the end."
+        yield Diagnostic(STILL_RISING, "note", text, "Train longer.")
     silent = sum(constant_name(FINAL) not in r.numbers for r in table.results)
     if silent:
-        said.append(
-            f"Whether the model is any better than a constant one is not on record for "
-            f"{counted(silent, 'run')} (an earlier version kept them)."
+        text = (
+            "Whether the model beats always answering the most frequent class is not on record "
+            f"for {counted(silent, 'run')} (an earlier version kept them)."
         )
-    return said
+        yield Diagnostic("majority-class-unknown", "note", text)
 
 
 # Tables of a comparison.
