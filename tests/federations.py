@@ -12,10 +12,11 @@ from feddg.data.augment import NONE, AugmentSettings
 from feddg.data.pixels import ArrayPixels
 from feddg.federation.inprocess import InProcess
 from feddg.federation.local_training import load_weights
-from feddg.federation.server import Server, initial_state
+from feddg.federation.server import Hooks, Server, initial_state
 from feddg.federation.transport import Ledger
 from feddg.federation.validation import MessageChecks
-from feddg.methods.base import Method, State
+from feddg.messages import Refusal, Update
+from feddg.methods.base import Method, Round, RoundHook, State
 from feddg.methods.composition import build_method
 from feddg.models.backbones import build_network
 from feddg.privacy.building import Guards, build_guards
@@ -32,6 +33,20 @@ def colored_images(count: int, seed: int = 0) -> tuple[numpy.ndarray, numpy.ndar
     images = chance.integers(0, 120, (count, SIZE, SIZE, 3))
     images[numpy.arange(count), :, :, labels] += 100
     return images.astype(numpy.uint8), labels.astype(numpy.int64)
+
+
+class Replies(RoundHook):
+    """Notes what came of each client's turn."""
+
+    def __init__(self, replies: list[Any]) -> None:
+        self._replies = replies
+
+    def received(self, update: Update, round: Round) -> Update:
+        self._replies.append(update)
+        return update
+
+    def refused(self, refusal: Refusal, round: Round) -> None:
+        self._replies.append(refusal)
 
 
 @dataclass
@@ -104,7 +119,7 @@ class SmallFederation:
                 style_noise=self.style_noise,
             ),
             guards=guards,
-            on_client=lambda round, reply: self.replies.append(reply),
+            hooks=[Replies(self.replies)],
         )
 
     def built_guards(self) -> Guards:
@@ -148,6 +163,10 @@ class SmallFederation:
         client.set_training()
         client.optimizer = self.method.optimizer(client)
         return client
+
+    def add_hook(self, hook: RoundHook) -> None:
+        """Has something more happen in its rounds."""
+        self.server.hooks = Hooks([*self.server.hooks.all, hook])
 
     def run(self, rounds: int | None = None) -> dict[str, torch.Tensor]:
         """Sets up, runs the rounds, and returns the global weights."""

@@ -128,8 +128,7 @@ def compare(
     watcher: "Watcher | None" = None,
     report: bool = True,
     again: bool = False,
-    kept: Path | None = None,
-    known: Sequence[Path] = (),
+    results: Path | Sequence[Path] = (),
     predictions: bool = False,
     drop_weights: bool = False,
     launcher_options: Mapping[str, str] | None = None,
@@ -150,10 +149,9 @@ def compare(
         watcher: is told what happens; in a notebook, bars show it by default.
         report: whether to write tables, ``report.html`` and each run's model card.
         again: whether to start runs anew, beside the old ones, whose images were others.
-        kept: a CSV file of results; what it has is not run again, what ends is added to it. What a
-            ``tune`` section tries is kept beside it.
-        known: such files of other plans; what they have is not run again either, and is copied to
-            ``kept``.
+        results: CSV files of results; what one of them has is not run again, and is copied to the
+            first, which a row is added to for every run that ends. What a ``tune`` section tries is
+            beside it.
         predictions: whether every run keeps what it predicts of every image; a run that cannot is
             warned of.
         drop_weights: whether a run's weights are deleted once it is complete; it gets no model
@@ -166,11 +164,11 @@ def compare(
             was computed is kept. Where some ran, the others' failures are logged and listed.
     """
     from feddg.comparison.compare import carry_out_work, fixed_plan, prepare_work
-    from feddg.comparison.results import kept_files
+    from feddg.comparison.results import results_files
     from feddg.comparison.tuning import tune
 
     watcher = watcher or notebook_watcher()
-    kept_files(kept, known)  # a fault in them is not to be found after tuning
+    files = results_files(results)  # a fault in them is not to be found after tuning
     whole, folder = fixed_plan(plan, out, overrides)
     tuned = tune(
         whole,
@@ -179,8 +177,7 @@ def compare(
         cache=cache,
         watcher=watcher,
         again=again,
-        kept=kept,
-        known=known,
+        results=files,
         drop_weights=drop_weights,
     )
     work = prepare_work(
@@ -188,8 +185,7 @@ def compare(
         folder,
         again=again,
         cache=cache,
-        kept=kept,
-        known=known,
+        results=files,
         said=whole,
         drop_weights=drop_weights,
     )

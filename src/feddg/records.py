@@ -151,8 +151,7 @@ def numbered_lines(text: str) -> list[tuple[int, str]]:
 # The rows of a run's files: one class for each kind, which both writes it and reads it.
 #
 # A new row, or a new field of one, is defined here and nowhere else. The module lies at the
-# bottom, below the rooms that write rows (evaluation, federation, flower, runs, studies), and it
-# needs no PyTorch, so that reports open quickly.
+# bottom, below the packages that write rows, and it needs no PyTorch, so that reports open quickly.
 #
 # Whatever is written is valid JSON: a number that is not finite becomes ``null``, and is read as
 # NaN. Fields and kinds of rows that this version does not know are left out on reading.

@@ -15,7 +15,7 @@ from feddg.errors import RunError
 from feddg.records import TEST, VAL
 from feddg.report import write_comparison, write_report
 from feddg.report.blocks import Cell, Column, Facts, Table
-from feddg.report.comparison_page import results_page
+from feddg.report.comparison_page import comparison_page
 from feddg.report.tables import (
     about_results,
     accuracy_table,
@@ -66,7 +66,7 @@ def comparison(folder_maker, tmp_path):
                         )
                         maker.write()
                         makers[key] = maker
-                        place = {"method": method, "scenario": scenario, "seed": seed}
+                        place = {"method": method, "held_out": scenario, "seed": seed}
                         place |= {"conditions": {"heterogeneity": str(value)}, "folder": name}
                         cells.append(place)
         content = {"name": "made-up", "title": "Made up", "cells": cells, "paper": paper}
@@ -212,7 +212,7 @@ def test_a_constant_model_that_wins_is_never_named_without_the_warning(tmp_path,
     assert warning in text
     assert "No interval is claimed (all differences equal): nothing is decided." in text
     assert "larger than chance" not in text
-    page = results_page(results)
+    page = comparison_page(results)
     assert "no better than majority class in all of 3 runs" in page.opening[0].text
     rows = texts(accuracy_table(results, FINAL))
     assert "FedAvg (no better than majority class in all of 3 runs)" in rows
@@ -257,7 +257,7 @@ def test_an_untitled_comparison_names_methods_data_and_domain(folder_maker):
         for method in ("fedavg", "pardon")
         for seed in range(2)
     ]
-    page = results_page(results_of(folders))
+    page = comparison_page(results_of(folders))
     assert page.title == "FedAvg and PARDON on pacs, tested on photo"
     assert "64 pixels a side" in page.tags
 

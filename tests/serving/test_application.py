@@ -12,7 +12,7 @@ pytest.importorskip("httpx", reason="needs httpx")
 from feddg.errors import AdaptationError, RunError
 from feddg.prediction.classifier import RunClassifier
 from feddg.prediction.predict import predict
-from feddg.serving import application as answerer
+from feddg.serving import application
 from feddg.serving.server import ServeLimits, hosts_of, is_loopback, serve
 from hostile_uploads import hostile_uploads, multipart, png
 from served_models import serving
@@ -159,7 +159,7 @@ def test_a_model_that_fails_does_not_end_the_server(client, monkeypatch):
     monkeypatch.setattr(RunClassifier, "answer", failing)
     reply = client.post("/predict", files={"images": ("a.png", png())})
     assert reply.status_code == 500
-    assert reply.json() == {"detail": answerer.FAILED}
+    assert reply.json() == {"detail": application.FAILED}
     monkeypatch.undo()
     assert client.post("/predict", files={"images": ("a.png", png())}).status_code == 200
 
@@ -204,7 +204,7 @@ def test_images_that_wait_are_answered_together(finished, monkeypatch):
         return answer(self, pixels)
 
     monkeypatch.setattr(RunClassifier, "answer", counted)
-    monkeypatch.setattr(answerer, "MOST_TOGETHER", 8)
+    monkeypatch.setattr(application, "MOST_TOGETHER", 8)
     with serving(RunClassifier(finished)) as client:
         files = [("images", (f"{i}.png", png(seed=i))) for i in range(20)]
         found = client.post("/predict", files=files).json()["images"]

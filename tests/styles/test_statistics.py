@@ -19,7 +19,7 @@ from feddg.experiment import Experiment
 from feddg.privacy.accounting import gaussian_epsilon
 from feddg.records import PRIVACY_ROWS
 from feddg.runs.prepare import build, guards_for
-from feddg.styles import statistics as finch_module
+from feddg.styles import statistics
 from feddg.styles.codec import load_codec
 from feddg.styles.codecs import ColorsCodec
 from feddg.styles.statistics import (
@@ -222,7 +222,7 @@ def test_equals_the_slow_version(count: int, width: int, seed: int) -> None:
 def test_blocks_of_the_neighbor_search_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     points = np.random.default_rng(0).normal(size=(50, 4))
     whole = finch(points)
-    monkeypatch.setattr(finch_module, "_SIMILARITIES_AT_ONCE", 7 * 50)
+    monkeypatch.setattr(statistics, "_SIMILARITIES_AT_ONCE", 7 * 50)
     for expected, found in zip(whole.partitions, finch(points).partitions, strict=True):
         assert (expected == found).all()
 

@@ -61,14 +61,11 @@ def compare(
     launcher_option: Annotated[
         list[str] | None, typer.Option(help="what the launcher takes, as partition=gpu")
     ] = None,
-    kept: Annotated[
-        Path | None,
-        typer.Option(help="CSV file of results: what it has is not run again, what ends is added"),
-    ] = None,
-    known: Annotated[
+    results: Annotated[
         list[Path] | None,
         typer.Option(
-            help="--kept file of another plan: what it has is copied, not run again (repeatable)"
+            help="CSV file of results: what it has is not run again, what ends is added "
+            "(repeatable: further ones are read only)"
         ),
     ] = None,
     drop_weights: Annotated[
@@ -96,7 +93,7 @@ def compare(
     )
     from feddg.comparison.plan import load_plan
     from feddg.comparison.pool import Watcher
-    from feddg.comparison.results import kept_files
+    from feddg.comparison.results import results_files
     from feddg.comparison.tuning import picked, prepare_trials
 
     track(tracked)
@@ -107,7 +104,7 @@ def compare(
     base = load_plan(plan).model_dump() if plan else {}
     whole, folder = fixed_plan(load_plan(base | axes), out, said)
     whole = plan_with_weights_at_hand(whole)
-    kept_files(kept, known or ())  # a fault in them is not to be found after tuning
+    files = results_files(results or ())  # a fault in them is not to be found after tuning
     console = Console(stderr=True)
 
     def watcher() -> Watcher:
@@ -125,7 +122,7 @@ def compare(
     }
     try:
         trials = prepare_trials(
-            whole, folder, again=again, kept=kept, known=known or (), drop_weights=drop_weights
+            whole, folder, again=again, results=files, drop_weights=drop_weights
         )
         chosen = whole
         if trials is not None:
@@ -136,13 +133,12 @@ def compare(
             if not dry_run:
                 tried = carry_out_work(trials, jobs=jobs, watcher=watcher(), **where)
                 tried.require_results()
-            chosen = picked(whole, trials, kept, write=not dry_run)
+            chosen = picked(whole, trials, files, write=not dry_run)
         work = prepare_work(
             chosen,
             folder,
             again=again,
-            kept=kept,
-            known=known or (),
+            results=files,
             said=whole,
             drop_weights=drop_weights,
         )
@@ -177,8 +173,8 @@ def report(
     folders: Annotated[
         list[Path],
         typer.Argument(
-            help="a run folder, several, or one of `feddg compare`; or its --kept file alone, for "
-            "tables in Markdown"
+            help="a run folder, several, or one of `feddg compare`; or its --results file alone, "
+            "for tables in Markdown"
         ),
     ],
     out: Annotated[Path | None, typer.Option(help="the page to write")] = None,
@@ -199,8 +195,8 @@ def report(
     """Write the HTML page of one run, or a comparison of several."""
     from feddg.report import page_about, write_page, write_tables
 
-    if len(folders) == 1 and os.path.isfile(folders[0]):
-        _report_kept(folders[0], out, others=bool(tables or analyses or beside))
+    if len(folders) == 1 and os.path.isfile(folders[0]) and (out is None or out.suffix != ".html"):
+        _report_in_markdown(folders[0], out, others=bool(tables or analyses or beside))
         return
     if analyses or beside:
         from feddg.cli.output import working
@@ -216,17 +212,17 @@ def report(
     typer.echo(write_page(page, path))
 
 
-def _report_kept(results: Path, out: Path | None, others: bool) -> None:
-    """Shows a file of kept results as Markdown, or writes it."""
-    from feddg.comparison.results import KeptResults
-    from feddg.report.results_page import tables, write_kept_page
+def _report_in_markdown(file: Path, out: Path | None, others: bool) -> None:
+    """Shows a results file as Markdown, or writes it."""
+    from feddg.comparison.results import Results
+    from feddg.report.results_page import tables, write_results_page
 
     if others:
-        raise RunError(f"{results} is a file of kept results: of the options, only --out is for it")
+        raise RunError(f"{file} is a results file: of the options, only --out is for it")
     if out is None:
-        typer.echo(tables(KeptResults.read(results)))
+        typer.echo(tables(Results.read(file)))
         return
-    write_kept_page(results, out)
+    write_results_page(file, out)
     typer.echo(out)
 
 

@@ -26,7 +26,6 @@ from rich.table import Table
 from feddg.comparison.compare import Comparison, Work
 from feddg.comparison.estimate import Forecast, estimate, forecast
 from feddg.comparison.pool import Outcome, Task, Watcher
-from feddg.comparison.results import read_comparison
 from feddg.data.partition import in_words
 from feddg.diagnostics import Diagnostic
 from feddg.evaluation.accuracy import Score
@@ -148,9 +147,9 @@ def print_work(console: Console, work: Work, jobs: int) -> None:
     """Prints what a comparison will do, and how long, where runs like its own are finished."""
     plan, cells = work.plan, work.cells
     table = Table(title=plan.title or plan.name, show_header=False, box=None)
-    axes = {"methods": [cell.method for cell in cells], "held out": [c.scenario for c in cells]}
-    for name in dict.fromkeys(name for cell in cells for name, _ in cell.conditions):
-        axes[name] = [dict(cell.conditions)[name] for cell in cells]
+    axes = {"methods": [cell.method for cell in cells], "held out": [c.held_out for c in cells]}
+    for name in dict.fromkeys(name for cell in cells for name in cell.conditions):
+        axes[name] = [cell.conditions[name] for cell in cells]
     axes["seeds"] = [str(cell.seed) for cell in cells]
     for name, values in axes.items():
         distinct = list(dict.fromkeys(values))
@@ -197,8 +196,8 @@ def print_comparison(done: Comparison, *, explained: bool = False) -> None:
         explained: whether to say what the best method does.
     """
     console = Console()
-    results = read_comparison(done.folder)
-    if results.results:
+    results = done.results
+    if results.rows:
         console.print(as_rich(accuracy_table(results, results.served)))
         margins = margin_table(results, results.served)
         if margins is not None:

@@ -117,23 +117,22 @@ class JudgeScores:
         self._transport, self._classes = transport, classes
 
     def __call__(
-        self, server: Server, weights: Weights, scores: Sequence[Score]
+        self, server: Server, broadcast: Broadcast, scores: Sequence[Score]
     ) -> Sequence[Score]:
-        """Returns the scores of weights of this round; a judge that fails is logged and left out.
+        """Returns the scores of weights of a round; a judge that fails is logged and left out.
 
         A domain that somebody else measured, too, gets its site's name; ``scores`` are from before.
         """
-        transport, state = self._transport, server.state
+        transport = self._transport
         if not transport.judges:
             return []
-        broadcast = Broadcast(state.round, weights)
         found: list[Score] = []
         taken = {score.domain for score in scores}
         for id, reply in transport.evaluate(broadcast):
             told = self._scores(server, id, reply) if isinstance(reply, Message) else reply
             if isinstance(told, Refusal):
-                server.ledger.refusal(state.round, id, told.reason)
-                log.warning("round %d: no evaluation by %s", state.round, told.reason)
+                server.ledger.refusal(broadcast.round, id, told.reason)
+                log.warning("round %d: no evaluation by %s", broadcast.round, told.reason)
             else:
                 found += _told_apart(taken, told, transport.sites[id])
                 taken |= {score.domain for score in found}

@@ -1,9 +1,14 @@
 """The base of every method: its hooks, each with what federated averaging does as its default."""
 
 import inspect
+import logging
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+import time
+from collections import defaultdict
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, ClassVar, Protocol, TypeVar, get_type_hints, runtime_checkable
 
 import torch
@@ -12,83 +17,24 @@ from torch import Tensor, nn
 
 from feddg.clients.client import Batch, Client
 from feddg.diagnostics import Diagnostic
-from feddg.errors import ExperimentError
-from feddg.messages import Broadcast, Message, Sent, Update, Weights, on_device
+from feddg.errors import ExperimentError, FeddgError, NotEnoughUpdates, RunError
+from feddg.messages import Broadcast, Message, Refusal, Sent, Update, Weights, on_device
 from feddg.models.network import Network
-from feddg.records import Groups
+from feddg.records import Direction, EvaluationRow, Groups, RefusedUpdate, RoundRow
 from feddg.registry import Registry
 from feddg.settings import ExperimentSettings, Settings
 
-# What a method was compared with, and where it differs: declared beside each method.
-#
-# Its page is made from this, so that a difference stands in one place.
+
+def description_of(method: type) -> str:
+    """Returns a method's text: its class's where that has the equations, else its module's."""
+    own = inspect.getdoc(method) or ""
+    return own if "\nEquations:" in own else inspect.getdoc(sys.modules[method.__module__]) or ""
 
 
 def idea_of(method: type) -> str:
-    """Returns a method's idea: the first paragraph of its module's docstring, below its title."""
-    text = inspect.getdoc(sys.modules[method.__module__]) or ""
-    paragraphs = text.split("\n\n")
+    """Returns a method's idea: the first paragraph of its text, below its title."""
+    paragraphs = description_of(method).split("\n\n")
     return " ".join(paragraphs[1].split()).replace("``", "") if len(paragraphs) > 1 else ""
-
-
-@dataclass(frozen=True)
-class CodeDifference:
-    """One thing that a method here does otherwise than its authors' code.
-
-    Attributes:
-        theirs: what the code does.
-        ours: what happens here.
-        why: the reason.
-        setting: what follows the code, as fields of an experiment with spaces between them
-            (``method.muting=spatial``); empty where nothing does.
-    """
-
-    theirs: str
-    ours: str
-    why: str
-    setting: str = ""
-
-
-@dataclass(frozen=True)
-class Reference:
-    """What a method was compared with.
-
-    Attributes:
-        code: whose code, or why there is none.
-        differences: all that are known; none is an answer, too.
-    """
-
-    code: str
-    differences: tuple[CodeDifference, ...] = ()
-
-
-NO_DIFFERENCE = "No difference is known."
-
-HUE = CodeDifference(
-    "torchvision's colour jitter: steps in random order, each clamped, the hue shifted in HSV",
-    "one matrix an image, clamped once; the hue turns at constant luma (YIQ), which at 0.1 is"
-    " 0.076 "
-    "a pixel away in the mean",
-    "a third of the time; the same for every method that is compared",
-    "train.hue=hsv",
-)
-"""Of every method whose code jitters colours."""
-
-CONTENT_VARIANCE = CodeDifference(
-    "AdaIN divides the content's variance by n - 1",
-    "by n, as the style's",
-    "one definition of a style; at 28 x 28 places they are 0.06 % apart",
-    "method.content_variance=n-1",
-)
-"""Of the methods that re-draw with AdaIN."""
-
-EIGHT_BITS = CodeDifference(
-    "re-draws every augmented batch, in floating point",
-    "all images are re-drawn once, rounded to 8 bits, and augmented with their originals",
-    "re-drawing every batch costs several times the training",
-    "method.twins=on_the_fly",
-)
-"""Of the methods whose code never keeps what it re-draws."""
 
 
 Ask = Callable[[str, Message], Iterator[tuple[int, Message]]]
@@ -125,6 +71,10 @@ class State:
         self.extras = on_device(self.extras, device)
         return self
 
+    def next(self) -> "State":
+        """Returns what becomes the next round's state: the same tensors, extras to be replaced."""
+        return replace(self, extras=dict(self.extras), round=self.round + 1)
+
 
 class Method:
     """The hooks that every method is made of; as they stand here they are federated averaging.
@@ -146,7 +96,6 @@ class Method:
         gathers_images: whether all training images are put in one place first, as no federation
             does: one client then takes as many steps as a round's clients together.
         in_process_only: why it cannot run over a network; empty where it can.
-        reference: what it was compared with and where it differs; its page shows this.
     """
 
     name: ClassVar[str]
@@ -169,7 +118,6 @@ class Method:
     excludes: ClassVar[dict[str, str]] = {}
     gathers_images: ClassVar[bool] = False
     in_process_only: ClassVar[str] = ""
-    reference: ClassVar[Reference | None] = None
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         """Fills in what the class says elsewhere: ``Settings`` and, without one, ``title``."""
@@ -268,9 +216,10 @@ class Method:
     def aggregate(self, state: State, updates: Iterable[Update]) -> State:
         """Fuses the round's updates, which arrive in client order and are consumed as a stream.
 
-        Puts new tensors into ``state`` and leaves the old ones as they are: a round that fails
-        half-way must not have changed them. To learn more from the updates than their mean, hand
-        ``super()`` a generator that looks at each one before it yields it.
+        Puts new tensors into ``state``, which is to be that of the round, and leaves the old ones
+        as they are: a round that fails half-way must not have changed them. To learn more from the
+        updates than their mean, hand ``super()`` a generator that looks at each one before it
+        yields it.
         """
         items = ((update.weights, self.share(state, update)) for update in updates)
         state.weights = weighted_mean(items)
@@ -298,6 +247,165 @@ class Method:
     def predictor(self, network: Network) -> nn.Module:
         """Returns the module that maps RGB images in [0, 1] to logits (or log-probabilities)."""
         return network
+
+
+# What happens in a round beside the method: hooks at the server.
+
+
+log = logging.getLogger("feddg")
+
+
+@dataclass
+class Round:
+    """A round under way, as its hooks see it; one that is tried again is another object.
+
+    Attributes:
+        number: from 1.
+        clients: who is asked to train, ascending.
+        state: the server's before it; its weights are what the clients are sent. Left as it is.
+        fewest: good updates below which nothing is aggregated.
+        bytes: sent so far in the run, both ways; moves on.
+        refused: whose updates are not used, and why.
+        update: the one that is being worked with, to whose client an error would be due.
+        replies: the accepted updates, as they come.
+        failure: why the round does not count: too few updates, or a client known to have broken it.
+        scratch: what hooks keep until the round ends, by hook.
+        evaluations: how its model did, once it was measured.
+        evaluating: seconds that took.
+        terms: mean of each loss term over the used updates, weighted by examples; with
+            ``examples``, ``images``, ``passes`` and ``training`` (seconds) what the row is made of.
+    """
+
+    number: int
+    clients: list[int]
+    state: State
+    fewest: int = 1
+    bytes: Mapping[Direction, int] = field(default_factory=lambda: {"up": 0, "down": 0})
+    refused: list[Refusal] = field(default_factory=list)
+    update: Update | None = None
+    replies: Generator[Update] | None = None
+    failure: NotEnoughUpdates | Refusal | None = None
+    scratch: dict[Any, dict[str, Any]] = field(default_factory=lambda: defaultdict(dict))
+    evaluations: Sequence[EvaluationRow] = ()
+    evaluating: float = 0.0
+    terms: dict[str, float] = field(default_factory=dict)
+    examples: int = 0
+    images: int = 0
+    passes: int = 0
+    training: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._began, self._before = time.perf_counter(), dict(self.bytes)
+
+    def add(self, update: Update) -> None:
+        """Adds one used update to the means and counts."""
+        self.examples += update.examples
+        self.images += update.images
+        self.passes += update.passes
+        self.training += update.seconds
+        share = update.examples / self.examples
+        for name, value in update.terms.items():
+            before = self.terms.get(name, value)
+            self.terms[name] = before + (value - before) * share
+
+    @cached_property
+    def row(self) -> RoundRow:
+        """Who took part, and what it cost: until it is first asked for, when the round is over."""
+        seconds = time.perf_counter() - self._began
+        return RoundRow(
+            round=self.number,
+            clients=self.clients,
+            refused=[RefusedUpdate(client=r.client, reason=r.reason) for r in self.refused],
+            terms=self.terms,
+            examples=self.examples,
+            images=self.images,
+            passes=self.passes,
+            # Sites train side by side: their seconds may add up to more than the round took.
+            seconds={"train": self.training, "aggregate": max(0.0, seconds - self.training)},
+            bytes_up=self.bytes["up"] - self._before["up"],
+            bytes_down=self.bytes["down"] - self._before["down"],
+        )
+
+    def too_few(self, good: int) -> NotEnoughUpdates:
+        """Returns what to raise where only so many updates are good."""
+        why = "; client {0.client}: {0.reason}".format(self.refused[0]) if self.refused else ""
+        return NotEnoughUpdates(
+            f"round {self.number}: {good} good updates of {len(self.clients)}, but "
+            f"server.min_updates is {self.fewest}{why}"
+        )
+
+    @contextmanager
+    def attempted(self) -> Iterator[None]:
+        """Notes as ``failure`` why its block failed, if the round can be tried again.
+
+        It can where too few good updates came, and where an error came up while the update of a
+        certain client was worked with. Errors a user can act on go through as they are.
+        """
+        try:
+            yield
+        except NotEnoughUpdates as error:
+            self.failure = error
+        except FeddgError:
+            raise
+        except Exception as error:
+            if self.update is None:
+                raise
+            reason = f"it cannot be worked with ({type(error).__name__})"
+            if self.update.members:
+                raise RunError(
+                    f"round {self.number}: the mean of {clients_said(self.update.members)}: "
+                    f"{reason}"
+                ) from error
+            log.exception("client %d's update cannot be worked with", self.update.client)
+            self.failure = Refusal(self.update.client, f"update refused: {reason}")
+        finally:
+            if self.replies is not None:
+                self.replies.close()  # whoever still trains need not
+
+
+def clients_said(ids: Sequence[int]) -> str:
+    """Returns clients as a line names them; of many the first."""
+    more = f" and {len(ids) - 20} more" if len(ids) > 20 else ""
+    return f"clients {', '.join(map(str, ids[:20]))}{more}"
+
+
+class RoundHook:
+    """One concern of a round at the server: a check, a defence, a mean over rounds, a checkpoint.
+
+    It overrides the events at which it has something to do, in the order of a round; at the others
+    it costs nothing. It keeps no state: what lasts is among the state's extras, which checkpoints
+    keep, what a round needs in ``round.scratch``. So a round that fails leaves nothing behind.
+    """
+
+    def broadcast(self, broadcast: Broadcast, round: Round) -> Broadcast:
+        """Clients are about to be asked to train: returns what they are sent."""
+        return broadcast
+
+    def received(self, update: Update, round: Round) -> Update:
+        """An update came: returns it as it may be used.
+
+        Raises:
+            ClientError: it is refused, by its client's name.
+        """
+        return update
+
+    def refused(self, refusal: Refusal, round: Round) -> None:
+        """A client has no update that can be used."""
+
+    def collected(self, updates: Iterator[Update], round: Round) -> Iterator[Update]:
+        """Yields what the method's ``aggregate`` is given for the updates that are good.
+
+        An update's tensors are valid until the next is drawn: ``update.keep()`` where all are
+        needed.
+
+        Raises:
+            NotEnoughUpdates: there are fewer than it needs.
+        """
+        return updates
+
+    def completed(self, state: State, round: Round) -> State:
+        """The updates are aggregated: returns the state as it becomes that of the round."""
+        return state
 
 
 def local_names(method: Method, network: nn.Module) -> set[str]:

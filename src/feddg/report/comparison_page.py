@@ -1,9 +1,8 @@
 """The page of a comparison: many runs as tables of means, margins, ranks and curves."""
 
-import json
 from collections.abc import Iterator, Sequence
 
-from feddg.comparison.results import Result, Results
+from feddg.comparison.results import ResultRow, Results
 from feddg.comparison.statistics import average_over_columns
 from feddg.errors import FeddgError
 from feddg.prediction.evaluate import (
@@ -57,7 +56,7 @@ from feddg.report.text import (
     readable,
     spelled,
 )
-from feddg.runs.reading import SELECTION_RULES
+from feddg.runs.reading import SELECTION_RULES, RunRecord
 from feddg.storage import is_file
 
 # Runs image by image, where their results were kept: who is right where the other is not.
@@ -115,13 +114,13 @@ def paired_section(results: Results) -> Section | None:
     if not pairs:
         return None
     rows, failed = [], 0
-    for one, other in pairs[:MOST_PAIRS]:
+    for row, one, other in pairs[:MOST_PAIRS]:
         try:
             found = _compared(one, other)
         except FeddgError:  # other images, or PyArrow is not here: no number is better than a wrong
             failed += 1
             continue
-        rows.append(_row(results, one, other, found))
+        rows.append(_row(results, row, found))
     heads = [
         Column("Method", numeric=False),
         Column("Column", numeric=False),
@@ -145,34 +144,32 @@ def paired_section(results: Results) -> Section | None:
     return Section("Image by image", blocks)
 
 
-def _pairs(results: Results, base: str, others: list[str]) -> Iterator[tuple[Result, Result]]:
-    kept = [r for r in results.results if is_file(results_file(r.run.folder))]
-    places = {(r.place.method, _where(r)): r for r in kept}
+def _pairs(
+    results: Results, base: str, others: list[str]
+) -> Iterator[tuple[ResultRow, RunRecord, RunRecord]]:
+    """A run of another method with its row, and the base's in the same column and seed."""
+    kept = [(r, r.run) for r in results.rows if r.run and is_file(results_file(r.run.folder))]
+    places = {(row.method, *row.place[1:]): run for row, run in kept}
     for method in others:
-        for one in kept:
-            other = places.get((base, _where(one)))
-            if one.place.method == method and other is not None:
-                yield one, other
+        for row, run in kept:
+            other = places.get((base, *row.place[1:]))
+            if row.method == method and other is not None:
+                yield row, run, other
 
 
-def _where(result: Result) -> str:
-    place = result.place
-    return json.dumps([place.scenario, dict(place.conditions), place.seed], sort_keys=True)
-
-
-def _compared(one: Result, other: Result) -> PairedRuns:
-    runs = [read_image_results(result.run.folder) for result in (one, other)]
+def _compared(one: RunRecord, other: RunRecord) -> PairedRuns:
+    runs = [read_image_results(run.folder) for run in (one, other)]
     return compare_images(runs[0], runs[1], TEST, draws=DRAWS)
 
 
-def _row(results: Results, one: Result, other: Result, found: PairedRuns) -> list[Cell]:
+def _row(results: Results, row: ResultRow, found: PairedRuns) -> list[Cell]:
     pooled = next(d for d in found.differences if (d.metric, d.aggregate) == ("accuracy", "pooled"))
     test: McNemar = found.mcnemar
     decided = pooled.low > 0 or pooled.high < 0
     return [
-        Cell(spelled(one.place.method)),
-        Cell(results.column(one.place) or MISSING),
-        Cell(str(one.place.seed)),
+        Cell(spelled(row.method)),
+        Cell(results.column(row) or MISSING),
+        Cell(str(row.seed)),
         Cell(f"{100 * pooled.difference:+.1f}", strong=decided),
         Cell(f"{100 * pooled.low:+.1f} to {100 * pooled.high:+.1f}"),
         Cell(number(test.only_first)),
@@ -187,7 +184,7 @@ MOST_COLUMNS = 6
 FEW_SETTINGS = 10
 
 
-def results_page(results: Results) -> Page:
+def comparison_page(results: Results) -> Page:
     """The page of a comparison."""
     sections = [
         _accuracy_section(results),
@@ -208,10 +205,10 @@ def results_page(results: Results) -> Page:
         lead=conclusion(results).text,
         tags=[
             *([results.name] if results.title == results.name else []),
-            counted(len({result.run.folder for result in results.results}), "run"),
+            counted(len({row.run.folder if row.run else row.key for row in results.rows}), "run"),
             counted(len(results.methods), "method"),
             counted(len(results.seeds), "seed"),
-            *data_tags([result.run for result in results.results]),
+            *data_tags(results.runs()),
         ],
         opening=[
             *(Prose(str(one), notice=True) for one in about_results(results)),
@@ -231,12 +228,12 @@ def _title(results: Results) -> str:
     methods = [spelled(method) for method in results.methods]
     who = listed(methods) if len(methods) <= MOST_NAMED else counted(len(methods), "method")
     title = results.title if own else who
-    where = on_data([result.run for result in results.results])
+    where = on_data(results.runs())
     title += "" if where.removeprefix(" on ").lower() in title.lower() else where
-    scenarios = {result.place.scenario for result in results.results}
-    if own or len(scenarios) != 1:
+    held_out = {row.held_out for row in results.rows}
+    if own or len(held_out) != 1:
         return title
-    return f"{title}, tested on {readable(listed(scenarios.pop().split('+')))}"
+    return f"{title}, tested on {readable(listed(held_out.pop().split('+')))}"
 
 
 def _facts(results: Results) -> list[Facts]:
@@ -312,13 +309,13 @@ def _axis_sections(results: Results) -> list[Section]:
 
 def _settings_section(results: Results) -> Section | None:
     """The settings in which a few runs differ; None of more runs than a table has room for."""
-    found = list({result.run.folder: result for result in results.results}.values())
+    found = {row.run.folder: (spelled(row.method), row.run) for row in results.rows if row.run}
     if not 1 < len(found) <= MOST_COLUMNS:
         return None
-    labels = [spelled(result.place.method) for result in found]
+    labels, runs = zip(*found.values())
     if len(set(labels)) < len(labels):
-        labels = [result.run.folder.name for result in found]
-    table = differing_settings([result.run for result in found], labels)
+        labels = tuple(run.folder.name for run in runs)
+    table = differing_settings(runs, labels)
     if table is None:
         return None
     few = len(table.rows) <= FEW_SETTINGS
@@ -344,23 +341,21 @@ def _list(heading: str, texts: Sequence[str]) -> Table:
 
 
 def _cost_section(results: Results) -> Section | None:
-    if not results.results:
-        return None
     found = [charts.accuracy_against(results, what) for what in ("bytes", "seconds")]
-    blocks = [chart for chart in found if chart is not None]
-    return Section("Cost", [cost_table(results), *blocks])
+    blocks = [block for block in [cost_table(results), *found] if block is not None]
+    return Section("Cost", blocks) if blocks else None
 
 
 def _runs_section(results: Results) -> Section:
     rows = [
         [
-            Cell(spelled(result.place.method)),
-            Cell(readable(results.column(result.place))),
-            Cell(str(result.place.seed)),
-            Cell(percent(result.accuracy(results.served)), strong=True),
-            Cell(result.run.folder.name),
+            Cell(spelled(row.method)),
+            Cell(readable(results.column(row))),
+            Cell(str(row.seed)),
+            Cell(percent(row.accuracy(results.served)), strong=True),
+            Cell(row.folder),
         ]
-        for result in results.results
+        for row in results.rows
     ]
     heads = [
         Column("Method", numeric=False),

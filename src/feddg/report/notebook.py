@@ -12,7 +12,6 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from feddg.comparison.compare import Comparison
-from feddg.comparison.results import read_comparison
 from feddg.data.decoding import UnusableImageError, decode_image, quiet_pillow
 from feddg.prediction.predict import PredictedImages, Prediction
 from feddg.report.blocks import Chart, Table, template_named
@@ -62,15 +61,15 @@ def _record(run: RunRecord) -> str:
 
 
 def _comparison(comparison: Comparison) -> str:
-    results = read_comparison(comparison.folder)
+    results = comparison.results
     failed = [f"{one.task.folder.name}: {one.error or one.status}" for one in comparison.failures]
-    tables = [accuracy_table(results, FINAL), margin_table(results)] if results.results else []
+    tables = [accuracy_table(results, FINAL), margin_table(results)] if results.rows else []
     return _page(
         title=results.title,
         lead=conclusion(results).text,
         notices=[*failed, *map(str, about_results(results))],
         tables=[table for table in tables if table is not None],
-        curves=learning_curves(results) if results.results else None,
+        curves=learning_curves(results) if results.rows else None,
         report=comparison.report,
     )
 

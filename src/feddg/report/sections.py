@@ -13,10 +13,9 @@ import numpy
 import numpy as np
 import plotly.graph_objects as go
 
-from feddg.comparison.results import Results, about_method
+from feddg.comparison.results import Results, about_method, more_metrics
 from feddg.data.partition import in_words, skew_of
 from feddg.evaluation.accuracy import FEW_IMAGES, about_support
-from feddg.evaluation.metrics import METRICS
 from feddg.records import (
     ID_TEST,
     ID_VAL,
@@ -631,8 +630,11 @@ def time_shares(cost: Cost) -> Shares:
     return Shares(parts, f"Where the time went: {duration(cost.total_seconds)} in all.")
 
 
-def cost_table(results: Results) -> Table:
-    """What a run of each method took, mean over its runs."""
+def cost_table(results: Results) -> Table | None:
+    """What a run of each method took, mean over its runs; None without any."""
+    methods = [method for method in results.methods if results.runs(method)]
+    if not methods:
+        return None
     heads = [
         Column("Method", numeric=False),
         Column("Time", "a run"),
@@ -644,7 +646,7 @@ def cost_table(results: Results) -> Table:
         Column("From a client", "before training"),
         Column("Peak memory"),
     ]
-    rows = [_cost_cells(method, [r.run for r in results.of(method)]) for method in results.methods]
+    rows = [_cost_cells(method, results.runs(method)) for method in methods]
     return Table(heads, rows, "Mean over the runs of a method.")
 
 
@@ -752,7 +754,7 @@ def cut_note(total: int) -> str:
 def metrics_section(run: RunRecord) -> Section | None:
     """Every metric of the final round's model; None where only accuracies were written."""
     evaluations = run.evaluations
-    names = _names([evaluations])
+    names = more_metrics([run])
     if len(names) < 2:
         return None
     rows = [
@@ -772,8 +774,7 @@ def metrics_section(run: RunRecord) -> Section | None:
 
 def compared_metrics(results: Results) -> Table | None:
     """Every metric of every method on held-out test domains, final round, means over runs."""
-    runs = [result.run.evaluations for result in results.results]
-    names = _names(runs)
+    names = more_metrics(results.runs())
     if len(names) < 2:
         return None
     rows = [
@@ -795,17 +796,9 @@ def compared_metrics(results: Results) -> Table | None:
 
 
 def _over_runs(results: Results, method: str, metric: str, aggregate: str) -> float | None:
-    found = [
-        result.run.evaluations.value(result.rounds[FINAL.name], TEST, metric, aggregate)
-        for result in results.of(method)
-    ]
-    known = [value for value in found if value is not None]
-    return math.fsum(known) / len(known) if known and len(known) == len(found) else None
-
-
-def _names(evaluations: Sequence[Evaluations]) -> list[str]:
-    known = {name for one in evaluations for split in SPLITS for name in one.metrics(split)}
-    return [name for name in METRICS if name in known] + sorted(known - METRICS.keys())
+    known = results.values(metric, FINAL.name, TEST, aggregate).get(method, {})
+    whole = known and len(known) >= len(results.runs(method))
+    return math.fsum(known.values()) / len(known) if whole else None
 
 
 def _class_names(run: RunRecord) -> Sequence[str]:
@@ -1106,7 +1099,7 @@ def _data_flags(run: RunRecord) -> list[str]:
 
 
 def _comparison_steps(results: Results, decided: bool) -> Iterator[Step]:
-    folders = {result.run.folder.parent for result in results.results}
+    folders = {run.folder.parent for run in results.runs()}
     plan = folders.pop() / "plan.yaml" if len(folders) == 1 else None
     if plan is None or not plan.is_file():
         return
@@ -1114,7 +1107,7 @@ def _comparison_steps(results: Results, decided: bool) -> Iterator[Step]:
     if results.open:
         yield "Carry out what is missing; complete runs are kept:", _command(*again)
     codes = {one.code for method in results.methods for one in about_method(results, method)}
-    planned = {result.run.rounds_planned for result in results.results}
+    planned = {run.rounds_planned for run in results.runs()}
     if STILL_RISING in codes and len(planned) == 1 and (rounds := planned.pop()):
         longer = (*again[:3], f"{plan.parent}-longer", "--rounds", str(2 * rounds))
         yield "Accuracy still rose in some runs: train twice as long:", _command(*longer)

@@ -2,24 +2,20 @@
 
 import csv
 import io
-import itertools
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from feddg.comparison.results import (
-    RISING,
-    KeptTable,
     Results,
     TriedRow,
     TuningFile,
     about_margin,
     about_method,
-    constant_name,
 )
 from feddg.comparison.statistics import (
-    Accuracies,
     Key,
     Margin,
     Spread,
@@ -30,9 +26,8 @@ from feddg.comparison.statistics import (
     spread,
 )
 from feddg.diagnostics import Diagnostic, gravest_first
-from feddg.evaluation.metrics import METRICS
 from feddg.methods.base import METHODS, idea_of
-from feddg.records import SPLITS, TEST, as_cell
+from feddg.records import TEST, as_cell
 from feddg.report.blocks import Block, Cell, Column, Fold, Page, Prose, Section, Table
 from feddg.report.sections import SPLIT_HEADINGS
 from feddg.report.text import (
@@ -49,8 +44,8 @@ from feddg.report.text import (
     readable,
     spelled,
 )
-from feddg.runs.diagnostics import STILL_RISING, split_accuracy
-from feddg.runs.reading import AGGREGATES, FINAL, SELECTION_RULES, SelectionRule, rules_for
+from feddg.runs.diagnostics import split_accuracy
+from feddg.runs.reading import FINAL, SELECTION_RULES, SelectionRule
 
 MARK = " †"
 """Stands behind a number, and a method, of which a model is no better than the majority class."""
@@ -67,34 +62,103 @@ def mark(places: Iterable[Key], columns: Iterable[str]) -> str:
     return MARK if any(column in among for column, _ in places) else ""
 
 
-def with_meaning(parts: Iterable[str]) -> list[str]:
-    """Returns parts of a page, and behind the first what the marks mean where there are some."""
-    first, *others = parts
-    marked = any(MARK in part for part in others)
-    return [first, MEANING, *others] if marked else [first, *others]
-
-
-def about_kept(table: KeptTable) -> Iterator[Diagnostic]:
-    """Yields what is to be known of all runs: how many were still rising, or do not tell."""
-    told = [r.numbers[RISING] for r in table.results if RISING in r.numbers]
-    rising = sum(value > 0 for value in told)
-    if rising:
-        text = f"In {counted(rising, 'run')} of {len(told)} accuracy was still rising at the end."
-        yield Diagnostic(STILL_RISING, "note", text, "Train longer.")
-    silent = sum(constant_name(FINAL) not in r.numbers for r in table.results)
-    if silent:
-        text = (
-            "Whether the model beats always answering the most frequent class is not on record "
-            f"for {counted(silent, 'run')} (an earlier version kept them)."
-        )
-        yield Diagnostic("majority-class-unknown", "note", text)
-
-
-# Tables of a comparison.
+# Tables of a comparison: a row for each method, and columns that are made by method.
 
 
 PRINTED_TOLERANCE = 0.051
 """Printed averages may differ from their row's mean by rounding, in points."""
+MethodColumn = tuple[Column, Callable[[str], Cell | str]]
+"""A column, and what stands in it for a method."""
+
+
+def by_method(
+    methods: Iterable[str],
+    columns: Sequence[MethodColumn],
+    caption: str = "",
+    named: Callable[[str], str] = spelled,
+) -> Table:
+    """Returns a table with a row for each method.
+
+    Args:
+        methods: their labels.
+        columns: what stands behind a method's name.
+        caption: of the table.
+        named: how a label is shown.
+    """
+    rows = [
+        [Cell(named(method)), *(_cell(made(method)) for _, made in columns)] for method in methods
+    ]
+    return Table([Column("Method", numeric=False), *(head for head, _ in columns)], rows, caption)
+
+
+def _cell(made: Cell | str) -> Cell:
+    return made if isinstance(made, Cell) else Cell(made)
+
+
+def accuracy_column(
+    results: Results,
+    heading: str,
+    rule: SelectionRule,
+    columns: Sequence[str],
+    *,
+    split: str = TEST,
+    missing: str = MISSING,
+    published: bool = False,
+) -> MethodColumn:
+    """Accuracy of each method under a rule, averaged over columns of the table.
+
+    Args:
+        results: whose.
+        heading: the column's.
+        rule: how a run's round is chosen.
+        columns: what is averaged over; a seed counts when it has all of them.
+        split: which images.
+        missing: what stands where there is none.
+        published: whether to say how many seeds of a plan lack, and to mark models that are no
+            better than a constant one on test domains; otherwise the best is bold.
+    """
+    found = results.accuracies(rule, split)
+    spreads = {method: average_over_columns(own, columns) for method, own in found.items()}
+    best = max((one.mean for one in spreads.values() if one), default=None)
+    constant = results.no_better_than_constant(rule) if published and split == TEST else {}
+
+    def made(method: str) -> Cell:
+        one = spreads.get(method)
+        if one is None:
+            return Cell(missing)
+        if not published:
+            return Cell(spread_text(one), strong=one.mean == best)
+        seeds = len(results.seeds)
+        few = f" ({one.count} of {seeds})" if results.planned and one.count < seeds else ""
+        return Cell(f"{spread_text(one)}{few}{mark(constant.get(method, ()), columns)}")
+
+    return Column(heading), made
+
+
+def accuracy_columns(
+    results: Results,
+    rule: SelectionRule,
+    split: str = TEST,
+    axis: str | None = None,
+    missing: str = MISSING,
+    published: bool = False,
+) -> list[MethodColumn]:
+    """One for each column of the table, or each value of an axis, and their average."""
+    groups = results.columns_by(axis) if axis else {column: [column] for column in results.columns}
+    if len(groups) > 1:
+        groups["Average"] = results.columns
+    return [
+        accuracy_column(
+            results,
+            readable(heading),
+            rule,
+            columns,
+            split=split,
+            missing=missing,
+            published=published,
+        )
+        for heading, columns in groups.items()
+    ]
 
 
 def accuracy_table(
@@ -108,34 +172,18 @@ def accuracy_table(
         split: which images.
         axis: one column for each value of this axis, averaged over the other axes.
     """
-    accuracies = results.accuracies(rule, split)
-    columns = results.columns_by(axis) if axis else {column: [column] for column in results.columns}
-    if len(columns) > 1:
-        columns["Average"] = results.columns
-    spreads = {
-        method: [average_over_columns(accuracies[method], group) for group in columns.values()]
-        for method in results.methods
-        if method in accuracies
-    }
-    best = _best(spreads.values())
-    beside = {method: _beside_accuracy(results, method, rule, split) for method in spreads}
-    # Runs of before these were recorded have none.
-    known = any(value is not None for values in beside.values() for value in values)
-    rows = [
-        [
-            Cell(marked(results, method)),
-            *(_spread_cell(s, b) for s, b in zip(row, best)),
-            *(Cell(percent(value)) for value in beside[method] if known),
+    methods = list(results.accuracies(rule, split))
+    columns = accuracy_columns(results, rule, split, axis)
+    beside = {method: _beside_accuracy(results, method, rule, split) for method in methods}
+    if any(value is not None for values in beside.values() for value in values):
+        columns += [
+            (Column("Balanced", "mean of all runs"), lambda method: percent(beside[method][0])),
+            (Column("Largest class", "of the images"), lambda method: percent(beside[method][1])),
         ]
-        for method, row in spreads.items()
-    ]
-    heads = [Column("Method", numeric=False), *(Column(readable(column)) for column in columns)]
-    if known:
-        heads += [Column("Balanced", "mean of all runs"), Column("Largest class", "of the images")]
     caption = _accuracy_caption(results, rule, split)
     if axis:
         caption += " Each column is an average over everything else that varies."
-    return Table(heads, rows, caption)
+    return by_method(methods, columns, caption, lambda method: marked(results, method))
 
 
 def _beside_accuracy(
@@ -143,8 +191,8 @@ def _beside_accuracy(
 ) -> list[float | None]:
     """Balanced accuracy and the constant model's accuracy, means over all runs of a method."""
     found = [
-        split_accuracy(result.run.evaluations, result.rounds[rule.name], split)
-        for result in results.of(method)
+        split_accuracy(run.evaluations, rule.choose(run.evaluations), split)
+        for run in results.runs(method)
     ]
     whole = [at for at in found if at is not None]
     balanced = [at.balanced for at in whole if at.balanced is not None]
@@ -153,19 +201,6 @@ def _beside_accuracy(
         math.fsum(values) / len(values) if whole and len(values) == len(whole) else None
         for values in (balanced, constant)
     ]
-
-
-def _best(rows: Iterable[Sequence[Spread | None]]) -> list[float | None]:
-    """The highest mean of every column."""
-    return [max((s.mean for s in column if s), default=None) for column in zip(*rows)]
-
-
-def _of_column(accuracies: Accuracies, column: str) -> Spread | None:
-    return spread(value for (place, _), value in accuracies.items() if place == column)
-
-
-def _spread_cell(found: Spread | None, best: float | None) -> Cell:
-    return Cell(spread_text(found), strong=found is not None and found.mean == best)
 
 
 def spread_text(found: Spread | None) -> str:
@@ -190,68 +225,82 @@ def _accuracy_caption(results: Results, rule: SelectionRule, split: str) -> str:
 
 def rules_table(results: Results) -> Table:
     """Average test accuracy of every method under every selection rule."""
-    rules = rules_for(result.run.evaluations for result in results.results)
-    found = {rule.name: results.accuracies(rule) for rule in rules}
-    spreads = {
-        method: [
-            average_over_columns(found[rule.name].get(method, {}), results.columns)
-            for rule in rules
-        ]
-        for method in results.methods
-    }
-    best = _best(spreads.values())
-    rows = [
-        [Cell(spelled(method)), *(_spread_cell(s, b) for s, b in zip(row, best))]
-        for method, row in spreads.items()
+    columns = [
+        accuracy_column(results, rule.name, rule, results.columns)
+        for rule in SELECTION_RULES.values()
+        if not rule.optional or results.accuracies(rule)
     ]
     caption = (
         "Average held-out test accuracy in percent. The columns differ in which model "
         "counts, and their headings say how it was chosen. The test domains never choose."
     )
-    heads = [
-        Column("Method", numeric=False),
-        *(Column(rule.name) for rule in rules),
-    ]
-    return Table(heads, rows, caption)
+    return by_method(results.methods, columns, caption)
 
 
-def margin_table(results: Results, rule: SelectionRule = FINAL) -> Table | None:
-    """Every method's margin over the best other one, and its mean rank; None for one method."""
-    accuracies = results.accuracies(rule)
-    if len(accuracies) < 2:
+def margin_table(
+    results: Results,
+    rule: SelectionRule = FINAL,
+    base: str | None = None,
+    named: Callable[[str], str] = spelled,
+) -> Table | None:
+    """Every method's margin over the best other one, and its mean rank; None for one method.
+
+    Args:
+        results: the comparison.
+        rule: how a run's round is chosen.
+        base: a method whose margins stand there in place of ranks.
+        named: how a label is shown.
+    """
+    found = results.accuracies(rule)
+    if len(found) < 2:
         return None
-    places = ranks(accuracies)
-    rows = []
-    for method in accuracies:
-        other = best_other(method, accuracies)
-        margin = paired_margin(accuracies[method], accuracies[other]) if other else None
-        if other is None or margin is None:
-            continue
-        mean_rank = spread(places[method].values())
-        cells = [
-            Cell(spelled(method)),
-            Cell(spelled(other)),
-            Cell(points(margin.mean), strong=margin.decided),
-            Cell(interval_text(margin)),
-            Cell(number(margin.pairs)),
-            Cell(f"{mean_rank.mean:.2f}" if mean_rank else MISSING),
+    best = {method: best_other(method, found) for method in found}
+    over = {
+        m: paired_margin(found[m], found[other]) if other else None for m, other in best.items()
+    }
+    bases = found.get(base or "", {})
+    above = {m: paired_margin(own, bases) if m != base else None for m, own in found.items()}
+    places = ranks(found)
+
+    def difference(margin: Margin | None) -> Cell:
+        return Cell(
+            points(margin.mean if margin else None),
+            strong=bool(margin and margin.decided) and not base,
+        )
+
+    columns: list[MethodColumn] = []
+    if base is not None:
+        columns += [
+            (Column(f"Minus {spelled(base)}", "points"), lambda m: difference(above[m])),
+            (Column("95 % interval"), lambda m: interval_text(above[m])),
         ]
-        rows.append(cells)
-    heads = [
-        Column("Method", numeric=False),
-        Column("Best other method", numeric=False),
-        Column("Margin", "points"),
-        Column("95 % interval", "points"),
-        Column("Pairs"),
-        Column("Mean rank"),
+    columns += [
+        (Column("Best other method", numeric=False), lambda m: named(best[m] or "") or MISSING),
+        (Column("Minus it" if base else "Margin", "points"), lambda m: difference(over[m])),
+        (Column("95 % interval", "" if base else "points"), lambda m: interval_text(over[m])),
     ]
+    if base is None:
+        columns += [
+            (Column("Pairs"), lambda m: number(one.pairs if (one := over[m]) else None)),
+            (Column("Mean rank"), lambda m: _mean_rank(places[m].values())),
+        ]
     caption = (
         f"Test accuracy {rule.when} minus that of the best other method, paired by "
         "scenario and seed. The interval is Student's t over the pairs; bold where it excludes "
         "zero. None is claimed below three pairs, or where all differences are equal. The best "
         "other method was picked by these same numbers, which favours it a little."
     )
-    return Table(heads, rows, caption)
+    return by_method(found, columns, "" if base else caption, named)
+
+
+def _mean_rank(places: Iterable[float]) -> str:
+    found = spread(places)
+    return f"{found.mean:.2f}" if found else MISSING
+
+
+def margin_text(margin: Margin | None) -> str:
+    """``+1.3 (-0.4 to +2.1)``."""
+    return MISSING if margin is None else f"{points(margin.mean)} ({interval_text(margin)})"
 
 
 def points(difference: float | None) -> str:
@@ -270,7 +319,7 @@ def interval_text(margin: Margin | None) -> str:
     return f"{points(margin.low)} to {points(margin.high)}"
 
 
-def paper_table(results: Results | KeptTable, split: str, missing: str = MISSING) -> Table | None:
+def paper_table(results: Results, split: str, missing: str = MISSING) -> Table | None:
     """Our accuracies beside a paper's, by its rule; None where it has none for the split.
 
     Args:
@@ -278,40 +327,37 @@ def paper_table(results: Results | KeptTable, split: str, missing: str = MISSING
         split: which images.
         missing: what stands for a cell of ours that is not there.
     """
-    published = (results.paper or {}).get("values", {}).get(split, {})
+    paper = results.paper or {}
+    published: Mapping[str, Mapping[str, float | None]] = paper.get("values", {}).get(split, {})
     if not published:
         return None
-    name = (results.paper or {}).get("rule", FINAL.name)
-    rule = SELECTION_RULES.find(name)
-    ours = results.accuracies(rule, split)
-    printed = (results.paper or {}).get("average", {}).get(split, {})
-    rows = []
-    for method in dict.fromkeys([*results.methods, *published]):
-        theirs: Mapping[str, float | None] = published.get(method, {})
-        own = ours.get(method, {})
-        cells = [
-            Cell(_beside(_of_column(own, column), theirs.get(column), missing))
-            for column in results.columns
-        ]
-        if len(results.columns) > 1:
-            average = average_over_columns(own, results.columns)
-            whole = set(theirs) <= set(results.columns)  # a printed average is of all its columns
-            mean = _paper_mean(theirs, results.columns)
-            stated = printed.get(method, mean) if whole else mean
-            mark = mark_of(stated, theirs, results.columns)
-            cells.append(Cell(_beside(average, stated, missing) + mark))
-        rows.append([Cell(spelled(method)), *cells])
-    heads = [Column("Method", numeric=False)]
-    heads += [Column(readable(column), "ours / paper") for column in results.columns]
-    if len(results.columns) > 1:
-        heads.append(Column("Average", "ours / paper"))
-    source = (results.paper or {}).get("source", "the paper")
+    rule = SELECTION_RULES.find(paper.get("rule", FINAL.name))
+    ours, printed = results.accuracies(rule, split), paper.get("average", {}).get(split, {})
+
+    def beside(method: str, columns: Sequence[str]) -> str:
+        theirs = published.get(method, {})
+        own = average_over_columns(ours.get(method, {}), columns)
+        if len(columns) == 1:
+            return _beside(own, theirs.get(columns[0]), missing)
+        whole = set(theirs) <= set(columns)  # a printed average is of all its columns
+        mean = _paper_mean(theirs, columns)
+        stated = printed.get(method, mean) if whole else mean
+        return _beside(own, stated, missing) + mark_of(stated, theirs, columns)
+
+    groups = {column: [column] for column in results.columns}
+    if len(groups) > 1:
+        groups["Average"] = results.columns
+    columns: list[MethodColumn] = [
+        (Column(readable(heading), "ours / paper"), partial(beside, columns=group))
+        for heading, group in groups.items()
+    ]
+    source = paper.get("source", "the paper")
     caption = (
         f"{SPLIT_HEADINGS[split]} accuracy in percent ({rule.name.lower()}): ours / {source}. An "
         "asterisk marks a printed average that is not the mean of its printed row; the mean "
         "follows it."
     )
-    return Table(heads, rows, caption)
+    return by_method(dict.fromkeys([*results.methods, *published]), columns, caption)
 
 
 def _beside(ours: Spread | None, theirs: float | None, missing: str) -> str:
@@ -504,7 +550,7 @@ def about_results(results: Results) -> list[Diagnostic]:
     ]
     best = best_method(results)
     found += about_margin(results, best) if best is not None else ()
-    if len({result.run.served.name for result in results.results}) > 1:
+    if len({run.served.name for run in results.runs()}) > 1:
         found.append(
             Diagnostic(
                 "models-differ",
@@ -526,7 +572,7 @@ def about_results(results: Results) -> list[Diagnostic]:
 
 
 def _left_out(results: Results) -> Iterator[Diagnostic]:
-    """Says which runs the numbers are without: not complete ones, and those without a folder."""
+    """Says which runs the numbers are without: not complete ones; which have no folder here."""
     if results.open:
         shown = [f"{name} ({state})" for name, state in results.open[:5]]
         more = f" and {len(results.open) - 5} more" if len(results.open) > 5 else ""
@@ -534,14 +580,12 @@ def _left_out(results: Results) -> Iterator[Diagnostic]:
         yield Diagnostic(
             "runs-unfinished", "warning", f"Not complete, and left out: {names}{more}."
         )
-    if left := results.elsewhere:
-        names = listed(left[:3]) if len(left) <= 3 else f"{', '.join(left[:3])} and more"
+    if count := len({row.folder or row.key for row in results.rows if row.run is None}):
         yield Diagnostic(
-            "runs-elsewhere",
+            "runs-from-a-file",
             "note",
-            f"{counted(len(left), 'complete run')} left out, known from kept results alone, "
-            f"without run folders here: {names}.",
-            "`feddg report` with the file of kept results shows all of them.",
+            f"{counted(count, 'run')} known from a results file alone, without a folder here: "
+            "tables of accuracy have them; curves, costs and further metrics do not.",
         )
 
 
@@ -653,32 +697,14 @@ def _latex(text: str) -> str:
 
 def results_csv(results: Results) -> str:
     """Returns every number of a comparison as CSV: one row per run, selection rule and split."""
-    axes = list(dict.fromkeys(a for r in results.results for a in r.place.conditions))
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    heads = ["method", "column", "held_out_test", *axes, "seed", "rule", "round", "split"]
-    numbers = _numbers(results)
-    writer.writerow(map(as_cell, [*heads, "accuracy", "folder", *map("_".join, numbers)]))
-    for result in results.results:
-        place = result.place
-        conditions = [place.conditions.get(axis, "") for axis in axes]
-        first = [place.method, results.column(place), place.scenario, *conditions, place.seed]
-        for rule in SELECTION_RULES.values():
-            round_ = result.rounds[rule.name]
-            for split in SPLITS:
-                accuracy = result.accuracy(rule, split)
-                if accuracy is not None:
-                    last = [rule.name, round_, split, repr(accuracy), result.run.folder.name]
-                    found = result.run.evaluations.of(rule.weights)
-                    more = [found.value(round_, split, *number) for number in numbers]
-                    told = ["" if value is None else repr(value) for value in more]
-                    writer.writerow(map(as_cell, [*first, *last, *told]))
-    return out.getvalue()
-
-
-def _numbers(results: Results) -> list[tuple[str, str]]:
-    """Every metric of the runs with every aggregate over domains, as columns."""
-    runs = [result.run.evaluations for result in results.results]
-    known = {name for run in runs for split in SPLITS for name in run.metrics(split)}
-    metrics = [name for name in METRICS if name in known] + sorted(known - METRICS.keys())
-    return list(itertools.product(metrics, AGGREGATES))
+    numbers = results.frame()
+    numbers = numbers[numbers["over"] != ""].drop(
+        columns=["experiment", "machine", "version", "hashes"]
+    )
+    of_accuracy = (numbers["metric"] == "accuracy") & (numbers["over"] == "domain_mean")
+    numbers["name"] = (numbers["metric"] + "_" + numbers["over"]).mask(of_accuracy, "accuracy")
+    names = list(dict.fromkeys(["accuracy", *numbers["name"]]))
+    keys = [name for name in numbers if name not in ("metric", "over", "value", "name")]
+    wide = numbers.pivot(index=keys, columns="name", values="value").reindex(columns=names)
+    wide = wide.reset_index().map(as_cell)
+    return str(wide.rename(columns=as_cell).to_csv(index=False, lineterminator="\n"))

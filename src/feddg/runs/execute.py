@@ -30,8 +30,8 @@ from feddg.federation.averages import served
 from feddg.federation.masked_rounds import OpenedSums
 from feddg.federation.server import Server, initial_state
 from feddg.federation.transport import Ledger, Transport
-from feddg.federation.validation import CHANGES, MessageChecks
-from feddg.methods.base import State, has_global_model
+from feddg.federation.validation import MessageChecks
+from feddg.methods.base import Round, RoundHook, State, has_global_model
 from feddg.models.network import Network
 from feddg.privacy.accounting import Account
 from feddg.privacy.building import Guards
@@ -47,7 +47,6 @@ from feddg.records import (
     LedgerRow,
     MessageRow,
     MetricsRow,
-    RoundRow,
     SetupRow,
     SummaryFile,
 )
@@ -56,7 +55,6 @@ from feddg.runs.context import (
     Measurer,
     Prepare,
     Prepared,
-    finite_probe,
     in_process,
     predictor,
 )
@@ -75,7 +73,7 @@ from feddg.runs.folder import (
     RunFolder,
     means_of,
 )
-from feddg.runs.observer import Observer, Together
+from feddg.runs.observer import Observer, Progress, Together
 from feddg.runs.prepare import cache_folder, environment, give_memory_back, peak_memory
 from feddg.runs.provenance import IMAGES, ImagesNow, check_identity, check_images
 from feddg.runs.reading import (
@@ -93,7 +91,7 @@ from feddg.views import Shown
 # What a completed round leaves on disk: its rows, then the checkpoint that makes it count.
 
 
-class Records:
+class Records(RoundHook):
     """Writes a completed round: its rows first, then the checkpoint that makes it count."""
 
     def __init__(
@@ -114,6 +112,11 @@ class Records:
     def carried(self, row: LedgerRow) -> None:
         """Writes a row of the ledger at once: what has left for another machine has left."""
         self._folder.append(LEDGER, [row])
+
+    def completed(self, state: State, round: Round) -> State:
+        """Makes the round count."""
+        self.keep(state, [round.row.took(evaluate=round.evaluating), *round.evaluations])
+        return state
 
     def keep(self, state: State, rows: Sequence[MetricsRow]) -> None:
         """Writes metrics, ledger and checkpoint of the round in ``state``."""
@@ -175,25 +178,26 @@ def opened_sums(folder: RunFolder) -> OpenedSums:
     return OpenedSums(rows, lambda row: folder.append(OPENED_SUMS, [row]))
 
 
-def next_round(server: Server) -> RoundRow | None:
-    """Runs a round; None after the last, and where another would cost more than may be spent.
+def run_rounds(server: Server) -> None:
+    """Runs the rounds that are left, as far as another costs no more than may be spent.
 
-    Nothing is released of the round that there is not.
+    Nothing is released of a round that there is not.
     """
-    state = server.state
-    if state.round == state.rounds:
-        return None
-    try:
-        if server.affordable:
-            return server.round()
-    except BudgetSpent as error:
-        log.warning("%s", error)
-    text = (
-        f"The run ends after round {state.round} of {state.rounds}: another one would cost more "
-        "than privacy.epsilon."
-    )
-    emit(Diagnostic("budget-spent", "warning", text))
-    return None
+    while server.state.round < server.state.rounds:
+        try:
+            affordable = server.affordable(server.state)
+            if affordable:
+                server.round()
+        except BudgetSpent as error:
+            log.warning("%s", error)
+            affordable = False
+        if not affordable:
+            text = (
+                f"The run ends after round {server.state.round} of {server.state.rounds}: another "
+                "one would cost more than privacy.epsilon."
+            )
+            emit(Diagnostic("budget-spent", "warning", text))
+            return
 
 
 # The summary of a run, computed from its records alone.
@@ -436,8 +440,6 @@ class _Execution:
     snapshots: Collection[int] = ()
     seconds: dict[str, float] = field(default_factory=dict)
     network: Network = field(init=False)
-    interpolation: Interpolation = field(init=False)
-    measurer: Measurer = field(init=False)
     classes: tuple[str, ...] = ()
     diagnostics: list[Diagnostic] = field(default_factory=list)
 
@@ -463,9 +465,6 @@ class _Execution:
             found = self.prepare(experiment, self.cache, self.observer.work, memories)
             self.network = found.worker.network
             self.classes = tuple(found.clients.classes)
-            self.interpolation = Interpolation(
-                experiment, found.method, self.network, found.evaluation
-            )
         transport, clients = found.transport, len(found.transport.clients)
         last = checkpoint.state.round if checkpoint else -1
         layouts = folder.cut_records(last, keep_ledger=found.remote)
@@ -477,7 +476,7 @@ class _Execution:
         kept = KeptModels(folder, files, before, experiment.evaluate)
         writer = Records(folder, transport, kept, self.snapshots)
         ledger = Ledger(writer.carried if found.remote else writer.entered, layouts)
-        account = open_account(folder, found.guards, state.round)
+        found.guards.charge_to(open_account(folder, found.guards, state.round))
         if found.evaluation is not None:
             emit(*about_support(found.evaluation.support(), found.clients.classes))
         self.diagnostics.extend(found.guards.diagnostics)
@@ -493,7 +492,20 @@ class _Execution:
             train=experiment.train,
             style_noise=found.worker.style_noise,
         )
-        server = Server(
+        self._listen(state.round)
+        interpolation = Interpolation(
+            experiment, found.method, self.network, found.evaluation, folder, kept
+        )
+        measurer = Measurer(
+            experiment,
+            self.network,
+            found.evaluation,
+            found.elsewhere,
+            interpolation,
+            self.observer,
+        )
+        means = means_of(experiment, found.method, self.network)
+        server = measurer.server = Server(
             found.method,
             transport,
             state,
@@ -503,28 +515,24 @@ class _Execution:
             ledger=ledger,
             checks=checks,
             guards=found.guards,
-            account=account,
-            opened=opened_sums(folder),
-            means=means_of(experiment, found.method, self.network),
-            probe=finite_probe(experiment, found.method, found.worker),
-            on_client=self.observer.client,
-            on_setup=lambda done, total: self.observer.work("setup", done, total),
-        )
-        self._listen(state.round)
-        self.measurer = Measurer(
-            experiment,
-            self.network,
-            folder,
-            kept,
-            found.evaluation,
-            found.elsewhere,
-            self.interpolation,
-            self.observer,
+            opened=opened_sums(folder) if found.guards.masking else None,
+            hooks=[*means, Progress(self.observer), measurer, interpolation, writer],
         )
         if checkpoint is None:
             self._describe(found)
-            self._setup(server, writer, found)
-        self._rounds(server, writer, found.evaluation)
+            with self.timed("setup"):
+                descriptions = server.setup(lambda *so_far: self.observer.work("setup", *so_far))
+            give_memory_back()
+            if descriptions:
+                folder.write_tensors("setup.safetensors", descriptions)
+            row = SetupRow(seconds=self.seconds["setup"], groups=server.groups)
+            evaluations = measurer.rows(state)
+            interpolation.note(state)
+            writer.keep(state, [row, *evaluations])
+            self._draw(lambda folder: found.draw(folder, state))
+        run_rounds(server)
+        if found.evaluation is not None:
+            self._last_figures(server, kept, found.evaluation)
 
     def _first_state(self, found: Prepared, clients: int) -> State:
         return initial_state(
@@ -548,45 +556,20 @@ class _Execution:
         if found.contents is not None:
             self.folder.write_json(IMAGES, found.contents)
 
-    def _setup(self, server: Server, writer: "Records", found: Prepared) -> None:
-        with self.timed("setup"):
-            descriptions = server.setup()
-        give_memory_back()
-        if descriptions:
-            self.folder.write_tensors("setup.safetensors", descriptions)
-        row = SetupRow(seconds=self.seconds["setup"], groups=server.groups)
-        measured = self.measurer.rows(server)
-        self.interpolation.note(server.state, writer.models)
-        writer.keep(server.state, [row, *measured])
-        self._draw(lambda folder: found.draw(folder, server.state))
-
-    def _rounds(self, server: Server, writer: "Records", evaluation: Evaluation | None) -> None:
-        settings, rounds = self.experiment.evaluate, self.experiment.train.rounds
-        while (row := next_round(server)) is not None:
-            self.observer.round(row)
-            if row.round == self.experiment.train.head_rounds:
-                # The whole network changes by other lengths than its heads did.
-                server.state.extras.pop(CHANGES, None)
-            found: Sequence[EvaluationRow] = []
-            started = time.perf_counter()
-            if server.is_last or settings.after(row.round, rounds):
-                found = self.measurer.rows(server)
-            row = row.took(evaluate=time.perf_counter() - started)
-            self.interpolation.note(server.state, writer.models)
-            writer.keep(server.state, [row, *found])
-        if evaluation is not None:
-            weights = served(server.state, self.experiment.server.serve)
-            if INTERPOLATED in writer.models.files:
-                weights = writer.models.read(INTERPOLATED)
-            model = predictor(server.method, self.network, weights)
-            write_alphas(self.folder, server.method, self.network, evaluation)
-            write_warning_light(self.folder, model, evaluation)
-            if self.experiment.evaluate.pictures and has_global_model(server.method, self.network):
-                self._draw(
-                    lambda folder: draw_unseen(
-                        folder, evaluation, model, self.classes, self.experiment.seed
-                    )
+    def _last_figures(self, server: Server, kept: KeptModels, evaluation: Evaluation) -> None:
+        """Writes what is said of the model that the run ends with."""
+        weights = served(server.state, self.experiment.server.serve)
+        if INTERPOLATED in kept.files:
+            weights = kept.read(INTERPOLATED)
+        model = predictor(server.method, self.network, weights)
+        write_alphas(self.folder, server.method, self.network, evaluation)
+        write_warning_light(self.folder, model, evaluation)
+        if self.experiment.evaluate.pictures and has_global_model(server.method, self.network):
+            self._draw(
+                lambda folder: draw_unseen(
+                    folder, evaluation, model, self.classes, self.experiment.seed
                 )
+            )
 
     def _draw(self, draw: Callable[[Path], None]) -> None:
         """Draws figures of the report."""

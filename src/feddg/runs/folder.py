@@ -707,11 +707,11 @@ class KeptModels:
         self.files.pop(name, None)
 
 
-def means_of(experiment: Experiment, method: Method, network: Network) -> Means:
-    """Returns what keeps the means over rounds that an experiment serves or measures."""
+def means_of(experiment: Experiment, method: Method, network: Network) -> list[Means]:
+    """Returns what keeps the means over rounds that an experiment serves or measures, if any."""
     serve, kept = experiment.server.serve, experiment.evaluate.averages != "never"
     wanted = [mean for mean in MEANS if kept or mean == serve]
-    return Means(method, network, experiment.server, wanted)
+    return [Means(method, network, experiment.server, wanted)] if wanted else []
 
 
 def drop_weights(folder: Path) -> None:

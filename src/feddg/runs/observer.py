@@ -6,6 +6,7 @@ from feddg.diagnostics import Diagnostic
 from feddg.evaluation.accuracy import Score
 from feddg.experiment import Experiment
 from feddg.messages import Refusal, Update
+from feddg.methods.base import Round, RoundHook, State
 from feddg.records import RoundRow
 
 
@@ -74,3 +75,24 @@ class Together(Observer):
         """See :class:`Observer`."""
         for observer in self.observers:
             observer.end(status)
+
+
+class Progress(RoundHook):
+    """Tells an observer what happens in a round."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+
+    def received(self, update: Update, round: Round) -> Update:
+        """See :meth:`Observer.client`."""
+        self._observer.client(round.number, update)
+        return update
+
+    def refused(self, refusal: Refusal, round: Round) -> None:
+        """See :meth:`Observer.client`."""
+        self._observer.client(round.number, refusal)
+
+    def completed(self, state: State, round: Round) -> State:
+        """See :meth:`Observer.round`: it does not count yet."""
+        self._observer.round(round.row)
+        return state

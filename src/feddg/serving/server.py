@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import h11
+import uvicorn
 from pydantic import Field
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
@@ -261,10 +262,9 @@ def serve(
 
     Raises:
         RunError: there is no model, the address is not this machine's alone and ``allow_network``
-            is not said, it cannot be listened on, the extra ``serve`` is missing, or ``strict``.
+            is not said, it cannot be listened on, or ``strict``.
         AdaptationError: the adaptation is unknown, does not suit the model, or keeps state.
     """
-    _uvicorn()
     if not is_loopback(host) and not allow_network:
         raise RunError(
             f"{host} is reached by other machines: whoever reaches it may use the model, without a "
@@ -290,14 +290,8 @@ def serve(
         server.run(sockets=[listening])
 
 
-def server_for(application: Any, limits: ServeLimits) -> Any:
-    """Returns uvicorn, ready to run an application.
-
-    Raises:
-        RunError: the extra ``serve`` is missing.
-    """
-    uvicorn = _uvicorn()
-
+def server_for(application: Any, limits: ServeLimits) -> uvicorn.Server:
+    """Returns uvicorn, ready to run an application."""
     return uvicorn.Server(
         uvicorn.Config(
             application,
@@ -345,16 +339,3 @@ def _listen(host: str, port: int) -> socket.socket:
             "--port"
         ) from None
     return listening
-
-
-def _uvicorn() -> Any:
-    try:
-        import fastapi
-        import python_multipart
-        import uvicorn
-    except ImportError as error:
-        raise RunError(
-            f"serving needs the package {error.name}: pip install 'feddg[serve]'"
-        ) from None
-    del fastapi, python_multipart
-    return uvicorn
