@@ -12,6 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from feddg.diagnostics import Diagnostic, emit
 from feddg.errors import ExperimentError, RunError
 from feddg.views import notebook_observer, notebook_watcher
 
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from feddg.deploy.keys import register_site as register_site
     from feddg.deploy.keys import run_signed as run_signed
     from feddg.deploy.keys import sign_app as sign_app
-    from feddg.deploy.preflight import Check
     from feddg.evaluation.adaptation import ADAPTATIONS as ADAPTATIONS
     from feddg.experiment import Experiment, Origin
     from feddg.methods.base import methods as methods
@@ -310,8 +310,7 @@ def compare(
         if not dry_run:
             tried = carry_out_work(trials, **how)
             tried.require_results()
-            for remark in tried.remarks:
-                log.warning("tune: %s", remark)
+            emit(*tried.diagnostics)
         chosen = picked(whole, trials, files, write=not dry_run)
     work = prepare_work(chosen, folder, said=whole, **of)
     watcher.planned(work, jobs)
@@ -332,8 +331,7 @@ def compare(
         for folder in () if drop_weights else filter(is_complete, work.folders.values()):
             ensure_card(folder)
     done.require_results()
-    for remark in done.remarks:
-        log.warning("%s", remark)
+    emit(*done.diagnostics)
     return done
 
 
@@ -518,7 +516,7 @@ def predict_files(
             html,
             preparation=model.preparation,
             result=model.result,
-            cautions=model.cautions,
+            diagnostics=model.diagnostics,
         )
     return done
 
@@ -658,7 +656,7 @@ def check_site(
     cache: Path | None = None,
     device: str = "auto",
     offline: bool = False,
-) -> "tuple[str, list[Check]]":
+) -> tuple[str, list[Diagnostic]]:
     """Checks at a site, before it joins, its images and machine, keys, versions and connection.
 
     Args:
