@@ -173,7 +173,7 @@ def test_a_run_does_not_import_what_only_pages_and_comparisons_need():
     import sys
 
     code = (
-        "import sys; from feddg.api import run; import feddg.cli.output; "
+        "import sys; from feddg.api import run; import feddg.cli.progress; "
         "from feddg.methods.base import methods; methods(); "
         "print({'plotly', 'scipy.stats', 'torchvision', 'sklearn', 'pandas'} & {*sys.modules})"
     )

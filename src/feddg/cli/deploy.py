@@ -163,7 +163,7 @@ def deploy_simulate(
     gpus: Annotated[float, typer.Option(min=0, help="share of a GPU per client")] = 0.0,
 ) -> None:
     """Run an experiment over Flower's simulation (Ray), clients side by side."""
-    from feddg.cli.output import observer
+    from feddg.cli.progress import observer
 
     with resumable():
         done = api.simulate(

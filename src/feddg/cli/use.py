@@ -61,7 +61,7 @@ def predict(
     quiet: QuietOption = False,
 ) -> None:
     """Label image files with a run's model; after Ctrl-C the same command goes on."""
-    from feddg.cli.output import working
+    from feddg.cli.progress import working
 
     def bad(line: str) -> None:
         typer.echo(f"unusable: {line}", err=True)
@@ -356,7 +356,8 @@ def attack(
     as_json: JsonOption = False,
 ) -> None:
     """Attack a finished run; rows are kept in its attacks.jsonl, pictures in its figures."""
-    from feddg.cli.output import print_attack, working
+    from feddg.cli.output import print_attack
+    from feddg.cli.progress import working
 
     with working(quiet=as_json) as progress:
         rows = api.attack(
