@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from feddg.clients.client import Examples, Worker
+from feddg.clients.client import Examples
 from feddg.data.decoding import hash_of, make_square
 from feddg.data.pixels import ArrayPixels
 from feddg.errors import ExperimentError, FeddgError
@@ -87,8 +87,9 @@ class Federation:
         method: what is run.
         settings: how.
         server: runs the rounds; ``server.state`` holds the global weights.
-        workers: what clients take turns on.
-        network: the first one's.
+        transport: has the clients.
+        worker: what clients take turns on, the first where several train side by side.
+        network: its network.
     """
 
     def __init__(
@@ -131,26 +132,28 @@ class Federation:
         examples = _examples(held, start.classes)
         transport = InProcess(method, workers, len(held), examples.__getitem__, guards=guards)
         self.class_names = tuple(class_names or map(str, range(start.classes)))
-        self._start(method, settings, transport, workers, guards)
+        self._start(method, settings, transport, guards)
 
     def _start(
         self,
         method: Method,
         settings: ExperimentSettings,
         transport: InProcess,
-        workers: Sequence[Worker],
         guards: Guards,
+        **more: Any,
     ) -> None:
-        self.method, self.settings, self.workers = method, settings, workers
-        self.transport, self.network = transport, workers[0].network
+        worker = transport.workers[0]
+        self.method, self.settings, self.transport = method, settings, transport
+        self.worker, self.network = worker, worker.network
         self.server = build_server(
             method,
             transport,
             self.network,
             settings,
             guards=guards,
-            style_noise=workers[0].style_noise,
+            style_noise=worker.style_noise,
             means=means_of(settings, method, self.network),
+            **more,
         )
 
     @classmethod
@@ -164,8 +167,7 @@ class Federation:
         found = in_process(experiment, cache or cache_folder(), lambda what, done, total: None, {})
         self = cls.__new__(cls)
         self.class_names = tuple(found.clients.classes)
-        transport = cast(InProcess, found.transport)
-        self._start(found.method, experiment, transport, [found.worker], found.guards)
+        self._start(found.method, experiment, cast(InProcess, found.transport), found.guards)
         return self
 
     def fit(self, rounds: int | None = None) -> Self:
@@ -179,7 +181,7 @@ class Federation:
         """
         state = self.server.state
         state.rounds = state.round + (rounds or self.settings.train.rounds)
-        for worker in self.workers:  # schedules of the learning rate know the last round
+        for worker in self.transport.workers:  # schedules of the learning rate know the last round
             worker.train = worker.train.model_copy(update={"rounds": state.rounds})
         if state.round == 0:
             self.server.setup()
@@ -256,7 +258,6 @@ class Federation:
         splits: dict[str, numpy.ndarray],
         name: str,
     ) -> Evaluation:
-        worker = self.workers[0]
         return Evaluation(
             ArrayPixels(images),
             splits,
@@ -265,8 +266,8 @@ class Federation:
             (name,),
             self.classes,
             self.settings.evaluate.batch_size,
-            worker.device,
-            worker.autocast,
+            self.worker.device,
+            self.worker.autocast,
         )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.filesize import decimal
@@ -35,24 +35,17 @@ from feddg.experiment import DEFAULT, Experiment, Origin
 from feddg.messages import Refusal, Update
 from feddg.prediction.evaluate import Adaptations, PairedRuns
 from feddg.records import SPLITS, AttackRow, EvaluationRow, RoundRow
-from feddg.report import blocks
-from feddg.report.comparison_page import mcnemar_words, paired_table
-from feddg.report.leaks import attack_tables
-from feddg.report.sections import finding_sentences, found_in
-from feddg.report.tables import (
-    about_best,
-    accuracy_table,
-    elsewhere_words,
-    margin_table,
-    verdict_words,
-    warnings_about,
-)
 from feddg.report.text import counted, duration, interval_words, remark_words, spelled
 from feddg.runs.execute import is_complete
 from feddg.runs.findings import accuracy_interval, measured
 from feddg.runs.inspection import holdings_table, skew_between
 from feddg.runs.observer import Observer
 from feddg.runs.reading import RunRecord, read_run
+
+if TYPE_CHECKING:
+    from feddg.report import blocks
+
+# Pages need plotly: a run that begins must not wait for it.
 
 SPLIT_WORDS = {
     "test": "held-out test",
@@ -68,6 +61,8 @@ def results_table(folders: Sequence[Path]) -> Table:
 
     Beside every accuracy: its 95 % interval, balanced accuracy, and the share of the largest class.
     """
+    from feddg.report.sections import found_in
+
     records = [read_run(folder) for folder in folders]
     rules = dict.fromkeys(record.served.name.lower() for record in records)
     table = Table(title=f"accuracy, {' and '.join(rules)}")
@@ -89,6 +84,8 @@ def results_table(folders: Sequence[Path]) -> Table:
 
 def findings_text(folders: Sequence[Path]) -> str:
     """Returns what speaks against the accuracies of runs, a line each; empty where nothing does."""
+    from feddg.report.sections import finding_sentences
+
     several = len(folders) > 1
     lines = []
     for run in map(read_run, folders):
@@ -176,7 +173,7 @@ def _complete_runs(work: Work) -> list[RunRecord]:
     return [read_run(folder) for folder in found if is_complete(folder)]  # some are only kept
 
 
-def as_rich(table: blocks.Table) -> Table:
+def as_rich(table: "blocks.Table") -> Table:
     """Returns a report's table for the terminal."""
     shown = Table(caption=table.caption, caption_justify="left")
     for column in table.columns:
@@ -194,6 +191,15 @@ def print_comparison(done: Comparison, *, explained: bool = False) -> None:
         done: the comparison.
         explained: whether to say what the best method does.
     """
+    from feddg.report.tables import (
+        about_best,
+        accuracy_table,
+        elsewhere_words,
+        margin_table,
+        verdict_words,
+        warnings_about,
+    )
+
     console = Console()
     results = read_comparison(done.folder)
     if results.results:
@@ -232,6 +238,8 @@ def print_missing(done: Comparison) -> None:
 
 def print_paired(found: PairedRuns, first: str, second: str) -> None:
     """Prints how two runs called ``first`` and ``second`` differ image by image."""
+    from feddg.report.comparison_page import mcnemar_words, paired_table
+
     console = Console()
     console.print(as_rich(paired_table(found, first, second)))
     print_line(console, mcnemar_words(found))
@@ -239,6 +247,8 @@ def print_paired(found: PairedRuns, first: str, second: str) -> None:
 
 def print_attack(rows: Sequence[AttackRow]) -> None:
     """Prints the tables of an attack."""
+    from feddg.report.leaks import attack_tables
+
     for table in attack_tables(rows):
         Console().print(as_rich(table))
 

@@ -4,12 +4,19 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from feddg.comparison.estimate import forecast
 from feddg.comparison.plan import Plan, PlannedCell, distinct, expand_plan, load_plan
 from feddg.comparison.pool import LAUNCHERS, LOG_FOLDER, Outcome, Task, Watcher, run_here
-from feddg.comparison.results import COMPARISON, KeptResult, KeptResults, asked_for, kept_files
+from feddg.comparison.results import (
+    COMPARISON,
+    KeptResult,
+    KeptResults,
+    asked_for,
+    kept_files,
+    read_comparison,
+)
 from feddg.comparison.results import known_results_of as results_of
 from feddg.data.decoding import Reading
 from feddg.errors import FeddgError, RunError
@@ -22,6 +29,9 @@ from feddg.runs.reading import read_run
 from feddg.settings import TORCHVISIONS
 from feddg.storage import entries, is_file, replace_text, why
 from feddg.views import Shown
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 # What a plan comes to in a folder: which runs are complete, begun, kept elsewhere or missing.
 
@@ -261,6 +271,14 @@ class Comparison(Shown):
     def report(self) -> Path:
         """The HTML page."""
         return self.folder / "report.html"
+
+    def frame(self) -> "DataFrame":
+        """Returns every number of the runs as a tidy table: see :meth:`RunRecord.frame`."""
+        import pandas
+
+        found = read_comparison(self.folder).results
+        places = [{"method": one.place.method, **one.place.values} for one in found]
+        return pandas.concat([one.run.frame().assign(**p) for one, p in zip(found, places)])
 
 
 def why_hopeless(work: Work) -> FeddgError | None:

@@ -91,7 +91,7 @@ from feddg.storage import is_file
 from feddg.views import Shown
 
 if TYPE_CHECKING:
-    import pandas
+    from pandas import DataFrame
 
 # What a completed round leaves on disk: its rows, then the checkpoint that makes it count.
 
@@ -380,24 +380,9 @@ class Run(Shown):
         rule, found = record.served, record.evaluations
         return rule.measure(found, rule.choose(found), "test")
 
-    def frame(self) -> "pandas.DataFrame":
-        """Returns all that was measured, a row each: round, split, domain, weights, metric, value.
-
-        Raises:
-            RunError: pandas is not installed.
-        """
-        try:
-            import pandas
-        except ImportError:
-            raise RunError("a table needs pandas: pip install pandas") from None
-
-        rows = [
-            (row.round, row.split, row.domain, row.weights, metric, value)
-            for row in self.record.metrics.evaluations
-            for metric, value in {"accuracy": row.accuracy, "loss": row.loss, **row.metrics}.items()
-        ]
-        names = ["round", "split", "domain", "weights", "metric", "value"]
-        return pandas.DataFrame(rows, columns=names)
+    def frame(self) -> "DataFrame":
+        """Returns all that was measured; see :meth:`RunRecord.frame`."""
+        return self.record.frame()
 
     @property
     def model(self) -> "nn.Module":
