@@ -8,6 +8,8 @@ The rounds are those of an experiment: the same server, methods, defences and op
 
 import copy
 from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, Self, cast
 
@@ -221,6 +223,7 @@ class Federation:
         """Returns probabilities ``(n, classes)`` of images: a data set, a tensor or a list."""
         pixels, labels = read_images(images, "images", self.image_size)
         evaluation = self._evaluation(pixels, numpy.zeros_like(labels), {}, "images")
+        evaluation = replace(evaluation, autocast=nullcontext)  # float32, as a file answers
         return evaluation.predict(self.model, numpy.arange(len(labels))).softmax(1)
 
     def save(self, path: Path | str) -> Path:
