@@ -368,12 +368,15 @@ def demo(
 
 def _split_fields(fields: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns fields of a plan, and those of its experiments."""
-    from feddg.comparison.plan import Plan
+    from feddg.comparison.plan import PROTOCOLS, Plan
 
     whole_clients = {"clients"} if isinstance(fields.get("clients"), Mapping) else set()
     names = Plan.model_fields.keys() - whole_clients
     axes = {name: value for name, value in fields.items() if name in names}
     said = {name: value for name, value in fields.items() if name not in names}
+    held = axes.get("hold_out")
+    if isinstance(held, str) and held not in PROTOCOLS:
+        axes["hold_out"] = [held]
     return ({"seeds": (said.pop("seed"),)} if "seed" in said else {}) | axes, said
 
 

@@ -31,9 +31,7 @@ from feddg.diagnostics import Diagnostic
 from feddg.errors import FeddgError
 from feddg.experiment import Experiment
 from feddg.federation.inprocess import InProcess
-from feddg.federation.server import Server, initial_state
-from feddg.federation.transport import Ledger
-from feddg.federation.validation import MessageChecks
+from feddg.federation.server import build_server
 from feddg.methods.composition import build_method
 from feddg.models.precision import choose_device
 from feddg.runs.prepare import build, build_workers, free_memory, peak_memory
@@ -285,18 +283,12 @@ def seconds_per_image(experiment: Experiment, classes: int) -> float:
     def examples(client: int) -> Examples:
         return Examples(pixels, rows, rows % classes, torch.full((own,), client), classes)
 
-    quickest, settings = math.inf, ServerSettings()
+    pair = experiment.clients.model_copy(update={"number": clients, "per_round": None})
+    alone = bare.model_copy(update={"clients": pair, "server": ServerSettings()})
+    quickest = math.inf
     for _ in range(2):
-        server = Server(
-            method,
-            InProcess(method, build_workers(bare, network, None), clients, examples),
-            initial_state(method, network, clients, rounds=train.rounds, settings=settings),
-            per_round=None,
-            settings=settings,
-            seed=0,
-            ledger=Ledger(lambda row: None),
-            checks=MessageChecks(method, network, clients, image_size=size),
-        )
+        transport = InProcess(method, build_workers(bare, network, None), clients, examples)
+        server = build_server(method, transport, network, alone)
         server.setup()
         quickest = min(quickest, 1 / server.round().images_per_second)
     return quickest

@@ -90,7 +90,7 @@ from feddg.storage import is_file
 from feddg.views import Shown
 
 if TYPE_CHECKING:
-    import pandas
+    from pandas import DataFrame
 
 # What a completed round leaves on disk: its rows, then the checkpoint that makes it count.
 
@@ -392,17 +392,9 @@ class Run(Shown):
         rule, found = record.served, record.evaluations
         return rule.measure(found, rule.choose(found), "test")
 
-    def frame(self) -> "pandas.DataFrame":
-        """Returns what was measured, a row each: round, split, domain, weights, metric, value."""
-        import pandas
-
-        rows = [
-            (row.round, row.split, row.domain, row.weights, metric, value)
-            for row in self.record.metrics.evaluations
-            for metric, value in {"accuracy": row.accuracy, "loss": row.loss, **row.metrics}.items()
-        ]
-        names = ["round", "split", "domain", "weights", "metric", "value"]
-        return pandas.DataFrame(rows, columns=names)
+    def frame(self) -> "DataFrame":
+        """Returns all that was measured; see :meth:`RunRecord.frame`."""
+        return self.record.frame()
 
     @property
     def model(self) -> "nn.Module":
