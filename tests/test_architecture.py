@@ -24,7 +24,7 @@ LEVELS = (
     {"comparison", "prediction", "attacks"},
     {"report"},
     {"deploy", "serving"},
-    {"api"},
+    {"api", "front"},
     {"cli"},
 )
 """Packages and single modules from the ground up; those of one level may not import each other,

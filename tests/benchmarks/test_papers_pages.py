@@ -149,11 +149,11 @@ def test_what_was_tuned_stands_on_the_page(folder, pages):
             method="fedavg",
             held_out="photo",
             values={"train.lr": rate},
-            accuracy=accuracy,
+            score=score,
             trials=1,
             picked=rate == "0.0003",
         )
-        for rate, accuracy in (("3e-05", 0.41), ("0.0003", 0.47))
+        for rate, score in (("3e-05", 0.41), ("0.0003", 0.47))
     ]
     tuning = TuningFile(rule="Final round", rounds=8, seeds=(0,), tried=tuple(tried))
     (folder / pages.DATA / f"{NAME}.tuning.json").write_text(tuning.to_text(), "utf-8")

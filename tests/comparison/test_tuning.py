@@ -338,11 +338,6 @@ def test_a_damaged_file_of_trials_is_said_before_anything_runs(tmp_path, name):
     assert not watcher.begun
 
 
-def test_a_file_of_before_other_metrics_could_pick_is_read():
-    old = {"method": "fedavg", "values": {}, "accuracy": 0.5, "trials": 1, "picked": True}
-    assert TriedRow.model_validate(old).score == 0.5
-
-
 @pytest.mark.parametrize(
     ("tune", "said"),
     [

@@ -1,12 +1,12 @@
 """Commands about many runs: ``compare``, ``report`` and ``paired``."""
 
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from feddg import api
 from feddg.cli.common import (
     AgainOption,
     DryRunOption,
@@ -17,11 +17,11 @@ from feddg.cli.common import (
     TrackOption,
     named,
     print_json,
+    resumable,
     takes,
     track,
 )
 from feddg.cli.common import seeds as read_seeds
-from feddg.errors import ExperimentError, RunError
 
 app = typer.Typer()
 
@@ -80,89 +80,30 @@ def compare(
 
     Stop it at any moment and call it again: complete runs are kept, interrupted ones continue.
     """
-    from rich.console import Console
-
-    from feddg.cli.output import ManyBars, print_comparison, print_work
-    from feddg.cli.run import plan_with_weights_at_hand
-    from feddg.comparison.compare import (
-        Work,
-        carry_out_work,
-        fixed_plan,
-        prepare_work,
-        why_hopeless,
-    )
-    from feddg.comparison.plan import load_plan
-    from feddg.comparison.pool import Watcher
-    from feddg.comparison.results import results_files
-    from feddg.comparison.tuning import picked, prepare_trials
+    from feddg.cli.output import print_comparison, print_missing, watcher
 
     track(tracked)
-    if drop_weights and predictions:
-        raise ExperimentError("--predictions needs the weights that --drop-weights deletes")
     if seeds is not None:
         axes["seeds"] = read_seeds(seeds)
-    base = load_plan(plan).model_dump() if plan else {}
-    whole, folder = fixed_plan(load_plan(base | axes), out, said)
-    whole = plan_with_weights_at_hand(whole)
-    files = results_files(results or ())  # a fault in them is not to be found after tuning
-    console = Console(stderr=True)
-
-    def watcher() -> Watcher:
-        return Watcher() if quiet else ManyBars(console)
-
-    def show(work: Work) -> None:
-        print_work(console, work, jobs)
-        if dry_run and (hopeless := why_hopeless(work)) is not None:
-            note = f"as things are, no run could start: {hopeless}"
-            console.print(note, markup=False, highlight=False, soft_wrap=True)
-
-    where: dict[str, Any] = {
-        "launcher": launcher,
-        "launcher_options": dict(named(option) for option in launcher_option or ()),
-    }
-    try:
-        trials = prepare_trials(
-            whole, folder, again=again, results=files, drop_weights=drop_weights
-        )
-        chosen = whole
-        if trials is not None:
-            show(trials)
-            if dry_run and trials.missing:
-                console.print("the table's runs follow, with the values that are picked")
-                return
-            if not dry_run:
-                tried = carry_out_work(trials, jobs=jobs, watcher=watcher(), **where)
-                tried.require_results()
-            chosen = picked(whole, trials, files, write=not dry_run)
-        work = prepare_work(
-            chosen,
-            folder,
+    with resumable():
+        done = api.compare(
+            plan,
+            out,
+            overrides=said,
+            jobs=jobs,
+            watcher=watcher(quiet),
             again=again,
-            results=files,
-            said=whole,
+            results=results or (),
+            predictions=predictions,
             drop_weights=drop_weights,
+            launcher=launcher,
+            launcher_options=dict(named(option) for option in launcher_option or ()),
+            dry_run=dry_run,
+            **axes,
         )
-        show(work)
-        if dry_run:
-            return
-        if predictions:
-            from feddg.prediction.predict import parquet
-
-            parquet("leave out --predictions")  # says now what would else be said at the end
-        done = carry_out_work(work, jobs=jobs, watcher=watcher(), **where)
-        from feddg.report import write_comparison
-
-        if predictions:
-            from feddg.prediction.evaluate import write_missing_results
-
-            for reason in write_missing_results(work.folders.values()):
-                console.print(f"note: {reason}", markup=False, highlight=False, soft_wrap=True)
-
-        write_comparison(work.out)
-    except KeyboardInterrupt:
-        typer.echo("interrupted; the same command goes on from here", err=True)
-        raise typer.Exit(130) from None
-    done.require_results()
+    if dry_run:
+        print_missing(done)
+        return
     print_comparison(done)
     if done.failures:
         raise typer.Exit(1)
@@ -193,37 +134,16 @@ def report(
     quiet: QuietOption = False,
 ) -> None:
     """Write the HTML page of one run, or a comparison of several."""
-    from feddg.report import page_about, write_page, write_tables
+    from feddg.cli.output import working
 
-    if len(folders) == 1 and os.path.isfile(folders[0]) and (out is None or out.suffix != ".html"):
-        _report_in_markdown(folders[0], out, others=bool(tables or analyses or beside))
+    if len(folders) == 1 and folders[0].is_file() and out is None:
+        typer.echo(api.results_tables(folders[0], tables, analyses, beside))
         return
-    if analyses or beside:
-        from feddg.cli.output import working
-        from feddg.runs.analyses import analyse
-
-        with working(quiet) as progress:
-            for folder in folders:
-                analyse(folder, beside=beside, progress=progress)
-    page = page_about(folders)
-    path = out or (folders[0] / "report.html" if len(folders) == 1 else Path("report.html"))
-    if tables is not None:
-        write_tables(page, tables)
-    typer.echo(write_page(page, path))
-
-
-def _report_in_markdown(file: Path, out: Path | None, others: bool) -> None:
-    """Shows a results file as Markdown, or writes it."""
-    from feddg.comparison.results import Results
-    from feddg.report.results_page import tables, write_results_page
-
-    if others:
-        raise RunError(f"{file} is a results file: of the options, only --out is for it")
-    if out is None:
-        typer.echo(tables(Results.read(file)))
-        return
-    write_results_page(file, out)
-    typer.echo(out)
+    with working(quiet) as progress:
+        page = api.report(
+            folders, out, tables=tables, analyses=analyses, beside=beside, progress=progress
+        )
+    typer.echo(page)
 
 
 # ``feddg paired``: two runs, image by image.
@@ -244,22 +164,10 @@ def paired(
 
     Both need their results by image: `feddg evaluate RUN --predictions`.
     """
-    from feddg.errors import RunError
-    from feddg.prediction.evaluate import compare_images, read_image_results
-    from feddg.records import SPLITS
-
-    if split not in SPLITS:
-        raise RunError(f"unknown split {split!r}; there are: {', '.join(SPLITS)}")
-    one, other = (read_image_results(folder, which) for folder in (first, second))
-    found = compare_images(one, other, split)
+    found = api.paired(first, second, split, which)
     if as_json:
         print_json(asdict(found))
         return
-    from rich.console import Console
+    from feddg.cli.output import print_paired
 
-    from feddg.cli.output import as_rich
-    from feddg.report.comparison_page import mcnemar_words, paired_table
-
-    console = Console()
-    console.print(as_rich(paired_table(found, first.name, second.name)))
-    console.print(mcnemar_words(found), markup=False, highlight=False, soft_wrap=True)
+    print_paired(found, first.name, second.name)

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -23,25 +22,21 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from feddg.comparison.compare import Comparison, Work
-from feddg.comparison.estimate import Forecast, estimate, forecast
+from feddg.api import Preview
+from feddg.comparison.compare import Comparison, Work, why_hopeless
+from feddg.comparison.estimate import Forecast, estimate
 from feddg.comparison.pool import Outcome, Task, Watcher
+from feddg.comparison.tuning import TRIALS
 from feddg.data.partition import in_words
 from feddg.diagnostics import Diagnostic
 from feddg.evaluation.accuracy import Score
-from feddg.experiment import (
-    DEFAULT,
-    Experiment,
-    Origin,
-    expand,
-    explain,
-    load_experiment,
-    read_fields,
-)
+from feddg.experiment import DEFAULT, Experiment, Origin
 from feddg.messages import Refusal, Update
-from feddg.prediction.evaluate import Adaptations
-from feddg.records import SPLITS, EvaluationRow, RoundRow
+from feddg.prediction.evaluate import Adaptations, PairedRuns
+from feddg.records import SPLITS, AttackRow, EvaluationRow, RoundRow
 from feddg.report import blocks
+from feddg.report.comparison_page import mcnemar_words, paired_table
+from feddg.report.leaks import attack_tables
 from feddg.report.tables import (
     about_best,
     about_results,
@@ -49,7 +44,7 @@ from feddg.report.tables import (
     conclusion,
     margin_table,
 )
-from feddg.report.text import counted, duration, interval_words, spelled, warning_words
+from feddg.report.text import counted, duration, interval_words, warning_words
 from feddg.runs.diagnostics import about_result, accuracy_interval, measured
 from feddg.runs.execute import is_complete
 from feddg.runs.inspection import STYLES, holdings_table, print_diagnostic, skew_between
@@ -88,14 +83,6 @@ def results_table(folders: Sequence[Path]) -> Table:
         style = "bold" if split == "test" else None
         table.add_row(SPLIT_WORDS[split], domain, largest, *cells, style=style)
     return table
-
-
-def print_about_results(console: Console, folders: Sequence[Path]) -> None:
-    """Prints what speaks against the accuracies of runs, a line each."""
-    for run in map(read_run, folders):
-        name = f"{spelled(run.method)}: " if len(folders) > 1 else ""
-        for one in about_result(run):
-            print_diagnostic(console, replace(one, text=f"{name}{one.text}"))
 
 
 def adaptation_table(found: Adaptations) -> Table:
@@ -219,6 +206,28 @@ def print_comparison(done: Comparison, *, explained: bool = False) -> None:
     console.print(f"report: {done.report.resolve()}", highlight=False, soft_wrap=True)
 
 
+def print_missing(done: Comparison) -> None:
+    """Prints of a comparison that was not run what speaks against it, and what would follow."""
+    console = Console(stderr=True)
+    if (hopeless := why_hopeless(done.work)) is not None:
+        print_line(console, f"as things are, no run could start: {hopeless}")
+    if done.work.missing and done.work.out.name == TRIALS:
+        print_line(console, "the table's runs follow, with the values that are picked")
+
+
+def print_paired(found: PairedRuns, first: str, second: str) -> None:
+    """Prints how two runs called ``first`` and ``second`` differ image by image."""
+    console = Console()
+    console.print(as_rich(paired_table(found, first, second)))
+    print_line(console, mcnemar_words(found))
+
+
+def print_attack(rows: Sequence[AttackRow]) -> None:
+    """Prints the tables of an attack."""
+    for table in attack_tables(rows):
+        Console().print(as_rich(table))
+
+
 # What a person sees while a run goes on: bars on a terminal, a line now and then elsewhere.
 
 
@@ -306,24 +315,36 @@ class Bars(Observer):
         )
 
 
-class ManyBars(Watcher):
+class PlannedWork(Watcher):
+    """Says what a comparison will do, and nothing of how it goes."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def planned(self, work: Work, jobs: int) -> None:
+        """Prints it."""
+        print_work(self._console, work, max(1, jobs))
+
+
+class ManyBars(PlannedWork):
     """One display for many runs: how many are done, and a bar for each that goes on.
 
     On a console that is no terminal, one line per run that ends, and one after a long silence.
     """
 
     def __init__(self, console: Console, clock: Clock = time.monotonic) -> None:
-        self._console, self._clock = console, clock
-        self._last = clock()
-        self._progress = _bars(console, TimeElapsedColumn(), NOTE)
-        self._tasks: dict[Path, TaskID] = {}
-        self._shares: dict[Path, float] = {}
-        self._total = self._before = self._ended = 0
-        self._started = time.perf_counter()
+        super().__init__(console)
+        self._clock, self._last = clock, clock()
+        self.start(0, 0, 0)
+        self.end()
 
     def start(self, total: int, done: int, jobs: int) -> None:
         """Shows the bar of all runs."""
-        self._total, self._before = total, done
+        self._progress = _bars(self._console, TimeElapsedColumn(), NOTE)
+        self._tasks: dict[Path, TaskID] = {}
+        self._shares: dict[Path, float] = {}
+        self._total, self._before, self._ended = total, done, 0
+        self._started = time.perf_counter()
         self._progress.start()
         self._all = self._progress.add_task("runs", total=total, completed=done, note="")
 
@@ -448,6 +469,12 @@ def observer(quiet: bool = False, verbose: bool = False) -> Observer:
     return Bars(console) if console.is_terminal and not verbose else Lines(console)
 
 
+def watcher(quiet: bool = False) -> Watcher:
+    """Returns what shows many runs on standard error; their plan alone if it is to be quiet."""
+    console = Console(stderr=True)
+    return PlannedWork(console) if quiet else ManyBars(console)
+
+
 def notebook_observer() -> Observer:
     """Returns what shows a run in a notebook: bars, or lines where it has no widgets."""
     console = _notebook_console()
@@ -477,25 +504,12 @@ def working(quiet: bool = False) -> Iterator[Callable[[str, int, int], None]]:
 # What ``feddg run --dry-run`` shows: every setting and where it comes from, and what it takes.
 
 
-def show_experiment(said: dict[str, Any], file: Path | None, out: Path) -> None:
-    """Prints an experiment completely, and what it would take; runs nothing.
-
-    Args:
-        said: the fields that flags set.
-        file: the experiment file below them.
-        out: the run folder's parent.
-
-    Raises:
-        FeddgError: it could not be run.
-    """
+def show_preview(found: Preview) -> None:
+    """Prints an experiment completely, and what it would take."""
     console = Console()
-    experiment = load_experiment(file, said)
-    found = explain(said, read_fields(file, expand(said)), str(file))
-    console.print(_settings_table(found))
-    folder = out / experiment.label
-    state = "complete" if is_complete(folder) else "begun" if folder.is_dir() else "new"
-    print_line(console, f"run folder: {folder} ({state})")
-    _print_forecast(console, forecast(experiment))
+    console.print(_settings_table(found.settings))
+    print_line(console, f"run folder: {found.folder} ({found.state})")
+    _print_forecast(console, found.forecast)
 
 
 def print_line(console: Console, text: str) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
@@ -17,6 +17,7 @@ from feddg.errors import ExperimentError, RunError, nearest
 from feddg.experiment import Experiment, expand
 from feddg.methods.composition import build_method, method_class
 from feddg.records import ID_VAL
+from feddg.runs.prepare import with_weights_at_hand
 from feddg.runs.reading import FINAL, SELECTION_RULES
 from feddg.settings import OneLine, Settings, leaves, merge, nested
 from feddg.storage import read_fields_of
@@ -80,6 +81,22 @@ def _replaced(below: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, An
 def _path(field: str) -> str:
     first, _, rest = field.partition(".")
     return f"method.settings.{rest}" if first == "method" else field
+
+
+def plan_with_weights_at_hand(plan: "Plan") -> "Plan":
+    """Returns a plan as it is, or without weights; see :func:`with_weights_at_hand`.
+
+    What single methods say of weights stays, as does a plan that compares weights or networks.
+    """
+    if {"model.weights", "model.backbone", "preset"} & {*plan.settings}:
+        return plan
+    try:
+        chosen = Experiment(**plan.base)
+    except ExperimentError:
+        return plan  # an axis may complete it; else its runs say what is wrong
+    if with_weights_at_hand(chosen) is chosen:
+        return plan
+    return plan.model_copy(update={"base": merge(plan.base, {"model": {"weights": None}})})
 
 
 class Variant(Settings):
@@ -173,6 +190,10 @@ class Tune(Settings):
         return self
 
 
+Protocol = Literal["lodo", "ltdo", "ltdo-all"]
+PROTOCOLS = get_args(Protocol)
+
+
 class Plan(Settings):
     """Experiments to compare.
 
@@ -182,8 +203,8 @@ class Plan(Settings):
         question: what the comparison is to answer, one or two sentences.
         base: experiment fields that all cells share.
         methods: names, or names with label, settings and experiment fields.
-        hold_out: ``lodo``, ``ltdo``, ``ltdo-all``, or a list of hold-outs as in an experiment;
-            none for what ``base`` says.
+        hold_out: ``lodo``, ``ltdo``, ``ltdo-all``, or a hold-out as in an experiment, or a list of
+            them; none for what ``base`` says.
         domains: the data set's domains, where a protocol must be read without its images.
         heterogeneity: values of lambda; none for what ``base`` says.
         clients: pairs (N, K), or N alone; none for what ``base`` says.
@@ -200,7 +221,7 @@ class Plan(Settings):
     question: str = ""
     base: dict[str, Any] = Field(default_factory=dict)
     methods: tuple[Variant, ...] = (Variant(method="fedavg"), Variant(method="pardon"))
-    hold_out: Literal["lodo", "ltdo", "ltdo-all"] | tuple[Any, ...] | None = None
+    hold_out: Protocol | tuple[Any, ...] | None = None
     domains: tuple[str, ...] = ()
     heterogeneity: tuple[float, ...] = ()
     clients: tuple[tuple[int, int | None], ...] = ()
@@ -227,7 +248,8 @@ class Plan(Settings):
     @field_validator("hold_out", mode="before")
     @classmethod
     def _listed(cls, value: Any) -> Any:
-        return [value] if isinstance(value, dict) else value
+        one = isinstance(value, dict) or (isinstance(value, str) and value not in PROTOCOLS)
+        return [value] if one else value
 
     @field_validator("heterogeneity", mode="before")
     @classmethod

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import (
-    AliasChoices,
     BaseModel,
     ConfigDict,
     Field,
@@ -25,7 +24,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from feddg.comparison.plan import Cell, Plan, expand_plan, table_cells
-from feddg.comparison.statistics import Accuracies, Key, best_other, paired_margin
+from feddg.comparison.statistics import Accuracies, Key, best_other, paired_margin, spread
 from feddg.data.fingerprint import ImagesFile
 from feddg.diagnostics import Diagnostic, Severity, emit, gravest_first
 from feddg.errors import DataError, RunError
@@ -112,7 +111,7 @@ class TriedRow(Row):
     values: dict[str, str]
     metric: str = "accuracy"
     over: str = "domain_mean"
-    score: Number | None = Field(None, validation_alias=AliasChoices("score", "accuracy"))
+    score: Number | None = None
     trials: int
     constant: int | None = Field(None, ge=0)
     picked: bool
@@ -898,6 +897,13 @@ class Results:
                 if value == value:
                     found[method][column, seed] = value
         return {method: values for method, values in found.items() if values}
+
+    def mean(
+        self, method: str, metric: str, rule: str = "", split: str = "", over: str = ""
+    ) -> float | None:
+        """Returns the mean of a number over a method's runs that have it; see :meth:`values`."""
+        found = spread(self.values(metric, rule, split, over).get(method, {}).values())
+        return None if found is None else found.mean
 
     def accuracies(self, rule: SelectionRule = FINAL, split: str = TEST) -> dict[str, Accuracies]:
         """Returns every method's accuracies under a rule, by column and seed."""

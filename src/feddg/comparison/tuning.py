@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from feddg.comparison.compare import Work, carry_out_work, work_on
+from feddg.comparison.compare import Work, work_on
 from feddg.comparison.plan import (
     Cell,
     Combination,
@@ -22,7 +22,6 @@ from feddg.comparison.plan import (
     trials_of,
     with_values,
 )
-from feddg.comparison.pool import Watcher
 from feddg.comparison.results import (
     TUNING,
     TriedRow,
@@ -85,43 +84,6 @@ def prepare_trials(
     files = results_files(trials)
     work = work_on(trying, cells, out / TRIALS, again=again, cache=cache, files=files)
     return replace(work, drop_weights=drop_weights)
-
-
-def tune(
-    plan: Plan,
-    out: Path,
-    *,
-    jobs: int = 0,
-    cache: Path | None = None,
-    watcher: Watcher | None = None,
-    again: bool = False,
-    results: Path | Sequence[Path] = (),
-    drop_weights: bool = False,
-) -> Plan:
-    """Carries out the trials of a plan and returns the plan with the picked values.
-
-    Complete trials are not run again. What was tried is in ``tuning.json``.
-
-    Args:
-        plan: the plan; without a ``tune`` section it is returned as it is.
-        out: the folder of the comparison.
-        jobs: processes that run at once; 0 runs everything in this process.
-        cache: folder for decoded pixels; the user's cache by default.
-        watcher: is told what happens.
-        again: see :func:`prepare_trials`, like ``drop_weights``.
-        results: see :func:`prepare_trials` and :func:`picked`.
-        drop_weights: whether a trial's weights are deleted once it is complete.
-
-    Raises:
-        RunError: no value of a method could be measured, or every trial failed.
-    """
-    work = prepare_trials(plan, out, cache, again=again, results=results, drop_weights=drop_weights)
-    if work is None:
-        return plan
-    done = carry_out_work(work, jobs=jobs, cache=cache, watcher=watcher)
-    done.require_results()
-    emit(*done.diagnostics)
-    return picked(plan, work, results)
 
 
 def picked(

@@ -12,12 +12,12 @@ from functools import cached_property
 from typing import Any, ClassVar, Protocol, TypeVar, get_type_hints, runtime_checkable
 
 import torch
-from pydantic import ConfigDict
+from pydantic import ConfigDict, ValidationError
 from torch import Tensor, nn
 
 from feddg.clients.client import Batch, Client
 from feddg.diagnostics import Diagnostic
-from feddg.errors import ExperimentError, FeddgError, NotEnoughUpdates, RunError
+from feddg.errors import ExperimentError, FeddgError, NotEnoughUpdates, RunError, nearest
 from feddg.messages import Broadcast, Message, Refusal, Sent, Update, Weights, on_device
 from feddg.models.network import Network
 from feddg.records import Direction, EvaluationRow, Groups, RefusedUpdate, RoundRow
@@ -127,8 +127,16 @@ class Method:
         if "name" in vars(cls) and "title" not in vars(cls):
             cls.title = cls.name
 
-    def __init__(self, settings: MethodSettings | None = None) -> None:
-        self.settings = settings if settings is not None else self.Settings()
+    def __init__(self, settings: MethodSettings | None = None, **fields: Any) -> None:
+        """Takes the hyper-parameters, by name or as an object.
+
+        Raises:
+            ExperimentError: one is unknown or out of range.
+        """
+        try:
+            self.settings = self.Settings(**fields) if settings is None else settings
+        except ValidationError as error:
+            raise ExperimentError(_explain(type(self), error)) from None
 
     # What is trained
 
@@ -406,6 +414,21 @@ class RoundHook:
     def completed(self, state: State, round: Round) -> State:
         """The updates are aggregated: returns the state as it becomes that of the round."""
         return state
+
+
+def _explain(cls: type[Method], error: ValidationError) -> str:
+    fault = error.errors()[0]
+    field = ".".join(str(part) for part in fault["loc"])
+    known = list(cls.Settings.model_fields)
+    if fault["type"] == "extra_forbidden":
+        listing = ", ".join(known) or "none at all"
+        return (
+            f"method {cls.name} has no setting {field!r}{nearest(field, known)}; it has: {listing}"
+        )
+    said = fault["msg"].removeprefix("Value error, ")
+    if not field:  # a rule about several settings, which names them itself
+        return f"method {cls.name}: {said}"
+    return f"method {cls.name}, setting {field!r}: {said} (got {fault['input']!r})"
 
 
 def local_names(method: Method, network: nn.Module) -> set[str]:

@@ -4,7 +4,7 @@ import copy
 import json
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -379,13 +379,27 @@ def export_run(
     if strict:
         refuse_doubtful(warnings)
     if format == "safetensors":
-        _put(path, lambda aside: _write_weights(aside, trained, metadata))
+        _put(path, lambda aside: _write_weights(aside, trained.network, metadata))
         return Exported(path, _write_card(Path(run), path, metadata), metadata, 0, 0.0, warnings)
     model = trained.predictor(adapt)
-    size = trained.experiment.data.image_size
-    program = _traced(deployed(model, input_kind), size, adapt)
     images, real = images_to_check(trained.experiment)
     metadata["checked"] = {"random_images": RANDOM_IMAGES, "real_images": real}
+    gap = _write_graph(model, path, metadata, images, input_kind, onnx, adapt)
+    card = _write_card(Path(run), path, metadata)
+    return Exported(path, card, metadata, len(images), gap, warnings)
+
+
+def _write_graph(
+    model: nn.Module,
+    path: Path,
+    metadata: dict[str, Any],
+    images: Tensor,
+    input_kind: InputKind,
+    onnx: Any,
+    adapt: str | None = None,
+) -> float:
+    """Writes ONNX, or a ``torch.export`` program without the ``onnx`` package; see `difference`."""
+    program = _traced(deployed(model, input_kind), images.shape[-1], adapt)
     found: list[float] = []
 
     def write(aside: Path) -> None:
@@ -396,8 +410,43 @@ def export_run(
         found.append(difference(model, answer, images, input_kind, path))
 
     _put(path, write)
-    card = _write_card(Path(run), path, metadata)
-    return Exported(path, card, metadata, len(images), found[0], warnings)
+    return found[0]
+
+
+def write_model(model: nn.Module, path: Path, metadata: Mapping[str, Any]) -> Path:
+    """Writes a model of no run folder as :func:`export_run` would; without a card.
+
+    Args:
+        model: maps RGB images in [0, 1] to logits, in eval mode.
+        path: ends in ``.onnx``, ``.pt2`` or ``.safetensors``, which says what is written.
+        metadata: ``class_names``, ``image_size``, and what else the file should say of itself.
+
+    Returns:
+        ``path``.
+
+    Raises:
+        RunError: see :func:`export_run`.
+    """
+    format = next((name for name, end in ENDINGS.items() if path.suffix.lower() == end), None)
+    if format is None:
+        raise RunError(f"{path} must end in one of {', '.join(ENDINGS.values())}")
+    about: dict[str, Any] = {
+        **metadata,
+        "feddg": feddg.__version__,
+        "format": format,
+        "weights": fingerprint(model),
+        "resize": "squash",
+        "result": "It comes from no run that says how good it was where nobody trained.",
+    }
+    if format == "safetensors":
+        _put(path, lambda aside: _write_weights(aside, model, about))
+        return path
+    size = int(metadata["image_size"])
+    about["input"] = f"RGB images (batch, 3, {size}, {size}), uint8 in 0..255"
+    onnx = _onnx() if format == "onnx" else None
+    images = example(size, RANDOM_IMAGES, "uint8")
+    _write_graph(model, path, about, images, "uint8", onnx)
+    return path
 
 
 def metadata_of(
@@ -509,8 +558,8 @@ def _write_program(
     return answer
 
 
-def _write_weights(aside: Path, trained: Trained, metadata: dict[str, Any]) -> None:
-    state = trained.network.state_dict()
+def _write_weights(aside: Path, model: nn.Module, metadata: Mapping[str, Any]) -> None:
+    state = model.state_dict()
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
     text = json.dumps(metadata, ensure_ascii=False)
     save_file(tensors, aside, {"format": "pt", "feddg": text})

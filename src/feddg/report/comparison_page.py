@@ -1,13 +1,15 @@
 """The page of a comparison: many runs as tables of means, margins, ranks and curves."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import TypeVar
 
 from feddg.comparison.results import ResultRow, Results
 from feddg.comparison.statistics import average_over_columns
 from feddg.errors import FeddgError
 from feddg.prediction.evaluate import (
     FEW_DISCORDANT,
-    McNemar,
+    PairedDifference,
     PairedRuns,
     compare_images,
     read_image_results,
@@ -22,11 +24,14 @@ from feddg.report.blocks import (
     Fact,
     Facts,
     Fold,
+    MadeColumn,
     Page,
     Prose,
     Section,
     Table,
     glossary,
+    table_of,
+    text_column,
 )
 from feddg.report.sections import (
     compared_metrics,
@@ -63,31 +68,44 @@ from feddg.storage import is_file
 
 
 MOST_PAIRS = 60
+T = TypeVar("T")
 DRAWS = 500
 
 
 def paired_table(found: PairedRuns, first: str, second: str) -> Table:
     """Metrics of two runs on the same images, and their differences with intervals."""
-    rows = [
-        [
-            Cell(metric_title(d.metric)),
-            Cell(AGGREGATE_WORDS[d.aggregate]),
-            Cell(percent(d.first)),
-            Cell(percent(d.second)),
-            Cell(f"{100 * d.difference:+.1f}", strong=d.low > 0 or d.high < 0),
-            Cell(f"{100 * d.low:+.1f} to {100 * d.high:+.1f}"),
-        ]
-        for d in found.differences
+    columns: list[MadeColumn[PairedDifference]] = [
+        (text_column("Metric"), lambda d: metric_title(d.metric)),
+        (text_column("Over domains"), lambda d: AGGREGATE_WORDS[d.aggregate]),
+        (Column(first, "%"), lambda d: percent(d.first)),
+        (Column(second, "%"), lambda d: percent(d.second)),
+        *_difference_columns(lambda d: d, "points"),
     ]
-    heads = [Column("Metric", numeric=False), Column("Over domains", numeric=False)]
-    heads += [Column(first, "%"), Column(second, "%"), Column("Difference", "points")]
-    heads += [Column("95 % interval", "paired bootstrap")]
     caption = (
         f"{counted(found.images, 'image')} of {', '.join(found.domains[:6])}. Images are drawn "
         "anew within each domain, the same for both. It is about these two models; what other "
         "seeds would give it does not know."
     )
-    return Table(heads, rows, caption)
+    return table_of(found.differences, columns, caption)
+
+
+def _difference_columns(
+    difference: Callable[[T], PairedDifference], note: str
+) -> list[MadeColumn[T]]:
+    """A difference of metrics and its interval; bold where that excludes zero."""
+
+    def shown(thing: T) -> Cell:
+        one = difference(thing)
+        return Cell(f"{100 * one.difference:+.1f}", strong=one.low > 0 or one.high < 0)
+
+    def interval(thing: T) -> str:
+        one = difference(thing)
+        return f"{100 * one.low:+.1f} to {100 * one.high:+.1f}"
+
+    return [
+        (Column("PairedDifference", note), shown),
+        (Column("95 % interval", "paired bootstrap"), interval),
+    ]
 
 
 def mcnemar_words(found: PairedRuns) -> str:
@@ -113,30 +131,26 @@ def paired_section(results: Results) -> Section | None:
     pairs = list(_pairs(results, base, others))
     if not pairs:
         return None
-    rows, failed = [], 0
+    compared: list[tuple[ResultRow, PairedRuns]] = []
     for row, one, other in pairs[:MOST_PAIRS]:
-        try:
-            found = _compared(one, other)
-        except FeddgError:  # other images, or PyArrow is not here: no number is better than a wrong
-            failed += 1
-            continue
-        rows.append(_row(results, row, found))
-    heads = [
-        Column("Method", numeric=False),
-        Column("Column", numeric=False),
-        Column("Seed"),
-        Column("Difference", f"points to {spelled(base)}"),
-        Column("95 % interval", "paired bootstrap"),
-        Column("Only it", "right"),
-        Column(f"Only {spelled(base)}", "right"),
-        Column("McNemar", "p, exact"),
+        with suppress(FeddgError):  # other images, or no PyArrow: no number is better than a wrong
+            compared.append((row, _compared(one, other)))
+    failed = len(pairs[:MOST_PAIRS]) - len(compared)
+    columns: list[MadeColumn[tuple[ResultRow, PairedRuns]]] = [
+        (text_column("Method"), lambda pair: spelled(pair[0].method)),
+        (text_column("Column"), lambda pair: results.column(pair[0]) or MISSING),
+        (Column("Seed"), lambda pair: str(pair[0].seed)),
+        *_difference_columns(_pooled, f"points to {spelled(base)}"),
+        (Column("Only it", "right"), lambda pair: number(pair[1].mcnemar.only_first)),
+        (Column(f"Only {spelled(base)}", "right"), lambda p: number(p[1].mcnemar.only_second)),
+        (Column("McNemar", "p, exact"), lambda pair: p_text(pair[1].mcnemar.exact)),
     ]
     caption = (
         "Accuracy on held-out test images, pooled, of the model that each run serves. One row "
         "compares two models on the same images; whether it holds for other seeds, the rows of "
         "other seeds say. Many rows are many tests: some p below 0.05 come by chance."
     )
-    blocks: list[Block] = [Table(heads, rows, caption)] if rows else []
+    blocks: list[Block] = [table_of(compared, columns, caption)] if compared else []
     if failed:
         blocks.append(Prose(f"{counted(failed, 'pair')} could not be compared image by image."))
     if len(pairs) > MOST_PAIRS:
@@ -162,20 +176,8 @@ def _compared(one: RunRecord, other: RunRecord) -> PairedRuns:
     return compare_images(runs[0], runs[1], TEST, draws=DRAWS)
 
 
-def _row(results: Results, row: ResultRow, found: PairedRuns) -> list[Cell]:
-    pooled = next(d for d in found.differences if (d.metric, d.aggregate) == ("accuracy", "pooled"))
-    test: McNemar = found.mcnemar
-    decided = pooled.low > 0 or pooled.high < 0
-    return [
-        Cell(spelled(row.method)),
-        Cell(results.column(row) or MISSING),
-        Cell(str(row.seed)),
-        Cell(f"{100 * pooled.difference:+.1f}", strong=decided),
-        Cell(f"{100 * pooled.low:+.1f} to {100 * pooled.high:+.1f}"),
-        Cell(number(test.only_first)),
-        Cell(number(test.only_second)),
-        Cell(p_text(test.exact)),
-    ]
+def _pooled(pair: tuple[ResultRow, PairedRuns]) -> PairedDifference:
+    return next(d for d in pair[1].differences if (d.metric, d.aggregate) == ("accuracy", "pooled"))
 
 
 MOST_FACTS = 8
@@ -337,7 +339,7 @@ def _paper_section(results: Results) -> Section | None:
 
 
 def _list(heading: str, texts: Sequence[str]) -> Table:
-    return Table([Column(heading, numeric=False)], [[Cell(text)] for text in texts])
+    return table_of(texts, [(text_column(heading), str)])
 
 
 def _cost_section(results: Results) -> Section | None:
@@ -347,21 +349,15 @@ def _cost_section(results: Results) -> Section | None:
 
 
 def _runs_section(results: Results) -> Section:
-    rows = [
-        [
-            Cell(spelled(row.method)),
-            Cell(readable(results.column(row))),
-            Cell(str(row.seed)),
-            Cell(percent(row.accuracy(results.served)), strong=True),
-            Cell(row.folder),
-        ]
-        for row in results.rows
+    columns: list[MadeColumn[ResultRow]] = [
+        (text_column("Method"), lambda row: spelled(row.method)),
+        (text_column("Column"), lambda row: readable(results.column(row))),
+        (Column("Seed"), lambda row: str(row.seed)),
+        (
+            Column("Test", results.served.name.lower()),
+            lambda row: Cell(percent(row.accuracy(results.served)), strong=True),
+        ),
+        (text_column("Folder"), lambda row: row.folder),
     ]
-    heads = [
-        Column("Method", numeric=False),
-        Column("Column", numeric=False),
-        Column("Seed"),
-        Column("Test", "final round"),
-        Column("Folder", numeric=False),
-    ]
-    return Section("Runs", [Fold(counted(len(rows), "run"), [Table(heads, rows)])])
+    table = table_of(results.rows, columns)
+    return Section("Runs", [Fold(counted(len(results.rows), "run"), [table])])

@@ -22,7 +22,7 @@ from feddg.report.comparison_page import comparison_page
 from feddg.report.run_page import run_page
 from feddg.report.tables import page_tables, results_csv, to_csv, to_latex, to_markdown
 from feddg.runs.reading import read_run
-from feddg.storage import is_file, replace_text
+from feddg.storage import replace_text
 
 
 def write_report(folders: Sequence[Path], out: Path) -> Path:
@@ -73,7 +73,7 @@ def page_about(folders: Sequence[Path]) -> Page:
         raise RunError("There is no run to report on. Name at least one run folder.")
     if len(folders) == 1 and (folders[0] / COMPARISON).is_file():
         return comparison_page(read_comparison(folders[0]))
-    if len(folders) == 1 and is_file(folders[0]):
+    if len(folders) == 1 and folders[0].is_file():
         return comparison_page(Results.read(folders[0]))
     if len(folders) == 1:
         return run_page(read_run(folders[0]))

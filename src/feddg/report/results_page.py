@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from feddg.comparison.results import RISING, Results, TuningFile
-from feddg.comparison.statistics import Accuracies, Key, paired_margin, spread
+from feddg.comparison.statistics import Accuracies, Key, paired_margin
 from feddg.diagnostics import Diagnostic
 from feddg.errors import RunError
 from feddg.records import ID_TEST, SPLITS, VAL
@@ -66,12 +66,7 @@ def _machines(results: Results) -> str:
 
 def _movement(results: Results, weights: str) -> Callable[[str], str]:
     """How far a method's accuracy moves from round to round, mean over its runs."""
-    return lambda method: percent(_mean(results, f"movement_{weights}", method))
-
-
-def _mean(results: Results, metric: str, method: str) -> float | None:
-    found = spread(results.values(metric).get(method, {}).values())
-    return None if found is None else found.mean
+    return lambda method: percent(results.mean(method, f"movement_{weights}"))
 
 
 # With a plan: its table, the paper's numbers beside ours, and every cell that is not run says so.
@@ -325,7 +320,7 @@ def _costs(results: Results) -> str:
     base = REFERENCE if REFERENCE in results.methods else results.methods[0]
 
     def times(method: str, name: str) -> str:
-        ours, theirs = _mean(results, name, method), _mean(results, name, base)
+        ours, theirs = results.mean(method, name), results.mean(base, name)
         return f"{ours / theirs:.2f}" if ours is not None and theirs else MISSING
 
     columns: list[MethodColumn] = [

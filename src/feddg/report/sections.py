@@ -1,10 +1,12 @@
 """The sections of a run's page."""
 
+import itertools
 import math
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -36,11 +38,14 @@ from feddg.report.blocks import (
     Fact,
     Facts,
     Fold,
+    MadeColumn,
     Pair,
     Prose,
     Section,
     Shares,
     Table,
+    table_of,
+    text_column,
 )
 from feddg.report.charts import (
     HELD_OUT_COLOURS,
@@ -461,35 +466,29 @@ def class_table(counts: Counts, classes: Sequence[str], name: str) -> Fold:
         classes: names of the classes.
         name: whose images they are.
     """
-    columns = [
-        Column("Class", numeric=False),
-        Column("Images"),
-        Column("Recall", "of its images, %"),
-        Column("Precision", "of what got its name, %"),
-        Column("Predicted", "times"),
-        Column("Mostly taken for", "its images, %", numeric=False),
+    right, support, named = np.diagonal(counts), counts.sum(axis=1), counts.sum(axis=0)
+
+    def share(of: Counts, index: int) -> str:
+        return percent(float(right[index] / of[index]) if of[index] else None)
+
+    columns: list[MadeColumn[int]] = [
+        (text_column("Class"), lambda index: readable(classes[index])),
+        (Column("Images"), lambda index: number(float(support[index]))),
+        (Column("Recall", "of its images, %"), lambda index: share(support, index)),
+        (Column("Precision", "of what got its name, %"), lambda index: share(named, index)),
+        (Column("Predicted", "times"), lambda index: number(float(named[index]))),
+        (
+            text_column("Mostly taken for", "its images, %"),
+            lambda index: _most_taken_for(counts[index], classes, index),
+        ),
     ]
-    rows = [_class_row(counts, classes, index) for index in range(len(classes))]
     caption = (
         "Recall: how many images of the class were recognised. Precision: how many of the images "
         "given its name are of it; a class that was never named has none. Few images make both "
         "uncertain."
     )
     title = f"{counted(len(classes), 'class', 'classes')} of {name}, one by one"
-    return Fold(title, [Table(columns, rows, caption)])
-
-
-def _class_row(counts: Counts, classes: Sequence[str], index: int) -> list[Cell]:
-    right, support = float(counts[index, index]), float(counts[index].sum())
-    named = float(counts[:, index].sum())
-    return [
-        Cell(readable(classes[index])),
-        Cell(number(support)),
-        Cell(percent(right / support if support else None)),
-        Cell(percent(right / named if named else None)),
-        Cell(number(named)),
-        Cell(_most_taken_for(counts[index], classes, index)),
-    ]
+    return Fold(title, [table_of(range(len(classes)), columns, caption)])
 
 
 def _most_taken_for(row: Counts, classes: Sequence[str], index: int) -> str:
@@ -587,32 +586,24 @@ def _bytes_so_far(run: RunRecord) -> dict[str, float]:
     }
 
 
-def cost_of_runs(runs: Sequence[RunRecord], labels: Sequence[str]) -> Table:
-    """What each run took, one column per run."""
-    costs = [cost_of(run) for run in runs]
-    columns = [Column("", numeric=False), *(Column(label) for label in labels)]
-    activities = dict.fromkeys(name for cost in costs for name in cost.seconds)
-    rows = [_cost_row("Time in all", [duration(cost.total_seconds) for cost in costs], strong=True)]
-    rows += [
-        _cost_row(f"Time for {activity_text(name)}", [duration(c.seconds.get(name)) for c in costs])
-        for name in activities
-    ]
-    rows += [
-        _cost_row("Images per second of training", [number(c.images_per_second) for c in costs]),
-        _cost_row("Passes through the network per image", [_times(c) for c in costs]),
-        _cost_row("Peak memory", [size(cost.peak_memory) for cost in costs]),
-    ]
-    rows += [_cost_row(text, [size(cost.bytes.get(key)) for cost in costs]) for text, key in COSTS]
-    return Table(columns, rows)
+def run_cost_table(run: RunRecord) -> Table:
+    """What a run took."""
+    cost = cost_of(run)
+    rows = [Cell("Time in all"), Cell(duration(cost.total_seconds), strong=True)]
+    texts = {f"Time for {activity_text(name)}": duration(s) for name, s in cost.seconds.items()}
+    texts["Images per second of training"] = number(cost.images_per_second)
+    texts["Passes through the network per image"] = _times(cost)
+    texts["Peak memory"] = size(cost.peak_memory)
+    texts |= {text: size(cost.bytes.get(key)) for text, key in COSTS}
+    table = table_of(
+        texts, [(text_column(""), str), (Column("This run"), lambda text: texts[text])]
+    )
+    return replace(table, rows=[rows, *table.rows])
 
 
 def _times(cost: Cost) -> str:
     times = cost.passes_per_image
     return number(None) if times is None else f"{times:.2f}"
-
-
-def _cost_row(text: str, values: Sequence[str], strong: bool = False) -> list[Cell]:
-    return [Cell(text), *(Cell(value, strong) for value in values)]
 
 
 def activity_text(name: str) -> str:
@@ -635,44 +626,45 @@ def cost_table(results: Results) -> Table | None:
     methods = [method for method in results.methods if results.runs(method)]
     if not methods:
         return None
-    heads = [
-        Column("Method", numeric=False),
-        Column("Time", "a run"),
-        Column("Training", "a round"),
-        Column("Fusing", "a round"),
-        Column("Before training"),
-        Column("Images", "per second"),
-        Column("From a client", "per round"),
-        Column("From a client", "before training"),
-        Column("Peak memory"),
+    costs = {m: [(cost_of(r), max(1, r.rounds_done)) for r in results.runs(m)] for m in methods}
+
+    def mean(of: Callable[[Cost, int], float]) -> Callable[[str], float | None]:
+        return lambda method: _mean([of(*cost) for cost in costs[method]])
+
+    def column(
+        heading: str,
+        note: str,
+        shown: Callable[[float | None], str],
+        of: Callable[[Cost, int], float],
+    ) -> MadeColumn[str]:
+        return Column(heading, note), lambda method: shown(mean(of)(method))
+
+    columns: list[MadeColumn[str]] = [
+        (text_column("Method"), spelled),
+        column("Time", "a run", duration, lambda cost, rounds: cost.total_seconds),
+        column(
+            "Training", "a round", duration, lambda c, rounds: c.seconds.get("train", 0) / rounds
+        ),
+        column(
+            "Fusing", "a round", duration, lambda c, rounds: c.seconds.get("aggregate", 0) / rounds
+        ),
+        column("Before training", "", duration, lambda cost, rounds: cost.seconds.get("setup", 0)),
+        column("Images", "per second", number, lambda cost, rounds: cost.images_per_second or 0),
+        column(
+            "From a client",
+            "per round",
+            size,
+            lambda c, rounds: c.bytes.get("up_per_client_round", 0),
+        ),
+        column(
+            "From a client",
+            "before training",
+            size,
+            lambda c, rounds: c.bytes.get("setup_up_per_client", 0),
+        ),
+        column("Peak memory", "", size, lambda cost, rounds: cost.peak_memory or 0),
     ]
-    rows = [_cost_cells(method, results.runs(method)) for method in methods]
-    return Table(heads, rows, "Mean over the runs of a method.")
-
-
-def _cost_cells(method: str, runs: Sequence[RunRecord]) -> list[Cell]:
-    costs = [cost_of(run) for run in runs]
-    rounds = [max(1, run.rounds_done) for run in runs]
-
-    def seconds(activity: str, per_round: bool) -> float | None:
-        values = [cost.seconds.get(activity, 0.0) for cost in costs]
-        return _mean([v / r for v, r in zip(values, rounds)] if per_round else values)
-
-    def mean_bytes(name: str) -> float | None:
-        return _mean([cost.bytes.get(name, 0.0) for cost in costs])
-
-    texts = [
-        spelled(method),
-        duration(_mean([cost.total_seconds for cost in costs])),
-        duration(seconds("train", per_round=True)),
-        duration(seconds("aggregate", per_round=True)),
-        duration(seconds("setup", per_round=False)),
-        number(_mean([cost.images_per_second or 0.0 for cost in costs])),
-        size(mean_bytes("up_per_client_round")),
-        size(mean_bytes("setup_up_per_client")),
-        size(_mean([float(cost.peak_memory or 0) for cost in costs])),
-    ]
-    return [Cell(text) for text in texts]
+    return table_of(methods, columns, "Mean over the runs of a method.")
 
 
 def _mean(values: Sequence[float]) -> float | None:
@@ -687,19 +679,18 @@ MOST_NAMED = 8
 
 def groups_table(run: RunRecord, setup: SetupRow) -> Table | None:
     """How many clients each group has, and which; None where the method grouped nobody."""
-    rows = [
-        [
-            Cell(f"By {readable(what).lower()}"),
-            Cell(f"Group {place}"),
-            Cell(number(len(members))),
-            _members([run.client_name(id) for id in members]),
-        ]
+    found = [
+        (what, place, members)
         for what, groups in setup.groups.items()
         for place, members in enumerate(groups, start=1)
     ]
-    columns = [Column("Grouped", numeric=False), Column("Group", numeric=False)]
-    columns += [Column("Clients"), Column("Which", numeric=False)]
-    return Table(columns, rows, grouped=True) if rows else None
+    columns: list[MadeColumn[tuple[str, int, Sequence[int]]]] = [
+        (text_column("Grouped"), lambda group: f"By {readable(group[0]).lower()}"),
+        (text_column("Group"), lambda group: f"Group {group[1]}"),
+        (Column("Clients"), lambda group: number(len(group[2]))),
+        (text_column("Which"), lambda group: _members([run.client_name(id) for id in group[2]])),
+    ]
+    return table_of(found, columns, grouped=True) if found else None
 
 
 def _members(names: list[str]) -> Cell:
@@ -737,10 +728,12 @@ def holdings_section(run: RunRecord) -> Section | None:
 
 
 def _bad_images(images: Sequence[BadImageRow]) -> Fold:
-    rows = [[Cell(image.path), Cell(image.reason)] for image in images[:MOST_LISTED]]
-    columns = [Column("File", numeric=False), Column("Reason", numeric=False)]
+    columns: list[MadeColumn[BadImageRow]] = [
+        (text_column("File"), lambda image: image.path),
+        (text_column("Reason"), lambda image: image.reason),
+    ]
     title = f"{counted(len(images), 'image')} could not be used"
-    return Fold(title, [Table(columns, rows, cut_note(len(images)))])
+    return Fold(title, [table_of(images[:MOST_LISTED], columns, cut_note(len(images)))])
 
 
 def cut_note(total: int) -> str:
@@ -777,28 +770,21 @@ def compared_metrics(results: Results) -> Table | None:
     names = more_metrics(results.runs())
     if len(names) < 2:
         return None
-    rows = [
-        [
-            Cell(spelled(method)),
-            Cell(words),
-            *(Cell(percent(_over_runs(results, method, name, aggregate))) for name in names),
-        ]
-        for method in results.methods
-        for aggregate, words in AGGREGATE_WORDS.items()
+    columns: list[MadeColumn[tuple[str, str]]] = [
+        (text_column("Method"), lambda pair: spelled(pair[0])),
+        (text_column("Over domains"), lambda pair: AGGREGATE_WORDS[pair[1]]),
     ]
-    heads = [Column("Method", numeric=False), Column("Over domains", numeric=False)]
-    heads += [Column(metric_title(name)) for name in names]
+    columns += [(Column(metric_title(name)), partial(_over_runs, results, name)) for name in names]
     caption = (
         "Held-out test domains after the final round, percent, mean over all runs of a method "
         f"that have the number. {_caption()}"
     )
-    return Table(heads, rows, caption, grouped=True)
+    pairs = itertools.product(results.methods, AGGREGATE_WORDS)
+    return table_of(pairs, columns, caption, grouped=True)
 
 
-def _over_runs(results: Results, method: str, metric: str, aggregate: str) -> float | None:
-    known = results.values(metric, FINAL.name, TEST, aggregate).get(method, {})
-    whole = known and len(known) >= len(results.runs(method))
-    return math.fsum(known.values()) / len(known) if whole else None
+def _over_runs(results: Results, metric: str, pair: tuple[str, str]) -> str:
+    return percent(results.mean(pair[0], metric, FINAL.name, TEST, pair[1]))
 
 
 def _class_names(run: RunRecord) -> Sequence[str]:
@@ -858,20 +844,23 @@ def differing_settings(runs: Sequence[RunRecord], labels: Sequence[str]) -> Tabl
     """The settings in which the runs' experiments differ, or None when they do not."""
     flat = [dict(flatten(run.experiment)) for run in runs]
     keys = dict.fromkeys(key for settings in flat for key in settings if key != "name")
-    rows = [
-        [Cell(key), *(Cell(settings.get(key, MISSING)) for settings in flat)]
-        for key in keys
-        if len({settings.get(key) for settings in flat}) > 1
+    differing = [key for key in keys if len({settings.get(key) for settings in flat}) > 1]
+    columns: list[MadeColumn[str]] = [(text_column("Setting"), str)]
+    columns += [
+        (text_column(label), partial(_setting, settings)) for label, settings in zip(labels, flat)
     ]
-    columns = [Column("Setting", numeric=False)]
-    columns += [Column(label, numeric=False) for label in labels]
-    return Table(columns, rows, "Everything else is the same in all runs.") if rows else None
+    caption = "Everything else is the same in all runs."
+    return table_of(differing, columns, caption) if differing else None
+
+
+def _setting(settings: Mapping[str, str], key: str) -> str:
+    return settings.get(key, MISSING)
 
 
 def mapping_table(content: Mapping[str, Any], headings: tuple[str, str]) -> Table:
     """A mapping as two columns; nested names are joined by dots."""
-    rows = [[Cell(key), Cell(value)] for key, value in flatten(content)]
-    return Table([Column(heading, numeric=False) for heading in headings], rows)
+    name, value = map(text_column, headings)
+    return table_of(flatten(content), [(name, lambda pair: pair[0]), (value, lambda pair: pair[1])])
 
 
 # The top of a run's page: its result in plain words, what speaks against it, its key numbers.

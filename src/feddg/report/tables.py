@@ -1,4 +1,4 @@
-"""Tables and verdicts of a comparison, and tables as Markdown, CSV and LaTeX."""
+"""Tables and conclusion of a comparison, and tables as Markdown, CSV and LaTeX."""
 
 import csv
 import io
@@ -28,7 +28,19 @@ from feddg.comparison.statistics import (
 from feddg.diagnostics import Diagnostic, gravest_first
 from feddg.methods.base import METHODS, idea_of
 from feddg.records import TEST, as_cell
-from feddg.report.blocks import Block, Cell, Column, Fold, Page, Prose, Section, Table
+from feddg.report.blocks import (
+    Block,
+    Cell,
+    Column,
+    Fold,
+    MadeColumn,
+    Page,
+    Prose,
+    Section,
+    Table,
+    table_of,
+    text_column,
+)
 from feddg.report.sections import SPLIT_HEADINGS
 from feddg.report.text import (
     AGGREGATE_WORDS,
@@ -44,7 +56,6 @@ from feddg.report.text import (
     readable,
     spelled,
 )
-from feddg.runs.diagnostics import split_accuracy
 from feddg.runs.reading import FINAL, SELECTION_RULES, SelectionRule
 
 MARK = " †"
@@ -65,10 +76,14 @@ def mark(places: Iterable[Key], columns: Iterable[str]) -> str:
 # Tables of a comparison: a row for each method, and columns that are made by method.
 
 
+BESIDE = (
+    ("Balanced", "mean of all runs", "balanced_accuracy"),
+    ("Largest class", "of the images", "largest_class_share"),
+)
+"""Columns beside an accuracy: heading, note and metric."""
 PRINTED_TOLERANCE = 0.051
 """Printed averages may differ from their row's mean by rounding, in points."""
-MethodColumn = tuple[Column, Callable[[str], Cell | str]]
-"""A column, and what stands in it for a method."""
+MethodColumn = MadeColumn[str]
 
 
 def by_method(
@@ -85,14 +100,7 @@ def by_method(
         caption: of the table.
         named: how a label is shown.
     """
-    rows = [
-        [Cell(named(method)), *(_cell(made(method)) for _, made in columns)] for method in methods
-    ]
-    return Table([Column("Method", numeric=False), *(head for head, _ in columns)], rows, caption)
-
-
-def _cell(made: Cell | str) -> Cell:
-    return made if isinstance(made, Cell) else Cell(made)
+    return table_of(methods, [(text_column("Method"), named), *columns], caption)
 
 
 def accuracy_column(
@@ -174,33 +182,18 @@ def accuracy_table(
     """
     methods = list(results.accuracies(rule, split))
     columns = accuracy_columns(results, rule, split, axis)
-    beside = {method: _beside_accuracy(results, method, rule, split) for method in methods}
-    if any(value is not None for values in beside.values() for value in values):
-        columns += [
-            (Column("Balanced", "mean of all runs"), lambda method: percent(beside[method][0])),
-            (Column("Largest class", "of the images"), lambda method: percent(beside[method][1])),
-        ]
+    for heading, note, metric in BESIDE:
+        means = {m: results.mean(m, metric, rule.name, split, "domain_mean") for m in methods}
+        if any(value is not None for value in means.values()):
+            columns.append((Column(heading, note), partial(_percent_of, means)))
     caption = _accuracy_caption(results, rule, split)
     if axis:
         caption += " Each column is an average over everything else that varies."
     return by_method(methods, columns, caption, lambda method: marked(results, method))
 
 
-def _beside_accuracy(
-    results: Results, method: str, rule: SelectionRule, split: str
-) -> list[float | None]:
-    """Balanced accuracy and the constant model's accuracy, means over all runs of a method."""
-    found = [
-        split_accuracy(run.evaluations, rule.choose(run.evaluations), split)
-        for run in results.runs(method)
-    ]
-    whole = [at for at in found if at is not None]
-    balanced = [at.balanced for at in whole if at.balanced is not None]
-    constant = [at.constant for at in whole if at.constant is not None]
-    return [
-        math.fsum(values) / len(values) if whole and len(values) == len(whole) else None
-        for values in (balanced, constant)
-    ]
+def _percent_of(means: Mapping[str, float | None], method: str) -> str:
+    return percent(means[method])
 
 
 def spread_text(found: Spread | None) -> str:
@@ -275,7 +268,7 @@ def margin_table(
             (Column("95 % interval"), lambda m: interval_text(above[m])),
         ]
     columns += [
-        (Column("Best other method", numeric=False), lambda m: named(best[m] or "") or MISSING),
+        (text_column("Best other method"), lambda m: named(best[m] or "") or MISSING),
         (Column("Minus it" if base else "Margin", "points"), lambda m: difference(over[m])),
         (Column("95 % interval", "" if base else "points"), lambda m: interval_text(over[m])),
     ]
@@ -423,29 +416,20 @@ def _measured(tuning: TuningFile) -> str:
 
 def tuning_table(tuning: TuningFile) -> Table:
     """Every combination that was tried, and what it reached."""
-    columns = [
-        Column("Method", numeric=False),
-        Column("Held out", numeric=False),
-        Column("Values", numeric=False),
-        Column("In-domain validation", note="%"),
-        Column("Trials"),
-        Column("", numeric=False),
-    ]
-    return Table(columns, _rows(tuning.tried))
-
-
-def _rows(tried: Sequence[TriedRow]) -> list[list[Cell]]:
-    return [
+    return table_of(
+        tuning.tried,
         [
-            Cell(spelled(row.method), strong=row.picked),
-            Cell(readable(row.held_out)),
-            Cell(", ".join(f"{name} {value}" for name, value in row.values.items())),
-            Cell(_score(row)),
-            Cell(str(row.trials)),
-            Cell("picked" if row.picked else "", strong=row.picked),
-        ]
-        for row in tried
-    ]
+            (text_column("Method"), lambda row: Cell(spelled(row.method), strong=row.picked)),
+            (text_column("Held out"), lambda row: readable(row.held_out)),
+            (
+                text_column("Values"),
+                lambda row: ", ".join(f"{k} {v}" for k, v in row.values.items()),
+            ),
+            (Column("In-domain validation", "%"), _score),
+            (Column("Trials"), lambda row: str(row.trials)),
+            (text_column(""), lambda row: Cell("picked" if row.picked else "", strong=row.picked)),
+        ],
+    )
 
 
 def _score(row: TriedRow) -> str:

@@ -7,8 +7,10 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy
 import torch
@@ -28,9 +30,8 @@ from feddg.evaluation.accuracy import (
 from feddg.experiment import Experiment, load_stored
 from feddg.federation.averages import served
 from feddg.federation.masked_rounds import OpenedSums
-from feddg.federation.server import Server, initial_state
+from feddg.federation.server import Server, build_server, initial_state
 from feddg.federation.transport import Ledger, Transport
-from feddg.federation.validation import MessageChecks
 from feddg.methods.base import Round, RoundHook, State, has_global_model
 from feddg.models.network import Network
 from feddg.privacy.accounting import Account
@@ -87,6 +88,9 @@ from feddg.runs.reading import (
 )
 from feddg.storage import is_file
 from feddg.views import Shown
+
+if TYPE_CHECKING:
+    import pandas
 
 # What a completed round leaves on disk: its rows, then the checkpoint that makes it count.
 
@@ -361,10 +365,12 @@ class Run(Shown):
     Attributes:
         folder: everything about it on disk.
         experiment: the complete experiment.
+        was_complete: whether it was complete before, so that nothing was run.
     """
 
     folder: Path
     experiment: Experiment
+    was_complete: bool = False
 
     @property
     def record(self) -> RunRecord:
@@ -375,6 +381,50 @@ class Run(Shown):
     def report(self) -> Path:
         """The HTML page."""
         return self.folder / "report.html"
+
+    @property
+    def accuracy(self) -> float | None:
+        """The held-out accuracy that headlines speak of, in [0, 1]; None where none is held out.
+
+        The mean over the test domains, by the rule and weights of the model that the run serves.
+        """
+        record = self.record
+        rule, found = record.served, record.evaluations
+        return rule.measure(found, rule.choose(found), "test")
+
+    def frame(self) -> "pandas.DataFrame":
+        """Returns what was measured, a row each: round, split, domain, weights, metric, value."""
+        import pandas
+
+        rows = [
+            (row.round, row.split, row.domain, row.weights, metric, value)
+            for row in self.record.metrics.evaluations
+            for metric, value in {"accuracy": row.accuracy, "loss": row.loss, **row.metrics}.items()
+        ]
+        names = ["round", "split", "domain", "weights", "metric", "value"]
+        return pandas.DataFrame(rows, columns=names)
+
+    @property
+    def model(self) -> "nn.Module":
+        """The model that the run serves, see :func:`feddg.load_model`.
+
+        Its ``predict`` takes image files, folders and globs, as :func:`feddg.predict` does.
+        """
+        from feddg.runs.model import load_model
+
+        model = load_model(self.folder)
+        model.predict = partial(import_module(_PREDICT).predict, self.folder)  # type: ignore[assignment]
+        return model
+
+    def open(self) -> None:
+        """Opens the page in a browser; it is written where it is not there yet."""
+        import webbrowser
+
+        webbrowser.open(import_module(_REPORT).ensure_report(self.folder).resolve().as_uri())
+
+
+_PREDICT, _REPORT = "feddg.prediction.predict", "feddg.report"
+"""Above this package, and therefore known by their names, as in :mod:`feddg.views`."""
 
 
 def resume(
@@ -412,7 +462,8 @@ def carry_out(
     """
     with RunFolder(path) as folder:
         folder.keep_experiment(experiment)
-        if not is_complete(path):
+        complete = is_complete(path)
+        if not complete:
             watching, cached = observer or Observer(), cache or cache_folder()
             try:
                 _Execution(experiment, folder, watching, cached, prepare, snapshots).carry_out()
@@ -420,7 +471,7 @@ def carry_out(
                 if not keep_unstarted:
                     folder.remove_unstarted()
                 raise
-    return Run(path, experiment)
+    return Run(path, experiment, complete)
 
 
 def is_complete(folder: Path) -> bool:
@@ -482,16 +533,6 @@ class _Execution:
         self.diagnostics.extend(found.guards.diagnostics)
         for one in found.guards.diagnostics:
             self.observer.diagnostic(one)
-        checks = MessageChecks(
-            found.method,
-            self.network,
-            clients,
-            image_size=experiment.data.image_size,
-            also=found.guards.sends,
-            introduced=transport.introduced,
-            train=experiment.train,
-            style_noise=found.worker.style_noise,
-        )
         self._listen(state.round)
         interpolation = Interpolation(
             experiment, found.method, self.network, found.evaluation, folder, kept
@@ -505,16 +546,15 @@ class _Execution:
             self.observer,
         )
         means = means_of(experiment, found.method, self.network)
-        server = measurer.server = Server(
+        server = measurer.server = build_server(
             found.method,
             transport,
-            state,
-            per_round=experiment.clients.per_round,
-            settings=experiment.server,
-            seed=experiment.seed,
-            ledger=ledger,
-            checks=checks,
+            self.network,
+            experiment,
             guards=found.guards,
+            style_noise=found.worker.style_noise,
+            ledger=ledger,
+            state=state,
             opened=opened_sums(folder) if found.guards.masking else None,
             hooks=[*means, Progress(self.observer), measurer, interpolation, writer],
         )

@@ -34,7 +34,7 @@ from feddg.runs.reading import (
     read_rows,
     read_run,
 )
-from feddg.settings import EvaluateSettings
+from feddg.settings import EvaluateSettings, ExperimentSettings
 from feddg.storage import (
     append_text,
     checksum,
@@ -707,7 +707,7 @@ class KeptModels:
         self.files.pop(name, None)
 
 
-def means_of(experiment: Experiment, method: Method, network: Network) -> list[Means]:
+def means_of(experiment: ExperimentSettings, method: Method, network: Network) -> list[Means]:
     """Returns what keeps the means over rounds that an experiment serves or measures, if any."""
     serve, kept = experiment.server.serve, experiment.evaluate.averages != "never"
     wanted = [mean for mean in MEANS if kept or mean == serve]

@@ -4,7 +4,7 @@ import asyncio
 import ipaddress
 import logging
 import socket
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import h11
 import uvicorn
-from pydantic import Field
+from pydantic import Field, ValidationError
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -239,7 +239,7 @@ def serve(
     adapt: str | None = None,
     which: str | None = None,
     device: str = "cpu",
-    limits: ServeLimits | None = None,
+    limits: ServeLimits | Mapping[str, Any] | None = None,
     known_as: Sequence[str] = (),
     allow_network: bool = False,
     strict: bool = False,
@@ -265,6 +265,8 @@ def serve(
             is not said, it cannot be listened on, or ``strict``.
         AdaptationError: the adaptation is unknown, does not suit the model, or keeps state.
     """
+    if not isinstance(limits, ServeLimits):
+        limits = _limits(limits or {})
     if not is_loopback(host) and not allow_network:
         raise RunError(
             f"{host} is reached by other machines: whoever reaches it may use the model, without a "
@@ -281,13 +283,21 @@ def serve(
         refuse_doubtful(classifier.diagnostics)
     from feddg.serving.application import create_application
 
-    limits = limits or ServeLimits()
     listening = _listen(host, port)
     server = server_for(create_application(classifier, limits, hosts_of(host, known_as)), limits)
     taken = listening.getsockname()[1]
     ready(f"http://{f'[{host}]' if ':' in host else host}:{taken}/", classifier)
     with listening:
         server.run(sockets=[listening])
+
+
+def _limits(said: Mapping[str, Any]) -> ServeLimits:
+    try:
+        return ServeLimits(**said)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        flag = str(fault["loc"][0]).replace("_", "-")
+        raise RunError(f"--{flag}: {fault['msg']}") from None
 
 
 def server_for(application: Any, limits: ServeLimits) -> uvicorn.Server:
