@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from feddg.diagnostics import Diagnostic, emit
+from feddg.diagnostics import Diagnostic, collected, emit
 from feddg.errors import ExperimentError, RunError
 from feddg.views import notebook_observer, notebook_watcher
 
@@ -57,6 +57,7 @@ Progress = Callable[[str, int, int], None]
 # One experiment.
 
 
+@collected()
 def run(
     experiment: "Experiment | Path | str | None" = None,
     out: Path | str = "runs",
@@ -320,8 +321,7 @@ def compare(
     if predictions:
         from feddg.prediction.evaluate import write_missing_results
 
-        for reason in write_missing_results(work.folders.values(), cache=cache):
-            log.warning("%s", reason)
+        emit(*write_missing_results(work.folders.values(), cache=cache))
     if report:
         from feddg.prediction.export import ensure_card
         from feddg.report import write_comparison

@@ -69,8 +69,8 @@ def emit(*found: Diagnostic) -> None:
 
 @contextmanager
 def collected() -> Iterator[list[Diagnostic]]:
-    """Gives a list of whatever is emitted within its block."""
-    found: list[Diagnostic] = []
+    """Gives a list of whatever is emitted within its block, and was in blocks around it before."""
+    found = list(_heard.get() or ())
     token = _heard.set(found)
     try:
         yield found

@@ -171,7 +171,7 @@ def test_another_certificate_is_no_go(deployment, tmp_path):
 
 
 def test_faults_of_the_images_are_named(deployment, images, tmp_path):
-    assert site_severities(deployment, images, tmp_path)["images"] == "note"
+    assert site_severities(deployment, images, tmp_path)["images-of-each-class"] == "note"
     for number in range(6):
         (images / "corn" / f"bad{number}.png").write_bytes(b"no image")
     (images / "rye").mkdir()

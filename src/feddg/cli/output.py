@@ -1,7 +1,6 @@
 """What a person sees at the end: tables of results; and before: what a run would do."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +28,7 @@ from feddg.report.tables import (
     conclusion,
     margin_table,
 )
-from feddg.report.text import counted, duration, interval_words, spelled, warning_words
+from feddg.report.text import counted, duration, interval_words, warning_words
 from feddg.runs.diagnostics import about_result, accuracy_interval, measured
 from feddg.runs.execute import is_complete
 from feddg.runs.inspection import STYLES, holdings_table, print_diagnostic, skew_between
@@ -72,14 +71,6 @@ def results_table(folders: Sequence[Path]) -> Table:
         style = "bold" if split == "test" else None
         table.add_row(SPLIT_WORDS[split], domain, largest, *cells, style=style)
     return table
-
-
-def print_about_results(console: Console, folders: Sequence[Path]) -> None:
-    """Prints what speaks against the accuracies of runs, a line each."""
-    for run in map(read_run, folders):
-        name = f"{spelled(run.method)}: " if len(folders) > 1 else ""
-        for one in about_result(run):
-            print_diagnostic(console, replace(one, text=f"{name}{one.text}"))
 
 
 def adaptation_table(found: Adaptations) -> Table:

@@ -1,4 +1,4 @@
-"""Tables and verdicts of a comparison, and tables as Markdown, CSV and LaTeX."""
+"""Tables and conclusion of a comparison, and tables as Markdown, CSV and LaTeX."""
 
 import csv
 import io

@@ -92,13 +92,17 @@ def with_weights_at_hand(experiment: Experiment) -> Experiment:
         experiment = Experiment(**said)
     found = explain(said)
     if any(setting.source.startswith(f"preset {SCRATCH}") for setting in found.values()):
-        text = (
-            f"no pretrained weights: {experiment.model.backbone} at {experiment.data.image_size} "
-            f"pixels learns from scratch, learning rate {experiment.train.lr:g}, "
-            f"{experiment.train.rounds} rounds; expect less than with weights from ImageNet "
-            "(--weights imagenet, or a file)"
+        train = experiment.train
+        emit(
+            Diagnostic(
+                "learns-from-scratch",
+                "warning",
+                f"No pretrained weights: {experiment.model.backbone} at "
+                f"{experiment.data.image_size} pixels learns from scratch, learning rate "
+                f"{train.lr:g}, {train.rounds} rounds.",
+                "Expect less than with weights from ImageNet (--weights imagenet, or a file).",
+            )
         )
-        emit(Diagnostic("learns-from-scratch", "warning", text))
     return experiment
 
 
@@ -108,8 +112,8 @@ def _can_be_had(model: ModelSettings) -> bool:
     try:
         fetch_imagenet(model.backbone)
     except WeightsError as error:
-        text = f"{error}. Nothing was said of weights, so it is the latter"
-        emit(Diagnostic("weights-out-of-reach", "warning", text))
+        text = f"{error}. Nothing was said of weights, so it is the latter."
+        emit(Diagnostic("weights-not-had", "warning", text))
         return False
     return True
 
