@@ -12,9 +12,11 @@ from feddg.data.augment import NONE, AugmentSettings
 from feddg.data.pixels import ArrayPixels
 from feddg.experiment import checked_settings
 from feddg.federation.inprocess import InProcess
+from feddg.federation.server import Hooks
 from feddg.federation.transport import Ledger
 from feddg.front import Federation
-from feddg.methods.base import Method, State
+from feddg.messages import Refusal, Update
+from feddg.methods.base import Method, Round, RoundHook, State
 from feddg.methods.composition import build_method
 from feddg.models.backbones import build_network
 from feddg.privacy.building import Guards, build_guards
@@ -31,6 +33,20 @@ def colored_images(count: int, seed: int = 0) -> tuple[numpy.ndarray, numpy.ndar
     images = chance.integers(0, 120, (count, SIZE, SIZE, 3))
     images[numpy.arange(count), :, :, labels] += 100
     return images.astype(numpy.uint8), labels.astype(numpy.int64)
+
+
+class Replies(RoundHook):
+    """Notes what came of each client's turn."""
+
+    def __init__(self, replies: list[Any]) -> None:
+        self._replies = replies
+
+    def received(self, update: Update, round: Round) -> Update:
+        self._replies.append(update)
+        return update
+
+    def refused(self, refusal: Refusal, round: Round) -> None:
+        self._replies.append(refusal)
 
 
 @dataclass
@@ -87,8 +103,8 @@ class SmallFederation(Federation):
         guards = self.built_guards()
         clients = InProcess(self.method, workers, len(self.sizes), self.examples, guards=guards)
         ledger = Ledger(lambda row: self.ledger.append(row.model_dump()))
-        notes = {"ledger": ledger, "on_client": lambda round, reply: self.replies.append(reply)}
-        self._start(self.method, settings, clients, guards, **notes)
+        hooks = [Replies(self.replies)]
+        self._start(self.method, settings, clients, guards, hooks, ledger=ledger)
 
     def built_guards(self) -> Guards:
         """What happens to updates on their way, as an experiment would have it."""
@@ -131,6 +147,10 @@ class SmallFederation(Federation):
         client.set_training()
         client.optimizer = self.method.optimizer(client)
         return client
+
+    def add_hook(self, hook: RoundHook) -> None:
+        """Has something more happen in its rounds."""
+        self.server.hooks = Hooks([*self.server.hooks.all, hook])
 
     def run(self, rounds: int | None = None) -> dict[str, torch.Tensor]:
         """Sets up, runs the rounds, and returns the global weights."""

@@ -12,6 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from feddg.diagnostics import Diagnostic, emit
 from feddg.errors import ExperimentError, RunError
 from feddg.views import notebook_observer, notebook_watcher
 
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from feddg.deploy.keys import register_site as register_site
     from feddg.deploy.keys import run_signed as run_signed
     from feddg.deploy.keys import sign_app as sign_app
-    from feddg.deploy.preflight import Check
     from feddg.evaluation.adaptation import ADAPTATIONS as ADAPTATIONS
     from feddg.experiment import Experiment, Origin
     from feddg.methods.base import methods as methods
@@ -232,8 +232,7 @@ def compare(
     watcher: "Watcher | None" = None,
     report: bool = True,
     again: bool = False,
-    kept: Path | None = None,
-    known: Sequence[Path] = (),
+    results: Path | Sequence[Path] = (),
     predictions: bool = False,
     drop_weights: bool = False,
     launcher: str = "local",
@@ -260,10 +259,9 @@ def compare(
         watcher: is told what happens; in a notebook, bars show it by default.
         report: whether to write tables, ``report.html`` and each run's model card.
         again: whether to start runs anew, beside the old ones, whose images were others.
-        kept: a CSV file of results; what it has is not run again, what ends is added to it. What a
-            ``tune`` section tries is kept beside it.
-        known: such files of other plans; what they have is not run again either, and is copied to
-            ``kept``.
+        results: CSV files of results; what one of them has is not run again, and is copied to the
+            first, which a row is added to for every run that ends. What a ``tune`` section tries is
+            beside it.
         predictions: whether every run keeps what it predicts of every image; a run that cannot is
             warned of.
         drop_weights: whether a run's weights are deleted once it is complete; it gets no model
@@ -283,7 +281,7 @@ def compare(
     from feddg.comparison.compare import Comparison, carry_out_work, fixed_plan, prepare_work
     from feddg.comparison.plan import load_plan, plan_with_weights_at_hand
     from feddg.comparison.pool import Watcher
-    from feddg.comparison.results import kept_files
+    from feddg.comparison.results import results_files
     from feddg.comparison.tuning import picked, prepare_trials
     from feddg.settings import merge
 
@@ -296,11 +294,11 @@ def compare(
     whole = load_plan(whole.model_dump() | axes) if axes else whole
     whole, folder = fixed_plan(whole, out, merge(said, overrides or {}))
     whole = plan_with_weights_at_hand(whole)
-    kept_files(kept, known)  # a fault in them is not to be found after tuning
+    files = results_files(results)  # a fault in them is not to be found after tuning
     if predictions:
         _parquet()
     watcher = watcher or notebook_watcher() or Watcher()
-    of: dict[str, Any] = {"again": again, "kept": kept, "known": known}
+    of: dict[str, Any] = {"again": again, "results": files}
     of |= {"cache": cache, "drop_weights": drop_weights}
     how: dict[str, Any] = {"jobs": jobs, "cache": cache, "watcher": watcher}
     how |= {"launcher": launcher, "launcher_options": launcher_options}
@@ -312,9 +310,8 @@ def compare(
         if not dry_run:
             tried = carry_out_work(trials, **how)
             tried.require_results()
-            for remark in tried.remarks:
-                log.warning("tune: %s", remark)
-        chosen = picked(whole, trials, kept, write=not dry_run)
+            emit(*tried.diagnostics)
+        chosen = picked(whole, trials, files, write=not dry_run)
     work = prepare_work(chosen, folder, said=whole, **of)
     watcher.planned(work, jobs)
     if dry_run:
@@ -334,8 +331,7 @@ def compare(
         for folder in () if drop_weights else filter(is_complete, work.folders.values()):
             ensure_card(folder)
     done.require_results()
-    for remark in done.remarks:
-        log.warning("%s", remark)
+    emit(*done.diagnostics)
     return done
 
 
@@ -403,10 +399,10 @@ def report(
     beside: Path | None = None,
     progress: Progress = lambda what, done, total: None,
 ) -> Path:
-    """Writes the page of one run, of several, of a comparison, or of a file of kept results.
+    """Writes the page of one run, of several, of a comparison, or of a results file.
 
     Args:
-        folders: a run folder, several, one of :func:`compare`, or the file of its ``kept``.
+        folders: a run folder, several, one of :func:`compare`, or a results file.
         out: the page; ``report.html`` in the folder by default, of several here.
         tables: a folder for the page's tables as well: Markdown, CSV, LaTeX.
         analyses: whether to look into the runs first: t-SNE, loss landscape, grey levels.
@@ -420,12 +416,12 @@ def report(
 
     paths = [Path(one) for one in ([folders] if isinstance(folders, str | Path) else folders)]
     if len(paths) == 1 and paths[0].is_file():
-        from feddg.report.results_page import write_kept_page
+        from feddg.report.results_page import write_results_page
 
         _require_runs(paths[0], tables, analyses, beside)
         if out is None:
-            raise RunError(f"{paths[0]} is a file of kept results: name the page that is written")
-        write_kept_page(paths[0], out)
+            raise RunError(f"{paths[0]} is a results file: name the page that is written")
+        write_results_page(paths[0], out)
         return out
     if analyses or beside:
         from feddg.runs.analyses import analyse
@@ -439,8 +435,8 @@ def report(
     return write_page(page, out or default)
 
 
-def kept_tables(results: Path, *others: object) -> str:
-    """Returns the tables of a file of kept results as Markdown.
+def results_tables(results: Path, *others: object) -> str:
+    """Returns the tables of a results file as Markdown.
 
     Args:
         results: the file.
@@ -449,16 +445,16 @@ def kept_tables(results: Path, *others: object) -> str:
     Raises:
         RunError: the file is damaged, or anything else is asked for.
     """
-    from feddg.comparison.results import KeptResults
+    from feddg.comparison.results import Results
     from feddg.report.results_page import tables
 
     _require_runs(results, *others)
-    return tables(KeptResults.read(results))
+    return tables(Results.read(results))
 
 
 def _require_runs(results: Path, *asked: object) -> None:
     if any(asked):
-        raise RunError(f"{results} is a file of kept results: of the options, only --out is for it")
+        raise RunError(f"{results} is a results file: of the options, only --out is for it")
 
 
 def paired(
@@ -523,7 +519,7 @@ def predict_files(
             html,
             preparation=model.preparation,
             result=model.result,
-            cautions=model.cautions,
+            diagnostics=model.diagnostics,
         )
     return done
 
@@ -663,7 +659,7 @@ def check_site(
     cache: Path | None = None,
     device: str = "auto",
     offline: bool = False,
-) -> "tuple[str, list[Check]]":
+) -> tuple[str, list[Diagnostic]]:
     """Checks at a site, before it joins, its images and machine, keys, versions and connection.
 
     Args:

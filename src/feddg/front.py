@@ -28,14 +28,14 @@ from feddg.federation.averages import served
 from feddg.federation.inprocess import InProcess
 from feddg.federation.server import build_server
 from feddg.messages import Weights
-from feddg.methods.base import Method, has_global_model
+from feddg.methods.base import Method, RoundHook, has_global_model
 from feddg.methods.composition import method_class, works_on_embeddings
 from feddg.models.backbones import split_network, use_small_map_convolutions
 from feddg.models.network import Network
 from feddg.prediction.export import write_model
 from feddg.privacy.building import Guards
 from feddg.runs.context import in_process, measured, predictor
-from feddg.runs.execute import next_round
+from feddg.runs.execute import run_rounds
 from feddg.runs.folder import means_of
 from feddg.runs.prepare import build_workers, guards_for
 from feddg.settings import ExperimentSettings, leaves, merge
@@ -142,6 +142,7 @@ class Federation:
         settings: ExperimentSettings,
         transport: InProcess,
         guards: Guards,
+        hooks: Sequence[RoundHook] = (),
         **more: Any,
     ) -> None:
         worker = transport.workers[0]
@@ -154,7 +155,7 @@ class Federation:
             settings,
             guards=guards,
             style_noise=worker.style_noise,
-            means=means_of(settings, method, self.network),
+            hooks=[*means_of(settings, method, self.network), *hooks],
             **more,
         )
 
@@ -187,8 +188,7 @@ class Federation:
             worker.train = worker.train.model_copy(update={"rounds": state.rounds})
         if state.round == 0:
             self.server.setup()
-        while next_round(self.server) is not None:
-            pass
+        run_rounds(self.server)
         return self
 
     @property

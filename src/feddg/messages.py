@@ -258,8 +258,6 @@ class Sent:
         within: returns the range instead, from the method, what is known and the entry's name.
         rows: what a length that only the sender knows is at most: how many ``images`` the sender
             has, or a known dimension.
-        alike: whether one client's values are of the size of another's, within a factor of ten;
-            who sends larger ones is refused.
         entry_of: prefix behind which the entry has the name of one of the network's, and its shape.
         when: whether a method, under its settings, sends it; all do by default.
     """
@@ -272,7 +270,6 @@ class Sent:
     high: float | str = LARGEST
     within: Callable[[Any, Known, str], Range] | None = None
     rows: str = "images"
-    alike: bool = False
     entry_of: str | None = None
     when: Callable[[Any], bool] | None = None
 
@@ -348,15 +345,13 @@ def _range_fault(tensor: Tensor, low: float | Tensor, high: float | Tensor) -> s
         return None
     if isinstance(low, Tensor) or isinstance(high, Tensor):
         lows, highs = (torch.as_tensor(bound).to(tensor).expand_as(tensor) for bound in (low, high))
-        bad = ~((tensor >= lows) & (tensor <= highs))
+        bad = ~((tensor >= lows) & (tensor <= highs) & torch.isfinite(tensor))
         if not bad.any():
             return None
         value, least, most = (float(each[bad][0]) for each in (tensor, lows, highs))
         if not math.isfinite(value):
             return _NOT_FINITE
         return f"has a value of {value:g}, outside {least:g} .. {most:g}"
-    if low == -math.inf and high == math.inf:
-        return None
     smallest, largest = (float(value) for value in torch.aminmax(tensor))
     if not (math.isfinite(smallest) and math.isfinite(largest)):
         return _NOT_FINITE

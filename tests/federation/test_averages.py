@@ -16,13 +16,13 @@ from feddg.federation.averages import (
     SQUARES,
     TAIL,
     Means,
+    ServerOptimizer,
     first_of_tail,
     interpolated,
     rounds_in,
     served,
-    step,
 )
-from feddg.methods.base import State, local_names
+from feddg.methods.base import Round, State, local_names
 from feddg.runs.folder import RunFolder
 from feddg.settings import ServerSettings, TrainSettings
 from federations import federation, same
@@ -39,7 +39,7 @@ def trained(method="fedavg", rounds=ROUNDS, server=None, kept=MEANS, **options):
         server_settings=settings,
         **options,
     )
-    small.server.means = Means(small.method, small.network, settings, kept)
+    small.add_hook(Means(small.method, small.network, settings, kept))
     small.server.setup()
     models = []
     for _ in range(rounds):
@@ -118,7 +118,7 @@ def test_a_mean_that_has_not_begun_is_the_last_model():
     small = federation(
         train=TrainSettings(rounds=5, batch_size=4, local_steps=1), server_settings=settings
     )
-    small.server.means = Means(small.method, small.network, settings, (TAIL,))
+    small.add_hook(Means(small.method, small.network, settings, (TAIL,)))
     small.server.round()
     state = small.server.state
     assert rounds_in(state, TAIL) == 0
@@ -189,12 +189,12 @@ def test_three_steps_by_hand(optimizer, options):
     extras = {MOMENTUM + "w": torch.zeros(1)}
     if optimizer != "fedavgm":
         extras[SQUARES + "w"] = torch.full((1,), settings.tau**2)
-    before = {"w": torch.ones(1), "running": torch.ones(1)}
-    state = State(dict(before), extras)
+    state = State({"w": torch.ones(1), "running": torch.ones(1)}, extras)
+    hook = ServerOptimizer(settings)
     for mean in means:
+        round, state = Round(1, [], state), state.next()
         state.weights = {"w": torch.tensor([mean]), "running": torch.tensor([mean])}
-        state = step(settings, before, state)
-        before = state.weights
+        state = hook.completed(state, round)
     assert float(state.weights["w"]) == pytest.approx(by_hand(settings, 1.0, means), rel=1e-5)
     assert float(state.weights["running"]) == pytest.approx(means[-1])
 

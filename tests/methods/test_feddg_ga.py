@@ -66,10 +66,9 @@ def one_round(method, state, values, own, averaged):
         Update(id, 5, {"w": torch.tensor([v])}, Message({OWN: torch.tensor(o)}))
         for id, v, o in zip(range(3), values, own)
     ]
-    state = method.aggregate(state, iter(updates))
+    state = method.aggregate(state.next(), iter(updates))
     replies = [(id, Message({AVERAGED: torch.tensor(a)})) for id, a in enumerate(averaged)]
     state = method.after_round(state, lambda name, question: iter(replies))
-    state.round += 1
     return state
 
 
@@ -92,8 +91,8 @@ def test_two_rounds_by_hand():
 
 def test_the_first_step_of_the_authors_code_is_a_little_above_d():
     method = build_method("feddg-ga", {"mode": "code", "step_size": 0.2})
-    assert method._step(State({}, round=0, rounds=40)) == pytest.approx(0.2 * 1.025)
-    assert method._step(State({}, round=1, rounds=40)) == pytest.approx(0.2)
+    assert method._step(State({}, round=1, rounds=40)) == pytest.approx(0.2 * 1.025)
+    assert method._step(State({}, round=2, rounds=40)) == pytest.approx(0.2)
     assert method._step(State({}, round=5, rounds=0)) == pytest.approx(0.2)
 
 

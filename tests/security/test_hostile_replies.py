@@ -8,13 +8,13 @@ import torch
 
 pytest.importorskip("flwr", reason="Flower is an optional extra")
 
-from feddg.flower import server_app
-from feddg.studies.holdings import skew_between
 from flwr.app import Array, ConfigRecord, RecordDict
 from hostile_replies import ENVELOPE, LIES
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
+from feddg.deploy import server_app
+from feddg.runs.inspection import skew_between
 from federations import same
 from hostile_grid import HostileFederation
 

@@ -15,8 +15,9 @@ from feddg.data.data_set import find_augmentation
 from feddg.data.pixels import as_unit
 from feddg.errors import ExperimentError, RunError, nearest
 from feddg.federation.inprocess import InProcess
+from feddg.federation.server import Hooks
 from feddg.messages import Broadcast, Known, Message, Sent, Update, Weights
-from feddg.methods.base import Method, local_names
+from feddg.methods.base import Method, Round, local_names
 from feddg.models.network import Network
 from feddg.models.normalization import statistics_names
 from feddg.privacy.building import Guards
@@ -362,7 +363,8 @@ class Senders:
     def broadcast(self) -> Broadcast:
         """What the clients of the next round are sent."""
         sent = self.subject.method.broadcast(self.subject.state)
-        return self.guards.open(self.subject.state).address(sent)
+        round = Round(sent.round, [], self.subject.state)
+        return Hooks(self.guards.guards).broadcast(sent, round)
 
     def real(self, entry: SentEntry, clients: Sequence[int]) -> dict[int, Tensor]:
         """Returns what clients of the run send under an entry.

@@ -273,13 +273,13 @@ def show_results(done: "Run") -> None:
     """Prints the accuracies of a finished run, and where everything about it is."""
     from rich.console import Console
 
-    from feddg.cli.output import findings_text, results_table
+    from feddg.cli.output import print_about_results, results_table
 
     if done.was_complete:
         typer.echo(f"{done.folder} is complete; nothing is run again", err=True)
-    Console().print(results_table([done.folder]))
-    if notes := findings_text([done.folder]):
-        typer.echo(notes)
+    console = Console()
+    console.print(results_table([done.folder]))
+    print_about_results(console, [done.folder])
     typer.echo(f"run folder: {done.folder}")
     typer.echo(f"report: {done.report.resolve()}")
 

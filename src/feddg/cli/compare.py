@@ -61,14 +61,11 @@ def compare(
     launcher_option: Annotated[
         list[str] | None, typer.Option(help="what the launcher takes, as partition=gpu")
     ] = None,
-    kept: Annotated[
-        Path | None,
-        typer.Option(help="CSV file of results: what it has is not run again, what ends is added"),
-    ] = None,
-    known: Annotated[
+    results: Annotated[
         list[Path] | None,
         typer.Option(
-            help="--kept file of another plan: what it has is copied, not run again (repeatable)"
+            help="CSV file of results: what it has is not run again, what ends is added "
+            "(repeatable: further ones are read only)"
         ),
     ] = None,
     drop_weights: Annotated[
@@ -96,8 +93,7 @@ def compare(
             jobs=jobs,
             watcher=watcher(quiet),
             again=again,
-            kept=kept,
-            known=known or (),
+            results=results or (),
             predictions=predictions,
             drop_weights=drop_weights,
             launcher=launcher,
@@ -118,8 +114,8 @@ def report(
     folders: Annotated[
         list[Path],
         typer.Argument(
-            help="a run folder, several, or one of `feddg compare`; or its --kept file alone, for "
-            "tables in Markdown"
+            help="a run folder, several, or one of `feddg compare`; or its --results file alone, "
+            "for tables in Markdown"
         ),
     ],
     out: Annotated[Path | None, typer.Option(help="the page to write")] = None,
@@ -141,7 +137,7 @@ def report(
     from feddg.cli.output import working
 
     if len(folders) == 1 and folders[0].is_file() and out is None:
-        typer.echo(api.kept_tables(folders[0], tables, analyses, beside))
+        typer.echo(api.results_tables(folders[0], tables, analyses, beside))
         return
     with working(quiet) as progress:
         page = api.report(

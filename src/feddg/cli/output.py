@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,19 +27,18 @@ from feddg.api import Preview
 from feddg.comparison.compare import Comparison, Work, why_hopeless
 from feddg.comparison.estimate import Forecast, estimate
 from feddg.comparison.pool import Outcome, Task, Watcher
-from feddg.comparison.results import read_comparison
 from feddg.comparison.tuning import TRIALS
 from feddg.data.partition import in_words
-from feddg.deploy.preflight import Check, Verdict
+from feddg.diagnostics import Diagnostic
 from feddg.evaluation.accuracy import Score
 from feddg.experiment import DEFAULT, Experiment, Origin
 from feddg.messages import Refusal, Update
 from feddg.prediction.evaluate import Adaptations, PairedRuns
 from feddg.records import SPLITS, AttackRow, EvaluationRow, RoundRow
-from feddg.report.text import counted, duration, interval_words, remark_words, spelled
+from feddg.report.text import counted, duration, interval_words, spelled, warning_words
+from feddg.runs.diagnostics import about_result, accuracy_interval, measured
 from feddg.runs.execute import is_complete
-from feddg.runs.findings import accuracy_interval, measured
-from feddg.runs.inspection import holdings_table, skew_between
+from feddg.runs.inspection import STYLES, holdings_table, print_diagnostic, skew_between
 from feddg.runs.observer import Observer
 from feddg.runs.reading import RunRecord, read_run
 
@@ -61,8 +61,6 @@ def results_table(folders: Sequence[Path]) -> Table:
 
     Beside every accuracy: its 95 % interval, balanced accuracy, and the share of the largest class.
     """
-    from feddg.report.sections import found_in
-
     records = [read_run(folder) for folder in folders]
     rules = dict.fromkeys(record.served.name.lower() for record in records)
     table = Table(title=f"accuracy, {' and '.join(rules)}")
@@ -71,7 +69,8 @@ def results_table(folders: Sequence[Path]) -> Table:
     table.add_column("largest\nclass", justify="right")
     for record in records:
         rule = f" ({record.served.name.lower()})" if len(rules) > 1 else ""
-        name = escape(f"{record.method}{rule}{remark_words(found_in(record))}")
+        warnings = warning_words(about_result(record))
+        name = escape(f"{record.method}{rule}{f' ({warnings})' if warnings else ''}")
         table.add_column(f"{name}\n(95 % interval)\nbalanced", justify="right")
     for split, domain in _rows(records):
         rows = [_last_row(record, split, domain) for record in records]
@@ -82,16 +81,12 @@ def results_table(folders: Sequence[Path]) -> Table:
     return table
 
 
-def findings_text(folders: Sequence[Path]) -> str:
-    """Returns what speaks against the accuracies of runs, a line each; empty where nothing does."""
-    from feddg.report.sections import finding_sentences
-
-    several = len(folders) > 1
-    lines = []
+def print_about_results(console: Console, folders: Sequence[Path]) -> None:
+    """Prints what speaks against the accuracies of runs, a line each."""
     for run in map(read_run, folders):
-        name = f"{spelled(run.method)}: " if several else ""
-        lines += [f"note: {name}{sentence}" for sentence in finding_sentences(run)]
-    return "\n".join(lines)
+        name = f"{spelled(run.method)}: " if len(folders) > 1 else ""
+        for one in about_result(run):
+            print_diagnostic(console, replace(one, text=f"{name}{one.text}"))
 
 
 def adaptation_table(found: Adaptations) -> Table:
@@ -143,9 +138,9 @@ def print_work(console: Console, work: Work, jobs: int) -> None:
     """Prints what a comparison will do, and how long, where runs like its own are finished."""
     plan, cells = work.plan, work.cells
     table = Table(title=plan.title or plan.name, show_header=False, box=None)
-    axes = {"methods": [cell.method for cell in cells], "held out": [c.scenario for c in cells]}
-    for name in dict.fromkeys(name for cell in cells for name, _ in cell.conditions):
-        axes[name] = [dict(cell.conditions)[name] for cell in cells]
+    axes = {"methods": [cell.method for cell in cells], "held out": [c.held_out for c in cells]}
+    for name in dict.fromkeys(name for cell in cells for name in cell.conditions):
+        axes[name] = [cell.conditions[name] for cell in cells]
     axes["seeds"] = [str(cell.seed) for cell in cells]
     for name, values in axes.items():
         distinct = list(dict.fromkeys(values))
@@ -193,29 +188,25 @@ def print_comparison(done: Comparison, *, explained: bool = False) -> None:
     """
     from feddg.report.tables import (
         about_best,
+        about_results,
         accuracy_table,
-        elsewhere_words,
+        conclusion,
         margin_table,
-        verdict_words,
-        warnings_about,
     )
 
     console = Console()
-    results = read_comparison(done.folder)
-    if results.results:
+    results = done.results
+    if results.rows:
         console.print(as_rich(accuracy_table(results, results.served)))
         margins = margin_table(results, results.served)
         if margins is not None:
             console.print(as_rich(margins))
-        console.print(verdict_words(results), markup=False, highlight=False)
-        for warning in warnings_about(results):
-            console.print(f"note: {warning}", markup=False, highlight=False)
+        print_line(console, conclusion(results).text)
         found = about_best(results) if explained else None
         if found is not None:
             console.print(f"{found[0]}: {found[1]}", markup=False, highlight=False)
-    elsewhere = elsewhere_words(results)
-    if elsewhere is not None:
-        console.print(f"note: {elsewhere}", markup=False, highlight=False)
+    for one in about_results(results):
+        print_diagnostic(console, one)
     for outcome in done.failures:
         console.print(
             f"{outcome.status}: {outcome.task.folder.name}: {outcome.error or ''}",
@@ -294,9 +285,9 @@ class Bars(Observer):
         self._label = experiment.method.name
         self._show("rounds", first_round - 1, experiment.train.rounds, f"{self._label}: rounds")
 
-    def promise(self, text: str) -> None:
+    def diagnostic(self, found: Diagnostic) -> None:
         """Prints it."""
-        self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        print_diagnostic(self._progress.console, found)
 
     def work(self, what: str, done: int, total: int) -> None:
         """Shows preparation."""
@@ -562,8 +553,8 @@ def _print_forecast(console: Console, found: Forecast) -> None:
     console.print(holdings_table(found.clients))
     for line in in_words(skew_between(found.clients)):
         print_line(console, line)
-    for promise in found.promises:
-        print_line(console, promise)
+    for one in found.diagnostics:
+        print_diagnostic(console, one)
     print_line(
         console,
         f"memory: {found.weights:,} weights, {decimal(found.weight_bytes)} with gradients and "
@@ -571,17 +562,15 @@ def _print_forecast(console: Console, found: Forecast) -> None:
     )
 
 
-# What ``feddg deploy check`` shows: each check with its verdict, and what to do.
+# What ``feddg deploy check`` shows: what each check found, and what to do.
 
 
-STYLES = {Verdict.GO: "green", Verdict.LOOK: "yellow", Verdict.NO_GO: "bold red"}
-
-
-def checks_table(found: Sequence[Check]) -> Table:
-    """Returns checks as a table, one row each."""
+def checks_table(found: Sequence[Diagnostic]) -> Table:
+    """Returns what checks found as a table, one row each."""
     table = Table("", "check", "found", "what to do")
-    for check in found:
-        style = STYLES[check.verdict]
-        said = (escape(text) for text in (check.what, check.found, check.remedy))
-        table.add_row(f"[{style}]{check.verdict.value}[/]", *said)
+    for one in found:
+        passed = one.severity == "note"
+        style, word = ("green", "ok") if passed else (STYLES[one.severity], one.severity)
+        texts = (escape(text) for text in (one.short, one.text, one.advice))
+        table.add_row(f"[{style}]{word}[/]", *texts)
     return table

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -349,25 +350,30 @@ def _explain(error: ValidationError) -> str:
 
 
 @dataclass(frozen=True)
-class PlannedCell:
+class Cell:
     """One cell of a plan.
 
     Attributes:
         method: the label of its method.
-        scenario: the held-out test domains, as a column's heading.
+        held_out: the held-out test domains, as a column's heading.
         conditions: the values of the other axes by axis name, in order.
         seed: the experiment's seed.
         experiment: what is run.
     """
 
     method: str
-    scenario: str
-    conditions: tuple[tuple[str, str], ...]
+    held_out: str
+    conditions: Mapping[str, str]
     seed: int
     experiment: Experiment
 
+    @cached_property
+    def portable_id(self) -> str:
+        """The experiment's, computed once."""
+        return self.experiment.portable_id
 
-def expand_plan(plan: Plan, overrides: Mapping[str, Any] | None = None) -> list[PlannedCell]:
+
+def expand_plan(plan: Plan, overrides: Mapping[str, Any] | None = None) -> list[Cell]:
     """Returns the plan's cells, seed by seed, so that a table is whole after the first seed.
 
     Args:
@@ -415,7 +421,7 @@ def _cell(
     heading: str,
     points: Sequence[Point | None],
     seed: int,
-) -> PlannedCell:
+) -> Cell:
     known = method_class(variant.method).Settings.model_fields
     method = {"name": variant.method, "settings": variant.settings}
     fields = merge(expand(plan.base), {"method": method})
@@ -428,10 +434,10 @@ def _cell(
             fields = merge(fields, change)
     fields = merge(fields, expand(variant.experiment))
     fields = merge(fields, variant.tuned.get(heading, {}))
-    conditions = tuple((name, text) for name, _, text in used)
+    conditions = {name: text for name, _, text in used}
     experiment = Experiment(**{**fields, "seed": seed, "name": None})
     build_method(experiment.method.name, experiment.method.settings).check(experiment)
-    return PlannedCell(variant.name, heading, conditions, seed, experiment)
+    return Cell(variant.name, heading, conditions, seed, experiment)
 
 
 def _clients_point(pair: tuple[int, int | None]) -> Point:
@@ -501,7 +507,7 @@ def _heading(held: Mapping[str, Any], with_val: bool = False) -> str:
     return f"{text} (validated on {names('val')})" if with_val and names("val") else text
 
 
-def distinct(cells: Sequence[PlannedCell]) -> Iterator[Experiment]:
+def distinct(cells: Sequence[Cell]) -> Iterator[Experiment]:
     """Yields each experiment of the cells once, in their order."""
     seen: set[str] = set()
     for cell in cells:
@@ -523,7 +529,7 @@ class Combination:
     changes: tuple[dict[str, Any], ...] = field(compare=False)
 
 
-def trials_of(plan: Plan) -> dict[Combination, list[PlannedCell]]:
+def trials_of(plan: Plan) -> dict[Combination, list[Cell]]:
     """Returns the trials of a plan's ``tune`` section, by what is tried; none without one.
 
     Raises:
@@ -532,7 +538,7 @@ def trials_of(plan: Plan) -> dict[Combination, list[PlannedCell]]:
     if plan.tune is None:
         return {}
     base = plan.model_copy(update={"seeds": plan.tune.seeds, "tune": None})
-    found: dict[Combination, list[PlannedCell]] = {}
+    found: dict[Combination, list[Cell]] = {}
     variants = {variant.name: variant for variant in plan.methods}
     _require_some_use(plan.tune, plan.methods)
     for cell in expand_plan(base):
@@ -560,7 +566,7 @@ def with_values(plan: Plan, chosen: Iterable[Combination]) -> Plan:
     return plan.model_copy(update={"methods": tuple(methods), "tune": None})
 
 
-def table_cells(plan: Plan) -> list[PlannedCell]:
+def table_cells(plan: Plan) -> list[Cell]:
     """Returns the cells that a plan's table may have, whatever values its ``tune`` section picks.
 
     Raises:
@@ -575,10 +581,10 @@ def table_cells(plan: Plan) -> list[PlannedCell]:
     return [cell for one in plans for cell in expand_plan(one)]
 
 
-def _combination(cell: PlannedCell, points: Sequence[Point]) -> Combination:
+def _combination(cell: Cell, points: Sequence[Point]) -> Combination:
     values = tuple((name, text) for name, _, text in points)
     changes = tuple(change for _, change, _ in points)
-    return Combination(cell.method, cell.scenario, values, changes)
+    return Combination(cell.method, cell.held_out, values, changes)
 
 
 def _axes_of(tune: Tune, variant: Variant) -> list[list[Point]]:
@@ -601,7 +607,7 @@ def _require_some_use(tune: Tune, variants: Sequence[Variant]) -> None:
             )
 
 
-def _trial(cell: PlannedCell, points: Sequence[Point], tune: Tune) -> PlannedCell:
+def _trial(cell: Cell, points: Sequence[Point], tune: Tune) -> Cell:
     """A cell with values, without its held-out domains."""
     fields = cell.experiment.model_dump(mode="json")
     held = cell.experiment.hold_out
@@ -618,7 +624,7 @@ def _trial(cell: PlannedCell, points: Sequence[Point], tune: Tune) -> PlannedCel
         raise ExperimentError("tune: there is no in-domain validation; set data.id_val above 0")
     if tune.rounds is not None:
         fields["train"]["rounds"] = tune.rounds
-    conditions = (*cell.conditions, *((name, text) for name, _, text in points))
+    conditions = {**cell.conditions, **{name: text for name, _, text in points}}
     return replace(cell, experiment=Experiment(**fields), conditions=conditions)
 
 

@@ -1,13 +1,13 @@
 """Averages over rounds beside the trained weights (tail, EMA), and server optimizers."""
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 import torch
 from torch import Tensor
 
 from feddg.messages import Weights
-from feddg.methods.base import Method, State, local_names, shared_parameters
+from feddg.methods.base import Method, Round, RoundHook, State, local_names, shared_parameters
 from feddg.models.network import Network
 from feddg.records import EMA, LAST, TAIL
 from feddg.settings import ServerSettings
@@ -22,7 +22,7 @@ def first_of_tail(share: float, rounds: int) -> int:
     return rounds - max(1, math.ceil(share * rounds - 1e-9)) + 1
 
 
-class Means:
+class Means(RoundHook):
     """Keeps the means up to date among the state's extras, where checkpoints hold them.
 
     Args:
@@ -42,35 +42,36 @@ class Means:
         self._local = local_names(method, network)
         self._settings, self._kept = settings, kept
 
-    def add(self, state: State) -> None:
-        """Takes in the model of a round that was just completed.
-
-        Args:
-            state: the completed round's; entries of its extras are replaced, no tensor is changed.
-        """
+    def completed(self, state: State, round: Round) -> State:
+        """Takes in the model of the round."""
         last = state.rounds or state.round
         if TAIL in self._kept and state.round >= first_of_tail(self._settings.tail, last):
-            self._move(TAIL, state, 1 / (rounds_in(state, TAIL) + 1))
+            self._move(TAIL, state, lambda before: 1 / (before + 1))
         if EMA in self._kept:
-            before = rounds_in(state, EMA)
-            self._move(EMA, state, 1 - min(self._settings.ema, before / (before + 9)))
+            decay = self._settings.ema
+            self._move(EMA, state, lambda before: 1 - min(decay, before / (before + 9)))
+        return state
 
-    def _move(self, mean: str, state: State, share: float) -> None:
-        """Moves a mean by ``share`` of the way to the state's weights; the first model is it."""
-        names = [n for n, t in state.weights.items() if _averaged(n, t, self._local)]
+    def _move(self, mean: str, state: State, share_after: Callable[[int], float]) -> None:
+        """Moves a mean on the way to the state's weights; the first model is it."""
+        names = averaged_names(state.weights, self._local)
         new = [state.weights[name] for name in names]
-        begun = rounds_in(state, mean)
+        begun, prefix = rounds_in(state, mean), prefix_of(mean)
         if begun:
-            moved = mixed([state.extras[_entry(mean, name)] for name in names], new, share)
+            old = [state.extras[prefix + name] for name in names]
+            moved = mixed(old, new, share_after(begun))
         else:
             moved = [tensor.detach().clone() for tensor in new]
-        state.extras |= {_entry(mean, name): tensor for name, tensor in zip(names, moved)}
-        state.extras[_count(mean)] = torch.tensor(begun + 1)
+        state.extras.update(zip([prefix + name for name in names], moved))
+        state.extras[_COUNT + mean] = torch.tensor(begun + 1)
+
+
+_COUNT = "served/rounds/"
 
 
 def rounds_in(state: State, mean: str) -> int:
     """Returns how many rounds' models a mean holds; 0 before it begins, or where it is not kept."""
-    return int(state.extras.get(_count(mean), 0))
+    return int(state.extras.get(_COUNT + mean, 0))
 
 
 def served(state: State, which: str) -> Weights:
@@ -80,8 +81,8 @@ def served(state: State, which: str) -> Weights:
     """
     if which == LAST or not rounds_in(state, which):
         return state.weights
-    extras = state.extras
-    return {name: extras.get(_entry(which, name), own) for name, own in state.weights.items()}
+    extras, prefix = state.extras, prefix_of(which)
+    return {name: extras.get(prefix + name, own) for name, own in state.weights.items()}
 
 
 def interpolated(start: Weights, end: Weights, share: float, local: Collection[str]) -> Weights:
@@ -95,7 +96,7 @@ def interpolated(start: Weights, end: Weights, share: float, local: Collection[s
     """
     if share == 1:
         return end
-    names = [name for name, tensor in end.items() if _averaged(name, tensor, local)]
+    names = averaged_names(end, local)
     first = [start[name].to(end[name]) for name in names]
     moved = mixed(first, [end[name] for name in names], share)
     return end | dict(zip(names, moved))
@@ -114,21 +115,14 @@ def mixed(start: Iterable[Tensor], end: Iterable[Tensor], share: float) -> list[
     return list(torch._foreach_add(first, steps))
 
 
-def _averaged(name: str, tensor: Tensor, local: Collection[str]) -> bool:
-    return tensor.is_floating_point() and name not in local
-
-
-def _entry(mean: str, name: str) -> str:
-    return f"{prefix_of(mean)}{name}"
+def averaged_names(weights: Weights, local: Collection[str]) -> list[str]:
+    """Returns the entries that are averaged: floats that do not stay with the clients."""
+    return [n for n, tensor in weights.items() if tensor.is_floating_point() and n not in local]
 
 
 def prefix_of(mean: str) -> str:
     """Returns what the names of a mean's entries begin with, among the state's extras."""
     return f"served/{mean}/"
-
-
-def _count(mean: str) -> str:
-    return f"served/rounds/{mean}"
 
 
 # Server optimizers: the mean of a round's updates is a direction, not yet the new weights.
@@ -172,24 +166,25 @@ def initial_extras(settings: ServerSettings, method: Method, network: Network) -
     return extras
 
 
-def step(settings: ServerSettings, before: Weights, state: State) -> State:
-    """Replaces the mean in ``state.weights`` by the optimizer's move from ``before``.
+class ServerOptimizer(RoundHook):
+    """Replaces the mean in a state's weights by the optimizer's move from what was sent.
 
     Args:
         settings: which optimizer, and its constants.
-        before: the weights that the round's clients were sent.
-        state: what the method's ``aggregate`` returned; its weights and extras are renewed.
     """
-    if settings.optimizer == "none":
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self._settings = settings
+
+    def completed(self, state: State, round: Round) -> State:
+        """See :class:`RoundHook`; weights and extras are renewed."""
+        before, weights = round.state.weights, dict(state.weights)
+        for name in [k.removeprefix(MOMENTUM) for k in state.extras if k.startswith(MOMENTUM)]:
+            change = state.weights[name].float() - before[name].float()
+            moved = before[name].float() + _move(self._settings, name, change, state.extras)
+            weights[name] = moved.to(before[name].dtype)
+        state.weights = weights
         return state
-    names = [key.removeprefix(MOMENTUM) for key in state.extras if key.startswith(MOMENTUM)]
-    weights = dict(state.weights)
-    for name in names:
-        change = state.weights[name].float() - before[name].float()
-        moved = before[name].float() + _move(settings, name, change, state.extras)
-        weights[name] = moved.to(before[name].dtype)
-    state.weights = weights
-    return state
 
 
 def _move(settings: ServerSettings, name: str, change: Tensor, extras: Weights) -> Tensor:

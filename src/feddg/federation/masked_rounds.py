@@ -18,6 +18,7 @@ from torch import Tensor
 from feddg.errors import NotEnoughUpdates
 from feddg.federation.transport import Ledger, Reply, Transport
 from feddg.messages import Broadcast, Message, Refusal, Update
+from feddg.methods.base import clients_said
 from feddg.privacy import secure_aggregation as masking
 from feddg.privacy.secure_aggregation import (
     CHECK,
@@ -28,7 +29,6 @@ from feddg.privacy.secure_aggregation import (
     SHARES,
     UNMASK,
     SecureAggregation,
-    clients_said,
     decoded,
     unmasked,
 )
@@ -393,13 +393,3 @@ def _fault(message: Message, forms: Mapping[str, Form]) -> str | None:
 def _vector(update: Update) -> numpy.ndarray:
     found: numpy.ndarray = update.extras.tensors[MASKED].numpy().view(numpy.uint64)
     return found
-
-
-def carried(
-    transport: Transport,
-    guard: SecureAggregation | None,
-    opened: OpenedSums | None = None,
-    fewest: int = 1,
-) -> Transport:
-    """Returns the transport by which rounds are carried: masked, where a guard asks for it."""
-    return transport if guard is None else MaskedRounds(transport, guard, opened, fewest)

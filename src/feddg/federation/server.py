@@ -1,9 +1,7 @@
 """The server: the one round loop, under whatever carries the messages."""
 
 import logging
-import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -11,25 +9,15 @@ from torch import Tensor
 
 from feddg.clients.sampling import drawn_clients, secret_clients
 from feddg.errors import ClientError, NotEnoughUpdates, RunError
-from feddg.federation import averages as server_optimizer
-from feddg.federation.averages import Means
-from feddg.federation.masked_rounds import OpenedSums, carried
+from feddg.federation import averages
+from feddg.federation.masked_rounds import MaskedRounds, OpenedSums
 from feddg.federation.transport import Ledger, Reply, Transport
-from feddg.federation.validation import (
-    CHANGES,
-    Attributed,
-    ChangeSizes,
-    MessageChecks,
-    RoundSpoiled,
-    state_fault,
-)
+from feddg.federation.validation import ChangeSizes, MessageChecks
 from feddg.messages import Broadcast, Message, Refusal, Update, Weights
-from feddg.methods.base import Method, State
+from feddg.methods.base import Method, Round, RoundHook, State, clients_said
 from feddg.models.network import Network
-from feddg.privacy.accounting import Account
-from feddg.privacy.building import NO_GUARDS, GuardedRound, Guards
-from feddg.privacy.secure_aggregation import clients_said
-from feddg.records import Direction, Groups, RefusedUpdate, RoundRow
+from feddg.privacy.building import NO_GUARDS, Guards
+from feddg.records import Groups, RoundRow
 from feddg.settings import ExperimentSettings, ServerSettings
 from feddg.styles.statistics import StyleNoise
 
@@ -57,7 +45,7 @@ def initial_state(
     """
     weights: Weights = {name: clone(t) for name, t in network.state_dict().items()}
     extras = method.initial_extras(network, clients)
-    extras |= server_optimizer.initial_extras(settings, method, network)
+    extras |= averages.initial_extras(settings, method, network)
     extras |= guards.initial_extras()
     return State(weights, extras, rounds=rounds)
 
@@ -67,51 +55,112 @@ def clone(tensor: Tensor) -> Tensor:
     return tensor.detach().clone()
 
 
-# What has happened in a round so far, and the row it becomes.
-
-
-@dataclass
-class Tally:
-    """What has happened in a round so far; see :class:`RoundRow`."""
-
-    round: int
-    clients: list[int]
-    refused: list[Refusal] = field(default_factory=list)
-    terms: dict[str, float] = field(default_factory=dict)
-    examples: int = 0
-    images: int = 0
-    passes: int = 0
-    training: float = 0.0
-
-    def add(self, update: Update) -> None:
-        """Adds one used update to the means and counts."""
-        self.examples += update.examples
-        self.images += update.images
-        self.passes += update.passes
-        self.training += update.seconds
-        share = update.examples / self.examples
-        for name, value in update.terms.items():
-            before = self.terms.get(name, value)
-            self.terms[name] = before + (value - before) * share
-
-    def row(self, seconds: float, sent: Mapping[Direction, int]) -> RoundRow:
-        """Returns the row of the round, which took ``seconds`` and moved bytes ``sent``."""
-        return RoundRow(
-            round=self.round,
-            clients=self.clients,
-            refused=[RefusedUpdate(client=r.client, reason=r.reason) for r in self.refused],
-            terms=self.terms,
-            examples=self.examples,
-            images=self.images,
-            passes=self.passes,
-            # Sites train side by side: their seconds may add up to more than the round took.
-            seconds={"train": self.training, "aggregate": max(0.0, seconds - self.training)},
-            bytes_up=sent["up"],
-            bytes_down=sent["down"],
-        )
-
-
 log = logging.getLogger("feddg")
+
+
+class Hooks:
+    """The hooks of a server's rounds, in their order: at each event those that override it."""
+
+    def __init__(self, hooks: Iterable[RoundHook]) -> None:
+        self.all = tuple(hooks)
+        self._broadcast = self._at("broadcast")
+        self._received = self._at("received")
+        self._refused = self._at("refused")
+        self._collected = self._at("collected")
+        self._completed = self._at("completed")
+
+    def _at(self, event: str) -> list[Callable[..., Any]]:
+        plain = getattr(RoundHook, event)
+        return [getattr(h, event) for h in self.all if getattr(type(h), event) is not plain]
+
+    def broadcast(self, broadcast: Broadcast, round: Round) -> Broadcast:
+        """Returns what the round's clients are sent."""
+        for hook in self._broadcast:
+            broadcast = hook(broadcast, round)
+        return broadcast
+
+    def received(self, replies: Iterator[Update | Refusal], round: Round) -> Iterator[Update]:
+        """Returns the stream that the method aggregates: of good updates, once they are enough."""
+        updates: Iterator[Update]
+        updates = round.replies = self._good(replies, round)
+        for hook in self._collected:
+            updates = hook(updates, round)
+        return updates
+
+    def _good(self, replies: Iterator[Update | Refusal], round: Round) -> Generator[Update]:
+        """Yields the good updates; refuses bad ones by name.
+
+        Raises:
+            NotEnoughUpdates: too few were good, or the mean of several, of whom nobody can be
+                named, was not.
+        """
+        good = 0
+        for reply in replies:
+            if isinstance(reply, Update):
+                round.update = reply
+                try:
+                    for hook in self._received:
+                        reply = hook(reply, round)
+                except ClientError as error:
+                    if reply.members:
+                        raise NotEnoughUpdates(
+                            f"round {round.number}: no update is used; the mean of "
+                            f"{clients_said(reply.members)} is refused: {error}; whose update is "
+                            "wrong cannot be told, since only their sum can be read"
+                        ) from None
+                    reply = Refusal(reply.client, f"update refused: {error}")
+            if isinstance(reply, Refusal):
+                round.refused.append(reply)
+                for hook in self._refused:
+                    hook(reply, round)
+            else:
+                good += len(reply.clients)
+                round.add(reply)
+                yield reply
+            round.update = None
+        if good < round.fewest:
+            raise round.too_few(good)
+
+    def completed(self, state: State, round: Round) -> State:
+        """Returns the aggregate as it becomes the state of the round."""
+        for hook in self._completed:
+            state = hook(state, round)
+        return state
+
+
+class Refusals(RoundHook):
+    """Says whose update is not used, in the ledger and the log."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    def refused(self, refusal: Refusal, round: Round) -> None:
+        """See :class:`RoundHook`."""
+        self.say(refusal, round.number)
+
+    def say(self, refusal: Refusal, round: int, more: str = "") -> None:
+        """Enters a refusal of a round; 0 is the setup."""
+        self._ledger.refusal(round, refusal.client, refusal.reason)
+        log.warning("round %d, client %d: %s%s", round, refusal.client, refusal.reason, more)
+
+
+class Asking(RoundHook):
+    """Has the method ask the round's clients after their updates are aggregated."""
+
+    def __init__(self, server: "Server") -> None:
+        self._server = server
+
+    def completed(self, state: State, round: Round) -> State:
+        """See :meth:`Method.after_round`."""
+
+        def ask(name: str, question: Message) -> Iterator[tuple[int, Message]]:
+            refused = {refusal.client for refusal in round.refused}
+            ids = [id for id in round.clients if id not in refused]
+            broadcast = Broadcast(round.number, state.weights, question)
+            replies = self._server.transport.ask(ids, broadcast, name, question)
+            return self._server.checked(replies, round.number, f"answer:{name}")
+
+        return self._server.method.after_round(state, ask)
 
 
 class Server:
@@ -127,14 +176,11 @@ class Server:
         ledger: where every message is entered.
         checks: what clients' messages are compared with.
         guards: what happens to updates on their way.
-        account: what the run has spent on noised releases.
         opened: whose masked sums the run has opened.
-        means: keeps means over the rounds beside the weights; None for none.
-        probe: says what is wrong with weights that are about to become the global model, or None.
-        on_client: called after each client of a round with the round and its update or refusal.
-        on_setup: called with (done, total) while clients describe themselves.
+        hooks: what else happens in a round, after what is said here.
 
     Attributes:
+        hooks: all that happens in a round beside the method.
         groups: how the method grouped the clients in the setup phase, if it did.
     """
 
@@ -150,29 +196,40 @@ class Server:
         ledger: Ledger,
         checks: MessageChecks,
         guards: Guards = NO_GUARDS,
-        account: Account | None = None,
         opened: OpenedSums | None = None,
-        means: Means | None = None,
-        probe: Callable[[Weights], str | None] = lambda weights: None,
-        on_client: Callable[[int, Update | Refusal], None] | None = None,
-        on_setup: Callable[[int, int], None] | None = None,
+        hooks: Iterable[RoundHook] = (),
     ) -> None:
         self.method, self.state = method, state
-        self._opened = opened or OpenedSums()
-        self.transport = carried(transport, guards.masking, self._opened, settings.min_updates)
         self.per_round, self.settings, self.seed = per_round, settings, seed
-        self.ledger, self.checks, self.guards, self._probe = ledger, checks, guards, probe
-        self.account, self.means = account or Account(), means
+        self.ledger, self.checks, self.guards = ledger, checks, guards
+        self.transport, self._opened = transport, opened
+        if guards.masking is not None:
+            self._opened = opened or OpenedSums()
+            self.transport = MaskedRounds(
+                transport, guards.masking, self._opened, settings.min_updates
+            )
+        self._secret_rate = guards.secret_rate
+        # A secret draw may be of nobody, and nobody may know.
+        self._fewest = 0 if self._secret_rate is not None else settings.min_updates
+        self._refusals = Refusals(ledger)
+        changes = ChangeSizes(None if guards.sees_all else settings.largest_change, checks.heads)
+        chain: list[RoundHook] = [self._refusals, checks, changes, *reversed(guards.guards)]
+        if settings.optimizer != "none":
+            chain.append(averages.ServerOptimizer(settings))
+        if type(method).after_round is not Method.after_round:
+            chain.append(Asking(self))
+        self.hooks = Hooks([*chain, *hooks])
         self.groups: Groups = {}
-        self._on_client = on_client or (lambda round, reply: None)
-        self._on_setup = on_setup or (lambda done, total: None)
         self.transport.ledger = ledger
         self.transport.hand_out(state.agreed, again=True)
 
-    def setup(self) -> Weights:
+    def setup(self, progress: Callable[[int, int], None] | None = None) -> Weights:
         """Has every client describe itself and sends all of them what the method agrees on.
 
         A client that cannot describe itself is left out of the agreement with a warning.
+
+        Args:
+            progress: called with (done, total) while clients describe themselves.
 
         Returns:
             The descriptions, stacked by name over the clients that gave one; for the records.
@@ -183,9 +240,16 @@ class Server:
         if not self.method.has_setup or self.state.agreed is not None:
             return {}
         ids = self.transport.clients
-        self.guards.describing(ids, self.account)
-        replies = self._counted(self.transport.descriptions(ids, Broadcast(0)), len(ids))
-        descriptions = list(self._messages(replies, 0, "describe"))
+        self.guards.describing(ids)
+
+        def counted(replies: Iterator[Reply]) -> Iterator[Reply]:
+            for done, reply in enumerate(replies, start=1):
+                if progress is not None:
+                    progress(done, len(ids))
+                yield reply
+
+        replies = counted(self.transport.descriptions(ids, Broadcast(0)))
+        descriptions = list(self.checked(replies, 0, "describe"))
         if not descriptions:
             raise RunError("setup: no client could describe itself; see the warnings above")
         self.state.agreed = self.method.agree(descriptions) or Message()
@@ -193,188 +257,10 @@ class Server:
         self.transport.hand_out(self.state.agreed)
         return _stacked([message for _, message in descriptions])
 
-    def _counted(self, replies: Iterator[Reply], total: int) -> Iterator[Reply]:
-        for done, reply in enumerate(replies, start=1):
-            self._on_setup(done, total)
-            yield reply
-
-    def round(self) -> RoundRow:
-        """Runs one round and returns its row; on return ``state`` is that of the completed round.
-
-        Raises:
-            NotEnoughUpdates: too few good updates in every attempt; the state is unchanged.
-        """
-        attempt, spoilers = 0, dict[int, Refusal]()
-        while True:
-            try:
-                return self._attempt(attempt, spoilers)
-            except RoundSpoiled as error:
-                log.warning("%s; the round is done again without", error)
-                for refusal in error.refusals:
-                    self.ledger.refusal(self.state.round + 1, refusal.client, refusal.reason)
-                    spoilers[refusal.client] = refusal
-            except NotEnoughUpdates as error:
-                log.warning("%s", error)
-                attempt += 1
-                if attempt == self.settings.attempts:
-                    raise
-
-    def _attempt(self, attempt: int, spoilers: Mapping[int, Refusal]) -> RoundRow:
-        started = time.perf_counter()
-        before = dict(self.ledger.bytes)
-        round = self.state.round + 1
-        clients = [id for id in self.sample(round, attempt) if id not in spoilers]
-        tally = Tally(round, clients, refused=list(spoilers.values()))
-        if len(clients) < self._fewest:
-            raise NotEnoughUpdates(self._shortage(tally, 0))
-        state = self._fused(tally)
-        state.round = round
-        if self.means is not None:
-            self.means.add(state)
-        self.state = state
-        sent = {way: total - before[way] for way, total in self.ledger.bytes.items()}
-        return tally.row(time.perf_counter() - started, sent)
-
-    def _fused(self, tally: Tally) -> State:
-        """Returns the state after the clients of a round trained; the server's own stays as it is.
-
-        Raises:
-            NotEnoughUpdates: too few good updates.
-            RoundSpoiled: a client's update cannot be used, and was found out too late.
-        """
-        times = None if self.guards.sees_all else self.settings.largest_change
-        changes = ChangeSizes(times, self.state.extras.get(CHANGES))
-        changes.begin(self.state.weights)
-        guarded = self.guards.open(self.state, self.account)
-        guarded.asked(tally.clients)
-        broadcast = guarded.address(self.method.broadcast(self.state))
-        incoming = Attributed(self._updates(tally, broadcast, guarded, changes), tally.round)
-        # Nothing is replaced before enough updates are in: a failed attempt leaves the state alone.
-        state = replace(self.state, extras=dict(self.state.extras))
-        with incoming.blamed():
-            state = self.method.aggregate(state, guarded.collect(incoming))
-        state = guarded.finish(state)
-        state = server_optimizer.step(self.settings, self.state.weights, state)
-        state = self.method.after_round(state, self._asker(tally, state))
-        fault = state_fault(state.weights, state.extras) or self._probe(state.weights)
-        if fault is not None and self.guards.noised:
-            raise RunError(f"round {tally.round}: {fault}; the noise may be too large to train")
-        if fault is not None:
-            raise changes.spoiled(tally.round, fault)
-        state.extras[CHANGES] = changes.end()
-        return state
-
-    @property
-    def affordable(self) -> bool:
-        """Whether the next round stays within what may be spent on it."""
-        round = self.state.round + 1
-        return self.guards.afford(round, self.sample(round), self.account)
-
-    @property
-    def is_last(self) -> bool:
-        """Whether no round follows."""
-        return self.state.round == self.state.rounds or not self.affordable
-
-    @property
-    def _fewest(self) -> int:
-        """The fewest good updates; a secret draw may be of nobody, and nobody may know."""
-        return 0 if self.guards.secret_rate is not None else self.settings.min_updates
-
-    def sample(self, round: int, attempt: int = 0) -> list[int]:
-        """Returns the ids of a round's clients, ascending: see :mod:`feddg.clients.sampling`.
-
-        A round whose sum was opened is of the same clients whenever it is done again.
-        """
-        opened = self._opened.clients(round)
-        if opened is not None:
-            return list(opened)
-        if self.guards.secret_rate is not None:
-            return secret_clients(self.transport.clients, self.guards.secret_rate)
-        return drawn_clients(self.transport.clients, self.per_round, self.seed, round, attempt)
-
-    def _updates(
-        self, tally: Tally, broadcast: Broadcast, guarded: GuardedRound, changes: ChangeSizes
-    ) -> Iterator[Update]:
-        """Yields the good updates; refuses bad ones by name.
-
-        Raises:
-            NotEnoughUpdates: too few were good.
-            RoundSpoiled: some turned out to be too far from the others.
-        """
-        good = 0
-        for reply in self.transport.train(tally.clients, broadcast):
-            reply = self._checked(tally.round, reply, guarded, changes)
-            self._on_client(tally.round, reply)
-            if isinstance(reply, Refusal):
-                tally.refused.append(reply)
-                self._refuse(tally.round, reply)
-                continue
-            good += len(reply.clients)
-            tally.add(reply)
-            yield reply
-        if good < self._fewest:
-            raise NotEnoughUpdates(self._shortage(tally, good))
-        outliers = changes.outliers()
-        if outliers:
-            raise RoundSpoiled(tally.round, outliers)
-
-    def _checked(
-        self, round: int, reply: Update | Refusal, guarded: GuardedRound, changes: ChangeSizes
-    ) -> Update | Refusal:
-        """Returns the update as it may be used, or why it may not.
-
-        Raises:
-            NotEnoughUpdates: it is the mean of several, of whom nobody can be named.
-        """
-        if isinstance(reply, Refusal):
-            return reply
-        fault = self.checks.update_fault(reply, self.state) or changes.fault(
-            reply, self.checks.sizes(reply)
-        )
-        if fault is None:
-            try:
-                return guarded.receive(reply)
-            except ClientError as error:
-                fault = str(error)
-                changes.forget(reply.client)
-        if reply.members:
-            raise NotEnoughUpdates(
-                f"round {round}: no update is used; the mean of {clients_said(reply.members)} is "
-                f"refused: {fault}; whose update is wrong cannot be told, since only their sum can "
-                "be read"
-            )
-        return Refusal(reply.client, f"update refused: {fault}")
-
-    def _refuse(self, round: int, refusal: Refusal) -> None:
-        self.ledger.refusal(round, refusal.client, refusal.reason)
-        log.warning("round %d, client %d: %s", round, refusal.client, refusal.reason)
-
-    def _shortage(self, tally: Tally, good: int) -> str:
-        reason = (
-            f"; client {tally.refused[0].client}: {tally.refused[0].reason}"
-            if tally.refused
-            else ""
-        )
-        return (
-            f"round {tally.round}: {good} good updates of {len(tally.clients)}, but "
-            f"server.min_updates is {self.settings.min_updates}{reason}"
-        )
-
-    def _asker(
-        self, tally: Tally, state: State
-    ) -> Callable[[str, Message], Iterator[tuple[int, Message]]]:
-        def ask(name: str, question: Message) -> Iterator[tuple[int, Message]]:
-            refused = {refusal.client for refusal in tally.refused}
-            ids = [id for id in tally.clients if id not in refused]
-            broadcast = Broadcast(tally.round, state.weights, question)
-            replies = self.transport.ask(ids, broadcast, name, question)
-            return self._messages(replies, tally.round, f"answer:{name}")
-
-        return ask
-
-    def _messages(
+    def checked(
         self, replies: Iterator[Reply], round: int, purpose: str
     ) -> Iterator[tuple[int, Message]]:
+        """Yields the messages that are as declared, and their clients; refuses others by name."""
         for id, reply in replies:
             if isinstance(reply, Message):
                 fault = self.checks.message_fault(purpose, reply, id)
@@ -382,7 +268,73 @@ class Server:
                     yield id, reply
                     continue
                 reply = Refusal(id, f"{purpose} refused: {fault}")
-            self._refuse(round, reply)
+            self._refusals.say(reply, round)
+
+    def round(self) -> RoundRow:
+        """Runs one round and returns its row; on return ``state`` is that of the completed round.
+
+        Raises:
+            NotEnoughUpdates: too few good updates in every attempt; the state is unchanged.
+        """
+        for round in self._attempts():
+            with round.attempted():
+                sent = self.hooks.broadcast(self.method.broadcast(self.state), round)
+                updates = self.hooks.received(self.transport.train(round.clients, sent), round)
+                state = self.method.aggregate(self.state.next(), updates)
+                self.state = self.hooks.completed(state, round)
+        return round.row
+
+    def _attempts(self) -> Iterator[Round]:
+        """Yields the next round until it counts.
+
+        It is tried again without a client whose update could not be worked with, and up to
+        ``server.attempts`` times while too few good updates come.
+        """
+        number, attempt = self.state.round + 1, 0
+        left_out: list[Refusal] = []
+        while True:
+            clients = self.sample(number, attempt)
+            if left_out:
+                out = {refusal.client for refusal in left_out}
+                clients = [id for id in clients if id not in out]
+            round = Round(number, clients, self.state, self._fewest, self.ledger.bytes, [*left_out])
+            if len(clients) < self._fewest:
+                round.failure = round.too_few(0)
+            else:
+                yield round
+            failure = round.failure
+            if failure is None:
+                return
+            if isinstance(failure, Refusal):
+                self._refusals.say(failure, number, "; the round is done again without it")
+                left_out.append(failure)
+            else:
+                log.warning("%s", failure)
+                attempt += 1
+                if attempt == self.settings.attempts:
+                    raise failure
+
+    def affordable(self, state: State) -> bool:
+        """Whether the round after a state stays within what may be spent on it."""
+        round = state.round + 1
+        return self.guards.afford(round, self.sample(round))
+
+    def is_last(self, state: State) -> bool:
+        """Whether no round follows a state."""
+        return state.round == state.rounds or not self.affordable(state)
+
+    def sample(self, round: int, attempt: int = 0) -> list[int]:
+        """Returns the ids of a round's clients, ascending: see :mod:`feddg.clients.sampling`.
+
+        A round whose sum was opened is of the same clients whenever it is done again.
+        """
+        if self._opened is not None:
+            opened = self._opened.clients(round)
+            if opened is not None:
+                return list(opened)
+        if self._secret_rate is not None:
+            return secret_clients(self.transport.clients, self._secret_rate)
+        return drawn_clients(self.transport.clients, self.per_round, self.seed, round, attempt)
 
 
 def _stacked(messages: list[Message]) -> Weights:

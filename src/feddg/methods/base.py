@@ -1,9 +1,14 @@
 """The base of every method: its hooks, each with what federated averaging does as its default."""
 
 import inspect
+import logging
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+import time
+from collections import defaultdict
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, ClassVar, Protocol, TypeVar, get_type_hints, runtime_checkable
 
 import torch
@@ -11,10 +16,11 @@ from pydantic import ConfigDict, ValidationError
 from torch import Tensor, nn
 
 from feddg.clients.client import Batch, Client
-from feddg.errors import ExperimentError, nearest
-from feddg.messages import Broadcast, Message, Sent, Update, Weights, on_device
+from feddg.diagnostics import Diagnostic
+from feddg.errors import ExperimentError, FeddgError, NotEnoughUpdates, RunError, nearest
+from feddg.messages import Broadcast, Message, Refusal, Sent, Update, Weights, on_device
 from feddg.models.network import Network
-from feddg.records import Groups
+from feddg.records import Direction, EvaluationRow, Groups, RefusedUpdate, RoundRow
 from feddg.registry import Registry
 from feddg.settings import ExperimentSettings, Settings
 
@@ -64,6 +70,10 @@ class State:
         self.weights = on_device(self.weights, device)
         self.extras = on_device(self.extras, device)
         return self
+
+    def next(self) -> "State":
+        """Returns what becomes the next round's state: the same tensors, extras to be replaced."""
+        return replace(self, extras=dict(self.extras), round=self.round + 1)
 
 
 class Method:
@@ -144,8 +154,8 @@ class Method:
             FeddgError: one is missing, damaged or does not fit.
         """
 
-    def remarks(self, experiment: ExperimentSettings) -> Sequence[str]:
-        """Returns what speaks against a result of this experiment, a line each, before round 1."""
+    def diagnostics(self, experiment: ExperimentSettings) -> Sequence[Diagnostic]:
+        """Returns what speaks against a result of this experiment, before round 1."""
         return ()
 
     # Once, before round 1
@@ -214,9 +224,10 @@ class Method:
     def aggregate(self, state: State, updates: Iterable[Update]) -> State:
         """Fuses the round's updates, which arrive in client order and are consumed as a stream.
 
-        Puts new tensors into ``state`` and leaves the old ones as they are: a round that fails
-        half-way must not have changed them. To learn more from the updates than their mean, hand
-        ``super()`` a generator that looks at each one before it yields it.
+        Puts new tensors into ``state``, which is to be that of the round, and leaves the old ones
+        as they are: a round that fails half-way must not have changed them. To learn more from the
+        updates than their mean, hand ``super()`` a generator that looks at each one before it
+        yields it.
         """
         items = ((update.weights, self.share(state, update)) for update in updates)
         state.weights = weighted_mean(items)
@@ -244,6 +255,165 @@ class Method:
     def predictor(self, network: Network) -> nn.Module:
         """Returns the module that maps RGB images in [0, 1] to logits (or log-probabilities)."""
         return network
+
+
+# What happens in a round beside the method: hooks at the server.
+
+
+log = logging.getLogger("feddg")
+
+
+@dataclass
+class Round:
+    """A round under way, as its hooks see it; one that is tried again is another object.
+
+    Attributes:
+        number: from 1.
+        clients: who is asked to train, ascending.
+        state: the server's before it; its weights are what the clients are sent. Left as it is.
+        fewest: good updates below which nothing is aggregated.
+        bytes: sent so far in the run, both ways; moves on.
+        refused: whose updates are not used, and why.
+        update: the one that is being worked with, to whose client an error would be due.
+        replies: the accepted updates, as they come.
+        failure: why the round does not count: too few updates, or a client known to have broken it.
+        scratch: what hooks keep until the round ends, by hook.
+        evaluations: how its model did, once it was measured.
+        evaluating: seconds that took.
+        terms: mean of each loss term over the used updates, weighted by examples; with
+            ``examples``, ``images``, ``passes`` and ``training`` (seconds) what the row is made of.
+    """
+
+    number: int
+    clients: list[int]
+    state: State
+    fewest: int = 1
+    bytes: Mapping[Direction, int] = field(default_factory=lambda: {"up": 0, "down": 0})
+    refused: list[Refusal] = field(default_factory=list)
+    update: Update | None = None
+    replies: Generator[Update] | None = None
+    failure: NotEnoughUpdates | Refusal | None = None
+    scratch: dict[Any, dict[str, Any]] = field(default_factory=lambda: defaultdict(dict))
+    evaluations: Sequence[EvaluationRow] = ()
+    evaluating: float = 0.0
+    terms: dict[str, float] = field(default_factory=dict)
+    examples: int = 0
+    images: int = 0
+    passes: int = 0
+    training: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._began, self._before = time.perf_counter(), dict(self.bytes)
+
+    def add(self, update: Update) -> None:
+        """Adds one used update to the means and counts."""
+        self.examples += update.examples
+        self.images += update.images
+        self.passes += update.passes
+        self.training += update.seconds
+        share = update.examples / self.examples
+        for name, value in update.terms.items():
+            before = self.terms.get(name, value)
+            self.terms[name] = before + (value - before) * share
+
+    @cached_property
+    def row(self) -> RoundRow:
+        """Who took part, and what it cost: until it is first asked for, when the round is over."""
+        seconds = time.perf_counter() - self._began
+        return RoundRow(
+            round=self.number,
+            clients=self.clients,
+            refused=[RefusedUpdate(client=r.client, reason=r.reason) for r in self.refused],
+            terms=self.terms,
+            examples=self.examples,
+            images=self.images,
+            passes=self.passes,
+            # Sites train side by side: their seconds may add up to more than the round took.
+            seconds={"train": self.training, "aggregate": max(0.0, seconds - self.training)},
+            bytes_up=self.bytes["up"] - self._before["up"],
+            bytes_down=self.bytes["down"] - self._before["down"],
+        )
+
+    def too_few(self, good: int) -> NotEnoughUpdates:
+        """Returns what to raise where only so many updates are good."""
+        why = "; client {0.client}: {0.reason}".format(self.refused[0]) if self.refused else ""
+        return NotEnoughUpdates(
+            f"round {self.number}: {good} good updates of {len(self.clients)}, but "
+            f"server.min_updates is {self.fewest}{why}"
+        )
+
+    @contextmanager
+    def attempted(self) -> Iterator[None]:
+        """Notes as ``failure`` why its block failed, if the round can be tried again.
+
+        It can where too few good updates came, and where an error came up while the update of a
+        certain client was worked with. Errors a user can act on go through as they are.
+        """
+        try:
+            yield
+        except NotEnoughUpdates as error:
+            self.failure = error
+        except FeddgError:
+            raise
+        except Exception as error:
+            if self.update is None:
+                raise
+            reason = f"it cannot be worked with ({type(error).__name__})"
+            if self.update.members:
+                raise RunError(
+                    f"round {self.number}: the mean of {clients_said(self.update.members)}: "
+                    f"{reason}"
+                ) from error
+            log.exception("client %d's update cannot be worked with", self.update.client)
+            self.failure = Refusal(self.update.client, f"update refused: {reason}")
+        finally:
+            if self.replies is not None:
+                self.replies.close()  # whoever still trains need not
+
+
+def clients_said(ids: Sequence[int]) -> str:
+    """Returns clients as a line names them; of many the first."""
+    more = f" and {len(ids) - 20} more" if len(ids) > 20 else ""
+    return f"clients {', '.join(map(str, ids[:20]))}{more}"
+
+
+class RoundHook:
+    """One concern of a round at the server: a check, a defence, a mean over rounds, a checkpoint.
+
+    It overrides the events at which it has something to do, in the order of a round; at the others
+    it costs nothing. It keeps no state: what lasts is among the state's extras, which checkpoints
+    keep, what a round needs in ``round.scratch``. So a round that fails leaves nothing behind.
+    """
+
+    def broadcast(self, broadcast: Broadcast, round: Round) -> Broadcast:
+        """Clients are about to be asked to train: returns what they are sent."""
+        return broadcast
+
+    def received(self, update: Update, round: Round) -> Update:
+        """An update came: returns it as it may be used.
+
+        Raises:
+            ClientError: it is refused, by its client's name.
+        """
+        return update
+
+    def refused(self, refusal: Refusal, round: Round) -> None:
+        """A client has no update that can be used."""
+
+    def collected(self, updates: Iterator[Update], round: Round) -> Iterator[Update]:
+        """Yields what the method's ``aggregate`` is given for the updates that are good.
+
+        An update's tensors are valid until the next is drawn: ``update.keep()`` where all are
+        needed.
+
+        Raises:
+            NotEnoughUpdates: there are fewer than it needs.
+        """
+        return updates
+
+    def completed(self, state: State, round: Round) -> State:
+        """The updates are aggregated: returns the state as it becomes that of the round."""
+        return state
 
 
 def _explain(cls: type[Method], error: ValidationError) -> str:

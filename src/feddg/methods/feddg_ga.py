@@ -139,7 +139,7 @@ class FedDGGA(Method):
         return state
 
     def _step(self, state: State) -> float:
-        passed = state.round if self.settings.mode == "paper" else state.round - 1
+        passed = state.round - (1 if self.settings.mode == "paper" else 2)
         return float(self.settings.step_size * (1 - passed / state.rounds if state.rounds else 1))
 
     def adjusted(self, weights: Tensor, gaps: Tensor, step: float) -> Tensor:

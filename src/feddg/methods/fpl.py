@@ -26,6 +26,8 @@ Decisions:
     training saw, which is that of the last local epoch.
 """
 
+import logging
+import statistics
 from collections.abc import Iterable, Iterator
 from typing import ClassVar, Literal
 
@@ -42,6 +44,10 @@ from feddg.styles.statistics import finch
 
 PROTOTYPES, CLASSES = "fpl/prototypes", "fpl/classes"
 EMBEDDINGS = "fpl/embeddings"
+LARGEST = 10.0
+"""How many times the median of its round a client's largest number may be."""
+
+log = logging.getLogger("feddg")
 
 
 class FPLSettings(MethodSettings):
@@ -73,7 +79,6 @@ class FPL(Method):
             "the mean embedding of each class it holds",
             ("held", "features"),
             rows="classes",
-            alike=True,
         ),
         f"update/{CLASSES}": Sent(
             "which classes these are",
@@ -132,23 +137,44 @@ class FPL(Method):
 
     def aggregate(self, state: State, updates: Iterable[Update]) -> State:
         """Averages the weights and clusters the prototypes that came with them."""
-        prototypes: list[Tensor] = []
-        classes: list[Tensor] = []
+        own: dict[int, tuple[Tensor, Tensor]] = {}
 
         def collected() -> Iterator[Update]:
             for update in updates:
-                prototypes.append(update.extras.tensors[PROTOTYPES].clone())
-                classes.append(update.extras.tensors[CLASSES].to(prototypes[-1].device))
+                tensors = update.extras.tensors
+                prototypes = tensors[PROTOTYPES].clone()
+                own[update.client] = prototypes, tensors[CLASSES].to(prototypes.device)
                 yield update
 
         state = super().aggregate(state, collected())
-        vectors, labels = clustered(torch.cat(prototypes), torch.cat(classes))
+        used = of_like_size(own)
+        vectors, labels = clustered(*(torch.cat(parts) for parts in zip(*used)))
         if self.settings.absent_classes == "keep" and PROTOTYPES in state.extras:
             absent = ~torch.isin(state.extras[CLASSES], labels)
             vectors = torch.cat([vectors, state.extras[PROTOTYPES][absent]])
             labels = torch.cat([labels, state.extras[CLASSES][absent]])
         state.extras |= {PROTOTYPES: vectors, CLASSES: labels}
         return state
+
+
+def of_like_size(own: dict[int, tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
+    """Returns the clients' prototypes and classes, without prototypes far larger than the others'.
+
+    The others would be drawn to them, whatever their images show. Of two alone neither is wrong.
+
+    Args:
+        own: by client ``(n, d)`` prototypes and ``(n,)`` classes.
+    """
+    sizes = {client: float(prototypes.abs().max()) for client, (prototypes, _) in own.items()}
+    limit = LARGEST * statistics.median(sizes.values())
+    large = [client for client, size in sizes.items() if len(own) > 2 and size > limit > 0]
+    for client in large:
+        log.warning(
+            "client %d: its prototypes are left out: up to %.3g, more than %g times the median of "
+            "its round (%.3g)",
+            *(client, sizes[client], LARGEST, limit),
+        )
+    return [found for client, found in own.items() if client not in large]
 
 
 def clustered(prototypes: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,39 +1,36 @@
 """The defences of a run, in their order; refused where they cannot hold."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from pydantic import ValidationError
 from torch import nn
 
 from feddg.clients.sampling import Schedule
+from feddg.diagnostics import Diagnostic
 from feddg.errors import ExperimentError, nearest
-from feddg.messages import Broadcast, Message, Sent, Update, Weights, joined
-from feddg.methods.base import Method, State, local_names, shared_parameters
+from feddg.messages import Message, Sent, Update, Weights
+from feddg.methods.base import Method, local_names, shared_parameters
 from feddg.privacy.accounting import Account, require_meaning
 from feddg.privacy.guard import (
     GUARDS,
+    MEMORY,
     Circumstances,
     Guard,
-    Passage,
     WeightFacts,
     require_compatible,
     require_styles,
+    under,
 )
 from feddg.privacy.noise import Clipping, NoisedRecords, NoisedStyles
 from feddg.privacy.secure_aggregation import SecureAggregation
 from feddg.settings import GuardChoice, PrivacySettings
 
-# All guards of a run, as the round loop and the clients call them.
+# All guards of a run, as the clients call them; at the server each is a hook of the round.
 #
 # Guards compose like layers: at the client in the order they are declared, the first nearest to
 # the training; at the server the other way round. What a guard says travels among a message's
 # extras under its name, so the ledger lists it.
-
-
-MEMORY = "guards/"
-"""Prefix of all guards' tensors among the state's extras, where checkpoints keep them."""
 
 
 class Guards:
@@ -46,6 +43,13 @@ class Guards:
 
     def __init__(self, guards: Sequence[Guard] = (), facts: WeightFacts | None = None) -> None:
         self.guards, self.facts = tuple(guards), facts or WeightFacts()
+        for guard in self.guards:
+            guard.facts = self.facts
+
+    def charge_to(self, account: Account) -> None:
+        """Has the guards enter what is spent in an account."""
+        for guard in self.guards:
+            guard.account = account
 
     @property
     def sends(self) -> dict[str, Sent]:
@@ -59,7 +63,7 @@ class Guards:
     def initial_extras(self) -> Weights:
         """Returns the guards' tensors before round 1, under their names among the extras."""
         return {
-            _memory(guard) + name: tensor
+            f"{MEMORY}{guard.name}/{name}": tensor
             for guard in self.guards
             for name, tensor in guard.initial_memory().items()
         }
@@ -79,11 +83,11 @@ class Guards:
             ClientError: it may not leave.
         """
         for guard in self.guards:
-            told = _under(f"{guard.name}/", extras)
-            update = guard.protect(update, received, told, self.facts)
+            told = under(f"{guard.name}/", extras)
+            update = guard.protect(update, received, told)
             if guard.sums:
                 secrets = {} if secrets is None else secrets
-                update = guard.mask(update, received, told, self.facts, secrets)
+                update = guard.mask(update, received, told, secrets)
         return update
 
     @property
@@ -106,7 +110,7 @@ class Guards:
 
     @property
     def noised(self) -> bool:
-        """Whether one of them promises differential privacy of updates."""
+        """Whether one of them gives differential privacy of updates."""
         return any(guard.noised for guard in self.guards)
 
     @property
@@ -124,106 +128,25 @@ class Guards:
         return next((g.secret_rate for g in self.guards if g.secret_rate is not None), None)
 
     @property
-    def promises(self) -> list[str]:
-        """What they promise, a sentence each."""
-        return [guard.promise for guard in self.guards if guard.promise]
+    def diagnostics(self) -> list[Diagnostic]:
+        """What they guarantee."""
+        return [guard.diagnostic for guard in self.guards if guard.diagnostic]
 
-    def afford(self, round: int, clients: Sequence[int], account: Account) -> bool:
+    def afford(self, round: int, clients: Sequence[int]) -> bool:
         """Whether a round with these clients stays within what may be spent."""
-        return all(guard.affords(round, clients, account) for guard in self.guards)
+        return all(guard.affords(round, clients) for guard in self.guards)
 
-    def describing(self, clients: Sequence[int], account: Account) -> None:
+    def describing(self, clients: Sequence[int]) -> None:
         """These clients are about to describe themselves.
 
         Raises:
             BudgetSpent: they may not.
         """
         for guard in self.guards:
-            guard.describing(clients, account)
-
-    def open(self, state: State, account: Account | None = None) -> "GuardedRound":
-        """Begins a round from the state that its clients are sent.
-
-        Args:
-            state: the server's.
-            account: what the run has spent.
-        """
-        passages = []
-        for guard in self.guards:
-            memory = _under(_memory(guard), Message(state.extras)).tensors
-            told = guard.tell(memory)
-            spent, next_round = account or Account(), state.round + 1
-            passages.append(Passage(self.facts, state.weights, told, memory, next_round, spent))
-        return GuardedRound(list(zip(self.guards, passages)))
+            guard.describing(clients)
 
 
 NO_GUARDS = Guards()
-
-
-class GuardedRound:
-    """One round at the server, past all guards."""
-
-    def __init__(self, stations: list[tuple[Guard, Passage]]) -> None:
-        self._stations = stations
-
-    def asked(self, clients: Sequence[int]) -> None:
-        """These clients are about to be asked to train.
-
-        Raises:
-            BudgetSpent: they may not be.
-        """
-        for guard, passage in self._stations:
-            guard.asked(clients, passage)
-
-    def address(self, broadcast: Broadcast) -> Broadcast:
-        """Returns the broadcast with what the guards tell the clients."""
-        if not self._stations:
-            return broadcast
-        told = [_prefixed(f"{guard.name}/", passage.told) for guard, passage in self._stations]
-        return replace(broadcast, extras=joined(broadcast.extras, *told))
-
-    def receive(self, update: Update) -> Update:
-        """Returns one update as it may be used.
-
-        Raises:
-            ClientError: a guard refuses it.
-        """
-        for guard, passage in reversed(self._stations):
-            update = guard.receive(update, passage)
-        return update
-
-    def collect(self, updates: Iterator[Update]) -> Iterator[Update]:
-        """Returns what the method's ``aggregate`` is given for the accepted updates."""
-        for guard, passage in reversed(self._stations):
-            updates = guard.collect(updates, passage)
-        return updates
-
-    def finish(self, state: State) -> State:
-        """Returns the aggregate as it may be released, with the guards' memory in it."""
-        for guard, passage in reversed(self._stations):
-            state = guard.finish(state, passage)
-            own = {_memory(guard) + name: t for name, t in passage.memory.items()}
-            state.extras = state.extras | own
-        return state
-
-
-def _memory(guard: Guard) -> str:
-    return f"{MEMORY}{guard.name}/"
-
-
-def _under(prefix: str, message: Message) -> Message:
-    cut = len(prefix)
-    return Message(
-        {name[cut:]: t for name, t in message.tensors.items() if name.startswith(prefix)},
-        {name[cut:]: s for name, s in message.scalars.items() if name.startswith(prefix)},
-    )
-
-
-def _prefixed(prefix: str, message: Message) -> Message:
-    return Message(
-        {prefix + name: tensor for name, tensor in message.tensors.items()},
-        {prefix + name: scalar for name, scalar in message.scalars.items()},
-    )
 
 
 def build_guards(

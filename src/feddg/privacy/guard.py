@@ -1,30 +1,33 @@
-"""A guard: what happens to an update between the client that trains and the server that fuses.
+"""A guard: what happens to an update between the client that trains and the server that aggregates.
 
-Hooks, in the order of a round::
+At the client::
 
-    tell (server)                         what this round's clients are told
-    protect (client)                      sees the update and the weights it started from
-    receive (server)                      sees each update as it comes; may refuse it
-    collect (server)                      sees the stream of those accepted; may wait for all
-    finish (server)                       sees the method's aggregate and what it started from
+    protect                               sees the update and the weights it started from
 
-A guard object keeps no state: what lasts is in ``Passage.memory``, which checkpoints keep, what a
-round needs in ``Passage.scratch``. So one object serves every transport and several threads, and a
-failed round leaves nothing behind. Hooks at both sides that every method goes through are after
-pfl-research (Granqvist et al., NeurIPS 2024).
+At the server it is a hook of the round (:class:`feddg.methods.base.RoundHook`)::
+
+    broadcast                             what this round's clients are told
+    received                              sees each update as it comes; may refuse it
+    collected                             sees the stream of those accepted; may wait for all
+    completed                             sees the method's aggregate and what it started from
+
+A guard keeps no state but its run's account: what lasts is in :meth:`Guard.memory`, which
+checkpoints keep. So one object serves every transport and several threads. Hooks at both sides that
+every method goes through are after pfl-research (Granqvist et al., NeurIPS 2024).
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel
 from torch import nn
 
+from feddg.diagnostics import Diagnostic
 from feddg.errors import ClientError, ExperimentError
-from feddg.messages import Message, Sent, Update, Weights
-from feddg.methods.base import Method, State, local_names
+from feddg.messages import Broadcast, Message, Sent, Update, Weights, joined
+from feddg.methods.base import Method, RoundHook, State, local_names
 from feddg.models.normalization import statistics_names
 from feddg.privacy.accounting import Account
 from feddg.registry import Registry
@@ -45,34 +48,15 @@ class WeightFacts:
     trained: frozenset[str] = frozenset()
 
 
-@dataclass
-class Passage:
-    """A round's updates on their way past one guard, at the server.
-
-    Attributes:
-        facts: about the weights.
-        sent: the weights that the round's clients were sent.
-        told: what the guard told them.
-        memory: the guard's own tensors; replace entries, never change one in place.
-        round: the round, from 1.
-        account: what the run has spent.
-        scratch: anything until the round ends.
-    """
-
-    facts: WeightFacts
-    sent: Weights
-    told: Message
-    memory: Weights
-    round: int = 0
-    account: Account = field(default_factory=Account)
-    scratch: dict[str, Any] = field(default_factory=dict)
+MEMORY = "guards/"
+"""Prefix of all guards' tensors among the state's extras, where checkpoints keep them."""
 
 
 class NoGuardSettings(Settings):
     """For guards that have none."""
 
 
-class Guard:
+class Guard(RoundHook):
     """Base of all guards: lets everything pass.
 
     Attributes:
@@ -85,6 +69,8 @@ class Guard:
         sums: whether the server sees nothing but sums of updates; it has :meth:`mask` and
             :meth:`answer`.
         fuses: whether it decides by itself what many updates become; only one guard can.
+        facts: what both sides know of the weights; given with the guard's place in a run.
+        account: what the run has spent.
     """
 
     name: ClassVar[str]
@@ -97,6 +83,7 @@ class Guard:
 
     def __init__(self, settings: BaseModel | None = None) -> None:
         self.settings: Any = settings if settings is not None else self.Settings()
+        self.facts, self.account = WeightFacts(), Account()
 
     @property
     def plain_mean(self) -> str | None:
@@ -117,13 +104,13 @@ class Guard:
         return {}
 
     @property
-    def promise(self) -> str | None:
-        """What it promises with the settings it has, in one sentence; None for nothing more."""
+    def diagnostic(self) -> Diagnostic | None:
+        """What it guarantees with the settings it has; None for nothing more."""
         return None
 
     @property
     def noised(self) -> bool:
-        """Whether it promises differential privacy: no update may decide over another's use."""
+        """Whether it gives differential privacy: no update may decide over another's use."""
         return False
 
     @property
@@ -131,63 +118,54 @@ class Guard:
         """With which probability each client takes part, if nobody may know who does."""
         return None
 
-    def affords(self, round: int, clients: Sequence[int], account: Account) -> bool:
+    def affords(self, round: int, clients: Sequence[int]) -> bool:
         """At the server: whether a round with these clients stays within what may be spent."""
         return True
 
-    def describing(self, clients: Sequence[int], account: Account) -> None:
+    def describing(self, clients: Sequence[int]) -> None:
         """At the server: these clients are about to describe themselves, before round 1.
 
         Raises:
             BudgetSpent: they may not.
         """
 
-    def asked(self, clients: Sequence[int], passage: Passage) -> None:
-        """At the server: these clients are about to be asked to train.
-
-        Raises:
-            BudgetSpent: they may not be.
-        """
-
     def initial_memory(self) -> Weights:
         """Returns the guard's tensors before round 1."""
         return {}
 
-    def tell(self, memory: Weights) -> Message:
-        """Returns what this round's clients are told."""
-        return Message()
+    def memory(self, state: State) -> Weights:
+        """Returns the guard's tensors in a state."""
+        return under(f"{MEMORY}{self.name}/", Message(state.extras)).tensors
 
-    def protect(
-        self, update: Update, received: Weights, told: Message, facts: WeightFacts
-    ) -> Update:
+    def remember(self, state: State, memory: Weights) -> None:
+        """Replaces tensors of the guard's in a state that is not in use yet."""
+        state.extras |= {f"{MEMORY}{self.name}/{name}": t for name, t in memory.items()}
+
+    def told(self, broadcast: Broadcast, **scalars: int | float | str) -> Broadcast:
+        """Returns a broadcast with what the guard tells clients, under its prefix."""
+        own = Message({}, {f"{self.name}/{name}": value for name, value in scalars.items()})
+        return replace(broadcast, extras=joined(broadcast.extras, own))
+
+    def protect(self, update: Update, received: Weights, told: Message) -> Update:
         """At the client: returns the update as it may leave.
 
         Args:
             update: as trained; its tensors may be the network's own, so they are never changed.
             received: the weights that the client was sent.
-            told: what :meth:`tell` returned.
-            facts: about the weights.
+            told: what the server said under the guard's name.
 
         Raises:
             ClientError: it may not leave.
         """
         return update
 
-    def mask(
-        self,
-        update: Update,
-        received: Weights,
-        told: Message,
-        facts: WeightFacts,
-        secrets: Weights,
-    ) -> Update:
+    def mask(self, update: Update, received: Weights, told: Message, secrets: Weights) -> Update:
         """At the client, last of all: returns the update as the server may see it.
 
         Args:
             update: as the other guards let it pass.
             received: the weights that the client was sent.
             told: what the server said under the guard's name.
-            facts: about the weights.
             secrets: what the client keeps to itself in this round; changed in place.
         """
         return update
@@ -202,34 +180,20 @@ class Guard:
         """
         raise ClientError(f"was asked {name!r}, which {self.name} does not know")
 
-    def receive(self, update: Update, passage: Passage) -> Update:
-        """At the server: returns one update as it may be used.
-
-        Raises:
-            ClientError: it is refused, by its client's name.
-        """
-        return update
-
-    def collect(self, updates: Iterator[Update], passage: Passage) -> Iterator[Update]:
-        """At the server: yields what the method's ``aggregate`` is given for the updates.
-
-        An update's tensors are valid until the next is drawn: ``update.keep()`` where all are
-        needed.
-
-        Raises:
-            NotEnoughUpdates: there are fewer than it needs.
-        """
-        return updates
-
-    def finish(self, state: State, passage: Passage) -> State:
-        """At the server: returns the aggregate as it may be released."""
-        return state
-
     def add(self, update: Update, name: str, value: int | float | str) -> Update:
         """Puts a number among what an update says, under the guard's prefix; returns the update."""
         scalars = {**update.extras.scalars, f"{self.name}/{name}": value}
         update.extras = Message(update.extras.tensors, scalars)
         return update
+
+
+def under(prefix: str, message: Message) -> Message:
+    """Returns the entries of a message whose names begin with a prefix, without it."""
+    cut = len(prefix)
+    return Message(
+        {name[cut:]: t for name, t in message.tensors.items() if name.startswith(prefix)},
+        {name[cut:]: s for name, s in message.scalars.items() if name.startswith(prefix)},
+    )
 
 
 GUARDS: Registry[type[Guard]] = Registry(
@@ -323,7 +287,7 @@ def require_compatible(
     circumstances: Circumstances,
     updates: int,
 ) -> None:
-    """Raises ExperimentError, with the reason, if the guards cannot do what they promise.
+    """Raises ExperimentError, with the reason, if the guards cannot do what they say.
 
     Args:
         guards: in their order.

@@ -11,12 +11,12 @@ import torch
 
 from feddg.clients.client import RecordNoise
 from feddg.clients.sampling import Schedule
+from feddg.diagnostics import Diagnostic
 from feddg.errors import ClientError
-from feddg.messages import Message, Sent, Update, Weights
-from feddg.methods.base import State
+from feddg.messages import Broadcast, Message, Sent, Update, Weights
+from feddg.methods.base import Round, State
 from feddg.privacy.accounting import (
     MOST_NOISE,
-    Account,
     Release,
     gaussian_epsilon,
     gaussian_noise,
@@ -34,7 +34,6 @@ from feddg.privacy.guard import (
     STATISTICS,
     TRAINING,
     Guard,
-    Passage,
     WeightFacts,
     register,
 )
@@ -119,18 +118,19 @@ class Clipping(Guard):
         return 2 if self.settings.noised_at == "client" else 1
 
     @property
-    def promise(self) -> str | None:
+    def diagnostic(self) -> Diagnostic | None:
         """Epsilon, for whom, by which noise, over how many rounds."""
         if not self.noised:
             return None
         chosen, plan, known = self.settings, self._schedule, self.secret_rate is None
         epsilon = f"epsilon {chosen.epsilon:g}" if chosen.epsilon else "no epsilon"
         who = f"at most {plan.most} with the same client" if known else "drawn in secret"
-        return (
-            f"updates: {epsilon} at delta {chosen.delta:g} for a client, by noise of "
+        text = (
+            f"Updates: {epsilon} at delta {chosen.delta:g} for a client, by noise of "
             f"{self.multiplier:g} times the norm at the {chosen.noised_at}; {plan.rounds} rounds "
-            f"planned, {who}"
+            f"planned, {who}."
         )
+        return Diagnostic("update-privacy", "note", text)
 
     def _require_met(self) -> None:
         """Raises ExperimentError, which names what could be met, if epsilon cannot be."""
@@ -152,26 +152,17 @@ class Clipping(Guard):
         noise = self.multiplier / self._sensitivity
         return Release("update", round, clients, noise, noised_at=where, rate=rate)
 
-    def affords(self, round: int, clients: Sequence[int], account: Account) -> bool:
+    def affords(self, round: int, clients: Sequence[int]) -> bool:
         """See :class:`Guard`."""
         chosen = self.settings
         if not chosen.epsilon:
             return True
-        return account.affords(self._release(round, clients), chosen.delta, chosen.epsilon)
+        return self.account.affords(self._release(round, clients), chosen.delta, chosen.epsilon)
 
-    def _charge(self, clients: Sequence[int], passage: Passage) -> None:
+    def _charge(self, round: int, clients: Sequence[int]) -> None:
         if self.noised:
-            release = self._release(passage.round, clients)
-            passage.account.charge(release, self.settings.delta, self.settings.epsilon)
-
-    def asked(self, clients: Sequence[int], passage: Passage) -> None:
-        """Charges for what clients noise themselves: it may leave them as soon as they are asked.
-
-        Raises:
-            BudgetSpent: they may not be asked.
-        """
-        if self.at_clients:
-            self._charge(clients, passage)
+            release = self._release(round, clients)
+            self.account.charge(release, self.settings.delta, self.settings.epsilon)
 
     @property
     def adaptive(self) -> bool:
@@ -188,70 +179,78 @@ class Clipping(Guard):
         """The norm, which adaptive clipping moves."""
         return {NORM: torch.tensor(self.settings.clipping_norm, dtype=torch.float64)}
 
-    def tell(self, memory: Weights) -> Message:
-        """The norm."""
-        return Message({}, {NORM: float(memory[NORM])})
-
     # At a client
 
-    def protect(
-        self, update: Update, received: Weights, told: Message, facts: WeightFacts
-    ) -> Update:
+    def protect(self, update: Update, received: Weights, told: Message) -> Update:
         """Clips the change, and may add noise; the means of the loss terms stay at the client."""
         if NORM not in told.scalars:
             raise ClientError("was not told the norm to clip its update to")
         norm = float(told.scalars[NORM])
-        clipped = shrunk(update.weights, received, facts.fused, norm)
+        clipped = shrunk(update.weights, received, self.facts.fused, norm)
         update = replace(update, weights=clipped or update.weights, terms={})
         if self.at_clients:
-            update.weights = _noised(update.weights, received, facts, self.multiplier * norm)
+            update.weights = _noised(update.weights, received, self.facts, self.multiplier * norm)
         return self.add(update, NORM_BIT, int(clipped is not None)) if self.adaptive else update
 
     # At the server
 
-    def receive(self, update: Update, passage: Passage) -> Update:
+    def broadcast(self, broadcast: Broadcast, round: Round) -> Broadcast:
+        """Tells the norm. Charges for what clients noise: it may leave them once they are asked.
+
+        Raises:
+            BudgetSpent: they may not be asked.
+        """
+        if self.at_clients:
+            self._charge(round.number, round.clients)
+        return self.told(broadcast, **{NORM: self._norm(round)})
+
+    def _norm(self, round: Round) -> float:
+        return float(self.memory(round.state)[NORM])
+
+    def received(self, update: Update, round: Round) -> Update:
         """Refuses a change longer than the norm, and a bit that is none."""
         bit = update.extras.scalars.get(f"{self.name}/{NORM_BIT}")
         if self.adaptive and not (type(bit) is int and bit in (0, 1)):
             raise ClientError(f"{NORM_BIT} is {bit!r:.40}; it must be 0 or 1")
         if self.at_clients:
             return update
-        norm, sent = float(passage.told.scalars[NORM]), passage.sent
-        found = distance(update.weights, sent, passage.facts.fused)
+        norm, sent, scratch = self._norm(round), round.state.weights, round.scratch[self]
+        found = distance(update.weights, sent, self.facts.fused)
         # x + D is rounded once more at the client: by half a unit in the last place of each entry.
-        if _ROUNDING not in passage.scratch:
-            passage.scratch[_ROUNDING] = 2**-23 * length(sent, passage.facts.fused)
-        if not found <= norm * (1 + 1e-6) + passage.scratch[_ROUNDING]:
+        if _ROUNDING not in scratch:
+            scratch[_ROUNDING] = 2**-23 * length(sent, self.facts.fused)
+        if not found <= norm * (1 + 1e-6) + scratch[_ROUNDING]:
             raise ClientError(f"its change is {found:.6g} long; the norm is {norm:.6g}")
         return update
 
-    def collect(self, updates: Iterator[Update], passage: Passage) -> Iterator[Update]:
+    def collected(self, updates: Iterator[Update], round: Round) -> Iterator[Update]:
         """Counts, and has every client count the same, whatever it says of its images."""
-        passage.scratch |= {_UPDATES: [], _CLIPPED: 0}
+        scratch = round.scratch[self]
+        scratch |= {_UPDATES: [], _CLIPPED: 0}
         for update in updates:
-            passage.scratch[_UPDATES] += update.clients
+            scratch[_UPDATES] += update.clients
             bit = update.extras.scalars.get(f"{self.name}/{NORM_BIT}", 0)
-            passage.scratch[_CLIPPED] += int(bit)
+            scratch[_CLIPPED] += int(bit)
             yield replace(update, examples=1)
-        if not passage.scratch[_UPDATES]:  # a secret draw of nobody: what is released is noise
-            yield Update(_NOBODY, 1, passage.sent)
+        if not scratch[_UPDATES]:  # a secret draw of nobody: what is released is noise
+            yield Update(_NOBODY, 1, round.state.weights)
 
-    def finish(self, state: State, passage: Passage) -> State:
+    def completed(self, state: State, round: Round) -> State:
         """Adds noise on all that was trained, and moves the norm.
 
         Raises:
             BudgetSpent: it may not be released.
         """
-        clients, clipped = passage.scratch[_UPDATES], passage.scratch[_CLIPPED]
-        norm, sent, updates = float(passage.memory[NORM]), passage.sent, len(clients)
+        clients, clipped = (round.scratch[self][name] for name in (_UPDATES, _CLIPPED))
+        norm, sent, updates = self._norm(round), round.state.weights, len(clients)
         if not self.at_clients:
-            self._charge(clients, passage)
+            self._charge(round.number, clients)
         secret = self.secret_rate
         expected = updates if secret is None else secret * self._schedule.clients
         noise, count_noise = self.noise(expected)
         weights = dict(state.weights)
         for name, tensor in weights.items():
-            if name not in passage.facts.trained:
+            if name not in self.facts.trained:
                 weights[name] = sent[name]
             elif noise and not self.at_clients:
                 before = sent[name].double()
@@ -264,7 +263,7 @@ class Clipping(Guard):
             counted = add_noise(beyond_half, count_noise) if count_noise else beyond_half
             chosen, share = self.settings, 0.5 + float(counted) / expected
             norm *= math.exp(-chosen.clipping_rate * (share - chosen.clipping_quantile))
-            passage.memory = {NORM: torch.tensor(norm, dtype=torch.float64)}
+            self.remember(state, {NORM: torch.tensor(norm, dtype=torch.float64)})
         log.info("updates clipped to %.4g", norm)
         return state
 
@@ -290,7 +289,7 @@ def _noised(trained: Weights, sent: Weights, facts: WeightFacts, deviation: floa
 # Image privacy: a client's steps are noised, so that no image shows in what it trains (DP-SGD).
 #
 # The client does it (:mod:`feddg.federation.local_training`), whoever the server is; this guard
-# says what it promises, counts what it costs, and refuses what would go around it.
+# says what it guarantees, counts what it costs, and refuses what would go around it.
 #
 # An image is in one batch of every epoch of every round its client takes part in: so many
 # releases.
@@ -334,42 +333,42 @@ class NoisedRecords(Guard):
         self._noise = record_noise(settings, schedule, epochs) or RecordNoise(0.0, 1.0)
 
     @property
-    def promise(self) -> str:
+    def diagnostic(self) -> Diagnostic:
         """Epsilon, for an image, by which noise."""
         chosen = self.settings
-        return (
-            f"updates: epsilon {chosen.record_epsilon:g} at delta {chosen.delta:g} for an image, "
-            f"by noise of {self._noise.multiplier:g} times the norm in every step at the client"
+        text = (
+            f"Updates: epsilon {chosen.record_epsilon:g} at delta {chosen.delta:g} for an image, "
+            f"by noise of {self._noise.multiplier:g} times the norm in every step at the client."
         )
+        return Diagnostic("image-privacy", "note", text)
 
     def _release(self, round: int, clients: Sequence[int]) -> Release:
         noise, times = self._noise.multiplier, self._epochs
         return Release("update", round, clients, noise, "image", "client", times=times)
 
-    def affords(self, round: int, clients: Sequence[int], account: Account) -> bool:
+    def affords(self, round: int, clients: Sequence[int]) -> bool:
         """See :class:`Guard`."""
-        chosen = self.settings
-        return account.affords(self._release(round, clients), chosen.delta, chosen.record_epsilon)
+        chosen, release = self.settings, self._release(round, clients)
+        return self.account.affords(release, chosen.delta, chosen.record_epsilon)
 
-    def asked(self, clients: Sequence[int], passage: Passage) -> None:
+    def broadcast(self, broadcast: Broadcast, round: Round) -> Broadcast:
         """Charges for the epochs that these clients are about to train.
 
         Raises:
             BudgetSpent: they may not be asked.
         """
-        chosen, release = self.settings, self._release(passage.round, clients)
-        passage.account.charge(release, chosen.delta, chosen.record_epsilon)
+        chosen, release = self.settings, self._release(round.number, round.clients)
+        self.account.charge(release, chosen.delta, chosen.record_epsilon)
+        return broadcast
 
-    def protect(
-        self, update: Update, received: Weights, told: Message, facts: WeightFacts
-    ) -> Update:
+    def protect(self, update: Update, received: Weights, told: Message) -> Update:
         """The means of the loss terms stay at the client."""
         return replace(update, terms={})
 
 
 # Style privacy: the moments that a client describes itself with are noised before they leave.
 #
-# The client's method does it (:mod:`feddg.styles.statistics`); this guard says what it promises,
+# The client's method does it (:mod:`feddg.styles.statistics`); this guard says what it guarantees,
 # counts what it costs, and is why other guards let the description pass. Styles leave once, before
 # round 1.
 
@@ -389,16 +388,17 @@ class NoisedStyles(Guard):
     Settings = PrivacySettings
 
     @property
-    def promise(self) -> str:
+    def diagnostic(self) -> Diagnostic:
         """Epsilon, and for whom."""
         chosen = self.settings
         whom = "an image" if chosen.style_unit == "image" else "a client"
-        return (
-            f"styles: epsilon {chosen.style_epsilon:g} at delta {chosen.delta:g} for {whom}, by "
-            f"noise of {style_multiplier(chosen):g} times the sensitivity at the client"
+        text = (
+            f"Styles: epsilon {chosen.style_epsilon:g} at delta {chosen.delta:g} for {whom}, by "
+            f"noise of {style_multiplier(chosen):g} times the sensitivity at the client."
         )
+        return Diagnostic("style-privacy", "note", text)
 
-    def describing(self, clients: Sequence[int], account: Account) -> None:
+    def describing(self, clients: Sequence[int]) -> None:
         """Charges for the styles that these clients are about to send.
 
         Raises:
@@ -407,4 +407,4 @@ class NoisedStyles(Guard):
         chosen, noise = self.settings, style_multiplier(self.settings)
         where, unit = "client", chosen.style_unit
         release = Release("describe", 0, clients, noise, unit, where)  # type: ignore[arg-type]
-        account.charge(release, chosen.delta, chosen.style_epsilon)
+        self.account.charge(release, chosen.delta, chosen.style_epsilon)

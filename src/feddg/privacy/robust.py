@@ -13,7 +13,8 @@ from torch import Tensor
 
 from feddg.errors import NotEnoughUpdates
 from feddg.messages import Update, Weights
-from feddg.privacy.guard import EXTRAS, FUSION, Guard, Passage, register
+from feddg.methods.base import Round
+from feddg.privacy.guard import EXTRAS, FUSION, Guard, register
 from feddg.settings import Positive, Settings
 
 _BLOCK = 1 << 18
@@ -194,10 +195,10 @@ class Krum(Guard):
         f = self.settings.bad_clients
         return int(max(2 * f + 3, self.settings.selected + f + 2))
 
-    def collect(self, updates: Iterator[Update], passage: Passage) -> Iterator[Update]:
+    def collected(self, updates: Iterator[Update], round: Round) -> Iterator[Update]:
         """Yields the chosen updates, in client order."""
         copies = kept(self, updates)
-        found = squared_distances(copies, passage.sent, sorted(passage.facts.fused))
+        found = squared_distances(copies, round.state.weights, sorted(self.facts.fused))
         order = torch.argsort(scores(found, self.settings.bad_clients), stable=True)
         chosen = [copies[k] for k in sorted(order[: self.settings.selected].tolist())]
         log.info("krum uses the updates of clients %s", [update.client for update in chosen])
@@ -253,7 +254,7 @@ class Median(Guard):
     breaks: ClassVar[dict[str, str]] = {FUSION: "and a median leaves one"}
     fuses = True
 
-    def collect(self, updates: Iterator[Update], passage: Passage) -> Iterator[Update]:
+    def collected(self, updates: Iterator[Update], round: Round) -> Iterator[Update]:
         """Yields one update: the median."""
         yield fused(kept(self, updates), middle)
 
@@ -299,7 +300,7 @@ class TrimmedMean(Guard):
         """2 f + 1."""
         return int(2 * self.settings.bad_clients + 1)
 
-    def collect(self, updates: Iterator[Update], passage: Passage) -> Iterator[Update]:
+    def collected(self, updates: Iterator[Update], round: Round) -> Iterator[Update]:
         """Yields one update: the trimmed mean."""
         yield fused(kept(self, updates), self._trimmed)
 
@@ -340,9 +341,9 @@ class NormBounding(Guard):
     looks = True
     breaks: ClassVar[dict[str, str]] = {EXTRAS: "which a bound on the weights does not bound"}
 
-    def collect(self, updates: Iterator[Update], passage: Passage) -> Iterator[Update]:
+    def collected(self, updates: Iterator[Update], round: Round) -> Iterator[Update]:
         """Yields every update, shortened if it is too long."""
-        sent, fused = passage.sent, sorted(passage.facts.fused)
+        sent, fused = round.state.weights, sorted(self.facts.fused)
         norm = self.settings.norm
         if norm is None:
             copies = kept(self, updates)

@@ -2,17 +2,16 @@
 
 import json
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
 from torch import nn
 
 from feddg.clients.client import Worker
-from feddg.clients.threads import threads
 from feddg.data.fingerprint import ImagesFile
-from feddg.data.inspection import Remark, say
+from feddg.diagnostics import Diagnostic, emit
 from feddg.errors import ExperimentError
 from feddg.evaluation.accuracy import Evaluation, Score, mean_score
 from feddg.experiment import Experiment
@@ -21,13 +20,19 @@ from feddg.federation.inprocess import InProcess
 from feddg.federation.local_training import load_weights
 from feddg.federation.server import Server
 from feddg.federation.transport import Transport
-from feddg.messages import Weights
-from feddg.methods.base import Method, State, has_global_model, local_names
+from feddg.messages import Broadcast, Weights
+from feddg.methods.base import (
+    Method,
+    Round,
+    RoundHook,
+    State,
+    has_global_model,
+    local_names,
+)
 from feddg.methods.composition import build_method
 from feddg.models.network import Network
 from feddg.privacy.building import NO_GUARDS, Guards
 from feddg.records import ID_VAL, INTERPOLATED, LAST, ClientsTable, EvaluationRow
-from feddg.rng import stream
 from feddg.runs.figures import draw_figures
 from feddg.runs.folder import MODELS, START, KeptModels, RunFolder
 from feddg.runs.observer import Observer
@@ -41,8 +46,8 @@ from feddg.runs.prepare import (
     load_images,
 )
 
-Elsewhere = Callable[[Server, Weights, Sequence[Score]], Sequence[Score]]
-"""Measures weights of the server's round where the images are; is told the scores so far."""
+Elsewhere = Callable[[Server, Broadcast, Sequence[Score]], Sequence[Score]]
+"""Measures weights of a round where the images are; is told the scores so far."""
 
 
 @dataclass(frozen=True)
@@ -67,16 +72,11 @@ class Prepared:
     transport: Transport
     evaluation: Evaluation | None
     clients: ClientsTable
-    elsewhere: Elsewhere = lambda server, weights, scores: ()
+    elsewhere: Elsewhere = lambda server, broadcast, scores: ()
     draw: Callable[[Path, State], None] = lambda folder, state: None
     guards: Guards = NO_GUARDS
     remote: bool = False
     contents: ImagesFile | None = None
-
-
-def say_of_method(method: Method, experiment: Experiment) -> None:
-    """Logs what a method says against a result of its experiment, a line each."""
-    say(Remark("warning", text) for text in method.remarks(experiment))
 
 
 Prepare = Callable[[Experiment, Path, Progress, dict[int, Weights]], Prepared]
@@ -90,7 +90,7 @@ def in_process(
     build_method(experiment.method.name, experiment.method.settings).read_files()
     images = load_images(experiment, cache, progress)
     method, network = build(experiment, len(images.table.class_names))
-    say_of_method(method, experiment)
+    emit(*method.diagnostics(experiment))
     experiment = images.trained_by(experiment)
     guards = guards_for(experiment, method, network)
     workers = build_workers(experiment, network, cache)
@@ -135,7 +135,7 @@ def _require_validation(experiment: Experiment, evaluation: Evaluation | None) -
         )
 
 
-class Interpolation:
+class Interpolation(RoundHook):
     """Makes the interpolated weights of a run, and keeps them.
 
     Args:
@@ -143,6 +143,8 @@ class Interpolation:
         method: whose weights they are.
         network: tries the shares.
         evaluation: what ``auto`` chooses on.
+        folder: the run's.
+        models: the models the run keeps.
     """
 
     def __init__(
@@ -151,26 +153,39 @@ class Interpolation:
         method: Method,
         network: Network,
         evaluation: Evaluation | None,
+        folder: RunFolder,
+        models: KeptModels,
     ) -> None:
         _require_validation(experiment, evaluation)
         if experiment.server.interpolate != "none" and experiment.model.weights is None:
-            log.warning(
-                "server.interpolate mixes in the weights that training started from, and these "
-                "are random: interpolation is for pretrained networks (model.weights)"
+            emit(
+                Diagnostic(
+                    "interpolates-random-weights",
+                    "warning",
+                    "server.interpolate mixes in the weights that training started from, and "
+                    "these are random.",
+                    "Choose pretrained weights (model.weights), or do not interpolate.",
+                )
             )
         self._settings, self._first = experiment.server, experiment.train.head_rounds
         self._method, self._network, self._evaluation = method, network, evaluation
+        self._folder, self._models = folder, models
 
-    def note(self, state: State, kept: KeptModels) -> None:
+    def completed(self, state: State, round: Round) -> State:
+        """See :meth:`note`."""
+        self.note(state)
+        return state
+
+    def note(self, state: State) -> None:
         """Keeps the weights that training of the whole network starts from, when it does."""
         if self._settings.interpolate != "none" and state.round == self._first:
-            kept.keep(START, f"round-{state.round}.safetensors", state.weights)
+            self._models.keep(START, f"round-{state.round}.safetensors", state.weights)
 
-    def finish(self, state: State, folder: RunFolder, kept: KeptModels) -> Weights | None:
+    def finish(self, state: State) -> Weights | None:
         """Returns the interpolated weights after the last round, kept; None if none are wanted."""
         if self._settings.interpolate == "none":
             return None
-        start, end = kept.read(START), served(state, self._settings.serve)
+        start, end = self._models.read(START), served(state, self._settings.serve)
         local = local_names(self._method, self._network)
         tried: dict[float, float] = {}
         if self._settings.interpolate == "auto":
@@ -179,9 +194,9 @@ class Interpolation:
         else:
             share = float(self._settings.interpolate)
         weights = interpolated(start, end, share, local)
-        kept.keep(INTERPOLATED, f"{INTERPOLATED}.safetensors", weights)
-        kept.drop(START)
-        _write(folder, share, tried)
+        self._models.keep(INTERPOLATED, f"{INTERPOLATED}.safetensors", weights)
+        self._models.drop(START)
+        _write(self._folder, share, tried)
         return weights
 
     def _accuracy(self, weights: Weights) -> float:
@@ -235,72 +250,68 @@ def measured(
     return [mean_score(scores) for scores in zip(*found, strict=True)]
 
 
-@dataclass
-class Measurer:
-    """Measures the weights of the server's rounds.
+class Measurer(RoundHook):
+    """Measures the weights of rounds.
 
-    Attributes:
+    Args:
         experiment: says which means are measured, and when.
         network: takes the weights in turn.
-        folder: the run's.
-        models: the models the run keeps.
         evaluation: the images here, if any.
         elsewhere: measures where other images are.
         interpolation: mixes the final weights with those that training began from.
         observer: is told the scores.
+
+    Attributes:
+        server: whose rounds they are.
     """
 
-    experiment: Experiment
-    network: Network
-    folder: RunFolder
-    models: KeptModels
-    evaluation: Evaluation | None
-    elsewhere: Elsewhere
-    interpolation: Interpolation
-    observer: Observer
+    server: Server
 
-    def rows(self, server: Server) -> list[EvaluationRow]:
-        """Measures the weights of the server's round, and what is to be measured beside them."""
-        state = server.state
-        last = server.is_last
+    def __init__(
+        self,
+        experiment: Experiment,
+        network: Network,
+        evaluation: Evaluation | None,
+        elsewhere: Elsewhere,
+        interpolation: Interpolation,
+        observer: Observer,
+    ) -> None:
+        self._experiment, self._network = experiment, network
+        self._evaluation, self._elsewhere = evaluation, elsewhere
+        self._interpolation, self._observer = interpolation, observer
+
+    def completed(self, state: State, round: Round) -> State:
+        """Measures the round's model, if it is due."""
+        started = time.perf_counter()
+        if self.server.is_last(state) or self._experiment.evaluate.after(state.round, state.rounds):
+            round.evaluations = self.rows(state)
+        round.evaluating = time.perf_counter() - started
+        return state
+
+    def rows(self, state: State) -> list[EvaluationRow]:
+        """Measures the weights of a state, and what is to be measured beside them."""
+        last = self.server.is_last(state)
         rows: list[EvaluationRow] = []
-        for name, weights in self._due(server, last).items():
+        for name, weights in self._due(state, last).items():
             scores: list[Score] = []
-            if self.evaluation is not None:
-                scores += measured(self.evaluation, server, self.network, weights)
-            scores += self.elsewhere(server, weights, scores)
+            if self._evaluation is not None:
+                scores += measured(self._evaluation, self.server, self._network, weights)
+            scores += self._elsewhere(self.server, Broadcast(state.round, weights), scores)
             if scores and name == LAST:
-                self.observer.scores(state.round, scores)
+                self._observer.scores(state.round, scores)
             rows += [score.row(state.round, with_confusion=last, weights=name) for score in scores]
         return rows
 
-    def _due(self, server: Server, last: bool) -> dict[str, Weights]:
+    def _due(self, state: State, last: bool) -> dict[str, Weights]:
         """Returns the weights to be measured in a round, by name."""
-        state, averages = server.state, self.experiment.evaluate.averages
+        averages = self._experiment.evaluate.averages
         due = averages == "every" or (last and averages == "last_round")
         found = {LAST: state.weights}
-        if not has_global_model(server.method, self.network):
+        if not has_global_model(self.server.method, self._network):
             return found
         for mean in MEANS:
-            wanted = due or mean == self.experiment.server.serve
+            wanted = due or mean == self._experiment.server.serve
             if wanted and rounds_in(state, mean):
                 found[mean] = served(state, mean)
-        mixture = self.interpolation.finish(state, self.folder, self.models) if last else None
+        mixture = self._interpolation.finish(state) if last else None
         return found if mixture is None else found | {INTERPOLATED: mixture}
-
-
-def finite_probe(
-    experiment: Experiment, method: Method, worker: Worker
-) -> Callable[[Weights], str | None]:
-    """Returns what tries weights on images of noise before they become the global model."""
-    size = experiment.data.image_size
-    noise = torch.rand(2, 3, size, size, generator=stream(experiment.seed, "probe"))
-    images = noise.to(worker.device).contiguous(memory_format=torch.channels_last)
-
-    def probe(weights: Weights) -> str | None:
-        model = predictor(method, worker.network, weights).eval()
-        with torch.inference_mode(), threads(worker.threads), worker.autocast():
-            finite = bool(torch.isfinite(model(images)).all())
-        return None if finite else "the fused model's predictions are not finite"
-
-    return probe

@@ -17,22 +17,22 @@ import torch
 from pydantic import Field
 from torch import nn
 
+from feddg.diagnostics import Diagnostic, collected, emit
 from feddg.errors import BudgetSpent, FeddgError, RunError, in_words
 from feddg.evaluation.accuracy import (
     INSIDE_SHARE,
     Evaluation,
     Resettable,
+    about_support,
     energy,
     energy_threshold,
-    support_warning,
 )
 from feddg.experiment import Experiment, load_stored
 from feddg.federation.averages import served
 from feddg.federation.masked_rounds import OpenedSums
-from feddg.federation.server import Server, initial_state
+from feddg.federation.server import Server, build_server, initial_state
 from feddg.federation.transport import Ledger, Transport
-from feddg.federation.validation import CHANGES, MessageChecks
-from feddg.methods.base import State, has_global_model
+from feddg.methods.base import Round, RoundHook, State, has_global_model
 from feddg.models.network import Network
 from feddg.privacy.accounting import Account
 from feddg.privacy.building import Guards
@@ -48,7 +48,6 @@ from feddg.records import (
     LedgerRow,
     MessageRow,
     MetricsRow,
-    RoundRow,
     SetupRow,
     SummaryFile,
 )
@@ -57,10 +56,10 @@ from feddg.runs.context import (
     Measurer,
     Prepare,
     Prepared,
-    finite_probe,
     in_process,
     predictor,
 )
+from feddg.runs.diagnostics import about_result
 from feddg.runs.figures import draw_unseen, write_alphas
 from feddg.runs.folder import (
     EXPERIMENT,
@@ -75,7 +74,7 @@ from feddg.runs.folder import (
     RunFolder,
     means_of,
 )
-from feddg.runs.observer import Observer, Together
+from feddg.runs.observer import Observer, Progress, Together
 from feddg.runs.prepare import cache_folder, environment, give_memory_back, peak_memory
 from feddg.runs.provenance import IMAGES, ImagesNow, check_identity, check_images
 from feddg.runs.reading import (
@@ -96,7 +95,7 @@ if TYPE_CHECKING:
 # What a completed round leaves on disk: its rows, then the checkpoint that makes it count.
 
 
-class Records:
+class Records(RoundHook):
     """Writes a completed round: its rows first, then the checkpoint that makes it count."""
 
     def __init__(
@@ -117,6 +116,11 @@ class Records:
     def carried(self, row: LedgerRow) -> None:
         """Writes a row of the ledger at once: what has left for another machine has left."""
         self._folder.append(LEDGER, [row])
+
+    def completed(self, state: State, round: Round) -> State:
+        """Makes the round count."""
+        self.keep(state, [round.row.took(evaluate=round.evaluating), *round.evaluations])
+        return state
 
     def keep(self, state: State, rows: Sequence[MetricsRow]) -> None:
         """Writes metrics, ledger and checkpoint of the round in ``state``."""
@@ -178,31 +182,37 @@ def opened_sums(folder: RunFolder) -> OpenedSums:
     return OpenedSums(rows, lambda row: folder.append(OPENED_SUMS, [row]))
 
 
-def next_round(server: Server) -> RoundRow | None:
-    """Runs a round; None after the last, and where another would cost more than may be spent.
+def run_rounds(server: Server) -> None:
+    """Runs the rounds that are left, as far as another costs no more than may be spent.
 
-    Nothing is released of the round that there is not.
+    Nothing is released of a round that there is not.
     """
-    state = server.state
-    if state.round == state.rounds:
-        return None
-    try:
-        if server.affordable:
-            return server.round()
-    except BudgetSpent as error:
-        log.warning("%s", error)
-    log.warning(
-        "the run ends after round %d of %d: another one would cost more than privacy.epsilon",
-        *(state.round, state.rounds),
-    )
-    return None
+    while server.state.round < server.state.rounds:
+        try:
+            affordable = server.affordable(server.state)
+            if affordable:
+                server.round()
+        except BudgetSpent as error:
+            log.warning("%s", error)
+            affordable = False
+        if not affordable:
+            text = (
+                f"The run ends after round {server.state.round} of {server.state.rounds}: another "
+                "one would cost more than privacy.epsilon."
+            )
+            emit(Diagnostic("budget-spent", "warning", text))
+            return
 
 
 # The summary of a run, computed from its records alone.
 
 
 def summarize(
-    record: RunRecord, status: str, error: str | None, took: Mapping[str, float]
+    record: RunRecord,
+    status: str,
+    error: str | None,
+    took: Mapping[str, float],
+    diagnostics: Sequence[Diagnostic] = (),
 ) -> SummaryFile:
     """Returns ``summary.json``: how the run ended, accuracies by selection rule, cost, bytes.
 
@@ -211,6 +221,7 @@ def summarize(
         status: how it ended.
         error: why it failed, if it did.
         took: seconds of activities that belong to no round.
+        diagnostics: what was found while it ran.
     """
     rounds = record.metrics.rounds
     seconds: dict[str, float] = defaultdict(float)
@@ -226,6 +237,7 @@ def summarize(
         bytes=_bytes(record.ledger.messages),
         error=error,
         peak_memory_bytes=peak_memory(),
+        diagnostics=[*about_result(record), *dict.fromkeys(diagnostics)],
         **{rule.key: _chosen(record, rule) for rule in SELECTION_RULES.values()},
     )
 
@@ -471,14 +483,13 @@ class _Execution:
     snapshots: Collection[int] = ()
     seconds: dict[str, float] = field(default_factory=dict)
     network: Network = field(init=False)
-    interpolation: Interpolation = field(init=False)
-    measurer: Measurer = field(init=False)
     classes: tuple[str, ...] = ()
+    diagnostics: list[Diagnostic] = field(default_factory=list)
 
     def carry_out(self) -> None:
         """Runs to the end, or records why not."""
         try:
-            with self.timed("total"):
+            with self.timed("total"), collected() as self.diagnostics:
                 self._run()
         except KeyboardInterrupt:
             self._end("interrupted", None)
@@ -497,9 +508,6 @@ class _Execution:
             found = self.prepare(experiment, self.cache, self.observer.work, memories)
             self.network = found.worker.network
             self.classes = tuple(found.clients.classes)
-            self.interpolation = Interpolation(
-                experiment, found.method, self.network, found.evaluation
-            )
         transport, clients = found.transport, len(found.transport.clients)
         last = checkpoint.state.round if checkpoint else -1
         layouts = folder.cut_records(last, keep_ledger=found.remote)
@@ -511,51 +519,52 @@ class _Execution:
         kept = KeptModels(folder, files, before, experiment.evaluate)
         writer = Records(folder, transport, kept, self.snapshots)
         ledger = Ledger(writer.carried if found.remote else writer.entered, layouts)
-        account = open_account(folder, found.guards, state.round)
-        for promise in found.guards.promises:
-            self.observer.promise(promise)
-        checks = MessageChecks(
-            found.method,
-            self.network,
-            clients,
-            image_size=experiment.data.image_size,
-            also=found.guards.sends,
-            introduced=transport.introduced,
-            train=experiment.train,
-            style_noise=found.worker.style_noise,
-        )
-        server = Server(
-            found.method,
-            transport,
-            state,
-            per_round=experiment.clients.per_round,
-            settings=experiment.server,
-            seed=experiment.seed,
-            ledger=ledger,
-            checks=checks,
-            guards=found.guards,
-            account=account,
-            opened=opened_sums(folder),
-            means=means_of(experiment, found.method, self.network),
-            probe=finite_probe(experiment, found.method, found.worker),
-            on_client=self.observer.client,
-            on_setup=lambda done, total: self.observer.work("setup", done, total),
-        )
+        found.guards.charge_to(open_account(folder, found.guards, state.round))
+        if found.evaluation is not None:
+            emit(*about_support(found.evaluation.support(), found.clients.classes))
+        self.diagnostics.extend(found.guards.diagnostics)
+        for one in found.guards.diagnostics:
+            self.observer.diagnostic(one)
         self._listen(state.round)
-        self.measurer = Measurer(
+        interpolation = Interpolation(
+            experiment, found.method, self.network, found.evaluation, folder, kept
+        )
+        measurer = Measurer(
             experiment,
             self.network,
-            folder,
-            kept,
             found.evaluation,
             found.elsewhere,
-            self.interpolation,
+            interpolation,
             self.observer,
+        )
+        means = means_of(experiment, found.method, self.network)
+        server = measurer.server = build_server(
+            found.method,
+            transport,
+            self.network,
+            experiment,
+            guards=found.guards,
+            style_noise=found.worker.style_noise,
+            ledger=ledger,
+            state=state,
+            opened=opened_sums(folder) if found.guards.masking else None,
+            hooks=[*means, Progress(self.observer), measurer, interpolation, writer],
         )
         if checkpoint is None:
             self._describe(found)
-            self._setup(server, writer, found)
-        self._rounds(server, writer, found.evaluation)
+            with self.timed("setup"):
+                descriptions = server.setup(lambda *so_far: self.observer.work("setup", *so_far))
+            give_memory_back()
+            if descriptions:
+                folder.write_tensors("setup.safetensors", descriptions)
+            row = SetupRow(seconds=self.seconds["setup"], groups=server.groups)
+            evaluations = measurer.rows(state)
+            interpolation.note(state)
+            writer.keep(state, [row, *evaluations])
+            self._draw(lambda folder: found.draw(folder, state))
+        run_rounds(server)
+        if found.evaluation is not None:
+            self._last_figures(server, kept, found.evaluation)
 
     def _first_state(self, found: Prepared, clients: int) -> State:
         return initial_state(
@@ -578,50 +587,21 @@ class _Execution:
         self.folder.write_json("clients.json", found.clients)
         if found.contents is not None:
             self.folder.write_json(IMAGES, found.contents)
-        if found.evaluation is not None:
-            thin = support_warning(found.evaluation, found.clients.classes)
-            if thin is not None:
-                log.warning("%s", thin)
 
-    def _setup(self, server: Server, writer: "Records", found: Prepared) -> None:
-        with self.timed("setup"):
-            descriptions = server.setup()
-        give_memory_back()
-        if descriptions:
-            self.folder.write_tensors("setup.safetensors", descriptions)
-        row = SetupRow(seconds=self.seconds["setup"], groups=server.groups)
-        measured = self.measurer.rows(server)
-        self.interpolation.note(server.state, writer.models)
-        writer.keep(server.state, [row, *measured])
-        self._draw(lambda folder: found.draw(folder, server.state))
-
-    def _rounds(self, server: Server, writer: "Records", evaluation: Evaluation | None) -> None:
-        settings, rounds = self.experiment.evaluate, self.experiment.train.rounds
-        while (row := next_round(server)) is not None:
-            self.observer.round(row)
-            if row.round == self.experiment.train.head_rounds:
-                # The whole network changes by other lengths than its heads did.
-                server.state.extras.pop(CHANGES, None)
-            found: Sequence[EvaluationRow] = []
-            started = time.perf_counter()
-            if server.is_last or settings.after(row.round, rounds):
-                found = self.measurer.rows(server)
-            row = row.took(evaluate=time.perf_counter() - started)
-            self.interpolation.note(server.state, writer.models)
-            writer.keep(server.state, [row, *found])
-        if evaluation is not None:
-            weights = served(server.state, self.experiment.server.serve)
-            if INTERPOLATED in writer.models.files:
-                weights = writer.models.read(INTERPOLATED)
-            model = predictor(server.method, self.network, weights)
-            write_alphas(self.folder, server.method, self.network, evaluation)
-            write_warning_light(self.folder, model, evaluation)
-            if self.experiment.evaluate.pictures and has_global_model(server.method, self.network):
-                self._draw(
-                    lambda folder: draw_unseen(
-                        folder, evaluation, model, self.classes, self.experiment.seed
-                    )
+    def _last_figures(self, server: Server, kept: KeptModels, evaluation: Evaluation) -> None:
+        """Writes what is said of the model that the run ends with."""
+        weights = served(server.state, self.experiment.server.serve)
+        if INTERPOLATED in kept.files:
+            weights = kept.read(INTERPOLATED)
+        model = predictor(server.method, self.network, weights)
+        write_alphas(self.folder, server.method, self.network, evaluation)
+        write_warning_light(self.folder, model, evaluation)
+        if self.experiment.evaluate.pictures and has_global_model(server.method, self.network):
+            self._draw(
+                lambda folder: draw_unseen(
+                    folder, evaluation, model, self.classes, self.experiment.seed
                 )
+            )
 
     def _draw(self, draw: Callable[[Path], None]) -> None:
         """Draws figures of the report."""
@@ -642,4 +622,5 @@ class _Execution:
     def _end(self, status: str, error: str | None) -> None:
         self.observer.end(status)
         record = read_run(self.folder.path)
-        self.folder.write_json(SUMMARY, summarize(record, status, error, self.seconds))
+        summary = summarize(record, status, error, self.seconds, self.diagnostics)
+        self.folder.write_json(SUMMARY, summary)

@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 
+from feddg.diagnostics import Diagnostic
 from feddg.evaluation.accuracy import Score
 from feddg.experiment import Experiment
 from feddg.messages import Refusal, Update
+from feddg.methods.base import Round, RoundHook, State
 from feddg.records import RoundRow
 
 
@@ -14,8 +16,8 @@ class Observer:
     def start(self, experiment: Experiment, first_round: int) -> None:
         """The run begins; ``first_round`` is above 1 when it continues."""
 
-    def promise(self, text: str) -> None:
-        """What a guard promises, before anything is sent."""
+    def diagnostic(self, found: Diagnostic) -> None:
+        """What a guard guarantees, before anything is sent."""
 
     def work(self, what: str, done: int, total: int) -> None:
         """Preparation goes on: decoding images, describing clients."""
@@ -44,10 +46,10 @@ class Together(Observer):
         for observer in self.observers:
             observer.start(experiment, first_round)
 
-    def promise(self, text: str) -> None:
+    def diagnostic(self, found: Diagnostic) -> None:
         """See :class:`Observer`."""
         for observer in self.observers:
-            observer.promise(text)
+            observer.diagnostic(found)
 
     def work(self, what: str, done: int, total: int) -> None:
         """See :class:`Observer`."""
@@ -73,3 +75,24 @@ class Together(Observer):
         """See :class:`Observer`."""
         for observer in self.observers:
             observer.end(status)
+
+
+class Progress(RoundHook):
+    """Tells an observer what happens in a round."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+
+    def received(self, update: Update, round: Round) -> Update:
+        """See :meth:`Observer.client`."""
+        self._observer.client(round.number, update)
+        return update
+
+    def refused(self, refusal: Refusal, round: Round) -> None:
+        """See :meth:`Observer.client`."""
+        self._observer.client(round.number, refusal)
+
+    def completed(self, state: State, round: Round) -> State:
+        """See :meth:`Observer.round`: it does not count yet."""
+        self._observer.round(round.row)
+        return state
