@@ -104,7 +104,7 @@ class SmallFederation(Federation):
         clients = InProcess(self.method, workers, len(self.sizes), self.examples, guards=guards)
         ledger = Ledger(lambda row: self.ledger.append(row.model_dump()))
         hooks = [Replies(self.replies)]
-        self._start(self.method, settings, clients, guards, hooks=hooks, ledger=ledger)
+        self._start(self.method, settings, clients, guards, hooks, ledger=ledger)
 
     def built_guards(self) -> Guards:
         """What happens to updates on their way, as an experiment would have it."""
