@@ -12,6 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from feddg.diagnostics import Diagnostic, collected, emit
 from feddg.errors import ExperimentError, RunError
 from feddg.views import notebook_observer, notebook_watcher
 
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from feddg.deploy.keys import register_site as register_site
     from feddg.deploy.keys import run_signed as run_signed
     from feddg.deploy.keys import sign_app as sign_app
-    from feddg.deploy.preflight import Check
     from feddg.evaluation.adaptation import ADAPTATIONS as ADAPTATIONS
     from feddg.experiment import Experiment, Origin
     from feddg.methods.base import methods as methods
@@ -57,6 +57,7 @@ Progress = Callable[[str, int, int], None]
 # One experiment.
 
 
+@collected()
 def run(
     experiment: "Experiment | Path | str | None" = None,
     out: Path | str = "runs",
@@ -310,8 +311,7 @@ def compare(
         if not dry_run:
             tried = carry_out_work(trials, **how)
             tried.require_results()
-            for remark in tried.remarks:
-                log.warning("tune: %s", remark)
+            emit(*tried.diagnostics)
         chosen = picked(whole, trials, files, write=not dry_run)
     work = prepare_work(chosen, folder, said=whole, **of)
     watcher.planned(work, jobs)
@@ -321,8 +321,7 @@ def compare(
     if predictions:
         from feddg.prediction.evaluate import write_missing_results
 
-        for reason in write_missing_results(work.folders.values(), cache=cache):
-            log.warning("%s", reason)
+        emit(*write_missing_results(work.folders.values(), cache=cache))
     if report:
         from feddg.prediction.export import ensure_card
         from feddg.report import write_comparison
@@ -332,8 +331,7 @@ def compare(
         for folder in () if drop_weights else filter(is_complete, work.folders.values()):
             ensure_card(folder)
     done.require_results()
-    for remark in done.remarks:
-        log.warning("%s", remark)
+    emit(*done.diagnostics)
     return done
 
 
@@ -370,12 +368,15 @@ def demo(
 
 def _split_fields(fields: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns fields of a plan, and those of its experiments."""
-    from feddg.comparison.plan import Plan
+    from feddg.comparison.plan import PROTOCOLS, Plan
 
     whole_clients = {"clients"} if isinstance(fields.get("clients"), Mapping) else set()
     names = Plan.model_fields.keys() - whole_clients
     axes = {name: value for name, value in fields.items() if name in names}
     said = {name: value for name, value in fields.items() if name not in names}
+    held = axes.get("hold_out")
+    if isinstance(held, str) and held not in PROTOCOLS:
+        axes["hold_out"] = [held]
     return ({"seeds": (said.pop("seed"),)} if "seed" in said else {}) | axes, said
 
 
@@ -520,7 +521,7 @@ def predict_files(
             html,
             preparation=model.preparation,
             result=model.result,
-            cautions=model.cautions,
+            diagnostics=model.diagnostics,
         )
     return done
 
@@ -660,7 +661,7 @@ def check_site(
     cache: Path | None = None,
     device: str = "auto",
     offline: bool = False,
-) -> "tuple[str, list[Check]]":
+) -> tuple[str, list[Diagnostic]]:
     """Checks at a site, before it joins, its images and machine, keys, versions and connection.
 
     Args:

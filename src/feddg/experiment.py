@@ -7,7 +7,6 @@ so that the experiment in a run folder says everything and later presets cannot 
 
 import hashlib
 import json
-import logging
 import re
 import reprlib
 from collections.abc import Callable, Mapping
@@ -29,6 +28,7 @@ from feddg.data.data_set import (
     presets,
 )
 from feddg.data.partitions import counts_clients, rules_of
+from feddg.diagnostics import Diagnostic, emit
 from feddg.errors import DataError, ExperimentError, FeddgError, nearest
 from feddg.evaluation.metrics import METRICS
 from feddg.methods.base import Method
@@ -46,8 +46,6 @@ from feddg.settings import (
     nested,
 )
 from feddg.storage import read_fields_of
-
-log = logging.getLogger("feddg")
 
 SCHEMA = 1
 """Part of every id. Ids know only settings that differ from their defaults, so it is raised when a
@@ -248,13 +246,11 @@ def _without_other_method(
     before, after = method_class(str(own.get("name", "fedavg"))), method_class(str(wanted))
     if before.name == after.name:
         return fields
-    log.warning(
-        "%s is for %s; its settings %s are left out, as the method is now %s",
-        named,
-        before.name,
-        ", ".join(own["settings"]),
-        after.name,
+    text = (
+        f"{named} is for {before.name}; its settings {', '.join(own['settings'])} are left out, as "
+        f"the method is now {after.name}."
     )
+    emit(Diagnostic("settings-left-out", "warning", text))
     return {**fields, "method": {"name": own.get("name", "fedavg")}}
 
 

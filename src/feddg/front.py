@@ -8,6 +8,8 @@ The rounds are those of an experiment: the same server, methods, defences and op
 
 import copy
 from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, Self, cast
 
@@ -16,7 +18,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from feddg.clients.client import Examples, Worker
+from feddg.clients.client import Examples
 from feddg.data.decoding import hash_of, make_square
 from feddg.data.pixels import ArrayPixels
 from feddg.errors import ExperimentError, FeddgError
@@ -26,7 +28,7 @@ from feddg.federation.averages import served
 from feddg.federation.inprocess import InProcess
 from feddg.federation.server import build_server
 from feddg.messages import Weights
-from feddg.methods.base import Method, has_global_model
+from feddg.methods.base import Method, RoundHook, has_global_model
 from feddg.methods.composition import method_class, works_on_embeddings
 from feddg.models.backbones import split_network, use_small_map_convolutions
 from feddg.models.network import Network
@@ -87,8 +89,9 @@ class Federation:
         method: what is run.
         settings: how.
         server: runs the rounds; ``server.state`` holds the global weights.
-        workers: what clients take turns on.
-        network: the first one's.
+        transport: has the clients.
+        worker: what clients take turns on, the first where several train side by side.
+        network: its network.
     """
 
     def __init__(
@@ -131,26 +134,29 @@ class Federation:
         examples = _examples(held, start.classes)
         transport = InProcess(method, workers, len(held), examples.__getitem__, guards=guards)
         self.class_names = tuple(class_names or map(str, range(start.classes)))
-        self._start(method, settings, transport, workers, guards)
+        self._start(method, settings, transport, guards)
 
     def _start(
         self,
         method: Method,
         settings: ExperimentSettings,
         transport: InProcess,
-        workers: Sequence[Worker],
         guards: Guards,
+        hooks: Sequence[RoundHook] = (),
+        **more: Any,
     ) -> None:
-        self.method, self.settings, self.workers = method, settings, workers
-        self.transport, self.network = transport, workers[0].network
+        worker = transport.workers[0]
+        self.method, self.settings, self.transport = method, settings, transport
+        self.worker, self.network = worker, worker.network
         self.server = build_server(
             method,
             transport,
             self.network,
             settings,
             guards=guards,
-            style_noise=workers[0].style_noise,
-            hooks=means_of(settings, method, self.network),
+            style_noise=worker.style_noise,
+            hooks=[*means_of(settings, method, self.network), *hooks],
+            **more,
         )
 
     @classmethod
@@ -164,8 +170,7 @@ class Federation:
         found = in_process(experiment, cache or cache_folder(), lambda what, done, total: None, {})
         self = cls.__new__(cls)
         self.class_names = tuple(found.clients.classes)
-        transport = cast(InProcess, found.transport)
-        self._start(found.method, experiment, transport, [found.worker], found.guards)
+        self._start(found.method, experiment, cast(InProcess, found.transport), found.guards)
         return self
 
     def fit(self, rounds: int | None = None) -> Self:
@@ -179,7 +184,7 @@ class Federation:
         """
         state = self.server.state
         state.rounds = state.round + (rounds or self.settings.train.rounds)
-        for worker in self.workers:  # schedules of the learning rate know the last round
+        for worker in self.transport.workers:  # schedules of the learning rate know the last round
             worker.train = worker.train.model_copy(update={"rounds": state.rounds})
         if state.round == 0:
             self.server.setup()
@@ -218,6 +223,7 @@ class Federation:
         """Returns probabilities ``(n, classes)`` of images: a data set, a tensor or a list."""
         pixels, labels = read_images(images, "images", self.image_size)
         evaluation = self._evaluation(pixels, numpy.zeros_like(labels), {}, "images")
+        evaluation = replace(evaluation, autocast=nullcontext)  # float32, as a file answers
         return evaluation.predict(self.model, numpy.arange(len(labels))).softmax(1)
 
     def save(self, path: Path | str) -> Path:
@@ -255,7 +261,6 @@ class Federation:
         splits: dict[str, numpy.ndarray],
         name: str,
     ) -> Evaluation:
-        worker = self.workers[0]
         return Evaluation(
             ArrayPixels(images),
             splits,
@@ -264,8 +269,8 @@ class Federation:
             (name,),
             self.classes,
             self.settings.evaluate.batch_size,
-            worker.device,
-            worker.autocast,
+            self.worker.device,
+            self.worker.autocast,
         )
 
 

@@ -20,6 +20,7 @@ from pydantic import (
     computed_field,
 )
 
+from feddg.diagnostics import Diagnostic
 from feddg.errors import RunError
 from feddg.storage import is_file, read_text
 
@@ -650,6 +651,7 @@ class SummaryFile(JsonFile):
         bytes: sent per client in the setup, per client and round, and in ``total``.
         error: why the run failed, if it did.
         peak_memory_bytes: largest resident memory of the process.
+        diagnostics: what the run said of its images, settings and result.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -661,6 +663,7 @@ class SummaryFile(JsonFile):
     bytes: dict[str, int | float] = Field(default_factory=dict)
     error: str | None = None
     peak_memory_bytes: int | None = None
+    diagnostics: list[Diagnostic] = Field(default_factory=list)
 
     def __getitem__(self, name: str) -> Any:
         """Returns what the file holds under ``name``."""

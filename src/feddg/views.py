@@ -9,7 +9,7 @@ import sys
 from importlib import import_module
 from typing import Any
 
-_PAGES, _PROGRESS = "feddg.report.notebook", "feddg.cli.output"
+_PAGES, _PROGRESS = "feddg.report.notebook", "feddg.cli.progress"
 
 
 class Shown:

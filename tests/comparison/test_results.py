@@ -406,7 +406,7 @@ def test_a_result_of_other_weights_is_none_of_these(tmp_path):
         prepare_work(plan, tmp_path / "other", cache=cache, results=path)
 
 
-def test_a_result_that_does_not_say_what_it_was_hashes_is_remarked_on(tmp_path, caplog):
+def test_a_result_that_does_not_say_what_it_was_made_with_is_warned_about(tmp_path, caplog):
     path, cache = kept(tmp_path), tmp_path / "cache"
     plan = plan_on(painted(tmp_path / "images"))
     compare(plan, tmp_path / "out", cache=cache, report=False, results=path)
@@ -501,7 +501,7 @@ def test_a_model_that_learned_nothing_is_marked_wherever_its_number_stands(tmp_p
     assert all("†" in line for line in with_marks)
     assert "†" not in costs
     assert not any("†" in line for line in shown.splitlines() if line.startswith("| FedProx"))
-    assert "† In at least one run the model is no better than one that always names" in shown
+    assert "† In at least one run the model is no better than always answering the most" in shown
     planned = planned_tables(Results.read(file, load_plan(plan)))
     rows = [line for line in planned.splitlines() if line.startswith("| Still")]
     assert sum("†" in row for row in rows) == len(rows), "accuracy by three rules, two of margins"
@@ -512,7 +512,7 @@ def test_a_model_that_learned_nothing_is_marked_wherever_its_number_stands(tmp_p
         before = Results.of_rows([result.model_copy(update={"numbers": silent})], load_plan(plan))
         said = planned_tables(before)
         assert "no better" not in said
-        assert "than a constant one is not on record for 1 run" in said
+        assert "most frequent class is not on record for 1 run" in said
 
 
 @pytest.mark.parametrize("name", ["constant_final", "rising"])

@@ -117,7 +117,7 @@ def row(method, held_out, accuracy, picked=False, **values):
     )
 
 
-def test_a_choice_at_the_end_of_its_grid_and_a_tie_are_remarked():
+def test_a_choice_at_the_end_of_its_grid_and_a_tie_are_warned_about():
     tried = (
         row("fedavg", "ink", 0.5, lr="1e-05"),
         row("fedavg", "ink", 0.7, lr="0.003", picked=True),
@@ -131,15 +131,15 @@ def test_a_choice_at_the_end_of_its_grid_and_a_tie_are_remarked():
         row("fedprox", "ink", 0.7, optimizer="adam"),
     )
     file = TuningFile(rule="Final round", seeds=(0,), tried=tried)
-    assert file.remarks() == [
-        "fedavg, ink held out: lr 0.003 is the highest that was tried; a higher one may do better",
-        "fedprox, ink held out: 2 combinations do equally well; the first counts",
+    assert list(map(str, file.diagnostics())) == [
+        "fedavg, ink held out: lr 0.003 is the highest that was tried. Try a higher one, too.",
+        "fedprox, ink held out: 2 combinations do equally well; the first counts.",
     ]
     section = tuning_section(file)
     assert "is the highest that was tried" in section.blocks[1].text
 
 
-def test_a_choice_among_models_that_learned_nothing_is_remarked(tmp_path):
+def test_a_choice_among_models_that_learned_nothing_is_warned_about(tmp_path):
     """Trials too short to learn anything: their values are noise, and so is the choice."""
     short = plan(
         methods=["fedavg"],
@@ -153,13 +153,13 @@ def test_a_choice_among_models_that_learned_nothing_is_remarked(tmp_path):
     file = TuningFile.read(out / "tuning.json")
     # Of a network whose weights stay as they were drawn, and of one that learns.
     assert {one.values["train.lr"]: one.constant for one in file.tried} == {"1e-09": 1, "0.003": 0}
-    assert not any("always names the same class" in remark for remark in file.remarks())
+    assert not any(one.code == "tuned-on-nothing-learned" for one in file.diagnostics())
     text = to_markdown(tuning_table(file))
     assert [MARK.strip() in line for line in text.splitlines()[2:]] == [True, False]
     again["tune"] = {"settings": {"train.lr": (1e-9, 1e-8)}, "rounds": 2}
     compare(again, tmp_path / "worse", cache=tmp_path / "cache", report=False, results=kept)
-    said = TuningFile.read(tmp_path / "worse" / "tuning.json").remarks()
-    assert any("in 1 of 1 trials the model is no better than one that always" in s for s in said)
+    said = TuningFile.read(tmp_path / "worse" / "tuning.json").diagnostics()
+    assert any("most frequent class in 1 of 1 trials" in one.text for one in said)
     section = tuning_section(TuningFile.read(tmp_path / "worse" / "tuning.json"))
     assert any(MEANING in getattr(block, "text", "") for block in section.blocks)
 

@@ -277,7 +277,7 @@ def test_a_style_of_tiles_hides_a_client_and_no_image():
     with pytest.raises(ExperimentError, match=r"style_epsilon is for one image, and data\.tile"):
         guards_for(experiment, *build(experiment, 10))
     experiment = Experiment(**tiled, privacy={"style_epsilon": 4, "style_unit": "client"})
-    assert "for a client" in guards_for(experiment, *build(experiment, 10)).promises[0]
+    assert "for a client" in guards_for(experiment, *build(experiment, 10)).diagnostics[0].text
 
 
 # What a client does in a round, whatever carries the messages.

@@ -24,15 +24,15 @@ from feddg.report import write_comparison, write_report
 from feddg.report.blocks import Cell, Column, Facts, Table
 from feddg.report.comparison_page import comparison_page
 from feddg.report.tables import (
+    about_results,
     accuracy_table,
+    conclusion,
     margin_table,
     paper_table,
     rules_table,
     to_csv,
     to_latex,
     to_markdown,
-    verdict_words,
-    warnings_about,
 )
 from feddg.runs.reading import FINAL, INTERPOLATION, SELECTION_RULES
 from run_folders import FolderMaker
@@ -244,7 +244,7 @@ class Nothing(FolderMaker):
         return [[240, 0, 0], [100, 0, 0], [60, 0, 0]]
 
 
-def test_a_constant_model_that_wins_is_never_named_without_the_remark(tmp_path, folder_maker):
+def test_a_constant_model_that_wins_is_never_named_without_the_warning(tmp_path, folder_maker):
     """It is ahead by equal differences: neither a success nor a decision."""
     folders = [
         maker(name=f"{method}{seed}", method=method, seed=seed, gain=-0.1)
@@ -252,16 +252,16 @@ def test_a_constant_model_that_wins_is_never_named_without_the_remark(tmp_path, 
         for seed in range(3)
     ]
     results = results_of([maker.write() for maker in folders])
-    remark = "(but no better than a constant model in all of 3 runs)"
-    text = verdict_words(results)
+    warning = "(but no better than majority class in all of 3 runs)"
+    text = conclusion(results).text
     assert text.startswith("FedAvg recognised 60.0")
-    assert remark in text
+    assert warning in text
     assert "No interval is claimed (all differences equal): nothing is decided." in text
     assert "larger than chance" not in text
     page = comparison_page(results)
-    assert "no better than a constant model in all of 3 runs" in page.opening[0].text
+    assert "no better than majority class in all of 3 runs" in page.opening[0].text
     rows = texts(accuracy_table(results, FINAL))
-    assert "FedAvg (no better than a constant model in all of 3 runs)" in rows
+    assert "FedAvg (no better than majority class in all of 3 runs)" in rows
     assert "PARDON" in rows
     (facts,) = [block for block in page.opening if isinstance(block, Facts)]
     assert not any(fact.accent for fact in facts.facts)
@@ -281,8 +281,8 @@ def test_rounds_that_move_more_than_methods_differ_are_named(tmp_path):
         for method, gain in (("fedavg", 0.0), ("pardon", 0.01))
         for seed in range(3)
     ]
-    said = warnings_about(results_of(folders))
-    assert any("more than the 1.0 points between the methods" in sentence for sentence in said)
+    said = about_results(results_of(folders))
+    assert any("more than the 1.0 points between the methods" in one.text for one in said)
 
 
 def test_balanced_accuracy_and_the_largest_class_stand_beside_the_accuracies(comparison):

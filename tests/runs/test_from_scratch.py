@@ -69,7 +69,7 @@ def test_a_run_from_scratch_says_so_in_a_line(caplog: pytest.LogCaptureFixture) 
     chosen = Experiment(**FOLDER, model={"weights": None})
     assert with_weights_at_hand(chosen) is chosen
     (line,) = caplog.messages
-    assert "no pretrained weights: cnn at 64 pixels" in line
+    assert "No pretrained weights: cnn at 64 pixels" in line
     assert "--weights imagenet" in line
     caplog.clear()
     with_weights_at_hand(Experiment(data={"source": "digits"}, hold_out="sketch"))
@@ -108,10 +108,10 @@ def test_a_comparison_says_it_once_and_writes_it_into_its_plan(
     without = plan_with_weights_at_hand(plan)
     assert without.base["model"] == {"weights": None}
     assert without.methods == plan.methods
-    assert "no pretrained weights: cnn at 64 pixels" in caplog.text
+    assert "No pretrained weights: cnn at 64 pixels" in caplog.text
     caplog.clear()
     assert plan_with_weights_at_hand(without) == without
-    assert "no pretrained weights: cnn at 64 pixels" in caplog.text
+    assert "No pretrained weights: cnn at 64 pixels" in caplog.text
     compared = plan.model_copy(update={"settings": {"model.weights": ("imagenet", None)}})
     assert plan_with_weights_at_hand(compared) == compared
 

@@ -1,5 +1,6 @@
 """The server's answers: the model's own, and a clear refusal of whatever else is sent."""
 
+import html
 import io
 
 import pytest
@@ -168,9 +169,13 @@ def test_a_meaningless_model_says_so_everywhere(tmp_path):
     run = trained_run(tmp_path, tmp_path / "cache", train=train)
     with serving(RunClassifier(run)) as client:
         assert "Do not rely on this model" in client.get("/").text
-        assert "no better than a constant" in client.get("/model").json()["cautions"][0]
+        (said,) = client.get("/model").json()["diagnostics"]
+        assert said["code"] == "no-better-than-majority-class"
+        assert said["severity"] == "warning"
+        assert "always answering the most frequent class" in said["text"]
+        assert said["text"] in html.unescape(client.get("/").text)
         reply = client.post("/predict", files={"images": ("a.png", png())})
-        assert "no better than a constant" in reply.json()["cautions"][0]
+        assert reply.json()["diagnostics"] == [said]
     with pytest.raises(RunError, match="Its labels mean nothing"):
         serve(run, port=0, strict=True)
 

@@ -618,7 +618,7 @@ def test_styles_that_cannot_be_protected_are_refused(method, privacy, settings, 
 def test_updates_can_be_protected_beside_styles(more):
     guards = refused("pardon", {"epsilon": 8, **more})
     assert guards.noised
-    assert len(guards.promises) == (1 if "open_styles" in more else 2)
+    assert len(guards.diagnostics) == (1 if "open_styles" in more else 2)
 
 
 def test_the_reference_is_no_image_of_anybody():

@@ -273,13 +273,16 @@ def show_results(done: "Run") -> None:
     """Prints the accuracies of a finished run, and where everything about it is."""
     from rich.console import Console
 
-    from feddg.cli.output import findings_text, results_table
+    from feddg.cli.output import results_table
+    from feddg.runs.diagnostics import about_result
+    from feddg.runs.inspection import print_diagnostic
 
     if done.was_complete:
         typer.echo(f"{done.folder} is complete; nothing is run again", err=True)
-    Console().print(results_table([done.folder]))
-    if notes := findings_text([done.folder]):
-        typer.echo(notes)
+    console = Console()
+    console.print(results_table([done.folder]))
+    for one in about_result(done.record):
+        print_diagnostic(console, one)
     typer.echo(f"run folder: {done.folder}")
     typer.echo(f"report: {done.report.resolve()}")
 

@@ -80,7 +80,8 @@ def compare(
 
     Stop it at any moment and call it again: complete runs are kept, interrupted ones continue.
     """
-    from feddg.cli.output import print_comparison, print_missing, watcher
+    from feddg.cli.output import print_comparison, print_missing
+    from feddg.cli.progress import watcher
 
     track(tracked)
     if seeds is not None:
@@ -134,7 +135,7 @@ def report(
     quiet: QuietOption = False,
 ) -> None:
     """Write the HTML page of one run, or a comparison of several."""
-    from feddg.cli.output import working
+    from feddg.cli.progress import working
 
     if len(folders) == 1 and folders[0].is_file() and out is None:
         typer.echo(api.results_tables(folders[0], tables, analyses, beside))

@@ -32,7 +32,7 @@ def get_data(
     quiet: QuietOption = False,
 ) -> None:
     """Download a published data set, once its licence is accepted; it goes on where it was cut."""
-    from feddg.cli.output import working
+    from feddg.cli.progress import working
 
     definition = api.DATA_SETS.find(name)
     typer.echo("\n".join(api.about(definition)))
@@ -66,7 +66,7 @@ def inspect_data(
     quiet: QuietOption = False,
 ) -> None:
     """Count images per domain and class, find bad files, show how clients would look."""
-    from feddg.cli.output import working
+    from feddg.cli.progress import working
 
     with working(quiet) as progress:
         found = api.inspect_data(croissant, progress=progress, **said)

@@ -16,7 +16,7 @@ from feddg.cli.common import (
     show_results,
     takes,
 )
-from feddg.cli.use import ModelArgument, WhichOption, say_cautions
+from feddg.cli.use import ModelArgument, WhichOption, show_warnings
 
 app = typer.Typer(
     help="The same federation across a network.", no_args_is_help=True, suggest_commands=False
@@ -117,15 +117,15 @@ def deploy_check(
         folder, images, domain, cache=cache, device=device, offline=offline
     )
     if json:
-        print_json([asdict(check) for check in found])
+        print_json([asdict(one) for one in found])
     else:
         Console().print(checks_table(found))
-    if any(check.verdict == "no-go" for check in found):
-        typer.echo(f"no-go: {site} should not join yet", err=True)
+    if any(one.severity == "error" for one in found):
+        typer.echo(f"error: {site} should not join yet", err=True)
         raise typer.Exit(1)
     if not json:
         unseen = "'s images and machine will do; keys, versions and connection were left out"
-        typer.echo(f"go: {site}{unseen if offline else ' can join'}")
+        typer.echo(f"ok: {site}{unseen if offline else ' can join'}")
 
 
 @app.command("validate")
@@ -144,7 +144,7 @@ def deploy_validate(
     found = api.validate(
         model, images, out, domain=domain, hide_below=hide_below, which=which, device=device
     )
-    say_cautions(found.cautions)
+    show_warnings(found.diagnostics)
     for row in found.domains:
         share = "hidden" if row.accuracy is None else f"{row.accuracy:.1%}"
         between = "" if row.interval is None else " (95 %: {:.1%} to {:.1%})".format(*row.interval)
@@ -163,7 +163,7 @@ def deploy_simulate(
     gpus: Annotated[float, typer.Option(min=0, help="share of a GPU per client")] = 0.0,
 ) -> None:
     """Run an experiment over Flower's simulation (Ray), clients side by side."""
-    from feddg.cli.output import observer
+    from feddg.cli.progress import observer
 
     with resumable():
         done = api.simulate(

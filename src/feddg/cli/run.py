@@ -56,7 +56,7 @@ def run(
         show_preview(found)
         return
     track(tracked)
-    from feddg.cli.output import observer
+    from feddg.cli.progress import observer
 
     with resumable():
         done = api.run(
@@ -78,7 +78,7 @@ def resume(
     verbose: VerboseOption = False,
 ) -> None:
     """Continue an interrupted run from its last completed round."""
-    from feddg.cli.output import observer
+    from feddg.cli.progress import observer
 
     with resumable():
         done = api.resume(folder, observer=observer(quiet, verbose))
@@ -100,7 +100,8 @@ def demo(
     quiet: QuietOption = False,
 ) -> None:
     """Three methods on digits in four styles, each unseen once. Offline, a minute or two."""
-    from feddg.cli.output import print_comparison, watcher
+    from feddg.cli.output import print_comparison
+    from feddg.cli.progress import watcher
 
     if seeds is not None:
         axes["seeds"] = read_seeds(seeds)

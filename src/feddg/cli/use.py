@@ -1,6 +1,7 @@
 """Commands about trained models and methods: predict, export, serve, evaluate, attack, style."""
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +16,7 @@ from feddg.cli.common import (
     resumable,
     whole_numbers,
 )
+from feddg.diagnostics import Diagnostic
 
 if TYPE_CHECKING:
     from feddg.prediction.classifier import ImageClassifier
@@ -26,7 +28,7 @@ ModelArgument = Annotated[
     Path, typer.Argument(help="the run folder, or an ONNX file of `feddg export`")
 ]
 StrictOption = Annotated[
-    bool, typer.Option("--strict", help="refuse a model that is no better than a constant one")
+    bool, typer.Option("--strict", help="refuse a model about which there is a warning")
 ]
 AdaptOption = Annotated[
     str | None, typer.Option(help="a test-time adaptation, see `feddg adaptations`")
@@ -59,7 +61,7 @@ def predict(
     quiet: QuietOption = False,
 ) -> None:
     """Label image files with a run's model; after Ctrl-C the same command goes on."""
-    from feddg.cli.output import working
+    from feddg.cli.progress import working
 
     def bad(line: str) -> None:
         typer.echo(f"unusable: {line}", err=True)
@@ -88,7 +90,7 @@ def predict(
         typer.echo(f"unlike anything seen in training: {done.unlike}")
     if html is not None:
         typer.echo(f"page, the most doubtful images first: {html}")
-    say_cautions(done.classifier.cautions)
+    show_warnings(done.classifier.diagnostics)
     if done.failed == done.files:
         raise typer.Exit(1)
 
@@ -125,16 +127,18 @@ def export(
         )
     typer.echo(f"model: {done.path}")
     typer.echo(f"model card: {done.card}")
-    say_cautions(done.cautions)
+    show_warnings(done.diagnostics)
 
 
-def say_cautions(said: tuple[str, ...]) -> None:
-    """Prints what must be said of a model so that it is not overlooked."""
+def show_warnings(found: Sequence[Diagnostic]) -> None:
+    """Prints the warnings about a model so that they are not overlooked."""
     from rich.console import Console
     from rich.panel import Panel
+    from rich.text import Text
 
-    if said:
-        panel = Panel("\n".join(said), title="DO NOT RELY ON THIS MODEL", border_style="bold red")
+    if found:
+        text = Text("\n".join(map(str, found)))
+        panel = Panel(text, title="DO NOT RELY ON THIS MODEL", border_style="bold red")
         Console(stderr=True).print(panel)
 
 
@@ -165,7 +169,7 @@ def serve(
     """Label images on a page in the browser, and for programs; on this machine, keeping none."""
 
     def ready(address: str, classifier: "ImageClassifier") -> None:
-        say_cautions(classifier.cautions)
+        show_warnings(classifier.diagnostics)
         if not api.is_loopback(host):
             typer.echo("warning: other machines reach this server without a password", err=True)
         typer.echo(f"{classifier.result}\nserving {run} at {address} (Ctrl-C ends it)")
@@ -352,7 +356,8 @@ def attack(
     as_json: JsonOption = False,
 ) -> None:
     """Attack a finished run; rows are kept in its attacks.jsonl, pictures in its figures."""
-    from feddg.cli.output import print_attack, working
+    from feddg.cli.output import print_attack
+    from feddg.cli.progress import working
 
     with working(quiet=as_json) as progress:
         rows = api.attack(

@@ -23,6 +23,7 @@ from feddg.comparison.results import (
     row_of,
 )
 from feddg.data.decoding import Reading
+from feddg.diagnostics import Diagnostic
 from feddg.errors import FeddgError, RunError
 from feddg.experiment import Experiment
 from feddg.runs.execute import is_complete
@@ -241,14 +242,18 @@ class Comparison(Shown):
         return [outcome for outcome in self.outcomes if outcome.status != "completed"]
 
     @property
-    def remarks(self) -> list[str]:
-        """Which runs failed, a line for each reason."""
+    def diagnostics(self) -> list[Diagnostic]:
+        """Which runs failed, one for each reason."""
         reasons: dict[str, list[str]] = {}
         for one in self.failures:
             reasons.setdefault(one.error or one.status, []).append(one.task.folder.name)
         of = len(self.work.folders)
         return [
-            f"{len(runs)} of {of} runs failed ({first_names(runs, 5)}): {reason}"
+            Diagnostic(
+                "runs-failed",
+                "warning",
+                f"{len(runs)} of {of} runs failed ({first_names(runs, 5)}): {reason}",
+            )
             for reason, runs in reasons.items()
         ]
 
@@ -261,8 +266,8 @@ class Comparison(Shown):
         failed = self.failures
         if not failed or len(failed) < len(self.work.folders):
             return
-        first, others = self.remarks[0], len(self.remarks) - 1
-        more = f" ({others} other reasons: see summary.json of each)" if others else ""
+        first, *others = self.diagnostics
+        more = f" ({len(others)} other reasons: see summary.json of each)" if others else ""
         raise RunError(f"nothing to compare in {self.folder}: {first}{more}")
 
     @property

@@ -203,8 +203,8 @@ class Plan(Settings):
         question: what the comparison is to answer, one or two sentences.
         base: experiment fields that all cells share.
         methods: names, or names with label, settings and experiment fields.
-        hold_out: ``lodo``, ``ltdo``, ``ltdo-all``, or a hold-out as in an experiment, or a list of
-            them; none for what ``base`` says.
+        hold_out: ``lodo``, ``ltdo``, ``ltdo-all``, or a list of hold-outs as in an experiment;
+            none for what ``base`` says.
         domains: the data set's domains, where a protocol must be read without its images.
         heterogeneity: values of lambda; none for what ``base`` says.
         clients: pairs (N, K), or N alone; none for what ``base`` says.
@@ -248,8 +248,7 @@ class Plan(Settings):
     @field_validator("hold_out", mode="before")
     @classmethod
     def _listed(cls, value: Any) -> Any:
-        one = isinstance(value, dict) or (isinstance(value, str) and value not in PROTOCOLS)
-        return [value] if one else value
+        return [value] if isinstance(value, dict) else value
 
     @field_validator("heterogeneity", mode="before")
     @classmethod

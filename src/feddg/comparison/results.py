@@ -4,7 +4,6 @@ import csv
 import io
 import itertools
 import json
-import logging
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,6 +26,7 @@ from pydantic_core import PydanticCustomError
 from feddg.comparison.plan import Cell, Plan, expand_plan, table_cells
 from feddg.comparison.statistics import Accuracies, Key, best_other, paired_margin, spread
 from feddg.data.fingerprint import ImagesFile
+from feddg.diagnostics import Diagnostic, Severity, emit, gravest_first
 from feddg.errors import DataError, RunError
 from feddg.evaluation.metrics import METRICS
 from feddg.experiment import Experiment
@@ -44,14 +44,13 @@ from feddg.records import (
     as_cell,
     from_cell,
 )
-from feddg.runs.findings import (
-    Finding,
-    FindingKind,
-    Severity,
-    findings,
-    movement,
-    standing,
-    unsteady,
+from feddg.runs.diagnostics import (
+    MAJORITY,
+    STILL_RISING,
+    about_accuracy,
+    about_fluctuation,
+    fluctuation,
+    split_accuracy,
 )
 from feddg.runs.provenance import IMAGES, ImagesNow, named_files
 from feddg.runs.reading import (
@@ -72,7 +71,6 @@ from feddg.storage import Stamp, alone, is_file, private_folder, read_text, repl
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-log = logging.getLogger("feddg")
 
 # What was tried for each method before a comparison, as a file beside its tables.
 
@@ -147,33 +145,39 @@ class TuningFile(JsonFile):
         others = [row for row in earlier.tried if (row.method, row.held_out) not in own]
         return self.model_copy(update={"tried": (*others, *self.tried)})
 
-    def remarks(self) -> list[str]:
+    def diagnostics(self) -> list[Diagnostic]:
         """Returns what to know about the choices: models that learned nothing, ends, and ties."""
         groups: dict[tuple[str, str], list[TriedRow]] = {}
         for row in self.tried:
             groups.setdefault((row.method, row.held_out), []).append(row)
-        said = []
+        found = []
         for (method, held_out), rows in groups.items():
             for row in (row for row in rows if row.picked):
                 where = f"{method}{f', {held_out} held out' if held_out else ''}"
                 if row.constant:
-                    said.append(
-                        f"{where}: by the picked values, in {row.constant} of {row.trials} trials "
-                        "the model is no better than one that always names the same class, so that "
-                        "the choice says little; give trials more rounds (tune.rounds), pretrained "
-                        "weights, or other values"
+                    found.append(
+                        Diagnostic(
+                            "tuned-on-nothing-learned",
+                            "warning",
+                            f"{where}: with the picked values the model is no better than always "
+                            f"answering the most frequent class in {row.constant} of {row.trials} "
+                            "trials, so that the choice says little.",
+                            "Give trials more rounds (tune.rounds), pretrained weights, or other "
+                            "values.",
+                        )
                     )
-                said += [f"{where}: {edge}" for edge in _edges(row, rows)]
+                for text, advice in _edges(row, rows):
+                    edge = f"{where}: {text}"
+                    found.append(Diagnostic("edge-of-the-grid", "warning", edge, advice))
                 equal = [other for other in rows if other.score == row.score]
                 if len(equal) > 1:
-                    said.append(
-                        f"{where}: {len(equal)} combinations do equally well; the first counts"
-                    )
-        return said
+                    text = f"{where}: {len(equal)} combinations do equally well; the first counts."
+                    found.append(Diagnostic("tuning-tie", "warning", text))
+        return found
 
 
-def _edges(picked: TriedRow, rows: Sequence[TriedRow]) -> Iterator[str]:
-    """Which numbers of a choice are the first or last of their grid."""
+def _edges(picked: TriedRow, rows: Sequence[TriedRow]) -> Iterator[tuple[str, str]]:
+    """Which numbers of a choice are the first or last of their grid, and what to try."""
     for name, text in picked.values.items():
         try:
             values = sorted({float(row.values[name]) for row in rows})
@@ -183,7 +187,7 @@ def _edges(picked: TriedRow, rows: Sequence[TriedRow]) -> Iterator[str]:
         off = value == 0 == values[0]  # nothing is below none of it
         if len(values) > 1 and value in (values[0], values[-1]) and not off:
             end, beyond = ("lowest", "lower") if value == values[0] else ("highest", "higher")
-            yield f"{name} {text} is the {end} that was tried; a {beyond} one may do better"
+            yield f"{name} {text} is the {end} that was tried.", f"Try a {beyond} one, too."
 
 
 # The numbers of a finished run.
@@ -205,7 +209,7 @@ def measured_numbers(run: RunRecord) -> dict[str, float]:
         validation, where that is something else (see :func:`score_name`). ``constant_RULE`` and
         ``rising``: 1 where the model is no better on the test domains than one that always names
         the same class, and where its accuracy there was still rising at the last round, else 0
-        (see :mod:`feddg.runs.findings`); where no test domain is held out, as in the trials of a
+        (see :mod:`feddg.runs.diagnostics`); where no test domain is held out, as in the trials of a
         ``tune`` section, this is of in-domain validation. ``movement_last`` and
         ``movement_tail``: by how much the accuracy on the test domains changes from one evaluated
         round to the next, mean over the second half of the rounds, of the last weights and of the
@@ -226,12 +230,12 @@ def measured_numbers(run: RunRecord) -> dict[str, float]:
         score = found.of(rule.weights).score(chosen, ID_VAL)
         if score is not None and math.isfinite(score):
             numbers[name] = score
-        at = standing(found.of(rule.weights), chosen, judged)
+        at = split_accuracy(found.of(rule.weights), chosen, judged)
         if at is not None and at.constant is not None:
-            said = {one.kind for one in findings(found, chosen, judged, rule.weights)}
-            numbers[constant_name(rule)] = float(FindingKind.CONSTANT in said)
+            codes = {one.code for one in about_accuracy(found, chosen, judged, rule.weights)}
+            numbers[constant_name(rule)] = float(MAJORITY in codes)
             if rule is FINAL:
-                numbers[RISING] = float(FindingKind.RISING in said)
+                numbers[RISING] = float(STILL_RISING in codes)
     for weights in (LAST, TAIL):
         moved = mean_step(found.of(weights), run.rounds_done)
         if moved is not None:
@@ -663,12 +667,11 @@ def find_rows(
                 found.setdefault(id, row)
                 silent += not row.hashes
     if silent:
-        log.warning(
-            "%s does not say of %d of its results which images and files they were made with; they "
-            "are taken to be the same",
-            path,
-            silent,
+        text = (
+            f"{path} does not say of {silent} of its results which images and files they were made "
+            "with; they are taken to be the same."
         )
+        emit(Diagnostic("images-unknown", "warning", text))
     if changed and not again:
         first, names = changed[0]
         fault = (
@@ -677,7 +680,7 @@ def find_rows(
         )
         if own:
             raise RunError(f"{fault}put them back, or --again runs anew and replaces them")
-        log.warning("%sthey are not taken", fault)
+        emit(Diagnostic("other-files", "warning", f"{fault}they are not taken."))
     return found, [row for row, _ in changed] if own else []
 
 
@@ -1036,66 +1039,50 @@ def _varying(rows: Sequence[Mapping[str, str]]) -> list[str]:
     return [key for key in keys if len({row.get(key) for row in rows}) > 1]
 
 
-# What must be said beside a method's accuracy in a comparison, gathered from its runs.
+# What must be known beside a method's accuracy in a comparison, gathered from its runs.
 
 
-@dataclass(frozen=True, slots=True)
-class MethodFinding:
-    """A kind of finding, and in how many of a method's runs it was made.
+def about_method(results: Results, method: str) -> list[Diagnostic]:
+    """Returns what was found in a method's runs, and in how many of them, the gravest first.
 
-    Attributes:
-        method: the method's label.
-        kind: what was found.
-        severity: how much it takes from the method's numbers.
-        runs: in how many runs.
-        total: of how many.
+    The text is ``no better than majority class in 2 of 6 runs``.
     """
-
-    method: str
-    kind: FindingKind
-    severity: Severity
-    runs: int
-    total: int
-
-
-def method_findings(results: Results, method: str) -> list[MethodFinding]:
-    """Returns what was found in the models that a method's runs serve, the gravest first."""
     rows = results.of(method)
     runs = {row.run.folder if row.run else row.folder or row.key: row for row in rows}.values()
     counts = Counter(found for row in runs for found in _found_in(row, results.served))
-    gathered = [
-        MethodFinding(method, kind, severity, count, len(runs))
-        for (kind, severity), count in counts.items()
-    ]
-    return sorted(gathered, key=lambda one: (-one.severity, -one.runs))
+    gathered = []
+    for (code, severity), count in counts.most_common():
+        often = "all" if count == len(runs) else str(count)
+        where = f" in {often} of {len(runs)} runs" if len(runs) > 1 else ""
+        gathered.append(Diagnostic(code, severity, f"{code.replace('-', ' ')}{where}"))
+    return gravest_first(gathered)
 
 
-def _found_in(row: ResultRow, rule: SelectionRule) -> list[tuple[FindingKind, Severity]]:
+def _found_in(row: ResultRow, rule: SelectionRule) -> list[tuple[str, Severity]]:
     """What was found in a run, or what its row says of it."""
     if row.run is None:
-        known = {
-            constant_name(rule): (FindingKind.CONSTANT, Severity.ALARM),
-            RISING: (FindingKind.RISING, Severity.NOTE),
+        known: dict[str, tuple[str, Severity]] = {
+            constant_name(rule): (MAJORITY, "warning"),
+            RISING: (STILL_RISING, "note"),
         }
-        return [finding for name, finding in known.items() if row.numbers.get(name)]
-    found = row.run.evaluations
-    return [
-        (one.kind, one.severity)
-        for one in findings(found, rule.choose(found), weights=rule.weights)
-    ]
+        return [found for name, found in known.items() if row.numbers.get(name)]
+    evaluations = row.run.evaluations
+    found = about_accuracy(evaluations, rule.choose(evaluations), weights=rule.weights)
+    return [(one.code, one.severity) for one in found]
 
 
-def unsteady_best(results: Results, best: str) -> Finding | None:
-    """Returns whether rounds move more than the best method is above the next one."""
+def about_margin(results: Results, best: str) -> Iterator[Diagnostic]:
+    """Says so where accuracy fluctuates by more than the best method is above the next one."""
     accuracies = results.accuracies(results.served)
     other = best_other(best, accuracies)
     margin = paired_margin(accuracies[best], accuracies[other]) if other else None
     if other is None or margin is None:
-        return None
+        return
     known = [
         moved
         for method in (best, other)
         for run in results.runs(method)
-        if (moved := movement(run.evaluations)) is not None
+        if (moved := fluctuation(run.evaluations)) is not None
     ]
-    return unsteady(math.fsum(known) / len(known) if known else None, margin.mean)
+    mean = math.fsum(known) / len(known) if known else None
+    yield from about_fluctuation(mean, margin.mean)

@@ -8,7 +8,6 @@ out. These domains are not among the images of its trials at all: they never ope
 is trained on in the others.
 """
 
-import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -37,6 +36,7 @@ from feddg.comparison.results import (
     trials_beside,
     tuning_beside,
 )
+from feddg.diagnostics import emit
 from feddg.errors import RunError
 from feddg.runs.execute import is_complete
 from feddg.runs.prepare import cache_folder
@@ -45,7 +45,6 @@ from feddg.runs.reading import SELECTION_RULES, SelectionRule, preferred, read_r
 from feddg.storage import is_file, replace_text
 
 TRIALS = "tuning"
-log = logging.getLogger("feddg")
 
 
 def prepare_trials(
@@ -133,8 +132,7 @@ def picked(
         beside = tuning_beside(first)
         with changing(beside):
             replace_text(beside, file.after(TuningFile.read(beside)).to_text())
-    for remark in file.remarks():
-        log.warning("tune: %s", remark)
+    emit(*file.diagnostics())
     return with_values(plan, best)
 
 

@@ -16,6 +16,7 @@ from pydantic import ConfigDict, ValidationError
 from torch import Tensor, nn
 
 from feddg.clients.client import Batch, Client
+from feddg.diagnostics import Diagnostic
 from feddg.errors import ExperimentError, FeddgError, NotEnoughUpdates, RunError, nearest
 from feddg.messages import Broadcast, Message, Refusal, Sent, Update, Weights, on_device
 from feddg.models.network import Network
@@ -153,8 +154,8 @@ class Method:
             FeddgError: one is missing, damaged or does not fit.
         """
 
-    def remarks(self, experiment: ExperimentSettings) -> Sequence[str]:
-        """Returns what speaks against a result of this experiment, a line each, before round 1."""
+    def diagnostics(self, experiment: ExperimentSettings) -> Sequence[Diagnostic]:
+        """Returns what speaks against a result of this experiment, before round 1."""
         return ()
 
     # Once, before round 1

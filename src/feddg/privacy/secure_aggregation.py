@@ -11,6 +11,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from feddg.diagnostics import Diagnostic
 from feddg.errors import ClientError
 from feddg.messages import Message, Sent, Update, Weights
 from feddg.methods.base import Round, clients_said
@@ -286,9 +287,10 @@ class SecureAggregation(Guard):
         return {"update/masked": form}
 
     @property
-    def promise(self) -> str:
+    def diagnostic(self) -> Diagnostic:
         """What the server sees."""
-        return "updates: the server sees only sums over a round's clients (secure aggregation)"
+        text = "Updates: the server sees only sums over a round's clients (secure aggregation)."
+        return Diagnostic("secure-aggregation", "note", text)
 
     def needed(self, clients: int) -> int:
         """Returns t: how many of a round's clients must stay to its end."""

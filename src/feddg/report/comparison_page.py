@@ -43,19 +43,18 @@ from feddg.report.sections import (
 )
 from feddg.report.tables import (
     about_best,
+    about_results,
     best_method,
-    from_files_words,
+    conclusion,
     is_decided,
     tuning_section,
-    verdict_words,
-    warnings_about,
 )
 from feddg.report.text import (
     AGGREGATE_WORDS,
     MISSING,
-    alarm_words,
     counted,
     listed,
+    method_warnings,
     metric_title,
     number,
     percent,
@@ -205,7 +204,7 @@ def comparison_page(results: Results) -> Page:
     ]
     return Page(
         title=_title(results),
-        lead=verdict_words(results),
+        lead=conclusion(results).text,
         tags=[
             *([results.name] if results.title == results.name else []),
             counted(len({row.run.folder if row.run else row.key for row in results.rows}), "run"),
@@ -213,7 +212,10 @@ def comparison_page(results: Results) -> Page:
             counted(len(results.seeds), "seed"),
             *data_tags(results.runs()),
         ],
-        opening=[*_cautions(results), *_facts(results)],
+        opening=[
+            *(Prose(str(one), notice=True) for one in about_results(results)),
+            *_facts(results),
+        ],
         sections=[
             *(section for section in sections if section is not None),
             *comparison_steps(results, is_decided(results)),
@@ -236,19 +238,6 @@ def _title(results: Results) -> str:
     return f"{title}, tested on {readable(listed(held_out.pop().split('+')))}"
 
 
-def _cautions(results: Results) -> list[Prose]:
-    cautions = [Prose(text, notice=True) for text in warnings_about(results)]
-    from_files = from_files_words(results)
-    if from_files is not None:
-        cautions.insert(0, Prose(from_files, notice=True))
-    if results.open:
-        shown = [f"{name} ({state})" for name, state in results.open[:5]]
-        more = f" and {len(results.open) - 5} more" if len(results.open) > 5 else ""
-        text = f"Not complete, and left out: {listed(shown) if not more else ', '.join(shown)}"
-        cautions.insert(0, Prose(f"{text}{more}.", notice=True))
-    return cautions
-
-
 def _facts(results: Results) -> list[Facts]:
     accuracies = results.accuracies(results.served)
     best = best_method(results) if is_decided(results) else None
@@ -256,7 +245,7 @@ def _facts(results: Results) -> list[Facts]:
         Fact(
             spelled(method),
             tables.spread_text(average_over_columns(accuracies[method], results.columns)),
-            alarm_words(results, method) or f"held-out test, {results.served.name.lower()}, %",
+            method_warnings(results, method) or f"held-out test, {results.served.name.lower()}, %",
             accent=method == best,
         )
         for method in results.methods

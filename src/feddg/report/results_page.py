@@ -1,11 +1,12 @@
 """Pages in Markdown about published results, made from results files."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
 from feddg.comparison.results import RISING, Results, TuningFile
 from feddg.comparison.statistics import Accuracies, Key, paired_margin
+from feddg.diagnostics import Diagnostic
 from feddg.errors import RunError
 from feddg.records import ID_TEST, SPLITS, VAL
 from feddg.report.blocks import Column
@@ -13,6 +14,7 @@ from feddg.report.tables import (
     MARK,
     MEANING,
     MethodColumn,
+    about_tuning,
     accuracy_column,
     accuracy_columns,
     by_method,
@@ -20,12 +22,12 @@ from feddg.report.tables import (
     margin_text,
     mark,
     paper_table,
-    remarks_of,
     to_markdown,
     tuning_table,
     what_was_tuned,
 )
 from feddg.report.text import MISSING, counted, percent, readable, spelled
+from feddg.runs.diagnostics import STILL_RISING
 from feddg.runs.reading import BEST_IN_DOMAIN, EMA_MEAN, FINAL, TAIL_MEAN, SelectionRule
 from feddg.storage import read_text, replace_text, why
 
@@ -42,24 +44,20 @@ def with_meaning(parts: Iterable[str]) -> str:
     return "\n\n".join([first, MEANING, *others] if marked else [first, *others])
 
 
-def _sentences(results: Results) -> list[str]:
-    """What is to be known of all runs: how many were still rising, or do not tell."""
-    told = []
+def _about_rows(results: Results) -> Iterator[Diagnostic]:
+    """Yields what is to be known of all runs: how many were still rising, or do not tell."""
     known = [value for own in results.values(RISING).values() for value in own.values()]
     rising = sum(value > 0 for value in known)
     if rising:
-        verb = "was" if rising == 1 else "were"
-        told.append(
-            f"{counted(rising, 'run')} of {len(known)} {verb} still rising at the last round: "
-            "stopped before it was learned what could be."
-        )
+        text = f"In {counted(rising, 'run')} of {len(known)} accuracy was still rising at the end."
+        yield Diagnostic(STILL_RISING, "note", text, "Train longer.")
     silent = len(results.rows) - sum(map(len, results.values("constant", FINAL.name).values()))
     if silent:
-        told.append(
-            f"Whether the model is any better than a constant one is not on record for "
-            f"{counted(silent, 'run')} (an earlier version kept them)."
+        text = (
+            "Whether the model beats always answering the most frequent class is not on record "
+            f"for {counted(silent, 'run')} (an earlier version kept them)."
         )
-    return told
+        yield Diagnostic("majority-class-unknown", "note", text)
 
 
 def _machines(results: Results) -> str:
@@ -87,7 +85,7 @@ def planned_tables(results: Results, tuning: TuningFile | None = None) -> str:
         parts += [_planned_margins(results, rule) for rule in PLANNED_RULES[:2]]
     parts += _beside_the_paper(results)
     if tuning is not None:
-        parts += [what_was_tuned(tuning), remarks_of(tuning), to_markdown(tuning_table(tuning))]
+        parts += [what_was_tuned(tuning), about_tuning(tuning), to_markdown(tuning_table(tuning))]
     if results.differences:
         differences = "\n".join(f"- {one}" for one in results.differences)
         parts.append(f"How this differs from the paper's setting:\n\n{differences}")
@@ -115,7 +113,7 @@ def _planned_coverage(results: Results) -> str:
         lines.append(
             f"{counted(results.strangers, 'row')} of the file {verb} to no cell: left out."
         )
-    return "\n".join(lines + _sentences(results))
+    return "\n".join([*lines, *map(str, _about_rows(results))])
 
 
 def _planned_accuracy(results: Results, rule: SelectionRule) -> str:
@@ -247,7 +245,7 @@ def _coverage(results: Results) -> str:
     ]
     if thin:
         lines.append(f"Not all cells are run yet ({most * columns} a method): {', '.join(thin)}.")
-    return "\n".join(lines + _sentences(results))
+    return "\n".join([*lines, *map(str, _about_rows(results))])
 
 
 def _accuracy(results: Results) -> str:

@@ -15,9 +15,9 @@ import numpy
 import numpy as np
 import plotly.graph_objects as go
 
-from feddg.comparison.results import Results, method_findings, more_metrics
+from feddg.comparison.results import Results, about_method, more_metrics
 from feddg.data.partition import in_words, skew_of
-from feddg.evaluation.accuracy import FEW
+from feddg.evaluation.accuracy import FEW_IMAGES, about_support
 from feddg.records import (
     ID_TEST,
     ID_VAL,
@@ -58,11 +58,8 @@ from feddg.report.charts import (
 from feddg.report.text import (
     AGGREGATE_WORDS,
     MISSING,
-    beside_words,
     counted,
     duration,
-    finding_sentence,
-    headline_words,
     interval_words,
     listed,
     metric_title,
@@ -70,18 +67,21 @@ from feddg.report.text import (
     percent,
     percent_sign,
     readable,
+    reference_words,
     shortened,
     size,
     spelled,
+    warning_words,
 )
-from feddg.runs.findings import (
-    Finding,
-    FindingKind,
-    Standing,
+from feddg.runs.diagnostics import (
+    LEARNED_NOTHING,
+    STILL_RISING,
+    SplitAccuracy,
+    about_result,
+    about_run,
     accuracy_interval,
-    findings,
     mean_measured,
-    standing,
+    split_accuracy,
 )
 from feddg.runs.reading import (
     EXPERIMENT_FILE,
@@ -131,7 +131,7 @@ def final_table(run: RunRecord, every_domain: bool = False) -> Table:
         "Accuracy in percent. Each column named after a rule shows one and the same model, chosen "
         "by that rule; the underlined number made the choice. The test split never chooses. The "
         "interval is that of the final round's accuracy (Wilson), the balanced accuracy is the "
-        "mean over classes, and the share of the largest class is what a constant model reaches."
+        "mean over classes, and the share of the largest class is what always answering it reaches."
     )
     return Table(columns, rows, caption, grouped=True)
 
@@ -170,7 +170,7 @@ def _mean_row(evaluations: Evaluations, split: str, chosen: Chosen) -> list[Cell
 
 
 def _beside_cells(rows: Sequence[EvaluationRow]) -> list[Cell]:
-    """What the final round's accuracy must be read beside: interval, balanced, largest class."""
+    """Reference values of the final round's accuracy: interval, balanced, largest class."""
     names = ("balanced_accuracy", "largest_class_share")
     beside = (percent(mean_measured(rows, name)) for name in names)
     return [Cell(interval_words(accuracy_interval(rows)) or MISSING), *map(Cell, beside)]
@@ -759,9 +759,10 @@ def metrics_section(run: RunRecord) -> Section | None:
     columns += [Column(metric_title(name)) for name in names]
     columns += [Column("Smallest class", "images", numeric=False)]
     blocks: list[Block] = [Table(columns, rows, _caption(), grouped=True)]
-    if (warning := _few_images(run)) is not None:
-        blocks.insert(0, Prose(warning, notice=True))
-    return Section("Metrics", blocks)
+    domains = evaluations.at(evaluations.rounds[-1], TEST)
+    support = [(TEST, d.domain, evaluations.support(TEST, d.domain) or []) for d in domains]
+    few = about_support(support, _class_names(run))
+    return Section("Metrics", [*(Prose(str(one), notice=True) for one in few), *blocks])
 
 
 def compared_metrics(results: Results) -> Table | None:
@@ -826,25 +827,6 @@ def _smallest(support: Sequence[int] | None, classes: Sequence[str]) -> str:
     if absent:
         parts.append(f"{number(absent)} of {number(len(support))} classes without any")
     return "; ".join(parts)
-
-
-def _few_images(run: RunRecord) -> str | None:
-    """Says which test domains have classes with few images or none."""
-    told = []
-    last = run.evaluations.rounds[-1]
-    for row in run.evaluations.at(last, TEST):
-        support = run.evaluations.support(TEST, row.domain) or []
-        thin = sum(count < FEW for count in support)
-        if thin:
-            told.append(f"{readable(row.domain)} ({number(thin)} of {number(len(support))})")
-    if not told:
-        return None
-    more = f" and {len(told) - 3} more domains" if len(told) > 3 else ""
-    return (
-        f"Some classes have fewer than {FEW} held-out test images or none: "
-        f"{', '.join(told[:3])}{more}. Balanced accuracy, macro-F1 and AUROC move by much with "
-        "single images there, and leave out classes without images."
-    )
 
 
 def _caption() -> str:
@@ -927,34 +909,29 @@ def _day(run: RunRecord) -> datetime | None:
         return None
 
 
-def found_in(run: RunRecord) -> list[Finding]:
-    """What must be said beside the accuracy of the model that the run serves."""
+def served_accuracy(run: RunRecord) -> SplitAccuracy | None:
+    """The accuracy of the model that the run serves on the held-out test domains."""
     rule = run.served
-    return findings(run.evaluations, rule.choose(run.evaluations), weights=rule.weights)
-
-
-def standing_of(run: RunRecord) -> Standing | None:
-    """How the held-out test domains stood under the model that the run serves."""
-    rule = run.served
-    return standing(run.evaluations.of(rule.weights), rule.choose(run.evaluations))
+    return split_accuracy(run.evaluations.of(rule.weights), rule.choose(run.evaluations))
 
 
 def result_sentence(run: RunRecord) -> str:
-    """The result in plain words, with what an accuracy must be read beside."""
+    """The result in plain words, with the reference values of its accuracy."""
     accuracy = held_out_accuracy(run, run.served)
     if accuracy is None:
         return "The held-out test domain has not been evaluated yet."
     round_ = final_round(run.evaluations)
     when = "before any training" if round_ == 0 else f"after {counted(round_ or 0, 'round')}"
-    at = standing_of(run)
+    at = served_accuracy(run)
     interval = f" (95 % interval {interval_words(at.accuracy)})" if at else ""
-    start = headline_words(found_in(run))
+    warnings = warning_words(about_result(run))
+    start = f"{warnings[0].upper()}{warnings[1:]}: " if warnings else ""
     when = when if start else f"{when[0].upper()}{when[1:]}"
     sentence = (
         f"{start}{when}, {_model_words(run)} recognised {percent_sign(accuracy)}{interval} of "
         f"the images of {_held_out_words(run)}, which no client trained on."
     )
-    return " ".join(part for part in (sentence, beside_words(at) if at else "") if part)
+    return " ".join(part for part in (sentence, reference_words(at) if at else "") if part)
 
 
 def _model_words(run: RunRecord) -> str:
@@ -970,30 +947,10 @@ def status_text(run: RunRecord) -> str:
 
 
 def notices(run: RunRecord) -> Iterator[Prose]:
-    """What to know before trusting the numbers: how the run ended, and what was found in them."""
-    if run.status != "completed":
-        yield _unfinished(run)
-    for sentence in finding_sentences(run):
-        yield Prose(sentence, notice=True)
-
-
-def finding_sentences(run: RunRecord) -> list[str]:
-    """The findings as sentences; a run that has not ended is not said to have stopped early."""
-    classes = run.clients.classes if run.clients else ()
-    return [finding_sentence(finding, classes) for finding in found_in(run)]
-
-
-def _unfinished(run: RunRecord) -> Prose:
-    words = {
-        "unfinished": "This run has not ended: it is still going on, or it was cut off.",
-        "interrupted": "This run was interrupted.",
-        "failed": f"This run failed: {run.error or 'no reason was recorded'}",
-    }
-    return Prose(
-        f"{words.get(run.status, f'The status of this run is {run.status}.')} The page shows "
-        f"{rounds_text(run)} rounds; “final round” means the last one evaluated so far.",
-        notice=True,
-    )
+    """What to know before trusting the numbers; of few images, the metrics' own section says it."""
+    for one in about_run(run):
+        if one.code != FEW_IMAGES:
+            yield Prose(str(one), notice=True)
 
 
 def key_facts(run: RunRecord) -> Facts:
@@ -1015,7 +972,7 @@ def key_facts(run: RunRecord) -> Facts:
 
 
 def _accuracy_facts(run: RunRecord) -> Iterator[Fact]:
-    at = standing_of(run)
+    at = served_accuracy(run)
     rule = run.served.name.lower()
     note = f"95 % interval {interval_words(at.accuracy)}" if at else f"correct, {rule}"
     accuracy = percent_sign(held_out_accuracy(run, run.served))
@@ -1051,7 +1008,6 @@ def _federation_facts(run: RunRecord) -> Iterator[Fact]:
 # What to do next: commands that fit what was found.
 
 
-LEARNED_NOTHING = {FindingKind.CONSTANT, FindingKind.ONE_CLASS, FindingKind.BELOW_START}
 REPEATS = 3
 Step = tuple[str, str]
 """Why, and the command."""
@@ -1083,13 +1039,13 @@ def _run_steps(run: RunRecord) -> Iterator[Step]:
     folder, file = str(run.folder), str(run.folder / EXPERIMENT_FILE)
     if run.status != "completed":
         yield "Go on from the last completed round:", _command("resume", folder)
-    kinds = {finding.kind for finding in found_in(run)}
-    if kinds & LEARNED_NOTHING:
+    codes = {one.code for one in about_result(run)}
+    if codes & LEARNED_NOTHING:
         yield from _after_nothing(run, file)
-    if FindingKind.RISING in kinds and run.rounds_planned:
+    if STILL_RISING in codes and run.rounds_planned:
         rounds = str(2 * run.rounds_planned)
         yield "Accuracy still rose: train twice as long:", _command("run", file, "--rounds", rounds)
-    if run.status == "completed" and not kinds & LEARNED_NOTHING:
+    if run.status == "completed" and not codes & LEARNED_NOTHING:
         yield (
             "One run cannot tell a difference from chance. Repeat it with other seeds beside the "
             "plain average of clients:",
@@ -1139,9 +1095,9 @@ def _comparison_steps(results: Results, decided: bool) -> Iterator[Step]:
     again = ("compare", str(plan), "--out", str(plan.parent))
     if results.open:
         yield "Carry out what is missing; complete runs are kept:", _command(*again)
-    kinds = {one.kind for method in results.methods for one in method_findings(results, method)}
+    codes = {one.code for method in results.methods for one in about_method(results, method)}
     planned = {run.rounds_planned for run in results.runs()}
-    if FindingKind.RISING in kinds and len(planned) == 1 and (rounds := planned.pop()):
+    if STILL_RISING in codes and len(planned) == 1 and (rounds := planned.pop()):
         longer = (*again[:3], f"{plan.parent}-longer", "--rounds", str(2 * rounds))
         yield "Accuracy still rose in some runs: train twice as long:", _command(*longer)
     if not decided and len(results.methods) > 1:

@@ -1,18 +1,19 @@
-"""Tables and verdicts of a comparison, and tables as Markdown, CSV and LaTeX."""
+"""Tables and conclusion of a comparison, and tables as Markdown, CSV and LaTeX."""
 
 import csv
 import io
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from feddg.comparison.results import (
     Results,
     TriedRow,
     TuningFile,
-    method_findings,
-    unsteady_best,
+    about_margin,
+    about_method,
 )
 from feddg.comparison.statistics import (
     Key,
@@ -24,6 +25,7 @@ from feddg.comparison.statistics import (
     ranks,
     spread,
 )
+from feddg.diagnostics import Diagnostic, gravest_first
 from feddg.methods.base import METHODS, idea_of
 from feddg.records import TEST, as_cell
 from feddg.report.blocks import (
@@ -43,11 +45,10 @@ from feddg.report.sections import SPLIT_HEADINGS
 from feddg.report.text import (
     AGGREGATE_WORDS,
     MISSING,
-    alarm_words,
     counted,
-    finding_sentence,
-    how_often,
+    listed,
     marked,
+    method_warnings,
     metric_title,
     number,
     percent,
@@ -58,11 +59,11 @@ from feddg.report.text import (
 from feddg.runs.reading import FINAL, SELECTION_RULES, SelectionRule
 
 MARK = " †"
-"""Stands behind a number, and behind a method, of which a model is no better than a constant."""
+"""Stands behind a number, and a method, of which a model is no better than the majority class."""
 MEANING = (
-    f"{MARK.strip()} In at least one run the model is no better than one that always names the "
-    "same class: by the share of images, or by the mean over classes, the difference is no more "
-    "than chance explains. Such a number says nothing about a method."
+    f"{MARK.strip()} In at least one run the model is no better than always answering the most "
+    "frequent class: by the share of images, or by the mean over classes, the difference is no "
+    "more than chance explains. Such a number says nothing about a method."
 )
 
 
@@ -381,16 +382,16 @@ def tuning_section(tuning: TuningFile | None) -> Section | None:
     """The section, or None where nothing was tried."""
     if tuning is None or not tuning.tried:
         return None
-    said = [what_was_tuned(tuning), remarks_of(tuning)]
+    said = [what_was_tuned(tuning), about_tuning(tuning)]
     if any(row.constant for row in tuning.tried):
         said.append(MEANING)
     prose = [Prose(text) for text in said if text]
     return Section("What was tuned", [*prose, tuning_table(tuning)])
 
 
-def remarks_of(tuning: TuningFile) -> str:
+def about_tuning(tuning: TuningFile) -> str:
     """What to know about the choices, in sentences; empty where there is nothing."""
-    return " ".join(f"{remark[0].upper()}{remark[1:]}." for remark in tuning.remarks())
+    return " ".join(map(str, tuning.diagnostics()))
 
 
 def what_was_tuned(tuning: TuningFile) -> str:
@@ -490,12 +491,13 @@ def is_decided(results: Results) -> bool:
     return found is not None and found[1].decided
 
 
-def verdict_words(results: Results) -> str:
-    """The result in plain words."""
+def conclusion(results: Results) -> Diagnostic:
+    """Which method is best, and whether these runs tell it from the next one."""
     question = f"{results.question} " if results.question else ""
     best = best_method(results)
     if best is None:
-        return f"{question}No method has a result in every column yet."
+        text = f"{question}No method has a result in every column yet."
+        return Diagnostic("no-result", "note", text)
     over = "" if len(results.columns) == 1 else f", averaged over {len(results.columns)} columns"
     text = (
         f"{question}{spelled(best)} recognised {percent_sign(_averages(results)[best])} of the "
@@ -503,57 +505,72 @@ def verdict_words(results: Results) -> str:
     )
     found = _margin_of(results, best)
     if found is None:
-        return f"{text}."
+        return Diagnostic("one-method", "note", f"{text}.")
     other, margin = found
     text += f", {percent(margin.mean)} points more than {spelled(other)}{_but(results, other)}"
     if margin.low is None:
-        return f"{text}. No interval is claimed ({margin.why_no_interval}): nothing is decided."
-    verdict = (
-        "The difference is larger than chance between these runs explains."
-        if margin.decided
-        else "These runs do not decide which of the two is better."
-    )
-    return f"{text} (95 % interval {interval_text(margin)}). {verdict}"
+        text = f"{text}. No interval is claimed ({margin.why_no_interval}): nothing is decided."
+        return Diagnostic("not-decided", "note", text)
+    text = f"{text} (95 % interval {interval_text(margin)})."
+    if margin.decided:
+        text = f"{text} The difference is larger than chance between these runs explains."
+        return Diagnostic("decided", "note", text)
+    text = f"{text} These runs do not decide which of the two is better."
+    return Diagnostic("not-decided", "note", text)
 
 
 def _but(results: Results, method: str) -> str:
-    """The alarms about a method, in parentheses after its number; empty without any."""
-    alarms = alarm_words(results, method)
-    return f" (but {alarms})" if alarms else ""
+    """The warnings about a method, in parentheses after its number; empty without any."""
+    warnings = method_warnings(results, method)
+    return f" (but {warnings})" if warnings else ""
 
 
-def from_files_words(results: Results) -> str | None:
-    """Says how many of the runs are known from a results file alone; None for none."""
-    count = len({row.folder or row.key for row in results.rows if row.run is None})
-    if not count:
-        return None
-    return (
-        f"{counted(count, 'run')} known from a results file alone, without a folder here: tables "
-        "of accuracy have them; curves, costs and further metrics do not."
-    )
-
-
-def warnings_about(results: Results) -> list[str]:
-    """What must be known before trusting the numbers, a sentence each; the gravest first."""
-    found = [one for method in results.methods for one in method_findings(results, method)]
-    said = [
-        f"{spelled(one.method)}: {how_often(one)}."
-        for one in sorted(found, key=lambda one: -one.severity)
+def about_results(results: Results) -> list[Diagnostic]:
+    """Returns what must be known before trusting the numbers; the gravest first."""
+    found = [
+        replace(one, text=f"{spelled(method)}: {one.text}.")
+        for method in results.methods
+        for one in about_method(results, method)
     ]
     best = best_method(results)
-    unsteady = unsteady_best(results, best) if best is not None else None
-    if unsteady is not None:
-        said.append(finding_sentence(unsteady))
+    found += about_margin(results, best) if best is not None else ()
     if len({run.served.name for run in results.runs()}) > 1:
-        said.append(
-            "The runs serve different models (final round, means over rounds): the numbers are "
-            "the final round's for all; the others are under “Which round counts”."
+        found.append(
+            Diagnostic(
+                "models-differ",
+                "note",
+                "The runs serve different models (final round, means over rounds): the numbers are "
+                "the final round's for all; the others are under “Which round counts”.",
+            )
         )
     if len(results.seeds_run) == 1 and len(results.methods) > 1:
-        said.append(
-            f"{counted(1, 'seed')} only: how much of a difference is chance cannot be told."
+        found.append(
+            Diagnostic(
+                "one-seed",
+                "note",
+                "1 seed only: how much of a difference is chance cannot be told.",
+                "Run more seeds.",
+            )
         )
-    return said
+    return [*_left_out(results), *gravest_first(found)]
+
+
+def _left_out(results: Results) -> Iterator[Diagnostic]:
+    """Says which runs the numbers are without: not complete ones; which have no folder here."""
+    if results.open:
+        shown = [f"{name} ({state})" for name, state in results.open[:5]]
+        more = f" and {len(results.open) - 5} more" if len(results.open) > 5 else ""
+        names = ", ".join(shown) if more else listed(shown)
+        yield Diagnostic(
+            "runs-unfinished", "warning", f"Not complete, and left out: {names}{more}."
+        )
+    if count := len({row.folder or row.key for row in results.rows if row.run is None}):
+        yield Diagnostic(
+            "runs-from-a-file",
+            "note",
+            f"{counted(count, 'run')} known from a results file alone, without a folder here: "
+            "tables of accuracy have them; curves, costs and further metrics do not.",
+        )
 
 
 # A page's tables as Markdown, CSV and LaTeX: the same cells, in other clothes.

@@ -17,14 +17,15 @@ import torch
 from pydantic import Field
 from torch import nn
 
+from feddg.diagnostics import Diagnostic, collected, emit
 from feddg.errors import BudgetSpent, FeddgError, RunError, in_words
 from feddg.evaluation.accuracy import (
     INSIDE_SHARE,
     Evaluation,
     Resettable,
+    about_support,
     energy,
     energy_threshold,
-    support_warning,
 )
 from feddg.experiment import Experiment, load_stored
 from feddg.federation.averages import served
@@ -58,6 +59,7 @@ from feddg.runs.context import (
     in_process,
     predictor,
 )
+from feddg.runs.diagnostics import about_result
 from feddg.runs.figures import draw_unseen, write_alphas
 from feddg.runs.folder import (
     EXPERIMENT,
@@ -88,7 +90,7 @@ from feddg.storage import is_file
 from feddg.views import Shown
 
 if TYPE_CHECKING:
-    import pandas
+    from pandas import DataFrame
 
 # What a completed round leaves on disk: its rows, then the checkpoint that makes it count.
 
@@ -194,11 +196,11 @@ def run_rounds(server: Server) -> None:
             log.warning("%s", error)
             affordable = False
         if not affordable:
-            log.warning(
-                "the run ends after round %d of %d: another one would cost more than "
-                "privacy.epsilon",
-                *(server.state.round, server.state.rounds),
+            text = (
+                f"The run ends after round {server.state.round} of {server.state.rounds}: another "
+                "one would cost more than privacy.epsilon."
             )
+            emit(Diagnostic("budget-spent", "warning", text))
             return
 
 
@@ -206,7 +208,11 @@ def run_rounds(server: Server) -> None:
 
 
 def summarize(
-    record: RunRecord, status: str, error: str | None, took: Mapping[str, float]
+    record: RunRecord,
+    status: str,
+    error: str | None,
+    took: Mapping[str, float],
+    diagnostics: Sequence[Diagnostic] = (),
 ) -> SummaryFile:
     """Returns ``summary.json``: how the run ended, accuracies by selection rule, cost, bytes.
 
@@ -215,6 +221,7 @@ def summarize(
         status: how it ended.
         error: why it failed, if it did.
         took: seconds of activities that belong to no round.
+        diagnostics: what was found while it ran.
     """
     rounds = record.metrics.rounds
     seconds: dict[str, float] = defaultdict(float)
@@ -230,6 +237,7 @@ def summarize(
         bytes=_bytes(record.ledger.messages),
         error=error,
         peak_memory_bytes=peak_memory(),
+        diagnostics=[*about_result(record), *dict.fromkeys(diagnostics)],
         **{rule.key: _chosen(record, rule) for rule in SELECTION_RULES.values()},
     )
 
@@ -384,17 +392,9 @@ class Run(Shown):
         rule, found = record.served, record.evaluations
         return rule.measure(found, rule.choose(found), "test")
 
-    def frame(self) -> "pandas.DataFrame":
-        """Returns what was measured, a row each: round, split, domain, weights, metric, value."""
-        import pandas
-
-        rows = [
-            (row.round, row.split, row.domain, row.weights, metric, value)
-            for row in self.record.metrics.evaluations
-            for metric, value in {"accuracy": row.accuracy, "loss": row.loss, **row.metrics}.items()
-        ]
-        names = ["round", "split", "domain", "weights", "metric", "value"]
-        return pandas.DataFrame(rows, columns=names)
+    def frame(self) -> "DataFrame":
+        """Returns all that was measured; see :meth:`RunRecord.frame`."""
+        return self.record.frame()
 
     @property
     def model(self) -> "nn.Module":
@@ -484,11 +484,12 @@ class _Execution:
     seconds: dict[str, float] = field(default_factory=dict)
     network: Network = field(init=False)
     classes: tuple[str, ...] = ()
+    diagnostics: list[Diagnostic] = field(default_factory=list)
 
     def carry_out(self) -> None:
         """Runs to the end, or records why not."""
         try:
-            with self.timed("total"):
+            with self.timed("total"), collected() as self.diagnostics:
                 self._run()
         except KeyboardInterrupt:
             self._end("interrupted", None)
@@ -519,8 +520,11 @@ class _Execution:
         writer = Records(folder, transport, kept, self.snapshots)
         ledger = Ledger(writer.carried if found.remote else writer.entered, layouts)
         found.guards.charge_to(open_account(folder, found.guards, state.round))
-        for promise in found.guards.promises:
-            self.observer.promise(promise)
+        if found.evaluation is not None:
+            emit(*about_support(found.evaluation.support(), found.clients.classes))
+        self.diagnostics.extend(found.guards.diagnostics)
+        for one in found.guards.diagnostics:
+            self.observer.diagnostic(one)
         self._listen(state.round)
         interpolation = Interpolation(
             experiment, found.method, self.network, found.evaluation, folder, kept
@@ -583,10 +587,6 @@ class _Execution:
         self.folder.write_json("clients.json", found.clients)
         if found.contents is not None:
             self.folder.write_json(IMAGES, found.contents)
-        if found.evaluation is not None:
-            thin = support_warning(found.evaluation, found.clients.classes)
-            if thin is not None:
-                log.warning("%s", thin)
 
     def _last_figures(self, server: Server, kept: KeptModels, evaluation: Evaluation) -> None:
         """Writes what is said of the model that the run ends with."""
@@ -622,4 +622,5 @@ class _Execution:
     def _end(self, status: str, error: str | None) -> None:
         self.observer.end(status)
         record = read_run(self.folder.path)
-        self.folder.write_json(SUMMARY, summarize(record, status, error, self.seconds))
+        summary = summarize(record, status, error, self.seconds, self.diagnostics)
+        self.folder.write_json(SUMMARY, summary)

@@ -2,7 +2,6 @@
 
 import ctypes
 import hashlib
-import logging
 import math
 import os
 import platform
@@ -33,7 +32,6 @@ from feddg.data.fingerprint import ContentHashes, ImagesFile, file_of, images_fi
 from feddg.data.images import ImageTable
 from feddg.data.inspection import (
     Ignored,
-    Remark,
     Survey,
     about_clients,
     about_copies,
@@ -42,13 +40,13 @@ from feddg.data.inspection import (
     about_splits,
     about_survey,
     ignored_files,
-    say,
     survey,
 )
 from feddg.data.partition import Partition, dealt_alike, held_alike, partition
 from feddg.data.partitions import counts_clients
 from feddg.data.pixels import PixelStore, open_pixels
 from feddg.data.splits import Splits, from_csv, from_roles, hold_out
+from feddg.diagnostics import Diagnostic, emit
 from feddg.errors import ExperimentError, WeightsError
 from feddg.evaluation.accuracy import Evaluation
 from feddg.experiment import Experiment, explain
@@ -76,8 +74,6 @@ from feddg.settings import (
 from feddg.storage import cache_folder as cache_folder
 from feddg.styles.statistics import StyleNoise
 
-log = logging.getLogger("feddg")
-
 # Pretrained weights that are expected and cannot be had: the network then learns from scratch.
 
 
@@ -96,13 +92,16 @@ def with_weights_at_hand(experiment: Experiment) -> Experiment:
         experiment = Experiment(**said)
     found = explain(said)
     if any(setting.source.startswith(f"preset {SCRATCH}") for setting in found.values()):
-        log.warning(
-            "no pretrained weights: %s at %d pixels learns from scratch, learning rate %g, %d "
-            "rounds; expect less than with weights from ImageNet (--weights imagenet, or a file)",
-            experiment.model.backbone,
-            experiment.data.image_size,
-            experiment.train.lr,
-            experiment.train.rounds,
+        train = experiment.train
+        emit(
+            Diagnostic(
+                "learns-from-scratch",
+                "warning",
+                f"No pretrained weights: {experiment.model.backbone} at "
+                f"{experiment.data.image_size} pixels learns from scratch, learning rate "
+                f"{train.lr:g}, {train.rounds} rounds.",
+                "Expect less than with weights from ImageNet (--weights imagenet, or a file).",
+            )
         )
     return experiment
 
@@ -113,7 +112,8 @@ def _can_be_had(model: ModelSettings) -> bool:
     try:
         fetch_imagenet(model.backbone)
     except WeightsError as error:
-        log.warning("%s. Nothing was said of weights, so it is the latter", error)
+        text = f"{error}. Nothing was said of weights, so it is the latter."
+        emit(Diagnostic("weights-not-had", "warning", text))
         return False
     return True
 
@@ -169,7 +169,7 @@ def load_table(experiment: Experiment, cache: Path | None, progress: Progress) -
     return Loaded(*opened, contents, ignored_files(table), surveyed, reading)
 
 
-def table_remarks(loaded: Loaded) -> list[Remark]:
+def table_diagnostics(loaded: Loaded) -> list[Diagnostic]:
     """Returns what is odd about an experiment's images, whoever holds them."""
     return [
         *about_ignored(loaded.ignored),
@@ -178,10 +178,12 @@ def table_remarks(loaded: Loaded) -> list[Remark]:
     ]
 
 
-def split_remarks(experiment: Experiment, loaded: Loaded, splits: Splits | None) -> list[Remark]:
+def split_diagnostics(
+    experiment: Experiment, loaded: Loaded, splits: Splits | None
+) -> list[Diagnostic]:
     """Returns what is odd about how an experiment's images are split, and which are copies."""
     data, held = experiment.data, experiment.hold_out
-    found: list[Remark] = []
+    found: list[Diagnostic] = []
     if splits is not None:
         found += about_splits(loaded.table, splits, chosen=bool(held.test or held.val))
     if data.duplicates != "ignore":
@@ -285,10 +287,10 @@ def load_images(experiment: Experiment, cache: Path | None, progress: Progress) 
         DataError: the images cannot be used as asked.
     """
     loaded = load_table(experiment, cache, progress)
-    say(table_remarks(loaded))
+    emit(*table_diagnostics(loaded))
     images = deal(experiment, *loaded[:3])
-    say(split_remarks(experiment, loaded, images.splits))
-    say(about_clients(images.partition.sizes.tolist()))
+    emit(*split_diagnostics(experiment, loaded, images.splits))
+    emit(*about_clients(images.partition.sizes.tolist()))
     return replace(images, contents=loaded.contents)
 
 
@@ -362,9 +364,13 @@ def _splits(experiment: Experiment, table: ImageTable, bad: list[BadImage]) -> S
             f"{first_names(table.domain_names)}"
         )
     if table.split is not None and data.own_split and not in_domain:
-        log.warning(
-            "The data set's own split holds domains out; it is not used, as hold_out names %s.",
-            first_names((*held.test, *held.val)),
+        emit(
+            Diagnostic(
+                "own-split-unused",
+                "warning",
+                "The data set's own split holds domains out; it is not used, as hold_out names "
+                f"{first_names((*held.test, *held.val))}.",
+            )
         )
     return hold_out(
         table,

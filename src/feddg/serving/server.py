@@ -21,7 +21,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from feddg.data.decoding import MOST_PIXELS
 from feddg.errors import AdaptationError, RunError
 from feddg.prediction.classifier import ImageClassifier, load_classifier
-from feddg.runs.findings import refuse_doubtful
+from feddg.runs.diagnostics import refuse_doubtful
 from feddg.settings import Settings
 
 
@@ -257,7 +257,7 @@ def serve(
         limits: on requests.
         known_as: names by which the server is reached, beside those of this machine.
         allow_network: whether other machines may reach it.
-        strict: whether to refuse a model that is no better than a constant one.
+        strict: whether to refuse a model about which there is a warning.
         ready: is told the address, and the model, before the first request.
 
     Raises:
@@ -280,7 +280,7 @@ def serve(
             "would change another's answers; use it with `feddg predict --adapt`"
         )
     if strict:
-        refuse_doubtful(classifier.cautions)
+        refuse_doubtful(classifier.diagnostics)
     from feddg.serving.application import create_application
 
     listening = _listen(host, port)
