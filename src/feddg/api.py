@@ -403,7 +403,8 @@ def report(
 
     Args:
         folders: a run folder, several, one of :func:`compare`, or a results file.
-        out: the page; ``report.html`` in the folder by default, of several here.
+        out: the page; ``report.html`` in the folder by default, of several here. Of a results file
+            Markdown, or HTML where its name ends in ``.html``.
         tables: a folder for the page's tables as well: Markdown, CSV, LaTeX.
         analyses: whether to look into the runs first: t-SNE, loss landscape, grey levels.
         beside: a run whose model stands in the loss landscape.
@@ -415,7 +416,8 @@ def report(
     from feddg.report import page_about, write_page, write_tables
 
     paths = [Path(one) for one in ([folders] if isinstance(folders, str | Path) else folders)]
-    if len(paths) == 1 and paths[0].is_file():
+    in_html = out is not None and out.suffix == ".html"
+    if len(paths) == 1 and paths[0].is_file() and not in_html:
         from feddg.report.results_page import write_results_page
 
         _require_runs(paths[0], tables, analyses, beside)

@@ -200,6 +200,9 @@ def test_a_run_does_not_import_what_only_pages_and_comparisons_need():
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout.strip() == "set()"
+    code = "import sys, feddg.report.page, feddg.comparison.compare; print('pandas' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "False", "a run's page is made without it, too"
 
 
 def test_a_dry_run_says_where_every_setting_comes_from_and_runs_nothing(feddg, tmp_path):

@@ -473,6 +473,8 @@ def test_a_file_of_kept_results_is_shown_and_written_as_a_page(tmp_path):
         == f"# kept\n\n<!-- tables -->\n\n{shown.strip()}\n\n<!-- end of tables -->\n"
     )
     page.write_text(page.read_text().replace("# kept", "# Mine") + "By hand.\n")
+    assert reported(path, "--out", tmp_path / "page.html")[0] == 0
+    assert "<title>FedAvg and MixStyle" in (tmp_path / "page.html").read_text()
     own = page.read_text()
     page.write_text(own.replace("50.0", "99.9"))
     assert reported(path, "--out", page)[0] == 0

@@ -9,7 +9,14 @@ import numpy as np
 import pandas
 import pytest
 
-from feddg.comparison.results import read_comparison, results_of
+from feddg.comparison.results import (
+    Results,
+    measured_numbers,
+    read_comparison,
+    results_of,
+    rounded,
+    to_text,
+)
 from feddg.comparison.statistics import paired_margin
 from feddg.errors import RunError
 from feddg.records import TEST, VAL
@@ -186,6 +193,45 @@ def test_results_csv_holds_every_number(comparison):
             rtol=1e-12,
         )
         assert (found["round"].sort_index() == expected["round"].sort_index()).all()
+
+
+def test_the_frame_is_tidy_and_has_every_number(comparison):
+    folder, makers = comparison(values=(0.0, 1.0))
+    found = read_comparison(folder).frame()
+    assert {"method", "column", "held_out", "heterogeneity", "seed", "folder"} <= set(found.columns)
+    keys = ["method", "held_out", "heterogeneity", "seed", "rule", "split", "metric", "over"]
+    named = found[found["over"] != ""]
+    assert not named.duplicated(keys).any()
+    chosen = named.query("metric == 'accuracy' and over == 'domain_mean' and split == 'test'")
+    expected = frame(makers).rename(columns={"column": "held_out", "value": "heterogeneity"})
+    expected["heterogeneity"] = expected["heterogeneity"].astype(str)
+    pandas.testing.assert_series_equal(
+        chosen.set_index(keys[:5])["value"].sort_index(),
+        expected.set_index(keys[:5])[TEST].sort_index(),
+        check_names=False,
+        rtol=1e-12,
+    )
+
+
+def test_a_results_file_gives_the_tables_of_its_run_folders(comparison, tmp_path):
+    folder, _ = comparison()
+    runs = read_comparison(folder)
+    numbers = [rounded(measured_numbers(row.run)) for row in runs.rows]
+    rows = [
+        row.model_copy(update={"run": None, "folder": "", "numbers": own, "experiment": "0" * 8})
+        for row, own in zip(runs.rows, numbers)
+    ]
+    file = tmp_path / "results.csv"
+    file.write_text(to_text(rows), "utf-8")
+    known = Results.read(file)
+    for rule in RULES:
+        assert texts(margin_table(known, rule)) == texts(margin_table(runs, rule))
+        tables = [accuracy_table(results, rule, VAL) for results in (known, runs)]
+        first, second = ({name: row[:3] for name, row in texts(one).items()} for one in tables)
+        assert first == second
+    page = write_report([file], tmp_path / "page.html").read_text("utf-8")
+    assert "18 runs known from a results file alone" in page
+    assert verdict_words(known) in page
 
 
 class Nothing(FolderMaker):
