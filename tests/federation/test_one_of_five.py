@@ -12,10 +12,11 @@ import torch
 
 from feddg.clients.optim import in_round
 from feddg.federation.validation import MessageChecks
-from feddg.messages import Refusal, Sent, Update
+from feddg.messages import Message, Refusal, Sent, Update
 from feddg.methods.base import Method, State
 from feddg.models.normalization import never_negative_names
-from feddg.settings import ServerSettings, TrainSettings
+from feddg.privacy.robust import length
+from feddg.settings import TrainSettings
 from federations import federation, same
 
 CULPRIT = 2
@@ -157,7 +158,6 @@ CASES = {
     ("fpl", "update"): {
         "prototypes of 3e38": extra("fpl/prototypes", filled(3e38)),
         "prototypes of -1e20": extra("fpl/prototypes", filled(-1e20)),
-        "prototypes of 1e5": extra("fpl/prototypes", filled(1e5)),
         "more prototypes than classes": more_prototypes,
     },
     ("feddg-ga", "update"): {
@@ -306,9 +306,75 @@ def test_a_control_follows_from_the_change_of_the_weights():
         torch.testing.assert_close(sent, gradient - state.extras[f"scaffold/{name}"])
 
 
-def test_extras_are_not_compared_where_any_change_may_be_made():
-    settings = ServerSettings(largest_change=None)
-    small = five("fpl", server_settings=settings)
-    lie(small, "update", extra("fpl/prototypes", lambda t: 30 * t))
+@pytest.mark.parametrize(
+    "make", [filled(1e5), filled(-1e6), lambda t: 30 * t], ids=["1e5", "-1e6", "30 times its own"]
+)
+def test_prototypes_far_larger_than_the_others_draw_nobody(make, caplog):
+    """Its weights are used: they are as honest as the others'."""
+    small, fine = five("fpl"), five("fpl")
+    lie(small, "update", extra("fpl/prototypes", make))
+    without = fine.method.aggregate
+
+    def aggregate(state, updates):
+        return without(state, (u for u in map(emptied, updates)))
+
+    def emptied(update):
+        if update.client == CULPRIT:
+            tensors = update.extras.tensors
+            update = replace(update, extras=Message({name: t[:0] for name, t in tensors.items()}))
+        return update
+
+    fine.method.aggregate = aggregate
+    play(small)
+    play(fine)
+    assert same(small.server.state.weights, fine.server.state.weights)
+    assert same(small.server.state.extras, fine.server.state.extras)
+    assert caplog.text.count(f"client {CULPRIT}: its prototypes are left out") == 2
+
+
+def attacked(lengths):
+    """Moves the culprit's weights by so many lengths of all weights (and 1), at random."""
+
+    def change(update):
+        floats = {n: t for n, t in update.weights.items() if n.endswith(("weight", "bias"))}
+        moves = {n: torch.randn_like(t) for n, t in floats.items()}
+        norm = length(floats, floats) + 1
+        for name, move in moves.items():
+            floats[name] += move * (lengths * norm / length(moves, moves))
+        return update
+
+    return change
+
+
+@pytest.mark.parametrize("lengths", [1.0, 5.0, 9.5])
+def test_an_attack_just_below_what_is_believed_stops_nobody(lengths):
+    """In round 1 no other change is known; the others train on, and are not refused for it."""
+    small = five()
+    lie(small, "update", attacked(lengths))
+    play(small, 4)
+    state = small.server.state
+    assert {client for client, _ in refused(small)} <= {CULPRIT}
+    assert all(torch.isfinite(tensor).all() for tensor in state.weights.values())
+    load_weights(small.network, state.weights)
+    images = small.pixels.gather(torch.arange(len(small.labels))).float() / 255
+    assert torch.isfinite(small.method.predictor(small.network).eval()(images)).all()
+
+
+@pytest.mark.parametrize("lengths", [11.0, 1e3, 1e20])
+def test_an_absurd_change_is_refused_in_the_first_round_already(lengths):
+    small = five()
+    lie(small, "update", attacked(lengths))
+    play(small, 2)
+    assert [client for client, _ in refused(small)] == [CULPRIT] * 2
+    assert "more than training can" in refused(small)[0][1]
+    assert same(small.server.state.weights, undisturbed("fedavg", "update").weights)
+
+
+def test_no_larger_change_is_believed_after_the_first_round():
+    """Whatever was sent in round 1 moves the median of five by nothing."""
+    small = five()
+    lie(small, "update", attacked(9.5))
     play(small, 1)
-    assert refused(small) == []
+    medians = small.server.state.extras["server/changes"]
+    silent = undisturbed("fedavg", "update").extras["server/changes"]
+    assert float(medians[0]) < 2 * float(silent[0])

@@ -1,4 +1,4 @@
-"""Messages against their declared forms, changes against others' changes, and spoiled rounds."""
+"""Messages against their declared forms, changes against those before, and rounds tried again."""
 
 import math
 from typing import ClassVar
@@ -8,10 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as some
 
-from feddg.errors import RunError
-from feddg.federation.validation import ChangeSizes, MessageChecks, RoundSpoiled, layout_fault
-from feddg.messages import Known, Message, Sent, Update, names_fault, plain_text
-from feddg.methods.base import Method
+from feddg.errors import ClientError, NotEnoughUpdates
+from feddg.federation.validation import CHANGES, ChangeSizes, MessageChecks, layout_fault
+from feddg.messages import Known, Message, Refusal, Sent, Update, names_fault, plain_text
+from feddg.methods.base import Method, Round, State
 from feddg.methods.composition import build_method
 from feddg.settings import ServerSettings
 from federations import federation, same
@@ -41,9 +41,18 @@ def test_bad_weights_are_named(bad, words):
 
 def fault_of(found):
     """What is wrong with weights where nobody limits how far they may move."""
-    sizes = ChangeSizes(None)
-    sizes.begin(EXPECTED)
-    return layout_fault(found, EXPECTED) or sizes.fault(Update(0, 1, found))
+    return layout_fault(found, EXPECTED) or refusal(None, State(EXPECTED), Update(0, 1, found))
+
+
+def refusal(times, state, *updates):
+    """Why the last of a round's updates is refused, or None."""
+    sizes, round = ChangeSizes(times), Round(state.round + 1, [], state)
+    for update in updates:
+        try:
+            sizes.received(update, round)
+        except ClientError as error:
+            return str(error)
+    return None
 
 
 def test_good_weights_pass_even_when_their_sum_overflows():
@@ -172,51 +181,60 @@ def moved(client, by):
     return Update(client, 1, {"w": torch.full((4,), by), "n": torch.tensor(1)})
 
 
-def begun(times=10.0, medians=None):
-    sizes = ChangeSizes(times, medians)
-    sizes.begin({"w": torch.zeros(4), "n": torch.tensor(1)})
-    return sizes
+def known(*medians):
+    extras = {CHANGES: torch.tensor(medians, dtype=torch.float64)} if medians else {}
+    return State({"w": torch.zeros(4), "n": torch.tensor(1)}, extras)
 
 
-def test_lengths_are_those_of_the_change():
-    sizes = begun()
-    for client, by in enumerate((1.0, 2.0, 3.0)):
-        assert sizes.fault(moved(client, by)) is None
-    assert sizes.lengths == {0: 2.0, 1: 4.0, 2: 6.0}
-    assert sizes.outliers() == []
-    assert sizes.end().tolist() == [4.0]
+def remembered(before, *updates, refused=(), heads=0):
+    """What a round remembers of its changes."""
+    sizes, round = ChangeSizes(100.0, heads), Round(1, [], before)
+    for update in updates:
+        sizes.received(update, round)
+    round.refused += [Refusal(client, "for another reason") for client in refused]
+    return sizes.completed(before.next(), round).extras.get(CHANGES)
+
+
+def test_the_median_of_a_rounds_changes_is_remembered():
+    updates = [moved(client, by) for client, by in enumerate((1.0, 2.0, 3.0))]
+    assert remembered(known(), *updates).tolist() == [4.0]
+    assert remembered(known(7.0), *updates).tolist() == [7.0, 4.0]
+    assert remembered(known(*range(1, 21)), *updates).tolist() == [*range(2, 21), 4.0]
+
+
+def test_what_was_refused_or_moved_nothing_is_not_remembered():
+    updates = [moved(client, by) for client, by in enumerate((1.0, 0.0, 1.1))]
+    assert remembered(known(), *updates, refused=[2]).tolist() == [2.0]
+    assert remembered(known(5.0), moved(0, 0.0)).tolist() == [5.0]
+
+
+def test_after_rounds_of_the_heads_alone_changes_are_measured_anew():
+    assert remembered(known(5.0), moved(0, 1.0), heads=1) is None
 
 
 def test_one_far_beyond_the_last_rounds_is_refused_at_once():
-    sizes = begun(medians=torch.tensor([4.0, 4.0, 5.0], dtype=torch.float64))
-    assert sizes.fault(moved(0, 20.0)) is None
-    assert "more than 10 times the median change" in sizes.fault(moved(1, 20.1))
+    state = known(4.0, 4.0, 5.0)
+    assert refusal(10.0, state, moved(0, 20.0)) is None
+    assert "more than 10 times the median change" in refusal(10.0, state, moved(1, 20.1))
 
 
-def test_one_far_beyond_its_round_is_found_when_all_are_in():
-    sizes = begun()
-    for client, by in enumerate((1.0, 1.0, 1.0, 1.0, 30.0)):
-        assert sizes.fault(moved(client, by)) is None
-    assert [refusal.client for refusal in sizes.outliers()] == [4]
+def test_in_the_first_round_it_must_not_be_absurd():
+    state = known()  # of weights 0 long: the limit is a tenth of 100 times 1
+    assert refusal(100.0, state, moved(0, 5.0)) is None
+    assert "more than training can (10)" in refusal(100.0, state, moved(0, 5.1))
 
 
-def test_two_alone_accuse_nobody_and_none_means_no_limit():
-    sizes = begun()
-    assert sizes.fault(moved(0, 1.0)) is None
-    assert sizes.fault(moved(1, 30.0)) is None
-    assert sizes.outliers() == []
-    free = begun(times=None, medians=torch.tensor([1.0], dtype=torch.float64))
-    assert free.fault(moved(0, 1e30)) is None
+def test_none_means_no_limit():
+    for state in (known(), known(1.0)):
+        assert refusal(None, state, moved(0, 1e30)) is None
 
 
-def test_clients_that_move_nothing_make_nobody_an_outlier():
-    sizes = begun()
-    for client, by in enumerate((0.0, 0.0, 0.0, 1.0)):
-        assert sizes.fault(moved(client, by)) is None
-    assert sizes.outliers() == []
+def test_a_mean_that_cannot_be_taken_apart_may_move_a_tenth_as_far():
+    mean = Update(0, 4, moved(0, 2.1).weights, members=(0, 1, 2))
+    assert "more than 1 times the median change" in refusal(10.0, known(4.0), mean)
 
 
-# Spoiled rounds
+# Rounds that are tried again
 
 
 class Fragile(Method):
@@ -242,42 +260,25 @@ def test_a_hook_that_fails_on_a_message_refuses_its_client_and_the_round_goes_on
     assert "cannot be worked with (KeyError)" in row.refused[0].reason
 
 
-class Exploding(Method):
-    """Its server makes an endless model of client 2's update."""
+def test_nobody_is_left_out_for_an_error_that_is_due_to_nobody():
+    class Broken(Method):
+        def aggregate(self, state, updates):
+            list(updates)
+            raise KeyError("a fault of its own")
 
-    def aggregate(self, state, updates):
-        held = [update.keep() for update in updates]
-        state = super().aggregate(state, iter(held))
-        if any(update.client == 2 for update in held):
-            state.weights = {n: t * math.inf for n, t in state.weights.items()}
-        return state
-
-
-def test_an_endless_aggregate_never_becomes_the_model_and_somebody_is_named():
-    small = federation(Exploding(), server_settings=ServerSettings(min_updates=1, attempts=1))
-    farthest = 2
-    small.server.round()
-    assert all(torch.isfinite(t).all() for t in small.server.state.weights.values())
-    reasons = [row["reason"] for row in small.ledger if row["kind"] == "refusal"]
-    assert any("moved the weights farthest" in reason for reason in reasons)
-    assert farthest in {row["client"] for row in small.ledger if row["kind"] == "refusal"}
-
-
-def test_a_probe_that_never_passes_ends_the_run_with_the_state_as_it_was():
-    small = federation()
-    before = {name: tensor.clone() for name, tensor in small.server.state.weights.items()}
-    small.server._probe = lambda weights: "predictions are not finite"
-    with pytest.raises(RunError, match="0 good updates of 0"):
+    small = federation(Broken())
+    with pytest.raises(KeyError, match="of its own"):
         small.server.round()
-    assert same(small.server.state.weights, before)
-    assert small.server.state.round == 0
+    assert not [row for row in small.ledger if row["kind"] == "refusal"]
 
 
-def test_a_spoiled_round_names_everybody():
-    from feddg.messages import Refusal
-
-    error = RoundSpoiled(3, [Refusal(1, "a"), Refusal(4, "b")])
-    assert str(error) == "round 3: client 1: a; client 4: b"
+def test_a_round_without_good_updates_leaves_the_state_as_it_was():
+    small = federation(Fragile(), sizes=(5, 5), server_settings=ServerSettings(min_updates=2))
+    state = small.server.state
+    with pytest.raises(NotEnoughUpdates, match=r"0 good updates of 1.*min_updates is 2"):
+        small.server.round()
+    assert small.server.state is state
+    assert state.round == 0
 
 
 def test_the_medians_are_remembered_in_the_state():

@@ -186,7 +186,7 @@ def test_a_row_is_on_disk_before_anything_is_released():
         assert all(small.server.state.weights[n].equal(t) for n, t in state.items())
         raise OSError("the disk is full")
 
-    small.server.account = Account(write=write)
+    small.server.guards.charge_to(Account(write=write))
     with pytest.raises(OSError, match="full"):
         small.server.round()
     assert len(seen) == 1
@@ -318,7 +318,7 @@ def test_the_value_that_could_be_met_can():
     named = float(str(caught.value).partition("to at least ")[2].split(",")[0])
     second = chosen({"epsilon": named, "noise_multiplier": 0.5})
     guards = guards_for(second, *build(second, 10))
-    assert guards.afford(1, [0, 1, 2], Account())
+    assert guards.afford(1, [0, 1, 2])
 
 
 def test_a_delta_that_gives_a_client_away_is_said(caplog):

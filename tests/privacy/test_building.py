@@ -8,7 +8,8 @@ from pydantic import Field
 from feddg.api import run
 from feddg.errors import ClientError, ExperimentError
 from feddg.experiment import Experiment
-from feddg.messages import Message, Sent
+from feddg.federation.server import Hooks
+from feddg.messages import Sent
 from feddg.privacy.building import Guards
 from feddg.privacy.guard import GUARDS, Guard, WeightFacts, register
 from feddg.runs.reading import read_rows
@@ -35,30 +36,30 @@ class Toy(Guard):
     def initial_memory(self):
         return {"seen": torch.zeros((), dtype=torch.int64)}
 
-    def tell(self, memory):
-        return Message({}, {"factor": 0.5})
+    def broadcast(self, broadcast, round):
+        return self.told(broadcast, factor=0.5)
 
-    def protect(self, update, received, told, facts):
-        for name in facts.fused:
+    def protect(self, update, received, told):
+        for name in self.facts.fused:
             trained = update.weights[name]
             halved = received[name] + told.scalars["factor"] * (trained - received[name])
             update.weights = update.weights | {name: halved}
         return self.add(update, "halved", 1)
 
-    def receive(self, update, passage):
+    def received(self, update, round):
         if update.examples > self.settings.limit:
             raise ClientError("too many images")
         assert update.extras.scalars["toy/halved"] == 1
         return update
 
-    def collect(self, updates, passage):
+    def collected(self, updates, round):
         for update in updates:
-            passage.scratch["count"] = passage.scratch.get("count", 0) + 1
+            round.scratch[self]["count"] = round.scratch[self].get("count", 0) + 1
             yield update
 
-    def finish(self, state, passage):
-        seen = passage.memory["seen"] + passage.scratch["count"]
-        passage.memory = {"seen": seen}
+    def completed(self, state, round):
+        seen = self.memory(state)["seen"] + round.scratch[self]["count"]
+        self.remember(state, {"seen": seen})
         return state
 
 
@@ -110,12 +111,12 @@ class Noting(Guard):
         super().__init__()
         self.name, self.calls = name, calls
 
-    def protect(self, update, received, told, facts):
+    def protect(self, update, received, told):
         self.calls.append(("protect", self.name))
         return update
 
-    def receive(self, update, passage):
-        self.calls.append(("receive", self.name))
+    def received(self, update, round):
+        self.calls.append(("received", self.name))
         return update
 
 
@@ -123,13 +124,14 @@ def test_the_server_undoes_in_the_other_order():
     calls = []
     guards = Guards([Noting("inner", calls), Noting("outer", calls)], WeightFacts())
     small = federation(sizes=(5,))
-    small.transport._guards = small.server.guards = guards
+    small.transport._guards = guards
+    small.server.hooks = Hooks(reversed(guards.guards))
     small.server.round()
     assert calls == [
         ("protect", "inner"),
         ("protect", "outer"),
-        ("receive", "outer"),
-        ("receive", "inner"),
+        ("received", "outer"),
+        ("received", "inner"),
     ]
 
 

@@ -9,9 +9,10 @@ from scipy import stats
 
 from feddg.errors import ExperimentError
 from feddg.experiment import Experiment
+from feddg.federation.server import Hooks
 from feddg.messages import Message, Refusal, Update
-from feddg.methods.base import State
-from feddg.privacy.guard import Passage, WeightFacts
+from feddg.methods.base import Round, State
+from feddg.privacy.guard import WeightFacts
 from feddg.privacy.noise import Clipping
 from feddg.runs.prepare import build, guards_for
 from feddg.settings import PrivacySettings, TrainSettings
@@ -23,7 +24,8 @@ def clipped(kind, norm, received, trained):
     floats = frozenset(name for name, t in received.items() if t.is_floating_point())
     guard = Clipping(PrivacySettings(clipping=kind))
     update = Update(0, 7, trained, terms={"cross_entropy": 2.0})
-    return guard.protect(update, received, Message({}, {"norm": norm}), WeightFacts(floats, floats))
+    guard.facts = WeightFacts(floats, floats)
+    return guard.protect(update, received, Message({}, {"norm": norm}))
 
 
 @pytest.mark.parametrize("kind", ["fixed", "adaptive"])
@@ -84,9 +86,8 @@ def guarded(**privacy):
 
 def released(method, guards, state, updates):
     """The server's side of a round."""
-    passing = guards.open(state)
-    accepted = (passing.receive(update) for update in updates)
-    return passing.finish(method.aggregate(state, passing.collect(accepted)))
+    hooks, round = Hooks(reversed(guards.guards)), Round(1, [], state)
+    return hooks.completed(method.aggregate(state.next(), hooks.received(updates, round)), round)
 
 
 def test_the_mean_of_four_gets_noise_of_a_quarter_of_the_norm_times_the_multiplier():
@@ -126,7 +127,9 @@ def test_the_norm_grows_while_most_updates_are_clipped(bits, factor):
         for k, bit in enumerate(bits)
     ]
     found = released(method, guards, start(), updates)
-    told = guards.open(found).address(method.broadcast(found)).extras.scalars
+    told = (
+        Hooks(guards.guards).broadcast(method.broadcast(found), Round(2, [], found)).extras.scalars
+    )
     assert told == {"clipping/norm": pytest.approx(0.5 * math.exp(factor))}
 
 
@@ -256,8 +259,10 @@ def test_honest_rounding_is_never_refused(norm, scale):
     trained = {"a": sent["a"] + torch.randn(300, 300, generator=chance)}
     update = clipped("fixed", norm, sent, trained)
     facts = WeightFacts(frozenset("a"), frozenset("a"))
-    passage = Passage(facts, sent, Message({}, {"norm": norm}), {})
-    assert Clipping(PrivacySettings(clipping="fixed")).receive(update, passage) is update
+    guard = Clipping(PrivacySettings(clipping="fixed", clipping_norm=norm))
+    guard.facts, state = facts, State(sent)
+    guard.remember(state, guard.initial_memory())
+    assert guard.received(update, Round(1, [], state)) is update
 
 
 def test_a_wide_norm_without_noise_is_fedavg_with_equal_counts():

@@ -11,11 +11,11 @@ from hypothesis import strategies as some
 
 from feddg.errors import ExperimentError, NotEnoughUpdates
 from feddg.experiment import Experiment
-from feddg.messages import Message, Update
-from feddg.methods.base import Method, State
+from feddg.messages import Update
+from feddg.methods.base import Method, Round, State
 from feddg.privacy import robust
 from feddg.privacy.building import guard_of
-from feddg.privacy.guard import Passage, WeightFacts
+from feddg.privacy.guard import WeightFacts
 from feddg.privacy.robust import distance, length, scores, squared_distances
 from feddg.runs.prepare import build, guards_for
 from feddg.settings import GuardChoice, ServerSettings, TrainSettings
@@ -41,8 +41,8 @@ def fused(name, rows, **settings):
     rows = torch.as_tensor(rows, dtype=torch.float32)
     guard = guard_of(GuardChoice(name=name, settings=settings))
     sent = updates_of(torch.zeros(1, rows.shape[1]))[0].weights
-    passage = Passage(WeightFacts(NAMES, NAMES), sent, Message(), {})
-    state = Method().aggregate(State(sent), guard.collect(iter(updates_of(rows)), passage))
+    guard.facts, round = WeightFacts(NAMES, NAMES), Round(1, [], State(sent))
+    state = Method().aggregate(State(sent), guard.collected(iter(updates_of(rows)), round))
     return torch.cat([state.weights["a"], state.weights["b"].flatten()])
 
 
@@ -102,8 +102,7 @@ def test_bounding_by_the_median_of_the_rounds_lengths():
 
 def test_counters_take_the_lower_median():
     guard = guard_of(GuardChoice(name="median"))
-    passage = Passage(WeightFacts(NAMES, NAMES), {}, Message(), {})
-    (update,) = guard.collect(iter(updates_of(rows_of(4))), passage)
+    (update,) = guard.collected(iter(updates_of(rows_of(4))), Round(1, [], State({})))
     assert update.weights["n"].item() == 1
     assert update.weights["n"].dtype == torch.int64
 

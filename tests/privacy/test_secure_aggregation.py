@@ -223,9 +223,9 @@ def test_a_client_masks_and_opens_once():
     heard = checked(guard, ids, secrets, told)
     received = {"a": torch.zeros(3)}
     update = Update(0, 4, {"a": torch.ones(3)})
-    guard.mask(update, received, heard, None, secrets[0])
+    guard.mask(update, received, heard, secrets[0])
     with pytest.raises(ClientError, match="one update a round"):
-        guard.mask(update, received, heard, None, secrets[0])
+        guard.mask(update, received, heard, secrets[0])
     with pytest.raises(ClientError, match="shared its secrets already"):
         guard.answer(0, 1, SHARES, told, secrets[0])
     left = Message({"survivors": torch.tensor(ids)})
@@ -335,7 +335,7 @@ def test_noise_goes_with_it_and_clients_count_alike():
     plain = federation(
         sizes=(7, 5, 6, 4), freeze=True, privacy={"clipping": "fixed", "clipping_norm": 1e6}
     )
-    small.server.account = Account()
+    small.server.guards.charge_to(Account())
     for run in (small, plain):
         run.server.round()
     for name in small.server.guards.facts.trained:

@@ -10,9 +10,9 @@ from scipy import stats
 
 from feddg.clients.sampling import Schedule
 from feddg.messages import Message, Update
-from feddg.methods.base import State, weighted_mean
+from feddg.methods.base import Round, State, weighted_mean
 from feddg.privacy.accounting import Account
-from feddg.privacy.guard import Passage, WeightFacts
+from feddg.privacy.guard import WeightFacts
 from feddg.privacy.noise import Clipping
 from feddg.settings import PrivacySettings
 
@@ -28,25 +28,28 @@ def weights(change):
 
 
 def guard(**fields):
-    return Clipping(PrivacySettings(**{"clipping": "fixed", **fields}), Schedule(4))
+    found = Clipping(PrivacySettings(**{"clipping": "fixed", **fields}), Schedule(4))
+    found.facts = FACTS
+    return found
 
 
-def passage(own):
-    told = Message({}, {"norm": own.settings.clipping_norm})
-    return Passage(FACTS, SENT, told, own.initial_memory(), 1, Account())
+def begun(own):
+    """A round of the guard's, and what its clients are told."""
+    state = State(SENT)
+    own.remember(state, own.initial_memory())
+    return Round(1, [], state), Message({}, {"norm": own.settings.clipping_norm})
 
 
 def released(own, changes, examples):
     """The server's side of a round without its noise, as a sum of changes."""
-    passing = passage(own)
-    told = passing.told
+    round, told = begun(own)
     updates = (
-        own.receive(own.protect(Update(k, n, weights(c)), SENT, told, FACTS), passing)
+        own.received(own.protect(Update(k, n, weights(c)), SENT, told), round)
         for k, (c, n) in enumerate(zip(changes, examples))
     )
-    collected = list(own.collect(updates, passing))
+    collected = list(own.collected(updates, round))
     state = State(weighted_mean((u.weights, u.examples) for u in collected), {})
-    found = own.finish(state, passing).weights
+    found = own.completed(state, round).weights
     return torch.cat([(found[n].double() - SENT[n].double()).flatten() for n in "ab"]) * len(
         collected
     )
@@ -73,9 +76,7 @@ def test_no_client_moves_the_sum_by_more_than_the_norm(clients, at, norm):
 def test_two_updates_of_a_client_are_at_most_two_norms_apart(one, other, norm):
     own = guard(clipping_norm=norm)
     told = Message({}, {"norm": norm})
-    left, right = (
-        own.protect(Update(0, 1, weights(c)), SENT, told, FACTS).weights for c in (one, other)
-    )
+    left, right = (own.protect(Update(0, 1, weights(c)), SENT, told).weights for c in (one, other))
     parts = [float((left[n].double() - right[n].double()).square().sum()) for n in left]
     apart = math.sqrt(sum(parts))
     assert apart <= 2 * norm * (1 + 1e-5) + 1e-5
@@ -84,15 +85,13 @@ def test_two_updates_of_a_client_are_at_most_two_norms_apart(one, other, norm):
 def test_over_10_000_draws_the_released_mean_has_the_stated_variance():
     own = guard(clipping_norm=0.5, noise_multiplier=1.5)
     updates = [Update(k, 1, SENT) for k in range(3)]
-    facts = WeightFacts(frozenset("ab"), frozenset("ab"))
+    own.account = Free()
     big = {n: t.double() for n, t in SENT.items()}
     drawn = []
     for _ in range(10_000):
-        passing = passage(own)
-        passing.facts = facts
-        passing.account = Free()
-        list(own.collect(iter(updates), passing))
-        found = own.finish(State(dict(big), {}), passing).weights
+        round, _ = begun(own)
+        list(own.collected(iter(updates), round))
+        found = own.completed(State(dict(big), {}), round).weights
         drawn.append(torch.cat([(found[n] - big[n]).flatten() for n in "ab"]))
     errors = torch.stack(drawn).numpy() / (1.5 * 0.5 / 3)
     low, high = stats.chi2.ppf([5e-10, 1 - 5e-10], errors.size)
@@ -110,11 +109,11 @@ class Free(Account):
 
 def test_noise_at_the_client_has_the_stated_variance_and_leaves_the_rest_alone():
     own = guard(clipping_norm=0.5, noise_multiplier=2.0, noised_at="client")
-    facts = WeightFacts(frozenset("ab"), frozenset("a"))
+    own.facts = WeightFacts(frozenset("ab"), frozenset("a"))
     big = {"a": torch.zeros(20_000, dtype=torch.float64), "b": torch.ones(3)}
     told = Message({}, {"norm": 0.5})
     trained = {"a": big["a"], "b": torch.zeros(3)}
-    found = own.protect(Update(0, 1, trained), big, told, facts).weights
+    found = own.protect(Update(0, 1, trained), big, told).weights
     assert torch.equal(found["b"], big["b"])  # it is not trained: what it says, nobody may see
     noise = (found["a"] / (2.0 * 0.5)).numpy()
     low, high = stats.chi2.ppf([5e-10, 1 - 5e-10], noise.size)
@@ -125,19 +124,19 @@ def test_a_secret_draw_of_nobody_is_released_like_any_other():
     plan = Schedule(20, 2, rounds=3)
     own = Clipping(PrivacySettings(clipping="fixed", noise_multiplier=1.0, sampling="secret"), plan)
     assert own.secret_rate == 0.1
-    passing = passage(own)
-    passing.account = Free()
-    collected = list(own.collect(iter(()), passing))
+    own.account, own.facts = Free(), FACTS
+    round, _ = begun(own)
+    collected = list(own.collected(iter(()), round))
     state = State(weighted_mean((u.weights, u.examples) for u in collected), {})
-    found = own.finish(state, passing).weights
+    found = own.completed(state, round).weights
     assert all(not torch.equal(found[n], SENT[n]) for n in "ab")
     # And a round of many is divided by the number that was to be expected: 2.
-    passing = passage(own)
-    passing.account = Free()
     faint = {"clipping": "fixed", "noise_multiplier": 1e-9, "sampling": "secret"}
     quiet = Clipping(PrivacySettings(**faint), plan)
+    quiet.account, quiet.facts = Free(), FACTS
+    round, _ = begun(quiet)
     updates = [Update(k, 1, weights([0.05, 0, 0, 0])) for k in range(6)]
-    collected = list(quiet.collect(iter(updates), passing))
+    collected = list(quiet.collected(iter(updates), round))
     state = State(weighted_mean((u.weights, u.examples) for u in collected), {})
-    moved = quiet.finish(state, passing).weights["a"] - SENT["a"]
+    moved = quiet.completed(state, round).weights["a"] - SENT["a"]
     torch.testing.assert_close(moved, torch.tensor([0.15, 0.0]), rtol=1e-3, atol=1e-5)

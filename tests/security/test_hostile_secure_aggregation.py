@@ -371,10 +371,23 @@ def test_beside_clipping_a_longer_change_is_refused_and_nobody_is_named():
     assert lied.told == []
 
 
-def test_fused_weights_that_are_no_numbers_end_the_run_and_name_nobody():
+def test_a_negative_variance_of_the_mean_is_refused_and_nobody_is_named():
+    """Within what a mean may move: a network on it would predict nothing."""
     lied = Lied()
-    lied.small.server._probe = lambda weights: "the model's answers are not finite"
-    with pytest.raises(RunError, match=r"clients 0, 1, 2, 3, 4, and whose update made it so canno"):
+    at, names = 0, sorted(lied.small.server.state.weights)
+    for name in names:
+        if name.endswith("running_var"):
+            break
+        at += lied.small.server.state.weights[name].numel()
+
+    def lower(values):
+        values[at] -= 40 * 2**26
+        return values
+
+    lied.changes[LIAR, "train"] = vector(lower)
+    with pytest.raises(
+        NotEnoughUpdates, match=r"running_var' holds -.*whose update is wrong canno"
+    ):
         lied.small.server.round()
     assert lied.told == []
 
