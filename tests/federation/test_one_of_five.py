@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from feddg.clients.optim import in_round
+from feddg.federation.local_training import load_weights
 from feddg.federation.validation import MessageChecks
 from feddg.messages import Message, Refusal, Sent, Update
 from feddg.methods.base import Method, State
