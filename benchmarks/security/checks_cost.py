@@ -24,9 +24,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
 from feddg.api import run
 from feddg.experiment import Experiment
-from feddg.federation import server
+from feddg.federation.server import Server
 from feddg.federation.validation import ChangeSizes, MessageChecks
-from feddg.runs import execute
 from feddg.runs import folder as checkpoints
 
 STEPS = 10
@@ -71,8 +70,9 @@ class Stopwatch:
 
         @wraps(real)
         def watched(*arguments: Any, **named: Any) -> Any:
-            if owner is ChangeSizes and name == "begin":
+            if owner is Server:
                 self.next_round()
+                return real(*arguments, **named)
             if not self.checking and unchecked is not None:
                 return unchecked(*arguments, **named)
             began, self._depth = time.process_time(), self._depth + 1
@@ -113,21 +113,12 @@ def install(pairs: int) -> Stopwatch:
     """Puts a stopwatch around every check."""
     watch = Stopwatch(pairs)
     nothing: Callable[..., Any] = lambda *arguments, **named: None  # noqa: E731
-    watch.watch(ChangeSizes, "begin", nothing)
-    watch.watch(ChangeSizes, "fault", nothing)
-    watch.watch(ChangeSizes, "outliers", lambda self: [])
+    watch.watch(Server, "round", None)
+    watch.watch(ChangeSizes, "received", lambda self, update, round: update)
+    watch.watch(ChangeSizes, "completed", lambda self, state, round: state)
     watch.watch(MessageChecks, "update_fault", nothing)
     watch.watch(MessageChecks, "message_fault", nothing)
-    watch.watch(server, "state_fault", nothing)
     watch.watch(checkpoints, "checksum", None)  # a checkpoint needs its sums, and they count
-    prepared = execute.finite_probe
-
-    def finite_probe(*arguments: Any) -> Callable[[Any], str | None]:
-        held = type("Held", (), {"probe": staticmethod(prepared(*arguments))})
-        watch.watch(held, "probe", nothing)
-        return lambda weights: held.probe(weights)
-
-    execute.finite_probe = finite_probe
     return watch
 
 

@@ -315,8 +315,9 @@ class ServerSettings(Settings):
     min_updates: int = Field(1, ge=1, description="fewest good updates a round may be fused from")
     largest_change: Positive | None = Field(
         100.0,
-        description="how many times the median change of the weights an update's may be long; none "
-        "for any, as under a guard that replaces the mean",
+        description="how many times the median change of earlier rounds an update's may be long, "
+        "and a tenth as many times the length of the weights in the first; none for any, as under "
+        "a guard that replaces the mean",
     )
     attempts: int = Field(
         2,

@@ -13,7 +13,8 @@ import torch
 from feddg.clients.optim import in_round
 from feddg.federation.local_training import load_weights
 from feddg.federation.validation import MessageChecks
-from feddg.messages import Message, Refusal, Sent, Update
+from feddg.messages import Refusal, Sent, Update
+from feddg.methods import fpl
 from feddg.methods.base import Method, State
 from feddg.models.normalization import never_negative_names
 from feddg.privacy.robust import length
@@ -310,27 +311,18 @@ def test_a_control_follows_from_the_change_of_the_weights():
 @pytest.mark.parametrize(
     "make", [filled(1e5), filled(-1e6), lambda t: 30 * t], ids=["1e5", "-1e6", "30 times its own"]
 )
-def test_prototypes_far_larger_than_the_others_draw_nobody(make, caplog):
+def test_prototypes_far_larger_than_the_others_draw_nobody(make, monkeypatch, caplog):
     """Its weights are used: they are as honest as the others'."""
-    small, fine = five("fpl"), five("fpl")
+    small = five("fpl")
     lie(small, "update", extra("fpl/prototypes", make))
-    without = fine.method.aggregate
-
-    def aggregate(state, updates):
-        return without(state, (u for u in map(emptied, updates)))
-
-    def emptied(update):
-        if update.client == CULPRIT:
-            tensors = update.extras.tensors
-            update = replace(update, extras=Message({name: t[:0] for name, t in tensors.items()}))
-        return update
-
-    fine.method.aggregate = aggregate
     play(small)
+    assert caplog.text.count(f"client {CULPRIT}: its prototypes are left out") == 2
+    others = lambda own: [found for client, found in own.items() if client != CULPRIT]  # noqa: E731
+    monkeypatch.setattr(fpl, "of_like_size", others)
+    fine = five("fpl")
     play(fine)
     assert same(small.server.state.weights, fine.server.state.weights)
     assert same(small.server.state.extras, fine.server.state.extras)
-    assert caplog.text.count(f"client {CULPRIT}: its prototypes are left out") == 2
 
 
 def attacked(lengths):
@@ -339,7 +331,10 @@ def attacked(lengths):
     def change(update):
         floats = {n: t for n, t in update.weights.items() if n.endswith(("weight", "bias"))}
         moves = {n: torch.randn_like(t) for n, t in floats.items()}
-        norm = length(floats, floats) + 1
+        norm = (
+            length(update.weights, [n for n, t in update.weights.items() if t.is_floating_point()])
+            + 1
+        )
         for name, move in moves.items():
             floats[name] += move * (lengths * norm / length(moves, moves))
         return update
@@ -365,10 +360,13 @@ def test_an_attack_just_below_what_is_believed_stops_nobody(lengths):
 def test_an_absurd_change_is_refused_in_the_first_round_already(lengths):
     small = five()
     lie(small, "update", attacked(lengths))
-    play(small, 2)
-    assert [client for client, _ in refused(small)] == [CULPRIT] * 2
+    play(small, 1)
+    assert [client for client, _ in refused(small)] == [CULPRIT]
     assert "more than training can" in refused(small)[0][1]
-    assert same(small.server.state.weights, undisturbed("fedavg", "update").weights)
+    fine = five()
+    silence(fine, "update")
+    play(fine, 1)
+    assert same(small.server.state.weights, fine.server.state.weights)
 
 
 def test_no_larger_change_is_believed_after_the_first_round():

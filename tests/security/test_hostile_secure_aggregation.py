@@ -470,7 +470,7 @@ class Sites:
             weights = {"a": torch.eye(self.count)[id]}
             update = Update((calls or {}).get(id, id), 1, weights)
             sent[id] = self.at(
-                id, round, lambda s, u=update: self.guard.mask(u, received, heard, None, s)
+                id, round, lambda s, u=update: self.guard.mask(u, received, heard, s)
             )
         return {"ids": ids, "public": public, "members": members, "sent": sent}
 
@@ -654,7 +654,7 @@ def test_an_update_is_not_masked_among_too_few_or_strangers(tmp_path, members):
     guard.answer(0, 1, CHECK, Message({"members": torch.arange(4), **table}), secrets[0])
     update, received = Update(0, 1, {"a": torch.ones(2)}), {"a": torch.zeros(2)}
     with pytest.raises(ClientError, match="too few clients that are left, or of strange ones"):
-        guard.mask(update, received, Message({"members": torch.tensor(members)}), None, secrets[0])
+        guard.mask(update, received, Message({"members": torch.tensor(members)}), secrets[0])
 
 
 def test_what_was_opened_outlives_a_site_and_its_damage_is_said(tmp_path):

@@ -159,7 +159,7 @@ class InProcess:
         pool = ThreadPoolExecutor(
             at_once, initializer=partial(share_of_process, share_of_client(at_once))
         )
-        with self._clean_slate(), pool, threads_beside(at_once), self._nobody_waits_on_faults():
+        with self._stopped_on_faults(pool), threads_beside(at_once):
 
             def start_next(worker: Worker) -> None:
                 for id in islice(coming, 1):
@@ -174,32 +174,26 @@ class InProcess:
                 start_next(client.worker)
 
     @contextmanager
-    def _clean_slate(self) -> Iterator[None]:
+    def _stopped_on_faults(self, pool: ThreadPoolExecutor) -> Iterator[None]:
+        """Ends the turns under way when its block is left early, as by Ctrl-C."""
         try:
-            yield
+            with pool:
+                try:
+                    yield
+                except BaseException:
+                    for worker in self.workers:
+                        worker.stopped.set()
+                    raise
         finally:
             for worker in self.workers:
                 worker.stopped.clear()
-
-    @contextmanager
-    def _nobody_waits_on_faults(self) -> Iterator[None]:
-        """Ends the turns under way when its block is left early, as by Ctrl-C."""
-        try:
-            yield
-        except BaseException:
-            for worker in self.workers:
-                worker.stopped.set()
-            raise
 
     def _settled(self, client: Client, result: Callable[[], T]) -> T | Refusal:
         try:
             reply = result()
         except ClientError as error:
             return Refusal(client.id, str(error))
-        self._remember(client)
-        return reply
-
-    def _remember(self, client: Client) -> None:
         if client.memory or client.id in self.memories:
             self.memories[client.id] = client.memory
             self.remembered.add(client.id)
+        return reply

@@ -33,7 +33,7 @@ class Ledger:
     ) -> None:
         self._write = write
         self._known = set(known_layouts or ())
-        self._layouts: dict[Shapes, LayoutRow] = {}
+        self._layouts: dict[Shapes, tuple[LayoutRow, int]] = {}
         self.bytes: dict[Direction, int] = {"up": 0, "down": 0}
 
     def broadcast(self, client: int, purpose: str, broadcast: Broadcast) -> None:
@@ -80,13 +80,17 @@ class Ledger:
         """
         # Sorted: a resumed run reads its tensors back in another order, and its ledger is the same.
         key = tuple(sorted(shapes)), tuple(sorted(scalars))
-        layout = self._layouts.get(key) or self._layouts.setdefault(key, _new_layout(*key))
+        if key not in self._layouts:
+            new = _new_layout(*key)
+            self._layouts[key] = new, sum(tensor.bytes for tensor in new.tensors)
+        layout, held = self._layouts[key]
         if layout.id not in self._known:
             self._known.add(layout.id)
             self._write(layout)
         if size is None:
-            size = sum(tensor.bytes for tensor in layout.tensors)
-            size += sum(scalar_bytes(scalar) for scalar in scalars.values())
+            size = held
+            for scalar in scalars.values():
+                size += scalar_bytes(scalar)
         self.bytes[direction] += size
         self._write(
             MessageRow(
@@ -108,14 +112,13 @@ class Ledger:
         weights: Mapping[str, Tensor],
         message: Message,
     ) -> None:
-        shapes = [_shape(f"weights/{name}", tensor) for name, tensor in weights.items()]
-        shapes += [_shape(name, tensor) for name, tensor in message.tensors.items()]
+        shapes: list[Shape] = []
+        for prefix, tensors in (("weights/", weights), ("", message.tensors)):
+            for name, tensor in tensors.items():
+                size = tensor.numel() * tensor.element_size()
+                dtype = str(tensor.dtype).removeprefix("torch.")
+                shapes.append((prefix + name, tuple(tensor.shape), dtype, size))
         self.enter(round, direction, client, purpose, shapes, message.scalars)
-
-
-def _shape(name: str, tensor: Tensor) -> Shape:
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    return name, tuple(tensor.shape), dtype, tensor.numel() * tensor.element_size()
 
 
 def _new_layout(shapes: tuple[Shape, ...], scalars: tuple[str, ...]) -> LayoutRow:

@@ -47,16 +47,17 @@ class _Sums:
     the way is never written to memory.
     """
 
-    def __init__(self) -> None:
-        self._narrow = torch.empty(0)
-        self._wide = torch.empty(0, dtype=torch.float64)
+    _narrow = torch.empty(0)
+    _wide = torch.empty(0, dtype=torch.float64)
 
     @torch.no_grad()
     def squared(self, one: Tensor, other: Tensor | None = None) -> float:
         """Returns the sum of squares of a tensor, or of the difference of two."""
         if one.dtype != torch.float32 or one.device.type != "cpu":
             return float(squared(one if other is None else one - other.to(one)))
-        self._grow(one.numel())
+        size = min(one.numel(), _BLOCK)
+        if self._wide.numel() < size:
+            self._narrow, self._wide = torch.empty(size), torch.empty(size, dtype=torch.float64)
         # Both in the order in which the first lies in memory: a view of it, and mostly of both.
         order = sorted(range(one.dim()), key=one.stride, reverse=True)
         ours = one.permute(order).reshape(-1)
@@ -71,11 +72,6 @@ class _Sums:
             wide.copy_(part)
             total += float(torch.dot(wide, wide))
         return total
-
-    def _grow(self, needed: int) -> None:
-        size = min(needed, _BLOCK)
-        if self._wide.numel() < size:
-            self._narrow, self._wide = torch.empty(size), torch.empty(size, dtype=torch.float64)
 
 
 def shrunk(trained: Weights, sent: Weights, names: Iterable[str], norm: float) -> Weights | None:

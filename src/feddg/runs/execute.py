@@ -548,7 +548,13 @@ class _Execution:
             ledger=ledger,
             state=state,
             opened=opened_sums(folder) if found.guards.masking else None,
-            hooks=[*means, Progress(self.observer), measurer, interpolation, writer],
+            hooks=[
+                *means,
+                Progress(self.observer),
+                measurer,
+                *([interpolation] if experiment.server.interpolate != "none" else []),
+                writer,
+            ],
         )
         if checkpoint is None:
             self._describe(found)
