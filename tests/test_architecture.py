@@ -10,7 +10,17 @@ import feddg
 PACKAGE = Path(feddg.__file__).parent
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 LEVELS = (
-    {"errors", "settings", "registry", "messages", "records", "storage", "rng", "views"},
+    {
+        "errors",
+        "settings",
+        "registry",
+        "messages",
+        "records",
+        "storage",
+        "rng",
+        "views",
+        "diagnostics",
+    },
     {"data"},
     {"models"},
     {"styles"},

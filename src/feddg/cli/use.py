@@ -16,9 +16,9 @@ from feddg.cli.common import (
     resumable,
     whole_numbers,
 )
-from feddg.diagnostics import Diagnostic
 
 if TYPE_CHECKING:
+    from feddg.diagnostics import Diagnostic
     from feddg.prediction.classifier import ImageClassifier
 
 app = typer.Typer()
@@ -130,7 +130,7 @@ def export(
     show_warnings(done.diagnostics)
 
 
-def show_warnings(found: Sequence[Diagnostic]) -> None:
+def show_warnings(found: "Sequence[Diagnostic]") -> None:
     """Prints the warnings about a model so that they are not overlooked."""
     from rich.console import Console
     from rich.panel import Panel
