@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.filesize import decimal
@@ -33,11 +33,6 @@ from feddg.runs.diagnostics import about_result, accuracy_interval, measured
 from feddg.runs.execute import is_complete
 from feddg.runs.inspection import STYLES, holdings_table, print_diagnostic, skew_between
 from feddg.runs.reading import RunRecord, read_run
-
-if TYPE_CHECKING:
-    from feddg.report import blocks
-
-# Pages need plotly: a run that begins must not wait for it.
 
 SPLIT_WORDS = {
     "test": "held-out test",
@@ -152,7 +147,7 @@ def _complete_runs(work: Work) -> list[RunRecord]:
     return [read_run(folder) for folder in found if is_complete(folder)]  # some are only kept
 
 
-def as_rich(table: "blocks.Table") -> Table:
+def as_rich(table: blocks.Table) -> Table:
     """Returns a report's table for the terminal."""
     shown = Table(caption=table.caption, caption_justify="left")
     for column in table.columns:
