@@ -1,25 +1,29 @@
-"""Writes a page for every method into ``docs/methods``, from what its module says about itself.
+"""Writes a page for every method into ``docs/methods``, from what its text says about itself.
 
     python docs/generate_methods.py
 
 Each page has the idea, the equations, what leaves the client (with the names that the ledger uses),
-the hyper-parameters, and where published code deviates. A test compares the pages with this.
+the hyper-parameters, and where published code differs (``docs/methods/differences.yaml``). A test
+compares the pages with this.
 """
 
 import inspect
 import re
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from feddg.methods.base import NO_DIFFERENCE, Method, methods
+import yaml
+
+from feddg.methods.base import Method, description_of, methods
 
 FOLDER = Path(__file__).parent / "methods"
+DIFFERENCES = FOLDER / "differences.yaml"
+NO_DIFFERENCE = "No difference is known."
 HEADINGS = ("Equations", "Leaves the client", "Decisions")
 
 
 def sections(method: type[Method]) -> tuple[str, str, dict[str, str]]:
-    """Splits a method's module docstring.
+    """Splits a method's text.
 
     Returns:
         Its first line, the paragraphs before the first heading, and the text under each heading.
@@ -27,7 +31,7 @@ def sections(method: type[Method]) -> tuple[str, str, dict[str, str]]:
     Raises:
         ValueError: a heading is missing.
     """
-    text = inspect.getdoc(sys.modules[method.__module__]) or ""
+    text = description_of(method)
     first_line, _, rest = text.partition("\n")
     before, *parts = re.split(r"^([A-Z][A-Za-z ]+):\n(?=    )", rest, flags=re.MULTILINE)
     found = {name: inspect.cleandoc(body) for name, body in zip(parts[::2], parts[1::2])}
@@ -115,16 +119,19 @@ def _flat(fields: Mapping[str, object], prefix: str = "") -> list[tuple[str, obj
 
 
 def _differences(method: type[Method]) -> list[str]:
-    reference = method.reference
-    if reference is None:
-        raise ValueError(f"{method.name} declares no reference")
-    told = f"Compared with: {_code(reference.code)}."
-    if not reference.differences:
+    known = yaml.safe_load(DIFFERENCES.read_text("utf-8"))[method.name]
+    told = f"Compared with: {_code(known['code'])}."
+    if not known.get("differences"):
         return [told, NO_DIFFERENCE]
     head = ("the code", "here", "why", "what follows the code")
     rows = [
-        (each.theirs, each.ours, each.why, f"`{each.setting}`" if each.setting else "nothing")
-        for each in reference.differences
+        (
+            each["theirs"],
+            each["ours"],
+            each["why"],
+            f"`{each['setting']}`" if "setting" in each else "nothing",
+        )
+        for each in known["differences"]
     ]
     return [told, _table(head, [tuple(map(_code, row)) for row in rows])]
 

@@ -14,7 +14,7 @@ from PIL import Image
 
 from damage import SIZE, Case, Place, cut, flip, folder, loop, pipe
 from damaged_runs import DEEP, write
-from feddg import storage as arrays
+from feddg import storage
 from feddg.comparison.plan import load_plan
 from feddg.data.images import from_folder
 from feddg.data.pixels import PixelStore, open_pixels
@@ -275,10 +275,10 @@ def kept(damage: Callable[[Path], Any], *, stays: bool = False) -> Callable[[Pla
 
     def play(place: Place) -> None:
         path, array = place.root / "cache" / "kept.npy", numpy.arange(1000.0)
-        assert (arrays.kept_array(path, lambda: array) == array).all()
+        assert (storage.kept_array(path, lambda: array) == array).all()
         damage(path)
-        assert (arrays.kept_array(path, lambda: array.copy()) == array).all()
-        assert stays or (arrays.open_array(path) == array).all()
+        assert (storage.kept_array(path, lambda: array.copy()) == array).all()
+        assert stays or (storage.open_array(path) == array).all()
 
     return play
 
@@ -287,12 +287,12 @@ def full_disk(place: Place) -> None:
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    real, array = arrays.replace_file, numpy.arange(10.0)
-    arrays.replace_file = full  # type: ignore[assignment]
+    real, array = storage.replace_file, numpy.arange(10.0)
+    storage.replace_file = full  # type: ignore[assignment]
     try:
-        found = arrays.kept_array(place.root / "cache" / "kept.npy", lambda: array)
+        found = storage.kept_array(place.root / "cache" / "kept.npy", lambda: array)
     finally:
-        arrays.replace_file = real
+        storage.replace_file = real
     assert (found == array).all()
 
 

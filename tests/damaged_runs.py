@@ -386,7 +386,7 @@ def compared(content: str) -> Callable[[Place], None]:
     return play
 
 
-CELL = '{"method": "a", "scenario": "b", "conditions": {}, "seed": 0, "folder": %s}'
+CELL = '{"method": "a", "held_out": "b", "conditions": {}, "seed": 0, "folder": %s}'
 CASES += [
     Case(COMPARED, what, "error that names file and fault", play, error=error)
     for what, play, error in (

@@ -10,11 +10,11 @@ import torch
 from feddg.clients.client import Client, Examples, Worker
 from feddg.data.augment import NONE, AugmentSettings
 from feddg.data.pixels import ArrayPixels
+from feddg.experiment import checked_settings
 from feddg.federation.inprocess import InProcess
-from feddg.federation.local_training import load_weights
-from feddg.federation.server import Hooks, Server, initial_state
+from feddg.federation.server import Hooks
 from feddg.federation.transport import Ledger
-from feddg.federation.validation import MessageChecks
+from feddg.front import Federation
 from feddg.messages import Refusal, Update
 from feddg.methods.base import Method, Round, RoundHook, State
 from feddg.methods.composition import build_method
@@ -50,8 +50,8 @@ class Replies(RoundHook):
 
 
 @dataclass
-class SmallFederation:
-    """A server and clients over the in-process transport.
+class SmallFederation(Federation):
+    """A federation of generated images, with all that a test may want to be otherwise.
 
     Attributes:
         sizes: images per client.
@@ -88,39 +88,23 @@ class SmallFederation:
         self.pixels = ArrayPixels(images)
         self.labels = torch.from_numpy(labels)
         self.starts = numpy.cumsum([0, *self.sizes])
+        settings = checked_settings(
+            {
+                "data": {"image_size": SIZE},
+                "clients": {"number": len(self.sizes), "per_round": self.per_round},
+                "train": self.train,
+                "server": self.server_settings,
+                "evaluate": {"averages": "never"},
+                "seed": self.seed,
+            }
+        )
         workers = [self.new_worker() for _ in range(self.at_once)]
-        self.worker, self.network = workers[0], workers[0].network
+        self.network = workers[0].network
         guards = self.built_guards()
-        self.transport = InProcess(
-            self.method, workers, len(self.sizes), self.examples, guards=guards
-        )
-        self.server = Server(
-            self.method,
-            self.transport,
-            initial_state(
-                self.method,
-                self.network,
-                len(self.sizes),
-                rounds=self.train.rounds,
-                settings=self.server_settings,
-                guards=guards,
-            ),
-            per_round=self.per_round,
-            settings=self.server_settings,
-            seed=self.seed,
-            ledger=Ledger(lambda row: self.ledger.append(row.model_dump())),
-            checks=MessageChecks(
-                self.method,
-                self.network,
-                len(self.sizes),
-                image_size=SIZE,
-                also=guards.sends,
-                train=self.train,
-                style_noise=self.style_noise,
-            ),
-            guards=guards,
-            hooks=[Replies(self.replies)],
-        )
+        clients = InProcess(self.method, workers, len(self.sizes), self.examples, guards=guards)
+        ledger = Ledger(lambda row: self.ledger.append(row.model_dump()))
+        hooks = [Replies(self.replies)]
+        self._start(self.method, settings, clients, guards, hooks, ledger=ledger)
 
     def built_guards(self) -> Guards:
         """What happens to updates on their way, as an experiment would have it."""
@@ -182,10 +166,9 @@ class SmallFederation:
 
     def accuracy(self) -> float:
         """Share of all clients' images that the global model's predictor classifies correctly."""
-        load_weights(self.network, self.server.state.weights)
         images = self.pixels.gather(torch.arange(len(self.labels))).float() / 255
         with torch.no_grad():
-            predicted = self.method.predictor(self.network).eval()(images).argmax(1)
+            predicted = self.model(images).argmax(1)
         return float((predicted == self.labels).float().mean())
 
 

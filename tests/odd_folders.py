@@ -201,7 +201,7 @@ ALPHA = {"extrasamples": ["unassalpha"]}
 SMALL_LIMIT = {"feddg.data.decoding.MOST_PIXELS": 300, "feddg.data.inspection.MOST_PIXELS": 300}
 WITHOUT_HEIC = {
     f"feddg.data.{module}.IMAGE_SUFFIXES": frozenset({".png", ".jpg", ".tif"})
-    for module in ("images", "ignored")
+    for module in ("images", "inspection")
 }
 CASES = [
     Case(FILES, "an empty file", _write("north/cat/a.jpg"), WARNS, "a.jpg (empty file)"),

@@ -5,9 +5,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 from PIL import Image
 
+from feddg.evaluation.metrics import Predictions, measure
 from feddg.records import (
     EMA,
     LAST,
@@ -135,6 +137,9 @@ class FolderMaker:
         self, round_: int, split: str, index: int, domain: str, weights: str
     ) -> EvaluationRow:
         accuracy = self.accuracy(split, index, round_, weights)
+        confusion = self.confusion() if round_ == self.rounds else None
+        names = ("balanced_accuracy", "largest_class_share")
+        known = measure(Predictions(np.array(confusion))) if confusion else {}
         return EvaluationRow(
             round=round_,
             split=split,
@@ -142,7 +147,8 @@ class FolderMaker:
             accuracy=accuracy,
             loss=2 - accuracy,
             examples=400 + index,
-            confusion=self.confusion() if round_ == self.rounds else None,
+            metrics={name: known[name] for name in names if name in known},
+            confusion=confusion,
             weights=weights,
         )
 

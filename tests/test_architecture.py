@@ -10,26 +10,34 @@ import feddg
 PACKAGE = Path(feddg.__file__).parent
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 LEVELS = (
-    {"errors", "settings", "randomness", "files", "registry", "messages", "forms", "rows"}
-    | {"row_files", "secure_noise", "cache", "arrays", "yaml_text", "csv_cells", "views"},
+    {
+        "errors",
+        "settings",
+        "registry",
+        "messages",
+        "records",
+        "storage",
+        "rng",
+        "views",
+        "diagnostics",
+    },
     {"data"},
     {"models"},
     {"styles"},
     {"clients"},
     {"methods"},
-    {"guards"},
+    {"privacy"},
     {"evaluation"},
     {"experiment"},
-    {"origins"},
     {"federation"},
     {"runs"},
-    {"comparing", "studies", "attacks"},
+    {"comparison", "prediction", "attacks"},
     {"report"},
-    {"flower", "serving"},
-    {"api"},
+    {"deploy", "serving"},
+    {"api", "front"},
     {"cli"},
 )
-"""Rooms and single modules from the ground up; those of one level may not import each other,
+"""Packages and single modules from the ground up; those of one level may not import each other,
 except on the ground, where circles are what a test below looks for."""
 RANK = {name: rank for rank, names in enumerate(LEVELS) for name in names}
 FRONT = {"__init__", "__main__"}
@@ -46,23 +54,23 @@ def imports(source: Path) -> set[str]:
     return {name for name in found if name.startswith("feddg.")}
 
 
-def room_of(source: Path) -> str:
+def package_of(source: Path) -> str:
     inside = source.relative_to(PACKAGE).with_suffix("").parts
     return inside[0]
 
 
-def test_every_room_and_module_at_the_top_has_its_level():
-    assert {room_of(source) for source in SOURCES} - FRONT == RANK.keys()
+def test_every_package_and_module_at_the_top_has_its_level():
+    assert {package_of(source) for source in SOURCES} - FRONT == RANK.keys()
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda s: str(s.relative_to(PACKAGE)))
 def test_imports_point_downwards(source):
-    room = room_of(source)
-    if room in FRONT:
+    package = package_of(source)
+    if package in FRONT:
         return
-    others = {name.split(".")[1] for name in imports(source)} & RANK.keys() - {room}
-    upwards = {other for other in others if RANK[other] >= RANK[room] and RANK[other] > 0}
-    assert not upwards, f"{room} must not know {upwards}"
+    others = {name.split(".")[1] for name in imports(source)} & RANK.keys() - {package}
+    upwards = {other for other in others if RANK[other] >= RANK[package] and RANK[other] > 0}
+    assert not upwards, f"{package} must not know {upwards}"
 
 
 def test_no_module_imports_itself_around_a_corner():

@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy import stats
 
-from feddg import rng as secure_noise
+from feddg import rng
 from feddg.rng import add_noise, derive_seed, discrete_gaussian, gaussian, numpy_stream, stream
 
 
@@ -60,7 +60,7 @@ def test_the_attack_takes_noise_of_a_seeded_generator_off_again():
 
 def weak_noise(monkeypatch, key):
     with monkeypatch.context() as patch:
-        patch.setattr(secure_noise.os, "urandom", numpy.random.default_rng(key).bytes)
+        patch.setattr(rng.os, "urandom", numpy.random.default_rng(key).bytes)
         return gaussian((256,), 1.0)
 
 
@@ -75,9 +75,7 @@ def test_the_attack_finds_a_key_of_ours_only_if_the_system_had_a_small_one(monke
 def test_every_number_takes_its_own_entropy(monkeypatch):
     taken = []
     original = os.urandom
-    monkeypatch.setattr(
-        secure_noise.os, "urandom", lambda size: taken.append(size) or original(size)
-    )
+    monkeypatch.setattr(rng.os, "urandom", lambda size: taken.append(size) or original(size))
     gaussian((10_000,), 1.0)
     assert sum(taken) >= 10_000 * 20
 

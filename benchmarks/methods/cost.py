@@ -73,7 +73,7 @@ def measure(arguments: argparse.Namespace, method: str) -> dict[str, float]:
     for _ in range(arguments.pairs):
         plain.server.state.round = own.server.state.round  # the same clients and batches
         ratios.append(1 / timed(plain.server.round) * timed(own.server.round))
-    clients, per_round = len(own.prepared.transport.clients), own.server.per_round or 1
+    clients, per_round = len(own.transport.clients), own.server.per_round or 1
 
     def sent(direction: str, in_setup: bool) -> float:
         total = sum(

@@ -5,8 +5,8 @@
     python benchmarks/papers/campaign.py --seeds 1   # a first seed of every table, then the rest
 
 What the CSV files have is not run again, whatever machine ran it; a run that several tables share
-is run for the first of them and copied to the others (``--known``). It may be stopped at any time:
-the same command goes on. A table that cannot be run is said, and does not stop the others.
+is run for the first of them and copied to the others. It may be stopped at any time: the same
+command goes on. A table that cannot be run is said, and does not stop the others.
 """
 
 import argparse
@@ -58,9 +58,11 @@ def command(name: str, arguments: Sequence[str], root: Path) -> list[str]:
     """Returns the arguments of ``feddg`` for a table: every other table's results are known."""
     data = root / pages.DATA
     others = [path for path in sorted(data.glob("*.csv")) if not path.stem.endswith(".trials")]
-    known = [part for path in others if path.stem != name for part in ("--known", str(path))]
+    own = data / f"{name}.csv"
+    files = [own, *(path for path in others if path.stem != name)]
     plan = root / pages.PLANS / f"{name}.yaml"
-    return ["compare", str(plan), "--kept", str(data / f"{name}.csv"), *known, *arguments]
+    results = [part for file in files for part in ("--results", str(file))]
+    return ["compare", str(plan), *results, *arguments]
 
 
 def _process(arguments: list[str]) -> int:

@@ -3,7 +3,7 @@
     python benchmarks/papers/pages.py [NAME ...]
 
 For a table NAME, the plan is ``benchmarks/papers/short/NAME.yaml``, the page
-``docs/results/papers/NAME.md``, and the results, from ``feddg compare PLAN --kept CSV``, are
+``docs/results/papers/NAME.md``, and the results, from ``feddg compare PLAN --results CSV``, are
 ``docs/results/data/papers/NAME.csv``, with ``NAME.tuning.json`` beside it where values were tuned.
 A table of which no cell is run has a page, too, which says so, beside the paper's numbers.
 """
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from feddg.comparison.plan import Plan, load_plan
-from feddg.comparison.results import KeptResults, KeptTable, TuningFile
+from feddg.comparison.results import Results, TuningFile
 from feddg.report.results_page import BEGIN, END, between_marks, cells_run, remade
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,11 +27,11 @@ def make(names: Sequence[str] = (), root: Path = ROOT) -> list[Path]:
     """Writes the pages of these tables, all by default, and the list; returns what was written."""
     written = []
     for name in tables(names, root):
-        plan, kept = load_plan(root / PLANS / f"{name}.yaml"), results_of(name, root)
+        plan = load_plan(root / PLANS / f"{name}.yaml")
         path = root / PAGES / f"{name}.md"
         page = path.read_text("utf-8") if path.is_file() else new_page(name, plan)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(remade(page, kept, plan, tuning_of(name, root)), "utf-8")
+        path.write_text(remade(page, results_of(name, plan, root), tuning_of(name, root)), "utf-8")
         written.append(path)
     index = root / INDEX
     list_of_all = listing(tables((), root), root)
@@ -51,9 +51,9 @@ def tables(names: Sequence[str] = (), root: Path = ROOT) -> list[str]:
     return list(names) or every
 
 
-def results_of(name: str, root: Path = ROOT) -> KeptResults:
+def results_of(name: str, plan: Plan, root: Path = ROOT) -> Results:
     """The results of a table; none yet where there is no file."""
-    return KeptResults.read(root / DATA / f"{name}.csv")
+    return Results.read(root / DATA / f"{name}.csv", plan)
 
 
 def tuning_of(name: str, root: Path = ROOT) -> TuningFile | None:
@@ -65,7 +65,7 @@ def new_page(name: str, plan: Plan) -> str:
     """The frame of a page: what stands around its tables."""
     return (
         f"# {plan.title}\n\n"
-        f"    feddg compare {PLANS}/{name}.yaml --kept {DATA}/{name}.csv\n"
+        f"    feddg compare {PLANS}/{name}.yaml --results {DATA}/{name}.csv\n"
         f"    python benchmarks/papers/pages.py {name}\n\n"
         "The first command runs what is missing, the second makes this page from the file. "
         f"[All tables](../papers.md).\n\n{BEGIN}\n\n{END}\n"
@@ -77,7 +77,7 @@ def listing(names: Sequence[str], root: Path = ROOT) -> str:
     lines = ["| table | cells run | page |", "| :--- | ---: | :--- |"]
     for name in names:
         plan = load_plan(root / PLANS / f"{name}.yaml")
-        table = KeptTable.of(results_of(name, root), plan)
+        table = results_of(name, plan, root)
         title = (plan.title or name).removesuffix(", shortened")
         lines.append(f"| {title} | {cells_run(table)} | [{name}](papers/{name}.md) |")
     return "\n".join(lines)

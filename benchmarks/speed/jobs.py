@@ -4,7 +4,7 @@ import functools
 import os
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +13,13 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
+import feddg
 from feddg.clients.client import Client
 from feddg.data.data_set import register_source
 from feddg.data.images import ImageTable
 from feddg.experiment import Experiment
-from feddg.federation.server import Server, initial_state
-from feddg.federation.transport import Ledger
-from feddg.federation.validation import MessageChecks
 from feddg.models.backbones import build_network
 from feddg.models.precision import autocast
-from feddg.runs.context import Prepared, in_process
 
 CLASSES = 10
 
@@ -98,38 +95,13 @@ JOBS = {
 """By name. The ResNets sample 4 of 100 clients a round: what a client costs is what matters."""
 
 
-class Federation:
+class Federation(feddg.Federation):
     """A job under feddg, ready for its next round; nothing is written to disk but caches."""
 
     def __init__(self, experiment: Experiment, cache: Path | None = None) -> None:
+        folder = cache or Path(tempfile.gettempdir()) / "feddg-speed"
+        vars(self).update(vars(feddg.Federation.of(experiment, folder)))
         self.experiment = experiment
-        cache = cache or Path(tempfile.gettempdir()) / "feddg-speed"
-        self.prepared: Prepared = in_process(experiment, cache, lambda *progress: None, {})
-        method, worker = self.prepared.method, self.prepared.worker
-        count = len(self.prepared.transport.clients)
-        state = initial_state(
-            method,
-            worker.network,
-            count,
-            rounds=experiment.train.rounds,
-            settings=experiment.server,
-        )
-        self.server = Server(
-            method,
-            self.prepared.transport,
-            state,
-            per_round=experiment.clients.per_round,
-            settings=experiment.server,
-            seed=experiment.seed,
-            ledger=Ledger(lambda row: None),
-            checks=MessageChecks(
-                method,
-                worker.network,
-                count,
-                image_size=experiment.data.image_size,
-                introduced=self.prepared.transport.introduced,
-            ),
-        )
 
     def next_batches(self) -> list[tuple[Tensor, Tensor]]:
         """Returns the images (float, channels last) and labels of the next round's batches."""
@@ -142,24 +114,15 @@ class Federation:
 
     def begin_everywhere(self) -> None:
         """Has every client do what it does once and keeps on disk: PARDON's draw their twins."""
-        for id in self.prepared.transport.clients:
-            self.prepared.method.begin(self._client(id, 0))
+        for id in self.transport.clients:
+            self.method.begin(self._client(id, 0))
 
     def _batches(self, id: int, number: int) -> Iterator[Any]:
         return self._client(id, number).batches()
 
     def _client(self, id: int, number: int) -> Client:
-        transport: Any = self.prepared.transport
-        state, worker = self.server.state, self.prepared.worker
-        return Client(
-            id,
-            transport._examples(id),
-            worker,
-            round=number,
-            agreed=state.agreed,
-            received=state.weights,
-            extras=self.prepared.method.broadcast(state).extras,
-        )
+        broadcast = self.method.broadcast(self.server.state)
+        return self.transport.client(id, replace(broadcast, round=number), self.worker)
 
 
 class BareLoop:
@@ -175,7 +138,7 @@ class BareLoop:
     def __init__(
         self, federation: Federation, precision: str, *, naive: bool = False, passes: int = 1
     ) -> None:
-        worker, self.passes = federation.prepared.worker, passes
+        worker, self.passes = federation.worker, passes
         self.format = torch.contiguous_format if naive else torch.channels_last
         self.network = _copy(federation).to(memory_format=self.format)  # type: ignore[call-overload]
         self.network.train()
@@ -207,7 +170,7 @@ class BareLoop:
 
 def _copy(federation: Federation) -> nn.Module:
     """Builds the same architecture with torch and torchvision alone."""
-    model, classes = federation.experiment.model, federation.prepared.worker.network.classes
+    model, classes = federation.experiment.model, federation.worker.network.classes
     if model.backbone != "cnn":
         plain: nn.Module = torchvision.models.get_model(model.backbone, num_classes=classes)
         return plain

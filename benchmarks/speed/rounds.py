@@ -120,7 +120,7 @@ def measure_memory(arguments: argparse.Namespace) -> int:
         )
         if kind == "bare":
             loop = BareLoop(federation, precision)
-            federation.prepared.worker.network.to("meta")
+            federation.worker.network.to("meta")
             federation.server.state.weights.clear()
             for _ in range(2):
                 loop.run(federation.next_batches())

@@ -69,8 +69,7 @@ def federation(
 
 def epoch(job: Federation) -> float:
     """Returns the seconds of an epoch by every client, from a round of some of them."""
-    clients = job.prepared.clients["clients"]
-    images = sum(sum(client["classes"]) for client in clients)
+    images = sum(len(job.transport.examples(id)) for id in job.transport.clients)
     started = time.perf_counter()
     record = job.server.round()
     return (time.perf_counter() - started) * images / record.images

@@ -4,8 +4,7 @@ Several sites train one image classifier together without showing each other the
 model must work at a site whose kind of image nobody trained on.
 
     >>> import feddg
-    >>> run = feddg.run(feddg.Experiment(data="digits", method="pardon", hold_out="sketch"))
-    >>> run.report
+    >>> feddg.run(data="digits", method="pardon", hold_out="sketch").accuracy
 """
 
 from importlib import import_module
@@ -13,11 +12,13 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from feddg import methods as methods
     from feddg.api import compare as compare
     from feddg.api import resume as resume
     from feddg.api import run as run
     from feddg.experiment import Experiment as Experiment
     from feddg.experiment import load_experiment as load_experiment
+    from feddg.front import Federation as Federation
     from feddg.methods.base import Method as Method
     from feddg.methods.base import MethodSettings as MethodSettings
     from feddg.methods.base import register as register
@@ -33,6 +34,7 @@ except PackageNotFoundError:
 
 _HOME = {
     "Experiment": "feddg.experiment",
+    "Federation": "feddg.front",
     "Method": "feddg.methods.base",
     "MethodSettings": "feddg.methods.base",
     "Run": "feddg.runs.execute",
@@ -49,6 +51,8 @@ __all__ = [*sorted(_HOME), "__version__"]
 
 def __getattr__(name: str) -> Any:
     # Importing torch takes seconds: `feddg --help` must not wait for it.
+    if name == "methods":
+        return import_module("feddg.methods")
     if name in _HOME:
         return getattr(import_module(_HOME[name]), name)
     raise AttributeError(f"module 'feddg' has no attribute {name!r}")

@@ -1,47 +1,86 @@
-"""What a program calls: carry out experiments and plans, and write the pages about them."""
+"""What a program calls, and the command line: a command parses, calls one of these, and prints.
+
+Nothing here is imported before it is called: ``feddg --help`` waits for none of it, a run not for
+what only pages need.
+"""
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from feddg.experiment import Experiment
-from feddg.runs import execute
-from feddg.runs.execute import Run
-from feddg.runs.observer import Observer
-from feddg.runs.provenance import ImagesNow, find_folder
-from feddg.storage import cache_folder
+from feddg.diagnostics import Diagnostic, collected, emit
+from feddg.errors import ExperimentError, RunError
 from feddg.views import notebook_observer, notebook_watcher
 
 if TYPE_CHECKING:
     from feddg.comparison.compare import Comparison
+    from feddg.comparison.estimate import Forecast
     from feddg.comparison.plan import Plan
     from feddg.comparison.pool import Watcher
+    from feddg.data.data_set import DATA_SETS as DATA_SETS
+    from feddg.data.download import about as about
+    from feddg.data.download import get_data_set as get_data_set
+    from feddg.deploy.keys import register_site as register_site
+    from feddg.deploy.keys import run_signed as run_signed
+    from feddg.deploy.keys import sign_app as sign_app
+    from feddg.evaluation.adaptation import ADAPTATIONS as ADAPTATIONS
+    from feddg.experiment import Experiment, Origin
+    from feddg.methods.base import methods as methods
+    from feddg.prediction.evaluate import Adaptations, PairedRuns
+    from feddg.prediction.evaluate import write_image_results as write_image_results
+    from feddg.prediction.export import export_run as export_run
+    from feddg.prediction.export import one_format as one_format
+    from feddg.prediction.predict import PredictedFiles
+    from feddg.prediction.validation import ValidationFile
+    from feddg.records import AttackRow
+    from feddg.runs.execute import Run
+    from feddg.runs.inspection import print_inspection as print_inspection
+    from feddg.runs.observer import Observer
+    from feddg.serving.server import is_loopback as is_loopback
+    from feddg.serving.server import serve as serve
+    from feddg.storage import KINDS as KINDS
+    from feddg.storage import OTHER as OTHER
+    from feddg.storage import cache_folder as cache_folder
+    from feddg.storage import clear as clear
+    from feddg.storage import contents as contents
+    from feddg.styles.training import Recipe as Recipe
+    from feddg.styles.training import train_codec as train_codec
+    from feddg.styles.transfer import redraw_files as redraw_files
 
 log = logging.getLogger("feddg")
+Progress = Callable[[str, int, int], None]
 
-# Pages need plotly, comparisons SciPy: a run that begins must not wait for them.
+# One experiment.
 
 
+@collected()
 def run(
-    experiment: Experiment,
+    experiment: "Experiment | Path | str | None" = None,
     out: Path | str = "runs",
     *,
-    observer: Observer | None = None,
+    observer: "Observer | None" = None,
     cache: Path | None = None,
     report: bool = True,
     snapshots: Collection[int] = (),
     again: bool = False,
     predictions: bool = False,
-) -> Run:
+    **fields: Any,
+) -> "Run":
     """Carries out an experiment, or goes on with it, or finds it done.
+
+    >>> feddg.run(method="pardon", data="digits", hold_out="sketch", rounds=20).accuracy
 
     The run's folder is ``out / experiment.label``. A completed experiment is not run again; an
     interrupted one continues from its last completed round, with the same numbers as if it had
-    never stopped. Its images must be those it was begun with.
+    never stopped. Its images must be those it was begun with. Where nothing is said of weights and
+    ImageNet's cannot be had, a small network learns from scratch: a line says so.
 
     Args:
-        experiment: what to run.
+        experiment: what to run, or its file; ``fields`` are laid over it.
         out: the run folder's parent.
         observer: is told what happens; in a notebook, bars show it by default.
         cache: folder for decoded pixels and twins; the user's cache by default.
@@ -50,75 +89,142 @@ def run(
         again: whether to start anew, beside the old run, where its images were others.
         predictions: whether to keep what is predicted of every image, see
             :func:`feddg.prediction.evaluate.write_image_results`.
+        **fields: of the experiment, as in :class:`feddg.experiment.Experiment`.
 
     Raises:
         FeddgError: the experiment cannot be carried out; what was computed is kept.
     """
-    folder = find_folder(experiment, out, ImagesNow(cache or cache_folder()), again=again)
-    return run_in(
-        folder,
-        experiment,
-        observer=observer,
-        cache=cache,
-        report=report,
-        snapshots=snapshots,
-        predictions=predictions,
-    )
+    from feddg.experiment import load_experiment
+    from feddg.runs import execute
+    from feddg.runs.prepare import cache_folder, with_weights_at_hand
+    from feddg.runs.provenance import ImagesNow, find_folder
 
-
-def run_in(
-    folder: Path,
-    experiment: Experiment,
-    *,
-    observer: Observer | None = None,
-    cache: Path | None = None,
-    report: bool = True,
-    snapshots: Collection[int] = (),
-    predictions: bool = False,
-) -> Run:
-    """Carries out an experiment in a folder that :func:`feddg.runs.provenance.find_folder` found.
-
-    See :func:`run` for the arguments and errors.
-    """
     if predictions:
-        from feddg.prediction.predict import parquet
+        _parquet()
+    chosen = with_weights_at_hand(load_experiment(experiment, fields))
+    folder = find_folder(chosen, out, ImagesNow(cache or cache_folder()), again=again)
+    with _resumable(folder):
+        done = execute.carry_out(
+            folder,
+            chosen,
+            observer=observer or notebook_observer(),
+            cache=cache,
+            snapshots=snapshots,
+        )
+        if predictions:
+            from feddg.prediction.evaluate import write_image_results
 
-        parquet("leave out predictions")  # says now what would else be said at the end
-    done = execute.carry_out(
-        folder,
-        experiment,
-        observer=observer or notebook_observer(),
-        cache=cache,
-        snapshots=snapshots,
-    )
-    if predictions:
-        from feddg.prediction.evaluate import write_image_results
+            write_image_results(done.folder, cache=cache)
+        if report:
+            from feddg.report import ensure_report
 
-        write_image_results(done.folder, cache=cache)
-    if report:
-        from feddg.report import ensure_report
-
-        ensure_report(done.folder)
+            ensure_report(done.folder)
     return done
 
 
 def resume(
-    folder: Path | str, *, observer: Observer | None = None, cache: Path | None = None
-) -> Run:
+    folder: Path | str, *, observer: "Observer | None" = None, cache: Path | None = None
+) -> "Run":
     """Continues the run in ``folder`` from its last completed round, and writes its page.
 
     Raises:
         RunError: the folder holds no run.
     """
-    done = execute.resume(folder, observer=observer or notebook_observer(), cache=cache)
     from feddg.report import ensure_report
+    from feddg.runs import execute
 
-    ensure_report(done.folder)
+    with _resumable(folder):
+        done = execute.resume(folder, observer=observer or notebook_observer(), cache=cache)
+        ensure_report(done.folder)
     return done
 
 
+@contextmanager
+def _resumable(folder: Path | str) -> Iterator[None]:
+    """Says how to go on when Ctrl-C ends a run."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        how = f"`feddg resume {folder}` goes on from the last completed round"
+        raise KeyboardInterrupt(how) from None
+
+
+@dataclass(frozen=True)
+class Preview:
+    """What a run would be.
+
+    Attributes:
+        experiment: complete.
+        settings: each by its dotted path, with where its value comes from.
+        folder: the run's.
+        state: of the folder: ``new``, ``begun`` or ``complete``.
+        forecast: what it would take.
+    """
+
+    experiment: "Experiment"
+    settings: "Mapping[str, Origin]"
+    folder: Path
+    state: str
+    forecast: "Forecast"
+
+
+def preview(
+    experiment: "Path | str | None" = None, out: Path | str = "runs", **fields: Any
+) -> Preview:
+    """Returns what :func:`run` would do with the same arguments; runs nothing.
+
+    Raises:
+        FeddgError: it could not be run.
+    """
+    from feddg.comparison.estimate import forecast
+    from feddg.experiment import expand, explain, load_experiment, read_fields
+    from feddg.runs.execute import is_complete
+    from feddg.runs.prepare import with_weights_at_hand
+    from feddg.settings import merge
+
+    said = expand(fields)
+    asked = load_experiment(experiment, said)
+    chosen = with_weights_at_hand(asked)
+    if chosen is not asked:
+        said = merge(said, {"model": {"weights": None}})
+    settings = explain(said, read_fields(experiment, said), str(experiment))
+    folder = Path(out) / chosen.label
+    state = "complete" if is_complete(folder) else "begun" if folder.is_dir() else "new"
+    return Preview(chosen, settings, folder, state, forecast(chosen))
+
+
+def simulate(
+    experiment: "Experiment | Path | str | None" = None,
+    out: Path | str = "runs",
+    *,
+    observer: "Observer | None" = None,
+    cpus: int = 1,
+    gpus: float = 0.0,
+    **fields: Any,
+) -> "Run":
+    """Runs an experiment over Flower's simulation (Ray), clients side by side; see :func:`run`.
+
+    Args:
+        experiment: what to run, or its file; ``fields`` are laid over it.
+        out: the run folder's parent.
+        observer: is told what happens.
+        cpus: cores of a client.
+        gpus: share of a GPU of a client.
+        **fields: of the experiment.
+    """
+    from feddg.deploy import simulation
+    from feddg.experiment import load_experiment
+    from feddg.runs.prepare import with_weights_at_hand
+
+    chosen = with_weights_at_hand(load_experiment(experiment, fields))
+    return simulation.simulate(chosen, Path(out), observer=observer, cpus=cpus, gpus=gpus)
+
+
+# Many experiments.
+
+
 def compare(
-    plan: "Plan | Path | str | Mapping[str, Any]",
+    plan: "Plan | Path | str | Mapping[str, Any] | list[Any] | tuple[Any, ...] | None" = None,
     out: Path | str | None = None,
     *,
     overrides: Mapping[str, Any] | None = None,
@@ -127,20 +233,25 @@ def compare(
     watcher: "Watcher | None" = None,
     report: bool = True,
     again: bool = False,
-    kept: Path | None = None,
-    known: Sequence[Path] = (),
+    results: Path | Sequence[Path] = (),
     predictions: bool = False,
     drop_weights: bool = False,
+    launcher: str = "local",
     launcher_options: Mapping[str, str] | None = None,
+    dry_run: bool = False,
+    **fields: Any,
 ) -> "Comparison":
     """Carries out a plan and writes its tables.
 
+    >>> feddg.compare(["fedavg", "pardon"], data="digits", hold_out="lodo", seeds=3)
+
     Complete runs are not run again, interrupted ones continue, and one that fails does not stop
-    the others. After Ctrl-C, call it again.
+    the others. After Ctrl-C, call it again. Where nothing is said of weights and ImageNet's cannot
+    be had, all learn from scratch, as in :func:`run`.
 
     Args:
-        plan: a plan, its file, or its fields: ``{"base": {"data": "digits"}, "hold_out": "lodo",
-            "methods": ["fedavg", "pardon"], "seeds": 3}``.
+        plan: methods; or a plan, its file, or its fields: ``{"base": {"data": "digits"},
+            "hold_out": "lodo", "methods": ["fedavg", "pardon"], "seeds": 3}``.
         out: the folder of the runs; ``comparisons/NAME`` by default.
         overrides: experiment fields that win over everything the plan says.
         jobs: processes that run at once, each with its share of the cores; 0 runs everything in
@@ -149,65 +260,460 @@ def compare(
         watcher: is told what happens; in a notebook, bars show it by default.
         report: whether to write tables, ``report.html`` and each run's model card.
         again: whether to start runs anew, beside the old ones, whose images were others.
-        kept: a CSV file of results; what it has is not run again, what ends is added to it. What a
-            ``tune`` section tries is kept beside it.
-        known: such files of other plans; what they have is not run again either, and is copied to
-            ``kept``.
+        results: CSV files of results; what one of them has is not run again, and is copied to the
+            first, which a row is added to for every run that ends. What a ``tune`` section tries is
+            beside it.
         predictions: whether every run keeps what it predicts of every image; a run that cannot is
             warned of.
         drop_weights: whether a run's weights are deleted once it is complete; it gets no model
             card then, and keeps no predictions.
-        launcher_options: with ``jobs`` above 0, ``{"reuse": "yes"}`` for processes that carry out
-            several runs each: quicker where runs take seconds.
+        launcher: where runs go, with ``jobs`` above 0: ``local``, ``ray``, ``slurm``.
+        launcher_options: what the launcher takes; of ``local``, ``{"reuse": "yes"}`` for processes
+            that carry out several runs each: quicker where runs take seconds.
+        dry_run: whether to return what would be run, and run nothing; of a ``tune`` section whose
+            trials are still to be run, these.
+        **fields: of the plan (``hold_out``, ``seeds``, ``clients``, ...), which replace the plan's,
+            and of the experiment (``data``, ``rounds``, ...), which win over everything it says.
 
     Raises:
         FeddgError: the plan is invalid, or every run failed: it says why the first did, and what
             was computed is kept. Where some ran, the others' failures are logged and listed.
     """
-    from feddg.comparison.compare import carry_out_work, fixed_plan, prepare_work
-    from feddg.comparison.results import kept_files
-    from feddg.comparison.tuning import tune
+    from feddg.comparison.compare import Comparison, carry_out_work, fixed_plan, prepare_work
+    from feddg.comparison.plan import load_plan, plan_with_weights_at_hand
+    from feddg.comparison.pool import Watcher
+    from feddg.comparison.results import results_files
+    from feddg.comparison.tuning import picked, prepare_trials
+    from feddg.settings import merge
 
-    watcher = watcher or notebook_watcher()
-    kept_files(kept, known)  # a fault in them is not to be found after tuning
-    whole, folder = fixed_plan(plan, out, overrides)
-    tuned = tune(
-        whole,
-        folder,
-        jobs=jobs,
-        cache=cache,
-        watcher=watcher,
-        again=again,
-        kept=kept,
-        known=known,
-        drop_weights=drop_weights,
-    )
-    work = prepare_work(
-        tuned,
-        folder,
-        again=again,
-        cache=cache,
-        kept=kept,
-        known=known,
-        said=whole,
-        drop_weights=drop_weights,
-    )
-    done = carry_out_work(
-        work, jobs=jobs, cache=cache, watcher=watcher, launcher_options=launcher_options
-    )
+    if drop_weights and predictions:
+        raise ExperimentError("--predictions needs the weights that --drop-weights deletes")
+    axes, said = _split_fields(fields)
+    if isinstance(plan, list | tuple):
+        axes, plan = {"methods": plan, **axes}, None
+    whole = load_plan(plan or {})
+    whole = load_plan(whole.model_dump() | axes) if axes else whole
+    whole, folder = fixed_plan(whole, out, merge(said, overrides or {}))
+    whole = plan_with_weights_at_hand(whole)
+    files = results_files(results)  # a fault in them is not to be found after tuning
+    if predictions:
+        _parquet()
+    watcher = watcher or notebook_watcher() or Watcher()
+    of: dict[str, Any] = {"again": again, "results": files}
+    of |= {"cache": cache, "drop_weights": drop_weights}
+    how: dict[str, Any] = {"jobs": jobs, "cache": cache, "watcher": watcher}
+    how |= {"launcher": launcher, "launcher_options": launcher_options}
+    chosen, trials = whole, prepare_trials(whole, folder, **of)
+    if trials is not None:
+        watcher.planned(trials, jobs)
+        if dry_run and trials.missing:
+            return Comparison(trials, ())
+        if not dry_run:
+            tried = carry_out_work(trials, **how)
+            tried.require_results()
+            emit(*tried.diagnostics)
+        chosen = picked(whole, trials, files, write=not dry_run)
+    work = prepare_work(chosen, folder, said=whole, **of)
+    watcher.planned(work, jobs)
+    if dry_run:
+        return Comparison(work, ())
+    done = carry_out_work(work, **how)
     if predictions:
         from feddg.prediction.evaluate import write_missing_results
 
-        for reason in write_missing_results(work.folders.values(), cache=cache):
-            log.warning("%s", reason)
+        emit(*write_missing_results(work.folders.values(), cache=cache))
     if report:
         from feddg.prediction.export import ensure_card
         from feddg.report import write_comparison
+        from feddg.runs.execute import is_complete
 
         write_comparison(work.out)
-        for folder in () if drop_weights else filter(execute.is_complete, work.folders.values()):
+        for folder in () if drop_weights else filter(is_complete, work.folders.values()):
             ensure_card(folder)
     done.require_results()
-    for remark in done.remarks:
-        log.warning("%s", remark)
+    emit(*done.diagnostics)
     return done
+
+
+def demo(
+    out: Path | str = "runs",
+    *,
+    overrides: Mapping[str, Any] | None = None,
+    jobs: int | None = None,
+    watcher: "Watcher | None" = None,
+    **fields: Any,
+) -> "Comparison":
+    """Compares three methods on digits in four styles, each unseen once, in ``out / "demo"``.
+
+    Args:
+        out: the folder's parent.
+        overrides: experiment fields over the demo's.
+        jobs: runs at once; as many as there are cores by default.
+        watcher: is told what happens.
+        **fields: of the demo's plan, as in :func:`compare`.
+    """
+    from feddg.comparison.plan import demo_plan, jobs_of_demo
+    from feddg.settings import merge
+
+    axes, said = _split_fields(fields)
+    plan = demo_plan(axes, merge(said, overrides or {}))
+    return compare(
+        plan,
+        Path(out) / "demo",
+        jobs=jobs_of_demo(plan, jobs),
+        watcher=watcher,
+        launcher_options={"reuse": "yes"},
+    )
+
+
+def _split_fields(fields: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns fields of a plan, and those of its experiments."""
+    from feddg.comparison.plan import PROTOCOLS, Plan
+
+    whole_clients = {"clients"} if isinstance(fields.get("clients"), Mapping) else set()
+    names = Plan.model_fields.keys() - whole_clients
+    axes = {name: value for name, value in fields.items() if name in names}
+    said = {name: value for name, value in fields.items() if name not in names}
+    held = axes.get("hold_out")
+    if isinstance(held, str) and held not in PROTOCOLS:
+        axes["hold_out"] = [held]
+    return ({"seeds": (said.pop("seed"),)} if "seed" in said else {}) | axes, said
+
+
+def _parquet() -> None:
+    """Says now what would else be said at the end."""
+    from feddg.prediction.predict import parquet
+
+    parquet("leave out predictions")
+
+
+# Pages and tables about runs.
+
+
+def report(
+    folders: Path | str | Sequence[Path | str],
+    out: Path | None = None,
+    *,
+    tables: Path | None = None,
+    analyses: bool = False,
+    beside: Path | None = None,
+    progress: Progress = lambda what, done, total: None,
+) -> Path:
+    """Writes the page of one run, of several, of a comparison, or of a results file.
+
+    Args:
+        folders: a run folder, several, one of :func:`compare`, or a results file.
+        out: the page; ``report.html`` in the folder by default, of several here. Of a results file
+            Markdown, or HTML where its name ends in ``.html``.
+        tables: a folder for the page's tables as well: Markdown, CSV, LaTeX.
+        analyses: whether to look into the runs first: t-SNE, loss landscape, grey levels.
+        beside: a run whose model stands in the loss landscape.
+        progress: is told how far the analyses are.
+
+    Raises:
+        RunError: a folder holds no run, or a file is asked for what only runs have.
+    """
+    from feddg.report import page_about, write_page, write_tables
+
+    paths = [Path(one) for one in ([folders] if isinstance(folders, str | Path) else folders)]
+    in_html = out is not None and out.suffix == ".html"
+    if len(paths) == 1 and paths[0].is_file() and not in_html:
+        from feddg.report.results_page import write_results_page
+
+        _require_runs(paths[0], tables, analyses, beside)
+        if out is None:
+            raise RunError(f"{paths[0]} is a results file: name the page that is written")
+        write_results_page(paths[0], out)
+        return out
+    if analyses or beside:
+        from feddg.runs.analyses import analyse
+
+        for folder in paths:
+            analyse(folder, beside=beside, progress=progress)
+    page = page_about(paths)
+    if tables is not None:
+        write_tables(page, tables)
+    default = paths[0] / "report.html" if len(paths) == 1 else Path("report.html")
+    return write_page(page, out or default)
+
+
+def results_tables(results: Path, *others: object) -> str:
+    """Returns the tables of a results file as Markdown.
+
+    Args:
+        results: the file.
+        others: what is asked for beside it and only runs have.
+
+    Raises:
+        RunError: the file is damaged, or anything else is asked for.
+    """
+    from feddg.comparison.results import Results
+    from feddg.report.results_page import tables
+
+    _require_runs(results, *others)
+    return tables(Results.read(results))
+
+
+def _require_runs(results: Path, *asked: object) -> None:
+    if any(asked):
+        raise RunError(f"{results} is a results file: of the options, only --out is for it")
+
+
+def paired(
+    first: Path | str, second: Path | str, split: str = "test", which: str | None = None
+) -> "PairedRuns":
+    """Compares two runs image by image: McNemar's test and the paired bootstrap.
+
+    Args:
+        first: a run's folder, with its results by image (``predictions``).
+        second: another's, measured on the same images.
+        split: ``test``, ``val``, ``id_val`` or ``id_test``.
+        which: the model by a selection rule; by default what each serves.
+
+    Raises:
+        RunError: there is no such split, or no results by image, or they are of other images.
+    """
+    from feddg.prediction.evaluate import compare_images, read_image_results
+    from feddg.records import SPLITS
+
+    if split not in SPLITS:
+        raise RunError(f"unknown split {split!r}; there are: {', '.join(SPLITS)}")
+    one, other = (read_image_results(folder, which) for folder in (first, second))
+    return compare_images(one, other, split)
+
+
+# A trained model.
+
+
+def predict_files(
+    run: Path | str,
+    images: Sequence[Path | str],
+    out: Path,
+    *,
+    html: Path | None = None,
+    **options: Any,
+) -> "PredictedFiles":
+    """Labels image files in a table, and on a page with the most doubtful first.
+
+    Args:
+        run: the run folder, or an ONNX file.
+        images: files, folders, globs.
+        out: the table; ends in ``.csv``, ``.jsonl`` or ``.parquet``.
+        html: the page; none by default.
+        **options: of :func:`feddg.prediction.predict.predict_files`, which has the errors.
+    """
+    from feddg.errors import DataError
+    from feddg.prediction import predict
+
+    if html is not None and (html.is_dir() or html.resolve() == out.resolve()):
+        raise DataError(f"--html {html} is a folder, or the table itself; name a file of its own")
+    try:
+        done = predict.predict_files(run, images, out, **options)
+    except KeyboardInterrupt:
+        how = "goes on where it stopped" if predict.note_of(out).is_file() else "begins anew"
+        raise KeyboardInterrupt(f"the same command {how}") from None
+    if html is not None:
+        from feddg.report.predictions_page import write_predictions_page
+
+        model = done.classifier
+        write_predictions_page(
+            predict.doubtful(done.out),
+            html,
+            preparation=model.preparation,
+            result=model.result,
+            diagnostics=model.diagnostics,
+        )
+    return done
+
+
+def evaluate(
+    folder: Path | str,
+    adaptations: Sequence[str] | None = None,
+    *,
+    report: bool = True,
+    **options: Any,
+) -> "Adaptations":
+    """Measures a run's model under test-time adaptations, and writes its page anew.
+
+    Args:
+        folder: the run's.
+        adaptations: by name; all by default.
+        report: whether to write the page.
+        **options: of :func:`feddg.prediction.evaluate.evaluate_run`, which has the errors.
+    """
+    from feddg.prediction.evaluate import evaluate_run
+    from feddg.report import write_report
+
+    found = evaluate_run(folder, adaptations, **options)
+    if report:
+        write_report([Path(folder)], Path(folder) / "report.html")
+    return found
+
+
+def attack(
+    folder: Path | str,
+    kind: str,
+    *,
+    report: bool = True,
+    progress: Progress = lambda what, done, total: None,
+    clients: int = 8,
+    shadows: int = 4,
+    **settings: Any,
+) -> "list[AttackRow]":
+    """Attacks a finished run, and writes its page anew.
+
+    Args:
+        folder: the run's.
+        kind: ``server``, ``client``, ``update`` or ``membership``.
+        report: whether to write the page.
+        progress: is told how far it is.
+        clients: how many clients ``membership`` attacks.
+        shadows: shadow clients for each of them.
+        **settings: of :class:`feddg.attacks.attack.AttackSettings`.
+    """
+    from feddg.attacks.attack import AttackSettings, attack_run
+    from feddg.attacks.senders import MembershipEffort
+    from feddg.report import write_report
+
+    effort = MembershipEffort(clients=clients, shadows=shadows)
+    rows = attack_run(
+        Path(folder), kind, AttackSettings(membership=effort, **settings), progress=progress
+    )
+    if report:
+        write_report([Path(folder)], Path(folder) / "report.html")
+    return rows
+
+
+def validate(
+    model: Path | str, images: Path | str, out: Path | None = None, **options: Any
+) -> "ValidationFile":
+    """Measures a model on the images of a site that takes no part.
+
+    Args:
+        model: the run folder, or an ONNX file.
+        images: ``root/domain/class/*``, or ``root/class/*`` with ``domain``.
+        out: what is handed back, JSON; none by default.
+        **options: of :func:`feddg.prediction.validation.validate`, which has the errors.
+    """
+    from feddg.prediction import validation
+    from feddg.storage import replace_text
+
+    found = validation.validate(model, images, **options)
+    if out is not None:
+        replace_text(out, found.to_text())
+    return found
+
+
+# Images and sites.
+
+
+def inspect_data(
+    croissant: Path | None = None,
+    *,
+    progress: Progress = lambda what, done, total: None,
+    **fields: Any,
+) -> dict[str, Any]:
+    """Counts an experiment's images per domain and class, finds bad files, deals them out.
+
+    Args:
+        croissant: a file for metadata as Croissant (``.json``), with a table beside it; none by
+            default.
+        progress: is told how far it is.
+        **fields: of the experiment.
+    """
+    from feddg.experiment import Experiment, expand
+    from feddg.runs.inspection import inspect_experiment
+    from feddg.settings import merge
+
+    experiment = Experiment(**merge({"model": {"weights": None}}, expand(fields)))
+    found = inspect_experiment(experiment, progress)
+    if croissant is not None:
+        from feddg.data.croissant import write_croissant
+        from feddg.data.data_set import DATA_SETS, load_images_of
+
+        definition = DATA_SETS.find(experiment.data.source)
+        write_croissant(load_images_of(experiment.data), definition, croissant)
+    return found
+
+
+def deploy(folder: Path, experiment: Path, sites: Sequence[str], **options: Any) -> list[Path]:
+    """Writes the app of a federation across a network; returns its files.
+
+    Args:
+        folder: must not hold one.
+        experiment: its file.
+        sites: their names, in order.
+        **options: of :func:`feddg.deploy.setup.write_app`, which has the errors.
+    """
+    from feddg.deploy.setup import deployment_fields, write_app
+    from feddg.experiment import load_experiment
+
+    return write_app(
+        folder, load_experiment(experiment, deployment_fields(sites)), sites, **options
+    )
+
+
+def check_site(
+    folder: Path,
+    images: str,
+    domain: str | None = None,
+    *,
+    cache: Path | None = None,
+    device: str = "auto",
+    offline: bool = False,
+) -> tuple[str, list[Diagnostic]]:
+    """Checks at a site, before it joins, its images and machine, keys, versions and connection.
+
+    Args:
+        folder: what the coordinator sent, with the key in it.
+        images: ``root/domain/class/*``, or ``root/class/*`` with ``domain``.
+        domain: what the images of ``root/class/*`` are.
+        cache: the site's cache folder.
+        device: where it will train.
+        offline: whether to leave out keys, versions and the connection.
+
+    Returns:
+        The site's name, and what each check found.
+    """
+    from feddg.deploy import preflight
+    from feddg.deploy.setup import read_join
+    from feddg.storage import cache_folder
+
+    join = read_join(folder)
+    place = (cache or cache_folder()).expanduser()
+    own = preflight.check_site(join, images, domain, place, device)
+    return join.site, [*(() if offline else preflight.check_connection(folder, join)), *own]
+
+
+# What needs nothing around it is had from here as it is.
+
+_HOME = {
+    "ADAPTATIONS": "feddg.evaluation.adaptation",
+    "DATA_SETS": "feddg.data.data_set",
+    "KINDS": "feddg.storage",
+    "OTHER": "feddg.storage",
+    "Recipe": "feddg.styles.training",
+    "about": "feddg.data.download",
+    "cache_folder": "feddg.storage",
+    "clear": "feddg.storage",
+    "contents": "feddg.storage",
+    "export_run": "feddg.prediction.export",
+    "get_data_set": "feddg.data.download",
+    "is_loopback": "feddg.serving.server",
+    "methods": "feddg.methods.base",
+    "one_format": "feddg.prediction.export",
+    "print_inspection": "feddg.runs.inspection",
+    "redraw_files": "feddg.styles.transfer",
+    "register_site": "feddg.deploy.keys",
+    "run_signed": "feddg.deploy.keys",
+    "serve": "feddg.serving.server",
+    "sign_app": "feddg.deploy.keys",
+    "train_codec": "feddg.styles.training",
+    "write_image_results": "feddg.prediction.evaluate",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'feddg.api' has no attribute {name!r}")

@@ -7,13 +7,13 @@ so that the experiment in a run folder says everything and later presets cannot 
 
 import hashlib
 import json
-import logging
 import re
 import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import yaml
 from pydantic import BaseModel, ValidationError, model_validator
@@ -28,11 +28,14 @@ from feddg.data.data_set import (
     presets,
 )
 from feddg.data.partitions import counts_clients, rules_of
+from feddg.diagnostics import Diagnostic, emit
 from feddg.errors import DataError, ExperimentError, FeddgError, nearest
 from feddg.evaluation.metrics import METRICS
+from feddg.methods.base import Method
 from feddg.methods.composition import build_method, method_class
 from feddg.privacy.building import guard_of, resolved_choice
 from feddg.settings import (
+    SHORTHANDS,
     TORCHVISIONS,
     ClientSettings,
     EvaluateSettings,
@@ -40,10 +43,9 @@ from feddg.settings import (
     Settings,
     leaves,
     merge,
+    nested,
 )
 from feddg.storage import read_fields_of
-
-log = logging.getLogger("feddg")
 
 SCHEMA = 1
 """Part of every id. Ids know only settings that differ from their defaults, so it is raised when a
@@ -67,7 +69,9 @@ class Experiment(ExperimentSettings):
 
     Shorthands are accepted wherever they are unambiguous: ``data="digits"``, ``method="pardon"``,
     ``hold_out="sketch"`` (or a list, or ``{"val": ..., "test": ...}``), ``guards="median"`` (or a
-    list), and a method's or guard's settings directly beside its name.
+    list), a method's or guard's settings directly beside its name, a method's class or object
+    (``method=Pardon(gamma1=0.5)``), and ``rounds=20`` or ``lr=0.01`` for fields of the parts, as
+    the command line's flags are called.
 
     Raises:
         ExperimentError: a field is unknown, out of range or contradicts another one.
@@ -78,6 +82,19 @@ class Experiment(ExperimentSettings):
             super().__init__(**fields)
         except ValidationError as error:
             raise ExperimentError(_explain(error)) from None
+        vars(self)["said"] = expand(fields)
+
+    @cached_property
+    def said(self) -> dict[str, Any]:
+        """What its maker said, shorthands written out; of a changed copy, everything."""
+        return self.model_dump(mode="json")
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Returns a copy; see pydantic's."""
+        copy = super().model_copy(update=update, deep=deep)
+        if update:
+            vars(copy).pop("said", None)
+        return copy
 
     @model_validator(mode="before")
     @classmethod
@@ -133,6 +150,18 @@ class Experiment(ExperimentSettings):
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
+def checked_settings(fields: Mapping[str, Any]) -> ExperimentSettings:
+    """Returns settings that are no whole experiment: no preset fills them in.
+
+    Raises:
+        ExperimentError: a field is unknown or out of range.
+    """
+    try:
+        return ExperimentSettings(**fields)
+    except ValidationError as error:
+        raise ExperimentError(_explain(error)) from None
+
+
 def _check_selection(evaluate: EvaluateSettings) -> None:
     """Refuses what no round can be chosen by."""
     able = [name for name, metric in METRICS.items() if metric.higher_is_better is not None]
@@ -152,14 +181,18 @@ def _check_selection(evaluate: EvaluateSettings) -> None:
         )
 
 
-def load_experiment(path: Path | None, overrides: Mapping[str, Any] | None = None) -> Experiment:
-    """Reads an experiment file and lays ``overrides`` on top.
+def load_experiment(
+    source: Experiment | Path | str | None, overrides: Mapping[str, Any] | None = None
+) -> Experiment:
+    """Reads an experiment file, or takes an experiment, and lays ``overrides`` on top.
 
     Raises:
         ExperimentError: the file is missing, is not YAML, or describes no valid experiment.
     """
+    if isinstance(source, Experiment) and not overrides:
+        return source
     said = expand(dict(overrides or {}))
-    return Experiment(**merge(read_fields(path, said), said))
+    return Experiment(**merge(read_fields(source, said), said))
 
 
 def load_stored(path: Path) -> Experiment:
@@ -182,25 +215,29 @@ def load_stored(path: Path) -> Experiment:
     return experiment
 
 
-def read_fields(path: Path | None, over: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def read_fields(
+    source: Experiment | Path | str | None, over: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Reads the fields of an experiment file, shorthands written out; none of no file.
 
     Args:
-        path: the file.
+        source: the file; of an experiment, what its maker said.
         over: fields that will be laid on top. Where they name another method than the file, the
             file's settings of its own method are left out, with a warning.
 
     Raises:
         ExperimentError: the file is missing, is not YAML, or holds no fields.
     """
-    if path is None:
+    if source is None:
         return {}
-    expanded = expand(read_fields_of(path, "experiment file", ExperimentError))
-    return _without_other_method(expanded, over or {}, path)
+    if isinstance(source, Experiment):
+        return _without_other_method(source.said, over or {}, "the experiment")
+    fields = read_fields_of(Path(source), "experiment file", ExperimentError)
+    return _without_other_method(expand(fields), over or {}, str(source))
 
 
 def _without_other_method(
-    fields: dict[str, Any], over: Mapping[str, Any], path: Path
+    fields: dict[str, Any], over: Mapping[str, Any], named: str
 ) -> dict[str, Any]:
     """Drops a file's settings of the method that ``over`` replaces by another one."""
     own, wanted = fields.get("method") or {}, (over.get("method") or {}).get("name")
@@ -209,25 +246,29 @@ def _without_other_method(
     before, after = method_class(str(own.get("name", "fedavg"))), method_class(str(wanted))
     if before.name == after.name:
         return fields
-    log.warning(
-        "%s is for %s; its settings %s are left out, as the method is now %s",
-        path,
-        before.name,
-        ", ".join(own["settings"]),
-        after.name,
+    text = (
+        f"{named} is for {before.name}; its settings {', '.join(own['settings'])} are left out, as "
+        f"the method is now {after.name}."
     )
+    emit(Diagnostic("settings-left-out", "warning", text))
     return {**fields, "method": {"name": own.get("name", "fedavg")}}
 
 
 def expand(fields: dict[str, Any]) -> dict[str, Any]:
     """Writes shorthands out: ``data="digits"`` becomes ``data={"source": "digits"}``, and so on.
 
-    A part of which nothing is said, ``data:`` alone, is left out.
+    A part of which nothing is said, ``data:`` alone, is left out. ``rounds=20`` and the other
+    :data:`feddg.settings.SHORTHANDS` go to their parts.
 
     Raises:
-        ExperimentError: a part holds something else than fields.
+        ExperimentError: a part holds something else than fields, or a field is said twice.
     """
     out = {k: v for k, v in fields.items() if v is not None or k not in _PARTS}
+    flat = {key: out.pop(key) for key in SHORTHANDS if key in out and key not in _PARTS}
+    method = out.get("method")
+    if isinstance(method, Method) or (isinstance(method, type) and issubclass(method, Method)):
+        settings = {} if isinstance(method, type) else method.settings.model_dump(mode="json")
+        out["method"] = {"name": method.name, "settings": settings}
     for key, inner in (("data", "source"), ("method", "name"), ("model", "backbone")):
         if isinstance(out.get(key), str):
             out[key] = {inner: out[key]}
@@ -246,6 +287,14 @@ def expand(fields: dict[str, Any]) -> dict[str, Any]:
     for part in _PARTS & plain.keys():
         if not isinstance(plain[part], Mapping):
             raise ExperimentError(f"{part}: must hold fields (got {_short(plain[part])})")
+    for key, value in flat.items():
+        written = leaves(plain).get(SHORTHANDS[key], value)
+        if written != value:
+            raise ExperimentError(
+                f"{key} is {_short(value)} and {SHORTHANDS[key]} is {_short(written)}, which are "
+                "one field; say one of them"
+            )
+        plain = merge(plain, nested(SHORTHANDS[key], value))
     return plain
 
 
@@ -390,9 +439,8 @@ def _explain(error: ValidationError) -> str:
     if fault["type"] == "extra_forbidden":
         *parents, field = fault["loc"]
         fields = _fields_at([str(part) for part in parents])
-        return (
-            f"unknown field {where!r}{nearest(str(field), fields)}; there are: {', '.join(fields)}"
-        )
+        near = nearest(str(field), fields if parents else [*fields, *SHORTHANDS])
+        return f"unknown field {where!r}{near}; there are: {', '.join(fields)}"
     # What a check of several fields together was given is all of them: that tells nobody anything.
     got = "" if isinstance(fault["input"], Mapping) else f" (got {_short(fault['input'])})"
     return f"{where}: {fault['msg'].removeprefix('Value error, ')}{got}"

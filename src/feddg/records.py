@@ -20,6 +20,7 @@ from pydantic import (
     computed_field,
 )
 
+from feddg.diagnostics import Diagnostic
 from feddg.errors import RunError
 from feddg.storage import is_file, read_text
 
@@ -150,8 +151,7 @@ def numbered_lines(text: str) -> list[tuple[int, str]]:
 # The rows of a run's files: one class for each kind, which both writes it and reads it.
 #
 # A new row, or a new field of one, is defined here and nowhere else. The module lies at the
-# bottom, below the rooms that write rows (evaluation, federation, flower, runs, studies), and it
-# needs no PyTorch, so that reports open quickly.
+# bottom, below the packages that write rows, and it needs no PyTorch, so that reports open quickly.
 #
 # Whatever is written is valid JSON: a number that is not finite becomes ``null``, and is read as
 # NaN. Fields and kinds of rows that this version does not know are left out on reading.
@@ -651,6 +651,7 @@ class SummaryFile(JsonFile):
         bytes: sent per client in the setup, per client and round, and in ``total``.
         error: why the run failed, if it did.
         peak_memory_bytes: largest resident memory of the process.
+        diagnostics: what the run said of its images, settings and result.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -662,6 +663,7 @@ class SummaryFile(JsonFile):
     bytes: dict[str, int | float] = Field(default_factory=dict)
     error: str | None = None
     peak_memory_bytes: int | None = None
+    diagnostics: list[Diagnostic] = Field(default_factory=list)
 
     def __getitem__(self, name: str) -> Any:
         """Returns what the file holds under ``name``."""

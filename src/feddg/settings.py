@@ -546,6 +546,38 @@ class ExperimentSettings(Settings):
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, ...")
 
 
+SHORTHANDS = {
+    "method": "method.name",
+    "data": "data.source",
+    "clients": "clients.number",
+    "root": "data.root",
+    "split_file": "data.split_file",
+    "image_size": "data.image_size",
+    "clients_per_round": "clients.per_round",
+    "heterogeneity": "clients.heterogeneity",
+    "alpha": "clients.alpha",
+    "partition": "clients.partition",
+    "shards": "clients.shards",
+    "quantity_alpha": "clients.quantity_alpha",
+    "rounds": "train.rounds",
+    "local_epochs": "train.local_epochs",
+    "local_steps": "train.local_steps",
+    "batch_size": "train.batch_size",
+    "optimizer": "train.optimizer",
+    "lr": "train.lr",
+    "schedule": "train.schedule",
+    "augmentation": "train.augmentation",
+    "backbone": "model.backbone",
+    "weights": "model.weights",
+    "embedding": "model.embedding",
+    "normalization": "model.normalization",
+    "serve": "server.serve",
+    "eval_every": "evaluate.every",
+}
+"""Short names of fields, dotted: in Python and in files as they are, on the command line as flags.
+The first three are also parts of an experiment, which may be written out instead."""
+
+
 def merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Returns ``base`` with ``over`` laid on top, key by key, mappings merged at every depth."""
     merged = dict(base)

@@ -1,15 +1,15 @@
 """What a notebook shows of what this package returns.
 
-Pages and progress are made by rooms above those whose objects are shown. They are therefore known
-here by their names, as those of other packages are by entry points, and nothing is imported before
-a notebook asks.
+Pages and progress are made by packages above those whose objects are shown. They are known here by
+their names, as those of other packages are by entry points, and nothing is imported before a
+notebook asks.
 """
 
 import sys
 from importlib import import_module
 from typing import Any
 
-_PAGES, _PROGRESS = "feddg.report.notebook", "feddg.cli.output"
+_PAGES, _PROGRESS = "feddg.report.notebook", "feddg.cli.progress"
 
 
 class Shown:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from scipy.linalg import sqrtm
 
-from feddg.attacks import image_metrics as extractors
+from feddg.attacks import image_metrics
 from feddg.attacks.image_metrics import (
     Collection,
     Judges,
@@ -145,7 +145,7 @@ def test_lpips_is_that_of_its_package_once_the_trunk_is_there(tmp_path, monkeypa
     file = tmp_path / "squeeze.pth"
     torch.save(trunk.state_dict(), file)
     digest = hashlib.sha256(file.read_bytes()).hexdigest()[:8]
-    monkeypatch.setitem(extractors.PUBLISHED, "squeeze", digest)
+    monkeypatch.setitem(image_metrics.PUBLISHED, "squeeze", digest)
     for slice_name, part in network.net.named_children():
         if slice_name.startswith("slice"):
             for number, layer in part.named_children():

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from feddg.comparison.results import KeptResult, KeptResults
+from feddg.comparison.results import ResultRow, Results
 from feddg.errors import RunError
 from feddg.records import VAL
 from scripts import load_script
@@ -47,11 +47,11 @@ def test_a_method_that_is_not_there_cannot_be_left_out(page):
 
 
 def test_the_search_shows_validation_and_never_the_test_domains(page):
-    kept = KeptResults.read(DATA / "vista_search.csv")
+    kept = Results.read(DATA / "vista_search.csv")
     table = page.search_table(kept)
-    for result in kept.results:
+    for result in kept.rows:
         assert f"{100 * result.accuracy(split=VAL):.1f}" in table
-    by_hand = [r.accuracy(split=VAL) for r in kept.results if r.method == "randconv"]
+    by_hand = [r.accuracy(split=VAL) for r in kept.rows if r.method == "randconv"]
     row = next(line for line in table.splitlines() if line.startswith("| RandConv"))
     assert row.endswith(f"| {100 * sum(by_hand) / len(by_hand):.1f} |")
 
@@ -60,7 +60,7 @@ def test_what_the_tail_explains_of_a_lead(page):
     """Three cells by hand: a lead of 10 of which the tail of plain averaging takes 6."""
     rows = {"fedavg": (0.50, 0.56), "mixstyle": (0.60, 0.63)}
     results = [
-        KeptResult(
+        ResultRow(
             experiment=f"{number:08x}",
             method=method,
             held_out=held_out,
@@ -70,7 +70,7 @@ def test_what_the_tail_explains_of_a_lead(page):
         for number, (method, held_out) in enumerate(itertools.product(rows, "abc"))
         for final, tail in [rows[method]]
     ]
-    lines = page.tables(KeptResults(Path("none.csv"), results)).splitlines()
+    lines = page.tables(Results.of_rows(results)).splitlines()
     start = next(i for i, line in enumerate(lines) if "both with their tails" in line)
     found = [cell.split(" (")[0].strip() for cell in lines[start + 2].split("|")[1:-1]]
     assert found == ["MixStyle", "+10.0", "+4.0", "+7.0"]

@@ -12,7 +12,7 @@ from feddg.cli import app
 from feddg.comparison.compare import carry_out_work, prepare_work
 from feddg.comparison.plan import distinct, expand_plan, load_plan
 from feddg.comparison.pool import Watcher, run_here
-from feddg.comparison.results import Place, Results
+from feddg.comparison.results import Results
 from feddg.data.data_set import DATA_SETS
 from feddg.data.splits import COLUMNS
 from feddg.report.tables import mark_of
@@ -103,10 +103,6 @@ WRONG_AVERAGES = {
 }
 
 
-def places(cells):
-    return [Place(c.method, c.scenario, dict(c.conditions), c.seed) for c in cells]
-
-
 def test_every_plan_is_listed():
     papers = {str(p.relative_to(PLANS))[:-5] for p in PLANS.glob("*/*.yaml")}
     others = {str(p.relative_to(BENCHMARKS))[:-5] for p in BENCHMARKS.glob("*/*.yaml")}
@@ -128,7 +124,7 @@ def test_a_plan_expands_to_the_table_it_is_for(name):
     assert len(list(distinct(cells))) == len(cells) - SHARED.get(name, 0)
     assert plan.differences
     assert plan.paper is not None
-    table = Results(name, name, [], planned=places(cells))
+    table = Results.of_rows([], plan)
     for split, rows in plan.paper.values.items():
         assert set(rows) <= set(table.methods), (name, split)
         for row in rows.values():

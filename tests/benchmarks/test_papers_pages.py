@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from feddg.comparison.plan import expand_plan, load_plan
-from feddg.comparison.results import KeptResult, KeptResults, TriedRow, TuningFile, to_text
+from feddg.comparison.results import ResultRow, Results, TriedRow, TuningFile, to_text
 from feddg.errors import RunError
 from scripts import load_script
 
@@ -21,11 +21,11 @@ def pages():
 
 
 def made_up(cell, final, tail, best, experiment=None):
-    return KeptResult(
+    return ResultRow(
         experiment=experiment or cell.experiment.portable_id,
         method=cell.method,
-        held_out=cell.scenario,
-        conditions=dict(cell.conditions),
+        held_out=cell.held_out,
+        conditions=cell.conditions,
         seed=cell.seed,
         machine="x86_64, cpu, float32, 1 threads",
         numbers={
@@ -60,10 +60,10 @@ def accuracy(method, column, seed):
 def some_results():
     """FedAvg and PARDON whole, CCST without the last column and the last seed."""
     plan = load_plan(ROOT / "benchmarks" / "papers" / "short" / f"{NAME}.yaml")
-    columns = list(dict.fromkeys(cell.scenario for cell in expand_plan(plan)))
+    columns = list(dict.fromkeys(cell.held_out for cell in expand_plan(plan)))
     found = []
     for cell in expand_plan(plan):
-        column = columns.index(cell.scenario)
+        column = columns.index(cell.held_out)
         if cell.method in ("fedavg", "pardon") or (
             cell.method == "ccst" and column < 3 and cell.seed < 2
         ):
@@ -90,7 +90,7 @@ def test_the_page_of_a_table_is_made_from_its_file(folder, pages):
     written = pages.make([NAME], folder)
     assert written == [folder / pages.PAGES / f"{NAME}.md", folder / pages.INDEX]
     text = written[0].read_text("utf-8")
-    assert f"feddg compare benchmarks/papers/short/{NAME}.yaml --kept" in text
+    assert f"feddg compare benchmarks/papers/short/{NAME}.yaml --results" in text
     assert "**30 of 84 cells are run.**" in text
     assert "x86_64, cpu" in text
     assert "6 cells ran with another experiment than the plan's to the letter" in text
@@ -149,11 +149,11 @@ def test_what_was_tuned_stands_on_the_page(folder, pages):
             method="fedavg",
             held_out="photo",
             values={"train.lr": rate},
-            accuracy=accuracy,
+            score=score,
             trials=1,
             picked=rate == "0.0003",
         )
-        for rate, accuracy in (("3e-05", 0.41), ("0.0003", 0.47))
+        for rate, score in (("3e-05", 0.41), ("0.0003", 0.47))
     ]
     tuning = TuningFile(rule="Final round", rounds=8, seeds=(0,), tried=tuple(tried))
     (folder / pages.DATA / f"{NAME}.tuning.json").write_text(tuning.to_text(), "utf-8")
@@ -172,11 +172,10 @@ def test_a_file_that_does_not_fit_its_plan_is_said(folder, pages):
     text = pages.make([NAME], folder)[0].read_text("utf-8")
     assert "1 row of the file belongs to no cell" in text
     again = results[0].model_copy(update={"experiment": "deadbeef"})
-    kept = KeptResults(file, [*results, again])
     with pytest.raises(RunError, match=r"fedavg, photo, seed 0 stands there twice.*deadbeef"):
-        pages.KeptTable.of(kept, plan)
+        Results.of_rows([*results, again], plan)
     with pytest.raises(RunError, match="needs the marks"):
-        pages.remade("# No marks\n", KeptResults(file, results), plan)
+        pages.remade("# No marks\n", Results.of_rows(results, plan))
     with pytest.raises(SystemExit, match="no plan pardon_table9"):
         pages.make(["pardon_table9"], folder)
 
@@ -188,7 +187,6 @@ def test_the_list_and_the_pages_are_up_to_date(pages, tmp_path):
         "run `python benchmarks/papers/pages.py`"
     )
     for name in names:
-        page, kept = ROOT / pages.PAGES / f"{name}.md", pages.results_of(name)
         plan = load_plan(ROOT / pages.PLANS / f"{name}.yaml")
-        text = page.read_text("utf-8")
-        assert pages.remade(text, kept, plan, pages.tuning_of(name)) == text
+        text = (ROOT / pages.PAGES / f"{name}.md").read_text("utf-8")
+        assert pages.remade(text, pages.results_of(name, plan), pages.tuning_of(name)) == text

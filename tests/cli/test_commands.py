@@ -1,5 +1,6 @@
 """The command line as a user meets it."""
 
+import ast
 import json
 import platform
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from feddg import cli
 from feddg.cli import app
 from feddg.runs.folder import RunFolder
 
@@ -65,6 +67,25 @@ def test_help_does_not_import_torch():
         "import sys; from feddg.cli import app; assert not {'torch', 'pydantic'} & {*sys.modules}"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("name", ["run", "compare", "use", "data", "deploy"])
+def test_commands_know_nothing_but_the_api(name):
+    source = Path(cli.__file__).with_name(f"{name}.py").read_text("utf-8")
+    tree = ast.parse(source)
+    typed = [
+        late
+        for node in tree.body
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for late in ast.walk(node)
+    ]
+    found = {
+        node.module if node.module != "feddg" else f"feddg.{node.names[0].name}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node not in typed and node.module
+    }
+    ours = {module for module in found if module.startswith("feddg")}
+    assert ours <= {"feddg.api", *(module for module in ours if module.startswith("feddg.cli."))}
 
 
 def test_training_does_not_import_a_compiler():
@@ -173,12 +194,15 @@ def test_a_run_does_not_import_what_only_pages_and_comparisons_need():
     import sys
 
     code = (
-        "import sys; from feddg.api import run; import feddg.cli.output; "
+        "import sys; from feddg.api import run; import feddg.cli.progress; "
         "from feddg.methods.base import methods; methods(); "
         "print({'plotly', 'scipy.stats', 'torchvision', 'sklearn', 'pandas'} & {*sys.modules})"
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout.strip() == "set()"
+    code = "import sys, feddg.report.page, feddg.comparison.compare; print('pandas' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "False", "a run's page is made without it, too"
 
 
 def test_a_dry_run_says_where_every_setting_comes_from_and_runs_nothing(feddg, tmp_path):

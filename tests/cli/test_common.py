@@ -96,9 +96,8 @@ def test_each_command_takes_the_fields_that_suit_it():
 
 def test_what_flags_say_arrives_as_nested_fields(feddg, monkeypatch):
     said = {}
-    monkeypatch.setattr(
-        "feddg.cli.output.show_experiment", lambda fields, *rest, **more: said.update(fields)
-    )
+    monkeypatch.setattr("feddg.api.preview", lambda file, out, **fields: said.update(fields))
+    monkeypatch.setattr("feddg.cli.output.show_preview", lambda found: None)
     feddg("run", "--lr", "0.5", "--hold-out", "val=ink,test=a,b", "--root", "x", "--dry-run",
           "--normalization", "frozen", "--set", "train.momentum=0.9")  # fmt: skip
     assert said == {

@@ -45,8 +45,8 @@ def test_inspect_shows_how_images_are_stored_and_what_is_odd(feddg, image_folder
     assert red["modes"] == {"RGB": 8}
     assert (red["bits"], red["low"], red["high"]) == (8, 30, 255)
     assert found["ignored"] == {".svs": 1}
-    texts = [finding["text"] for finding in found["findings"]]
-    errors = [one["text"] for one in found["findings"] if one["severity"] == "error"]
+    texts = [one["text"] for one in found["diagnostics"]]
+    errors = [one["text"] for one in found["diagnostics"] if one["severity"] == "error"]
     assert any(".svs" in text for text in texts)
     assert any("red/dark/0.png = blue/dark/copy.png" in text for text in errors) or any(
         "blue/dark/copy.png = red/dark/0.png" in text for text in texts

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.optim import lr_scheduler
 
-from feddg.clients import optim as stepping
+from feddg.clients import optim
 from feddg.clients.optim import MemoryOrderAdam, MemoryOrderSGD, Stepper, in_round, rate_share
 from feddg.errors import ClientError, ExperimentError
 from feddg.experiment import Experiment
@@ -408,7 +408,7 @@ def awkward_loss(layers, images):
 def test_a_step_taken_inside_the_backward_pass_is_the_step_after_it(
     monkeypatch, pending, most, kind
 ):
-    monkeypatch.setattr(stepping, "PENDING_BYTES", pending)
+    monkeypatch.setattr(optim, "PENDING_BYTES", pending)
     network = four_layers()
     plain, images = copy.deepcopy(network), torch.randn(4, 6)
     waiting = []
@@ -432,7 +432,7 @@ def test_a_step_taken_inside_the_backward_pass_is_the_step_after_it(
 
 @kinds
 def test_a_backward_pass_that_fails_leaves_no_hook(monkeypatch, kind):
-    monkeypatch.setattr(stepping, "PENDING_BYTES", 0)
+    monkeypatch.setattr(optim, "PENDING_BYTES", 0)
     layer, stepper = nn.Linear(2, 1), Stepper()
     optimizer = stepper.optimizer(layer, settings(kind))
     with pytest.raises(RuntimeError, match="does not require grad"):
@@ -444,7 +444,7 @@ def test_a_backward_pass_that_fails_leaves_no_hook(monkeypatch, kind):
 
 
 def test_a_refused_step_inside_the_backward_pass_is_an_error_of_the_client(monkeypatch):
-    monkeypatch.setattr(stepping, "PENDING_BYTES", 0)
+    monkeypatch.setattr(optim, "PENDING_BYTES", 0)
     layer, stepper = nn.Linear(3, 4), Stepper()
     layer.weight = nn.Parameter(torch.randn(4, 6)[:, ::2])
     optimizer = stepper.optimizer(layer, settings(KINDS[2]))
@@ -513,7 +513,7 @@ def test_gradients_left_by_a_turn_that_failed_do_not_count():
 @kinds
 @pytest.mark.parametrize("pending", [0, 10**9])
 def test_clipping_is_by_the_norm_of_all_gradients_together(monkeypatch, kind, pending):
-    monkeypatch.setattr(stepping, "PENDING_BYTES", pending)
+    monkeypatch.setattr(optim, "PENDING_BYTES", pending)
     network, stepper = four_layers(), Stepper()
     plain, images = copy.deepcopy(network), torch.randn(4, 6)
     chosen = settings(kind, weight_decay=0.0)
@@ -632,7 +632,7 @@ def by_hand(small, chosen):
 @pytest.mark.parametrize("method", [Reading, Watching, Method])
 def test_a_method_may_clip_and_read_gradients(monkeypatch, method, kind):
     """Although the network counts as large, and would step inside the backward pass."""
-    monkeypatch.setattr(stepping, "PENDING_BYTES", 0)
+    monkeypatch.setattr(optim, "PENDING_BYTES", 0)
     Watching.seen.clear()
     chosen = TrainSettings(**kind, batch_size=4, lr=0.01, local_epochs=2)
     # Two passes would move running statistics twice: they stay as they are.

@@ -200,7 +200,7 @@ def test_the_command_line_says_where_a_method_crashed(crashing, tmp_path):
     plan, out = tmp_path / "plan.yaml", tmp_path / "out"
     plan.write_text(yaml.safe_dump(PLAN | {"methods": ["crashing"]}))
     found = subprocess.run(
-        [sys.executable, "-m", "feddg", "compare", plan, "--out", out, "--no-estimate", "-q"],
+        [sys.executable, "-m", "feddg", "compare", plan, "--out", out, "-q"],
         capture_output=True,
         text=True,
     )

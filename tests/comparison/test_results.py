@@ -18,13 +18,14 @@ from typer.testing import CliRunner
 from feddg.api import compare
 from feddg.cli import app
 from feddg.comparison.compare import prepare_work
-from feddg.comparison.plan import expand_plan, load_plan
+from feddg.comparison.plan import load_plan
 from feddg.comparison.results import (
-    KeptResult,
-    KeptResults,
-    KeptTable,
+    ResultRow,
+    Results,
+    add_rows,
     mean_step,
     read_comparison,
+    read_results,
     to_text,
 )
 from feddg.data.fingerprint import ImagesFile
@@ -48,14 +49,14 @@ PRINTED = st.characters(exclude_categories=["C", "Z"], include_characters=" ")
 TEXT = st.text(PRINTED, min_size=1, max_size=12)
 SHARE = st.integers(0, 99999).map(lambda number: number / 100_000)
 RESULTS = st.builds(
-    KeptResult,
+    ResultRow,
     experiment=st.from_regex("^[0-9a-f]{8}$", fullmatch=True),
     method=TEXT,
     held_out=TEXT,
     conditions=st.dictionaries(TEXT, TEXT, max_size=2),
     seed=st.integers(0, 2**31),
     machine=TEXT,
-    made_with=st.dictionaries(TEXT, TEXT, max_size=2),
+    hashes=st.dictionaries(TEXT, TEXT, max_size=2),
     numbers=st.fixed_dictionaries(
         {}, optional={"test_final": SHARE, "val_tail": SHARE, "seconds": st.integers(0, 99999)}
     ),
@@ -69,19 +70,19 @@ def kept(tmp_path, name="kept.csv", text=None):
     return path
 
 
-@given(st.lists(RESULTS, max_size=4, unique_by=lambda row: (row.experiment, row.place)))
+@given(st.lists(RESULTS, max_size=4, unique_by=lambda row: row.key))
 def test_what_is_written_comes_back(tmp_path_factory, results):
     path = kept(tmp_path_factory.mktemp("kept"), text=to_text(results))
-    assert KeptResults.read(path).results == results
+    assert read_results(path) == results
 
 
 def test_two_rows_for_one_run_in_one_place_are_refused(tmp_path):
     """As joining two machines' files by hand may leave them."""
-    row = KeptResult(experiment="0" * 8, method="fedavg", held_out="ink", seed=0)
+    row = ResultRow(experiment="0" * 8, method="fedavg", held_out="ink", seed=0)
     other = row.model_copy(update={"numbers": {"test_final": 0.5}})
     path = kept(tmp_path, text=to_text([row, row.model_copy(update={"seed": 1}), other]))
     with pytest.raises(RunError, match=r"kept\.csv, line 4: fedavg, ink, seed 0 .* line 2, too"):
-        KeptResults.read(path)
+        read_results(path)
 
 
 def evaluation(round, domain, accuracy, split="test"):
@@ -107,9 +108,9 @@ def test_movement_is_the_mean_change_of_the_second_half():
 
 def test_a_comparison_keeps_its_results_and_never_runs_them_again(tmp_path):
     path, out, cache = kept(tmp_path), tmp_path / "out", tmp_path / "cache"
-    done = compare(PLAN, out, cache=cache, report=False, kept=path)
+    done = compare(PLAN, out, cache=cache, report=False, results=path)
     assert len(done.outcomes) == 2
-    found = {result.method: result for result in KeptResults.read(path).results}
+    found = {result.method: result for result in read_results(path)}
     assert set(found) == {"fedavg", "fedprox"}
     for cell in done.work.cells:
         run = read_run(done.work.folders[cell.experiment.id])
@@ -131,18 +132,22 @@ def test_a_comparison_keeps_its_results_and_never_runs_them_again(tmp_path):
         assert result.numbers["images"] == pytest.approx(sum(images) / 4)
     shutil.rmtree(out)
     text = path.read_text()
-    again = compare(PLAN, out, cache=cache, kept=path)
+    again = compare(PLAN, out, cache=cache, results=path)
     assert not again.outcomes
     assert path.read_text() == text
     left_out = read_comparison(out)
-    assert (len(left_out.elsewhere), left_out.open, left_out.results) == (2, [], [])
-    assert "2 complete runs left out" in again.report.read_text()
+    assert ([row.run for row in left_out.rows], left_out.open) == ([None, None], [])
+    assert left_out.rows[0].numbers == found["fedavg"].numbers
+    page = again.report.read_text()
+    assert "2 runs known from a results file alone" in page
+    assert f"{100 * found['fedavg'].accuracy():.1f}" in page
+    assert len(again.frame().query("metric == 'accuracy' and rule == 'Final round'")) == 6
     more = PLAN | {"seeds": 2}
-    work = prepare_work(more, out, cache=cache, kept=path)
+    work = prepare_work(more, out, cache=cache, results=path)
     assert [task.experiment.seed for task in work.missing] == [1, 1]
     # how long the rest takes is estimated without the folders that are gone
     (tmp_path / "more.yaml").write_text(yaml.safe_dump(more))
-    command = ["compare", str(tmp_path / "more.yaml"), "--kept", str(path), "--dry-run"]
+    command = ["compare", str(tmp_path / "more.yaml"), "--results", str(path), "--dry-run"]
     shown = CliRunner().invoke(app, [*command, "--out", str(out)])
     assert shown.exit_code == 0, shown.output
     assert "4 runs: 2 complete, 0 to continue, 2 to start" in " ".join(shown.output.split())
@@ -151,9 +156,9 @@ def test_a_comparison_keeps_its_results_and_never_runs_them_again(tmp_path):
 def test_runs_that_were_complete_before_are_added(tmp_path):
     out, cache = tmp_path / "out", tmp_path / "cache"
     compare(PLAN, out, cache=cache, report=False)
-    done = compare(PLAN, out, cache=cache, report=False, kept=kept(tmp_path))
+    done = compare(PLAN, out, cache=cache, report=False, results=kept(tmp_path))
     assert not done.outcomes
-    assert len(KeptResults.read(kept(tmp_path)).results) == 2
+    assert len(read_results(kept(tmp_path))) == 2
 
 
 def painted(folder, shade=0):
@@ -189,35 +194,36 @@ def test_a_run_that_stands_in_another_table_is_copied_and_not_run_again(tmp_path
         "name": "other",
         "methods": [{"name": "fedavg", "label": "plain averaging"}, "fedavg"],
     }
-    compare(plan, tmp_path / "first", cache=cache, report=False, kept=first)
-    ran = KeptResults.read(first).results
-    path, known = (first, []) if one_file else (kept(tmp_path, "other.csv"), [first])
+    compare(plan, tmp_path / "first", cache=cache, report=False, results=first)
+    ran = read_results(first)
+    path = first if one_file else kept(tmp_path, "other.csv")
+    files = [path] if one_file else [path, first]
     before = first.read_text()
 
-    done = compare(relabelled, tmp_path / "other", cache=cache, kept=path, known=known)
+    done = compare(relabelled, tmp_path / "other", cache=cache, results=files)
 
     assert not done.outcomes
-    table = KeptTable.of(KeptResults.read(path), load_plan(relabelled))
-    assert [result.method for result in table.results] == ["plain averaging", "fedavg"]
-    for result in table.results:
+    table = Results.read(path, load_plan(relabelled))
+    assert [result.method for result in table.rows] == ["plain averaging", "fedavg"]
+    for result in table.rows:
         assert result.model_copy(update={"method": "fedavg"}) == ran[0]
-    assert len(read_comparison(tmp_path / "other").elsewhere) == 1  # one run, in two cells
+    known = read_comparison(tmp_path / "other").rows
+    assert len({row.folder for row in known if row.run is None}) == 1  # one run, in two cells
     if not one_file:
         assert first.read_text() == before
-        assert len(KeptResults.read(path).results) == 2  # fedprox is no method of this plan
+        assert len(read_results(path)) == 2  # fedprox is no method of this plan
 
     again = path.read_text()
-    compare(relabelled, tmp_path / "other", cache=cache, report=False, kept=path, known=known)
+    compare(relabelled, tmp_path / "other", cache=cache, report=False, results=files)
     assert path.read_text() == again
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--known", "there.csv"], "name that, too (--kept FILE)"),
-        (["--kept", "own.csv", "--known", "gone.csv"], "There is no file of known results gone"),
-        (["--kept", "own.csv", "--known", "damaged.csv"], "damaged.csv, line 2"),
-        (["--kept", "damaged.csv"], "damaged.csv, line 2"),
+        (["--results", "own.csv", "--results", "gone.csv"], "There is no results file gone"),
+        (["--results", "own.csv", "--results", "damaged.csv"], "damaged.csv, line 2"),
+        (["--results", "damaged.csv"], "damaged.csv, line 2"),
     ],
 )
 def test_a_fault_in_a_file_of_results_is_said_before_anything_is_tried(
@@ -234,13 +240,13 @@ def test_a_fault_in_a_file_of_results_is_said_before_anything_is_tried(
     assert not (tmp_path / "comparisons").exists()
 
 
-def test_a_result_says_what_it_was_made_with(tmp_path):
+def test_a_result_says_what_it_was_hashes(tmp_path):
     path, plan = kept(tmp_path), plan_on(painted(tmp_path / "images"))
-    done = compare(plan, tmp_path / "out", cache=tmp_path / "cache", report=False, kept=path)
+    done = compare(plan, tmp_path / "out", cache=tmp_path / "cache", report=False, results=path)
     (folder,) = done.work.folders.values()
     images = ImagesFile.read(folder / "images.json")
-    (result,) = KeptResults.read(path).results
-    assert result.made_with == {"images": images.fingerprint()}
+    (result,) = read_results(path)
+    assert result.hashes == {"images": images.fingerprint()}
     assert images.model_copy(update={"root": "elsewhere"}).fingerprint() == images.fingerprint()
     assert images.model_copy(update={"labels": "other"}).fingerprint() != images.fingerprint()
 
@@ -248,39 +254,39 @@ def test_a_result_says_what_it_was_made_with(tmp_path):
 def test_results_of_images_that_changed_are_not_taken_for_new_ones(tmp_path):
     path, root, cache = kept(tmp_path), painted(tmp_path / "images"), tmp_path / "cache"
     plan = plan_on(root)
-    compare(plan, tmp_path / "first", cache=cache, report=False, kept=path)
-    (before,) = KeptResults.read(path).results
+    compare(plan, tmp_path / "first", cache=cache, report=False, results=path)
+    (before,) = read_results(path)
     shutil.rmtree(tmp_path / "first")
 
     painted(root, shade=90)
     with pytest.raises(RunError, match=r"1 of its results came from other files.*images of fedavg"):
-        prepare_work(plan, tmp_path / "out", cache=cache, kept=path)
-    done = compare(plan, tmp_path / "out", cache=cache, report=False, kept=path, again=True)
+        prepare_work(plan, tmp_path / "out", cache=cache, results=path)
+    done = compare(plan, tmp_path / "out", cache=cache, report=False, results=path, again=True)
     assert [outcome.status for outcome in done.outcomes] == ["completed"]
-    (after,) = KeptResults.read(path).results
+    (after,) = read_results(path)
     assert after.experiment == before.experiment
-    assert after.made_with != before.made_with
+    assert after.hashes != before.hashes
 
     shutil.rmtree(tmp_path / "out")
-    assert not prepare_work(plan, tmp_path / "out", cache=cache, kept=path).missing
+    assert not prepare_work(plan, tmp_path / "out", cache=cache, results=path).missing
     shutil.rmtree(root)  # what is kept needs no images
-    assert not prepare_work(plan, tmp_path / "out", cache=cache, kept=path).missing
+    assert not prepare_work(plan, tmp_path / "out", cache=cache, results=path).missing
 
 
 def test_another_tables_results_of_other_images_are_passed_over(tmp_path, caplog):
     path, root, cache = kept(tmp_path), painted(tmp_path / "images"), tmp_path / "cache"
     plan, own = plan_on(root), kept(tmp_path, "own.csv")
-    compare(plan, tmp_path / "first", cache=cache, report=False, kept=path)
+    compare(plan, tmp_path / "first", cache=cache, report=False, results=path)
     before = path.read_text()
     painted(root, shade=90)
-    done = compare(plan, tmp_path / "out", cache=cache, report=False, kept=own, known=[path])
+    done = compare(plan, tmp_path / "out", cache=cache, report=False, results=[own, path])
     assert [outcome.status for outcome in done.outcomes] == ["completed"]
     assert "kept.csv: 1 of its results came from other files" in caplog.text
     assert "they are not taken" in caplog.text
     assert path.read_text() == before
-    (old,), (new,) = KeptResults.read(path).results, KeptResults.read(own).results
+    (old,), (new,) = read_results(path), read_results(own)
     assert (old.experiment, old.place) == (new.experiment, new.place)
-    assert old.made_with != new.made_with
+    assert old.hashes != new.hashes
 
 
 def some_weights(path, shift=0.0):
@@ -308,23 +314,24 @@ def test_a_result_is_found_wherever_the_same_images_and_weights_lie(tmp_path, mo
     painted(here / "images")
     for name, shift in (("a", 0.0), ("b", 0.5)):
         some_weights(here / f"{name}.safetensors", shift)
-    compare(plan(here), tmp_path / "out", cache=tmp_path / "cache", report=False, kept=path)
-    before, ran = path.read_text(), KeptResults.read(path).results
+    compare(plan(here), tmp_path / "out", cache=tmp_path / "cache", report=False, results=path)
+    before, ran = path.read_text(), read_results(path)
     assert len({row.experiment for row in ran}) == 1
-    assert len({row.made_with["model.weights"] for row in ran}) == 2
+    assert len({row.hashes["model.weights"] for row in ran}) == 2
 
     here.rename(there)
-    moved = {"cache": tmp_path / "other", "kept": kept(tmp_path, "new.csv"), "known": [path]}
+    moved = {"cache": tmp_path / "other", "results": [kept(tmp_path, "new.csv"), path]}
+    own = moved["results"][0]
     done = compare(plan(there), tmp_path / "elsewhere", report=False, **moved)
     assert not done.outcomes
-    for cell, old, new in zip(done.work.cells, ran, KeptResults.read(moved["kept"]).results):
+    for cell, old, new in zip(done.work.cells, ran, read_results(own)):
         assert new.conditions == dict(cell.conditions) != old.conditions
         assert new.model_copy(update={"conditions": old.conditions}) == old  # a is a, b is b
-    assert KeptTable.of(KeptResults.read(moved["kept"]), load_plan(plan(there))).exact == 2
+    assert Results.read(own, load_plan(plan(there))).exact == 2
     # one more seed is all that is missing; what was there stays as it was
     more = {"seeds": [0, 1]} | plan(there)
     work = prepare_work(
-        more, tmp_path / "elsewhere", cache=tmp_path / "other", known=[path], kept=moved["kept"]
+        more, tmp_path / "elsewhere", cache=tmp_path / "other", results=moved["results"]
     )
     assert [task.experiment.seed for task in work.missing] == [1, 1]
     assert path.read_text() == before
@@ -334,17 +341,16 @@ def test_a_result_is_found_wherever_the_same_images_and_weights_lie(tmp_path, mo
     there.joinpath("b.safetensors").rename(there / "a.safetensors")
     there.joinpath("c").rename(there / "b.safetensors")
     with pytest.raises(RunError, match=r"2 of its results came from other files.*model\.weights"):
-        prepare_work(plan(there), tmp_path / "third", cache=tmp_path / "other", kept=moved["kept"])
+        prepare_work(plan(there), tmp_path / "third", cache=tmp_path / "other", results=own)
     done = prepare_work(
         plan(there),
         tmp_path / "third",
         cache=tmp_path / "other",
-        kept=kept(tmp_path, "third.csv"),
-        known=[path],
+        results=[kept(tmp_path, "third.csv"), path],
     )
     assert not done.missing
-    assert [done.row(cell.experiment.id).made_with["model.weights"] for cell in done.cells] == [
-        row.made_with["model.weights"] for row in reversed(ran)
+    assert [done.known[cell.experiment.id].hashes["model.weights"] for cell in done.cells] == [
+        row.hashes["model.weights"] for row in reversed(ran)
     ]
 
 
@@ -353,13 +359,13 @@ def test_processes_that_keep_results_in_one_file_do_not_lose_each_others(tmp_pat
     path, out, cache = kept(tmp_path), tmp_path / "out", tmp_path / "cache"
     plan = plan_on(painted(tmp_path / "images")) | {"seeds": [0, 1]}
     plans = [plan | {"hold_out": [column]} for column in ("oil", "ink")]
-    works = [prepare_work(one, out, cache=cache, kept=path) for one in plans]
+    works = [prepare_work(one, out, cache=cache, results=path) for one in plans]
     for one in plans:
         compare(one, out, cache=cache, report=False)
     for turn in (0, 1):
         for work in works:
-            work.keep(work.cells[turn].experiment.id)
-    found = KeptResults.read(path).results
+            work.keep([work.cells[turn].experiment.id])
+    found = read_results(path)
     assert [(row.held_out, row.seed) for row in found] == [
         ("oil", 0),
         ("ink", 0),
@@ -367,11 +373,9 @@ def test_processes_that_keep_results_in_one_file_do_not_lose_each_others(tmp_pat
         ("ink", 1),
     ]
     # what one of them leaves out as outdated is gone, and nothing else
-    first, second = KeptResults.read(path), KeptResults.read(path)
-    first.leave_out(found[:1])
-    for file, other, work in ((second, "0" * 8, works[0]), (first, "1" * 8, works[1])):
-        file.copy(work.cells[:1], found[3].model_copy(update={"experiment": other}))
-    after = KeptResults.read(path).results
+    for other, outdated in (("0" * 8, []), ("1" * 8, found[:1])):
+        add_rows(path, [found[3].model_copy(update={"experiment": other})], outdated)
+    after = read_results(path)
     assert after[:3] == found[1:]
     assert [row.experiment for row in after[3:]] == ["0" * 8, "1" * 8]
     assert [file.name for file in tmp_path.glob(".*")] == []
@@ -379,52 +383,47 @@ def test_processes_that_keep_results_in_one_file_do_not_lose_each_others(tmp_pat
 
 def test_a_file_that_another_process_holds_is_waited_for_and_then_named(tmp_path, monkeypatch):
     path = kept(tmp_path)
-    row = KeptResult(experiment="0" * 8, method="fedavg", held_out="ink", seed=0)
+    row = ResultRow(experiment="0" * 8, method="fedavg", held_out="ink", seed=0)
     monkeypatch.setattr("feddg.comparison.results.WAIT", 0.1)
-    (cell, *_) = expand_plan(load_plan(PLAN))
     with (
         FileLock(tmp_path / ".kept.csv.lock"),
         pytest.raises(RunError, match=r"kept\.csv is being written by another process"),
     ):
-        KeptResults.read(path).copy([cell], row)
+        add_rows(path, [row])
     assert not path.exists()
-    KeptResults.read(path).copy([cell], row)
-    assert len(KeptResults.read(path).results) == 1
+    add_rows(path, [row])
+    assert len(read_results(path)) == 1
 
 
 def test_a_result_of_other_weights_is_none_of_these(tmp_path):
     path, root, cache = kept(tmp_path), painted(tmp_path / "images"), tmp_path / "cache"
     weights = tmp_path / "weights.safetensors"
     plan = plan_on(root, model={"backbone": "resnet18", "weights": some_weights(weights)})
-    compare(plan, tmp_path / "out", cache=cache, report=False, kept=path)
-    assert not prepare_work(plan, tmp_path / "other", cache=cache, kept=path).missing
+    compare(plan, tmp_path / "out", cache=cache, report=False, results=path)
+    assert not prepare_work(plan, tmp_path / "other", cache=cache, results=path).missing
     some_weights(weights, shift=1.0)
     with pytest.raises(RunError, match=r"model.weights of fedavg, oil, seed 0"):
-        prepare_work(plan, tmp_path / "other", cache=cache, kept=path)
+        prepare_work(plan, tmp_path / "other", cache=cache, results=path)
 
 
-def test_a_result_that_does_not_say_what_it_was_made_with_is_remarked_on(tmp_path, caplog):
+def test_a_result_that_does_not_say_what_it_was_made_with_is_warned_about(tmp_path, caplog):
     path, cache = kept(tmp_path), tmp_path / "cache"
     plan = plan_on(painted(tmp_path / "images"))
-    compare(plan, tmp_path / "out", cache=cache, report=False, kept=path)
-    path.write_text(
-        to_text(
-            [row.model_copy(update={"made_with": {}}) for row in KeptResults.read(path).results]
-        )
-    )
-    assert not prepare_work(plan, tmp_path / "other", cache=cache, kept=path).missing
+    compare(plan, tmp_path / "out", cache=cache, report=False, results=path)
+    path.write_text(to_text([row.model_copy(update={"hashes": {}}) for row in read_results(path)]))
+    assert not prepare_work(plan, tmp_path / "other", cache=cache, results=path).missing
     assert "does not say of 1 of its results which images" in caplog.text
 
 
-HEADS = "experiment,method,held_out,conditions,seed,machine,version,made_with,test_final\n"
+HEADS = "experiment,method,held_out,conditions,seed,machine,version,hashes,test_final\n"
 GOOD = "0123abcd,fedavg,sketch,,0,cpu,1,,0.5\n"
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("a,b\n", "holds no kept results"),
-        ("", "holds no kept results"),
+        ("a,b\n", "is no results file"),
+        ("", "is no results file"),
         (HEADS + GOOD + "0123abcd,fedavg\n", "line 3: 2 cells, not 9"),
         (HEADS + GOOD.replace("0123abcd", "../../etc"), "line 2 is damaged: experiment"),
         (HEADS + GOOD.replace(",0,", ",zero,"), "line 2 is damaged: seed"),
@@ -444,16 +443,16 @@ GOOD = "0123abcd,fedavg,sketch,,0,cpu,1,,0.5\n"
 )
 def test_a_damaged_file_is_named_with_its_line(tmp_path, text, said):
     with pytest.raises(RunError, match=re.escape(said)) as caught:
-        KeptResults.read(kept(tmp_path, text=text))
+        read_results(kept(tmp_path, text=text))
     assert "kept.csv" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_a_method_that_is_a_formula_is_no_formula_in_the_file(tmp_path):
-    result = KeptResult(experiment="0" * 8, method="=1+1", held_out="@x", seed=0)
+    result = ResultRow(experiment="0" * 8, method="=1+1", held_out="@x", seed=0)
     text = to_text([result])
     assert [cell[:1] for cell in next(csv.reader(text.splitlines()[1:]))][1:3] == ["'", "'"]
-    assert KeptResults.read(kept(tmp_path, text=text)).results == [result]
+    assert read_results(kept(tmp_path, text=text)) == [result]
 
 
 def reported(*arguments):
@@ -474,6 +473,8 @@ def test_a_file_of_kept_results_is_shown_and_written_as_a_page(tmp_path):
         == f"# kept\n\n<!-- tables -->\n\n{shown.strip()}\n\n<!-- end of tables -->\n"
     )
     page.write_text(page.read_text().replace("# kept", "# Mine") + "By hand.\n")
+    assert reported(path, "--out", tmp_path / "page.html")[0] == 0
+    assert "<title>FedAvg and MixStyle" in (tmp_path / "page.html").read_text()
     own = page.read_text()
     page.write_text(own.replace("50.0", "99.9"))
     assert reported(path, "--out", page)[0] == 0
@@ -487,8 +488,8 @@ def test_a_model_that_learned_nothing_is_marked_wherever_its_number_stands(tmp_p
     train = {"rounds": 2, "local_epochs": 2, "batch_size": 32, "lr": 0.003}
     plan["base"] = PLAN["base"] | {"train": train}
     file = tmp_path / "kept.csv"
-    compare(plan, tmp_path / "out", cache=tmp_path / "cache", kept=file, report=False)
-    learned, not_learned = (result.numbers for result in KeptResults.read(file).results)
+    compare(plan, tmp_path / "out", cache=tmp_path / "cache", results=file, report=False)
+    learned, not_learned = (result.numbers for result in read_results(file))
     assert learned["test_final"] > 0.2
     assert not_learned["test_final"] < 0.2
     assert (learned["constant_final"], not_learned["constant_final"]) == (0, 1)
@@ -500,20 +501,18 @@ def test_a_model_that_learned_nothing_is_marked_wherever_its_number_stands(tmp_p
     assert all("†" in line for line in with_marks)
     assert "†" not in costs
     assert not any("†" in line for line in shown.splitlines() if line.startswith("| FedProx"))
-    assert "† In at least one run the model is no better than one that always names" in shown
-    planned = planned_tables(KeptTable.of(KeptResults.read(file), load_plan(plan)))
+    assert "† In at least one run the model is no better than always answering the most" in shown
+    planned = planned_tables(Results.read(file, load_plan(plan)))
     rows = [line for line in planned.splitlines() if line.startswith("| Still")]
     assert sum("†" in row for row in rows) == len(rows), "accuracy by three rules, two of margins"
     assert "| FedProx | " in planned
 
-    for result in KeptResults.read(file).results:
+    for result in read_results(file):
         silent = {n: v for n, v in result.numbers.items() if not n.startswith("constant")}
-        before = KeptResults(
-            tmp_path / "before.csv", [result.model_copy(update={"numbers": silent})]
-        )
-        said = planned_tables(KeptTable.of(before, load_plan(plan)))
+        before = Results.of_rows([result.model_copy(update={"numbers": silent})], load_plan(plan))
+        said = planned_tables(before)
         assert "no better" not in said
-        assert "than a constant one is not on record for 1 run" in said
+        assert "most frequent class is not on record for 1 run" in said
 
 
 @pytest.mark.parametrize("name", ["constant_final", "rising"])
@@ -521,7 +520,7 @@ def test_what_is_there_or_not_is_no_larger_number(tmp_path, name):
     heads, row = HEADS.rstrip("\n"), GOOD.rstrip("\n")
     text = f"{heads},{name}\n{row},1.5\n"
     with pytest.raises(RunError, match=rf"kept\.csv, line 2.*{name} cannot be 1\.5"):
-        KeptResults.read(kept(tmp_path, text=text))
+        read_results(kept(tmp_path, text=text))
 
 
 def test_a_page_of_kept_results_overwrites_nothing(tmp_path):
@@ -532,7 +531,7 @@ def test_a_page_of_kept_results_overwrites_nothing(tmp_path):
         ((path, "--out", other), "notes.md is there already and is not overwritten"),
         ((path, "--out", path), "kept.csv is there already and is not overwritten"),
         ((path, "--tables", tmp_path / "t"), "only --out is for it"),
-        ((other,), "holds no kept results"),
+        ((other,), "is no results file"),
         ((path, "--out", tmp_path), "Cannot read"),
     ):
         code, _, error = reported(*arguments)
@@ -543,9 +542,9 @@ def test_a_page_of_kept_results_overwrites_nothing(tmp_path):
 
 def test_two_results_for_a_cell_are_refused_where_tables_would_mix_them(tmp_path):
     text = HEADS + GOOD + GOOD.replace("0123abcd", "deadbeef")
-    kept_rows = KeptResults.read(kept(tmp_path, text=text))
+    path = kept(tmp_path, text=text)
     with pytest.raises(RunError, match=r"kept\.csv: fedavg, sketch, seed 0 stands there twice"):
-        KeptTable.of(kept_rows)
+        Results.read(path)
 
 
 def test_a_label_is_one_line():
@@ -558,5 +557,5 @@ def test_a_file_that_cannot_be_written_is_said_before_anything_is_run(tmp_path):
     (tmp_path / "a_file").write_text("not a folder")
     path = tmp_path / "a_file" / "kept.csv"
     with pytest.raises(RunError, match=r"Cannot write .*kept\.csv"):
-        compare(PLAN, tmp_path / "out", cache=tmp_path / "cache", kept=path)
+        compare(PLAN, tmp_path / "out", cache=tmp_path / "cache", results=path)
     assert not (tmp_path / "out").exists()

@@ -93,7 +93,7 @@ def test_the_best_on_in_domain_validation_is_picked_and_run(tmp_path):
         assert [key for key, row in own.items() if row["picked"]] == [best]
         field = "lr" if method == "fedavg" else "mu"
         for cell in done.work.cells:
-            if (cell.method, cell.scenario) == (method, held_out):
+            if (cell.method, cell.held_out) == (method, held_out):
                 run = done.work.folders[cell.experiment.id]
                 said = read_run(run).experiment
                 found = said["train"]["lr"] if field == "lr" else said["method"]["settings"]["mu"]
@@ -117,7 +117,7 @@ def row(method, held_out, accuracy, picked=False, **values):
     )
 
 
-def test_a_choice_at_the_end_of_its_grid_and_a_tie_are_remarked():
+def test_a_choice_at_the_end_of_its_grid_and_a_tie_are_warned_about():
     tried = (
         row("fedavg", "ink", 0.5, lr="1e-05"),
         row("fedavg", "ink", 0.7, lr="0.003", picked=True),
@@ -131,15 +131,15 @@ def test_a_choice_at_the_end_of_its_grid_and_a_tie_are_remarked():
         row("fedprox", "ink", 0.7, optimizer="adam"),
     )
     file = TuningFile(rule="Final round", seeds=(0,), tried=tried)
-    assert file.remarks() == [
-        "fedavg, ink held out: lr 0.003 is the highest that was tried; a higher one may do better",
-        "fedprox, ink held out: 2 combinations do equally well; the first counts",
+    assert list(map(str, file.diagnostics())) == [
+        "fedavg, ink held out: lr 0.003 is the highest that was tried. Try a higher one, too.",
+        "fedprox, ink held out: 2 combinations do equally well; the first counts.",
     ]
     section = tuning_section(file)
     assert "is the highest that was tried" in section.blocks[1].text
 
 
-def test_a_choice_among_models_that_learned_nothing_is_remarked(tmp_path):
+def test_a_choice_among_models_that_learned_nothing_is_warned_about(tmp_path):
     """Trials too short to learn anything: their values are noise, and so is the choice."""
     short = plan(
         methods=["fedavg"],
@@ -149,17 +149,17 @@ def test_a_choice_among_models_that_learned_nothing_is_remarked(tmp_path):
     short["base"]["train"]["local_steps"] = 25
     kept, again = tmp_path / "kept.csv", {**short, "base": {**short["base"]}}
     out = tmp_path / "out"
-    compare(short, out, cache=tmp_path / "cache", report=False, kept=kept)
+    compare(short, out, cache=tmp_path / "cache", report=False, results=kept)
     file = TuningFile.read(out / "tuning.json")
     # Of a network whose weights stay as they were drawn, and of one that learns.
     assert {one.values["train.lr"]: one.constant for one in file.tried} == {"1e-09": 1, "0.003": 0}
-    assert not any("always names the same class" in remark for remark in file.remarks())
+    assert not any(one.code == "tuned-on-nothing-learned" for one in file.diagnostics())
     text = to_markdown(tuning_table(file))
     assert [MARK.strip() in line for line in text.splitlines()[2:]] == [True, False]
     again["tune"] = {"settings": {"train.lr": (1e-9, 1e-8)}, "rounds": 2}
-    compare(again, tmp_path / "worse", cache=tmp_path / "cache", report=False, kept=kept)
-    said = TuningFile.read(tmp_path / "worse" / "tuning.json").remarks()
-    assert any("in 1 of 1 trials the model is no better than one that always" in s for s in said)
+    compare(again, tmp_path / "worse", cache=tmp_path / "cache", report=False, results=kept)
+    said = TuningFile.read(tmp_path / "worse" / "tuning.json").diagnostics()
+    assert any("most frequent class in 1 of 1 trials" in one.text for one in said)
     section = tuning_section(TuningFile.read(tmp_path / "worse" / "tuning.json"))
     assert any(MEANING in getattr(block, "text", "") for block in section.blocks)
 
@@ -184,7 +184,7 @@ def test_trials_never_open_held_out_images(tmp_path):
     for file in (root / "sketch").rglob("*.png"):
         file.write_bytes(b"no image")
     trials = [cell for cells in trials_of(load_plan(plan(root))).values() for cell in cells]
-    trial = next(cell.experiment for cell in trials if cell.scenario == "sketch")
+    trial = next(cell.experiment for cell in trials if cell.held_out == "sketch")
     assert trial.data.leave_out == ("sketch",)
     assert not trial.hold_out.test
     images = load_images(trial, None, lambda *_: None)
@@ -253,13 +253,13 @@ def test_trials_that_were_kept_are_not_run_again(tmp_path, rule, evaluate):
     said["base"]["evaluate"] |= evaluate
     said["base"]["server"] = {"serve": "tail"}
     kept, first, second = tmp_path / "table.csv", Names(), Names()
-    where = {"cache": tmp_path / "cache", "report": False, "kept": kept}
+    where = {"cache": tmp_path / "cache", "report": False, "results": kept}
     compare(said, tmp_path / "a", watcher=first, drop_weights=True, **where)
     assert len(first.begun) == 3
     assert not list((tmp_path / "a").rglob("*.safetensors")), "trials' weights are dropped, too"
     shutil.rmtree(tmp_path / "a")
     (tmp_path / "plan.yaml").write_text(yaml.safe_dump(said))
-    words = ["compare", str(tmp_path / "plan.yaml"), "--kept", str(kept), "--dry-run"]
+    words = ["compare", str(tmp_path / "plan.yaml"), "--results", str(kept), "--dry-run"]
     shown = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "dry")])
     assert "2 complete, 0 to continue, 0 to start" in shown.stderr
     assert not (tmp_path / "dry").exists(), "a dry run writes nothing"
@@ -271,7 +271,7 @@ def test_trials_that_were_kept_are_not_run_again(tmp_path, rule, evaluate):
     assert (tmp_path / "b" / "tuning.json").read_text("utf-8") == written
 
     third, other = Names(), tmp_path / "other.csv"
-    where = {"cache": tmp_path / "cache", "report": False, "kept": other, "known": [kept]}
+    where = {"cache": tmp_path / "cache", "report": False, "results": [other, kept]}
     compare(said, tmp_path / "c", watcher=third, **where)
     assert not third.begun, "another table's trials are known, too"
     assert (tmp_path / "other.tuning.json").read_text("utf-8") == written
@@ -281,7 +281,7 @@ def test_a_table_that_is_tuned_column_by_column_keeps_every_choice(tmp_path):
     kept = tmp_path / "table.csv"
     said = plan(methods=["fedavg"])
     said["tune"] = {"settings": {"train.lr": [1e-4, 0.01]}, "rounds": 1}
-    where = {"cache": tmp_path / "cache", "report": False, "kept": kept}
+    where = {"cache": tmp_path / "cache", "report": False, "results": kept}
 
     def chosen(**changes):
         compare(said | changes, tmp_path / "out", **where)
@@ -301,7 +301,7 @@ def test_trials_whose_images_changed_are_not_taken_for_the_same(tmp_path):
     kept, watcher = tmp_path / "table.csv", Names()
     said = plan(root, methods=["fedavg"], hold_out=["sketch"])
     said["tune"] = {"settings": {"train.lr": [1e-4, 0.01]}, "rounds": 1}
-    where = {"cache": tmp_path / "cache", "report": False, "kept": kept}
+    where = {"cache": tmp_path / "cache", "report": False, "results": kept}
     compare(said, tmp_path / "a", **where)
     changed = next((root / "ink").rglob("*.png"))
     shutil.copy(next((root / "chalk").rglob("*.png")), changed)
@@ -319,7 +319,7 @@ def test_outdated_results_of_the_table_are_said_before_its_trials(tmp_path):
     kept, watcher = tmp_path / "table.csv", Names()
     said = plan(root, methods=["fedavg", {"name": "fedprox", "mu": 0.1}], hold_out=["sketch"])
     said["tune"] = {"settings": {"train.lr": [1e-4, 0.01]}, "rounds": 1}
-    where = {"cache": tmp_path / "cache", "report": False, "kept": kept}
+    where = {"cache": tmp_path / "cache", "report": False, "results": kept}
     compare(said, tmp_path / "a", **where)
     (tmp_path / "table.trials.csv").unlink()
     images = sorted(path for path in root.rglob("*.png"))
@@ -334,13 +334,8 @@ def test_a_damaged_file_of_trials_is_said_before_anything_runs(tmp_path, name):
     (tmp_path / name).write_text("{}", "utf-8")
     watcher = Names()
     with pytest.raises(RunError, match=re.escape(name)):
-        compare(plan(), tmp_path / "out", kept=tmp_path / "table.csv", watcher=watcher)
+        compare(plan(), tmp_path / "out", results=tmp_path / "table.csv", watcher=watcher)
     assert not watcher.begun
-
-
-def test_a_file_of_before_other_metrics_could_pick_is_read():
-    old = {"method": "fedavg", "values": {}, "accuracy": 0.5, "trials": 1, "picked": True}
-    assert TriedRow.model_validate(old).score == 0.5
 
 
 @pytest.mark.parametrize(

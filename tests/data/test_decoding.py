@@ -428,7 +428,7 @@ def test_large_images_become_tiles_that_stay_together(tmp_path):
 
 
 def test_an_image_too_large_to_decode_whole_is_cut(tmp_path, monkeypatch):
-    for module in ("decoding", "survey"):
+    for module in ("decoding", "inspection"):
         monkeypatch.setattr(f"feddg.data.{module}.MOST_PIXELS", 1000)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
     tiff(tmp_path / "a/x/wide.tif", numbers(8, 3, 40))

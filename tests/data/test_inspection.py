@@ -90,13 +90,13 @@ def test_nothing_is_said_of_images_that_are_in_order(root, tmp_path, caplog):
 def test_classes_that_differ_in_spelling_only(root, tmp_path, caplog):
     make_folder(root, ("a", "c"), ("X",), 3)
     load(root, tmp_path, duplicates="ignore")
-    assert any("the classes 'X', 'x' differ in spelling only" in text for text in said(caplog))
+    assert any("The classes 'X', 'x' differ in spelling only" in text for text in said(caplog))
 
 
 def test_a_class_only_in_the_test_domain_ends_the_run(root, tmp_path):
     (root / "c/z").mkdir()
     noise(9001).save(root / "c/z/0.png")
-    with pytest.raises(DataError, match=r"nobody trains on the class 'z', .* 'c' has 1 image"):
+    with pytest.raises(DataError, match=r"No client trains on the class 'z', .* 'c' has 1 image"):
         load(root, tmp_path)
 
 
@@ -110,14 +110,14 @@ def test_a_domain_that_cannot_be_decoded_ends_the_run(root, tmp_path):
 def test_one_class_left_ends_the_run(root, tmp_path):
     for file in root.glob("*/y/*.png"):
         file.write_text("no image")
-    with pytest.raises(DataError, match="only the class 'x' has usable images"):
+    with pytest.raises(DataError, match="Only the class 'x' has usable images"):
         load(root, tmp_path)
 
 
 def test_one_class_left_to_train_on_ends_the_run(root, tmp_path):
     shutil.rmtree(root / "a/y")
     shutil.rmtree(root / "b/y")
-    with pytest.raises(DataError, match=r"only the class 'x' is left to train on.*1 more"):
+    with pytest.raises(DataError, match=r"Only the class 'x' is left to train on.*1 more"):
         load(root, tmp_path)
 
 
@@ -126,20 +126,20 @@ def test_missing_classes_are_a_note(root, tmp_path, caplog):
     (root / "b/y").mkdir()
     with caplog.at_level(logging.INFO):
         load(root, tmp_path)
-    assert said(caplog) == ["classes are missing: b lacks y"]
+    assert said(caplog) == ["Some domains lack classes: b lacks y."]
 
 
 def test_four_validation_images_pick_the_round_and_that_is_said(tmp_path, caplog):
     load(make_folder(tmp_path / "images", each=5), tmp_path, id_val=0.25)
     (text,) = said(caplog)
-    assert "validation on training domains has only 4 images" in text
+    assert "Validation on training domains has only 4 images" in text
     assert "uncertain by 49 points" in text  # 1.96 * sqrt(0.25 / 4)
 
 
 def test_copies_of_training_images_in_the_test_domain_end_the_run(root, tmp_path, caplog):
     for number in range(7):
         shutil.copy(root / f"a/x/{number}.png", root / f"c/x/copy{number}.png")
-    where = r"copies of training images .*7 of test; a/x/\d.png = c/x/copy\d.png"
+    where = r"Copies of training images .*7 of test; a/x/\d.png = c/x/copy\d.png"
     with pytest.raises(DataError, match=where):
         load(root, tmp_path, id_val=0.0)
     caplog.clear()
@@ -155,7 +155,7 @@ def test_copies_among_training_images_are_no_single_image_to_hide(root, tmp_path
     shutil.copy(root / "a/x/0.png", root / "a/x/copy.png")
     told = "privacy.record_epsilon is for one file, and 2 files are 1 image"
     privacy = {"record_epsilon": 8}
-    with pytest.raises(DataError, match=rf"{told}.*remove them"):
+    with pytest.raises(DataError, match=rf"{told}.*Remove them"):
         load(root, tmp_path, privacy, id_val=0.0)
     load(root, tmp_path, privacy, id_val=0.0, duplicates="warn")
     assert any(text.startswith(told) for text in said(caplog))
@@ -203,12 +203,12 @@ def test_what_is_ignored_is_counted_by_kind(root):
         "without a suffix": 1,
     }
     texts = {finding.text: finding.severity for finding in about_ignored(found)}
-    assert texts["ignored, as they are no images: 1 .txt, 1 without a suffix"] == "note"
+    assert texts["Ignored, as they are no images: 1 .txt, 1 without a suffix."] == "note"
     (slides,) = [text for text in texts if ".svs" in text]
     assert "2 files (a/x/slide.svs, b/x/other.svs)" in slides
     assert "OpenSlide" in slides
     (deep,) = [text for text in texts if "deeper" in text]
-    assert deep.startswith("ignored: 4 files (a/x/deep/0.png, a/x/deep/1.png, a/x/deep/2.png, ...)")
+    assert deep.startswith("Ignored: 4 files (a/x/deep/0.png, a/x/deep/1.png, a/x/deep/2.png, ...)")
 
 
 def test_every_run_says_it(root, tmp_path, caplog):
@@ -226,7 +226,7 @@ def test_a_class_with_most_of_the_images_is_warned_about(tmp_path, caplog):
             )
     with caplog.at_level(logging.WARNING):
         load(root, tmp_path)
-    (text,) = [text for text in said(caplog) if "always naming" in text]
+    (text,) = [text for text in said(caplog) if "always answering" in text]
     # 0.5 of each domain's images validate: shares stay what they are, 230 of 290.
     assert text.startswith("79% of the training images are of the class 'x'")
 
@@ -240,4 +240,4 @@ def test_a_client_with_most_of_the_images_is_warned_about(sizes, said):
     assert len(found) == (said is not None)
     if found:
         share = max(sizes) / sum(sizes)
-        assert found[0].text.startswith(f"client {said} of {len(sizes)} holds {share:.0%}")
+        assert found[0].text.startswith(f"Client {said} of {len(sizes)} holds {share:.0%}")

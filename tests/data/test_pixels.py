@@ -15,7 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
-from feddg.data import decoding as decoded_files
+from feddg.data import decoding
 from feddg.data import pixels as pixel_cache
 from feddg.data.images import ImageTable
 from feddg.data.pixels import ArrayPixels, StreamingPixels, open_pixels
@@ -49,13 +49,13 @@ def table(tmp_path: Path) -> ImageTable:
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the files decoded so far."""
     names: list[str] = []
-    original = decoded_files.decode_image
+    original = decoding.decode_image
 
     def counting(path: Path, *args) -> np.ndarray:
         names.append(path.name)
         return original(path, *args)
 
-    monkeypatch.setattr(decoded_files, "decode_image", counting)
+    monkeypatch.setattr(decoding, "decode_image", counting)
     return names
 
 
@@ -335,17 +335,17 @@ PROCESS = """
 import json, os, signal, sys, time
 from pathlib import Path
 import numpy as np
-from feddg.data import decoded_files, pixels
+from feddg.data import decoding, pixels
 from feddg.data.images import ImageTable
 root, cache, own, doomed = Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
-decode, count = decoded_files.decode_image, []
+decode, count = decoding.decode_image, []
 def slowly(*args):
     count.append(1)
     time.sleep(0.05)
     if doomed == "doomed" and len(count) == 4:
         os.kill(os.getpid(), signal.SIGKILL)
     return decode(*args)
-decoded_files.decode_image = slowly
+decoding.decode_image = slowly
 paths = tuple(sorted(path.name for path in root.iterdir()))
 zeros = np.zeros(len(paths), np.int64)
 own.touch()

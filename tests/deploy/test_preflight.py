@@ -19,7 +19,7 @@ from codec_files import write_vgg19
 from feddg.cli import app
 from feddg.deploy import preflight
 from feddg.deploy.keys import public_key
-from feddg.deploy.preflight import Verdict, check_connection, check_site
+from feddg.deploy.preflight import check_connection, check_site
 from feddg.deploy.setup import JoinFile, deployment_fields, read_join, write_app
 from feddg.errors import FeddgError
 from feddg.experiment import Experiment
@@ -67,13 +67,13 @@ def images(tmp_path):
     return tmp_path / "images"
 
 
-def verdicts(checks):
-    return {check.what.split()[0]: check.verdict for check in checks}
+def severities(checks):
+    return {check.code: check.severity for check in checks}
 
 
-def site_verdicts(deployment, images, tmp_path, **changes):
+def site_severities(deployment, images, tmp_path, **changes):
     join = read_join(deployment).model_copy(update=changes)
-    return verdicts(check_site(join, str(images), "north", tmp_path / "cache", "cpu"))
+    return severities(check_site(join, str(images), "north", tmp_path / "cache", "cpu"))
 
 
 @pytest.fixture
@@ -92,18 +92,18 @@ def check_command(deployment, images, tmp_path, *flags):
 def test_a_site_in_order_is_go(deployment, images, tmp_path, listed):
     ended = check_command(deployment, images, tmp_path, "--json")
     assert ended.exit_code == 0, ended.output
-    found = {check["what"]: check for check in json.loads(ended.stdout)}
-    assert {check["verdict"] for check in found.values()} <= {"go", "look"}
+    found = {check["code"]: check for check in json.loads(ended.stdout)}
+    assert {check["severity"] for check in found.values()} <= {"note", "warning"}
     sure = ("key", "clock", "registration", "classes", "domains", "speed")
-    assert all(found[what]["verdict"] == "go" for what in sure)
+    assert all(found[code]["severity"] == "note" for code in sure)
 
 
 def test_a_key_that_is_not_on_the_list_is_no_go(deployment, images, tmp_path):
     ended = check_command(deployment, images, tmp_path, "--json")
     assert ended.exit_code == 1
-    found = {check["what"]: check for check in json.loads(ended.stdout)}
-    assert "north.pub" in found.pop("registration")["remedy"]
-    assert {check["verdict"] for check in found.values()} <= {"go", "look"}
+    found = {check["code"]: check for check in json.loads(ended.stdout)}
+    assert "north.pub" in found.pop("registration")["advice"]
+    assert {check["severity"] for check in found.values()} <= {"note", "warning"}
     offline = check_command(deployment, images, tmp_path, "--offline")
     assert offline.exit_code == 0
     assert "connection were left out" in offline.output
@@ -112,9 +112,9 @@ def test_a_key_that_is_not_on_the_list_is_no_go(deployment, images, tmp_path):
 
 def test_a_proxy_that_refuses_everybody_alike_is_no_go(deployment, monkeypatch):
     monkeypatch.setattr("feddg.deploy.preflight.DOOR", "/elsewhere")
-    found = {check.what: check for check in check_connection(deployment, read_join(deployment))}
-    assert found["registration"].verdict is Verdict.NO_GO
-    assert "403" in found["registration"].found
+    found = {check.code: check for check in check_connection(deployment, read_join(deployment))}
+    assert found["registration"].severity == "error"
+    assert "403" in found["registration"].text
 
 
 @pytest.mark.parametrize("held", [{"test": ["North"]}, {"val": ["north"]}])
@@ -126,20 +126,20 @@ def test_a_site_of_a_held_out_domain_takes_no_part_in_training(
     monkeypatch.setattr(JoinFile, "settings", lambda self: chosen)
     ended = check_command(deployment, images, tmp_path, "--offline", "--json")
     assert ended.exit_code == 1
-    found = {check["what"]: check for check in json.loads(ended.stdout)}
-    assert found["domains"]["verdict"] == "no-go"
-    said = "north: held out in this experiment, so this site takes no part in training"
-    assert found["domains"]["found"] == said
-    assert site_verdicts(deployment, images, tmp_path, trains=False)["domains"] is Verdict.GO
+    found = {check["code"]: check for check in json.loads(ended.stdout)}
+    assert found["domains"]["severity"] == "error"
+    said = "Held out in this experiment: north; this site takes no part in training."
+    assert found["domains"]["text"] == said
+    assert site_severities(deployment, images, tmp_path, trains=False)["domains"] == "note"
 
 
 @pytest.mark.parametrize(
-    ("ahead", "verdict"),
-    [(-60, Verdict.NO_GO), (0, Verdict.GO), (100, Verdict.LOOK), (900, Verdict.NO_GO)],
+    ("ahead", "severity"),
+    [(-60, "error"), (0, "note"), (100, "warning"), (900, "error")],
 )
-def test_a_clock_that_flower_would_refuse_is_no_go(deployment, monkeypatch, ahead, verdict):
+def test_a_clock_that_flower_would_refuse_is_no_go(deployment, monkeypatch, ahead, severity):
     monkeypatch.setattr(StandInProxy, "ahead", ahead)
-    assert verdicts(check_connection(deployment, read_join(deployment)))["clock"] is verdict
+    assert severities(check_connection(deployment, read_join(deployment)))["clock"] == severity
 
 
 def test_faults_of_folder_and_connection_are_named(deployment, tmp_path):
@@ -148,13 +148,13 @@ def test_faults_of_folder_and_connection_are_named(deployment, tmp_path):
     (site / "north").chmod(0o644)
     (site / "trusted.yaml").write_text("nothing: here")
     join = read_join(site).model_copy(update={"feddg": "9.9.9", "address": "127.0.0.1:9"})
-    found = verdicts(check_connection(site, join))
-    bad = {name for name, verdict in found.items() if verdict is Verdict.NO_GO}
-    assert bad == {"feddg", "key", "trusted.yaml", "proxy"}
+    found = severities(check_connection(site, join))
+    bad = {name for name, severity in found.items() if severity == "error"}
+    assert bad == {"feddg", "key", "trusted-apps", "proxy"}
     os.unlink(site / "north")
     (site / "ca.crt").write_text("no certificate")
-    found = verdicts(check_connection(site, join))
-    assert found["key"] is found["certificate"] is Verdict.NO_GO
+    found = severities(check_connection(site, join))
+    assert found["key"] == found["certificate"] == "error"
 
 
 def test_another_certificate_is_no_go(deployment, tmp_path):
@@ -165,25 +165,25 @@ def test_another_certificate_is_no_go(deployment, tmp_path):
     write_app(other, chosen, ["ink"])
     subprocess.run(["sh", str(other / "make_keys.sh")], check=True, capture_output=True)
     shutil.copy(other / "keys" / "ca.crt", site / "ca.crt")
-    proxy = [c for c in check_connection(site, read_join(site)) if c.what.startswith("proxy")]
-    assert proxy[0].verdict is Verdict.NO_GO
-    assert "certificate" in proxy[0].found
+    proxy = [c for c in check_connection(site, read_join(site)) if c.code == "proxy"]
+    assert proxy[0].severity == "error"
+    assert "certificate" in proxy[0].text
 
 
 def test_faults_of_the_images_are_named(deployment, images, tmp_path):
-    assert site_verdicts(deployment, images, tmp_path)["images"] is Verdict.GO
+    assert site_severities(deployment, images, tmp_path)["images-of-each-class"] == "note"
     for number in range(6):
         (images / "corn" / f"bad{number}.png").write_bytes(b"no image")
     (images / "rye").mkdir()
     Image.new("RGB", (8, 8)).save(images / "rye" / "a.png")
     found = list(check_site(read_join(deployment), str(images), "north", tmp_path / "cache", "cpu"))
-    by_name = {check.what: check for check in found}
-    assert by_name["images decode"].verdict is Verdict.NO_GO
-    assert "not an image in a known format (6)" in by_name["images decode"].found
-    assert by_name["classes"].verdict is Verdict.NO_GO
-    assert "rye" in by_name["classes"].found
-    assert "rye (1)" in by_name["images of each class"].found
-    assert site_verdicts(deployment, tmp_path / "nowhere", tmp_path) == {"images": Verdict.NO_GO}
+    by_name = {check.code: check for check in found}
+    assert by_name["images-decode"].severity == "error"
+    assert "not an image in a known format (6)" in by_name["images-decode"].text
+    assert by_name["classes"].severity == "error"
+    assert "rye" in by_name["classes"].text
+    assert "rye (1)" in by_name["images-of-each-class"].text
+    assert site_severities(deployment, tmp_path / "nowhere", tmp_path) == {"images": "error"}
 
 
 def test_a_codec_that_the_site_does_not_have_is_named(deployment, images, tmp_path, monkeypatch):
@@ -194,36 +194,36 @@ def test_a_codec_that_the_site_does_not_have_is_named(deployment, images, tmp_pa
     chosen = Experiment.model_validate(join.settings().model_dump() | {"method": method})
     monkeypatch.setattr(JoinFile, "settings", lambda self: chosen)
     found = list(check_site(join, str(images), "north", cache, "cpu"))
-    assert found[-1].verdict is Verdict.NO_GO
-    assert paths["encoder"] in found[-1].found
+    assert found[-1].severity == "error"
+    assert paths["encoder"] in found[-1].text
     write_vgg19(tmp_path)
-    found = {check.what: check for check in check_site(join, str(images), "north", cache, "cpu")}
-    assert found["files of the method"].verdict is Verdict.GO
-    assert "method.decoder, method.encoder can be read" in found["files of the method"].found
-    assert found["speed"].verdict is not Verdict.NO_GO
+    found = {check.code: check for check in check_site(join, str(images), "north", cache, "cpu")}
+    assert found["files-of-the-method"].severity == "note"
+    assert "method.decoder, method.encoder can be read" in found["files-of-the-method"].text
+    assert found["speed"].severity != "error"
 
 
 def test_classes_that_nobody_named_are_to_be_compared(deployment, images, tmp_path):
-    assert site_verdicts(deployment, images, tmp_path, classes=())["classes"] is Verdict.LOOK
+    assert site_severities(deployment, images, tmp_path, classes=())["classes"] == "warning"
     more = ("corn", "wheat", "rye")
-    assert site_verdicts(deployment, images, tmp_path, classes=more)["classes"] is Verdict.LOOK
+    assert site_severities(deployment, images, tmp_path, classes=more)["classes"] == "warning"
 
 
 def test_a_machine_that_is_too_slow_or_full_is_no_go(deployment, images, tmp_path, monkeypatch):
     monkeypatch.setattr(preflight, "ROUND_DEADLINE", 1e-9)
     monkeypatch.setattr(preflight, "SPARE_BYTES", 2**60)
     monkeypatch.setattr(preflight, "free_memory", lambda: 1000)
-    found = site_verdicts(deployment, images, tmp_path)
-    assert found["speed"] is found["disk"] is found["memory"] is Verdict.NO_GO
+    found = site_severities(deployment, images, tmp_path)
+    assert found["speed"] == found["disk"] == found["memory"] == "error"
     folder = tmp_path / "a file"
     folder.write_text("")
     join = read_join(deployment)
     checks = list(check_site(join, str(images), "north", folder / "cache", "cpu"))
-    assert verdicts(checks)["disk"] is Verdict.NO_GO
+    assert severities(checks)["disk"] == "error"
 
 
 def test_a_folder_without_join_file_or_with_another_experiment_is_one_clear_line(tmp_path):
     with pytest.raises(FeddgError, match="the folder sites/NAME"):
         read_join(tmp_path)
     join = JoinFile(site="a", address="b:1", feddg="0", flwr="1", experiment="method: [")
-    assert verdicts(check_site(join, "digits:ink", None, tmp_path)) == {"experiment": Verdict.NO_GO}
+    assert severities(check_site(join, "digits:ink", None, tmp_path)) == {"experiment": "error"}

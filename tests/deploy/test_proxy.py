@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from feddg.cli import app
 from feddg.deploy.keys import let_through, public_key
-from feddg.deploy.preflight import Verdict, check_connection
+from feddg.deploy.preflight import check_connection
 from feddg.deploy.setup import FLEET_METHODS, REGISTERED, read_join, write_app
 from feddg.experiment import Experiment
 from stand_in_proxy import StandInProxy
@@ -188,20 +188,20 @@ def test_a_key_that_is_not_registered_is_told_so_whatever_it_asks_with(proxy, me
 
 
 def registration(folder):
-    checks = {check.what: check for check in check_connection(folder, read_join(folder))}
-    assert checks[f"proxy {read_join(folder).address}"].verdict is Verdict.GO
+    checks = {check.code: check for check in check_connection(folder, read_join(folder))}
+    assert checks["proxy"].severity == "note"
     return checks["registration"]
 
 
 def test_the_check_tells_a_listed_key_from_another_and_from_none(proxy, tmp_path):
     sites, received = proxy[0] / "sites", proxy[3]
     received.clear()
-    assert registration(sites / "ink").verdict is Verdict.GO
-    assert registration(sites / "chalk").verdict is Verdict.NO_GO
-    assert "not on the proxy's list" in registration(sites / "chalk").found
+    assert registration(sites / "ink").severity == "note"
+    assert registration(sites / "chalk").severity == "error"
+    assert "not on the proxy's list" in registration(sites / "chalk").text
     shutil.copytree(sites / "ink", tmp_path / "ink")
     (tmp_path / "ink" / "ink.pub").unlink()
-    assert registration(tmp_path / "ink").verdict is Verdict.NO_GO
+    assert registration(tmp_path / "ink").severity == "error"
     assert received == []
 
 

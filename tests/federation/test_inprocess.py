@@ -86,7 +86,7 @@ def test_turns_under_way_end_with_their_round(error):
     with pytest.raises(type(error)):
         small.server.round()
     assert 0 < method.steps < 10_000
-    assert not any(worker.stopped.is_set() for worker in small.transport._workers)
+    assert not any(worker.stopped.is_set() for worker in small.transport.workers)
 
 
 class Counted(FedAvg):

@@ -16,7 +16,7 @@ from feddg.api import resume, run
 from feddg.clients.client import Client, RecordNoise
 from feddg.errors import ExperimentError
 from feddg.experiment import Experiment
-from feddg.federation import local_training as turns
+from feddg.federation import local_training
 from feddg.federation.local_training import clipped_sum, image_gradients, private_step, train
 from feddg.methods.base import Method
 from feddg.models.precision import autocast
@@ -193,7 +193,7 @@ def dearest(monkeypatch):
         for row in client.training.rows[batch.positions].tolist():
             steps[row].append(noise.multiplier)
 
-    monkeypatch.setattr(turns, "private_step", noted)
+    monkeypatch.setattr(local_training, "private_step", noted)
 
     def epsilon(delta):
         most = max(steps.values(), key=len)
@@ -277,7 +277,7 @@ def test_a_style_of_tiles_hides_a_client_and_no_image():
     with pytest.raises(ExperimentError, match=r"style_epsilon is for one image, and data\.tile"):
         guards_for(experiment, *build(experiment, 10))
     experiment = Experiment(**tiled, privacy={"style_epsilon": 4, "style_unit": "client"})
-    assert "for a client" in guards_for(experiment, *build(experiment, 10)).promises[0]
+    assert "for a client" in guards_for(experiment, *build(experiment, 10)).diagnostics[0].text
 
 
 # What a client does in a round, whatever carries the messages.

@@ -15,7 +15,7 @@ from feddg.data.pixels import ArrayPixels
 from feddg.messages import on_device
 from feddg.methods.base import methods
 from feddg.prediction.predict import predict
-from feddg.runs import analyses as loss_landscape
+from feddg.runs import analyses
 from feddg.runs.analyses import analyse
 from feddg.settings import TrainSettings
 from federations import SmallFederation, federation, same
@@ -128,8 +128,8 @@ def test_what_a_checkpoint_holds_goes_to_the_device(name: str, device: str) -> N
 def test_a_run_can_be_looked_into_there(
     device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loss_landscape, "LANDSCAPE_IMAGES", 24)
-    monkeypatch.setattr(loss_landscape, "GRID", 3)
+    monkeypatch.setattr(analyses, "LANDSCAPE_IMAGES", 24)
+    monkeypatch.setattr(analyses, "GRID", 3)
     changes: dict[str, Any] = {"device": device, "train": SETTINGS["train"] | {"local_steps": 2}}
     folder = trained_run(tmp_path / "run", tmp_path / "cache", "fedig", **changes)
     analysed = json.loads(analyse(folder, cache=tmp_path / "cache").read_text())

@@ -224,24 +224,24 @@ def test_a_preview_shows_the_banks_styles_by_turns():
 
 
 @pytest.mark.parametrize("method", ["ccst", "pardon+mixstyle"])
-def test_a_codec_that_sees_too_little_of_small_images_is_remarked_on(tmp_path, method):
+def test_a_codec_that_sees_too_little_of_small_images_is_warned_about(tmp_path, method):
     files = write_vgg19(tmp_path, divisor=16)
 
     def said(size, **settings):
         data = {"source": "digits", "image_size": size}
         experiment = Experiment(data=data, method={"name": method, **settings}, hold_out="ink")
         chosen = build_method(experiment.method.name, experiment.method.settings)
-        return list(chosen.remarks(experiment))
+        return list(chosen.diagnostics(experiment))
 
-    (remark,) = said(32, codec="vgg19", **files)
-    assert "an image of 32 pixels as 4 x 4 places" in remark
-    assert "method.codec=colors" in remark
+    (found,) = said(32, codec="vgg19", **files)
+    assert "an image of 32 pixels as 4 x 4 places" in found.text
+    assert "method.codec=colors" in found.advice
     assert said(64, codec="vgg19", **files) == []
     assert said(32, codec="compact") == said(8, codec="colors") == []
     assert said(32, codec="vgg19", strength=0.0, **files) == []
 
 
-def test_what_a_method_remarks_is_said_before_round_1(tmp_path, caplog):
+def test_what_a_method_warns_about_is_said_before_round_1(tmp_path, caplog):
     files = write_vgg19(tmp_path, divisor=16)
     experiment = Experiment(
         data={"source": "digits", "image_size": 16},

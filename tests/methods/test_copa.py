@@ -74,7 +74,7 @@ def test_one_domain_without_gates_is_fedavg():
         examples.domains.zero_()
         return examples
 
-    small.transport._examples = one_domain
+    small.transport.examples = one_domain
     weights, expected = small.run(), federation().run()
     shared = {name: t for name, t in weights.items() if not name.startswith("heads.")}
     assert same(shared, expected)

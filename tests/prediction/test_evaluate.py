@@ -277,7 +277,7 @@ def test_clients_without_a_model_in_common_have_none_and_are_told_of(folders, ca
     folder = folders["local", "sketch"]
     assert not results_file(folder).exists()
     (reason,) = write_missing_results([folder, folders["fedavg", "sketch"]], cache=cache)
-    assert "every client has a model of its own" in reason
+    assert "every client has a model of its own" in reason.text
     with pytest.raises(RunError, match=r"feddg evaluate .* --predictions"):
         read_image_results(folder)
 

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import asdict
 
 import numpy
 import pytest
@@ -19,7 +20,7 @@ from feddg.evaluation.accuracy import energy
 from feddg.experiment import Experiment
 from feddg.prediction import export as export_module
 from feddg.prediction.export import MODEL_CARD, as_input, example, export_run
-from feddg.runs.findings import wilson
+from feddg.runs.diagnostics import wilson
 from feddg.runs.model import load_model, load_trained
 from feddg.runs.reading import read_run
 from trained_runs import SETTINGS, trained_run
@@ -214,9 +215,10 @@ def test_a_meaningless_model_says_so_in_file_and_card(tmp_path):
     train = {"rounds": 1, "local_steps": 1, "batch_size": 8, "lr": 1e-9, "augmentation": "none"}
     run = trained_run(tmp_path / "runs", tmp_path / "cache", train=train)
     done = export_run(run, tmp_path / "model.safetensors", "safetensors")
-    assert "no better than a constant one" in done.cautions[0]
-    assert done.metadata["cautions"] == list(done.cautions)
-    assert f"> **{done.cautions[0]}**" in done.card.read_text("utf-8")
+    (warning,) = done.diagnostics
+    assert "no better than always answering the most frequent class" in warning.text
+    assert done.metadata["diagnostics"] == [asdict(warning)]
+    assert f"> **{warning}**" in done.card.read_text("utf-8")
     with pytest.raises(RunError, match="Its labels mean nothing"):
         export_run(run, tmp_path / "strict.safetensors", "safetensors", strict=True)
     assert not (tmp_path / "strict.safetensors").exists()

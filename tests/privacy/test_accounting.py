@@ -196,17 +196,18 @@ def test_an_epsilon_picks_the_noise_of_the_planned_rounds_and_is_met(tmp_path):
     said = []
 
     class Listening(Observer):
-        def promise(self, text):
-            said.append(text)
+        def diagnostic(self, found):
+            said.append(found)
 
     done = carried_out(chosen({"epsilon": 8.0}), tmp_path, observer=Listening())
     spent = done.record.privacy["update", "client"]
     assert done.record.rounds_done == 3
     assert 7.9 < spent.epsilon <= 8.0
     assert gaussian_epsilon(spent.noise / math.sqrt(3), 1e-5) == pytest.approx(8, rel=0.01)
-    assert len(said) == 1
-    assert "epsilon 8 at delta 1e-05" in said[0]
-    assert f"{spent.noise:g} times the norm" in said[0]
+    assert [one.code for one in said] == ["update-privacy"]
+    assert "epsilon 8 at delta 1e-05" in said[0].text
+    assert f"{spent.noise:g} times the norm" in said[0].text
+    assert said[0] in done.record.summary.diagnostics
 
 
 def test_a_drawn_schedule_is_what_the_noise_is_made_for(tmp_path):
@@ -348,7 +349,7 @@ def test_a_style_that_would_be_noise_alone_is_refused():
     [
         ({"epsilon": 8, "delta": 0.5}, "delta 0.5 allows to give away one of 3 clients wholly"),
         ({"style_epsilon": 8, "delta": 0.5}, "delta 0.5 allows to give away one of 3 clients"),
-        ({"epsilon": 1e6}, "privacy.epsilon 1e[+]06 promises nothing"),
+        ({"epsilon": 1e6}, "privacy.epsilon 1e[+]06 protects nothing"),
     ],
 )
 def test_what_is_kept_and_says_nothing_is_warned_of(privacy, words, caplog):
@@ -359,7 +360,7 @@ def test_what_is_kept_and_says_nothing_is_warned_of(privacy, words, caplog):
     assert re.match(words, said)
 
 
-def test_an_epsilon_that_promises_nothing_is_still_counted(tmp_path):
+def test_an_epsilon_that_protects_nothing_is_still_counted(tmp_path):
     experiment = chosen({"epsilon": 1e6}, train={**SMALL["train"], "rounds": 1})
     spent = carried_out(experiment, tmp_path).record.privacy["update", "client"]
     assert 0.9e6 < spent.epsilon <= 1e6

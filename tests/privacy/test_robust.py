@@ -13,7 +13,7 @@ from feddg.errors import ExperimentError, NotEnoughUpdates
 from feddg.experiment import Experiment
 from feddg.messages import Update
 from feddg.methods.base import Method, Round, State
-from feddg.privacy import robust as distances
+from feddg.privacy import robust
 from feddg.privacy.building import guard_of
 from feddg.privacy.guard import WeightFacts
 from feddg.privacy.robust import distance, length, scores, squared_distances
@@ -314,7 +314,7 @@ def test_more_bad_clients_than_it_withstands_are_refused(guard, words):
         guards_for(chosen, *build(chosen, 10))
 
 
-# Lengths and distances, against one sum in float64.
+# Lengths and robust, against one sum in float64.
 
 
 def some_weights(seed):
@@ -338,7 +338,7 @@ def some_weights(seed):
 
 @pytest.mark.parametrize("block", [7, 1 << 18])
 def test_they_are_those_of_all_entries_in_float64(monkeypatch, block):
-    monkeypatch.setattr(distances, "_BLOCK", block)
+    monkeypatch.setattr(robust, "_BLOCK", block)
     one, other = some_weights(0), some_weights(1)
     wide = {name: one[name].double() for name in one}
     apart = {name: (one[name] - other[name]).double() for name in one}

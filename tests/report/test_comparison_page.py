@@ -9,23 +9,30 @@ import numpy as np
 import pandas
 import pytest
 
-from feddg.comparison.results import read_comparison, results_of
+from feddg.comparison.results import (
+    Results,
+    measured_numbers,
+    read_comparison,
+    results_of,
+    rounded,
+    to_text,
+)
 from feddg.comparison.statistics import paired_margin
 from feddg.errors import RunError
 from feddg.records import TEST, VAL
 from feddg.report import write_comparison, write_report
 from feddg.report.blocks import Cell, Column, Facts, Table
-from feddg.report.comparison_page import results_page
+from feddg.report.comparison_page import comparison_page
 from feddg.report.tables import (
+    about_results,
     accuracy_table,
+    conclusion,
     margin_table,
     paper_table,
     rules_table,
     to_csv,
     to_latex,
     to_markdown,
-    verdict_words,
-    warnings_about,
 )
 from feddg.runs.reading import FINAL, INTERPOLATION, SELECTION_RULES
 from run_folders import FolderMaker
@@ -66,7 +73,7 @@ def comparison(folder_maker, tmp_path):
                         )
                         maker.write()
                         makers[key] = maker
-                        place = {"method": method, "scenario": scenario, "seed": seed}
+                        place = {"method": method, "held_out": scenario, "seed": seed}
                         place |= {"conditions": {"heterogeneity": str(value)}, "folder": name}
                         cells.append(place)
         content = {"name": "made-up", "title": "Made up", "cells": cells, "paper": paper}
@@ -188,6 +195,45 @@ def test_results_csv_holds_every_number(comparison):
         assert (found["round"].sort_index() == expected["round"].sort_index()).all()
 
 
+def test_the_frame_is_tidy_and_has_every_number(comparison):
+    folder, makers = comparison(values=(0.0, 1.0))
+    found = read_comparison(folder).frame()
+    assert {"method", "column", "held_out", "heterogeneity", "seed", "folder"} <= set(found.columns)
+    keys = ["method", "held_out", "heterogeneity", "seed", "rule", "split", "metric", "over"]
+    named = found[found["over"] != ""]
+    assert not named.duplicated(keys).any()
+    chosen = named.query("metric == 'accuracy' and over == 'domain_mean' and split == 'test'")
+    expected = frame(makers).rename(columns={"column": "held_out", "value": "heterogeneity"})
+    expected["heterogeneity"] = expected["heterogeneity"].astype(str)
+    pandas.testing.assert_series_equal(
+        chosen.set_index(keys[:5])["value"].sort_index(),
+        expected.set_index(keys[:5])[TEST].sort_index(),
+        check_names=False,
+        rtol=1e-12,
+    )
+
+
+def test_a_results_file_gives_the_tables_of_its_run_folders(comparison, tmp_path):
+    folder, _ = comparison()
+    runs = read_comparison(folder)
+    numbers = [rounded(measured_numbers(row.run)) for row in runs.rows]
+    rows = [
+        row.model_copy(update={"run": None, "folder": "", "numbers": own, "experiment": "0" * 8})
+        for row, own in zip(runs.rows, numbers)
+    ]
+    file = tmp_path / "results.csv"
+    file.write_text(to_text(rows), "utf-8")
+    known = Results.read(file)
+    for rule in RULES:
+        assert texts(margin_table(known, rule)) == texts(margin_table(runs, rule))
+        tables = [accuracy_table(results, rule, VAL) for results in (known, runs)]
+        first, second = ({name: row[:3] for name, row in texts(one).items()} for one in tables)
+        assert first == second
+    page = write_report([file], tmp_path / "page.html").read_text("utf-8")
+    assert "18 runs known from a results file alone" in page
+    assert conclusion(known).text in page
+
+
 class Nothing(FolderMaker):
     """Runs of a model that always names the class that 60 % of the images are of."""
 
@@ -198,7 +244,7 @@ class Nothing(FolderMaker):
         return [[240, 0, 0], [100, 0, 0], [60, 0, 0]]
 
 
-def test_a_constant_model_that_wins_is_never_named_without_the_remark(tmp_path, folder_maker):
+def test_a_constant_model_that_wins_is_never_named_without_the_warning(tmp_path, folder_maker):
     """It is ahead by equal differences: neither a success nor a decision."""
     folders = [
         maker(name=f"{method}{seed}", method=method, seed=seed, gain=-0.1)
@@ -206,16 +252,16 @@ def test_a_constant_model_that_wins_is_never_named_without_the_remark(tmp_path, 
         for seed in range(3)
     ]
     results = results_of([maker.write() for maker in folders])
-    remark = "(but no better than a constant model in all of 3 runs)"
-    text = verdict_words(results)
+    warning = "(but no better than majority class in all of 3 runs)"
+    text = conclusion(results).text
     assert text.startswith("FedAvg recognised 60.0")
-    assert remark in text
+    assert warning in text
     assert "No interval is claimed (all differences equal): nothing is decided." in text
     assert "larger than chance" not in text
-    page = results_page(results)
-    assert "no better than a constant model in all of 3 runs" in page.opening[0].text
+    page = comparison_page(results)
+    assert "no better than majority class in all of 3 runs" in page.opening[0].text
     rows = texts(accuracy_table(results, FINAL))
-    assert "FedAvg (no better than a constant model in all of 3 runs)" in rows
+    assert "FedAvg (no better than majority class in all of 3 runs)" in rows
     assert "PARDON" in rows
     (facts,) = [block for block in page.opening if isinstance(block, Facts)]
     assert not any(fact.accent for fact in facts.facts)
@@ -235,8 +281,8 @@ def test_rounds_that_move_more_than_methods_differ_are_named(tmp_path):
         for method, gain in (("fedavg", 0.0), ("pardon", 0.01))
         for seed in range(3)
     ]
-    said = warnings_about(results_of(folders))
-    assert any("more than the 1.0 points between the methods" in sentence for sentence in said)
+    said = about_results(results_of(folders))
+    assert any("more than the 1.0 points between the methods" in one.text for one in said)
 
 
 def test_balanced_accuracy_and_the_largest_class_stand_beside_the_accuracies(comparison):
@@ -257,7 +303,7 @@ def test_an_untitled_comparison_names_methods_data_and_domain(folder_maker):
         for method in ("fedavg", "pardon")
         for seed in range(2)
     ]
-    page = results_page(results_of(folders))
+    page = comparison_page(results_of(folders))
     assert page.title == "FedAvg and PARDON on pacs, tested on photo"
     assert "64 pixels a side" in page.tags
 

@@ -92,8 +92,8 @@ def test_progress_is_shown_in_notebooks_only(monkeypatch):
     shell = type("ZMQInteractiveShell", (), {})()
     ipython = types.SimpleNamespace(get_ipython=lambda: shell)
     monkeypatch.setitem(views.sys.modules, "IPython", ipython)
-    from feddg.cli.output import Lines, ManyBars
+    from feddg.cli.progress import Lines, ManyBars
 
-    monkeypatch.setattr("feddg.cli.output.find_spec", lambda name: None)
+    monkeypatch.setattr("feddg.cli.progress.find_spec", lambda name: None)
     assert isinstance(views.notebook_observer(), Lines)
     assert isinstance(views.notebook_watcher(), ManyBars)

@@ -247,11 +247,11 @@ class ConstantMaker(FolderMaker):
 def test_a_model_that_learned_nothing_is_not_headlined_as_a_success(tmp_path, read_page):
     page = read_page(ConstantMaker(tmp_path / "nothing").write())
     text = " ".join("".join(page.text).split())
-    lead = text[text.index("No better than a constant model: after 6 rounds") :]
+    lead = text[text.index("No better than majority class: after 6 rounds") :]
     assert "recognised 60.0 %" in lead
     assert "(95 % interval 55.1 to 64.7)" in lead
     assert "balanced accuracy is 33.3 % (guessing: 33.3 %)" in lead
-    assert "100.0 % of the predictions are “dog”, which is 60.0 % of the images" in text
+    assert "100.0% of the predictions are the class 'dog', to which 60.0% of the images" in text
     assert "feddg run" in text
     assert "--lr 0.001" in text
 
@@ -260,15 +260,15 @@ def test_a_constant_model_beside_another_is_marked(tmp_path, folder_maker, read_
     nothing = ConstantMaker(tmp_path / "nothing", method="fedavg").write()
     other = folder_maker("other", gain=-0.2).write()
     text = "".join(read_page(nothing, other).text)
-    assert "(but no better than a constant model)" in text
-    assert "FedAvg (no better than a constant model)" in text
+    assert "(but no better than majority class)" in text
+    assert "FedAvg (no better than majority class)" in text
 
 
 def test_a_rising_run_is_told_to_train_longer(tmp_path, folder_maker, read_page):
     text = "".join(read_page(RisingMaker(tmp_path / "rising").write()).text)
-    assert "Still rising: accuracy rose by 21.0 points over the last 3 rounds" in text
+    assert "still rising when the run stopped: by 21.0 points over the last 3 rounds" in text
     assert "--rounds 12" in text
-    assert "Still rising" not in "".join(read_page(ConstantMaker(tmp_path / "flat").write()).text)
+    assert "still rising" not in "".join(read_page(ConstantMaker(tmp_path / "flat").write()).text)
 
 
 class RisingMaker(FolderMaker):
@@ -369,12 +369,12 @@ def test_an_unfinished_run_says_so(folder_maker, read_page):
         file.write('{"kind":"round","rou')
     text = "".join(read_page(folder).text)
     assert "unfinished, 3 of 6 rounds" in text
-    assert "This run has not ended" in text
+    assert "The run has not ended: it is still going on, or it was cut off" in text
 
 
 def test_a_failed_run_says_why(folder_maker, read_page):
     text = "".join(read_page(folder_maker(rounds=2, status="failed").write()).text)
-    assert "This run failed: Loss is not a number." in text
+    assert "The run failed: Loss is not a number." in text
 
 
 def test_a_run_that_has_only_begun_has_a_page(folder_maker, read_page, tmp_path):

@@ -53,7 +53,8 @@ def test_classes_with_few_images_or_none_are_warned_of(tmp_path):
     notice, table = metrics_section(read_run(maker.write())).blocks
     assert isinstance(notice, Prose)
     assert notice.notice
-    assert f"(2 of {len(maker.classes)})" in notice.text
+    few = f"{maker.classes[0]} (3), {maker.classes[1]} (0)"
+    assert f"fewer than 20 images, or none: test ink: {few}." in notice.text
     assert table.rows[0][-1].text.endswith(f"1 of {len(maker.classes)} classes without any")
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from feddg import storage as files_module
+from feddg import storage
 from feddg.api import resume, run
 from feddg.clients.threads import threads
 from feddg.errors import FeddgError, RunError
@@ -251,7 +251,7 @@ def test_a_crash_at_any_write_of_a_checkpoint_leaves_a_whole_one(tmp_path, monke
     def memory(round: int) -> dict:
         return {0: {"m": torch.full((2,), float(round))}}
 
-    real = files_module.replace_file
+    real = storage.replace_file
     # A checkpoint is a memory, a state and the index: each may be the last that is written.
     for written, expected in enumerate((1, 1, 1, 2)):
         with RunFolder(tmp_path / str(written)) as folder:
@@ -265,7 +265,7 @@ def test_a_crash_at_any_write_of_a_checkpoint_leaves_a_whole_one(tmp_path, monke
                 left[0] -= 1
                 real(path, write)
 
-            monkeypatch.setattr(files_module, "replace_file", crash)
+            monkeypatch.setattr(storage, "replace_file", crash)
             monkeypatch.setattr(folder_module, "replace_file", crash)
             with suppress(KeyboardInterrupt):
                 folder.save_checkpoint(state(2), memory(2), {0})

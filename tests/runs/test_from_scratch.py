@@ -7,11 +7,12 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from feddg.cli.run import plan_with_weights_at_hand, with_weights_at_hand
-from feddg.comparison.plan import Plan
+from feddg.comparison.plan import Plan, plan_with_weights_at_hand
 from feddg.errors import WeightsError
-from feddg.experiment import Experiment, explain
+from feddg.experiment import Experiment, explain, load_experiment
 from feddg.models import backbones
+from feddg.runs import prepare
+from feddg.runs.prepare import with_weights_at_hand
 from federations import federation
 
 FOLDER = {"data": {"source": "folder", "root": str(Path(__file__).parent)}, "hold_out": "c"}
@@ -54,58 +55,74 @@ def test_a_complete_experiment_is_left_as_it_is() -> None:
     assert (again.model.backbone, again.data.image_size) == ("resnet18", 128)
 
 
-def test_a_run_from_scratch_says_so_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    said = {**FOLDER, "model": {"weights": None}}
-    assert with_weights_at_hand(said, None) == said
-    line = capsys.readouterr().err
-    assert "no pretrained weights: cnn at 64 pixels" in line
-    assert "--weights imagenet" in line
-    assert line.count("\n") == 1
-    with_weights_at_hand({"data": {"source": "digits"}, "hold_out": "sketch"}, None)
-    assert capsys.readouterr().err == ""
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing can be downloaded."""
 
-
-def test_weights_that_cannot_be_had_lead_there_unless_they_were_asked_for(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    def offline(backbone: str) -> None:
+    def fetch(backbone: str) -> None:
         raise WeightsError(f"cannot download ImageNet weights for {backbone!r}")
 
-    monkeypatch.setattr(backbones, "fetch_imagenet", offline)
-    said = with_weights_at_hand(dict(FOLDER), None)
-    assert Experiment(**said).model.backbone == "cnn"
-    line = capsys.readouterr().err
-    assert "cannot download" in line
-    assert line.count("\n") == 2
-    asked = {**FOLDER, "model": {"weights": "imagenet"}}
-    assert with_weights_at_hand(asked, None) == asked
+    monkeypatch.setattr(prepare, "fetch_imagenet", fetch)
+
+
+def test_a_run_from_scratch_says_so_in_a_line(caplog: pytest.LogCaptureFixture) -> None:
+    chosen = Experiment(**FOLDER, model={"weights": None})
+    assert with_weights_at_hand(chosen) is chosen
+    (line,) = caplog.messages
+    assert "No pretrained weights: cnn at 64 pixels" in line
+    assert "--weights imagenet" in line
+    caplog.clear()
+    with_weights_at_hand(Experiment(data={"source": "digits"}, hold_out="sketch"))
+    assert not caplog.messages
+
+
+@pytest.mark.usefixtures("offline")
+def test_weights_that_cannot_be_had_lead_there_unless_they_were_asked_for(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    chosen = with_weights_at_hand(Experiment(**FOLDER))
+    assert chosen.id == Experiment(**FOLDER, model={"weights": None}).id
+    first, second = caplog.messages
+    assert "cannot download" in first
+    assert "learns from scratch" in second
+    caplog.clear()
     file = tmp_path / "e.yaml"
     file.write_text("data: {source: folder}\nmodel: {weights: imagenet}\n")
-    assert with_weights_at_hand({}, file) == {}
-    assert with_weights_at_hand({**FOLDER, "preset": "folder"}, None)["preset"] == "folder"
-    assert capsys.readouterr().err == ""
+    for asked in (
+        Experiment(**FOLDER, model={"weights": "imagenet"}),
+        Experiment(**FOLDER, backbone="resnet18"),
+        Experiment(**FOLDER, preset="folder"),
+        load_experiment(file, {"hold_out": "c"}),
+        Experiment(**FOLDER).model_copy(update={"seed": 1}),  # a copy says all it holds
+    ):
+        assert with_weights_at_hand(asked) is asked
+    assert not caplog.messages
 
 
+@pytest.mark.usefixtures("offline")
 def test_a_comparison_says_it_once_and_writes_it_into_its_plan(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def offline(backbone: str) -> None:
-        raise WeightsError(f"cannot download ImageNet weights for {backbone!r}")
-
     own = {"method": "fedprox", "experiment": {"model": {"weights": "imagenet"}}}
     plan = Plan(base={"data": FOLDER["data"]}, methods=["fedavg", own], hold_out="lodo")
-    monkeypatch.setattr(backbones, "fetch_imagenet", lambda backbone: None)
-    assert plan_with_weights_at_hand(plan) == plan
-    assert capsys.readouterr().err == ""
-    monkeypatch.setattr(backbones, "fetch_imagenet", offline)
     without = plan_with_weights_at_hand(plan)
     assert without.base["model"] == {"weights": None}
     assert without.methods == plan.methods
-    assert "no pretrained weights: cnn at 64 pixels" in capsys.readouterr().err
+    assert "No pretrained weights: cnn at 64 pixels" in caplog.text
+    caplog.clear()
     assert plan_with_weights_at_hand(without) == without
-    assert "no pretrained weights: cnn at 64 pixels" in capsys.readouterr().err
+    assert "No pretrained weights: cnn at 64 pixels" in caplog.text
     compared = plan.model_copy(update={"settings": {"model.weights": ("imagenet", None)}})
     assert plan_with_weights_at_hand(compared) == compared
+
+
+def test_a_comparison_keeps_weights_that_can_be_had(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(prepare, "fetch_imagenet", lambda backbone: None)
+    plan = Plan(base={"data": FOLDER["data"]}, hold_out="lodo")
+    assert plan_with_weights_at_hand(plan) is plan
+    assert not caplog.messages
 
 
 def test_weights_on_this_machine_are_not_downloaded_again(

@@ -1,5 +1,6 @@
 """The server's answers: the model's own, and a clear refusal of whatever else is sent."""
 
+import html
 import io
 
 import pytest
@@ -11,7 +12,7 @@ pytest.importorskip("httpx", reason="needs httpx")
 from feddg.errors import AdaptationError, RunError
 from feddg.prediction.classifier import RunClassifier
 from feddg.prediction.predict import predict
-from feddg.serving import application as answerer
+from feddg.serving import application
 from feddg.serving.server import ServeLimits, hosts_of, is_loopback, serve
 from hostile_uploads import hostile_uploads, multipart, png
 from served_models import serving
@@ -158,7 +159,7 @@ def test_a_model_that_fails_does_not_end_the_server(client, monkeypatch):
     monkeypatch.setattr(RunClassifier, "answer", failing)
     reply = client.post("/predict", files={"images": ("a.png", png())})
     assert reply.status_code == 500
-    assert reply.json() == {"detail": answerer.FAILED}
+    assert reply.json() == {"detail": application.FAILED}
     monkeypatch.undo()
     assert client.post("/predict", files={"images": ("a.png", png())}).status_code == 200
 
@@ -168,9 +169,13 @@ def test_a_meaningless_model_says_so_everywhere(tmp_path):
     run = trained_run(tmp_path, tmp_path / "cache", train=train)
     with serving(RunClassifier(run)) as client:
         assert "Do not rely on this model" in client.get("/").text
-        assert "no better than a constant" in client.get("/model").json()["cautions"][0]
+        (said,) = client.get("/model").json()["diagnostics"]
+        assert said["code"] == "no-better-than-majority-class"
+        assert said["severity"] == "warning"
+        assert "always answering the most frequent class" in said["text"]
+        assert said["text"] in html.unescape(client.get("/").text)
         reply = client.post("/predict", files={"images": ("a.png", png())})
-        assert "no better than a constant" in reply.json()["cautions"][0]
+        assert reply.json()["diagnostics"] == [said]
     with pytest.raises(RunError, match="Its labels mean nothing"):
         serve(run, port=0, strict=True)
 
@@ -199,7 +204,7 @@ def test_images_that_wait_are_answered_together(finished, monkeypatch):
         return answer(self, pixels)
 
     monkeypatch.setattr(RunClassifier, "answer", counted)
-    monkeypatch.setattr(answerer, "MOST_TOGETHER", 8)
+    monkeypatch.setattr(application, "MOST_TOGETHER", 8)
     with serving(RunClassifier(finished)) as client:
         files = [("images", (f"{i}.png", png(seed=i))) for i in range(20)]
         found = client.post("/predict", files=files).json()["images"]

@@ -19,7 +19,7 @@ from feddg.experiment import Experiment
 from feddg.privacy.accounting import gaussian_epsilon
 from feddg.records import PRIVACY_ROWS
 from feddg.runs.prepare import build, guards_for
-from feddg.styles import statistics as finch_module
+from feddg.styles import statistics
 from feddg.styles.codec import load_codec
 from feddg.styles.codecs import ColorsCodec
 from feddg.styles.statistics import (
@@ -222,7 +222,7 @@ def test_equals_the_slow_version(count: int, width: int, seed: int) -> None:
 def test_blocks_of_the_neighbor_search_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     points = np.random.default_rng(0).normal(size=(50, 4))
     whole = finch(points)
-    monkeypatch.setattr(finch_module, "_SIMILARITIES_AT_ONCE", 7 * 50)
+    monkeypatch.setattr(statistics, "_SIMILARITIES_AT_ONCE", 7 * 50)
     for expected, found in zip(whole.partitions, finch(points).partitions, strict=True):
         assert (expected == found).all()
 
@@ -618,7 +618,7 @@ def test_styles_that_cannot_be_protected_are_refused(method, privacy, settings, 
 def test_updates_can_be_protected_beside_styles(more):
     guards = refused("pardon", {"epsilon": 8, **more})
     assert guards.noised
-    assert len(guards.promises) == (1 if "open_styles" in more else 2)
+    assert len(guards.diagnostics) == (1 if "open_styles" in more else 2)
 
 
 def test_the_reference_is_no_image_of_anybody():

@@ -8,13 +8,16 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import click
 import typer
 from typer.core import TyperCommand, TyperOption
 
 from feddg.errors import ExperimentError
+
+if TYPE_CHECKING:
+    from feddg.runs.execute import Run
 
 # What people write on the command line, read into fields.
 
@@ -256,31 +259,35 @@ def print_json(content: Any) -> None:
 
 
 @contextmanager
-def resumable(folder: Path) -> Iterator[None]:
-    """Says how to go on when Ctrl-C ends a run."""
+def resumable() -> Iterator[None]:
+    """Says how to go on when Ctrl-C ends a command."""
     try:
         yield
-    except KeyboardInterrupt:
-        remedy = f"`feddg resume {folder}` goes on from the last completed round"
-        typer.echo(f"interrupted; {remedy}", err=True)
+    except KeyboardInterrupt as error:
+        how = str(error) or "the same command goes on from here"
+        typer.echo(f"interrupted; {how}", err=True)
         raise typer.Exit(130) from None
 
 
-def show_results(folders: list[Path], report: Path) -> None:
-    """Prints the accuracies of finished runs, and where everything about them is."""
+def show_results(done: "Run") -> None:
+    """Prints the accuracies of a finished run, and where everything about it is."""
     from rich.console import Console
 
-    from feddg.cli.output import findings_text, results_table
+    from feddg.cli.output import results_table
+    from feddg.runs.diagnostics import about_result
+    from feddg.runs.inspection import print_diagnostic
 
-    Console().print(results_table(folders))
-    if notes := findings_text(folders):
-        typer.echo(notes)
-    for folder in folders:
-        typer.echo(f"run folder: {folder}")
-    typer.echo(f"report: {report.resolve()}")
+    if done.was_complete:
+        typer.echo(f"{done.folder} is complete; nothing is run again", err=True)
+    console = Console()
+    console.print(results_table([done.folder]))
+    for one in about_result(done.record):
+        print_diagnostic(console, one)
+    typer.echo(f"run folder: {done.folder}")
+    typer.echo(f"report: {done.report.resolve()}")
 
 
-# The flags that set an experiment's fields, each declared once: its name and its field.
+# The flags that set an experiment's fields, each declared once; its name says which field.
 #
 # Type, help text, allowed values and default come from the field itself. Reading the fields takes
 # pydantic, which takes longer to import than all the rest of ``feddg --help``; so flags are made
@@ -314,7 +321,6 @@ class Flag:
 
     Attributes:
         name: as it is written, with its dashes.
-        path: the field, dotted.
         panel: under which heading the help lists it.
         read: reads its text, where it is not simply the field's value.
         short: one letter with a dash.
@@ -322,71 +328,74 @@ class Flag:
     """
 
     name: str
-    path: str
     panel: str
     read: Read | None = None
     short: str | None = None
     several: Several | None = None
 
+    @property
+    def path(self) -> str:
+        """The field, dotted; its short name is the same in Python."""
+        from feddg.settings import SHORTHANDS
+
+        name = self.name.removeprefix("--").replace("-", "_")
+        return SHORTHANDS.get(name, name)
+
 
 FLAGS = (
     Flag(
         "--method",
-        "method.name",
         DATA,
         short="-m",
         several=Several("methods", comma_separated, "fedavg,ccst,pardon", "--methods"),
     ),
-    Flag("--data", "data.source", DATA),
-    Flag("--root", "data.root", DATA),
+    Flag("--data", DATA),
+    Flag("--root", DATA),
     Flag(
         "--hold-out",
-        "hold_out",
         DATA,
         read=held_out,
         several=Several(
             "hold_out", hold_outs, "lodo, ltdo, ltdo-all, or sketch;val=ink,test=photo"
         ),
     ),
-    Flag("--split-file", "data.split_file", DATA),
-    Flag("--image-size", "data.image_size", DATA),
+    Flag("--split-file", DATA),
+    Flag("--image-size", DATA),
     Flag(
         "--clients",
-        "clients.number",
         CLIENTS,
         several=Several("clients", client_counts, "5:5,50:5 (N:K, K per round)"),
     ),
-    Flag("--clients-per-round", "clients.per_round", CLIENTS),
+    Flag("--clients-per-round", CLIENTS),
     Flag(
         "--heterogeneity",
-        "clients.heterogeneity",
         CLIENTS,
         several=Several("heterogeneity", numbers("--heterogeneity"), "0,0.1,1"),
     ),
-    Flag("--alpha", "clients.alpha", CLIENTS),
-    Flag("--partition", "clients.partition", CLIENTS),
-    Flag("--shards", "clients.shards", CLIENTS),
-    Flag("--quantity-alpha", "clients.quantity_alpha", CLIENTS),
-    Flag("--rounds", "train.rounds", TRAINING),
-    Flag("--local-epochs", "train.local_epochs", TRAINING),
-    Flag("--local-steps", "train.local_steps", TRAINING),
-    Flag("--batch-size", "train.batch_size", TRAINING),
-    Flag("--optimizer", "train.optimizer", TRAINING),
-    Flag("--lr", "train.lr", TRAINING),
-    Flag("--schedule", "train.schedule", TRAINING),
-    Flag("--augmentation", "train.augmentation", TRAINING),
-    Flag("--backbone", "model.backbone", TRAINING),
-    Flag("--weights", "model.weights", TRAINING),
-    Flag("--embedding", "model.embedding", TRAINING),
-    Flag("--normalization", "model.normalization", TRAINING),
-    Flag("--serve", "server.serve", RUN),
-    Flag("--privacy", "privacy", RUN, read=privacy),
-    Flag("--eval-every", "evaluate.every", RUN),
-    Flag("--seed", "seed", RUN),
-    Flag("--precision", "precision", RUN),
-    Flag("--device", "device", RUN),
-    Flag("--name", "name", RUN),
-    Flag("--preset", "preset", RUN),
+    Flag("--alpha", CLIENTS),
+    Flag("--partition", CLIENTS),
+    Flag("--shards", CLIENTS),
+    Flag("--quantity-alpha", CLIENTS),
+    Flag("--rounds", TRAINING),
+    Flag("--local-epochs", TRAINING),
+    Flag("--local-steps", TRAINING),
+    Flag("--batch-size", TRAINING),
+    Flag("--optimizer", TRAINING),
+    Flag("--lr", TRAINING),
+    Flag("--schedule", TRAINING),
+    Flag("--augmentation", TRAINING),
+    Flag("--backbone", TRAINING),
+    Flag("--weights", TRAINING),
+    Flag("--embedding", TRAINING),
+    Flag("--normalization", TRAINING),
+    Flag("--serve", RUN),
+    Flag("--privacy", RUN, read=privacy),
+    Flag("--eval-every", RUN),
+    Flag("--seed", RUN),
+    Flag("--precision", RUN),
+    Flag("--device", RUN),
+    Flag("--name", RUN),
+    Flag("--preset", RUN),
 )
 PRESET_PARTS = ("data", "clients", "model", "train", "server")
 """Parts of an experiment that presets fill in."""
@@ -404,12 +413,15 @@ def takes(*paths: str, several: bool = False, **defaults: str) -> Callable[[Any]
         several: whether flags take several values where they can.
         **defaults: what is said for a field at the top when nothing is, as on the command line.
     """
-    chosen = [flag for flag in FLAGS if not paths or _within(flag.path, paths)]
+
+    @functools.cache
+    def chosen() -> list[Flag]:
+        return [flag for flag in FLAGS if not paths or _within(flag.path, paths)]
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(command)
         def called(**given: Any) -> None:
-            texts = {flag: given.pop(_key(flag), None) for flag in chosen}
+            texts = {flag: given.pop(_key(flag), None) for flag in chosen()}
             said = _fields(texts, several)
             settings = assigned(given.pop(SET_KEY, None) or ())
             from feddg.settings import merge
@@ -425,7 +437,7 @@ def takes(*paths: str, several: bool = False, **defaults: str) -> Callable[[Any]
             for name, kind in command.__annotations__.items()
             if name not in ("said", "axes")
         }
-        called.flags = lambda: [_option(flag, several, defaults) for flag in chosen]  # type: ignore[attr-defined]
+        called.flags = lambda: [_option(flag, several, defaults) for flag in chosen()]  # type: ignore[attr-defined]
         return called
 
     return decorate

@@ -1,12 +1,12 @@
 """Commands about many runs: ``compare``, ``report`` and ``paired``."""
 
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from feddg import api
 from feddg.cli.common import (
     AgainOption,
     DryRunOption,
@@ -17,11 +17,11 @@ from feddg.cli.common import (
     TrackOption,
     named,
     print_json,
+    resumable,
     takes,
     track,
 )
 from feddg.cli.common import seeds as read_seeds
-from feddg.errors import ExperimentError, RunError
 
 app = typer.Typer()
 
@@ -61,14 +61,11 @@ def compare(
     launcher_option: Annotated[
         list[str] | None, typer.Option(help="what the launcher takes, as partition=gpu")
     ] = None,
-    kept: Annotated[
-        Path | None,
-        typer.Option(help="CSV file of results: what it has is not run again, what ends is added"),
-    ] = None,
-    known: Annotated[
+    results: Annotated[
         list[Path] | None,
         typer.Option(
-            help="--kept file of another plan: what it has is copied, not run again (repeatable)"
+            help="CSV file of results: what it has is not run again, what ends is added "
+            "(repeatable: further ones are read only)"
         ),
     ] = None,
     drop_weights: Annotated[
@@ -83,90 +80,31 @@ def compare(
 
     Stop it at any moment and call it again: complete runs are kept, interrupted ones continue.
     """
-    from rich.console import Console
-
-    from feddg.cli.output import ManyBars, print_comparison, print_work
-    from feddg.cli.run import plan_with_weights_at_hand
-    from feddg.comparison.compare import (
-        Work,
-        carry_out_work,
-        fixed_plan,
-        prepare_work,
-        why_hopeless,
-    )
-    from feddg.comparison.plan import load_plan
-    from feddg.comparison.pool import Watcher
-    from feddg.comparison.results import kept_files
-    from feddg.comparison.tuning import picked, prepare_trials
+    from feddg.cli.output import print_comparison, print_missing
+    from feddg.cli.progress import watcher
 
     track(tracked)
-    if drop_weights and predictions:
-        raise ExperimentError("--predictions needs the weights that --drop-weights deletes")
     if seeds is not None:
         axes["seeds"] = read_seeds(seeds)
-    base = load_plan(plan).model_dump() if plan else {}
-    whole, folder = fixed_plan(load_plan(base | axes), out, said)
-    whole = plan_with_weights_at_hand(whole)
-    kept_files(kept, known or ())  # a fault in them is not to be found after tuning
-    console = Console(stderr=True)
-
-    def watcher() -> Watcher:
-        return Watcher() if quiet else ManyBars(console)
-
-    def show(work: Work) -> None:
-        print_work(console, work, jobs)
-        if dry_run and (hopeless := why_hopeless(work)) is not None:
-            note = f"as things are, no run could start: {hopeless}"
-            console.print(note, markup=False, highlight=False, soft_wrap=True)
-
-    where: dict[str, Any] = {
-        "launcher": launcher,
-        "launcher_options": dict(named(option) for option in launcher_option or ()),
-    }
-    try:
-        trials = prepare_trials(
-            whole, folder, again=again, kept=kept, known=known or (), drop_weights=drop_weights
-        )
-        chosen = whole
-        if trials is not None:
-            show(trials)
-            if dry_run and trials.missing:
-                console.print("the table's runs follow, with the values that are picked")
-                return
-            if not dry_run:
-                tried = carry_out_work(trials, jobs=jobs, watcher=watcher(), **where)
-                tried.require_results()
-            chosen = picked(whole, trials, kept, write=not dry_run)
-        work = prepare_work(
-            chosen,
-            folder,
+    with resumable():
+        done = api.compare(
+            plan,
+            out,
+            overrides=said,
+            jobs=jobs,
+            watcher=watcher(quiet),
             again=again,
-            kept=kept,
-            known=known or (),
-            said=whole,
+            results=results or (),
+            predictions=predictions,
             drop_weights=drop_weights,
+            launcher=launcher,
+            launcher_options=dict(named(option) for option in launcher_option or ()),
+            dry_run=dry_run,
+            **axes,
         )
-        show(work)
-        if dry_run:
-            return
-        if predictions:
-            from feddg.prediction.predict import parquet
-
-            parquet("leave out --predictions")  # says now what would else be said at the end
-        done = carry_out_work(work, jobs=jobs, watcher=watcher(), **where)
-        from feddg.report import write_comparison
-
-        if predictions:
-            from feddg.prediction.evaluate import write_missing_results
-
-            for reason in write_missing_results(work.folders.values()):
-                console.print(f"note: {reason}", markup=False, highlight=False, soft_wrap=True)
-
-        write_comparison(work.out)
-    except KeyboardInterrupt:
-        typer.echo("interrupted; the same command goes on from here", err=True)
-        raise typer.Exit(130) from None
-    done.require_results()
+    if dry_run:
+        print_missing(done)
+        return
     print_comparison(done)
     if done.failures:
         raise typer.Exit(1)
@@ -177,8 +115,8 @@ def report(
     folders: Annotated[
         list[Path],
         typer.Argument(
-            help="a run folder, several, or one of `feddg compare`; or its --kept file alone, for "
-            "tables in Markdown"
+            help="a run folder, several, or one of `feddg compare`; or its --results file alone, "
+            "for tables in Markdown"
         ),
     ],
     out: Annotated[Path | None, typer.Option(help="the page to write")] = None,
@@ -197,37 +135,16 @@ def report(
     quiet: QuietOption = False,
 ) -> None:
     """Write the HTML page of one run, or a comparison of several."""
-    from feddg.report import page_about, write_page, write_tables
+    from feddg.cli.progress import working
 
-    if len(folders) == 1 and os.path.isfile(folders[0]):
-        _report_kept(folders[0], out, others=bool(tables or analyses or beside))
+    if len(folders) == 1 and folders[0].is_file() and out is None:
+        typer.echo(api.results_tables(folders[0], tables, analyses, beside))
         return
-    if analyses or beside:
-        from feddg.cli.output import working
-        from feddg.runs.analyses import analyse
-
-        with working(quiet) as progress:
-            for folder in folders:
-                analyse(folder, beside=beside, progress=progress)
-    page = page_about(folders)
-    path = out or (folders[0] / "report.html" if len(folders) == 1 else Path("report.html"))
-    if tables is not None:
-        write_tables(page, tables)
-    typer.echo(write_page(page, path))
-
-
-def _report_kept(results: Path, out: Path | None, others: bool) -> None:
-    """Shows a file of kept results as Markdown, or writes it."""
-    from feddg.comparison.results import KeptResults
-    from feddg.report.results_page import tables, write_kept_page
-
-    if others:
-        raise RunError(f"{results} is a file of kept results: of the options, only --out is for it")
-    if out is None:
-        typer.echo(tables(KeptResults.read(results)))
-        return
-    write_kept_page(results, out)
-    typer.echo(out)
+    with working(quiet) as progress:
+        page = api.report(
+            folders, out, tables=tables, analyses=analyses, beside=beside, progress=progress
+        )
+    typer.echo(page)
 
 
 # ``feddg paired``: two runs, image by image.
@@ -248,22 +165,10 @@ def paired(
 
     Both need their results by image: `feddg evaluate RUN --predictions`.
     """
-    from feddg.errors import RunError
-    from feddg.prediction.evaluate import compare_images, read_image_results
-    from feddg.records import SPLITS
-
-    if split not in SPLITS:
-        raise RunError(f"unknown split {split!r}; there are: {', '.join(SPLITS)}")
-    one, other = (read_image_results(folder, which) for folder in (first, second))
-    found = compare_images(one, other, split)
+    found = api.paired(first, second, split, which)
     if as_json:
         print_json(asdict(found))
         return
-    from rich.console import Console
+    from feddg.cli.output import print_paired
 
-    from feddg.cli.output import as_rich
-    from feddg.report.comparison_page import mcnemar_words, paired_table
-
-    console = Console()
-    console.print(as_rich(paired_table(found, first.name, second.name)))
-    console.print(mcnemar_words(found), markup=False, highlight=False, soft_wrap=True)
+    print_paired(found, first.name, second.name)

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 import click
 import typer
 
+from feddg import api
 from feddg.cli.common import ExperimentCommand, JsonOption, QuietOption, print_json, takes
-from feddg.storage import KINDS, OTHER, cache_folder, clear, contents
 
 data_app = typer.Typer(
     help="Get images, and look at them before training.",
@@ -32,12 +32,10 @@ def get_data(
     quiet: QuietOption = False,
 ) -> None:
     """Download a published data set, once its licence is accepted; it goes on where it was cut."""
-    from feddg.cli.output import working
-    from feddg.data.data_set import DATA_SETS
-    from feddg.data.download import about, get_data_set
+    from feddg.cli.progress import working
 
-    definition = DATA_SETS.find(name)
-    typer.echo("\n".join(about(definition)))
+    definition = api.DATA_SETS.find(name)
+    typer.echo("\n".join(api.about(definition)))
     publication = definition.publication
     assert publication is not None
     if not publication.files:
@@ -50,7 +48,7 @@ def get_data(
         typer.echo(f"Nothing was downloaded. If you keep to its licence: {again}", err=True)
         raise typer.Exit(1)
     with working(quiet) as progress:
-        received = get_data_set(definition, root.expanduser(), progress, keep=keep)
+        received = api.get_data_set(definition, root.expanduser(), progress, keep=keep)
     for file, found in received.items():
         typer.echo(f"sha256 {found}  {file}")
     typer.echo(f"Now: feddg data inspect --data {name} --root {root}")
@@ -68,25 +66,16 @@ def inspect_data(
     quiet: QuietOption = False,
 ) -> None:
     """Count images per domain and class, find bad files, show how clients would look."""
-    from feddg.cli.output import working
-    from feddg.experiment import Experiment
-    from feddg.runs.inspection import inspect_experiment, print_inspection
-    from feddg.settings import merge
+    from feddg.cli.progress import working
 
-    experiment = Experiment(**merge({"model": {"weights": None}}, said))
     with working(quiet) as progress:
-        found = inspect_experiment(experiment, progress)
+        found = api.inspect_data(croissant, progress=progress, **said)
     if as_json:
         print_json(found)
     else:
-        print_inspection(found)
+        api.print_inspection(found)
     if croissant is not None:
-        from feddg.data.croissant import write_croissant
-        from feddg.data.data_set import DATA_SETS, load_images_of
-
-        definition = DATA_SETS.find(experiment.data.source)
-        files = write_croissant(load_images_of(experiment.data), definition, croissant)
-        typer.echo(f"written: {files[0]}, {files[1]}", err=as_json)
+        typer.echo(f"written: {croissant}, {croissant.with_suffix('.csv')}", err=as_json)
 
 
 # ``feddg cache``: what is kept between runs, and getting rid of it.
@@ -102,22 +91,22 @@ def show(context: typer.Context, as_json: JsonOption = False) -> None:
     """Show where decoded images are kept, and how much; `feddg cache clear` removes them."""
     if context.invoked_subcommand is not None:
         return
-    found = contents(cache_folder())
+    folder, found = api.cache_folder(), api.contents(api.cache_folder())
     if as_json:
         kinds = {
             kind: {"entries": held.entries, "bytes": held.size} for kind, held in found.items()
         }
-        print_json({"folder": str(cache_folder()), "kinds": kinds})
+        print_json({"folder": str(folder), "kinds": kinds})
         return
     from rich.console import Console
     from rich.filesize import decimal
     from rich.table import Table
 
     table = Table("kind", "entries", "size", "what it is", box=None, pad_edge=False)
-    about = KINDS | {OTHER: "not feddg's; never removed"}
+    about = api.KINDS | {api.OTHER: "not feddg's; never removed"}
     for kind, held in found.items():
         table.add_row(kind, str(held.entries), decimal(held.size), about[kind])
-    typer.echo(f"{cache_folder()} (the environment's FEDDG_CACHE says where)")
+    typer.echo(f"{folder} (the environment's FEDDG_CACHE says where)")
     Console().print(table)
 
 
@@ -125,23 +114,23 @@ def show(context: typer.Context, as_json: JsonOption = False) -> None:
 def clear_cache(
     kind: Annotated[
         list[str] | None,
-        typer.Option(
-            help="what to remove; all of it by default", click_type=click.Choice(list(KINDS))
-        ),
+        typer.Option(help="what to remove, a kind that `feddg cache` shows; all of it by default"),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask")] = False,
 ) -> None:
     """Remove what is kept; the next runs make again what they need. Do not do so during a run."""
     from rich.filesize import decimal
 
-    chosen = kind or list(KINDS)
-    found = contents(cache_folder())
+    if unknown := [one for one in kind or () if one not in api.KINDS]:
+        raise click.BadParameter(f"{unknown[0]!r} is none of {', '.join(api.KINDS)}")
+    chosen, folder = kind or list(api.KINDS), api.cache_folder()
+    found = api.contents(folder)
     size = sum(found[name].size for name in chosen)
-    what = f"{', '.join(chosen)} in {cache_folder()}: {decimal(size)}"
+    what = f"{', '.join(chosen)} in {folder}: {decimal(size)}"
     if not size and not any(found[name].entries for name in chosen):
         typer.echo(f"nothing to remove: {what}")
         return
     if not yes:
         typer.confirm(f"Remove {what}?", abort=True)
-    clear(cache_folder(), chosen)
+    api.clear(folder, chosen)
     typer.echo(f"removed {what}")

@@ -1,19 +1,22 @@
 """``feddg deploy``: the same federation across a network."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from feddg import api
 from feddg.cli.common import (
     ExperimentCommand,
     JsonOption,
     OutOption,
     print_json,
+    resumable,
     show_results,
     takes,
 )
-from feddg.cli.use import ModelArgument, WhichOption, say_cautions
+from feddg.cli.use import ModelArgument, WhichOption, show_warnings
 
 app = typer.Typer(
     help="The same federation across a network.", no_args_is_help=True, suggest_commands=False
@@ -43,13 +46,9 @@ def deploy_init(
     out: OutOption = Path("runs"),
 ) -> None:
     """Write the app of a federation, its proxy and services, scripts for keys, and start lines."""
-    from feddg.deploy.setup import deployment_fields, write_app
-    from feddg.experiment import load_experiment
-
-    chosen = load_experiment(experiment, deployment_fields(site))
-    write_app(
+    api.deploy(
         folder,
-        chosen,
+        experiment,
         site,
         address=address,
         superlink_port=superlink_port,
@@ -73,9 +72,7 @@ def deploy_sign(
     ] = None,
 ) -> None:
     """Sign a federation's app: sites run no other."""
-    from feddg.deploy.keys import sign_app
-
-    signed = sign_app(folder, key)
+    signed = api.sign_app(folder, key)
     typer.echo(f"signed {signed.digest[:16]} with {signed.key_id}")
 
 
@@ -86,9 +83,7 @@ def deploy_register(
     key: Annotated[Path, typer.Argument(help="its public key, NAME.pub")],
 ) -> None:
     """Register a site's key, under a name that no other key has."""
-    from feddg.deploy.keys import register_site
-
-    register_site(folder, site, key)
+    api.register_site(folder, site, key)
     typer.echo(f"{site} is registered; reload the proxy: nginx -p proxy/ -c nginx.conf -s reload")
 
 
@@ -98,9 +93,7 @@ def deploy_run(
     stream: Annotated[bool, typer.Option(help="show the log until the run ends")] = False,
 ) -> None:
     """Start the signed app, or go on with its run."""
-    from feddg.deploy.keys import run_signed
-
-    typer.echo(f"run {run_signed(folder, stream=stream)}; its log: flwr log RUN feddg")
+    typer.echo(f"run {api.run_signed(folder, stream=stream)}; its log: flwr log RUN feddg")
 
 
 @app.command("check")
@@ -116,29 +109,23 @@ def deploy_check(
     json: JsonOption = False,
 ) -> None:
     """At a site, before it joins: go or no-go for images, machine, keys and connection."""
-    from dataclasses import asdict
-    from itertools import chain
-
     from rich.console import Console
 
     from feddg.cli.output import checks_table
-    from feddg.deploy.preflight import Verdict, check_connection, check_site
-    from feddg.deploy.setup import read_join
-    from feddg.storage import cache_folder
 
-    join = read_join(folder)
-    own = check_site(join, images, domain, (cache or cache_folder()).expanduser(), device)
-    found = list(chain(() if offline else check_connection(folder, join), own))
+    site, found = api.check_site(
+        folder, images, domain, cache=cache, device=device, offline=offline
+    )
     if json:
-        print_json([asdict(check) for check in found])
+        print_json([asdict(one) for one in found])
     else:
         Console().print(checks_table(found))
-    if any(check.verdict is Verdict.NO_GO for check in found):
-        typer.echo(f"no-go: {join.site} should not join yet", err=True)
+    if any(one.severity == "error" for one in found):
+        typer.echo(f"error: {site} should not join yet", err=True)
         raise typer.Exit(1)
     if not json:
         unseen = "'s images and machine will do; keys, versions and connection were left out"
-        typer.echo(f"go: {join.site}{unseen if offline else ' can join'}")
+        typer.echo(f"ok: {site}{unseen if offline else ' can join'}")
 
 
 @app.command("validate")
@@ -154,14 +141,10 @@ def deploy_validate(
     device: Annotated[str, typer.Option(help="cpu, cuda or auto")] = "auto",
 ) -> None:
     """Measure a model on the images of a site that takes no part: counts leave it, nothing else."""
-    from feddg.prediction.validation import validate
-    from feddg.storage import replace_text
-
-    found = validate(
-        model, images, domain=domain, hide_below=hide_below, which=which, device=device
+    found = api.validate(
+        model, images, out, domain=domain, hide_below=hide_below, which=which, device=device
     )
-    replace_text(out, found.to_text())
-    say_cautions(found.cautions)
+    show_warnings(found.diagnostics)
     for row in found.domains:
         share = "hidden" if row.accuracy is None else f"{row.accuracy:.1%}"
         between = "" if row.interval is None else " (95 %: {:.1%} to {:.1%})".format(*row.interval)
@@ -180,10 +163,10 @@ def deploy_simulate(
     gpus: Annotated[float, typer.Option(min=0, help="share of a GPU per client")] = 0.0,
 ) -> None:
     """Run an experiment over Flower's simulation (Ray), clients side by side."""
-    from feddg.cli.output import observer
-    from feddg.deploy.simulation import simulate
-    from feddg.experiment import load_experiment
+    from feddg.cli.progress import observer
 
-    chosen, watching = load_experiment(experiment, said), observer(verbose=True)
-    done = simulate(chosen, out, observer=watching, cpus=cpus, gpus=gpus)
-    show_results([done.folder], done.report)
+    with resumable():
+        done = api.simulate(
+            experiment, out, observer=observer(verbose=True), cpus=cpus, gpus=gpus, **said
+        )
+    show_results(done)

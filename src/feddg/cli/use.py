@@ -1,12 +1,25 @@
 """Commands about trained models and methods: predict, export, serve, evaluate, attack, style."""
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from feddg.cli.common import JsonOption, PredictionsOption, QuietOption, print_json, whole_numbers
+from feddg import api
+from feddg.cli.common import (
+    JsonOption,
+    PredictionsOption,
+    QuietOption,
+    print_json,
+    resumable,
+    whole_numbers,
+)
+
+if TYPE_CHECKING:
+    from feddg.diagnostics import Diagnostic
+    from feddg.prediction.classifier import ImageClassifier
 
 app = typer.Typer()
 
@@ -15,7 +28,7 @@ ModelArgument = Annotated[
     Path, typer.Argument(help="the run folder, or an ONNX file of `feddg export`")
 ]
 StrictOption = Annotated[
-    bool, typer.Option("--strict", help="refuse a model that is no better than a constant one")
+    bool, typer.Option("--strict", help="refuse a model about which there is a warning")
 ]
 AdaptOption = Annotated[
     str | None, typer.Option(help="a test-time adaptation, see `feddg adaptations`")
@@ -48,35 +61,26 @@ def predict(
     quiet: QuietOption = False,
 ) -> None:
     """Label image files with a run's model; after Ctrl-C the same command goes on."""
-    from feddg.cli.output import working
-    from feddg.errors import DataError
-    from feddg.prediction.predict import note_of, predict_files
-
-    if html is not None and (html.is_dir() or html.resolve() == out.resolve()):
-        raise DataError(f"--html {html} is a folder, or the table itself; name a file of its own")
+    from feddg.cli.progress import working
 
     def bad(line: str) -> None:
         typer.echo(f"unusable: {line}", err=True)
 
-    try:
-        with working(quiet) as progress:
-            done = predict_files(
-                run,
-                images,
-                out,
-                adapt=adapt,
-                which=which,
-                probabilities=probabilities,
-                device=device,
-                batch_size=batch_size,
-                strict=strict,
-                progress=progress,
-                on_bad=bad,
-            )
-    except KeyboardInterrupt:
-        how = "goes on where it stopped" if note_of(out).is_file() else "begins anew"
-        typer.echo(f"interrupted; the same command {how}", err=True)
-        raise typer.Exit(130) from None
+    with resumable(), working(quiet) as progress:
+        done = api.predict_files(
+            run,
+            images,
+            out,
+            html=html,
+            adapt=adapt,
+            which=which,
+            probabilities=probabilities,
+            device=device,
+            batch_size=batch_size,
+            strict=strict,
+            progress=progress,
+            on_bad=bad,
+        )
     if done.continued:
         typer.echo(f"continued: {done.continued} images were done before")
     typer.echo(f"{done.files - done.failed} of {done.files} images labelled: {done.out}")
@@ -85,19 +89,8 @@ def predict(
     else:
         typer.echo(f"unlike anything seen in training: {done.unlike}")
     if html is not None:
-        from feddg.prediction.predict import doubtful
-        from feddg.report.predictions_page import write_predictions_page
-
-        model = done.classifier
-        page = write_predictions_page(
-            doubtful(done.out),
-            html,
-            preparation=model.preparation,
-            result=model.result,
-            cautions=model.cautions,
-        )
-        typer.echo(f"page, the most doubtful images first: {page}")
-    say_cautions(done.classifier.cautions)
+        typer.echo(f"page, the most doubtful images first: {html}")
+    show_warnings(done.classifier.diagnostics)
     if done.failed == done.files:
         raise typer.Exit(1)
 
@@ -116,11 +109,9 @@ def export(
     strict: StrictOption = False,
 ) -> None:
     """Write a run's model as a file that works without feddg, and a model card beside it."""
-    from feddg.prediction.export import export_run, one_format
-
-    chosen = one_format([("onnx", onnx), ("torch", torch), ("safetensors", safetensors)])
-    format, path = chosen
-    done = export_run(
+    named = [("onnx", onnx), ("torch", torch), ("safetensors", safetensors)]
+    format, path = api.one_format(named)  # type: ignore[arg-type]
+    done = api.export_run(
         run,
         path,
         format,
@@ -136,16 +127,18 @@ def export(
         )
     typer.echo(f"model: {done.path}")
     typer.echo(f"model card: {done.card}")
-    say_cautions(done.cautions)
+    show_warnings(done.diagnostics)
 
 
-def say_cautions(said: tuple[str, ...]) -> None:
-    """Prints what must be said of a model so that it is not overlooked."""
+def show_warnings(found: "Sequence[Diagnostic]") -> None:
+    """Prints the warnings about a model so that they are not overlooked."""
     from rich.console import Console
     from rich.panel import Panel
+    from rich.text import Text
 
-    if said:
-        panel = Panel("\n".join(said), title="DO NOT RELY ON THIS MODEL", border_style="bold red")
+    if found:
+        text = Text("\n".join(map(str, found)))
+        panel = Panel(text, title="DO NOT RELY ON THIS MODEL", border_style="bold red")
         Console(stderr=True).print(panel)
 
 
@@ -174,40 +167,26 @@ def serve(
     strict: StrictOption = False,
 ) -> None:
     """Label images on a page in the browser, and for programs; on this machine, keeping none."""
-    from pydantic import ValidationError
 
-    from feddg.errors import RunError
-    from feddg.prediction.classifier import ImageClassifier
-    from feddg.serving.server import ServeLimits, is_loopback
-    from feddg.serving.server import serve as serve_model
-
-    fields = {
-        "request_megabytes": request_megabytes,
-        "megapixels": megapixels,
-        "at_once": at_once,
-        "waiting": waiting,
-    }
-    try:
-        limits = ServeLimits.model_validate(fields)
-    except ValidationError as error:
-        fault = error.errors()[0]
-        flag = str(fault["loc"][0]).replace("_", "-")
-        raise RunError(f"--{flag}: {fault['msg']}") from None
-
-    def ready(address: str, classifier: ImageClassifier) -> None:
-        say_cautions(classifier.cautions)
-        if not is_loopback(host):
+    def ready(address: str, classifier: "ImageClassifier") -> None:
+        show_warnings(classifier.diagnostics)
+        if not api.is_loopback(host):
             typer.echo("warning: other machines reach this server without a password", err=True)
         typer.echo(f"{classifier.result}\nserving {run} at {address} (Ctrl-C ends it)")
 
-    serve_model(
+    api.serve(
         run,
         host=host,
         port=port,
         adapt=adapt,
         which=which,
         device=device,
-        limits=limits,
+        limits={
+            "request_megabytes": request_megabytes,
+            "megapixels": megapixels,
+            "at_once": at_once,
+            "waiting": waiting,
+        },
         known_as=known_as or (),
         allow_network=allow_network,
         strict=strict,
@@ -221,9 +200,7 @@ def serve(
 @app.command()
 def methods(as_json: JsonOption = False) -> None:
     """List the methods: names, aliases, one line each."""
-    from feddg.methods.base import methods as all_methods
-
-    known = all_methods()
+    known = api.methods()
     if as_json:
         rows = [
             {
@@ -276,16 +253,18 @@ def evaluate(
     With --predictions alone, only what the model makes of every image is written.
     """
     if predictions:
-        from feddg.prediction.evaluate import write_image_results
-
-        written = write_image_results(folder, which=which, batch_size=batch_size)
+        written = api.write_image_results(folder, which=which, batch_size=batch_size)
         typer.echo(f"predictions: {written.resolve()}", err=as_json)
         if adapt is None and not personal and not alphas:
             return
-    from feddg.prediction.evaluate import evaluate_run
-
-    found = evaluate_run(
-        folder, adapt, batch_size=batch_size, personal=personal, alphas=alphas, which=which
+    found = api.evaluate(
+        folder,
+        adapt,
+        batch_size=batch_size,
+        personal=personal,
+        alphas=alphas,
+        which=which,
+        report=not as_json,
     )
     if as_json:
         print_json([score.model_dump() for score in found.scores])
@@ -293,12 +272,11 @@ def evaluate(
     from rich.console import Console
 
     from feddg.cli.output import adaptation_table
-    from feddg.report import write_report
 
     Console().print(adaptation_table(found))
     for reason in found.refused.values():
         typer.echo(reason)
-    typer.echo(f"report: {write_report([folder], folder / 'report.html').resolve()}")
+    typer.echo(f"report: {(folder / 'report.html').resolve()}")
 
 
 @app.command()
@@ -307,10 +285,8 @@ def adaptations() -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from feddg.evaluation.adaptation import ADAPTATIONS
-
     table = Table("name", "in one line", "needs", "remembers", "beside one forward pass", box=None)
-    for name, kind in ADAPTATIONS.items():
+    for name, kind in api.ADAPTATIONS.items():
         table.add_row(f"[bold]{name}[/]", kind.summary, kind.needs, kind.changes, kind.cost)
     Console().print(table)
 
@@ -380,40 +356,36 @@ def attack(
     as_json: JsonOption = False,
 ) -> None:
     """Attack a finished run; rows are kept in its attacks.jsonl, pictures in its figures."""
-    from feddg.attacks.attack import AttackSettings, attack_run
-    from feddg.attacks.senders import MembershipEffort
-    from feddg.cli.output import working
+    from feddg.cli.output import print_attack
+    from feddg.cli.progress import working
 
-    settings = AttackSettings(
-        public=tuple(public or ()),
-        entry=entry,
-        client=client,
-        most_public=most_public,
-        targets=targets,
-        steps=steps,
-        batch_sizes=whole_numbers("--batch-sizes", batch_sizes),
-        updates=updates,
-        iterations=iterations,
-        optimizer=optimizer,
-        membership=MembershipEffort(clients=clients, shadows=shadows),
-        extractor=extractor,
-        lpips=lpips,
-        seed=seed,
-    )
     with working(quiet=as_json) as progress:
-        rows = attack_run(folder, kind, settings, progress=progress)
+        rows = api.attack(
+            folder,
+            kind,
+            report=not as_json,
+            progress=progress,
+            clients=clients,
+            shadows=shadows,
+            public=tuple(public or ()),
+            entry=entry,
+            client=client,
+            most_public=most_public,
+            targets=targets,
+            steps=steps,
+            batch_sizes=whole_numbers("--batch-sizes", batch_sizes),
+            updates=updates,
+            iterations=iterations,
+            optimizer=optimizer,
+            extractor=extractor,
+            lpips=lpips,
+            seed=seed,
+        )
     if as_json:
         print_json([row.model_dump() for row in rows])
         return
-    from rich.console import Console
-
-    from feddg.cli.output import as_rich
-    from feddg.report import write_report
-    from feddg.report.leaks import attack_tables
-
-    for table in attack_tables(rows):
-        Console().print(as_rich(table))
-    typer.echo(f"report: {write_report([folder], folder / 'report.html').resolve()}")
+    print_attack(rows)
+    typer.echo(f"report: {(folder / 'report.html').resolve()}")
 
 
 # ``feddg style``: train a style codec, or re-draw images with one.
@@ -453,21 +425,18 @@ def style_train(
     """Train a codec on folders of content and style images; run again to go on."""
     from rich.progress import Progress
 
-    from feddg.styles.training import Recipe, train_codec
-
-    sizes = tuple(size)
-    recipe = Recipe(
+    recipe = api.Recipe(
         codec,
         steps=steps,
         seed=seed,
-        sizes=sizes,
+        sizes=tuple(size),
         learning_rate=learning_rate,
         critic_weight=critic,
         keep_encoder=keep_encoder,
     )
     with Progress(transient=True, disable=not sys.stderr.isatty()) as progress:
         task = progress.add_task("training the codec", total=steps)
-        result = train_codec(
+        result = api.train_codec(
             content=content,
             style=style,
             out=out,
@@ -493,9 +462,7 @@ def style_transfer(
     decoder: Annotated[Path | None, typer.Option(help="decoder weights")] = None,
 ) -> None:
     """Re-draw images in the style of another image, or of a folder of images."""
-    from feddg.styles.transfer import redraw_files
-
-    done = redraw_files(
+    done = api.redraw_files(
         images, style, out, strength, size, codec=codec, encoder=encoder, decoder=decoder
     )
     for path, reason in done.skipped:

@@ -1,17 +1,29 @@
 """Carries out a plan: runs what is missing, continues what was interrupted, keeps what ends."""
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from feddg.comparison.estimate import forecast
-from feddg.comparison.plan import Plan, PlannedCell, distinct, expand_plan, load_plan
+from feddg.comparison.plan import Cell, Plan, distinct, expand_plan, load_plan
 from feddg.comparison.pool import LAUNCHERS, LOG_FOLDER, Outcome, Task, Watcher, run_here
-from feddg.comparison.results import COMPARISON, KeptResult, KeptResults, asked_for, kept_files
-from feddg.comparison.results import known_results_of as results_of
+from feddg.comparison.results import (
+    COMPARISON,
+    ComparisonFile,
+    ResultRow,
+    Results,
+    add_rows,
+    changing,
+    find_rows,
+    read_comparison,
+    read_results,
+    results_files,
+    row_of,
+)
 from feddg.data.decoding import Reading
+from feddg.diagnostics import Diagnostic
 from feddg.errors import FeddgError, RunError
 from feddg.experiment import Experiment
 from feddg.runs.execute import is_complete
@@ -23,7 +35,10 @@ from feddg.settings import TORCHVISIONS
 from feddg.storage import entries, is_file, replace_text, why
 from feddg.views import Shown
 
-# What a plan comes to in a folder: which runs are complete, begun, kept elsewhere or missing.
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+# What a plan comes to in a folder: which runs are complete, begun, in a results file or missing.
 
 
 @dataclass(frozen=True)
@@ -36,19 +51,20 @@ class Work:
         cells: all cells.
         folders: the run folder of every distinct experiment, by its id.
         missing: experiments without a complete run, in the order they will be run.
-        kept: the file that keeps results beyond their folders; its runs are not missing.
-        results: what is kept of experiments, by their id, there or in files of other tables; their
-            runs are not missing either, and are copied into ``kept``.
+        file: the results file that rows are added to.
+        known: rows of results files, by the experiments' ids; their runs are not missing.
+        outdated: rows of ``file`` that it loses when something is added.
         drop_weights: whether a run's weights are deleted once it is complete.
     """
 
     plan: Plan
     out: Path
-    cells: Sequence[PlannedCell]
+    cells: Sequence[Cell]
     folders: Mapping[str, Path]
     missing: Sequence[Task]
-    kept: KeptResults | None = None
-    results: Mapping[str, KeptResult] = field(default_factory=dict)
+    file: Path | None = None
+    known: Mapping[str, ResultRow] = field(default_factory=dict)
+    outdated: Sequence[ResultRow] = ()
     drop_weights: bool = False
 
     @property
@@ -57,54 +73,56 @@ class Work:
         checkpoints = (task.folder / "checkpoint" / "checkpoint.json" for task in self.missing)
         return sum(file.is_file() for file in checkpoints)
 
-    def keep(self, experiment: str) -> None:
-        """Keeps of the run of an experiment what is to be kept, if it is complete.
+    def keep(self, experiments: Iterable[str]) -> None:
+        """Adds the rows of experiments, as far as known or complete, to the results file.
 
-        It is added to the kept results, where there are some, and may lose its weights. Of a run
-        that stands in another table, its row there is what is kept.
+        Complete runs lose their weights where that is asked for. Of a run that stands in another
+        table's file, its row there is what is added.
+
+        Raises:
+            RunError: the file cannot be written.
         """
-        folder = self.folders[experiment]
-        complete = is_complete(folder)
-        if self.kept is not None:
-            own = [cell for cell in self.cells if cell.experiment.id == experiment]
-            lacking = self.kept.lacking(own)
-            if lacking and (row := self.row(experiment)) is not None:
-                self.kept.copy(lacking, row)
-            elif lacking and complete:
-                self.kept.add(lacking, read_run(folder))
-        if complete and self.drop_weights:
-            drop_weights(folder)
+        ids = set(experiments)
+        complete = {id for id in ids if is_complete(self.folders[id])}
+        if self.file is not None:
+            there = {row.key for row in read_results(self.file) if row not in self.outdated}
+            lacking = [
+                cell
+                for cell in self.cells
+                if cell.experiment.id in ids and ResultRow.of(cell).key not in there
+            ]
+            rows = [row for cell in lacking if (row := self._row(cell, complete)) is not None]
+            if rows:
+                add_rows(self.file, rows, self.outdated)
+        for id in complete if self.drop_weights else ():
+            drop_weights(self.folders[id])
 
-    def row(self, experiment: str) -> KeptResult | None:
-        """What is kept of an experiment, in whatever table."""
-        return self.results.get(experiment)
-
-    def _is_elsewhere(self, experiment: str) -> bool:
-        """Whether a row of kept results is all there is of an experiment."""
-        return self.row(experiment) is not None and not is_complete(self.folders[experiment])
+    def _row(self, cell: Cell, complete: Collection[str]) -> ResultRow | None:
+        """A cell's row: as some results file has it, or of its run."""
+        id = cell.experiment.id
+        if (known := self.known.get(id)) is not None:
+            names = ("machine", "version", "hashes", "numbers")
+            return ResultRow.of(cell, **{name: getattr(known, name) for name in names})
+        return row_of(cell, read_run(self.folders[id])) if id in complete else None
 
     def write(self) -> None:
-        """Writes which run belongs to which cell, for reports."""
+        """Writes which run belongs to which cell, and what is known of it, for reports."""
         plan = self.plan
-        content = {
-            "name": plan.name,
-            "title": plan.title,
-            "question": plan.question,
-            "differences": plan.differences,
-            "paper": plan.paper and plan.paper.model_dump(mode="json"),
-            "cells": [
-                {
-                    "method": cell.method,
-                    "scenario": cell.scenario,
-                    "conditions": dict(cell.conditions),
-                    "seed": cell.seed,
-                    "folder": self.folders[cell.experiment.id].name,
-                }
-                | ({"kept": True} if self._is_elsewhere(cell.experiment.id) else {})
-                for cell in self.cells
-            ],
-        }
-        text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+        cells = [
+            (self._row(cell, ()) or ResultRow.of(cell)).model_copy(
+                update={"folder": self.folders[cell.experiment.id].name}
+            )
+            for cell in self.cells
+        ]
+        content = ComparisonFile(
+            name=plan.name,
+            title=plan.title,
+            question=plan.question,
+            differences=list(plan.differences),
+            paper=plan.paper and plan.paper.model_dump(mode="json"),
+            cells=cells,
+        )
+        text = content.model_dump_json(indent=1, exclude_defaults=True) + "\n"
         try:
             replace_text(self.out / COMPARISON, text)
             replace_text(self.out / "plan.yaml", plan.to_yaml())
@@ -138,8 +156,7 @@ def prepare_work(
     *,
     again: bool = False,
     cache: Path | None = None,
-    kept: Path | None = None,
-    known: Sequence[Path] = (),
+    results: Path | Sequence[Path] = (),
     said: Plan | None = None,
     drop_weights: bool = False,
 ) -> Work:
@@ -149,54 +166,51 @@ def prepare_work(
         plan: a plan, its file, or its fields; what it would try first has been tried.
         out: the folder of the runs; ``comparisons/NAME`` by default.
         overrides: experiment fields that win over everything the plan says.
-        again: whether to start runs anew, beside the old ones, whose images were others; kept
-            results of other images are replaced.
+        again: whether to start runs anew, beside the old ones, whose images were others; rows of
+            the results file of other images are replaced.
         cache: where hashes of images are remembered; the user's cache by default.
-        kept: a CSV file of results; what it has is not run, what is complete is added to it.
-        known: such files of other plans; what they have is not run either, and is copied to it.
+        results: results files; what one of them has is not run, and is copied to the first, which
+            what is complete is added to.
         said: the plan as it stands in the folder, where ``plan`` has picked values in it.
         drop_weights: whether a run's weights are deleted once it is complete.
 
     Raises:
-        ExperimentError: the plan holds an invalid experiment, or there is ``known`` and no
-            ``kept``.
-        RunError: images changed since a run began or was kept, or a file of results is damaged or
-            not there.
+        ExperimentError: the plan holds an invalid experiment.
+        RunError: images changed since a run began or its row was written, or a results file is
+            damaged or not there.
     """
     fixed, folder = fixed_plan(plan, out, overrides)
-    own, others = kept_files(kept, known)
-    work = work_on(
-        said or fixed, expand_plan(fixed), folder, again=again, cache=cache, kept=own, known=others
-    )
+    files = results_files(results)
+    work = work_on(said or fixed, expand_plan(fixed), folder, again=again, cache=cache, files=files)
     return replace(work, drop_weights=drop_weights)
 
 
 def work_on(
     plan: Plan,
-    cells: Sequence[PlannedCell],
+    cells: Sequence[Cell],
     folder: Path,
     *,
     again: bool = False,
     cache: Path | None = None,
-    kept: KeptResults | None = None,
-    known: Sequence[KeptResults] = (),
+    files: Sequence[Path] = (),
 ) -> Work:
     """Looks up what of the cells of a plan has been done; see :func:`prepare_work`."""
     present = _present(folder)
     now = ImagesNow(cache or cache_folder())
-    files = [kept, *known] if kept is not None else []
-    results: dict[str, KeptResult] = {}
-    asked = asked_for(cells) if files else {}
+    known: dict[str, ResultRow] = {}
+    outdated: list[ResultRow] = []
     for file in files:
-        results = results_of(file, asked, now, own=file is kept, again=again) | results
+        found, changed = find_rows(file, cells, now, own=file == files[0], again=again)
+        known, outdated = found | known, outdated + changed
     folders: dict[str, Path] = {}
     missing: list[Task] = []
     for experiment in distinct(cells):
         path = find_folder(experiment, folder, now, again=again, begun=present.get(experiment.id))
         folders[experiment.id] = path
-        if experiment.id not in results and not is_complete(path):
+        if experiment.id not in known and not is_complete(path):
             missing.append(Task(experiment, path))
-    return Work(plan, folder, cells, folders, missing, kept, results)
+    own = files[0] if files else None
+    return Work(plan, folder, cells, folders, missing, own, known, outdated)
 
 
 def _present(out: Path) -> dict[str, Path]:
@@ -228,14 +242,18 @@ class Comparison(Shown):
         return [outcome for outcome in self.outcomes if outcome.status != "completed"]
 
     @property
-    def remarks(self) -> list[str]:
-        """Which runs failed, a line for each reason."""
+    def diagnostics(self) -> list[Diagnostic]:
+        """Which runs failed, one for each reason."""
         reasons: dict[str, list[str]] = {}
         for one in self.failures:
             reasons.setdefault(one.error or one.status, []).append(one.task.folder.name)
         of = len(self.work.folders)
         return [
-            f"{len(runs)} of {of} runs failed ({first_names(runs, 5)}): {reason}"
+            Diagnostic(
+                "runs-failed",
+                "warning",
+                f"{len(runs)} of {of} runs failed ({first_names(runs, 5)}): {reason}",
+            )
             for reason, runs in reasons.items()
         ]
 
@@ -248,8 +266,8 @@ class Comparison(Shown):
         failed = self.failures
         if not failed or len(failed) < len(self.work.folders):
             return
-        first, others = self.remarks[0], len(self.remarks) - 1
-        more = f" ({others} other reasons: see summary.json of each)" if others else ""
+        first, *others = self.diagnostics
+        more = f" ({len(others)} other reasons: see summary.json of each)" if others else ""
         raise RunError(f"nothing to compare in {self.folder}: {first}{more}")
 
     @property
@@ -261,6 +279,15 @@ class Comparison(Shown):
     def report(self) -> Path:
         """The HTML page."""
         return self.folder / "report.html"
+
+    @cached_property
+    def results(self) -> Results:
+        """What is complete, as tables are made from it."""
+        return read_comparison(self.folder)
+
+    def frame(self) -> "DataFrame":
+        """Returns every number as a tidy table; see :meth:`Results.frame`."""
+        return self.results.frame()
 
 
 def why_hopeless(work: Work) -> FeddgError | None:
@@ -320,12 +347,12 @@ def carry_out_work(
         raise reason
     watching, cached = watcher or Watcher(), cache or cache_folder()
     chosen = LAUNCHERS.find(launcher)
-    if work.kept is not None:
-        work.kept.require_place()
+    if work.file is not None:
+        with changing(work.file):  # it can be written: said before hours of runs
+            pass
     work.write()
     outcomes: list[Outcome] = []
-    for experiment in work.folders:
-        work.keep(experiment)
+    work.keep(work.folders)
     watching.start(len(work.folders), len(work.folders) - len(work.missing), max(1, jobs))
     try:
         if jobs > 1:
@@ -338,7 +365,7 @@ def carry_out_work(
             ended = run_here(work.missing, cached, watching)
         for outcome in ended:
             outcomes.append(outcome)
-            work.keep(outcome.task.experiment.id)
+            work.keep([outcome.task.experiment.id])
     finally:
         watching.end()
     return Comparison(work, outcomes)

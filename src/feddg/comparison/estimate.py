@@ -8,6 +8,7 @@ import numpy
 
 from feddg.data.data_set import load_images_of
 from feddg.data.pixels import ArrayPixels
+from feddg.diagnostics import Diagnostic
 from feddg.experiment import Experiment
 from feddg.records import ClientsTable
 from feddg.runs.prepare import build, clients_table, deal, guards_for
@@ -84,7 +85,7 @@ class Forecast:
         pixel_bytes: the decoded images of the whole data set.
         weights: how many numbers the network has.
         weight_bytes: bytes of the network, its gradients and its optimizer's memory.
-        promises: what the guards promise, a sentence each.
+        diagnostics: what the guards guarantee.
     """
 
     splits: dict[str, int]
@@ -92,7 +93,7 @@ class Forecast:
     pixel_bytes: int
     weights: int
     weight_bytes: int
-    promises: Sequence[str] = ()
+    diagnostics: Sequence[Diagnostic] = ()
 
 
 def forecast(experiment: Experiment) -> Forecast:
@@ -109,7 +110,7 @@ def forecast(experiment: Experiment) -> Forecast:
     images = deal(experiment, table, ArrayPixels(numpy.empty((0, size, size, 3), numpy.uint8)), [])
     method, network = build(experiment, len(table.class_names))
     method.read_files()
-    promises = guards_for(images.trained_by(experiment), method, network).promises
+    guards = guards_for(images.trained_by(experiment), method, network)
     weights = sum(parameter.numel() for parameter in network.parameters())
     copies = 2 + _optimizer_copies(experiment)  # the weights, their gradients, what it remembers
     roles = ("train", "id_val", "id_test", "val", "test")
@@ -119,7 +120,7 @@ def forecast(experiment: Experiment) -> Forecast:
         len(table) * size * size * 3,
         weights,
         weights * 4 * copies,
-        promises,
+        guards.diagnostics,
     )
 
 

@@ -3,8 +3,9 @@
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
@@ -16,6 +17,7 @@ from feddg.errors import ExperimentError, RunError, nearest
 from feddg.experiment import Experiment, expand
 from feddg.methods.composition import build_method, method_class
 from feddg.records import ID_VAL
+from feddg.runs.prepare import with_weights_at_hand
 from feddg.runs.reading import FINAL, SELECTION_RULES
 from feddg.settings import OneLine, Settings, leaves, merge, nested
 from feddg.storage import read_fields_of
@@ -79,6 +81,22 @@ def _replaced(below: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, An
 def _path(field: str) -> str:
     first, _, rest = field.partition(".")
     return f"method.settings.{rest}" if first == "method" else field
+
+
+def plan_with_weights_at_hand(plan: "Plan") -> "Plan":
+    """Returns a plan as it is, or without weights; see :func:`with_weights_at_hand`.
+
+    What single methods say of weights stays, as does a plan that compares weights or networks.
+    """
+    if {"model.weights", "model.backbone", "preset"} & {*plan.settings}:
+        return plan
+    try:
+        chosen = Experiment(**plan.base)
+    except ExperimentError:
+        return plan  # an axis may complete it; else its runs say what is wrong
+    if with_weights_at_hand(chosen) is chosen:
+        return plan
+    return plan.model_copy(update={"base": merge(plan.base, {"model": {"weights": None}})})
 
 
 class Variant(Settings):
@@ -172,6 +190,10 @@ class Tune(Settings):
         return self
 
 
+Protocol = Literal["lodo", "ltdo", "ltdo-all"]
+PROTOCOLS = get_args(Protocol)
+
+
 class Plan(Settings):
     """Experiments to compare.
 
@@ -199,7 +221,7 @@ class Plan(Settings):
     question: str = ""
     base: dict[str, Any] = Field(default_factory=dict)
     methods: tuple[Variant, ...] = (Variant(method="fedavg"), Variant(method="pardon"))
-    hold_out: Literal["lodo", "ltdo", "ltdo-all"] | tuple[Any, ...] | None = None
+    hold_out: Protocol | tuple[Any, ...] | None = None
     domains: tuple[str, ...] = ()
     heterogeneity: tuple[float, ...] = ()
     clients: tuple[tuple[int, int | None], ...] = ()
@@ -328,25 +350,30 @@ def _explain(error: ValidationError) -> str:
 
 
 @dataclass(frozen=True)
-class PlannedCell:
+class Cell:
     """One cell of a plan.
 
     Attributes:
         method: the label of its method.
-        scenario: the held-out test domains, as a column's heading.
+        held_out: the held-out test domains, as a column's heading.
         conditions: the values of the other axes by axis name, in order.
         seed: the experiment's seed.
         experiment: what is run.
     """
 
     method: str
-    scenario: str
-    conditions: tuple[tuple[str, str], ...]
+    held_out: str
+    conditions: Mapping[str, str]
     seed: int
     experiment: Experiment
 
+    @cached_property
+    def portable_id(self) -> str:
+        """The experiment's, computed once."""
+        return self.experiment.portable_id
 
-def expand_plan(plan: Plan, overrides: Mapping[str, Any] | None = None) -> list[PlannedCell]:
+
+def expand_plan(plan: Plan, overrides: Mapping[str, Any] | None = None) -> list[Cell]:
     """Returns the plan's cells, seed by seed, so that a table is whole after the first seed.
 
     Args:
@@ -394,7 +421,7 @@ def _cell(
     heading: str,
     points: Sequence[Point | None],
     seed: int,
-) -> PlannedCell:
+) -> Cell:
     known = method_class(variant.method).Settings.model_fields
     method = {"name": variant.method, "settings": variant.settings}
     fields = merge(expand(plan.base), {"method": method})
@@ -407,10 +434,10 @@ def _cell(
             fields = merge(fields, change)
     fields = merge(fields, expand(variant.experiment))
     fields = merge(fields, variant.tuned.get(heading, {}))
-    conditions = tuple((name, text) for name, _, text in used)
+    conditions = {name: text for name, _, text in used}
     experiment = Experiment(**{**fields, "seed": seed, "name": None})
     build_method(experiment.method.name, experiment.method.settings).check(experiment)
-    return PlannedCell(variant.name, heading, conditions, seed, experiment)
+    return Cell(variant.name, heading, conditions, seed, experiment)
 
 
 def _clients_point(pair: tuple[int, int | None]) -> Point:
@@ -480,7 +507,7 @@ def _heading(held: Mapping[str, Any], with_val: bool = False) -> str:
     return f"{text} (validated on {names('val')})" if with_val and names("val") else text
 
 
-def distinct(cells: Sequence[PlannedCell]) -> Iterator[Experiment]:
+def distinct(cells: Sequence[Cell]) -> Iterator[Experiment]:
     """Yields each experiment of the cells once, in their order."""
     seen: set[str] = set()
     for cell in cells:
@@ -502,7 +529,7 @@ class Combination:
     changes: tuple[dict[str, Any], ...] = field(compare=False)
 
 
-def trials_of(plan: Plan) -> dict[Combination, list[PlannedCell]]:
+def trials_of(plan: Plan) -> dict[Combination, list[Cell]]:
     """Returns the trials of a plan's ``tune`` section, by what is tried; none without one.
 
     Raises:
@@ -511,7 +538,7 @@ def trials_of(plan: Plan) -> dict[Combination, list[PlannedCell]]:
     if plan.tune is None:
         return {}
     base = plan.model_copy(update={"seeds": plan.tune.seeds, "tune": None})
-    found: dict[Combination, list[PlannedCell]] = {}
+    found: dict[Combination, list[Cell]] = {}
     variants = {variant.name: variant for variant in plan.methods}
     _require_some_use(plan.tune, plan.methods)
     for cell in expand_plan(base):
@@ -539,7 +566,7 @@ def with_values(plan: Plan, chosen: Iterable[Combination]) -> Plan:
     return plan.model_copy(update={"methods": tuple(methods), "tune": None})
 
 
-def table_cells(plan: Plan) -> list[PlannedCell]:
+def table_cells(plan: Plan) -> list[Cell]:
     """Returns the cells that a plan's table may have, whatever values its ``tune`` section picks.
 
     Raises:
@@ -554,10 +581,10 @@ def table_cells(plan: Plan) -> list[PlannedCell]:
     return [cell for one in plans for cell in expand_plan(one)]
 
 
-def _combination(cell: PlannedCell, points: Sequence[Point]) -> Combination:
+def _combination(cell: Cell, points: Sequence[Point]) -> Combination:
     values = tuple((name, text) for name, _, text in points)
     changes = tuple(change for _, change, _ in points)
-    return Combination(cell.method, cell.scenario, values, changes)
+    return Combination(cell.method, cell.held_out, values, changes)
 
 
 def _axes_of(tune: Tune, variant: Variant) -> list[list[Point]]:
@@ -580,7 +607,7 @@ def _require_some_use(tune: Tune, variants: Sequence[Variant]) -> None:
             )
 
 
-def _trial(cell: PlannedCell, points: Sequence[Point], tune: Tune) -> PlannedCell:
+def _trial(cell: Cell, points: Sequence[Point], tune: Tune) -> Cell:
     """A cell with values, without its held-out domains."""
     fields = cell.experiment.model_dump(mode="json")
     held = cell.experiment.hold_out
@@ -597,7 +624,7 @@ def _trial(cell: PlannedCell, points: Sequence[Point], tune: Tune) -> PlannedCel
         raise ExperimentError("tune: there is no in-domain validation; set data.id_val above 0")
     if tune.rounds is not None:
         fields["train"]["rounds"] = tune.rounds
-    conditions = (*cell.conditions, *((name, text) for name, _, text in points))
+    conditions = {**cell.conditions, **{name: text for name, _, text in points}}
     return replace(cell, experiment=Experiment(**fields), conditions=conditions)
 
 

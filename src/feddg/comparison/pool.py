@@ -48,6 +48,12 @@ class Outcome:
 class Watcher:
     """Is told how many runs go; every method may be left as it is here, silent."""
 
+    def planned(self, work: Any, jobs: int) -> None:
+        """What a plan comes to, before any of it is run: a :class:`feddg.comparison.compare.Work`.
+
+        Of a plan with a ``tune`` section the trials come first, then the table.
+        """
+
     def start(self, total: int, done: int, jobs: int) -> None:
         """``done`` of ``total`` runs were complete beforehand; ``jobs`` will go at once."""
 

@@ -1,26 +1,34 @@
-"""Results of many runs: read from run folders or CSV files, as one table."""
+"""Results of many runs as one table, read from run folders or from a results file."""
 
 import csv
 import io
 import itertools
 import json
-import logging
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    InstanceOf,
+    ValidationError,
+    field_validator,
+)
 from pydantic_core import PydanticCustomError
 
-from feddg.comparison.plan import Plan, PlannedCell, expand_plan, table_cells
-from feddg.comparison.statistics import Accuracies, Key, best_other, paired_margin
+from feddg.comparison.plan import Cell, Plan, expand_plan, table_cells
+from feddg.comparison.statistics import Accuracies, Key, best_other, paired_margin, spread
 from feddg.data.fingerprint import ImagesFile
-from feddg.errors import DataError, ExperimentError, RunError
+from feddg.diagnostics import Diagnostic, Severity, emit, gravest_first
+from feddg.errors import DataError, RunError
+from feddg.evaluation.metrics import METRICS
 from feddg.experiment import Experiment
 from feddg.messages import plain_text
 from feddg.models.backbones import weights_digest
@@ -36,17 +44,17 @@ from feddg.records import (
     as_cell,
     from_cell,
 )
-from feddg.runs.findings import (
-    Finding,
-    FindingKind,
-    Severity,
-    findings,
-    movement,
-    standing,
-    unsteady,
+from feddg.runs.diagnostics import (
+    MAJORITY,
+    STILL_RISING,
+    about_accuracy,
+    about_fluctuation,
+    fluctuation,
+    split_accuracy,
 )
 from feddg.runs.provenance import IMAGES, ImagesNow, named_files
 from feddg.runs.reading import (
+    AGGREGATES,
     FINAL,
     SELECTION_RULES,
     Evaluations,
@@ -60,6 +68,10 @@ from feddg.runs.reading import (
 from feddg.settings import TORCHVISIONS, OneLine
 from feddg.storage import Stamp, alone, is_file, private_folder, read_text, replace_text, stamp, why
 
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+
 # What was tried for each method before a comparison, as a file beside its tables.
 
 
@@ -67,14 +79,14 @@ TUNING: Final = "tuning.json"
 _TRIALS: Final = "trials.csv"
 
 
-def tuning_beside(kept: Path) -> Path:
-    """Returns the file of what was tried and picked, beside one of kept results."""
-    return kept.with_suffix(f".{TUNING}")
+def tuning_beside(file: Path) -> Path:
+    """Returns the file of what was tried and picked, beside the results file of a table."""
+    return file.with_suffix(f".{TUNING}")
 
 
-def trials_beside(kept: Path) -> Path:
-    """Returns the file of the trials' own kept results, beside that of their table."""
-    return kept.with_suffix(f".{_TRIALS}")
+def trials_beside(file: Path) -> Path:
+    """Returns the results file of a table's trials, beside that of the table."""
+    return file.with_suffix(f".{_TRIALS}")
 
 
 class TriedRow(Row):
@@ -99,7 +111,7 @@ class TriedRow(Row):
     values: dict[str, str]
     metric: str = "accuracy"
     over: str = "domain_mean"
-    score: Number | None = Field(None, validation_alias=AliasChoices("score", "accuracy"))
+    score: Number | None = None
     trials: int
     constant: int | None = Field(None, ge=0)
     picked: bool
@@ -133,33 +145,39 @@ class TuningFile(JsonFile):
         others = [row for row in earlier.tried if (row.method, row.held_out) not in own]
         return self.model_copy(update={"tried": (*others, *self.tried)})
 
-    def remarks(self) -> list[str]:
+    def diagnostics(self) -> list[Diagnostic]:
         """Returns what to know about the choices: models that learned nothing, ends, and ties."""
         groups: dict[tuple[str, str], list[TriedRow]] = {}
         for row in self.tried:
             groups.setdefault((row.method, row.held_out), []).append(row)
-        said = []
+        found = []
         for (method, held_out), rows in groups.items():
             for row in (row for row in rows if row.picked):
                 where = f"{method}{f', {held_out} held out' if held_out else ''}"
                 if row.constant:
-                    said.append(
-                        f"{where}: by the picked values, in {row.constant} of {row.trials} trials "
-                        "the model is no better than one that always names the same class, so that "
-                        "the choice says little; give trials more rounds (tune.rounds), pretrained "
-                        "weights, or other values"
+                    found.append(
+                        Diagnostic(
+                            "tuned-on-nothing-learned",
+                            "warning",
+                            f"{where}: with the picked values the model is no better than always "
+                            f"answering the most frequent class in {row.constant} of {row.trials} "
+                            "trials, so that the choice says little.",
+                            "Give trials more rounds (tune.rounds), pretrained weights, or other "
+                            "values.",
+                        )
                     )
-                said += [f"{where}: {edge}" for edge in _edges(row, rows)]
+                for text, advice in _edges(row, rows):
+                    edge = f"{where}: {text}"
+                    found.append(Diagnostic("edge-of-the-grid", "warning", edge, advice))
                 equal = [other for other in rows if other.score == row.score]
                 if len(equal) > 1:
-                    said.append(
-                        f"{where}: {len(equal)} combinations do equally well; the first counts"
-                    )
-        return said
+                    text = f"{where}: {len(equal)} combinations do equally well; the first counts."
+                    found.append(Diagnostic("tuning-tie", "warning", text))
+        return found
 
 
-def _edges(picked: TriedRow, rows: Sequence[TriedRow]) -> Iterator[str]:
-    """Which numbers of a choice are the first or last of their grid."""
+def _edges(picked: TriedRow, rows: Sequence[TriedRow]) -> Iterator[tuple[str, str]]:
+    """Which numbers of a choice are the first or last of their grid, and what to try."""
     for name, text in picked.values.items():
         try:
             values = sorted({float(row.values[name]) for row in rows})
@@ -169,284 +187,10 @@ def _edges(picked: TriedRow, rows: Sequence[TriedRow]) -> Iterator[str]:
         off = value == 0 == values[0]  # nothing is below none of it
         if len(values) > 1 and value in (values[0], values[-1]) and not off:
             end, beyond = ("lowest", "lower") if value == values[0] else ("highest", "higher")
-            yield f"{name} {text} is the {end} that was tried; a {beyond} one may do better"
+            yield f"{name} {text} is the {end} that was tried.", f"Try a {beyond} one, too."
 
 
-COMPARISON = "comparison.json"
-HELD_OUT = "held out"
-_NOT_CONDITIONS = ("name", "device", "seed", "preset", "hold_out", "method", "precision")
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a run stands among the others.
-
-    Attributes:
-        method: the label of its method.
-        scenario: the held-out test domains.
-        conditions: values of further axes, by axis.
-        seed: the experiment's seed.
-    """
-
-    method: str
-    scenario: str
-    conditions: Mapping[str, str]
-    seed: int
-
-    @property
-    def values(self) -> dict[str, str]:
-        """The values of all axes beside method and seed."""
-        return {HELD_OUT: self.scenario, **self.conditions}
-
-
-class PlacedRun(Row):
-    """A cell of a comparison, and which run belongs to it."""
-
-    method: str
-    scenario: str
-    conditions: dict[str, str]
-    seed: int
-    folder: Annotated[str, Field(pattern=r"^[^/\\\x00]+$")]
-    kept: bool = False
-    """Whether a row of kept results is all there is of it."""
-
-
-class ComparisonFile(JsonFile):
-    """``comparison.json``; see :class:`Results` for the fields."""
-
-    name: str
-    title: str | None = None
-    question: str | None = None
-    differences: list[str] | None = None
-    paper: dict[str, Any] | None = None
-    cells: list[PlacedRun]
-
-
-@dataclass(frozen=True)
-class Result:
-    """One complete run in its place."""
-
-    place: Place
-    run: RunRecord
-
-    @cached_property
-    def rounds(self) -> dict[str, int | None]:
-        """The round that each selection rule chooses."""
-        return {rule.name: rule.choose(self.run.evaluations) for rule in SELECTION_RULES.values()}
-
-    def accuracy(self, rule: SelectionRule, split: str = TEST) -> float | None:
-        """Accuracy of a split, mean over its domains, after the round that a rule chooses."""
-        return rule.measure(self.run.evaluations, self.rounds[rule.name], split)
-
-
-@dataclass(frozen=True)
-class Results:
-    """The runs of a comparison.
-
-    Attributes:
-        name: short.
-        title: for a heading.
-        question: what it is to answer.
-        results: completed runs; a run may stand in several cells.
-        open: folders of runs that are not complete, each with its status and reason.
-        elsewhere: folders of runs that are complete, but are not here: rows of kept results.
-        differences: how the setting differs from the paper's.
-        paper: the paper's numbers, as in a plan's ``paper``.
-        planned: all places, filled or not.
-        tuning: what was tried for each method first, if anything.
-    """
-
-    name: str
-    title: str
-    results: Sequence[Result]
-    question: str = ""
-    open: Sequence[tuple[str, str]] = ()
-    elsewhere: Sequence[str] = ()
-    differences: Sequence[str] = ()
-    paper: Mapping[str, Any] | None = None
-    planned: Sequence[Place] = ()
-    tuning: TuningFile | None = None
-
-    @cached_property
-    def served(self) -> SelectionRule:
-        """The rule of the models that the runs serve; the final round's where they differ."""
-        return served_by_all(result.run for result in self.results)
-
-    @cached_property
-    def _places(self) -> Sequence[Place]:
-        return self.planned or [result.place for result in self.results]
-
-    @cached_property
-    def methods(self) -> list[str]:
-        """Labels of the methods, in the plan's order."""
-        return list(dict.fromkeys(place.method for place in self._places))
-
-    @cached_property
-    def seeds(self) -> list[int]:
-        """All seeds."""
-        return sorted({place.seed for place in self._places})
-
-    @cached_property
-    def seeds_run(self) -> set[int]:
-        """The seeds of which there is a result."""
-        return {result.place.seed for result in self.results}
-
-    @cached_property
-    def axes(self) -> dict[str, list[str]]:
-        """The axes beside method and seed that have several values, with these, in order."""
-        values: dict[str, dict[str, None]] = {}
-        for place in self._places:
-            for axis, value in place.values.items():
-                values.setdefault(axis, {})[value] = None
-        return {axis: list(known) for axis, known in values.items() if len(known) > 1}
-
-    def column(self, place: Place) -> str:
-        """Returns the heading of the column that a place is in."""
-        texts = [
-            value if axis == HELD_OUT else f"{axis} {value}"
-            for axis, value in place.values.items()
-            if axis in self.axes
-        ]
-        return ", ".join(texts) or place.scenario
-
-    @cached_property
-    def columns(self) -> list[str]:
-        """The columns' headings, in the plan's order."""
-        return list(dict.fromkeys(self.column(place) for place in self._places))
-
-    def columns_by(self, axis: str) -> dict[str, list[str]]:
-        """Returns the columns that share a value of an axis, by that value."""
-        groups: dict[str, dict[str, None]] = {}
-        for place in self._places:
-            if axis in place.values:
-                groups.setdefault(place.values[axis], {})[self.column(place)] = None
-        return {value: list(columns) for value, columns in groups.items()}
-
-    def accuracies(self, rule: SelectionRule, split: str = TEST) -> dict[str, Accuracies]:
-        """Returns every method's accuracies under a rule, by column and seed."""
-        found: dict[str, dict[Key, float]] = {method: {} for method in self.methods}
-        for result in self.results:
-            value = result.accuracy(rule, split)
-            if value is not None and value == value:
-                place = result.place
-                found[place.method][self.column(place), place.seed] = value
-        return {method: values for method, values in found.items() if values}
-
-    def of(self, method: str) -> Iterator[Result]:
-        """Yields the results of a method."""
-        return (result for result in self.results if result.place.method == method)
-
-
-def read_comparison(folder: Path) -> Results:
-    """Reads what ``feddg compare`` wrote to a folder.
-
-    Raises:
-        RunError: the folder holds no comparison.
-    """
-    content = ComparisonFile.read(folder / COMPARISON)
-    if content is None:
-        raise RunError(f"{folder} holds no comparison: there is no {COMPARISON} in it")
-    cells = content.cells
-    runs = {name: RunRecord(folder / name) for name in {cell.folder for cell in cells}}
-    complete = {name for name, run in runs.items() if run.status == "completed"}
-    kept = {cell.folder for cell in cells if cell.kept} - complete
-    places = [Place(cell.method, cell.scenario, cell.conditions, cell.seed) for cell in cells]
-    return Results(
-        name=content.name,
-        title=content.title or content.name,
-        question=content.question or "",
-        results=[
-            Result(place, runs[cell.folder])
-            for place, cell in zip(places, cells)
-            if cell.folder in complete
-        ],
-        open=[(name, _state(runs[name])) for name in sorted(runs) if name not in complete | kept],
-        elsewhere=sorted(kept),
-        differences=content.differences or (),
-        paper=content.paper,
-        planned=places,
-        tuning=TuningFile.read(folder / TUNING),
-    )
-
-
-def _state(run: RunRecord) -> str:
-    if not is_run(run.folder):
-        return "not started"
-    return f"{run.status}: {run.error}" if run.error else run.status
-
-
-def results_of(folders: Sequence[Path], title: str | None = None) -> Results:
-    """Gives runs their places by what their experiments differ in.
-
-    Hyper-parameters that differ between runs of one method become part of its label; other
-    settings that differ between runs of one label become conditions, or, of a single method, part
-    of its label, too. Runs that nothing of this tells apart are told apart by their folders.
-
-    Raises:
-        RunError: a folder is no run folder.
-    """
-    runs = [read_run(folder) for folder in folders]
-    complete = [run for run in runs if run.status == "completed"]
-    labels = _labels(complete)
-    conditions = _conditions(complete, labels)
-    if len(set(labels)) == 1:
-        told = ([f"{axis} {value}" for axis, value in own.items() if value] for own in conditions)
-        labels = [", ".join([label, *own]) for label, own in zip(labels, told)]
-        conditions = [{} for _ in complete]
-    places = [
-        Place(label, "+".join(run.held_out(TEST)) or "as split", condition, seed_of(run))
-        for run, label, condition in zip(complete, labels, conditions)
-    ]
-    results = [
-        Result(
-            replace(place, method=f"{place.method} ({run.folder.name})")
-            if places.count(place) > 1
-            else place,
-            run,
-        )
-        for run, place in zip(complete, places)
-    ]
-    named = title or f"{len(runs)} runs"
-    open_runs = [(run.folder.name, _state(run)) for run in runs if run.status != "completed"]
-    return Results(name=named, title=named, results=results, open=open_runs)
-
-
-def seed_of(run: RunRecord) -> int:
-    """Returns a run's seed."""
-    return int(run.experiment.get("seed") or 0)
-
-
-def _labels(runs: Sequence[RunRecord]) -> list[str]:
-    settings = [
-        dict(flatten((run.experiment.get("method") or {}).get("settings") or {})) for run in runs
-    ]
-    varying = {
-        method: _varying([own for run, own in zip(runs, settings) if run.method == method])
-        for method in {run.method for run in runs}
-    }
-    return [
-        ", ".join([run.method, *(f"{k} {own[k]}" for k in varying[run.method] if k in own)])
-        for run, own in zip(runs, settings)
-    ]
-
-
-def _conditions(runs: Sequence[RunRecord], labels: Sequence[str]) -> list[dict[str, str]]:
-    flat = [
-        dict(flatten({k: v for k, v in run.experiment.items() if k not in _NOT_CONDITIONS}))
-        for run in runs
-    ]
-    axes: dict[str, None] = {}
-    for label in dict.fromkeys(labels):
-        axes |= dict.fromkeys(_varying([own for own, of in zip(flat, labels) if of == label]))
-    return [{axis: own.get(axis, "") for axis in axes} for own in flat]
-
-
-def _varying(rows: Sequence[Mapping[str, str]]) -> list[str]:
-    keys = dict.fromkeys(key for row in rows for key in row)
-    return [key for key in keys if len({row.get(key) for row in rows}) > 1]
-
-
-# The numbers of a finished run that outlive its folder.
+# The numbers of a finished run.
 
 
 SCORE: Final = "score"
@@ -461,13 +205,11 @@ def measured_numbers(run: RunRecord) -> dict[str, float]:
     """Returns the numbers of a finished run that tables need.
 
     Returns:
-        All to seven digits, so that a number is the same once it was written and read.
-
         Accuracies from 0 to 1 as ``SPLIT_RULE``. ``score_RULE``: what chooses rounds, on in-domain
         validation, where that is something else (see :func:`score_name`). ``constant_RULE`` and
         ``rising``: 1 where the model is no better on the test domains than one that always names
         the same class, and where its accuracy there was still rising at the last round, else 0
-        (see :mod:`feddg.runs.findings`); where no test domain is held out, as in the trials of a
+        (see :mod:`feddg.runs.diagnostics`); where no test domain is held out, as in the trials of a
         ``tune`` section, this is of in-domain validation. ``movement_last`` and
         ``movement_tail``: by how much the accuracy on the test domains changes from one evaluated
         round to the next, mean over the second half of the rounds, of the last weights and of the
@@ -488,12 +230,12 @@ def measured_numbers(run: RunRecord) -> dict[str, float]:
         score = found.of(rule.weights).score(chosen, ID_VAL)
         if score is not None and math.isfinite(score):
             numbers[name] = score
-        at = standing(found.of(rule.weights), chosen, judged)
+        at = split_accuracy(found.of(rule.weights), chosen, judged)
         if at is not None and at.constant is not None:
-            said = {one.kind for one in findings(found, chosen, judged, rule.weights)}
-            numbers[constant_name(rule)] = float(FindingKind.CONSTANT in said)
+            codes = {one.code for one in about_accuracy(found, chosen, judged, rule.weights)}
+            numbers[constant_name(rule)] = float(MAJORITY in codes)
             if rule is FINAL:
-                numbers[RISING] = float(FindingKind.RISING in said)
+                numbers[RISING] = float(STILL_RISING in codes)
     for weights in (LAST, TAIL):
         moved = mean_step(found.of(weights), run.rounds_done)
         if moved is not None:
@@ -507,7 +249,13 @@ def measured_numbers(run: RunRecord) -> dict[str, float]:
         if all(r.passes for r in rounds):
             numbers["passes"] = math.fsum(r.passes for r in rounds) / len(rounds)
         numbers["bytes"] = math.fsum(sent) / len(rounds)
-    return {name: float(f"{number:.7g}") for name, number in numbers.items()}
+    return numbers
+
+
+def more_metrics(runs: Iterable[RunRecord]) -> list[str]:
+    """Returns the names of all metrics that runs have, in the order of tables."""
+    known = {name for run in runs for split in SPLITS for name in run.evaluations.metrics(split)}
+    return [name for name in METRICS if name in known] + sorted(known - METRICS.keys())
 
 
 def constant_name(rule: SelectionRule) -> str:
@@ -553,14 +301,14 @@ def mean_step(evaluations: Evaluations, rounds: int, split: str = TEST) -> float
 
 # What a result was made with: its images and the files that its experiment names, as hashes.
 #
-# An experiment's hash knows the names of files and not what is in them. A kept result may be met
-# by a folder that has changed since, or by another machine's, where the same files lie elsewhere.
+# An experiment's id knows the names of files and not what is in them. A row may be met by a folder
+# that has changed since, or by another machine's, where the same files lie elsewhere.
 
 
 _IMAGES, _WEIGHTS = "images", "model.weights"
 
 
-def made_with(run: RunRecord) -> dict[str, str]:
+def hashes_of(run: RunRecord) -> dict[str, str]:
     """Returns the hashes that a finished run wrote down: of its images, and by field of files.
 
     Raises:
@@ -573,7 +321,7 @@ def made_with(run: RunRecord) -> dict[str, str]:
     return found | ({_WEIGHTS: str(digest)} if digest else {})
 
 
-def would_be_made_with(experiment: Experiment, now: ImagesNow) -> dict[str, str]:
+def hashes_now(experiment: Experiment, now: ImagesNow) -> dict[str, str]:
     """Returns the same of a run that would begin now, without what is not there any more."""
     found = named_files(experiment)
     with suppress(DataError):  # whoever runs something will say so
@@ -601,18 +349,29 @@ def _digest(weights: str, seen: Stamp) -> str:
     return str(weights_digest(weights))
 
 
-# Results that outlive their run folders: a CSV file with one row per finished run.
+# A results file: CSV with one row per finished run. What it has is not run again.
 #
 # A campaign may take many days on several machines, and its run folders many gigabytes. What its
 # tables need of a run is one row: accuracies by split and selection rule, how far they moved from
-# round to round, and what a round cost. ``feddg compare --kept FILE`` adds such rows as runs end,
-# and does not run again what the file has, whatever folder or machine it ran in: experiments are
-# told apart by their hash and by what is in their files, wherever these lie
-# (:mod:`feddg.comparison.results`). Several processes may add to one file.
+# round to round, and what a round cost. ``feddg compare --results FILE`` adds such rows as runs
+# end, and does not run again what the file has, whatever folder or machine it ran in: experiments
+# are told apart by their id and by what is in their files, wherever these lie. Several processes
+# may add to one file.
 
 
-_ACCURACIES = {f"{split}_{rule.key}" for rule in SELECTION_RULES.values() for split in SPLITS}
-_MADE_WITH = "made_with"
+_NUMBERS: Final = {
+    **{
+        f"{split}_{rule.key}": (rule.name, split, "accuracy", "domain_mean")
+        for rule in SELECTION_RULES.values()
+        for split in SPLITS
+    },
+    **{f"{SCORE}_{rule.key}": (rule.name, ID_VAL, SCORE, "") for rule in SELECTION_RULES.values()},
+    **{
+        f"{CONSTANT}_{rule.key}": (rule.name, "", CONSTANT, "") for rule in SELECTION_RULES.values()
+    },
+}
+"""Rule, split, metric and aggregate over domains of a number, by its name in a results file."""
+_HASHES = "hashes"
 _OF_PLACE = (
     "experiment",
     "method",
@@ -621,149 +380,164 @@ _OF_PLACE = (
     "seed",
     "machine",
     "version",
-    _MADE_WITH,
+    _HASHES,
 )
 WAIT = 60.0
 """Seconds after which another process that writes the same file is taken to hang."""
+Place = tuple[str, str, tuple[tuple[str, str], ...], int]
 
 
-class KeptResult(BaseModel):
-    """What tables need of one finished run.
+class ResultRow(BaseModel):
+    """A run in its place of a table, with its numbers and where they come from.
 
     Attributes:
-        experiment: the experiment's hash, the same wherever its files lie.
-        method: the label of its method in the plan it was run for.
+        experiment: the experiment's id, the same wherever its files lie; empty if not known.
+        method: the label of its method.
         held_out: the held-out test domains.
         conditions: values of further axes, by axis.
         seed: the experiment's seed.
         machine: processor, number of threads, device and precision.
         version: of this program.
-        made_with: hashes of the images, and by field of the files that the experiment names; empty
-            where nobody wrote them down.
+        hashes: of the images, and by field of the files that the experiment names; empty where
+            nobody wrote them down.
         numbers: ``test_final`` and its like (split and key of the selection rule): accuracy from 0
-            to 1, mean over the split's domains; see
-            :func:`feddg.comparison.results.measured_numbers` for the others.
+            to 1, mean over the split's domains; see :func:`measured_numbers` for the others. None
+            yet of a run that is not complete.
+        folder: name of the run's folder, where it is known.
+        run: the complete run itself, where its folder is here; it has all numbers.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    experiment: str = Field(pattern="^[0-9a-f]{8}$")
+    experiment: str = Field("", pattern="^([0-9a-f]{8})?$")
     method: OneLine = Field(min_length=1)
     held_out: OneLine
     conditions: dict[OneLine, OneLine] = Field(default_factory=dict)
     seed: int
     machine: OneLine = ""
     version: OneLine = ""
-    made_with: dict[OneLine, OneLine] = Field(default_factory=dict)
+    hashes: dict[OneLine, OneLine] = Field(default_factory=dict)
     numbers: dict[str, float] = Field(default_factory=dict)
+    folder: str = Field("", pattern=r"^[^/\\\x00]*$")
+    run: InstanceOf[RunRecord] | None = Field(None, exclude=True)
 
     @field_validator("numbers")
     @classmethod
     def _possible(cls, numbers: dict[str, float]) -> dict[str, float]:
         for name, value in numbers.items():
-            a_share = name in _ACCURACIES or name == RISING or name.startswith(f"{CONSTANT}_")
-            most = 1.0 if a_share else math.inf
-            least = -math.inf if name.startswith(f"{SCORE}_") else 0.0
+            metric = _NUMBERS.get(name, ("", "", name, ""))[2]
+            most = 1.0 if metric in ("accuracy", CONSTANT, RISING) else math.inf
+            least = -math.inf if metric == SCORE else 0.0
             if not least <= value <= most or math.isinf(value):
                 raise PydanticCustomError(
                     "impossible", "{name} cannot be {value}", {"name": name, "value": value}
                 )
         return numbers
 
-    @property
-    def place(self) -> Hashable:
-        """Method, column and seed: where it stands in a table."""
-        return _key(self.method, self.held_out, self.conditions, self.seed)
+    @classmethod
+    def of(cls, cell: Cell, **more: Any) -> "ResultRow":
+        """Returns the row of a plan's cell; its numbers may follow."""
+        return cls(
+            experiment=cell.portable_id,
+            method=cell.method,
+            held_out=plain_text(cell.held_out),  # names of folders may hold anything
+            conditions={plain_text(axis): plain_text(v) for axis, v in cell.conditions.items()},
+            seed=cell.seed,
+            **more,
+        )
 
     @property
-    def column(self) -> str:
-        """The heading of its column: what is held out, and the further axes' values."""
+    def place(self) -> Place:
+        """Method, column and seed: where it stands in a table."""
+        return self.method, self.held_out, tuple(self.conditions.items()), self.seed
+
+    @property
+    def key(self) -> tuple[str, Place]:
+        """What a results file has one row of."""
+        return self.experiment, self.place
+
+    @property
+    def heading(self) -> str:
+        """What is held out, and the further axes' values."""
         further = [f"{axis} {value}" for axis, value in self.conditions.items()]
         return ", ".join([self.held_out, *further])
 
     def accuracy(self, rule: SelectionRule = FINAL, split: str = TEST) -> float | None:
         """Its accuracy from 0 to 1 under a selection rule, or None where it was not measured."""
-        return self.numbers.get(f"{split}_{rule.key}")
+        if self.run is None:
+            return self.numbers.get(f"{split}_{rule.key}")
+        found = self.run.evaluations
+        return rule.measure(found, rule.choose(found), split)
+
+    def measured(self) -> Iterator[tuple[str, int | None, str, str, str, float]]:
+        """Yields its numbers: rule, round, split, metric, aggregate over domains, value."""
+        found = self.run.evaluations if self.run is not None else None
+        chosen = {r.name: r.choose(found) for r in SELECTION_RULES.values()} if found else {}
+        numbers = measured_numbers(self.run) if self.run is not None else self.numbers
+        for name, value in numbers.items():
+            rule, split, metric, over = _NUMBERS.get(name, ("", "", name, ""))
+            yield rule, chosen.get(rule), split, metric, over, value
+        if self.run is None or found is None:
+            return
+        pairs = list(itertools.product(more_metrics([self.run]), AGGREGATES))
+        for one, split in itertools.product(SELECTION_RULES.values(), SPLITS):
+            for metric, over in pairs:
+                at = chosen[one.name]
+                measured = found.of(one.weights).value(at, split, metric, over)
+                if measured is not None and (metric, over) != ("accuracy", "domain_mean"):
+                    yield one.name, at, split, metric, over, measured
 
 
-@dataclass
-class KeptResults:
-    """A file of kept results, and what is in it.
+def results_files(results: Path | Sequence[Path]) -> list[Path]:
+    """Returns the results files of a comparison, the one that rows are added to first.
 
-    Attributes:
-        path: the file; made when the first result is added.
-        results: in the order of the file.
+    Raises:
+        RunError: a file is damaged, or another than the first is not there.
     """
+    files = [results] if isinstance(results, Path) else list(results)
+    for number, file in enumerate(files):
+        if number and not is_file(file):
+            raise RunError(f"There is no results file {file}.")
+        read_results(file)
+    return files
 
-    path: Path
-    results: list[KeptResult] = field(default_factory=list)
-    _gone: list[KeptResult] = field(default_factory=list)
 
-    @classmethod
-    def read(cls, path: Path) -> "KeptResults":
-        """Reads a file; none yet is an empty one.
+def read_results(path: Path) -> list[ResultRow]:
+    """Reads a results file; none yet is an empty one.
 
-        Raises:
-            RunError: it is damaged, or has two rows for a run in one place; names the file and the
-                line.
-        """
-        found = cls(path, list(_read(path)) if is_file(path) else [])
-        lines: dict[Hashable, int] = {}
-        for line, row in enumerate(found.results, start=2):
-            first = lines.setdefault((row.experiment, row.place), line)
-            if first != line:
-                raise RunError(
-                    f"{path}, line {line}: {row.method}, {row.column}, seed {row.seed} of "
-                    f"experiment {row.experiment} stands in line {first}, too; leave one"
-                )
-        return found
+    Raises:
+        RunError: it is damaged, or has two rows for a run in one place; names the file and the
+            line.
+    """
+    found = list(_read(path)) if is_file(path) else []
+    lines: dict[tuple[str, Place], int] = {}
+    for line, row in enumerate(found, start=2):
+        first = lines.setdefault(row.key, line)
+        if first != line:
+            raise RunError(
+                f"{path}, line {line}: {row.method}, {row.heading}, seed {row.seed} of "
+                f"experiment {row.experiment} stands in line {first}, too; leave one"
+            )
+    return found
 
-    def lacking(self, cells: Iterable[PlannedCell]) -> list[PlannedCell]:
-        """Returns the cells that have no result here: of their experiment and in their place."""
-        there = {(result.experiment, result.place) for result in self.results}
-        return [
-            cell for cell in cells if (cell.experiment.portable_id, place_of(cell)) not in there
-        ]
 
-    def add(self, cells: Iterable[PlannedCell], run: RunRecord) -> None:
-        """Adds a finished run, once for each cell of a plan that it stands in.
+def add_rows(path: Path, rows: Iterable[ResultRow], without: Iterable[ResultRow] = ()) -> None:
+    """Adds rows to what a results file has now: others may have added theirs meanwhile.
 
-        Raises:
-            RunError: the file cannot be written.
-        """
-        self._add([_kept(cell, run) for cell in cells])
+    Args:
+        path: the file; made if it is not there.
+        rows: the rows; of a run in a place that the file has, the file's stays.
+        without: rows that the file loses.
 
-    def copy(self, cells: Iterable[PlannedCell], result: KeptResult) -> None:
-        """Adds the result of another cell, or of another table's, to cells of the same experiment.
-
-        Raises:
-            RunError: the file cannot be written.
-        """
-        self._add([result.model_copy(update=_fields_of(cell)) for cell in cells])
-
-    def leave_out(self, results: Iterable[KeptResult]) -> None:
-        """Forgets results; the file loses them when something is added."""
-        self._gone += results
-        self.results = [result for result in self.results if result not in self._gone]
-
-    def require_place(self) -> None:
-        """Makes sure, before hours of runs, that results can be added.
-
-        Raises:
-            RunError: the file cannot be written.
-        """
-        with changing(self.path):
-            pass
-
-    def _add(self, results: Iterable[KeptResult]) -> None:
-        """Adds results to what the file has now: others may have added theirs meanwhile."""
-        with changing(self.path):
-            there = list(_read(self.path)) if is_file(self.path) else []
-            now = {(r.experiment, r.place): r for r in there if r not in self._gone}
-            for result in results:
-                now.setdefault((result.experiment, result.place), result)
-            self.results = list(now.values())
-            replace_text(self.path, to_text(self.results))
+    Raises:
+        RunError: the file is damaged or cannot be written.
+    """
+    gone = list(without)
+    with changing(path):
+        there = {row.key: row for row in read_results(path) if row not in gone}
+        for row in rows:
+            there.setdefault(row.key, row)
+        replace_text(path, to_text(list(there.values())))
 
 
 @contextmanager
@@ -785,48 +559,35 @@ def changing(path: Path) -> Iterator[None]:
         raise RunError(f"Cannot write {path}: {why(error)}.") from None
 
 
-def place_of(cell: PlannedCell) -> Hashable:
-    """Returns where a cell's result stands in a file; equal to its :attr:`KeptResult.place`."""
-    return _key(**_fields_of(cell))
-
-
-def _key(method: str, held_out: str, conditions: Mapping[str, str], seed: int) -> Hashable:
-    return method, held_out, tuple(conditions.items()), seed
-
-
-def _fields_of(cell: PlannedCell) -> dict[str, Any]:
-    return {
-        "method": cell.method,
-        "held_out": plain_text(cell.scenario),  # names of folders may hold anything
-        "conditions": {plain_text(axis): plain_text(value) for axis, value in cell.conditions},
-        "seed": cell.seed,
-    }
-
-
-def _kept(cell: PlannedCell, run: RunRecord) -> KeptResult:
+def row_of(cell: Cell, run: RunRecord) -> ResultRow:
+    """Returns the row of a finished run for a results file, its numbers as they are written."""
     found = run.environment
     parts = [found.get(name) for name in ("processor", "device", "precision")]
     threads = f"{found.get('threads')} threads" if found.get("threads") else None
-    return KeptResult(
-        experiment=cell.experiment.portable_id,
-        **_fields_of(cell),
+    return ResultRow.of(
+        cell,
         machine=plain_text(", ".join(str(part) for part in [*parts, threads] if part)),
         version=plain_text(found.get("feddg", "")),
-        made_with={plain_text(name): plain_text(v) for name, v in made_with(run).items()},
-        numbers=measured_numbers(run),
+        hashes={plain_text(name): plain_text(v) for name, v in hashes_of(run).items()},
+        numbers=rounded(measured_numbers(run)),
     )
 
 
-def to_text(results: Sequence[KeptResult]) -> str:
-    """Returns results as CSV; numbers to seven digits, which is finer than any image counts."""
-    names = list(dict.fromkeys(name for result in results for name in result.numbers))
+def rounded(numbers: Mapping[str, float]) -> dict[str, float]:
+    """Returns numbers to seven digits, as they are written: finer than any image counts."""
+    return {name: float(f"{number:.7g}") for name, number in numbers.items()}
+
+
+def to_text(rows: Sequence[ResultRow]) -> str:
+    """Returns rows as CSV."""
+    names = list(dict.fromkeys(name for row in rows for name in row.numbers))
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([*_OF_PLACE, *names])
-    for result in results:
-        place: list[Any] = [getattr(result, name) for name in _OF_PLACE]
-        place[3], place[7] = _as_json(result.conditions), _as_json(result.made_with)
-        numbers = [result.numbers.get(name) for name in names]
+    for row in rows:
+        place: list[Any] = [getattr(row, name) for name in _OF_PLACE]
+        place[3], place[7] = _as_json(row.conditions), _as_json(row.hashes)
+        numbers = [row.numbers.get(name) for name in names]
         written = ["" if number is None else f"{number:.7g}" for number in numbers]
         writer.writerow(map(as_cell, [*place, *written]))
     return out.getvalue()
@@ -836,309 +597,492 @@ def _as_json(values: Mapping[str, str]) -> str:
     return json.dumps(values, ensure_ascii=False) if values else ""
 
 
-def _read(path: Path) -> Iterator[KeptResult]:
+def _read(path: Path) -> Iterator[ResultRow]:
     rows = csv.reader(io.StringIO(read_text(path, errors="strict")))
     heads = next(rows, [])
     if tuple(heads[: len(_OF_PLACE)]) != _OF_PLACE:
-        raise RunError(f"{path} holds no kept results: it begins with {', '.join(heads[:3])!r}.")
+        raise RunError(f"{path} is no results file: it begins with {', '.join(heads[:3])!r}.")
     for line, cells in enumerate(rows, start=2):
         if len(cells) != len(heads):
             raise RunError(f"{path}, line {line}: {len(cells)} cells, not {len(heads)}.")
         found = dict(zip(heads, map(from_cell, cells)))
         place: dict[str, Any] = {name: found.pop(name) for name in _OF_PLACE}
         try:
-            place |= {name: json.loads(place[name] or "{}") for name in ("conditions", _MADE_WITH)}
-            numbers = {name: value for name, value in found.items() if value}
-            yield KeptResult(**place, numbers=numbers)  # type: ignore[arg-type]
+            place |= {name: json.loads(place[name] or "{}") for name in ("conditions", _HASHES)}
+            yield ResultRow(**place, numbers={n: value for n, value in found.items() if value})  # type: ignore[arg-type]
         except (ValueError, ValidationError, RecursionError) as error:
-            said = str(error).splitlines()[0]
+            fault = str(error).splitlines()[0]
             if isinstance(error, ValidationError):
-                fault = error.errors()[0]
-                said = f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}"
-            raise RunError(f"{path}, line {line} is damaged: {said}.") from None
+                first = error.errors()[0]
+                fault = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+            raise RunError(f"{path}, line {line} is damaged: {fault}.") from None
 
 
-# The files of kept results that a comparison goes by: its own, other plans', nothing outdated.
+def find_rows(
+    path: Path, cells: Sequence[Cell], now: ImagesNow, *, own: bool = True, again: bool = False
+) -> tuple[dict[str, ResultRow], list[ResultRow]]:
+    """Returns the rows of a results file that are of cells' experiments, and the outdated ones.
 
-
-log = logging.getLogger("feddg")
-
-
-def kept_files(
-    kept: Path | None, known: Sequence[Path] = ()
-) -> tuple[KeptResults | None, list[KeptResults]]:
-    """Reads a table's own file of kept results, and those of other plans.
-
-    Raises:
-        ExperimentError: results are known, and there is no file to copy them into.
-        RunError: a file is damaged, or one of known results is not there.
-    """
-    if known and kept is None:
-        raise ExperimentError(
-            "known results are copied into the table's own file: name that, too (--kept FILE)"
-        )
-    for path in known:
-        if not is_file(path):
-            raise RunError(f"There is no file of known results {path}.")
-    own = KeptResults.read(kept) if kept is not None else None
-    return own, [KeptResults.read(path) for path in known]
-
-
-@dataclass(frozen=True)
-class Asked:
-    """An experiment whose result is asked for: of many files, so its hash is computed once.
-
-    Attributes:
-        experiment: what is or would be run.
-        hash: that of its results.
-        places: where the results of its cells stand.
-    """
-
-    experiment: Experiment
-    hash: str
-    places: Set[Hashable]
-
-
-def asked_for(cells: Sequence[PlannedCell]) -> dict[str, Asked]:
-    """Returns what cells ask for, by the experiments' ids."""
-    of: dict[str, list[PlannedCell]] = {}
-    for cell in cells:
-        of.setdefault(cell.experiment.id, []).append(cell)
-    return {
-        id: Asked(own[0].experiment, own[0].experiment.portable_id, set(map(place_of, own)))
-        for id, own in of.items()
-    }
-
-
-def known_results_of(
-    file: KeptResults,
-    asked: Mapping[str, Asked],
-    now: ImagesNow,
-    *,
-    own: bool = True,
-    again: bool = False,
-) -> dict[str, KeptResult]:
-    """Returns the results of experiments that a file has, by the experiments' ids.
-
-    A result is an experiment's where the settings are the same and so is what is in its images and
+    A row is an experiment's where the settings are the same and so is what is in its images and
     files, wherever they lie. Where that is not known of both sides - nobody wrote it down, or
     images are not here - it is one in the same place of the table, or of the same paths. It
     is outdated where it would be one, and what is in them is something else now.
 
     Args:
-        file: the file.
-        asked: what is asked for, by the experiments' ids.
+        path: the file.
+        cells: what is asked for.
         now: tells the images.
-        own: whether it is the table's own file, which outdated results are not to stay in; another
-            table's is read only, and they are passed over with a warning.
-        again: whether to leave outdated results out of the file.
+        own: whether rows are added to the file, which outdated ones are not to stay in; another is
+            read only, and they are passed over with a warning.
+        again: whether outdated rows are to be replaced.
+
+    Returns:
+        The rows by the experiments' ids; outdated rows of a file of one's own.
 
     Raises:
-        RunError: some of the table's own are outdated, and ``again`` is not said.
+        RunError: some of one's own are outdated, and ``again`` is not said.
     """
-    rows: dict[str, list[KeptResult]] = {}
-    for result in file.results:
-        rows.setdefault(result.experiment, []).append(result)
-    found: dict[str, KeptResult] = {}
-    changed: list[tuple[KeptResult, list[str]]] = []
+    rows: dict[str, list[ResultRow]] = {}
+    for row in read_results(path):
+        rows.setdefault(row.experiment, []).append(row)
+    places: dict[str, set[Place]] = {}
+    asked: dict[str, Cell] = {}
+    for cell in cells if rows else ():
+        if cell.portable_id in rows:
+            id = cell.experiment.id
+            asked[id] = cell
+            places.setdefault(id, set()).add(ResultRow.of(cell).place)
+    found: dict[str, ResultRow] = {}
+    changed: list[tuple[ResultRow, list[str]]] = []
     silent = 0
-    for id, one in asked.items():
-        candidates = rows.get(one.hash)
-        if not candidates:
-            continue
-        today = would_be_made_with(one.experiment, now)
-        for result in candidates:
-            meant = result.experiment == id or result.place in one.places
-            if are_the_same(result.made_with, today):
-                found.setdefault(id, result)
-            elif meant and (names := others(result.made_with, today)):
-                changed.append((result, names))
+    for id, cell in asked.items():
+        today = hashes_now(cell.experiment, now)
+        for row in rows[cell.portable_id]:
+            meant = row.experiment == id or row.place in places[id]
+            if are_the_same(row.hashes, today):
+                found.setdefault(id, row)
+            elif meant and (names := others(row.hashes, today)):
+                changed.append((row, names))
             elif meant:
-                found.setdefault(id, result)
-                silent += not result.made_with
+                found.setdefault(id, row)
+                silent += not row.hashes
     if silent:
-        log.warning(
-            "%s does not say of %d of its results which images and files they were made with; they "
-            "are taken to be the same",
-            file.path,
-            silent,
+        text = (
+            f"{path} does not say of {silent} of its results which images and files they were made "
+            "with; they are taken to be the same."
         )
+        emit(Diagnostic("images-unknown", "warning", text))
     if changed and not again:
         first, names = changed[0]
-        said = (
-            f"{file.path}: {len(changed)} of its results came from other files than are there now "
-            f"({', '.join(sorted(names))} of {first.method}, {first.column}, seed {first.seed}); "
+        fault = (
+            f"{path}: {len(changed)} of its results came from other files than are there now "
+            f"({', '.join(sorted(names))} of {first.method}, {first.heading}, seed {first.seed}); "
         )
         if own:
-            raise RunError(f"{said}put them back, or --again runs anew and replaces them")
-        log.warning("%sthey are not taken", said)
-    if own:
-        file.leave_out([result for result, _ in changed])
-    return found
+            raise RunError(f"{fault}put them back, or --again runs anew and replaces them")
+        emit(Diagnostic("other-files", "warning", f"{fault}they are not taken."))
+    return found, [row for row, _ in changed] if own else []
 
 
-# Kept results as a table, by method and column: those of a plan where one is given.
+# The table of results.
+
+
+COMPARISON = "comparison.json"
+HELD_OUT = "held out"
+_NOT_CONDITIONS = ("name", "device", "seed", "preset", "hold_out", "method", "precision")
+_COLUMNS = ("rule", "round", "split", "metric", "over", "value")
+
+
+class ComparisonFile(JsonFile):
+    """``comparison.json``; see :class:`Results` for the fields."""
+
+    name: str
+    title: str | None = None
+    question: str | None = None
+    differences: list[str] | None = None
+    paper: dict[str, Any] | None = None
+    cells: list[ResultRow]
 
 
 @dataclass(frozen=True)
-class KeptTable:
-    """Kept results by method and column.
+class Results:
+    """Results of many runs: what tables and pages are made from.
 
     Attributes:
-        results: one for each cell that has one; in the plan's order, or in the file's without one.
-        plan: the plan; None for a file that speaks for itself.
-        cells: the plan's cells; none without one.
-        strangers: how many rows of the file are no cell of the plan.
+        name: short.
+        title: for a heading.
+        rows: of complete runs; a run may stand in several places.
+        question: what they are to answer.
+        open: folders of runs that are not complete, each with its status and reason.
+        differences: how the setting differs from the paper's.
+        paper: the paper's numbers, as in a plan's ``paper``.
+        planned: all places, filled or not.
+        tuning: what was tried for each method first, if anything.
+        plan: whose cells the places are, where a results file was read with a plan.
+        strangers: how many rows of the file are in no cell of the plan.
     """
 
-    results: Sequence[KeptResult]
+    name: str
+    title: str
+    rows: Sequence[ResultRow]
+    question: str = ""
+    open: Sequence[tuple[str, str]] = ()
+    differences: Sequence[str] = ()
+    paper: Mapping[str, Any] | None = None
+    planned: Sequence[ResultRow] = ()
+    tuning: TuningFile | None = None
     plan: Plan | None = None
-    cells: Sequence[PlannedCell] = ()
     strangers: int = 0
 
     @classmethod
-    def of(cls, kept: KeptResults, plan: Plan | None = None) -> "KeptTable":
-        """Puts kept results into the cells of a plan; without one, each is a cell of its own.
+    def read(cls, path: Path, plan: Plan | None = None) -> "Results":
+        """Reads a results file; see :meth:`of_rows`.
 
         Raises:
-            RunError: the file has two results for a cell.
+            RunError: it is damaged, or has two rows for a place.
+        """
+        return cls.of_rows(read_results(path), plan, name=path.name)
+
+    @classmethod
+    def of_rows(
+        cls, rows: Sequence[ResultRow], plan: Plan | None = None, name: str = "results"
+    ) -> "Results":
+        """Puts rows into the cells of a plan; without one, each is a cell of its own.
+
+        Raises:
+            RunError: there are two rows for a place.
             ExperimentError: a cell of the plan is no valid experiment.
         """
-        found: dict[Hashable, KeptResult] = {}
-        for result in kept.results:
-            there = found.setdefault(result.place, result)
-            if there is not result:
+        found: dict[Place, ResultRow] = {}
+        for row in rows:
+            there = found.setdefault(row.place, row)
+            if there is not row:
                 raise RunError(
-                    f"{kept.path}: {result.method}, {result.column}, seed {result.seed} stands "
-                    f"there twice, as {there.experiment} and as {result.experiment}; leave one"
+                    f"{name}: {row.method}, {row.heading}, seed {row.seed} stands "
+                    f"there twice, as {there.experiment} and as {row.experiment}; leave one"
                 )
         if plan is None:
-            return cls(kept.results)
-        cells = expand_plan(plan)
-        placed = [found[key] for key in map(place_of, cells) if key in found]
-        return cls(placed, plan, cells, strangers=len(found) - len(placed))
-
-    @cached_property
-    def _places(self) -> Results:
-        """The plan's places, which name methods, columns and seeds."""
-        places = [Place(c.method, c.scenario, dict(c.conditions), c.seed) for c in self.cells]
-        return Results("", "", [], planned=places)
-
-    @cached_property
-    def methods(self) -> list[str]:
-        """Labels of the methods, in order."""
-        if self.plan is not None:
-            return self._places.methods
-        return list(dict.fromkeys(result.method for result in self.results))
-
-    @cached_property
-    def columns(self) -> list[str]:
-        """The columns' headings, in order."""
-        if self.plan is not None:
-            return self._places.columns
-        return list(dict.fromkeys(result.column for result in self.results))
-
-    @property
-    def paper(self) -> Mapping[str, Any] | None:
-        """The paper's numbers, as in a plan's ``paper``."""
-        published = self.plan.paper if self.plan is not None else None
-        return None if published is None else published.model_dump(mode="json")
+            return cls(name, name, rows)
+        planned = [ResultRow.of(cell) for cell in expand_plan(plan)]
+        placed = [found[cell.place] for cell in planned if cell.place in found]
+        return cls(
+            name=plan.name,
+            title=plan.title or plan.name,
+            rows=placed,
+            question=plan.question,
+            differences=plan.differences,
+            paper=None if plan.paper is None else plan.paper.model_dump(mode="json"),
+            planned=planned,
+            plan=plan,
+            strangers=len(found) - len(placed),
+        )
 
     @property
     def exact(self) -> int:
-        """How many results ran as the plan says, wherever its files lay, by any value it tries."""
-        tuned = self.plan is not None and self.plan.tune is not None
-        cells = table_cells(self.plan) if self.plan and tuned else self.cells
-        wanted = {cell.experiment.portable_id for cell in cells}
-        return sum(result.experiment in wanted for result in self.results)
+        """How many rows ran as the plan says, wherever its files lay, by any value it tries."""
+        assert self.plan is not None
+        tuned = table_cells(self.plan) if self.plan.tune is not None else None
+        wanted = {c.portable_id for c in tuned} if tuned else {c.experiment for c in self.planned}
+        return sum(row.experiment in wanted for row in self.rows)
 
-    def column(self, result: KeptResult) -> str:
-        """Returns the heading of the column that a result is in."""
-        if self.plan is None:
-            return result.column
-        place = Place(result.method, result.held_out, result.conditions, result.seed)
-        return self._places.column(place)
+    @cached_property
+    def served(self) -> SelectionRule:
+        """The rule of the models that the runs serve; the final round's where they differ."""
+        return served_by_all(self.runs())
 
-    def no_better_than_constant(self, rule: SelectionRule = FINAL) -> dict[str, set[Key]]:
-        """Returns by method where, under a rule, a model is no better than a constant one."""
-        name = constant_name(rule)
-        found = {
-            method: {(self.column(r), r.seed) for r in rows if r.numbers.get(name)}
-            for method, rows in self.by_method().items()
-        }
-        return {method: places for method, places in found.items() if places}
+    @cached_property
+    def _places(self) -> Sequence[ResultRow]:
+        return self.planned or self.rows
 
-    def by_method(self) -> dict[str, list[KeptResult]]:
-        """Returns the results of every method that has some."""
-        found: dict[str, list[KeptResult]] = {method: [] for method in self.methods}
-        for result in self.results:
-            found[result.method].append(result)
-        return {method: rows for method, rows in found.items() if rows}
+    @cached_property
+    def methods(self) -> list[str]:
+        """Labels of the methods, in the plan's order."""
+        return list(dict.fromkeys(place.method for place in self._places))
+
+    @cached_property
+    def seeds(self) -> list[int]:
+        """All seeds."""
+        return sorted({place.seed for place in self._places})
+
+    @cached_property
+    def seeds_run(self) -> set[int]:
+        """The seeds of which there is a result."""
+        return {row.seed for row in self.rows}
+
+    @cached_property
+    def axes(self) -> dict[str, list[str]]:
+        """The axes beside method and seed that have several values, with these, in order."""
+        values: dict[str, dict[str, None]] = {}
+        for place in self._places:
+            for axis, value in _axes_of(place).items():
+                values.setdefault(axis, {})[value] = None
+        return {axis: list(known) for axis, known in values.items() if len(known) > 1}
+
+    def column(self, place: ResultRow) -> str:
+        """Returns the heading of the column that a place is in."""
+        texts = [
+            value if axis == HELD_OUT else f"{axis} {value}"
+            for axis, value in _axes_of(place).items()
+            if axis in self.axes
+        ]
+        return ", ".join(texts) or place.held_out
+
+    @cached_property
+    def columns(self) -> list[str]:
+        """The columns' headings, in the plan's order."""
+        return list(dict.fromkeys(self.column(place) for place in self._places))
+
+    def columns_by(self, axis: str) -> dict[str, list[str]]:
+        """Returns the columns that share a value of an axis, by that value."""
+        groups: dict[str, dict[str, None]] = {}
+        for place in self._places:
+            if axis in _axes_of(place):
+                groups.setdefault(_axes_of(place)[axis], {})[self.column(place)] = None
+        return {value: list(columns) for value, columns in groups.items()}
+
+    def frame(self) -> "DataFrame":
+        """Returns all numbers as a tidy table, one a row.
+
+        Columns: ``method``, ``column`` (the heading in tables), ``held_out``, one for each further
+        axis, ``seed``; ``rule`` (empty where none matters), ``round``, ``split``, ``metric``,
+        ``over`` (how domains became one number) and ``value`` (shares from 0 to 1); and where it
+        comes from: ``experiment``, ``machine``, ``version``, ``hashes``, ``folder``.
+        """
+        return self._frame.copy()
+
+    @cached_property
+    def _frame(self) -> "DataFrame":
+        from pandas import DataFrame  # a third of a second, and a run needs none of it
+
+        axes = list(dict.fromkeys(axis for row in self.rows for axis in row.conditions))
+        before = ["method", "column", "held_out", *axes, "seed"]
+        behind = ["experiment", "machine", "version", _HASHES, "folder"]
+        places = DataFrame(
+            [
+                [row.method, self.column(row), row.held_out]
+                + [row.conditions.get(axis, "") for axis in axes]
+                + [row.seed, row.experiment, row.machine, row.version]
+                + [_as_json(row.hashes), row.folder]
+                for row in self.rows
+            ],
+            columns=[*before, *behind],
+        )
+        numbers = DataFrame(
+            [(i, *number) for i, row in enumerate(self.rows) for number in row.measured()],
+            columns=["row", *_COLUMNS],
+        ).astype({"row": int, "round": "Int64", "value": float})
+        whole = numbers.join(places, on="row")
+        return whole[[*before, *_COLUMNS, *behind]]
+
+    @cached_property
+    def _by_metric(self) -> dict[Any, "DataFrame"]:
+        return dict(iter(self._frame.groupby(["metric", "rule", "split", "over"], sort=False)))
+
+    def values(
+        self, metric: str, rule: str = "", split: str = "", over: str = ""
+    ) -> dict[str, Accuracies]:
+        """Returns a number of every method that has it, by column and seed.
+
+        Args:
+            metric: what is measured, as in :meth:`frame`; likewise the others.
+            rule: the name of a selection rule.
+            split: which images.
+            over: how domains became one number.
+        """
+        part = self._by_metric.get((metric, rule, split, over))
+        found: dict[str, dict[Key, float]] = {method: {} for method in self.methods}
+        if part is not None:
+            cells = (part[name].tolist() for name in ("method", "column", "seed", "value"))
+            for method, column, seed, value in zip(*cells):
+                if value == value:
+                    found[method][column, seed] = value
+        return {method: values for method, values in found.items() if values}
+
+    def mean(
+        self, method: str, metric: str, rule: str = "", split: str = "", over: str = ""
+    ) -> float | None:
+        """Returns the mean of a number over a method's runs that have it; see :meth:`values`."""
+        found = spread(self.values(metric, rule, split, over).get(method, {}).values())
+        return None if found is None else found.mean
 
     def accuracies(self, rule: SelectionRule = FINAL, split: str = TEST) -> dict[str, Accuracies]:
         """Returns every method's accuracies under a rule, by column and seed."""
-        found: dict[str, Accuracies] = {}
-        for method, rows in self.by_method().items():
-            values = {(self.column(r), r.seed): r.accuracy(rule, split) for r in rows}
-            known = {key: value for key, value in values.items() if value is not None}
-            if known:
-                found[method] = known
-        return found
+        return self.values("accuracy", rule.name, split, "domain_mean")
+
+    def no_better_than_constant(self, rule: SelectionRule = FINAL) -> dict[str, set[Key]]:
+        """Returns by method where, under a rule, a model is no better than a constant one."""
+        values = self.values(CONSTANT, rule.name)
+        found = {method: {k for k, v in own.items() if v} for method, own in values.items()}
+        return {method: places for method, places in found.items() if places}
+
+    def of(self, method: str) -> list[ResultRow]:
+        """Returns the rows of a method."""
+        return [row for row in self.rows if row.method == method]
+
+    def runs(self, method: str | None = None) -> list[RunRecord]:
+        """Returns the runs whose folders are here, of a method or of all."""
+        rows = self.rows if method is None else self.of(method)
+        return [row.run for row in rows if row.run is not None]
 
 
-# What must be said beside a method's accuracy in a comparison, gathered from its runs.
+def _axes_of(place: ResultRow) -> dict[str, str]:
+    """The values of all axes beside method and seed."""
+    return {HELD_OUT: place.held_out, **place.conditions}
 
 
-@dataclass(frozen=True, slots=True)
-class MethodFinding:
-    """A kind of finding, and in how many of a method's runs it was made.
+def read_comparison(folder: Path) -> Results:
+    """Reads what ``feddg compare`` wrote to a folder.
 
-    Attributes:
-        method: the method's label.
-        kind: what was found.
-        severity: how much it takes from the method's numbers.
-        runs: in how many runs.
-        total: of how many.
+    Raises:
+        RunError: the folder holds no comparison.
     """
+    content = ComparisonFile.read(folder / COMPARISON)
+    if content is None:
+        raise RunError(f"{folder} holds no comparison: there is no {COMPARISON} in it")
+    runs = {name: RunRecord(folder / name) for name in {cell.folder for cell in content.cells}}
+    complete = {name for name, run in runs.items() if run.status == "completed"}
+    known = {cell.folder for cell in content.cells if cell.numbers}
+    return Results(
+        name=content.name,
+        title=content.title or content.name,
+        question=content.question or "",
+        rows=[
+            cell.model_copy(update={"run": runs[cell.folder]}) if cell.folder in complete else cell
+            for cell in content.cells
+            if cell.folder in complete | known
+        ],
+        open=[(name, _state(runs[name])) for name in sorted(runs) if name not in complete | known],
+        differences=content.differences or (),
+        paper=content.paper,
+        planned=content.cells,
+        tuning=TuningFile.read(folder / TUNING),
+    )
 
-    method: str
-    kind: FindingKind
-    severity: Severity
-    runs: int
-    total: int
+
+def _state(run: RunRecord) -> str:
+    if not is_run(run.folder):
+        return "not started"
+    return f"{run.status}: {run.error}" if run.error else run.status
 
 
-def method_findings(results: Results, method: str) -> list[MethodFinding]:
-    """Returns what was found in the models that a method's runs serve, the gravest first."""
-    runs = list({result.run.folder: result for result in results.of(method)}.values())
-    found = [
-        finding
-        for result in runs
-        for finding in findings(
-            result.run.evaluations,
-            result.rounds[results.served.name],
-            weights=results.served.weights,
+def results_of(folders: Sequence[Path], title: str | None = None) -> Results:
+    """Gives runs their places by what their experiments differ in.
+
+    Hyper-parameters that differ between runs of one method become part of its label; other
+    settings that differ between runs of one label become conditions, or, of a single method, part
+    of its label, too. Runs that nothing of this tells apart are told apart by their folders.
+
+    Raises:
+        RunError: a folder is no run folder.
+    """
+    runs = [read_run(folder) for folder in folders]
+    complete = [run for run in runs if run.status == "completed"]
+    labels = _labels(complete)
+    conditions = _conditions(complete, labels)
+    if len(set(labels)) == 1:
+        told = ([f"{axis} {value}" for axis, value in own.items() if value] for own in conditions)
+        labels = [", ".join([label, *own]) for label, own in zip(labels, told)]
+        conditions = [{} for _ in complete]
+    rows = [
+        ResultRow(
+            method=plain_text(label),
+            held_out=plain_text("+".join(run.held_out(TEST)) or "as split"),
+            conditions={plain_text(axis): plain_text(v) for axis, v in condition.items()},
+            seed=int(run.experiment.get("seed") or 0),
+            folder=run.folder.name,
+            run=run,
         )
+        for run, label, condition in zip(complete, labels, conditions)
     ]
-    counts = Counter((finding.kind, finding.severity) for finding in found)
-    gathered = [
-        MethodFinding(method, kind, severity, count, len(runs))
-        for (kind, severity), count in counts.items()
-    ]
-    return sorted(gathered, key=lambda one: (-one.severity, -one.runs))
+    alike = Counter(row.place for row in rows)
+    named = title or f"{len(runs)} runs"
+    return Results(
+        name=named,
+        title=named,
+        rows=[
+            row.model_copy(update={"method": f"{row.method} ({row.folder})"})
+            if alike[row.place] > 1
+            else row
+            for row in rows
+        ],
+        open=[(run.folder.name, _state(run)) for run in runs if run.status != "completed"],
+    )
 
 
-def unsteady_best(results: Results, best: str) -> Finding | None:
-    """Returns whether rounds move more than the best method is above the next one."""
+def _labels(runs: Sequence[RunRecord]) -> list[str]:
+    settings = [
+        dict(flatten((run.experiment.get("method") or {}).get("settings") or {})) for run in runs
+    ]
+    varying = {
+        method: _varying([own for run, own in zip(runs, settings) if run.method == method])
+        for method in {run.method for run in runs}
+    }
+    return [
+        ", ".join([run.method, *(f"{k} {own[k]}" for k in varying[run.method] if k in own)])
+        for run, own in zip(runs, settings)
+    ]
+
+
+def _conditions(runs: Sequence[RunRecord], labels: Sequence[str]) -> list[dict[str, str]]:
+    flat = [
+        dict(flatten({k: v for k, v in run.experiment.items() if k not in _NOT_CONDITIONS}))
+        for run in runs
+    ]
+    axes: dict[str, None] = {}
+    for label in dict.fromkeys(labels):
+        axes |= dict.fromkeys(_varying([own for own, of in zip(flat, labels) if of == label]))
+    return [{axis: own.get(axis, "") for axis in axes} for own in flat]
+
+
+def _varying(rows: Sequence[Mapping[str, str]]) -> list[str]:
+    keys = dict.fromkeys(key for row in rows for key in row)
+    return [key for key in keys if len({row.get(key) for row in rows}) > 1]
+
+
+# What must be known beside a method's accuracy in a comparison, gathered from its runs.
+
+
+def about_method(results: Results, method: str) -> list[Diagnostic]:
+    """Returns what was found in a method's runs, and in how many of them, the gravest first.
+
+    The text is ``no better than majority class in 2 of 6 runs``.
+    """
+    rows = results.of(method)
+    runs = {row.run.folder if row.run else row.folder or row.key: row for row in rows}.values()
+    counts = Counter(found for row in runs for found in _found_in(row, results.served))
+    gathered = []
+    for (code, severity), count in counts.most_common():
+        often = "all" if count == len(runs) else str(count)
+        where = f" in {often} of {len(runs)} runs" if len(runs) > 1 else ""
+        gathered.append(Diagnostic(code, severity, f"{code.replace('-', ' ')}{where}"))
+    return gravest_first(gathered)
+
+
+def _found_in(row: ResultRow, rule: SelectionRule) -> list[tuple[str, Severity]]:
+    """What was found in a run, or what its row says of it."""
+    if row.run is None:
+        known: dict[str, tuple[str, Severity]] = {
+            constant_name(rule): (MAJORITY, "warning"),
+            RISING: (STILL_RISING, "note"),
+        }
+        return [found for name, found in known.items() if row.numbers.get(name)]
+    evaluations = row.run.evaluations
+    found = about_accuracy(evaluations, rule.choose(evaluations), weights=rule.weights)
+    return [(one.code, one.severity) for one in found]
+
+
+def about_margin(results: Results, best: str) -> Iterator[Diagnostic]:
+    """Says so where accuracy fluctuates by more than the best method is above the next one."""
     accuracies = results.accuracies(results.served)
     other = best_other(best, accuracies)
     margin = paired_margin(accuracies[best], accuracies[other]) if other else None
     if other is None or margin is None:
-        return None
+        return
     known = [
         moved
         for method in (best, other)
-        for result in results.of(method)
-        if (moved := movement(result.run.evaluations)) is not None
+        for run in results.runs(method)
+        if (moved := fluctuation(run.evaluations)) is not None
     ]
-    return unsteady(math.fsum(known) / len(known) if known else None, margin.mean)
+    mean = math.fsum(known) / len(known) if known else None
+    yield from about_fluctuation(mean, margin.mean)

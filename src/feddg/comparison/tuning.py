@@ -8,37 +8,35 @@ out. These domains are not among the images of its trials at all: they never ope
 is trained on in the others.
 """
 
-import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from feddg.comparison.compare import Work, carry_out_work, work_on
+from feddg.comparison.compare import Work, work_on
 from feddg.comparison.plan import (
+    Cell,
     Combination,
     Plan,
-    PlannedCell,
     table_cells,
     trials_of,
     with_values,
 )
-from feddg.comparison.pool import Watcher
 from feddg.comparison.results import (
     TUNING,
-    KeptResults,
     TriedRow,
     TuningFile,
-    asked_for,
     changing,
     constant_name,
-    kept_files,
+    find_rows,
     measured_numbers,
+    results_files,
+    rounded,
     score_name,
     trials_beside,
     tuning_beside,
 )
-from feddg.comparison.results import known_results_of as results_of
+from feddg.diagnostics import emit
 from feddg.errors import RunError
 from feddg.runs.execute import is_complete
 from feddg.runs.prepare import cache_folder
@@ -47,7 +45,6 @@ from feddg.runs.reading import SELECTION_RULES, SelectionRule, preferred, read_r
 from feddg.storage import is_file, replace_text
 
 TRIALS = "tuning"
-log = logging.getLogger("feddg")
 
 
 def prepare_trials(
@@ -56,8 +53,7 @@ def prepare_trials(
     cache: Path | None = None,
     *,
     again: bool = False,
-    kept: Path | None = None,
-    known: Sequence[Path] = (),
+    results: Path | Sequence[Path] = (),
     drop_weights: bool = False,
 ) -> Work | None:
     """Returns what there is to try before a plan's table is run; None without a ``tune`` section.
@@ -67,82 +63,39 @@ def prepare_trials(
         out: the folder of the comparison; trials go into a folder inside it.
         cache: where hashes of images are remembered; the user's cache by default.
         again: whether to start trials anew whose images were others.
-        kept: the table's CSV file of results; beside it stand those of the trials
+        results: the table's results files; beside each stands that of its trials
             (``NAME.trials.csv``), and what these have is not tried again.
-        known: such files of other plans; their trials are not tried again either.
         drop_weights: whether a trial's weights are deleted once it is complete.
 
     Raises:
         ExperimentError: a field is unknown, or a trial is no valid experiment.
-        RunError: images changed since a trial began or was kept, or since a run of the table was
-            kept; or a file is damaged.
+        RunError: images changed since a trial or a run of the table, or a file is damaged.
     """
     cells = [cell for cells in trials_of(plan).values() for cell in cells]
     if not cells:
         return None
-    if kept is not None:  # a fault in the table's files is not to be found after the trials
-        TuningFile.read(tuning_beside(kept))
-        table, now = asked_for(table_cells(plan)), ImagesNow(cache or cache_folder())
-        results_of(KeptResults.read(kept), table, now, again=again)
-    own, others = kept_files(
-        trials_beside(kept) if kept is not None else None,
-        [path for path in map(trials_beside, known) if is_file(path)],
-    )
+    files = results_files(results)
+    if files:  # a fault in the table's files is not to be found after the trials
+        TuningFile.read(tuning_beside(files[0]))
+        find_rows(files[0], table_cells(plan), ImagesNow(cache or cache_folder()), again=again)
+    trials = [trials_beside(file) for file in files]
+    trials = [file for file in trials if file == trials[0] or is_file(file)]
     trying = plan.model_copy(update={"name": f"{plan.name}, tuning", "title": None})
-    work = work_on(trying, cells, out / TRIALS, again=again, cache=cache, kept=own, known=others)
+    files = results_files(trials)
+    work = work_on(trying, cells, out / TRIALS, again=again, cache=cache, files=files)
     return replace(work, drop_weights=drop_weights)
 
 
-def tune(
-    plan: Plan,
-    out: Path,
-    *,
-    jobs: int = 0,
-    cache: Path | None = None,
-    watcher: Watcher | None = None,
-    again: bool = False,
-    kept: Path | None = None,
-    known: Sequence[Path] = (),
-    drop_weights: bool = False,
+def picked(
+    plan: Plan, work: Work, results: Path | Sequence[Path] = (), *, write: bool = True
 ) -> Plan:
-    """Carries out the trials of a plan and returns the plan with the picked values.
-
-    Complete trials are not run again. What was tried is in ``tuning.json``.
-
-    Args:
-        plan: the plan; without a ``tune`` section it is returned as it is.
-        out: the folder of the comparison.
-        jobs: processes that run at once; 0 runs everything in this process.
-        cache: folder for decoded pixels; the user's cache by default.
-        watcher: is told what happens.
-        again: see :func:`prepare_trials`, like ``known``.
-        kept: see :func:`prepare_trials` and :func:`picked`.
-        known: files of other plans.
-        drop_weights: see :func:`prepare_trials`.
-
-    Raises:
-        RunError: no value of a method could be measured, or every trial failed.
-    """
-    work = prepare_trials(
-        plan, out, cache, again=again, kept=kept, known=known, drop_weights=drop_weights
-    )
-    if work is None:
-        return plan
-    done = carry_out_work(work, jobs=jobs, cache=cache, watcher=watcher)
-    done.require_results()
-    for remark in done.remarks:
-        log.warning("tune: %s", remark)
-    return picked(plan, work, kept)
-
-
-def picked(plan: Plan, work: Work, kept: Path | None = None, *, write: bool = True) -> Plan:
     """Returns the plan with the values that did best in its trials, and writes ``tuning.json``.
 
     Args:
         plan: the plan.
         work: its trials, carried out.
-        kept: a CSV file of results that outlive their folders; ``NAME.tuning.json`` is written
-            beside it, too, with what it says of other columns.
+        results: results files; beside the first, ``NAME.tuning.json`` is written, too, with what it
+            says of other columns.
         write: whether to write at all.
 
     Raises:
@@ -175,12 +128,11 @@ def picked(plan: Plan, work: Work, kept: Path | None = None, *, write: bool = Tr
     if write:
         with changing(work.out.parent / TUNING):
             replace_text(work.out.parent / TUNING, file.to_text())
-    if write and kept is not None:
-        beside = tuning_beside(kept)
+    for first in results_files(results)[:1] if write else ():
+        beside = tuning_beside(first)
         with changing(beside):
             replace_text(beside, file.after(TuningFile.read(beside)).to_text())
-    for remark in file.remarks():
-        log.warning("tune: %s", remark)
+    emit(*file.diagnostics())
     return with_values(plan, best)
 
 
@@ -208,7 +160,7 @@ class _Scores:
         return math.fsum(known) / len(known) if len(known) == len(self.values) else None
 
 
-def _measured(cells: Sequence[PlannedCell], work: Work, rule: SelectionRule) -> _Scores:
+def _measured(cells: Sequence[Cell], work: Work, rule: SelectionRule) -> _Scores:
     """What the trials of one combination reached."""
     evaluate = cells[0].experiment.evaluate
     name = score_name(rule, evaluate.select_by, evaluate.select_over)
@@ -222,12 +174,12 @@ def _measured(cells: Sequence[PlannedCell], work: Work, rule: SelectionRule) -> 
     )
 
 
-def _numbers(cell: PlannedCell, work: Work) -> Mapping[str, float]:
+def _numbers(cell: Cell, work: Work) -> Mapping[str, float]:
     """The numbers of a trial; none if it is not complete."""
-    if (row := work.row(cell.experiment.id)) is not None:
+    if (row := work.known.get(cell.experiment.id)) is not None:
         return row.numbers
     folder = work.folders[cell.experiment.id]
-    return measured_numbers(read_run(folder)) if is_complete(folder) else {}
+    return rounded(measured_numbers(read_run(folder))) if is_complete(folder) else {}
 
 
 def _best(found: Mapping[Combination, _Scores]) -> list[Combination]:

@@ -3,7 +3,6 @@
 Where a result would mean nothing, the run stops here with one line.
 """
 
-import logging
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from PIL import UnidentifiedImageError
@@ -30,7 +29,7 @@ from feddg.data.decoding import (
 from feddg.data.fingerprint import file_of
 from feddg.data.images import IMAGE_SUFFIXES, REMEDIES, ImageTable, open_image, plain_name
 from feddg.data.splits import Splits
-from feddg.errors import DataError
+from feddg.diagnostics import Diagnostic, Severity
 
 HALF = 0.5
 """A class or client with more of the images than this, and than one and a half even shares."""
@@ -38,41 +37,15 @@ HALF = 0.5
 SMALL_VALIDATION = 50
 """Fewer images than this choose a round mostly by chance: accuracies are uncertain by 14 points."""
 SHOWN = 3
-
-Severity = Literal["note", "warning", "error"]
-log = logging.getLogger("feddg")
-
-
-@dataclass(frozen=True)
-class Remark:
-    """One thing worth knowing about the images.
-
-    Attributes:
-        severity: ``note``; ``warning``, which every run says; or ``error``, which ends it.
-        text: one line that names what it is about and what to do.
-    """
-
-    severity: Severity
-    text: str
+COPIES: dict[str, tuple[Severity, str]] = {
+    "classes": ("warning", "two classes: one of the labels is wrong"),
+    "domains": ("warning", "two domains: if one is held out, it is not unseen"),
+    "one-class": ("note", "the same class of the same domain"),
+}
+REMOVE = "Remove them, or confirm with data.duplicates: warn."
 
 
-def say(remarks: Iterable[Remark]) -> None:
-    """Logs remarks, a line each.
-
-    Raises:
-        DataError: the first error among them; how many more there are.
-    """
-    found = list(remarks)
-    for remark in found:
-        if remark.severity != "error":
-            log.log(logging.INFO if remark.severity == "note" else logging.WARNING, remark.text)
-    errors = [remark.text for remark in found if remark.severity == "error"]
-    if errors:
-        more = f" ({len(errors) - 1} more: `feddg data inspect` lists them)" if errors[1:] else ""
-        raise DataError(errors[0] + more)
-
-
-def about_labels(table: ImageTable, bad: Sequence[str] = ()) -> Iterator[Remark]:
+def about_labels(table: ImageTable, bad: Sequence[str] = ()) -> Iterator[Diagnostic]:
     """Finds names that differ in spelling only, and domains and classes without usable images.
 
     Args:
@@ -81,31 +54,39 @@ def about_labels(table: ImageTable, bad: Sequence[str] = ()) -> Iterator[Remark]
     """
     for what, names in (("classes", table.class_names), ("domains", table.domain_names)):
         for group in similar(names):
-            yield Remark(
+            yield Diagnostic(
+                "similar-names",
                 "warning",
-                f"the {what} {listed(group)} differ in spelling only: if they are one, rename "
-                "their folders",
+                f"The {what} {listed(group)} differ in spelling only.",
+                "If they are one, rename their folders.",
             )
     counts = table.counts()
     for domain, images in zip(table.domain_names, counts.sum(axis=1).tolist()):
         if not images:
             out = sum(path.split("/")[0] == domain for path in bad)
             why = f": all its {out} files are left out" if out else ""
-            yield Remark(
+            yield Diagnostic(
+                "domain-without-images",
                 "error",
-                f"domain '{domain}' has no usable image{why}; repair them, or take the folder out",
+                f"The domain '{domain}' has no usable image{why}.",
+                "Repair them, or take the folder out.",
             )
     classes = counts.sum(axis=0)
     unused = [name for name, images in zip(table.class_names, classes.tolist()) if not images]
     if np.count_nonzero(classes) < 2:
         left = table.class_names[int(classes.argmax())]
-        yield Remark(
+        yield Diagnostic(
+            "one-class",
             "error",
-            f"only the class '{left}' has usable images: there is nothing to tell apart; at least "
-            "two classes are needed",
+            f"Only the class '{left}' has usable images.",
+            "A classifier needs images of two classes at least.",
         )
     elif unused:
-        yield Remark("warning", f"no usable image of {classes_text(unused)} in any domain")
+        yield Diagnostic(
+            "class-without-images",
+            "warning",
+            f"There is no usable image of {classes_text(unused)} in any domain.",
+        )
     lacking = {
         domain: [name for name, images in zip(table.class_names, row) if not images]
         for domain, row in zip(table.domain_names, counts.tolist())
@@ -117,10 +98,12 @@ def about_labels(table: ImageTable, bad: Sequence[str] = ()) -> Iterator[Remark]
             for domain, names in list(lacking.items())[:SHOWN]
         ]
         more = f"; and {len(lacking) - SHOWN} more domains" if len(lacking) > SHOWN else ""
-        yield Remark("note", f"classes are missing: {'; '.join(parts)}{more}")
+        yield Diagnostic(
+            "missing-classes", "note", f"Some domains lack classes: {'; '.join(parts)}{more}."
+        )
 
 
-def about_splits(table: ImageTable, splits: Splits, *, chosen: bool) -> Iterator[Remark]:
+def about_splits(table: ImageTable, splits: Splits, *, chosen: bool) -> Iterator[Diagnostic]:
     """Finds classes nobody trains on, and validation sets too small to choose by.
 
     Args:
@@ -131,10 +114,11 @@ def about_splits(table: ImageTable, splits: Splits, *, chosen: bool) -> Iterator
     trained = _counts(table, splits.train)
     if np.count_nonzero(trained) < 2:
         (left,) = np.flatnonzero(trained)
-        yield Remark(
+        yield Diagnostic(
+            "one-class-to-train-on",
             "error",
-            f"only the class '{table.class_names[left]}' is left to train on: there is nothing to "
-            "tell apart; hold out fewer domains",
+            f"Only the class '{table.class_names[left]}' is left to train on.",
+            "Hold out fewer domains.",
         )
     for role, rows in (("test", splits.test), ("validation", splits.val)):
         counts = _counts(table, rows)
@@ -143,30 +127,34 @@ def about_splits(table: ImageTable, splits: Splits, *, chosen: bool) -> Iterator
             names = [table.class_names[i] for i in unseen]
             images, held = int(counts[unseen].sum()), _domains(table, rows)
             stops: Severity = "error" if chosen and role == "test" else "warning"
-            yield Remark(
+            yield Diagnostic(
+                "class-not-trained",
                 stops,
-                f"nobody trains on {classes_text(names)}, of which the held-out {role} "
+                f"No client trains on {classes_text(names)}, of which the held-out {role} "
                 f"{'domain' if len(held) == 1 else 'domains'} {listed(held)} "
                 f"{'has' if len(held) == 1 else 'have'} {images_text(images)}: they cannot be "
-                "recognised; add images of other domains, or take the folders out",
+                "recognised.",
+                "Add images of other domains, or take the folders out.",
             )
     yield from _about_common_class(table, trained)
     yield from _about_validation(splits)
 
 
-def _about_common_class(table: ImageTable, trained: np.ndarray) -> Iterator[Remark]:
+def _about_common_class(table: ImageTable, trained: np.ndarray) -> Iterator[Diagnostic]:
     present = int(np.count_nonzero(trained))
     share = trained.max() / max(1, trained.sum())
     if present > 1 and share > max(HALF, 1.5 / present):
         name = table.class_names[int(trained.argmax())]
-        yield Remark(
+        yield Diagnostic(
+            "one-class-dominates",
             "warning",
-            f"{share:.0%} of the training images are of the class '{name}': a model reaches that "
-            "by always naming it; read the balanced accuracy, and try train.class_weights",
+            f"{share:.0%} of the training images are of the class '{name}': always answering it "
+            "is right for as many.",
+            "Read the balanced accuracy, and try train.class_weights.",
         )
 
 
-def about_clients(sizes: Sequence[int]) -> Iterator[Remark]:
+def about_clients(sizes: Sequence[int]) -> Iterator[Diagnostic]:
     """Finds a client that the shared model will be mostly of.
 
     Args:
@@ -174,21 +162,23 @@ def about_clients(sizes: Sequence[int]) -> Iterator[Remark]:
     """
     largest, total = max(sizes, default=0), sum(sizes)
     if len(sizes) > 1 and largest > max(HALF, 1.5 / len(sizes)) * total:
-        yield Remark(
+        yield Diagnostic(
+            "one-client-dominates",
             "warning",
-            f"client {list(sizes).index(largest)} of {len(sizes)} holds {largest / total:.0%} of "
-            "the training images: the average, which weighs clients by images, is mostly its own",
+            f"Client {list(sizes).index(largest)} of {len(sizes)} holds {largest / total:.0%} of "
+            "the training images: the average, which weighs clients by images, is mostly its own.",
         )
 
 
-def _about_validation(splits: Splits) -> Iterator[Remark]:
+def _about_validation(splits: Splits) -> Iterator[Diagnostic]:
     for where, rows in (("held-out", splits.val), ("training", splits.id_val)):
         if 0 < len(rows) < SMALL_VALIDATION:
             margin = 100 * 1.96 * (0.25 / len(rows)) ** 0.5
-            yield Remark(
+            yield Diagnostic(
+                "small-validation",
                 "warning",
-                f"validation on {where} domains has only {images_text(len(rows))}: which round it "
-                f"picks is chance (an accuracy of 50 % is uncertain by {margin:.0f} points)",
+                f"Validation on {where} domains has only {images_text(len(rows))}: which round it "
+                f"picks is chance (an accuracy of 50 % is uncertain by {margin:.0f} points).",
             )
 
 
@@ -199,7 +189,7 @@ def about_copies(
     splits: Splits | None,
     refuse: bool,
     hides_images: str = "",
-) -> Iterator[Remark]:
+) -> Iterator[Diagnostic]:
     """Finds files of the same content: within a class, across classes and domains, across splits.
 
     Args:
@@ -215,38 +205,34 @@ def about_copies(
     if not groups:
         return
     files = _with_rows(table, files)
-    kinds: dict[str, list[list[int]]] = {"labels": [], "domains": [], "same": []}
+    kinds: dict[str, list[list[int]]] = {where: [] for where in COPIES}
     for rows in groups:
         labels, domains = set(table.labels[rows].tolist()), set(table.domains[rows].tolist())
-        kind = "labels" if len(labels) > 1 else "domains" if len(domains) > 1 else "same"
-        kinds[kind].append(rows)
-    said: dict[str, tuple[Severity, str]] = {
-        "labels": ("warning", "in two classes: one of the labels is wrong"),
-        "domains": ("warning", "in two domains: held out, one of them would not be unseen"),
-        "same": ("note", "in the same class of the same domain"),
-    }
-    for kind, (severity, what) in said.items():
-        if kinds[kind]:
-            yield Remark(
-                severity, f"{_contents(kinds[kind])}, {what} ({_pair(files, kinds[kind])})"
-            )
+        where = "classes" if len(labels) > 1 else "domains" if len(domains) > 1 else "one-class"
+        kinds[where].append(rows)
+    for where, found in kinds.items():
+        if found:
+            severity, text = COPIES[where]
+            text = f"{_contents(found)}, in {text} ({_pair(files, found)})."
+            yield Diagnostic(f"copies-in-{where}", severity, text)
     if splits is not None:
         yield from _leaks(files, groups, splits, len(table), refuse)
     if splits is not None and hides_images:
         training = set(splits.train.tolist())
         held = [own for rows in groups if len(own := [r for r in rows if r in training]) > 1]
         if held:
-            remedy = "; remove them, or confirm with data.duplicates: warn" if refuse else ""
-            yield Remark(
+            yield Diagnostic(
+                "copies-weaken-epsilon",
                 "error" if refuse else "warning",
                 f"{hides_images} is for one file, and {_contents(held)} ({_pair(files, held)}): of "
-                f"an image with copies more is told than that epsilon says{remedy}",
+                "an image with copies more is told than that epsilon says.",
+                REMOVE if refuse else "",
             )
 
 
 def _leaks(
     files: Sequence[str], groups: list[list[int]], splits: Splits, count: int, refuse: bool
-) -> Iterator[Remark]:
+) -> Iterator[Diagnostic]:
     roles = np.full(count, "", dtype="<U7")
     for role in ("train", "id_val", "id_test", "val", "test"):
         roles[getattr(splits, role)] = role
@@ -262,11 +248,12 @@ def _leaks(
         images = {role: sum(len(rows) - 1 for rows in found) for role, found in leaked.items()}
         each = ", ".join(f"{number} of {role}" for role, number in images.items())
         example = _pair(files, next(iter(leaked.values())))
-        remedy = "; remove them, or confirm with data.duplicates: warn" if refuse else ""
-        yield Remark(
+        yield Diagnostic(
+            "train-test-leak",
             "error" if refuse else "warning",
-            f"copies of training images are among those that measure ({each}; {example}): "
-            f"accuracies are too high{remedy}",
+            f"Copies of training images are among those that measure ({each}; {example}): "
+            "accuracies are too high.",
+            REMOVE if refuse else "",
         )
 
 
@@ -379,26 +366,27 @@ def ignored_files(table: ImageTable, depth: int = 3) -> dict[str, Ignored]:
     return found
 
 
-def about_ignored(found: dict[str, Ignored]) -> Iterator[Remark]:
+def about_ignored(found: dict[str, Ignored]) -> Iterator[Diagnostic]:
     """Says what is ignored: images and what holds images as warnings, other files as a note."""
     for kind in (DEEPER, OUTSIDE, LEFT_OUT):
         if kind in found:
-            yield Remark(
+            yield Diagnostic(
+                "ignored-images",
                 "warning",
-                f"ignored: {_files_text(found[kind])} {kind}; images lie as "
-                "<root>/<domain>/<class>/<image>",
+                f"Ignored: {_files_text(found[kind])} {kind}.",
+                "Images lie as <root>/<domain>/<class>/<image>.",
             )
     for suffix, ignored in found.items():
         if suffix in REMEDIES:
-            text = f"ignored: {_files_text(ignored)} ending in {suffix}: {REMEDIES[suffix]}"
-            yield Remark("warning", text)
+            text = f"Ignored: {_files_text(ignored)} ending in {suffix}: {REMEDIES[suffix]}."
+            yield Diagnostic("ignored-images", "warning", text)
     others = {kind: one.count for kind, one in found.items() if kind not in REMEDIES}
     others = {k: n for k, n in others.items() if k not in (DEEPER, OUTSIDE, LEFT_OUT)}
     for kind in [kind for kind in others if kind.startswith(UNLISTED)]:
-        yield Remark("note", f"ignored: {others.pop(kind):,} {kind}")
+        yield Diagnostic("ignored-images", "note", f"Ignored: {others.pop(kind):,} {kind}.")
     if others:
         counts = ", ".join(f"{number} {kind}" for kind, number in sorted(others.items()))
-        yield Remark("note", f"ignored, as they are no images: {counts}")
+        yield Diagnostic("ignored-files", "note", f"Ignored, as they are no images: {counts}.")
 
 
 def _files(root: Path) -> Iterator[str]:
@@ -525,21 +513,24 @@ def depth_of(files: Iterable[Path]) -> int:
         return max(pool.map(lambda file: _look(file)[0], chosen), default=0)
 
 
-def about_survey(found: Survey, reading: Reading) -> Iterator[Remark]:
+def about_survey(found: Survey, reading: Reading) -> Iterator[Diagnostic]:
     """Says what depths were found, and where a band of light is likely taken for transparency."""
     if reading.range == "auto":
         for domain, bits in found.depths.items():
-            yield Remark("note", f"domain '{domain}' uses {bits} bits: white is {2**bits - 1}")
+            text = f"The domain '{domain}' uses {bits} bits: white is {2**bits - 1}."
+            yield Diagnostic("deep-images", "note", text)
         if len(set(found.depths.values())) > 1:
             depths = ", ".join(f"{domain} {bits}" for domain, bits in found.depths.items())
-            yield Remark("warning", f"the bit depths of domains differ ({depths})")
+            text = f"The bit depths of domains differ ({depths})."
+            yield Diagnostic("bit-depths-differ", "warning", text)
     if reading.bands:
         return
     for domain, file in found.veiled.items():
-        yield Remark(
+        yield Diagnostic(
+            "half-transparent",
             "warning",
-            f"images of domain '{domain}' are mostly half transparent ({file}): if the fourth band "
-            "is near infrared, set data.bands: [1, 2, 3], or they turn white",
+            f"Images of the domain '{domain}' are mostly half transparent ({file}).",
+            "If the fourth band is near infrared, set data.bands: [1, 2, 3], or they turn white.",
         )
 
 

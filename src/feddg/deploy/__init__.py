@@ -1,6 +1,6 @@
 """The same federation across a network: Flower carries the messages.
 
-The only room that imports Flower. A user's Flower app is a folder with a ``pyproject.toml``, which
+Nothing else imports Flower. A user's Flower app is a folder with a ``pyproject.toml``, which
 ``feddg deploy init`` writes; its components are ``server_app`` and ``client_app`` in here.
 """
 

@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
-from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -28,12 +27,11 @@ from feddg.data.inspection import survey
 from feddg.data.pixels import ArrayPixels
 from feddg.deploy.setup import JoinFile, held_out_among
 from feddg.deploy.site import DIGITS
+from feddg.diagnostics import Diagnostic
 from feddg.errors import FeddgError
 from feddg.experiment import Experiment
 from feddg.federation.inprocess import InProcess
-from feddg.federation.server import Server, initial_state
-from feddg.federation.transport import Ledger
-from feddg.federation.validation import MessageChecks
+from feddg.federation.server import build_server
 from feddg.methods.composition import build_method
 from feddg.models.precision import choose_device
 from feddg.runs.prepare import build, build_workers, free_memory, peak_memory
@@ -54,49 +52,24 @@ STEPS = 4
 """Of training that each of two made-up clients tries."""
 
 
-class Verdict(StrEnum):
-    """What a check comes to."""
-
-    GO = "go"
-    LOOK = "look"
-    NO_GO = "no-go"
-
-
-@dataclass(frozen=True)
-class Check:
-    """One line of the table.
-
-    Attributes:
-        what: was looked at.
-        verdict: what it comes to.
-        found: what was found.
-        remedy: what to do; empty where nothing is to be done.
-    """
-
-    what: str
-    verdict: Verdict
-    found: str
-    remedy: str = ""
-
-
-def go(what: str, found: str) -> Check:
+def passed(code: str, found: str) -> Diagnostic:
     """Returns a check that is passed."""
-    return Check(what, Verdict.GO, found)
+    return Diagnostic(code, "note", found)
 
 
-def look(what: str, found: str, remedy: str) -> Check:
+def doubtful(code: str, found: str, advice: str) -> Diagnostic:
     """Returns a check that somebody must look at."""
-    return Check(what, Verdict.LOOK, found, remedy)
+    return Diagnostic(code, "warning", found, advice)
 
 
-def no_go(what: str, found: str, remedy: str) -> Check:
+def failed(code: str, found: str, advice: str) -> Diagnostic:
     """Returns a check that keeps the site from joining."""
-    return Check(what, Verdict.NO_GO, found, remedy)
+    return Diagnostic(code, "error", found, advice)
 
 
 def check_site(
     join: JoinFile, images: str, domain: str | None, cache: Path, device: str = "auto"
-) -> Iterator[Check]:
+) -> Iterator[Diagnostic]:
     """Yields the checks of a site's images and machine, each as it is done.
 
     Args:
@@ -109,12 +82,12 @@ def check_site(
     try:
         experiment = join.settings()
     except FeddgError as error:
-        yield no_go("experiment", str(error), "install the version that the coordinator has")
+        yield failed("experiment", str(error), "Install the version that the coordinator has.")
         return
     try:
         table = site_table(images, domain)
     except FeddgError as error:
-        yield no_go("images", str(error), "name the folder root/class/* and --domain")
+        yield failed("images", str(error), "Name the folder root/class/* and --domain.")
         return
     yield check_decoding(table, experiment)
     yield check_classes(table, join.classes)
@@ -123,7 +96,7 @@ def check_site(
     yield check_disk(table, experiment, cache)
     named = check_named_files(experiment)
     yield named
-    if named.verdict is Verdict.NO_GO:
+    if named.severity == "error":
         return  # a step of training would fail of the same
     yield from check_machine(table, experiment, device, trains=join.trains)
 
@@ -143,11 +116,11 @@ def site_table(images: str, domain: str | None) -> ImageTable:
     return load_source("folder", images)
 
 
-def check_decoding(table: ImageTable, experiment: Experiment) -> Check:
+def check_decoding(table: ImageTable, experiment: Experiment) -> Diagnostic:
     """Decodes some images, evenly spaced, as training will."""
-    what, data = "images decode", experiment.data
+    code, data = "images-decode", experiment.data
     if table.root is None:
-        return go(what, f"{len(table)} images, built in")
+        return passed(code, f"{len(table)} images are built in.")
     depths = survey(table).depths
     places = numpy.unique(numpy.linspace(0, len(table) - 1, min(SAMPLE, len(table))).astype(int))
     bad: Counter[str] = Counter()
@@ -160,72 +133,78 @@ def check_decoding(table: ImageTable, experiment: Experiment) -> Check:
             except UnusableImageError as error:
                 bad[str(error)] += 1
     count = sum(bad.values())
-    found = f"{len(places) - count} of {len(places)} tried, {len(table)} in all"
+    found = (
+        f"{len(places) - count} of {len(places)} images tried can be read, of {len(table)} in all."
+    )
     if not count:
-        return go(what, found)
+        return passed(code, found)
     reason, times = bad.most_common(1)[0]
-    found += f"; most often: {reason} ({times})"
+    found += f" Most often: {reason} ({times})."
     if data.on_bad_image == "fail" or count > WORST_SHARE * len(places):
-        return no_go(what, found, "repair or remove these files: `feddg data inspect` names them")
-    return look(what, found, "they will be left out; `feddg data inspect` names them")
+        return failed(code, found, "Repair or remove these files: `feddg data inspect` names them.")
+    return doubtful(code, found, "They will be left out; `feddg data inspect` names them.")
 
 
-def check_classes(table: ImageTable, expected: tuple[str, ...]) -> Check:
+def check_classes(table: ImageTable, expected: tuple[str, ...]) -> Diagnostic:
     """Compares the names of the class folders with the federation's."""
-    what, mine = "classes", sorted(table.class_names)
+    code, mine = "classes", sorted(table.class_names)
     if not expected:
-        return look(
-            what,
-            f"{len(mine)}: {_listed(mine)}",
-            "the coordinator named none: compare these, letter by letter, with the other sites'",
+        return doubtful(
+            code,
+            f"There are {len(mine)}: {_listed(mine)}.",
+            "The coordinator named none: compare these, letter by letter, with the other sites'.",
         )
     strange = sorted(set(mine) - set(expected))
     missing = sorted(set(expected) - set(mine))
     if strange:
-        return no_go(
-            what,
-            f"unknown to the federation: {_listed(strange)}",
-            f"rename or remove these folders; it has {_listed(expected)}",
+        return failed(
+            code,
+            f"The federation does not know {_listed(strange)}.",
+            f"Rename or remove these folders; it has {_listed(expected)}.",
         )
     if missing:
-        return look(what, f"not here: {_listed(missing)}", "right if this site has no such images")
-    return go(what, f"all {len(expected)} are here")
+        return doubtful(
+            code, f"Not here: {_listed(missing)}.", "Right if this site has no such images."
+        )
+    return passed(code, f"All {len(expected)} are here.")
 
 
-def check_domains(table: ImageTable, experiment: Experiment, *, trains: bool) -> Check:
+def check_domains(table: ImageTable, experiment: Experiment, *, trains: bool) -> Diagnostic:
     """Whether the site would train on a domain that is held out: it is left out of the run then."""
-    what, held_out = "domains", experiment.hold_out
+    code, held_out = "domains", experiment.hold_out
     mine = [table.domain_names[domain] for domain in numpy.unique(table.domains)]
     held = held_out_among(mine, (*held_out.test, *held_out.val))
     if not held:
-        return go(what, f"{_listed(mine)}: not held out")
-    found = f"{_listed(held)}: held out in this experiment"
+        return passed(code, f"Not held out: {_listed(mine)}.")
+    found = f"Held out in this experiment: {_listed(held)}"
     if not trains:
-        return go(what, f"{found}; this site only evaluates")
-    return no_go(
-        what,
-        f"{found}, so this site takes no part in training",
-        "name a folder without these images, or ask the coordinator to name this site in "
-        "--evaluation-site",
+        return passed(code, f"{found}; this site only evaluates.")
+    return failed(
+        code,
+        f"{found}; this site takes no part in training.",
+        "Name a folder without these images, or ask the coordinator to name this site in "
+        "--evaluation-site.",
     )
 
 
-def check_support(table: ImageTable) -> Check:
+def check_support(table: ImageTable) -> Diagnostic:
     """Counts the images of each class."""
-    what = "images of each class"
+    code = "images-of-each-class"
     counts = dict(zip(table.class_names, table.counts().sum(0).tolist()))
     few = [f"{name} ({count})" for name, count in counts.items() if count < FEW]
-    found = f"{min(counts.values())} to {max(counts.values())}"
+    found = f"A class has {min(counts.values())} to {max(counts.values())} images"
     if len(table) < 2:
-        return no_go(what, f"{len(table)} in all", "a site trains on two images at least")
+        return failed(code, f"{len(table)} in all.", "A site trains on two images at least.")
     if few:
-        return look(what, f"{found}; few of {_listed(few)}", "the model learns little of them")
-    return go(what, found)
+        return doubtful(
+            code, f"{found}; few of {_listed(few)}.", "The model learns little of them."
+        )
+    return passed(code, f"{found}.")
 
 
-def check_disk(table: ImageTable, experiment: Experiment, cache: Path) -> Check:
+def check_disk(table: ImageTable, experiment: Experiment, cache: Path) -> Diagnostic:
     """Whether the cache folder can be written, and holds pixels, twins and memory."""
-    what, size = "disk", experiment.data.image_size
+    code, size = "disk", experiment.data.image_size
     pixels = len(table) * size * size * 3
     needed = 2 * pixels + 8 * _weight_bytes(experiment, len(table.class_names)) + SPARE_BYTES
     try:
@@ -234,55 +213,55 @@ def check_disk(table: ImageTable, experiment: Experiment, cache: Path) -> Check:
             file.write(b"0")
         free = shutil.disk_usage(cache).free
     except OSError as error:
-        return no_go(what, f"{cache}: {why(error)}", "choose another folder with --cache")
-    found = f"{_size(free)} free in {cache}, about {_size(needed)} needed"
+        return failed(code, f"{cache}: {why(error)}.", "Choose another folder with --cache.")
+    found = f"{_size(free)} are free in {cache}, about {_size(needed)} are needed."
     if free < needed:
-        return no_go(what, found, "free some space, or choose another folder with --cache")
+        return failed(code, found, "Free some space, or choose another folder with --cache.")
     if free < 2 * needed:
-        return look(what, found, "it will be tight")
-    return go(what, found)
+        return doubtful(code, found, "It will be tight.")
+    return passed(code, found)
 
 
-def check_named_files(experiment: Experiment) -> Check:
+def check_named_files(experiment: Experiment) -> Diagnostic:
     """Reads the files that the method's settings name, such as a codec's weights."""
-    what = "files of the method"
+    code = "files-of-the-method"
     try:
         build_method(experiment.method.name, experiment.method.settings).read_files()
     except FeddgError as error:
-        return no_go(what, str(error), "put the coordinator's file there, under the same path")
+        return failed(code, str(error), "Put the coordinator's file there, under the same path.")
     names = sorted(methods_files(experiment))
-    return go(what, f"{', '.join(names)} can be read" if names else "none needed")
+    return passed(code, f"{', '.join(names)} can be read." if names else "None are needed.")
 
 
 def check_machine(
     table: ImageTable, experiment: Experiment, device: str, *, trains: bool
-) -> Iterator[Check]:
+) -> Iterator[Diagnostic]:
     """Trains a few batches of noise, and says what a round would take here."""
     try:
         where = choose_device(device)
     except FeddgError as error:
-        yield no_go("device", str(error), "name another with --device")
+        yield failed("device", str(error), "Name another with --device.")
         return
-    yield go("device", str(where))
+    yield passed("device", f"Training is on {where}.")
     chosen = experiment.model_copy(update={"device": device})
     try:
         one = seconds_per_image(chosen, max(2, len(table.class_names)))
     except (FeddgError, RuntimeError) as error:
-        found = f"a step of training failed: {str(error).splitlines()[0]}"
-        yield no_go("speed", found, "run the experiment here by itself to see why")
+        found = f"A step of training failed: {str(error).splitlines()[0]}"
+        yield failed("speed", found, "Run the experiment here by itself to see why.")
         return
     train, count = experiment.train, len(table)
     passes = train.local_steps * train.batch_size if train.local_steps else 0
     # Who only evaluates takes no longer than if it trained once on each image.
     seconds = one * ((passes or count * train.local_epochs) if trains else count)
-    found = f"{1 / one:,.0f} images a second; a round takes about {seconds:,.0f} s"
+    found = f"{1 / one:,.0f} images a second; a round takes about {seconds:,.0f} s."
     if seconds > ROUND_DEADLINE:
-        remedy = "fewer local steps, or a larger round-deadline at the coordinator"
-        yield no_go("speed", found, remedy)
+        remedy = "Use fewer local steps, or a larger round-deadline at the coordinator."
+        yield failed("speed", found, remedy)
     elif seconds > ROUND_DEADLINE / 2:
-        yield look("speed", found, "close to the deadline of an hour a round")
+        yield doubtful("speed", found, "It is close to the deadline of an hour a round.")
     else:
-        yield go("speed", found)
+        yield passed("speed", found)
     yield _memory_for(peak_memory())
 
 
@@ -304,33 +283,29 @@ def seconds_per_image(experiment: Experiment, classes: int) -> float:
     def examples(client: int) -> Examples:
         return Examples(pixels, rows, rows % classes, torch.full((own,), client), classes)
 
-    quickest, settings = math.inf, ServerSettings()
+    pair = experiment.clients.model_copy(update={"number": clients, "per_round": None})
+    alone = bare.model_copy(update={"clients": pair, "server": ServerSettings()})
+    quickest = math.inf
     for _ in range(2):
-        server = Server(
-            method,
-            InProcess(method, build_workers(bare, network, None), clients, examples),
-            initial_state(method, network, clients, rounds=train.rounds, settings=settings),
-            per_round=None,
-            settings=settings,
-            seed=0,
-            ledger=Ledger(lambda row: None),
-            checks=MessageChecks(method, network, clients, image_size=size),
-        )
+        transport = InProcess(method, build_workers(bare, network, None), clients, examples)
+        server = build_server(method, transport, network, alone)
         server.setup()
         quickest = min(quickest, 1 / server.round().images_per_second)
     return quickest
 
 
-def _memory_for(needed: int) -> Check:
+def _memory_for(needed: int) -> Diagnostic:
     free = free_memory()
     if free is None:
-        return look("memory", f"a few batches took {_size(needed)}", "compare with what is free")
-    found = f"a few batches took {_size(needed)}, {_size(free)} free beside that"
+        return doubtful(
+            "memory", f"A few batches took {_size(needed)}.", "Compare with what is free."
+        )
+    found = f"A few batches took {_size(needed)}; {_size(free)} are free beside that."
     if free < needed // 8:
-        return no_go("memory", found, "end other programs, or train with smaller batches")
+        return failed("memory", found, "End other programs, or train with smaller batches.")
     if free < needed // 2:
-        return look("memory", found, "end other programs before a run")
-    return go("memory", found)
+        return doubtful("memory", found, "End other programs before a run.")
+    return passed("memory", found)
 
 
 def _weight_bytes(experiment: Experiment, classes: int) -> int:
@@ -360,7 +335,7 @@ DOOR = "/v1/fleet/get-run"
 where the key is not on its list, 405 where it is."""
 
 
-def check_connection(folder: Path, join: JoinFile) -> Iterator[Check]:
+def check_connection(folder: Path, join: JoinFile) -> Iterator[Diagnostic]:
     """Yields the checks of a site's folder and of the way to the coordinator.
 
     Args:
@@ -374,13 +349,13 @@ def check_connection(folder: Path, join: JoinFile) -> Iterator[Check]:
         context = ssl.create_default_context(cafile=str(folder / "ca.crt"))
         context.minimum_version = ssl.TLSVersion.TLSv1_3
     except OSError as error:
-        found = f"{folder / 'ca.crt'}: {why(error)}"
-        yield no_go("certificate", found, "the coordinator sends keys/ca.crt: put it here")
+        found = f"{folder / 'ca.crt'}: {why(error)}."
+        yield failed("certificate", found, "The coordinator sends keys/ca.crt: put it here.")
         return
     yield from check_proxy(join.address, context, folder / f"{join.site}.pub")
 
 
-def check_versions(join: JoinFile) -> Iterator[Check]:
+def check_versions(join: JoinFile) -> Iterator[Diagnostic]:
     """Compares the installed packages with the coordinator's."""
     for name, wanted, parts in (("feddg", join.feddg, 3), ("flwr", join.flwr, 2)):
         try:
@@ -388,40 +363,42 @@ def check_versions(join: JoinFile) -> Iterator[Check]:
         except PackageNotFoundError:
             own = "not installed"
         if own.split(".")[:parts] == wanted.split(".")[:parts]:
-            yield go(name, own)
+            yield passed(name, f"{own}.")
         else:
             remedy = f"pip install 'feddg[flower]=={join.feddg}' 'flwr=={join.flwr}'"
-            yield no_go(name, f"{own}, the coordinator has {wanted}", remedy)
+            yield failed(name, f"{own}; the coordinator has {wanted}.", remedy)
 
 
-def check_key(key: Path) -> Check:
+def check_key(key: Path) -> Diagnostic:
     """Whether the site's key is there, of the right kind, and for its owner's eyes alone."""
-    what, public = "key", key.with_name(f"{key.name}.pub")
+    code, public = "key", key.with_name(f"{key.name}.pub")
     if not key.is_file() or not public.is_file():
-        return no_go(what, f"{key} and {public.name} are not there", "sh make_key.sh")
+        return failed(code, f"{key} and {public.name} are not there.", "sh make_key.sh")
     mode = key.stat().st_mode & 0o777
     if os.name == "posix" and mode & 0o077:
-        found = f"{key} may be read by others (mode {mode:o})"
-        return no_go(what, found, f"chmod 600 {key}; if others could read it, make a new one")
+        found = f"{key} may be read by others (mode {mode:o})."
+        return failed(code, found, f"chmod 600 {key}; if others could read it, make a new one.")
     if not public.read_text("utf-8", "replace").startswith("ecdsa-sha2-nistp"):
-        return no_go(what, f"{public} is no key of type ecdsa", "sh make_key.sh in another folder")
-    return go(what, f"{key.name}, mode {mode:o}")
+        return failed(
+            code, f"{public} is no key of type ecdsa.", "sh make_key.sh in another folder"
+        )
+    return passed(code, f"{key.name} has mode {mode:o}.")
 
 
-def check_trusted(file: Path) -> Check:
+def check_trusted(file: Path) -> Diagnostic:
     """Whether the site knows whose apps it may run."""
-    what = "trusted.yaml"
+    code = "trusted-apps"
     try:
         found = parse_fields(file.read_text("utf-8"))
     except OSError as error:
-        remedy = "the coordinator sends keys/trusted.yaml: put it here"
-        return no_go(what, f"{file}: {why(error)}", remedy)
+        remedy = "The coordinator sends keys/trusted.yaml: put it here."
+        return failed(code, f"{file}: {why(error)}.", remedy)
     except ValueError as error:
-        return no_go(what, f"{file} {error}", "ask the coordinator for it again")
+        return failed(code, f"{file} {error}.", "Ask the coordinator for it again.")
     keys = [name for name in found if str(name).startswith("fpk_")]
     if not keys:
-        return no_go(what, f"{file} names no key", "ask the coordinator for it again")
-    return go(what, f"apps signed by {', '.join(keys)}")
+        return failed(code, f"{file} names no key.", "Ask the coordinator for it again.")
+    return passed(code, f"The site runs apps signed by {', '.join(keys)}.")
 
 
 @dataclass(frozen=True)
@@ -431,37 +408,38 @@ class _Reply:
     at: float
 
 
-def check_proxy(address: str, context: ssl.SSLContext, public: Path) -> Iterator[Check]:
+def check_proxy(address: str, context: ssl.SSLContext, public: Path) -> Iterator[Diagnostic]:
     """Connects to the proxy, compares the clocks, and asks whether the key is on its list."""
-    what = f"proxy {address}"
+    code = "proxy"
     try:
         reply = _ask(address, context, public)
     except FeddgError as error:
-        yield no_go(what, str(error), "check address, firewall and ca.crt with the coordinator")
+        remedy = "Check address, firewall and ca.crt with the coordinator."
+        yield failed(code, f"{address}: {error}.", remedy)
         return
-    yield go(what, "answers with the coordinator's certificate")
+    yield passed(code, f"{address} answers with the coordinator's certificate.")
     yield _clock(reply)
     yield _registration(reply.status, public)
 
 
-def _registration(status: int, public: Path) -> Check:
-    what = "registration"
+def _registration(status: int, public: Path) -> Diagnostic:
+    code = "registration"
     if status == http.client.METHOD_NOT_ALLOWED:
-        return go(what, "the key is on the proxy's list")
+        return passed(code, "The key is on the proxy's list.")
     if status == http.client.UNAUTHORIZED:
         remedy = (
-            f"send {public.name} to the coordinator, and read its fingerprint out; the coordinator "
-            "registers it and reloads the proxy"
+            f"Send {public.name} to the coordinator, and read its fingerprint out; the coordinator "
+            "registers it and reloads the proxy."
         )
-        return no_go(what, "the key is not on the proxy's list", remedy)
-    found, remedy = f"the proxy answers {status}", "is it the address of a federation's proxy?"
+        return failed(code, "The key is not on the proxy's list.", remedy)
+    found, remedy = f"The proxy answers {status}.", "Is it the address of a federation's proxy?"
     if status == http.client.FORBIDDEN:
-        found = "the proxy answers 403, whether the key is on its list or not"
+        found = "The proxy answers 403, whether the key is on its list or not."
         remedy = (
-            "its nginx.conf is of an earlier version: the coordinator writes a deployment anew "
-            "elsewhere and takes proxy/nginx.conf from there"
+            "Its nginx.conf is of an earlier version: the coordinator writes a deployment anew "
+            "elsewhere and takes proxy/nginx.conf from there."
         )
-    return no_go(what, found, remedy)
+    return failed(code, found, remedy)
 
 
 def _ask(address: str, context: ssl.SSLContext, public: Path) -> _Reply:
@@ -501,17 +479,17 @@ def _key_header(public: Path) -> dict[str, str]:
     return {"flwr-public-key": base64.b64encode(pem).decode("ascii")}
 
 
-def _clock(reply: _Reply) -> Check:
-    what = "clock"
+def _clock(reply: _Reply) -> Diagnostic:
+    code = "clock"
     try:
         theirs = parsedate_to_datetime(reply.date or "").timestamp()
     except ValueError:
-        return look(what, "the proxy does not say its time", "compare the clocks by hand")
+        return doubtful(code, "The proxy does not say its time.", "Compare the clocks by hand.")
     ahead = reply.at - theirs  # the proxy's is of whole seconds
-    found = f"{abs(ahead):.0f} s {'ahead of' if ahead >= 0 else 'behind'} the coordinator's"
+    found = f"{abs(ahead):.0f} s {'ahead of' if ahead >= 0 else 'behind'} the coordinator's."
     if ahead > MOST_AHEAD or -ahead > MOST_BEHIND:
-        remedy = "set the clock (NTP): calls signed at another time are refused"
-        return no_go(what, found, remedy)
+        remedy = "Set the clock (NTP): calls signed at another time are refused."
+        return failed(code, found, remedy)
     if ahead > MOST_AHEAD / 2 + 1 or -ahead > MOST_BEHIND / 5:
-        return look(what, found, "set the clock (NTP) before it drifts further")
-    return go(what, found)
+        return doubtful(code, found, "Set the clock (NTP) before it drifts further.")
+    return passed(code, found)

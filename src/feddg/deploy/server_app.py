@@ -18,6 +18,7 @@ from feddg.clients.client import Worker
 from feddg.deploy.site import load_pixels, positions, read_experiment, test_images
 from feddg.deploy.transport import FlowerTransport, Identities, Policy
 from feddg.deploy.wire import MOST_IMAGES, DeploymentFile, Introduction, Traffic, append_to
+from feddg.diagnostics import Diagnostic, emit
 from feddg.errors import ExperimentError
 from feddg.evaluation.accuracy import Evaluation, Score
 from feddg.evaluation.metrics import Predictions, measure
@@ -29,7 +30,7 @@ from feddg.methods.composition import method_class
 from feddg.models.precision import choose_device
 from feddg.records import EVALUATION_ROWS, TEST, ClientRow, ClientsTable, EvaluationRow, RoundRow
 from feddg.report import ensure_report
-from feddg.runs.context import Prepared, say_of_method
+from feddg.runs.context import Prepared
 from feddg.runs.execute import Run, carry_out
 from feddg.runs.observer import Observer
 from feddg.runs.prepare import Progress, build, build_worker, cache_folder, guards_for
@@ -283,7 +284,7 @@ def _prepared(
         join(id, introduction)
     transport.on_introduction(join)
     method, network = build(experiment, len(classes))
-    say_of_method(method, experiment)
+    emit(*method.diagnostics(experiment))
     guards = guards_for(experiment, method, network)
     worker = build_worker(experiment, network, cache)
     return Prepared(
@@ -303,12 +304,14 @@ def _say_who_outweighs(images: Mapping[str, int]) -> None:
     name = max(images, key=images.__getitem__)
     share = images[name] / sum(images.values())
     if len(images) > 2 and share > MOST_SHARE:
-        log.warning(
-            "site %s says that it has %d images: in a mean by images it is %.0f %% of the model, "
-            "whatever the others send; ask it, or use a guard that counts sites alike",
-            name,
-            images[name],
-            100 * share,
+        emit(
+            Diagnostic(
+                "one-site-dominates",
+                "warning",
+                f"Site {name} says that it has {images[name]} images: in a mean by images it is "
+                f"{share:.0%} of the model, whatever the others send.",
+                "Ask it, or use a guard that counts sites alike.",
+            )
         )
 
 
@@ -321,10 +324,13 @@ def _classes(names: Sequence[str], found: Mapping[int, Introduction]) -> list[st
     alone = [f"{name!r} ({held[0]})" for name, held in sorted(holders.items()) if len(held) == 1]
     if len(found) > 1 and alone:
         more = f" and {len(alone) - 5} more" if len(alone) > 5 else ""
-        log.warning(
-            "classes that one site alone has: %s%s; are they spelt as at the others?",
-            ", ".join(alone[:5]),
-            more,
+        emit(
+            Diagnostic(
+                "class-at-one-site",
+                "warning",
+                f"Classes that one site alone has: {', '.join(alone[:5])}{more}.",
+                "Are they spelt as at the others?",
+            )
         )
     return sorted(holders)
 
@@ -367,9 +373,9 @@ def _evaluation(
 class LogLines(Observer):
     """Writes a line per round to the log, where `flwr log` shows it."""
 
-    def promise(self, text: str) -> None:
+    def diagnostic(self, found: Diagnostic) -> None:
         """See :class:`Observer`."""
-        log.info("%s", text)
+        log.info("%s", found)
 
     def round(self, row: RoundRow) -> None:
         """See :class:`Observer`."""

@@ -187,7 +187,7 @@ def start_files(
         out: the run folder's parent at the coordinator, absolute.
         test: the coordinator's test folder, or empty.
     """
-    loader = PackageLoader("feddg.flower")
+    loader = PackageLoader("feddg.deploy")
     environment = Environment(
         loader=loader,
         undefined=StrictUndefined,

@@ -1,7 +1,7 @@
 """Accuracy of a predictor on every split and domain, what it rests on, and energy scores."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from feddg.clients.client import Pixels, gathered
 from feddg.data.pixels import as_unit
+from feddg.diagnostics import Diagnostic
 from feddg.evaluation.metrics import Predictions, measure
 from feddg.records import LAST, EvaluationRow
 from feddg.rng import stream
@@ -126,6 +127,12 @@ class Evaluation:
         predictor.eval()
         return [self._score(predictor, *part) for part in self.parts()]
 
+    def support(self) -> Iterator[tuple[str, str, list[int]]]:
+        """Yields each split and domain with its images of each class."""
+        for split, domain, rows in self.parts():
+            counts = numpy.bincount(self.labels[rows], minlength=self.classes)
+            yield split, self.domain_names[domain], counts.tolist()
+
     def parts(self) -> Iterator[tuple[str, int, numpy.ndarray]]:
         """Yields each split and domain with its rows."""
         for split, rows in self.splits.items():
@@ -174,36 +181,37 @@ class Evaluation:
 # How many images of each class the numbers rest on, and a warning where they are few.
 
 
+FEW_IMAGES = "few-images-of-a-class"
 FEW = 20
 """Fewer images of a class than this, and its recall moves by more than 5 points with each."""
 
 
-def support_warning(evaluation: Evaluation, class_names: Sequence[str]) -> str | None:
-    """Says in which evaluated domains a class has fewer than 20 images or none, or None.
+def about_support(
+    parts: Iterable[tuple[str, str, Sequence[int]]], class_names: Sequence[str]
+) -> Iterator[Diagnostic]:
+    """Says in which evaluated domains a class has fewer than 20 images or none.
 
     Args:
-        evaluation: what will be measured.
+        parts: split, domain, and images of each class.
         class_names: in the order of class ids.
     """
-    told = list(_thin_parts(evaluation, class_names))
-    if not told:
-        return None
-    more = f"; and in {len(told) - 3} more domains" if len(told) > 3 else ""
-    return (
-        f"numbers by class rest on few images (fewer than {FEW}, or none): "
-        f"{'; '.join(told[:3])}{more}. Balanced accuracy, macro-F1 and AUROC are uncertain there, "
-        "and leave out classes without images"
-    )
-
-
-def _thin_parts(evaluation: Evaluation, class_names: Sequence[str]) -> Iterator[str]:
-    for split, domain, rows in evaluation.parts():
-        counts = numpy.bincount(evaluation.labels[rows], minlength=evaluation.classes)
-        thin = numpy.flatnonzero(counts < FEW)
-        if len(thin):
-            named = ", ".join(f"{class_names[i]} ({counts[i]})" for i in thin[:3])
+    found = []
+    for split, domain, counts in parts:
+        thin = [index for index, count in enumerate(counts) if count < FEW]
+        if thin:
+            names = [class_names[i] if i < len(class_names) else f"class {i}" for i in thin[:3]]
+            named = ", ".join(f"{name} ({counts[i]})" for name, i in zip(names, thin))
             more = f" and {len(thin) - 3} more" if len(thin) > 3 else ""
-            yield f"{split} {evaluation.domain_names[domain]}: {named}{more}"
+            found.append(f"{split} {domain}: {named}{more}")
+    if found:
+        more = f"; and in {len(found) - 3} more domains" if len(found) > 3 else ""
+        yield Diagnostic(
+            FEW_IMAGES,
+            "warning",
+            f"Some classes have fewer than {FEW} images, or none: {'; '.join(found[:3])}{more}. "
+            "Balanced accuracy, macro-F1 and AUROC are uncertain there, and leave out classes "
+            "without images.",
+        )
 
 
 # Energy: how unlike the training images an image is, by the model's own logits.

@@ -50,7 +50,7 @@ class InProcess:
         memories: dict[int, Weights] | None = None,
         guards: Guards = NO_GUARDS,
     ) -> None:
-        self._method, self._workers, self._examples = method, workers, examples
+        self._method, self.workers, self.examples = method, workers, examples
         self._count, self._guards = count, guards
         self._agreed: Message | None = None
         self.ledger = Ledger(lambda row: None)
@@ -76,7 +76,7 @@ class InProcess:
         """Returns client ``id`` as it stands in a round, on a worker."""
         return Client(
             id,
-            self._examples(id),
+            self.examples(id),
             worker,
             round=broadcast.round,
             # Its own dictionary: a turn that fails leaves no trace. A checkpoint's are on the CPU.
@@ -115,7 +115,7 @@ class InProcess:
         together = self._side_by_side(clients)
         for number, reply in enumerate(self._turns(clients, broadcast, work)):
             if isinstance(reply, Update):
-                reply.seconds /= len(self._workers) if number < together else 1
+                reply.seconds /= len(self.workers) if number < together else 1
                 self.ledger.update(broadcast.round, reply)
             yield reply
 
@@ -143,11 +143,11 @@ class InProcess:
         together = self._side_by_side(clients)
         yield from self._at_once(clients[:together], broadcast, work)
         for id in clients[together:]:
-            client = self.client(id, broadcast, self._workers[0])
+            client = self.client(id, broadcast, self.workers[0])
             yield self._settled(client, partial(work, client))
 
     def _side_by_side(self, clients: Sequence[int]) -> int:
-        return side_by_side(len(clients), len(self._workers), self._workers[0].threads)
+        return side_by_side(len(clients), len(self.workers), self.workers[0].threads)
 
     def _at_once(
         self, clients: Sequence[int], broadcast: Broadcast, work: Callable[[Client], T]
@@ -155,7 +155,7 @@ class InProcess:
         """Has a worker's next client start when the answer of its last was consumed."""
         coming = iter(clients)
         under_way: deque[tuple[Client, Callable[[], T]]] = deque()
-        at_once = len(self._workers)
+        at_once = len(self.workers)
         pool = ThreadPoolExecutor(
             at_once, initializer=partial(share_of_process, share_of_client(at_once))
         )
@@ -166,7 +166,7 @@ class InProcess:
                     client = self.client(id, broadcast, worker)
                     under_way.append((client, pool.submit(work, client).result))
 
-            for worker in self._workers:
+            for worker in self.workers:
                 start_next(worker)
             while under_way:
                 client, result = under_way.popleft()
@@ -181,11 +181,11 @@ class InProcess:
                 try:
                     yield
                 except BaseException:
-                    for worker in self._workers:
+                    for worker in self.workers:
                         worker.stopped.set()
                     raise
         finally:
-            for worker in self._workers:
+            for worker in self.workers:
                 worker.stopped.clear()
 
     def _settled(self, client: Client, result: Callable[[], T]) -> T | Refusal:

@@ -18,7 +18,8 @@ from feddg.methods.base import Method, Round, RoundHook, State, clients_said
 from feddg.models.network import Network
 from feddg.privacy.building import NO_GUARDS, Guards
 from feddg.records import Groups, RoundRow
-from feddg.settings import ServerSettings
+from feddg.settings import ExperimentSettings, ServerSettings
+from feddg.styles.statistics import StyleNoise
 
 # The server's state before the first round.
 
@@ -349,3 +350,60 @@ def _stacked(messages: list[Message]) -> Weights:
 
 
 _NOTHING = torch.empty(0, 0, 0, 0, 0)
+
+
+def build_server(
+    method: Method,
+    transport: Transport,
+    network: Network,
+    settings: ExperimentSettings,
+    *,
+    guards: Guards = NO_GUARDS,
+    style_noise: StyleNoise | None = None,
+    ledger: Ledger | None = None,
+    state: State | None = None,
+    **more: Any,
+) -> Server:
+    """Returns a server whose messages are checked against what the settings lead to expect.
+
+    Args:
+        method: what is run.
+        transport: what carries the messages.
+        network: what is trained.
+        settings: an experiment's.
+        guards: what happens to updates on their way.
+        style_noise: how styles are noised before they leave a client, if they are.
+        ledger: where every message is entered; nowhere by default.
+        state: where to start; before round 1 by default.
+        **more: of :class:`Server`.
+    """
+    count = len(transport.clients)
+    return Server(
+        method,
+        transport,
+        state
+        or initial_state(
+            method,
+            network,
+            count,
+            rounds=settings.train.rounds,
+            settings=settings.server,
+            guards=guards,
+        ),
+        per_round=settings.clients.per_round,
+        settings=settings.server,
+        seed=settings.seed,
+        ledger=ledger or Ledger(lambda row: None),
+        checks=MessageChecks(
+            method,
+            network,
+            count,
+            image_size=settings.data.image_size,
+            also=guards.sends,
+            introduced=transport.introduced,
+            train=settings.train,
+            style_noise=style_noise,
+        ),
+        guards=guards,
+        **more,
+    )

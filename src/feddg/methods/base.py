@@ -12,87 +12,29 @@ from functools import cached_property
 from typing import Any, ClassVar, Protocol, TypeVar, get_type_hints, runtime_checkable
 
 import torch
-from pydantic import ConfigDict
+from pydantic import ConfigDict, ValidationError
 from torch import Tensor, nn
 
 from feddg.clients.client import Batch, Client
-from feddg.errors import ExperimentError, FeddgError, NotEnoughUpdates, RunError
+from feddg.diagnostics import Diagnostic
+from feddg.errors import ExperimentError, FeddgError, NotEnoughUpdates, RunError, nearest
 from feddg.messages import Broadcast, Message, Refusal, Sent, Update, Weights, on_device
 from feddg.models.network import Network
 from feddg.records import Direction, EvaluationRow, Groups, RefusedUpdate, RoundRow
 from feddg.registry import Registry
 from feddg.settings import ExperimentSettings, Settings
 
-# What a method was compared with, and where it differs: declared beside each method.
-#
-# Its page is made from this, so that a difference stands in one place.
+
+def description_of(method: type) -> str:
+    """Returns a method's text: its class's where that has the equations, else its module's."""
+    own = inspect.getdoc(method) or ""
+    return own if "\nEquations:" in own else inspect.getdoc(sys.modules[method.__module__]) or ""
 
 
 def idea_of(method: type) -> str:
-    """Returns a method's idea: the first paragraph of its module's docstring, below its title."""
-    text = inspect.getdoc(sys.modules[method.__module__]) or ""
-    paragraphs = text.split("\n\n")
+    """Returns a method's idea: the first paragraph of its text, below its title."""
+    paragraphs = description_of(method).split("\n\n")
     return " ".join(paragraphs[1].split()).replace("``", "") if len(paragraphs) > 1 else ""
-
-
-@dataclass(frozen=True)
-class CodeDifference:
-    """One thing that a method here does otherwise than its authors' code.
-
-    Attributes:
-        theirs: what the code does.
-        ours: what happens here.
-        why: the reason.
-        setting: what follows the code, as fields of an experiment with spaces between them
-            (``method.muting=spatial``); empty where nothing does.
-    """
-
-    theirs: str
-    ours: str
-    why: str
-    setting: str = ""
-
-
-@dataclass(frozen=True)
-class Reference:
-    """What a method was compared with.
-
-    Attributes:
-        code: whose code, or why there is none.
-        differences: all that are known; none is an answer, too.
-    """
-
-    code: str
-    differences: tuple[CodeDifference, ...] = ()
-
-
-NO_DIFFERENCE = "No difference is known."
-
-HUE = CodeDifference(
-    "torchvision's colour jitter: steps in random order, each clamped, the hue shifted in HSV",
-    "one matrix an image, clamped once; the hue turns at constant luma (YIQ), which at 0.1 is"
-    " 0.076 "
-    "a pixel away in the mean",
-    "a third of the time; the same for every method that is compared",
-    "train.hue=hsv",
-)
-"""Of every method whose code jitters colours."""
-
-CONTENT_VARIANCE = CodeDifference(
-    "AdaIN divides the content's variance by n - 1",
-    "by n, as the style's",
-    "one definition of a style; at 28 x 28 places they are 0.06 % apart",
-    "method.content_variance=n-1",
-)
-"""Of the methods that re-draw with AdaIN."""
-
-EIGHT_BITS = CodeDifference(
-    "re-draws every augmented batch, in floating point",
-    "all images are re-drawn once, rounded to 8 bits, and augmented with their originals",
-    "re-drawing every batch costs several times the training",
-    "method.twins=on_the_fly",
-)
-"""Of the methods whose code never keeps what it re-draws."""
 
 
 Ask = Callable[[str, Message], Iterator[tuple[int, Message]]]
@@ -154,7 +96,6 @@ class Method:
         gathers_images: whether all training images are put in one place first, as no federation
             does: one client then takes as many steps as a round's clients together.
         in_process_only: why it cannot run over a network; empty where it can.
-        reference: what it was compared with and where it differs; its page shows this.
     """
 
     name: ClassVar[str]
@@ -177,7 +118,6 @@ class Method:
     excludes: ClassVar[dict[str, str]] = {}
     gathers_images: ClassVar[bool] = False
     in_process_only: ClassVar[str] = ""
-    reference: ClassVar[Reference | None] = None
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         """Fills in what the class says elsewhere: ``Settings`` and, without one, ``title``."""
@@ -187,8 +127,16 @@ class Method:
         if "name" in vars(cls) and "title" not in vars(cls):
             cls.title = cls.name
 
-    def __init__(self, settings: MethodSettings | None = None) -> None:
-        self.settings = settings if settings is not None else self.Settings()
+    def __init__(self, settings: MethodSettings | None = None, **fields: Any) -> None:
+        """Takes the hyper-parameters, by name or as an object.
+
+        Raises:
+            ExperimentError: one is unknown or out of range.
+        """
+        try:
+            self.settings = self.Settings(**fields) if settings is None else settings
+        except ValidationError as error:
+            raise ExperimentError(_explain(type(self), error)) from None
 
     # What is trained
 
@@ -206,8 +154,8 @@ class Method:
             FeddgError: one is missing, damaged or does not fit.
         """
 
-    def remarks(self, experiment: ExperimentSettings) -> Sequence[str]:
-        """Returns what speaks against a result of this experiment, a line each, before round 1."""
+    def diagnostics(self, experiment: ExperimentSettings) -> Sequence[Diagnostic]:
+        """Returns what speaks against a result of this experiment, before round 1."""
         return ()
 
     # Once, before round 1
@@ -482,6 +430,21 @@ class RoundHook:
     def completed(self, state: State, round: Round) -> State:
         """The updates are aggregated: returns the state as it becomes that of the round."""
         return state
+
+
+def _explain(cls: type[Method], error: ValidationError) -> str:
+    fault = error.errors()[0]
+    field = ".".join(str(part) for part in fault["loc"])
+    known = list(cls.Settings.model_fields)
+    if fault["type"] == "extra_forbidden":
+        listing = ", ".join(known) or "none at all"
+        return (
+            f"method {cls.name} has no setting {field!r}{nearest(field, known)}; it has: {listing}"
+        )
+    said = fault["msg"].removeprefix("Value error, ")
+    if not field:  # a rule about several settings, which names them itself
+        return f"method {cls.name}: {said}"
+    return f"method {cls.name}, setting {field!r}: {said} (got {fault['input']!r})"
 
 
 def local_names(method: Method, network: nn.Module) -> set[str]:

@@ -1,4 +1,4 @@
-"""FedAvg, FedProx, and the reference lines: all images in one place, every client alone."""
+"""FedAvg and FedProx, and the reference lines: all images in one place, every client alone."""
 
 from collections.abc import Iterable
 from typing import ClassVar
@@ -11,10 +11,8 @@ from feddg.clients.client import Batch, Client
 from feddg.errors import ExperimentError
 from feddg.messages import Broadcast, Sent, Update, Weights
 from feddg.methods.base import (
-    CodeDifference,
     Method,
     MethodSettings,
-    Reference,
     State,
     register,
     shared_parameters,
@@ -25,32 +23,33 @@ from feddg.settings import ExperimentSettings
 
 @register
 class FedAvg(Method):
-    """Federated averaging: every hook of the base as it is."""
+    """FedAvg: clients train the global network, the server averages what they send.
+
+    Each sampled client trains the global network on its own images; the server takes the mean of
+    what comes back, in which a client counts by its number of images. Every other method changes
+    some of this and keeps the rest.
+
+    McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data"
+    (AISTATS 2017), Algorithm 1.
+
+    Equations:
+        w_k = w after local steps down the gradient of CE(g(f(x)), y) on the client's images
+        w <- sum_k (n_k / n) w_k,   n = sum_k n_k over the round's clients
+
+    Leaves the client:
+        The network after local training, and the number of images.
+
+    Decisions:
+        Every client's optimizer starts afresh each round. Statistics of batch normalisation are
+        averaged like weights; integer buffers are copied from the round's first client. The mean is
+        a running one, in client order, so that its value does not depend on who answers first. All
+        of this stands in ``feddg.methods.base`` as the default of every hook, because every other
+        method starts from it; so no composition names ``fedavg``.
+    """
 
     name = "fedavg"
     title = "FedAvg"
     summary = "weighted mean of the clients' weights (McMahan et al. 2017)"
-    reference = Reference("the paper's algorithm; its authors published no code that is followed")
-
-
-# FedProx: a proximal term holds clients near the weights they received (Li et al., MLSys 2020).
-#
-# Clients whose images differ pull the weights in different directions, and with many local steps
-# their mean suits none of them. FedProx adds to every client's loss a spring to the weights it
-# received, so that local training strays less. With weight 0 it is FedAvg, bit for bit.
-#
-# Equations:
-#     L_k(w) = CE(w) + mu/2 ||w - w_t||^2, with w_t the weights that the round's broadcast held.
-#
-# Leaves the client:
-#     Its weights and its number of images, as in FedAvg.
-#
-# Decisions:
-#     The paper tunes mu in {0.001, 0.01, 0.1, 1}; the default 0.01 is that of the code published
-#     with
-#     CCST and FedBN, while FedIG compares with 0.1. Entries that stay with the client (FedBN) are
-#     not
-#     held: they did not come from the server.
 
 
 class FedProxSettings(MethodSettings):
@@ -66,27 +65,27 @@ class FedProxSettings(MethodSettings):
 
 @register
 class FedProx(Method):
-    """A proximal term holds clients near the weights they received."""
+    """FedProx: a proximal term holds clients near the weights they got (Li et al., MLSys 2020).
+
+    Clients whose images differ pull the weights in different directions, and with many local steps
+    their mean suits none of them. FedProx adds to every client's loss a spring to the weights it
+    received, so that local training strays less. With weight 0 it is FedAvg, bit for bit.
+
+    Equations:
+        L_k(w) = CE(w) + mu/2 ||w - w_t||^2, with w_t the weights that the round's broadcast held.
+
+    Leaves the client:
+        Its weights and its number of images, as in FedAvg.
+
+    Decisions:
+        The paper tunes mu in {0.001, 0.01, 0.1, 1}; the default 0.01 is that of the code published
+        with CCST and FedBN, while FedIG compares with 0.1. Entries that stay with the client
+        (FedBN) are not held: they did not come from the server.
+    """
 
     name = "fedprox"
     title = "FedProx"
     summary = "FedAvg with a proximal term (Li et al. 2020)"
-    reference = Reference(
-        "re-implementations in FedBN's, CCST's and inouye-lab/FedDG_Benchmark's code; the "
-        "authors' TensorFlow code was not compared",
-        (
-            CodeDifference(
-                "the benchmark sums the norms of the tensors",
-                "the squared norm",
-                "the paper's equation",
-            ),
-            CodeDifference(
-                "FedBN's code leaves the term out of round 1 and of every round's first step",
-                "it is always there",
-                "its gradient is 0 in the first step anyway",
-            ),
-        ),
-    )
     settings: FedProxSettings
 
     def begin(self, client: Client) -> None:
@@ -129,46 +128,39 @@ def refuse_guards(experiment: ExperimentSettings, method: str, reason: str) -> N
             )
 
 
-# Centralised: all training images in one place, as if nobody had anything to hide.
-#
-# The reference line above every federation: what privacy costs. One client holds the images of
-# all, and takes in a round as many optimizer steps as the clients of a federation's round take
-# together, on batches of the same size. Everything else is the same harness: the same split,
-# network, augmentation, rounds and tables.
-#
-# Equations:
-#     w <- w after S local steps down the gradient of CE(g(f(x)), y) on all training images
-#     S = (K / N) sum_k steps_k, rounded: N clients, of which K take part in a round;
-#     steps_k = local_epochs * batches of client k, or local_steps.
-#
-# Leaves the client:
-#     The images, before training begins: in this reference line nothing is private. The ledger
-#     lists
-#     what the one client and the server exchange.
-#
-# Decisions:
-#     Steps are equal and not images: a batch is what an update of the weights learns from.
-#     Clients'
-#     last batches are smaller, so a centralised round sees somewhat more images. Clients are dealt
-#     out as the experiment says first, for their number of steps; then all images go to one
-#     client.
-#     A round is no whole number of passes over the images in general: each round begins a new
-#     random
-#     order. The optimizer starts afresh each round, as every client's does. Guards and update
-#     privacy are refused, for one client has nobody to hide among. It combines with methods that
-#     change what a client does by itself (`centralised+mixstyle`). It runs in one process: over a
-#     network it would have to send images.
-
-
 @register
 class Centralised(Method):
-    """One client with everybody's images; every hook of the base as it is."""
+    """Centralised: all training images in one place, as if nobody had anything to hide.
+
+    The reference line above every federation: what privacy costs. One client holds the images of
+    all, and takes in a round as many optimizer steps as the clients of a federation's round take
+    together, on batches of the same size. Everything else is the same harness: the same split,
+    network, augmentation, rounds and tables.
+
+    Equations:
+        w <- w after S local steps down the gradient of CE(g(f(x)), y) on all training images
+        S = (K / N) sum_k steps_k, rounded: N clients, of which K take part in a round;
+        steps_k = local_epochs * batches of client k, or local_steps.
+
+    Leaves the client:
+        The images, before training begins: in this reference line nothing is private. The ledger
+        lists what the one client and the server exchange.
+
+    Decisions:
+        Steps are equal and not images: a batch is what an update of the weights learns from.
+        Clients' last batches are smaller, so a centralised round sees somewhat more images. Clients
+        are dealt out as the experiment says first, for their number of steps; then all images go to
+        one client. A round is no whole number of passes over the images in general: each round
+        begins a new random order. The optimizer starts afresh each round, as every client's does.
+        Guards and update privacy are refused, for one client has nobody to hide among. It combines
+        with methods that change what a client does by itself (`centralised+mixstyle`). It runs in
+        one process: over a network it would have to send images.
+    """
 
     name = "centralised"
     aliases = ("centralized",)
     title = "Centralised"
     summary = "reference line: all training images in one place, equally many steps"
-    reference = Reference("none: a reference line of this project")
     gathers_images = True
     in_process_only = "it trains on all images in one place, and no image ever leaves a site"
 
@@ -183,47 +175,43 @@ class Centralised(Method):
         super().check(experiment)
 
 
-# Local: every client trains alone, on its own images, and keeps its own model.
-#
-# The reference line below every federation: what a client reaches that takes part in nothing. All
-# start from the same network; from then on each goes on with its own weights, round by round, with
-# as many steps as it would take in a federation. There is no global model. What is shown for a
-# domain is the mean, over all clients, of how each client's own model does on it: what a client
-# picked at random can expect.
-#
-# Equations:
-#     w_k <- w_k after local steps down the gradient of CE(g(f(x)), y) on the client's images
-#     accuracy(domain) = (1/N) sum_k accuracy(w_k, domain);  every other metric alike.
-#
-# Leaves the client:
-#     No weights. Only the number of images, the time and the mean loss that are shown.
-#
-# Decisions:
-#     Every client counts once in the mean, however many images it holds, and a client that has not
-#     been drawn yet counts with the network it would start from. So with fewer clients a round
-#     than
-#     there are, clients train in as few rounds as in a federation. Every optimizer starts afresh
-#     each round, as in FedAvg. An evaluation takes as many passes as there are clients
-#     (evaluate.every makes them rarer). The starting network is sent until every client has
-#     trained
-#     once. A run of this method has no model to be loaded afterwards. Guards, update privacy and
-#     server optimizers are refused: nothing is sent that they could work on. It combines with
-#     methods that change what a client does by itself (`local+mixstyle`). It runs in one process:
-#     over a network the models stay at the sites, where nobody could measure them.
-
-
 STARTED = "local/started"
 """Which clients have a model of their own, among the state's extras."""
 
 
 @register
 class Local(Method):
-    """All of the network stays with each client; nothing is averaged."""
+    """Local: every client trains alone, on its own images, and keeps its own model.
+
+    The reference line below every federation: what a client reaches that takes part in nothing. All
+    start from the same network; from then on each goes on with its own weights, round by round,
+    with as many steps as it would take in a federation. There is no global model. What is shown for
+    a domain is the mean, over all clients, of how each client's own model does on it: what a client
+    picked at random can expect.
+
+    Equations:
+        w_k <- w_k after local steps down the gradient of CE(g(f(x)), y) on the client's images
+        accuracy(domain) = (1/N) sum_k accuracy(w_k, domain);  every other metric alike.
+
+    Leaves the client:
+        No weights. Only the number of images, the time and the mean loss that are shown.
+
+    Decisions:
+        Every client counts once in the mean, however many images it holds, and a client that has
+        not been drawn yet counts with the network it would start from. So with fewer clients a
+        round than there are, clients train in as few rounds as in a federation. Every optimizer
+        starts afresh each round, as in FedAvg. An evaluation takes as many passes as there are
+        clients (evaluate.every makes them rarer). The starting network is sent until every client
+        has trained once. A run of this method has no model to be loaded afterwards. Guards, update
+        privacy and server optimizers are refused: nothing is sent that they could work on. It
+        combines with methods that change what a client does by itself (`local+mixstyle`). It runs
+        in one process: over a network the models stay at the sites, where nobody could measure
+        them.
+    """
 
     name = "local"
     title = "Local"
     summary = "reference line: every client alone, with a model of its own"
-    reference = Reference("none: a reference line of this project")
     in_process_only = "its models stay with the clients, where nobody could measure them"
     sends: ClassVar[dict[str, Sent]] = {
         key: form for key, form in Method.sends.items() if key != "update/weights/*"

@@ -45,7 +45,7 @@ from torch import Tensor
 from feddg.clients.client import Batch, Client
 from feddg.errors import ExperimentError
 from feddg.messages import Message, Sent, joined
-from feddg.methods.base import CONTENT_VARIANCE, HUE, CodeDifference, Method, Reference, register
+from feddg.methods.base import Method, register
 from feddg.methods.style_exchange import StyleExchange, StyleSettings
 from feddg.settings import ExperimentSettings, Fraction
 
@@ -105,29 +105,6 @@ class Ccst(StyleExchange, Method):
     name = "ccst"
     title = "CCST"
     summary = "images re-drawn in other clients' styles (Chen et al. 2023)"
-    reference = Reference(
-        "the authors' (JeremyCJM/CCST)",
-        (
-            CodeDifference(
-                "re-draws files of 512 x 512 pixels once, from which training crops",
-                "images are re-drawn at the training size",
-                "one store of decoded images serves all methods",
-            ),
-            CodeDifference(
-                "single mode: one random style for 32 images",
-                "each image draws its own",
-                "the paper's text",
-            ),
-            CodeDifference(
-                "validation images are split off after augmentation: copies of an image stand"
-                " on both sides",
-                "before",
-                "validation that has seen the image measures nothing",
-            ),
-            CONTENT_VARIANCE,
-            HUE,
-        ),
-    )
     settings: CcstSettings
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         name: _PARDON for name in ("pacs", "office_home", "iwildcam")

@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Iterable
 from typing import Any
 
-from pydantic import ValidationError, create_model
+from pydantic import create_model
 
-from feddg.errors import ExperimentError, nearest
+from feddg.errors import ExperimentError
 from feddg.methods.base import METHODS, Method, MethodSettings
 from feddg.methods.baselines import FedAvg
 from feddg.settings import merge
@@ -125,29 +125,16 @@ def _calls_super(part: type[Method], hook: str) -> bool:
     return "super" in code.co_names or "__class__" in code.co_freevars
 
 
+def works_on_embeddings(method: type[Method]) -> bool:
+    """Whether a method works on what goes into the last layer, or changes the network before it."""
+    loss = method.loss is not Method.loss and not _calls_super(method, "loss")
+    return loss or method.head_loss is not Method.head_loss or method.network is not Method.network
+
+
 def build_method(name: str, settings: dict[str, Any]) -> Method:
     """Returns the method with validated settings.
 
     Raises:
         ExperimentError: unknown method, or a setting that is unknown or out of range.
     """
-    cls = method_class(name)
-    try:
-        return cls(cls.Settings(**settings))
-    except ValidationError as error:
-        raise ExperimentError(_explain(cls, error)) from None
-
-
-def _explain(cls: type[Method], error: ValidationError) -> str:
-    fault = error.errors()[0]
-    field = ".".join(str(part) for part in fault["loc"])
-    known = list(cls.Settings.model_fields)
-    if fault["type"] == "extra_forbidden":
-        listing = ", ".join(known) or "none at all"
-        return (
-            f"method {cls.name} has no setting {field!r}{nearest(field, known)}; it has: {listing}"
-        )
-    said = fault["msg"].removeprefix("Value error, ")
-    if not field:  # a rule about several settings, which names them itself
-        return f"method {cls.name}: {said}"
-    return f"method {cls.name}, setting {field!r}: {said} (got {fault['input']!r})"
+    return method_class(name)(**settings)

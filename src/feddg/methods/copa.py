@@ -39,7 +39,7 @@ from torch import Tensor, nn
 from feddg.clients.client import Batch, Client
 from feddg.errors import ClientError, ExperimentError
 from feddg.messages import Message, Sent, Update, Weights, joined
-from feddg.methods.base import Method, MethodSettings, Reference, State, register, weighted_mean
+from feddg.methods.base import Method, MethodSettings, State, register, weighted_mean
 from feddg.models.network import Heads, MeanOverHeads, Network
 from feddg.models.normalization import gates_apart, mix_instance_statistics
 from feddg.settings import ExperimentSettings, Fraction, Positive
@@ -83,9 +83,6 @@ class COPA(Method):
     name = "copa"
     title = "COPA"
     summary = "a shared extractor under an ensemble of domain classifiers (Wu and Gong 2021)"
-    reference = Reference(
-        "none was published; all of it is inference from the paper's abstract and later papers"
-    )
     settings: COPASettings
     sends: ClassVar[dict[str, Sent]] = Method.sends | {
         f"update/{HEAD}": Sent(

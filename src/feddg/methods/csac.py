@@ -40,7 +40,7 @@ from torch.nn.functional import adaptive_avg_pool1d, cosine_similarity, normaliz
 from feddg.clients.client import Batch, Client
 from feddg.errors import ExperimentError
 from feddg.messages import Message, Update, Weights
-from feddg.methods.base import CodeDifference, Method, MethodSettings, Reference, State, register
+from feddg.methods.base import Method, MethodSettings, State, register
 from feddg.models.network import Network
 
 PRIVATE = "csac/"
@@ -72,52 +72,6 @@ class CSAC(Method):
     name = "csac"
     title = "CSAC"
     summary = "layer-wise semantic fusion and calibration (Yuan et al. 2023)"
-    reference = Reference(
-        "the authors' (junkunyuan/CSAC)",
-        (
-            CodeDifference(
-                "inside the loop over clients a coefficient of 0 replaces the sum so far by "
-                "that client's layer",
-                "the mean is kept, and only if all coefficients are 0",
-                "a fault of the code: the order of the clients would count",
-            ),
-            CodeDifference(
-                "the alignment's kernels and scale: before its weight 0.166 where ours was "
-                "0.037 on the same features",
-                "the mean of five kernels",
-                "a term whose size does not depend on the number of kernels. Adding them up, "
-                "as the code of Long et al. does, accounts for the size; whether it is this "
-                "code's very formula could not be checked",
-                "method.kernels=sum",
-            ),
-            CodeDifference(
-                "another sum over the layers",
-                "their mean",
-                "the same weight for any depth; see above",
-                "method.layers=sum",
-            ),
-            CodeDifference(
-                "another private model stays frozen",
-                "the client's last trained one",
-                "the paper aligns with what the client has learnt. `first`, the model of the "
-                "client's first round, stands for the code's pre-trained one (inference)",
-                "method.private=first",
-            ),
-            CodeDifference(
-                "30 times 60 iterations of each client before the first fusion, then 40 "
-                "rounds of 10 times 20",
-                "rounds and steps are the experiment's; a client's first round stands for the"
-                " pre-training",
-                "one protocol for all methods that are compared",
-            ),
-            CodeDifference(
-                "a bottleneck of 256 before the classifier",
-                "none by default",
-                "the experiment's network",
-                "model.embedding=bottleneck",
-            ),
-        ),
-    )
     settings: CSACSettings
     excludes: ClassVar[dict[str, str]] = {
         "fedgma": "csac replaces the mean that fedgma masks; choose one"

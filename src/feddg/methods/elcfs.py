@@ -41,7 +41,7 @@ from torch.func import functional_call
 
 from feddg.clients.client import Batch, Client
 from feddg.messages import Message, Sent, joined
-from feddg.methods.base import CodeDifference, Method, MethodSettings, Reference, register
+from feddg.methods.base import Method, MethodSettings, register
 from feddg.settings import Fraction, Positive
 
 
@@ -66,40 +66,6 @@ class Elcfs(Method):
     title = "ELCFS (FedDG)"
     aliases = ("feddg",)
     summary = "amplitude bank and episodic steps, FedDG (Liu et al. 2021)"
-    reference = Reference(
-        "the authors' (liuquande/FedDG-ELCFS), for segmentation",
-        (
-            CodeDifference(
-                "the trial step is of first order",
-                "it is differentiated, too",
-                "the paper's objective; gradients are 5.5 % apart, and it takes 1.74 times as long",
-                "method.meta_order=first",
-            ),
-            CodeDifference(
-                "training mixes the mean alone (window 0); the demo uses 0.003",
-                "window 0.01",
-                "the paper (from memory); on 32-pixel digits the preset is 0.05",
-                "method.window=0",
-            ),
-            CodeDifference(
-                "amplitudes are replaced in full",
-                "mixed by l ~ U(0, 1)",
-                "the paper, as the author corrected its equation (the printed mask factors "
-                "are wrong)",
-                "method.mixing=full",
-            ),
-            CodeDifference(
-                "two foreign amplitudes are drawn, one is used",
-                "one is drawn",
-                "the same in distribution",
-            ),
-            CodeDifference(
-                "a contrastive term at segmentation boundaries",
-                "left out",
-                "classification has no boundaries",
-            ),
-        ),
-    )
     settings: ElcfsSettings
     presets: ClassVar[dict[str, dict[str, Any]]] = {"digits": {"method": {"window": 0.05}}}
     sends: ClassVar[dict[str, Sent]] = Method.sends | {

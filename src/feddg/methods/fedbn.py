@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from feddg.errors import ExperimentError
-from feddg.methods.base import CodeDifference, Method, Reference, register
+from feddg.methods.base import Method, register
 from feddg.models.network import Network
 from feddg.models.normalization import batch_norms
 from feddg.settings import ExperimentSettings
@@ -14,27 +14,32 @@ from feddg.settings import ExperimentSettings
 
 @register
 class FedBN(Method):
-    """All of batch normalisation stays with each client; unseen domains use its average."""
+    """FedBN: batch normalisation stays with each client (Li et al., ICLR 2021).
+
+    Batch normalisation holds what is particular to a domain: the scale and the brightness of its
+    features. FedBN averages every other layer and lets each client keep its own normalisation,
+    scales and shifts as well as statistics, from its first round on. A domain that no client holds
+    is predicted with the average of the clients' normalisation.
+
+    Equations:
+        w = w^shared + w^BN;  w^shared <- sum_k (n_k/n) w_k^shared;  w_k^BN is never overwritten.
+        Unseen domain: w^BN = sum_k (n_k/n) w_k^BN over the last round's clients.
+
+    Leaves the client:
+        Its weights and its number of images, as in FedAvg. The normalisation layers are sent too:
+        the server needs them for the average that unseen domains use, and a client that has not
+        trained yet starts from it.
+
+    Decisions:
+        Normalisation means batch normalisation of any dimension, counters included. The average for
+        unseen domains follows FedIG's protocol; the paper does not predict them. Pretrained
+        experiments freeze normalisation statistics by default, which would leave FedBN only scales
+        and shifts to keep; its preset therefore trains them (model.normalization: train).
+    """
 
     name = "fedbn"
     title = "FedBN"
     summary = "all of batch normalisation stays with the clients (Li et al. 2021)"
-    reference = Reference(
-        "the authors' (med-air/FedBN)",
-        (
-            CodeDifference(
-                "local is what has `bn` in its name, which misses `downsample.1` of a "
-                "torchvision ResNet",
-                "every batch-normalisation layer, found by type",
-                "the paper's rule; a ResNet-18 has 100 such tensors",
-            ),
-            CodeDifference(
-                "clients are tested with their own layers",
-                "an unseen domain is predicted with the clients' average",
-                "an unseen domain has no client (FedIG's protocol)",
-            ),
-        ),
-    )
     presets: ClassVar[dict[str, dict[str, Any]]] = {"*": {"model": {"normalization": "train"}}}
 
     def network(self, network: Network) -> Network:
@@ -56,49 +61,34 @@ def require_batch_norms(network: Network, method: str) -> None:
         )
 
 
-# SiloBN: only normalisation statistics stay with each client (Andreux et al., DART 2020).
-#
-# The running means and variances of batch normalisation describe one site's images; its scales and
-# shifts are learnt like any weight. SiloBN therefore averages everything except the statistics, so
-# that each client normalises by its own. FedBN, which came later, keeps scales and shifts local
-# too.
-#
-# Equations:
-#     w = w^shared + s;  w^shared <- sum_k (n_k/n) w_k^shared;  s_k = (mean, variance) is never
-#     overwritten. Unseen domain: s = sum_k (n_k/n) s_k over the last round's clients.
-#
-# Leaves the client:
-#     Its weights and its number of images, as in FedAvg. The statistics are sent too: the server
-#     needs them for the average that unseen domains use, and a client that has not trained yet
-#     starts
-#     from it.
-#
-# Decisions:
-#     The paper estimates an unseen centre's statistics from that centre's own images; ours uses
-#     the
-#     average of the clients', as for FedBN, so that prediction needs no target images (inference).
-#     With frozen statistics the method would be FedAvg: its preset trains them, and an experiment
-#     that freezes them is refused.
-
-
 @register
 class SiloBN(Method):
-    """Normalisation statistics stay with each client; scales and shifts are shared."""
+    """SiloBN: only normalisation statistics stay with each client (Andreux et al., DART 2020).
+
+    The running means and variances of batch normalisation describe one site's images; its scales
+    and shifts are learnt like any weight. SiloBN therefore averages everything except the
+    statistics, so that each client normalises by its own. FedBN, which came later, keeps scales and
+    shifts local too.
+
+    Equations:
+        w = w^shared + s;  w^shared <- sum_k (n_k/n) w_k^shared;  s_k = (mean, variance) is never
+        overwritten. Unseen domain: s = sum_k (n_k/n) s_k over the last round's clients.
+
+    Leaves the client:
+        Its weights and its number of images, as in FedAvg. The statistics are sent too: the server
+        needs them for the average that unseen domains use, and a client that has not trained yet
+        starts from it.
+
+    Decisions:
+        The paper estimates an unseen centre's statistics from that centre's own images; ours uses
+        the average of the clients', as for FedBN, so that prediction needs no target images
+        (inference). With frozen statistics the method would be FedAvg: its preset trains them, and
+        an experiment that freezes them is refused.
+    """
 
     name = "silobn"
     title = "SiloBN"
     summary = "normalisation statistics stay with the clients (Andreux et al. 2020)"
-    reference = Reference(
-        "none by the authors; one public re-implementation",
-        (
-            CodeDifference(
-                "it kept all four tensors of a layer at first, which is FedBN, and later the "
-                "statistics",
-                "statistics and their counter stay, scales and shifts are shared",
-                "the paper",
-            ),
-        ),
-    )
     presets: ClassVar[dict[str, dict[str, Any]]] = {"*": {"model": {"normalization": "train"}}}
     excludes: ClassVar[dict[str, str]] = {
         "fedbn": "fedbn already keeps the statistics with the clients, and more; choose one"

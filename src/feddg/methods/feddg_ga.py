@@ -34,12 +34,9 @@ from torch import Tensor, nn
 from feddg.clients.client import Client
 from feddg.messages import LARGEST, Known, Message, Range, Sent, Update, Weights, joined
 from feddg.methods.base import (
-    HUE,
     Ask,
-    CodeDifference,
     Method,
     MethodSettings,
-    Reference,
     State,
     register,
 )
@@ -76,33 +73,6 @@ class FedDGGA(Method):
     name = "feddg-ga"
     title = "FedDG-GA"
     summary = "clients with a larger generalization gap count more (Zhang et al. 2023)"
-    reference = Reference(
-        "the authors' (MediaBrain-SJTU/FedDG-GA)",
-        (
-            CodeDifference(
-                "gaps are not centred, are of accuracy, and steps are times 1/3; weights are "
-                "clipped to [0, 1]",
-                "centred gaps of the loss, no factor",
-                "the paper. With gaps (.02, .01, .03) and d = .2 its rule gives (.333, .133, "
-                ".533), the code's (.333, .314, .353)",
-                "method.mode=code",
-            ),
-            CodeDifference(
-                "divides by zero if all gaps are 0", "the weights stay", "a fault of the code"
-            ),
-            CodeDifference(
-                "all clients take part in every round",
-                "under sampling the round's clients change among themselves; their sum stays",
-                "unscaled, the first step would be twenty times a weight of 1/100",
-            ),
-            CodeDifference(
-                "gaps are measured on 10 % of each site's images, held out for it",
-                "on the client's training images, in eval mode",
-                "no image less to train on",
-            ),
-            HUE,
-        ),
-    )
     settings: FedDGGASettings
     sends: ClassVar[dict[str, Sent]] = Method.sends | {
         f"update/{OWN}": Sent("its mean loss under its own weights", (), within=_losses),

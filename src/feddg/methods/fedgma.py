@@ -28,10 +28,8 @@ from torch import Tensor
 
 from feddg.messages import Update, Weights
 from feddg.methods.base import (
-    CodeDifference,
     Method,
     MethodSettings,
-    Reference,
     State,
     register,
     shared_parameters,
@@ -62,29 +60,6 @@ class FedGMA(Method):
     name = "fedgma"
     title = "FedGMA"
     summary = "changes shrink where clients disagree in sign (Tenison et al. 2023)"
-    reference = Reference(
-        "that of two benchmarks which include it (inouye-lab/FedDG_Benchmark, PARDON's); the "
-        "authors' was not had",
-        (
-            CodeDifference(
-                "what is meant as 1 - mask evaluates to + mask: the multiplier is 1 + A above"
-                " tau, 0 below",
-                "A below tau, 1 above",
-                "the paper; published numbers may come from that fault",
-                "method.legacy_mask=true",
-            ),
-            CodeDifference(
-                "statistics of normalisation are masked, too",
-                "they take the plain mean",
-                "a variance moved beyond the mean change could become negative",
-            ),
-            CodeDifference(
-                "one search parameter for both tau and the step",
-                "two settings",
-                "they are two things",
-            ),
-        ),
-    )
     settings: FedGMASettings
 
     def initial_extras(self, network: Network, clients: int) -> Weights:

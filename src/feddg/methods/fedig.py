@@ -50,7 +50,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from feddg.clients.client import Batch, Client
 from feddg.errors import ExperimentError
 from feddg.messages import Update, Weights
-from feddg.methods.base import MethodSettings, Reference, State, register
+from feddg.methods.base import MethodSettings, State, register
 from feddg.methods.fedbn import SiloBN
 from feddg.models.network import Network
 from feddg.models.normalization import (
@@ -114,7 +114,6 @@ class FedIG(SiloBN):
     name = "fedig"
     title = "FedIG"
     summary = "embeddings agree under mixed instance and global statistics (FedIG)"
-    reference = Reference("none was published; written from the paper")
     settings: FedIGSettings
     presets: ClassVar[dict[str, dict[str, Any]]] = SiloBN.presets
     excludes: ClassVar[dict[str, str]] = SiloBN.excludes | dict.fromkeys(

@@ -39,7 +39,7 @@ from torch import Tensor, nn
 
 from feddg.clients.client import Batch, Client
 from feddg.clients.optim import rate_share
-from feddg.methods.base import MethodSettings, Reference, register
+from feddg.methods.base import MethodSettings, register
 from feddg.methods.fedig import GLOBAL, FedIG, FedIGSettings
 from feddg.models.network import Network
 from feddg.models.normalization import (
@@ -81,7 +81,6 @@ class FedIGA(FedIG):
     title = "FedIG-A"
     aliases: ClassVar[tuple[str, ...]] = ("fediga",)
     summary = "FedIG with adapters that trust each image's statistics as far as it pays (FedIG-A)"
-    reference = Reference("none was published; written from the paper")
     settings: FedIGASettings
     excludes: ClassVar[dict[str, str]] = FedIG.excludes | {
         "copa": "copa predicts by several classifiers, fedig-a trains adapters for one; choose one",

@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from feddg.clients.client import Batch, Client
-from feddg.methods.base import CodeDifference, Method, MethodSettings, Reference, register
+from feddg.methods.base import Method, MethodSettings, register
 from feddg.models.network import (
     SMALLEST_DEVIATION,
     GaussianEmbedding,
@@ -99,28 +99,6 @@ class FedSR(Method):
     name = "fedsr"
     title = "FedSR"
     summary = "a short, class-conditional Gaussian embedding (Nguyen et al. 2022)"
-    reference = Reference(
-        "the authors' (atuannguyen/FedSR)",
-        (
-            CodeDifference(
-                "uniform average of the clients",
-                "weighted by images",
-                "FedAvg's mean, as for every method",
-            ),
-            CodeDifference(
-                "20 samples are drawn anew for every prediction",
-                "20 noise vectors, drawn once for all images",
-                "a prediction must not depend on its batch or on when it is made",
-            ),
-            CodeDifference(
-                "SGD 0.01, momentum 0.9, weight decay 5e-4, 5 steps a round",
-                "the experiment's",
-                "one protocol for all methods that are compared",
-                "train.optimizer=sgd train.lr=0.01 train.momentum=0.9 "
-                "train.weight_decay=0.0005 train.local_steps=5",
-            ),
-        ),
-    )
     settings: FedSRSettings
     excludes: ClassVar[dict[str, str]] = {
         "copa": "copa predicts by several classifiers on one embedding, fedsr by one classifier on "

@@ -38,7 +38,7 @@ from torch.nn.functional import mse_loss, normalize
 
 from feddg.clients.client import Batch, Client
 from feddg.messages import Broadcast, Message, Sent, Update, joined
-from feddg.methods.base import CodeDifference, Method, MethodSettings, Reference, State, register
+from feddg.methods.base import Method, MethodSettings, State, register
 from feddg.settings import Positive
 from feddg.styles.statistics import finch
 
@@ -73,18 +73,6 @@ class FPL(Method):
     name = "fpl"
     title = "FPL"
     summary = "clustered class prototypes guide the embeddings (Huang et al. 2023)"
-    reference = Reference(
-        "the authors' (WenkeHuang/RethinkFL)",
-        (
-            CodeDifference(
-                "the contrast is divided by the number of all images in the batch, also of "
-                "those whose class has no prototype",
-                "by the number of those with one",
-                "absent classes would weaken the term by their share",
-                "method.contrast_over=batch",
-            ),
-        ),
-    )
     settings: FPLSettings
     sends: ClassVar[dict[str, Sent]] = Method.sends | {
         f"update/{PROTOTYPES}": Sent(

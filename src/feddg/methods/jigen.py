@@ -34,7 +34,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from feddg.clients.client import Batch, Client
-from feddg.methods.base import HUE, CodeDifference, Method, MethodSettings, Reference, register
+from feddg.methods.base import Method, MethodSettings, register
 from feddg.models.network import Network
 from feddg.settings import Fraction
 
@@ -91,22 +91,6 @@ class Jigen(Method):
     name = "jigen"
     title = "JiGen"
     summary = "jigsaw puzzles as a second task (Carlucci et al. 2019)"
-    reference = Reference(
-        "the authors' (fmcarlucci/JigenDG)",
-        (
-            CodeDifference(
-                "single tiles turn grey with probability 0.1",
-                "they do not",
-                "one augmentation for all methods that are compared",
-            ),
-            CodeDifference(
-                "permutations are read from a file",
-                "made here by the same greedy rule",
-                "no file to be had; see the decisions",
-            ),
-            HUE,
-        ),
-    )
     settings: JigenSettings
 
     def network(self, network: Network) -> Network:

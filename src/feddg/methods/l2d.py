@@ -40,7 +40,7 @@ from torch.nn import functional
 
 from feddg.clients.client import Batch, Client
 from feddg.messages import Message
-from feddg.methods.base import CodeDifference, Method, MethodSettings, Reference, register
+from feddg.methods.base import Method, MethodSettings, register
 from feddg.models.network import Network
 from feddg.settings import Fraction, Positive
 
@@ -138,37 +138,6 @@ class L2d(Method):
     name = "l2d"
     title = "L2D"
     summary = "learned augmentation, contrast and likelihood (Wang et al. 2021)"
-    reference = Reference(
-        "the authors' PACS script (BUserName/Learning_to_diversify)",
-        (
-            CodeDifference(
-                "the augmented version's embedding is judged by the original's Gaussian",
-                "the original's by the augmented version's",
-                "the paper's q(z | z') (our reading)",
-                "method.condition=original",
-            ),
-            CodeDifference(
-                "picks its checkpoint by the test domain's accuracy",
-                "nothing sees the test domain",
-                "a number chosen on the test set is no test",
-            ),
-            CodeDifference(
-                "mixing weights are as drawn; convolutions have a bias, the colour branch dropout",
-                "weights are positive and sum to 1; no bias, no dropout",
-                "from memory of the code (inference): a mixture stays in range",
-            ),
-            CodeDifference(
-                "the class-wise discrepancy is a sum over the classes",
-                "the mean over those in the batch",
-                "the number of classes in a batch of a client varies",
-            ),
-            CodeDifference(
-                "one augmenter",
-                "every client its own, kept between rounds",
-                "it never leaves the client",
-            ),
-        ),
-    )
     settings: L2dSettings
     excludes: ClassVar[dict[str, str]] = {
         "csac": "csac aligns a batch with itself, but l2d passes two versions; choose one",

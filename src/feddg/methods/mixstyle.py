@@ -36,7 +36,7 @@ from torch import Tensor, nn
 
 from feddg.clients.client import Client
 from feddg.errors import ExperimentError
-from feddg.methods.base import CodeDifference, Method, MethodSettings, Reference, register
+from feddg.methods.base import Method, MethodSettings, register
 from feddg.models.network import Network
 from feddg.settings import Fraction, Positive
 
@@ -108,19 +108,6 @@ class MixStyle(Method):
     name = "mixstyle"
     title = "MixStyle"
     summary = "feature statistics mixed inside each client's batch (Zhou et al. 2021)"
-    reference = Reference(
-        "the authors' (KaiyangZhou/mixstyle-release)",
-        (
-            CodeDifference(
-                "the variance divides by n - 1", "by n", "a map of one pixel has a variance then"
-            ),
-            CodeDifference(
-                "after residual stages 1 to 3 on PACS, 1 and 2 on Office-Home",
-                "1 and 2",
-                "the README's advice where one setting serves all",
-            ),
-        ),
-    )
     settings: MixStyleSettings
     presets: ClassVar[dict[str, dict[str, Any]]] = {"pacs": {"method": {"mix_stages": 3}}}
 

@@ -45,11 +45,6 @@ from torch import Tensor, nn
 from feddg.clients.client import Batch, Client
 from feddg.messages import Known, Message, joined
 from feddg.methods.base import (
-    CONTENT_VARIANCE,
-    EIGHT_BITS,
-    HUE,
-    CodeDifference,
-    Reference,
     register,
 )
 from feddg.methods.style_exchange import (
@@ -139,56 +134,6 @@ class Pardon(OneStyleEach):
     title = "PARDON"
     aliases = ("fisc",)
     summary = "one interpolation style, twins and a triplet loss (Nguyen et al. 2025)"
-    reference = Reference(
-        "the authors' (judydnguyen/PARDON-FedDG)",
-        (
-            CodeDifference(
-                "styles are measured in front of the last ReLU, of augmented images that are "
-                "normalised for the classifier",
-                "on the encoder's output, of images in [0, 1] without augmentation",
-                "the text, and what the codec was trained on; the setting moves the layer alone",
-                "method.style_layer=conv4_1_pre",
-            ),
-            CodeDifference(
-                "FINCH inside a client clusters whole feature maps",
-                "style vectors",
-                "the text; maps need 400,000 numbers an image",
-                "method.local_features=flatten",
-            ),
-            CodeDifference(
-                "a client's deviation is that of the clusters' mixture",
-                "the mean of the clusters' deviations",
-                "Eq. 2",
-                "method.combine=mixture",
-            ),
-            CodeDifference(
-                "the median of an even number of groups is the lower of the middle two",
-                "their average",
-                "the definition",
-                "method.median=lower",
-            ),
-            CodeDifference(
-                "the decoder's output counts as normalised already, and is not clamped",
-                "RGB, clamped to [0, 1]",
-                "the decoder draws images",
-            ),
-            CONTENT_VARIANCE,
-            EIGHT_BITS,
-            HUE,
-            CodeDifference(
-                "margin 0.3 for every data set",
-                "1.0 for IWildCam",
-                "a third-party summary of the paper says so; neither paper nor code does",
-                "method.margin=0.3",
-            ),
-            CodeDifference("gamma2 for IWildCam is not published", "0.1", "a guess: Office-Home's"),
-            CodeDifference(
-                "an interpolation style found on disk is taken, whatever it was made from",
-                "computed for every run",
-                "a stale style goes unnoticed",
-            ),
-        ),
-    )
     settings: PardonSettings
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "office_home": {"method": {"gamma2": 0.1}},

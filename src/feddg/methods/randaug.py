@@ -27,7 +27,7 @@ from pydantic import Field
 from torch import Tensor
 
 from feddg.clients.client import Batch, Client
-from feddg.methods.base import CodeDifference, Method, MethodSettings, Reference, register
+from feddg.methods.base import Method, MethodSettings, register
 
 if TYPE_CHECKING:
     from torchvision.transforms.v2 import RandAugment
@@ -50,16 +50,6 @@ class RandAug(Method):
     name = "randaug"
     title = "RandAugment"
     summary = "RandAugment in place of colour jitter (Cubuk et al. 2020)"
-    reference = Reference(
-        "torchvision's RandAugment; papers that report it do not say whose they used",
-        (
-            CodeDifference(
-                "Dassl, which several use, has other operations at magnitude 10",
-                "torchvision's, two at 9 of 31",
-                "its defaults",
-            ),
-        ),
-    )
     settings: RandAugSettings
 
     def begin(self, client: Client) -> None:

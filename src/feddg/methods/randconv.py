@@ -35,7 +35,7 @@ from pydantic import Field
 from torch import Generator, Tensor, nn
 
 from feddg.clients.client import Batch, Client
-from feddg.methods.base import CodeDifference, Method, MethodSettings, Reference, register
+from feddg.methods.base import Method, MethodSettings, register
 from feddg.models.network import Network
 from feddg.settings import Fraction
 
@@ -61,17 +61,6 @@ class RandConv(Method):
     name = "randconv"
     title = "RandConv"
     summary = "random convolutions and consistency (Xu et al. 2021)"
-    reference = Reference(
-        "the authors' (wildphoton/RandConv), digits; their PACS script was not released",
-        (
-            CodeDifference(
-                "each version is a convolution of the version before",
-                "of the image",
-                "the paper's Algorithm 1",
-                "method.version_of=last_version",
-            ),
-        ),
-    )
     settings: RandConvSettings
     excludes: ClassVar[dict[str, str]] = {
         "csac": "csac aligns the one pass of a batch, but randconv makes several; choose one"

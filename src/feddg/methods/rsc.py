@@ -39,7 +39,7 @@ from torch import Tensor, nn
 
 from feddg.clients.client import Batch, Client
 from feddg.errors import ExperimentError
-from feddg.methods.base import HUE, CodeDifference, Method, MethodSettings, Reference, register
+from feddg.methods.base import Method, MethodSettings, register
 from feddg.models.network import Network
 from feddg.settings import Fraction
 
@@ -70,34 +70,6 @@ class Rsc(Method):
     name = "rsc"
     title = "RSC"
     summary = "mutes the features that matter most (Huang et al. 2020)"
-    reference = Reference(
-        "the authors' (DeLightCMU/RSC), and DomainBed's",
-        (
-            CodeDifference(
-                "mutes places or channels of the last map",
-                "entries of the embedding, as DomainBed",
-                "it fits every backbone",
-                "method.muting=spatial",
-            ),
-            CodeDifference(
-                "0.3 of the batch, 0.2 more every 10 epochs",
-                "1/3 throughout, as DomainBed",
-                "goes with the form above; epochs are rounds here",
-                "method.muted_images=0.3 method.images_growth=0.2",
-            ),
-            CodeDifference(
-                "each batch is doubled with its mirror images",
-                "augmentation mirrors",
-                "one augmentation for all methods that are compared",
-            ),
-            CodeDifference(
-                "the map is probed through pooling and classifier",
-                "through the whole rest of the network, twice",
-                "any backbone; the same numbers on a ResNet",
-            ),
-            HUE,
-        ),
-    )
     settings: RscSettings
     excludes: ClassVar[dict[str, str]] = {
         "csac": "csac aligns the one pass of a batch, but rsc probes with several; choose one"

@@ -36,10 +36,8 @@ from feddg.clients.client import Client
 from feddg.errors import ExperimentError
 from feddg.messages import LARGEST, Broadcast, Known, Message, Range, Sent, Update, Weights, joined
 from feddg.methods.base import (
-    CodeDifference,
     Method,
     MethodSettings,
-    Reference,
     State,
     register,
     shared_parameters,
@@ -66,24 +64,6 @@ class Scaffold(Method):
     name = "scaffold"
     title = "SCAFFOLD"
     summary = "control variates against client drift, plain SGD (Karimireddy et al. 2020)"
-    reference = Reference(
-        "re-implementations (NIID-Bench, fluke, FLamby, PFLlib); the authors published none",
-        (
-            CodeDifference(
-                "controls run over the whole state, with gradients of running means and counters",
-                "over shared parameters",
-                "statistics have no gradient",
-            ),
-            CodeDifference(
-                "some divide the controls' sum by the round's clients", "by all N", "the paper"
-            ),
-            CodeDifference(
-                "some take the learning rate after a scheduler changed it",
-                "the one that was used",
-                "the paper's K lr",
-            ),
-        ),
-    )
     settings: ScaffoldSettings
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "*": {"train": {"optimizer": "sgd", "momentum": 0.0, "lr": 0.01}},

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from feddg.clients.client import Batch, Client
-from feddg.methods.base import HUE, CodeDifference, Method, MethodSettings, Reference, register
+from feddg.methods.base import Method, MethodSettings, register
 from feddg.models.network import Network
 from feddg.settings import Positive
 
@@ -53,22 +53,6 @@ class SelfReg(Method):
     name = "selfreg"
     title = "SelfReg"
     summary = "draws same-class logits and features together (Kim et al. 2021)"
-    reference = Reference(
-        "the authors' (dnap512/SelfReg), and DomainBed's",
-        (
-            CodeDifference(
-                "a curriculum over domains, and an average of late weights",
-                "left out",
-                "a client has no second domain, and the federation averages already",
-            ),
-            CodeDifference(
-                "a hidden layer of 1024 for 512 features, 2048 for 2048",
-                "the larger of 1024 and the features",
-                "any backbone; the same for these two",
-            ),
-            HUE,
-        ),
-    )
     settings: SelfRegSettings
 
     def network(self, network: Network) -> Network:

@@ -34,7 +34,7 @@ from pydantic import Field
 from torch import Generator, Tensor
 
 from feddg.clients.client import Batch, Client
-from feddg.methods.base import Method, MethodSettings, Reference, register
+from feddg.methods.base import Method, MethodSettings, register
 from feddg.settings import Fraction
 
 
@@ -55,7 +55,6 @@ class Sfa(Method):
     name = "sfa"
     title = "SFA"
     summary = "Gaussian noise on the embedding (Li et al. 2021)"
-    reference = Reference("none was found")
     settings: SfaSettings
 
     def head_loss(self, client: Client, batch: Batch, embeddings: Tensor) -> dict[str, Tensor]:

@@ -12,6 +12,7 @@ from pydantic import Field, field_validator
 from torch import Tensor
 
 from feddg.clients.client import Batch, Client
+from feddg.diagnostics import Diagnostic
 from feddg.errors import WeightsError
 from feddg.messages import Known, Message, Sent, joined
 from feddg.methods.base import Method, MethodSettings
@@ -114,19 +115,21 @@ class StyleExchange:
         """Reads the codec's weights."""
         self.codec()
 
-    def remarks(self, experiment: ExperimentSettings) -> Sequence[str]:
+    def diagnostics(self, experiment: ExperimentSettings) -> Sequence[Diagnostic]:
         """Says where the codec sees too little of an image to draw it again."""
-        others: Sequence[str] = super().remarks(experiment)  # type: ignore[misc]
+        others: Sequence[Diagnostic] = super().diagnostics(experiment)  # type: ignore[misc]
         chosen, size = self.settings, experiment.data.image_size
         places = -(-size // self.codec().stride)
         if places >= ENOUGH_PLACES or not chosen.strength:
             return others
-        return (
-            *others,
-            f"the codec {chosen.codec} sees an image of {size} pixels as {places} x {places} "
-            "places, so that little of what is in it is drawn again; try "
-            "--set method.codec=colors, which loses nothing, or a larger --image-size",
+        found = Diagnostic(
+            "codec-too-coarse",
+            "warning",
+            f"The codec {chosen.codec} sees an image of {size} pixels as {places} x {places} "
+            "places: a stylized copy keeps little of what is in it.",
+            "Try --set method.codec=colors, which loses nothing, or a larger --image-size.",
         )
+        return (*others, found)
 
     def moments(self, client: Client) -> FeatureMoments:
         """Returns the per-image feature moments of a client's images, without augmentation."""

@@ -48,7 +48,7 @@ from torch import Generator, Tensor
 
 from feddg.clients.client import Batch, Client
 from feddg.messages import Message, joined
-from feddg.methods.base import Reference, register
+from feddg.methods.base import register
 from feddg.methods.randconv import KERNELS, convolved, divergence_from_mean, random_kernel
 from feddg.methods.style_exchange import (
     OneStyleEach,
@@ -83,7 +83,6 @@ class Vista(OneStyleEach):
     name = "vista"
     title = "VISTA"
     summary = "views in all groups' styles under random convolutions, consistent (ours)"
-    reference = Reference("none: a method of this project")
     settings: VistaSettings
     presets: ClassVar[dict[str, dict[str, Any]]] = {"*": {"server": {"serve": "ema"}}}
     excludes: ClassVar[dict[str, str]] = {

@@ -1,7 +1,7 @@
 """Backbones by name: torchvision's and a small CNN, with weights from torchvision or a file."""
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from urllib.error import URLError
 
@@ -105,11 +105,11 @@ register_backbone("cnn_gn")(GroupNormCNN)
 
 
 class Trunk(nn.Module):
-    """A torchvision classifier whose last linear layer was taken off."""
+    """A classifier whose last linear layer was taken off: torchvision's, or at a known place."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, head: str | None = None) -> None:
         super().__init__()
-        self.head, self.out_features = _behead(model)
+        self.head, self.out_features = _behead(model) if head is None else _taken_off(model, head)
         self.model = model
 
     @property
@@ -143,6 +143,81 @@ def _behead(model: nn.Module) -> tuple[str, int]:
         f"backbone {type(model).__name__} has no linear head that feddg knows how to take off; "
         "register your own with feddg.models.backbones.register_backbone"
     )
+
+
+def _taken_off(model: nn.Module, head: str) -> tuple[str, int]:
+    parent, _, name = head.rpartition(".")
+    features = int(model.get_submodule(head).in_features)  # type: ignore[arg-type]
+    setattr(model.get_submodule(parent), name, nn.Identity())
+    return head, features
+
+
+class Whole(nn.Module):
+    """A classifier as it is, where its last layer is not a linear one: it gives logits."""
+
+    def __init__(self, model: nn.Module, classes: int) -> None:
+        super().__init__()
+        self.model, self.out_features = model, classes
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Maps ``(B, 3, H, W)`` to ``(B, classes)``."""
+        logits: Tensor = self.model(images)
+        return logits
+
+
+def split_network(
+    model: nn.Module,
+    images: Tensor,
+    seed: int = 0,
+    normalize: tuple[Sequence[float], Sequence[float]] | None = None,
+) -> Network:
+    """Takes a classifier apart, into a featurizer and its last linear layer; its weights stay.
+
+    The last linear layer is found by what goes through it: its outputs must be the logits. Without
+    one the featurizer gives the logits, and the network's classifier changes nothing.
+
+    Args:
+        model: maps images to logits ``(B, classes)``.
+        images: a few, ``(B, 3, H, W)`` in [0, 1].
+        seed: for layers that a method adds.
+        normalize: mean and standard deviation of the colours that it expects; none for images in
+            [0, 1].
+
+    Raises:
+        ExperimentError: it cannot be given such images, or gives no logits.
+    """
+    mean, deviation = normalize or ((0.0,) * 3, (1.0,) * 3)
+    scale, shift = 1 / torch.tensor(deviation), -torch.tensor(mean) / torch.tensor(deviation)
+    inputs = images * scale.view(3, 1, 1) + shift.view(3, 1, 1)
+    seen: dict[str, Tensor] = {}
+    hooks = [
+        layer.register_forward_hook(lambda _, given, out, name=name: seen.update({name: out}))
+        for name, layer in model.named_modules()
+        if name and isinstance(layer, nn.Linear)
+    ]
+    training = model.training
+    try:
+        with torch.no_grad():
+            logits = model.eval()(inputs.to(next(model.parameters())))
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise ExperimentError(
+            f"{type(model).__name__} cannot be given images {tuple(images.shape)}: {reason}"
+        ) from None
+    finally:
+        model.train(training)
+        for hook in hooks:
+            hook.remove()
+    if not isinstance(logits, Tensor) or logits.dim() != 2 or len(logits) != len(images):
+        raise ExperimentError(f"{type(model).__name__} must map images to logits (B, classes)")
+    classes = logits.shape[1]
+    head = next((name for name, out in seen.items() if out is logits), None)
+    linear = None if head is None else model.get_submodule(head)
+    with torch.random.fork_rng(devices=[]):
+        network = Network(Trunk(model, head) if head else Whole(model, classes), classes, seed=seed)
+    network.classifier = linear or nn.Identity()
+    network.scale, network.shift = scale.view(3, 1, 1), shift.view(3, 1, 1)
+    return network
 
 
 def backbone_names() -> list[str]:

@@ -6,8 +6,9 @@ from typing import Any
 
 import yaml
 
+from feddg.diagnostics import Diagnostic
 from feddg.records import TEST, VAL, EvaluationRow
-from feddg.runs.findings import standing, wilson
+from feddg.runs.diagnostics import split_accuracy, wilson
 from feddg.runs.reading import LedgerRecord, RunRecord, find_rule, read_run
 
 TAG = "federated-learning"
@@ -38,7 +39,7 @@ def model_card(run: Path | str, metadata: Mapping[str, Any]) -> str:
     parts = [
         _front_matter(record, metadata),
         f"# {record.name}: an image classifier for domains nobody trained on",
-        *(f"> **{caution}**" for caution in metadata.get("cautions", ())),
+        *(f"> **{Diagnostic(**one)}**" for one in metadata.get("diagnostics", ())),
         "\n".join(_introduction(record, metadata)),
         "## Trained on\n\n" + "\n".join(_trained_on(record)),
         "## Results\n\n" + "\n".join(_results(record, metadata)),
@@ -127,9 +128,9 @@ def _results(record: RunRecord, metadata: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _mean(record: RunRecord, metadata: Mapping[str, Any]) -> Iterator[str]:
-    """The one number of the model, with what it must be read beside."""
+    """The one number of the model, with its reference values."""
     evaluations = record.evaluations.of(find_rule(metadata["model"]).weights)
-    found = standing(evaluations, metadata["round"], TEST)
+    found = split_accuracy(evaluations, metadata["round"], TEST)
     if found is None:
         return
     share = found.accuracy
@@ -138,7 +139,9 @@ def _mean(record: RunRecord, metadata: Mapping[str, Any]) -> Iterator[str]:
         f"{share.high:.1%})."
     )
     if found.constant is not None:
-        text += f" Always naming the largest class would be right for {found.constant:.1%}."
+        text += (
+            f" Always answering the most frequent class would be right for {found.constant:.1%}."
+        )
     if found.balanced is not None and found.chance is not None:
         text += (
             f" Balanced accuracy, in which every class counts the same: {found.balanced:.1%} "

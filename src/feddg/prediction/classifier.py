@@ -15,11 +15,12 @@ from torch import nn
 from feddg.data.decoding import AS_IT_IS, MOST_PIXELS, Reading, Resize, decode_image
 from feddg.data.images import IMAGE_SUFFIXES, ImageSource
 from feddg.data.pixels import as_unit
+from feddg.diagnostics import Diagnostic
 from feddg.errors import DataError, FeddgError, RunError
 from feddg.evaluation.accuracy import energy
 from feddg.evaluation.adaptation import Predictor
+from feddg.runs.diagnostics import about_model, result_sentence_of
 from feddg.runs.execute import fingerprint, read_warning_light
-from feddg.runs.findings import cautions, result_sentence_of
 from feddg.runs.model import Trained, load_trained
 from feddg.runs.provenance import training_depth
 
@@ -58,7 +59,7 @@ class ImageClassifier(ABC):
         class_names: in the order of the probabilities.
         threshold: the energy above which an image is unlike those of training, or None.
         identity: whose weights answer: fields for people and for tables.
-        cautions: what must be said before anybody uses it.
+        diagnostics: the warnings about it.
         result: how good it was where nobody trained, one sentence.
         weights: a hash of them.
     """
@@ -67,7 +68,7 @@ class ImageClassifier(ABC):
     class_names: tuple[str, ...]
     threshold: float | None
     identity: Mapping[str, Any]
-    cautions: tuple[str, ...]
+    diagnostics: tuple[Diagnostic, ...]
     result: str
     weights: str
 
@@ -112,7 +113,7 @@ class RunClassifier(ImageClassifier):
         self.class_names = trained.class_names
         self.preparation = preparation_of(Path(run), trained)
         self.weights = fingerprint(self._own)
-        self.cautions = cautions(run, trained.which, trained.round)
+        self.diagnostics = about_model(run, trained.which, trained.round)
         self.result = result_sentence_of(run, trained.which, trained.round)
         self.identity = identity_of(trained, self.weights) | {"adaptation": adapt}
 

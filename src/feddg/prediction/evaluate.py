@@ -9,6 +9,7 @@ from typing import Any
 import numpy
 
 from feddg.data.fingerprint import ImagesFile, file_of
+from feddg.diagnostics import Diagnostic
 from feddg.errors import AdaptationError, FeddgError, RunError
 from feddg.evaluation.accuracy import Evaluation, Score
 from feddg.evaluation.adaptation import ADAPTATIONS, ClientEnsemble, NoSettings, Parts, read
@@ -301,7 +302,9 @@ def write_image_results(
     return out
 
 
-def write_missing_results(folders: Iterable[Path], *, cache: Path | None = None) -> Iterator[str]:
+def write_missing_results(
+    folders: Iterable[Path], *, cache: Path | None = None
+) -> Iterator[Diagnostic]:
     """Writes the results by image of complete runs that have none; yields why one could not be.
 
     Args:
@@ -314,7 +317,7 @@ def write_missing_results(folders: Iterable[Path], *, cache: Path | None = None)
         try:
             write_image_results(folder, cache=cache)
         except FeddgError as error:
-            yield f"no results by image: {error}"
+            yield Diagnostic("no-results-by-image", "warning", f"No results by image: {error}")
 
 
 def _schema(arrow: Any, class_names: tuple[str, ...], about: Mapping[str, Any]) -> Any:

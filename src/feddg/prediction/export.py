@@ -4,9 +4,9 @@ import copy
 import json
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -31,6 +31,7 @@ from feddg.data.decoding import (
     quiet_pillow,
 )
 from feddg.data.pixels import as_unit
+from feddg.diagnostics import Diagnostic
 from feddg.errors import AdaptationError, FeddgError, RunError
 from feddg.evaluation.accuracy import energy
 from feddg.evaluation.adaptation import Predictor
@@ -45,8 +46,8 @@ from feddg.prediction.classifier import (
     preparation_of,
 )
 from feddg.rng import stream
+from feddg.runs.diagnostics import about_model, refuse_doubtful, result_sentence_of
 from feddg.runs.execute import fingerprint, read_warning_light
-from feddg.runs.findings import cautions, refuse_doubtful, result_sentence_of
 from feddg.runs.model import Trained, load_trained
 from feddg.storage import replace_file, replace_text
 
@@ -152,7 +153,7 @@ class OnnxMetadata(BaseModel):
     tile: int | None = None
     bits: int = Field(0, ge=0, le=32)
     energy_threshold: float | None = None
-    cautions: tuple[str, ...] = ()
+    diagnostics: tuple[Diagnostic, ...] = ()
     result: str = "The file does not say how good it was where nobody trained."
     experiment: str = ""
     method: str = ""
@@ -181,7 +182,7 @@ class OnnxClassifier(ImageClassifier):
         self.class_names = found.class_names
         reading = Reading(found.range, found.bands, found.tile)
         self.preparation = ImagePreparation(found.image_size, found.resize, reading, found.bits)
-        self.threshold, self.cautions = found.energy_threshold, found.cautions
+        self.threshold, self.diagnostics = found.energy_threshold, found.diagnostics
         self.weights, self.result = found.weights, found.result
         kept = ("experiment", "method", "backbone", "model", "round", "weights", "adaptation")
         self.identity = found.model_dump(include=set(kept))
@@ -324,7 +325,7 @@ class Exported:
         metadata: what the file says about itself.
         checked: images on which it answered as the run does; 0 for weights alone.
         difference: largest difference of a probability among them.
-        cautions: what must be said of the model, one sentence each.
+        diagnostics: the warnings about the model.
     """
 
     path: Path
@@ -332,7 +333,7 @@ class Exported:
     metadata: dict[str, Any]
     checked: int
     difference: float
-    cautions: tuple[str, ...] = ()
+    diagnostics: tuple[Diagnostic, ...] = ()
 
 
 def export_run(
@@ -360,7 +361,7 @@ def export_run(
         adapt: a test-time adaptation without memory.
         which: the model by a selection rule, see :func:`feddg.runs.model.load_model`.
         input_kind: ``uint8`` images in 0..255, or ``float`` ones in [0, 1].
-        strict: whether to refuse a model that is no better than a constant one.
+        strict: whether to refuse a model about which there is a warning.
 
     Raises:
         RunError: the folder holds no model, the file's name ends otherwise than its format asks,
@@ -374,17 +375,31 @@ def export_run(
     onnx = _onnx() if format == "onnx" else None
     trained = load_trained(run, which=which)
     metadata = metadata_of(Path(run), trained, format, adapt, input_kind)
-    said = tuple(metadata["cautions"])
+    warnings = tuple(Diagnostic(**one) for one in metadata["diagnostics"])
     if strict:
-        refuse_doubtful(said)
+        refuse_doubtful(warnings)
     if format == "safetensors":
-        _put(path, lambda aside: _write_weights(aside, trained, metadata))
-        return Exported(path, _write_card(Path(run), path, metadata), metadata, 0, 0.0, said)
+        _put(path, lambda aside: _write_weights(aside, trained.network, metadata))
+        return Exported(path, _write_card(Path(run), path, metadata), metadata, 0, 0.0, warnings)
     model = trained.predictor(adapt)
-    size = trained.experiment.data.image_size
-    program = _traced(deployed(model, input_kind), size, adapt)
     images, real = images_to_check(trained.experiment)
     metadata["checked"] = {"random_images": RANDOM_IMAGES, "real_images": real}
+    gap = _write_graph(model, path, metadata, images, input_kind, onnx, adapt)
+    card = _write_card(Path(run), path, metadata)
+    return Exported(path, card, metadata, len(images), gap, warnings)
+
+
+def _write_graph(
+    model: nn.Module,
+    path: Path,
+    metadata: dict[str, Any],
+    images: Tensor,
+    input_kind: InputKind,
+    onnx: Any,
+    adapt: str | None = None,
+) -> float:
+    """Writes ONNX, or a ``torch.export`` program without the ``onnx`` package; see `difference`."""
+    program = _traced(deployed(model, input_kind), images.shape[-1], adapt)
     found: list[float] = []
 
     def write(aside: Path) -> None:
@@ -395,8 +410,43 @@ def export_run(
         found.append(difference(model, answer, images, input_kind, path))
 
     _put(path, write)
-    card = _write_card(Path(run), path, metadata)
-    return Exported(path, card, metadata, len(images), found[0], said)
+    return found[0]
+
+
+def write_model(model: nn.Module, path: Path, metadata: Mapping[str, Any]) -> Path:
+    """Writes a model of no run folder as :func:`export_run` would; without a card.
+
+    Args:
+        model: maps RGB images in [0, 1] to logits, in eval mode.
+        path: ends in ``.onnx``, ``.pt2`` or ``.safetensors``, which says what is written.
+        metadata: ``class_names``, ``image_size``, and what else the file should say of itself.
+
+    Returns:
+        ``path``.
+
+    Raises:
+        RunError: see :func:`export_run`.
+    """
+    format = next((name for name, end in ENDINGS.items() if path.suffix.lower() == end), None)
+    if format is None:
+        raise RunError(f"{path} must end in one of {', '.join(ENDINGS.values())}")
+    about: dict[str, Any] = {
+        **metadata,
+        "feddg": feddg.__version__,
+        "format": format,
+        "weights": fingerprint(model),
+        "resize": "squash",
+        "result": "It comes from no run that says how good it was where nobody trained.",
+    }
+    if format == "safetensors":
+        _put(path, lambda aside: _write_weights(aside, model, about))
+        return path
+    size = int(metadata["image_size"])
+    about["input"] = f"RGB images (batch, 3, {size}, {size}), uint8 in 0..255"
+    onnx = _onnx() if format == "onnx" else None
+    images = example(size, RANDOM_IMAGES, "uint8")
+    _write_graph(model, path, about, images, "uint8", onnx)
+    return path
 
 
 def metadata_of(
@@ -433,7 +483,7 @@ def metadata_of(
         "tile": look.reading.tile,
         "bits": look.bits,
         "kept_by_clients": len(local_names(trained.method, trained.network)),
-        "cautions": list(cautions(run, trained.which, trained.round)),
+        "diagnostics": [asdict(one) for one in about_model(run, trained.which, trained.round)],
         "result": result_sentence_of(run, trained.which, trained.round),
     }
     if format == "safetensors":
@@ -508,8 +558,8 @@ def _write_program(
     return answer
 
 
-def _write_weights(aside: Path, trained: Trained, metadata: dict[str, Any]) -> None:
-    state = trained.network.state_dict()
+def _write_weights(aside: Path, model: nn.Module, metadata: Mapping[str, Any]) -> None:
+    state = model.state_dict()
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
     text = json.dumps(metadata, ensure_ascii=False)
     save_file(tensors, aside, {"format": "pt", "feddg": text})

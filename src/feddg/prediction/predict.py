@@ -21,10 +21,11 @@ import numpy
 from feddg.clients.threads import available_cores
 from feddg.data.decoding import Tile, UnusableImageError, decode_parts, names_in, quiet_pillow
 from feddg.data.inspection import depth_of
+from feddg.diagnostics import emit
 from feddg.errors import DataError, RunError
 from feddg.prediction.classifier import ImageClassifier, count_files, image_files, load_classifier
 from feddg.records import JsonFile, as_cell, from_cell
-from feddg.runs.findings import refuse_doubtful
+from feddg.runs.diagnostics import refuse_doubtful
 from feddg.storage import alone, replace_file, replace_text, sync, why
 from feddg.views import Shown
 
@@ -185,9 +186,8 @@ def predict(
 
 
 def warn(classifier: ImageClassifier) -> None:
-    """Logs what must be said of a model before its labels are believed."""
-    for said in classifier.cautions:
-        log.warning("%s", said)
+    """Logs the warnings about a model before its labels are believed."""
+    emit(*classifier.diagnostics)
 
 
 def predict_batches(
@@ -418,7 +418,7 @@ def predict_files(
         progress: is told how far it has come.
         on_bad: is told of each file that cannot be used, in one line.
 
-        strict: whether to refuse a model that is no better than a constant one.
+        strict: whether to refuse a model about which there is a warning.
 
     Raises:
         RunError: the folder holds no model, the table cannot be written or is being written by
@@ -430,7 +430,7 @@ def predict_files(
     total = count_files(images)
     classifier = load_classifier(run, adapt, device, which)
     if strict:
-        refuse_doubtful(classifier.cautions)
+        refuse_doubtful(classifier.diagnostics)
     predictor = BatchPredictor(classifier, depth_of(image_files(images)), batch_size)
     table = _Table(predictor, out, adapt, probabilities, progress, on_bad)
     try:

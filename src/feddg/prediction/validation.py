@@ -11,12 +11,13 @@ from feddg.data.data_set import load_source
 from feddg.data.decoding import Tile
 from feddg.data.images import ImageTable, from_class_folders
 from feddg.data.inspection import survey
+from feddg.diagnostics import Diagnostic
 from feddg.errors import DataError
 from feddg.evaluation.metrics import Predictions, measure
 from feddg.prediction.classifier import ImageClassifier, load_classifier, unknown_classes
 from feddg.prediction.predict import BATCH_SIZE, BatchPredictor, Prediction, predict_batches
 from feddg.records import JsonFile, Row
-from feddg.runs.findings import wilson
+from feddg.runs.diagnostics import wilson
 
 # Tables of counts that are safe to hand out: no count below a threshold can be read or computed.
 #
@@ -181,7 +182,7 @@ class ValidationFile(JsonFile):
         model: whose weights.
         classes: the model's, in the order of the tables.
         hidden_below: counts under this, and what would give them away, are hidden; 0 for none.
-        cautions: what must be said of the model.
+        diagnostics: the warnings about the model.
         domains: of the site.
     """
 
@@ -190,7 +191,7 @@ class ValidationFile(JsonFile):
     model: ModelIdentity
     classes: tuple[str, ...]
     hidden_below: int = 0
-    cautions: tuple[str, ...] = ()
+    diagnostics: tuple[Diagnostic, ...] = ()
     domains: list[DomainValidation]
 
 
@@ -235,7 +236,7 @@ def validate(
         model=ModelIdentity.model_validate(dict(classifier.identity)),
         classes=classifier.class_names,
         hidden_below=hide_below,
-        cautions=classifier.cautions,
+        diagnostics=classifier.diagnostics,
         domains=found,
     )
 

@@ -1,6 +1,5 @@
 """What releases with Gaussian noise cost: epsilon at a delta, and a run's account of it."""
 
-import logging
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -10,6 +9,7 @@ from typing import Any, Literal
 
 from scipy.special import log_ndtr
 
+from feddg.diagnostics import Diagnostic, emit
 from feddg.errors import BudgetSpent, ExperimentError
 from feddg.records import PrivacyRow
 from feddg.settings import PrivacySettings
@@ -284,10 +284,8 @@ class Account:
             self._known[key].setdefault(id, []).append(row.noise)
 
 
-# Whether a promise can be kept, and means anything: asked before round 1.
+# Whether an epsilon can be kept, and means anything: asked before round 1.
 
-
-log = logging.getLogger("feddg")
 
 WEAKEST = 50.0
 """An epsilon above which the bound is empty: what is seen may be e^50 times as likely."""
@@ -296,10 +294,10 @@ MOST_STYLE_NOISE = 1e3
 
 
 def require_meaning(privacy: PrivacySettings, clients: int) -> None:
-    """Warns where a promise is kept and still says nothing; refuses a style that is all noise.
+    """Warns where an epsilon is kept and protects nothing; refuses a style that is all noise.
 
     Args:
-        privacy: what is promised.
+        privacy: what is asked for.
         clients: of the federation.
 
     Raises:
@@ -312,14 +310,22 @@ def require_meaning(privacy: PrivacySettings, clients: int) -> None:
     }
     for name, epsilon in epsilons.items():
         if epsilon > WEAKEST:
-            log.warning(
-                "privacy.%s %g promises nothing: choose 1 for strong, 8 for weak protection",
-                *(name, epsilon),
+            emit(
+                Diagnostic(
+                    "epsilon-too-large",
+                    "warning",
+                    f"privacy.{name} {epsilon:g} protects nothing.",
+                    "Choose 1 for strong, 8 for weak protection.",
+                )
             )
     if epsilons and privacy.delta * clients >= 1:
-        log.warning(
-            "delta %g allows to give away one of %d clients wholly; set privacy.delta below %g",
-            *(privacy.delta, clients, 1 / clients),
+        emit(
+            Diagnostic(
+                "delta-too-large",
+                "warning",
+                f"delta {privacy.delta:g} allows to give away one of {clients} clients wholly.",
+                f"Set privacy.delta below {1 / clients:g}.",
+            )
         )
     if privacy.style_epsilon is not None:
         noise = gaussian_noise(privacy.style_epsilon, privacy.delta)

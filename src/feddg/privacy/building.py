@@ -7,6 +7,7 @@ from pydantic import ValidationError
 from torch import nn
 
 from feddg.clients.sampling import Schedule
+from feddg.diagnostics import Diagnostic
 from feddg.errors import ExperimentError, nearest
 from feddg.messages import Message, Sent, Update, Weights
 from feddg.methods.base import Method, local_names, shared_parameters
@@ -109,7 +110,7 @@ class Guards:
 
     @property
     def noised(self) -> bool:
-        """Whether one of them promises differential privacy of updates."""
+        """Whether one of them gives differential privacy of updates."""
         return any(guard.noised for guard in self.guards)
 
     @property
@@ -127,9 +128,9 @@ class Guards:
         return next((g.secret_rate for g in self.guards if g.secret_rate is not None), None)
 
     @property
-    def promises(self) -> list[str]:
-        """What they promise, a sentence each."""
-        return [guard.promise for guard in self.guards if guard.promise]
+    def diagnostics(self) -> list[Diagnostic]:
+        """What they guarantee."""
+        return [guard.diagnostic for guard in self.guards if guard.diagnostic]
 
     def afford(self, round: int, clients: Sequence[int]) -> bool:
         """Whether a round with these clients stays within what may be spent."""

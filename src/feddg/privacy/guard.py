@@ -24,6 +24,7 @@ from typing import Any, ClassVar, TypeVar
 from pydantic import BaseModel
 from torch import nn
 
+from feddg.diagnostics import Diagnostic
 from feddg.errors import ClientError, ExperimentError
 from feddg.messages import Broadcast, Message, Sent, Update, Weights, joined
 from feddg.methods.base import Method, RoundHook, State, local_names
@@ -103,13 +104,13 @@ class Guard(RoundHook):
         return {}
 
     @property
-    def promise(self) -> str | None:
-        """What it promises with the settings it has, in one sentence; None for nothing more."""
+    def diagnostic(self) -> Diagnostic | None:
+        """What it guarantees with the settings it has; None for nothing more."""
         return None
 
     @property
     def noised(self) -> bool:
-        """Whether it promises differential privacy: no update may decide over another's use."""
+        """Whether it gives differential privacy: no update may decide over another's use."""
         return False
 
     @property
@@ -286,7 +287,7 @@ def require_compatible(
     circumstances: Circumstances,
     updates: int,
 ) -> None:
-    """Raises ExperimentError, with the reason, if the guards cannot do what they promise.
+    """Raises ExperimentError, with the reason, if the guards cannot do what they say.
 
     Args:
         guards: in their order.

@@ -11,6 +11,7 @@ import torch
 
 from feddg.clients.client import RecordNoise
 from feddg.clients.sampling import Schedule
+from feddg.diagnostics import Diagnostic
 from feddg.errors import ClientError
 from feddg.messages import Broadcast, Message, Sent, Update, Weights
 from feddg.methods.base import Round, State
@@ -117,18 +118,19 @@ class Clipping(Guard):
         return 2 if self.settings.noised_at == "client" else 1
 
     @property
-    def promise(self) -> str | None:
+    def diagnostic(self) -> Diagnostic | None:
         """Epsilon, for whom, by which noise, over how many rounds."""
         if not self.noised:
             return None
         chosen, plan, known = self.settings, self._schedule, self.secret_rate is None
         epsilon = f"epsilon {chosen.epsilon:g}" if chosen.epsilon else "no epsilon"
         who = f"at most {plan.most} with the same client" if known else "drawn in secret"
-        return (
-            f"updates: {epsilon} at delta {chosen.delta:g} for a client, by noise of "
+        text = (
+            f"Updates: {epsilon} at delta {chosen.delta:g} for a client, by noise of "
             f"{self.multiplier:g} times the norm at the {chosen.noised_at}; {plan.rounds} rounds "
-            f"planned, {who}"
+            f"planned, {who}."
         )
+        return Diagnostic("update-privacy", "note", text)
 
     def _require_met(self) -> None:
         """Raises ExperimentError, which names what could be met, if epsilon cannot be."""
@@ -287,7 +289,7 @@ def _noised(trained: Weights, sent: Weights, facts: WeightFacts, deviation: floa
 # Image privacy: a client's steps are noised, so that no image shows in what it trains (DP-SGD).
 #
 # The client does it (:mod:`feddg.federation.local_training`), whoever the server is; this guard
-# says what it promises, counts what it costs, and refuses what would go around it.
+# says what it guarantees, counts what it costs, and refuses what would go around it.
 #
 # An image is in one batch of every epoch of every round its client takes part in: so many
 # releases.
@@ -331,13 +333,14 @@ class NoisedRecords(Guard):
         self._noise = record_noise(settings, schedule, epochs) or RecordNoise(0.0, 1.0)
 
     @property
-    def promise(self) -> str:
+    def diagnostic(self) -> Diagnostic:
         """Epsilon, for an image, by which noise."""
         chosen = self.settings
-        return (
-            f"updates: epsilon {chosen.record_epsilon:g} at delta {chosen.delta:g} for an image, "
-            f"by noise of {self._noise.multiplier:g} times the norm in every step at the client"
+        text = (
+            f"Updates: epsilon {chosen.record_epsilon:g} at delta {chosen.delta:g} for an image, "
+            f"by noise of {self._noise.multiplier:g} times the norm in every step at the client."
         )
+        return Diagnostic("image-privacy", "note", text)
 
     def _release(self, round: int, clients: Sequence[int]) -> Release:
         noise, times = self._noise.multiplier, self._epochs
@@ -365,7 +368,7 @@ class NoisedRecords(Guard):
 
 # Style privacy: the moments that a client describes itself with are noised before they leave.
 #
-# The client's method does it (:mod:`feddg.styles.statistics`); this guard says what it promises,
+# The client's method does it (:mod:`feddg.styles.statistics`); this guard says what it guarantees,
 # counts what it costs, and is why other guards let the description pass. Styles leave once, before
 # round 1.
 
@@ -385,14 +388,15 @@ class NoisedStyles(Guard):
     Settings = PrivacySettings
 
     @property
-    def promise(self) -> str:
+    def diagnostic(self) -> Diagnostic:
         """Epsilon, and for whom."""
         chosen = self.settings
         whom = "an image" if chosen.style_unit == "image" else "a client"
-        return (
-            f"styles: epsilon {chosen.style_epsilon:g} at delta {chosen.delta:g} for {whom}, by "
-            f"noise of {style_multiplier(chosen):g} times the sensitivity at the client"
+        text = (
+            f"Styles: epsilon {chosen.style_epsilon:g} at delta {chosen.delta:g} for {whom}, by "
+            f"noise of {style_multiplier(chosen):g} times the sensitivity at the client."
         )
+        return Diagnostic("style-privacy", "note", text)
 
     def describing(self, clients: Sequence[int]) -> None:
         """Charges for the styles that these clients are about to send.

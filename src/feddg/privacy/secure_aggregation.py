@@ -11,10 +11,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from feddg.diagnostics import Diagnostic
 from feddg.errors import ClientError
 from feddg.messages import Message, Sent, Update, Weights
 from feddg.methods.base import Round, clients_said
-from feddg.privacy import secure_aggregation as masking
 from feddg.privacy.guard import DESCRIPTIONS, EXTRAS, FUSION, Guard, register
 from feddg.settings import Settings
 
@@ -222,10 +222,10 @@ def unmasked(
     for more in sums[1:]:
         total += more
     for seed in seeds:
-        total -= masking.mask(seed, len(total))
+        total -= mask(seed, len(total))
     for gone, private in lost:
         for id, public in left:
-            more = masking.mask(masking.agreed(private, public, "mask"), len(total))
+            more = mask(agreed(private, public, "mask"), len(total))
             total = added(total, more, id > gone)
     return total
 
@@ -287,9 +287,10 @@ class SecureAggregation(Guard):
         return {"update/masked": form}
 
     @property
-    def promise(self) -> str:
+    def diagnostic(self) -> Diagnostic:
         """What the server sees."""
-        return "updates: the server sees only sums over a round's clients (secure aggregation)"
+        text = "Updates: the server sees only sums over a round's clients (secure aggregation)."
+        return Diagnostic("secure-aggregation", "note", text)
 
     def needed(self, clients: int) -> int:
         """Returns t: how many of a round's clients must stay to its end."""
@@ -345,9 +346,9 @@ class SecureAggregation(Guard):
                 "seed"
             )
         _forget(secrets)  # a round that begins again has keys of its own
-        own = [masking.new_secret() for _ in range(2)]
+        own = [new_secret() for _ in range(2)]
         secrets |= {"own": _rows(own), "round": torch.tensor(round)}
-        return Message({"keys": _rows([masking.public_key(key) for key in own])})
+        return Message({"keys": _rows([public_key(key) for key in own])})
 
     def _shares(self, id: int, round: int, question: Message, secrets: Weights) -> Message:
         if "ids" in secrets:
@@ -357,22 +358,22 @@ class SecureAggregation(Guard):
         self._require_one_sum(round, set(ids.tolist()), secrets)
         own = _bytes(secrets["own"])
         public = [_bytes(pair) for pair in keys]
-        if public[place] != [masking.public_key(key) for key in own]:
+        if public[place] != [public_key(key) for key in own]:
             raise ClientError("was told another key than its own")
         if len({key for pair in public for key in pair}) < 2 * len(public):
             raise ClientError("was told the same key twice")
-        needed, seed = self.needed(len(ids)), masking.new_secret()
-        of_key, of_seed = (masking.split(s, needed, len(ids)) for s in (own[0], seed))
+        needed, seed = self.needed(len(ids)), new_secret()
+        of_key, of_seed = (split(s, needed, len(ids)) for s in (own[0], seed))
         pairs = [one + other for one, other in zip(of_key, of_seed)]
         rows = [bytes(SEALED)] * len(ids)
         for other, to in enumerate(ids.tolist()):
             if other != place:
-                key = masking.agreed(own[1], public[other][1], "shares")
-                rows[other] = masking.sealed(key, pairs[other], (round, id, to))
+                key = agreed(own[1], public[other][1], "shares")
+                rows[other] = sealed(key, pairs[other], (round, id, to))
         secrets |= {"ids": ids.clone(), "keys": keys.clone(), "seed": _row(seed)}
         secrets["kept"] = _row(pairs[place])
         proofs = torch.stack([_commitments(pair) for pair in pairs])
-        proof = _row(masking.commitment(seed))
+        proof = _row(commitment(seed))
         return Message({"shares": _rows(rows), "commitments": proofs, "commitment": proof})
 
     def _require_one_sum(self, round: int, ids: set[int], secrets: Weights) -> None:
@@ -397,9 +398,9 @@ class SecureAggregation(Guard):
         for row, other in enumerate(members.tolist()):
             pair = bytes(secrets["kept"].tolist())
             if other != id:
-                key = masking.agreed(own[1], keys[ids.index(other)][1], "shares")
+                key = agreed(own[1], keys[ids.index(other)][1], "shares")
                 content = bytes(table[row, me].tolist())
-                pair = masking.opened(key, content, (round, other, id)) or bytes(2 * SECRET)
+                pair = opened(key, content, (round, other, id)) or bytes(2 * SECRET)
             pairs.append(pair)
             held.append(bool(torch.equal(_commitments(pair), proofs[row, me])))
         secrets |= {"checked": members.clone(), "pairs": _rows(pairs)}
@@ -426,11 +427,11 @@ class SecureAggregation(Guard):
         self._require_members(update.client, members, checked, self.needed(len(ids)))
         own = _bytes(secrets["own"])
         values = encoded(update, received, 1 if self.alike else update.examples, len(members))
-        values = values + masking.mask(bytes(secrets["seed"].tolist()), len(values))
+        values = values + mask(bytes(secrets["seed"].tolist()), len(values))
         for id in members.tolist():
             if id != update.client:
-                seed = masking.agreed(own[0], keys[places[id]][0], "mask")
-                values = added(values, masking.mask(seed, len(values)), update.client < id)
+                seed = agreed(own[0], keys[places[id]][0], "mask")
+                values = added(values, mask(seed, len(values)), update.client < id)
         secrets |= {"members": members.clone(), KNOWN + "id": torch.tensor(update.client)}
         tried = _tried(int(secrets["round"]))
         secrets[f"{tried}{sum(name.startswith(tried) for name in secrets)}"] = ids.clone()
@@ -502,7 +503,7 @@ def _forget(secrets: Weights) -> None:
 
 def _commitments(pair: bytes) -> Tensor:
     """Commitments to a share of the mask key and one of the seed, ``(2, 32)`` uint8."""
-    return _rows([masking.commitment(share) for share in (pair[:SECRET], pair[SECRET:])])
+    return _rows([commitment(share) for share in (pair[:SECRET], pair[SECRET:])])
 
 
 def _row(content: bytes) -> Tensor:

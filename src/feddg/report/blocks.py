@@ -2,10 +2,10 @@
 
 import base64
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from PIL import Image, UnidentifiedImageError, features
@@ -56,6 +56,29 @@ class Table:
     rows: Sequence[Sequence[Cell]]
     caption: str = ""
     grouped: bool = False
+
+
+T = TypeVar("T")
+MadeColumn = tuple[Column, Callable[[T], Cell | str]]
+"""A column, and what stands in it for the thing that a row is about."""
+
+
+def text_column(heading: str, note: str = "") -> Column:
+    """Returns a column of words."""
+    return Column(heading, note, numeric=False)
+
+
+def table_of(
+    things: Iterable[T],
+    columns: Sequence[MadeColumn[T]],
+    caption: str = "",
+    *,
+    grouped: bool = False,
+) -> Table:
+    """Returns a table with a row for each thing, made column by column."""
+    made = [[cell(thing) for _, cell in columns] for thing in things]
+    rows = [[one if isinstance(one, Cell) else Cell(one) for one in row] for row in made]
+    return Table([column for column, _ in columns], rows, caption, grouped)
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +284,7 @@ WORDS = {
 
 def glossary() -> Section:
     """A section with every word, closed until asked for."""
-    columns = [Column("Word", numeric=False), Column("Meaning", numeric=False)]
-    rows = [[Cell(word), Cell(meaning)] for word, meaning in WORDS.items()]
-    return Section("Words", [Fold("What the words on this page mean", [Table(columns, rows)])])
+    table = table_of(
+        WORDS, [(text_column("Word"), str), (text_column("Meaning"), lambda w: WORDS[w])]
+    )
+    return Section("Words", [Fold("What the words on this page mean", [table])])

@@ -573,13 +573,9 @@ def _number(text: str) -> float | None:
 
 
 def _at(results: Results, method: str, axis: str, value: str) -> list[float]:
-    rule = results.served
-    return [
-        accuracy
-        for result in results.of(method)
-        if result.place.values.get(axis) == value
-        and (accuracy := result.accuracy(rule)) is not None
-    ]
+    columns = results.columns_by(axis)[value]
+    own = results.accuracies(results.served).get(method, {})
+    return [accuracy for (column, _), accuracy in own.items() if column in columns]
 
 
 def rank_plot(accuracies: Mapping[str, Accuracies]) -> Chart | None:
@@ -694,7 +690,7 @@ def _mean_curve(
     results: Results, method: str, cumulative: Cumulative | None
 ) -> list[tuple[float, float]]:
     """Mean accuracy by round (or by mean cost so far), over rounds that all runs evaluated."""
-    runs = [result.run for result in results.of(method)]
+    runs = results.runs(method)
     evaluated = [
         {r for r in run.evaluations.rounds if run.evaluations.accuracy(r, TEST) is not None}
         for run in runs

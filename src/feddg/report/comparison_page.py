@@ -1,14 +1,15 @@
 """The page of a comparison: many runs as tables of means, margins, ranks and curves."""
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import TypeVar
 
-from feddg.comparison.results import Result, Results
+from feddg.comparison.results import ResultRow, Results
 from feddg.comparison.statistics import average_over_columns
 from feddg.errors import FeddgError
 from feddg.prediction.evaluate import (
     FEW_DISCORDANT,
-    McNemar,
+    PairedDifference,
     PairedRuns,
     compare_images,
     read_image_results,
@@ -23,11 +24,14 @@ from feddg.report.blocks import (
     Fact,
     Facts,
     Fold,
+    MadeColumn,
     Page,
     Prose,
     Section,
     Table,
     glossary,
+    table_of,
+    text_column,
 )
 from feddg.report.sections import (
     compared_metrics,
@@ -39,57 +43,69 @@ from feddg.report.sections import (
 )
 from feddg.report.tables import (
     about_best,
+    about_results,
     best_method,
-    elsewhere_words,
+    conclusion,
     is_decided,
     tuning_section,
-    verdict_words,
-    warnings_about,
 )
 from feddg.report.text import (
     AGGREGATE_WORDS,
     MISSING,
-    alarm_words,
     counted,
     listed,
+    method_warnings,
     metric_title,
     number,
     percent,
     readable,
     spelled,
 )
-from feddg.runs.reading import SELECTION_RULES
+from feddg.runs.reading import SELECTION_RULES, RunRecord
 from feddg.storage import is_file
 
 # Runs image by image, where their results were kept: who is right where the other is not.
 
 
 MOST_PAIRS = 60
+T = TypeVar("T")
 DRAWS = 500
 
 
 def paired_table(found: PairedRuns, first: str, second: str) -> Table:
     """Metrics of two runs on the same images, and their differences with intervals."""
-    rows = [
-        [
-            Cell(metric_title(d.metric)),
-            Cell(AGGREGATE_WORDS[d.aggregate]),
-            Cell(percent(d.first)),
-            Cell(percent(d.second)),
-            Cell(f"{100 * d.difference:+.1f}", strong=d.low > 0 or d.high < 0),
-            Cell(f"{100 * d.low:+.1f} to {100 * d.high:+.1f}"),
-        ]
-        for d in found.differences
+    columns: list[MadeColumn[PairedDifference]] = [
+        (text_column("Metric"), lambda d: metric_title(d.metric)),
+        (text_column("Over domains"), lambda d: AGGREGATE_WORDS[d.aggregate]),
+        (Column(first, "%"), lambda d: percent(d.first)),
+        (Column(second, "%"), lambda d: percent(d.second)),
+        *_difference_columns(lambda d: d, "points"),
     ]
-    heads = [Column("Metric", numeric=False), Column("Over domains", numeric=False)]
-    heads += [Column(first, "%"), Column(second, "%"), Column("Difference", "points")]
-    heads += [Column("95 % interval", "paired bootstrap")]
     caption = (
         f"{counted(found.images, 'image')} of {', '.join(found.domains[:6])}. Images are drawn "
         "anew within each domain, the same for both. It is about these two models; what other "
         "seeds would give it does not know."
     )
-    return Table(heads, rows, caption)
+    return table_of(found.differences, columns, caption)
+
+
+def _difference_columns(
+    difference: Callable[[T], PairedDifference], note: str
+) -> list[MadeColumn[T]]:
+    """A difference of metrics and its interval; bold where that excludes zero."""
+
+    def shown(thing: T) -> Cell:
+        one = difference(thing)
+        return Cell(f"{100 * one.difference:+.1f}", strong=one.low > 0 or one.high < 0)
+
+    def interval(thing: T) -> str:
+        one = difference(thing)
+        return f"{100 * one.low:+.1f} to {100 * one.high:+.1f}"
+
+    return [
+        (Column("PairedDifference", note), shown),
+        (Column("95 % interval", "paired bootstrap"), interval),
+    ]
 
 
 def mcnemar_words(found: PairedRuns) -> str:
@@ -115,30 +131,26 @@ def paired_section(results: Results) -> Section | None:
     pairs = list(_pairs(results, base, others))
     if not pairs:
         return None
-    rows, failed = [], 0
-    for one, other in pairs[:MOST_PAIRS]:
-        try:
-            found = _compared(one, other)
-        except FeddgError:  # other images, or PyArrow is not here: no number is better than a wrong
-            failed += 1
-            continue
-        rows.append(_row(results, one, other, found))
-    heads = [
-        Column("Method", numeric=False),
-        Column("Column", numeric=False),
-        Column("Seed"),
-        Column("Difference", f"points to {spelled(base)}"),
-        Column("95 % interval", "paired bootstrap"),
-        Column("Only it", "right"),
-        Column(f"Only {spelled(base)}", "right"),
-        Column("McNemar", "p, exact"),
+    compared: list[tuple[ResultRow, PairedRuns]] = []
+    for row, one, other in pairs[:MOST_PAIRS]:
+        with suppress(FeddgError):  # other images, or no PyArrow: no number is better than a wrong
+            compared.append((row, _compared(one, other)))
+    failed = len(pairs[:MOST_PAIRS]) - len(compared)
+    columns: list[MadeColumn[tuple[ResultRow, PairedRuns]]] = [
+        (text_column("Method"), lambda pair: spelled(pair[0].method)),
+        (text_column("Column"), lambda pair: results.column(pair[0]) or MISSING),
+        (Column("Seed"), lambda pair: str(pair[0].seed)),
+        *_difference_columns(_pooled, f"points to {spelled(base)}"),
+        (Column("Only it", "right"), lambda pair: number(pair[1].mcnemar.only_first)),
+        (Column(f"Only {spelled(base)}", "right"), lambda p: number(p[1].mcnemar.only_second)),
+        (Column("McNemar", "p, exact"), lambda pair: p_text(pair[1].mcnemar.exact)),
     ]
     caption = (
         "Accuracy on held-out test images, pooled, of the model that each run serves. One row "
         "compares two models on the same images; whether it holds for other seeds, the rows of "
         "other seeds say. Many rows are many tests: some p below 0.05 come by chance."
     )
-    blocks: list[Block] = [Table(heads, rows, caption)] if rows else []
+    blocks: list[Block] = [table_of(compared, columns, caption)] if compared else []
     if failed:
         blocks.append(Prose(f"{counted(failed, 'pair')} could not be compared image by image."))
     if len(pairs) > MOST_PAIRS:
@@ -146,40 +158,26 @@ def paired_section(results: Results) -> Section | None:
     return Section("Image by image", blocks)
 
 
-def _pairs(results: Results, base: str, others: list[str]) -> Iterator[tuple[Result, Result]]:
-    kept = [r for r in results.results if is_file(results_file(r.run.folder))]
-    places = {(r.place.method, _where(r)): r for r in kept}
+def _pairs(
+    results: Results, base: str, others: list[str]
+) -> Iterator[tuple[ResultRow, RunRecord, RunRecord]]:
+    """A run of another method with its row, and the base's in the same column and seed."""
+    kept = [(r, r.run) for r in results.rows if r.run and is_file(results_file(r.run.folder))]
+    places = {(row.method, *row.place[1:]): run for row, run in kept}
     for method in others:
-        for one in kept:
-            other = places.get((base, _where(one)))
-            if one.place.method == method and other is not None:
-                yield one, other
+        for row, run in kept:
+            other = places.get((base, *row.place[1:]))
+            if row.method == method and other is not None:
+                yield row, run, other
 
 
-def _where(result: Result) -> str:
-    place = result.place
-    return json.dumps([place.scenario, dict(place.conditions), place.seed], sort_keys=True)
-
-
-def _compared(one: Result, other: Result) -> PairedRuns:
-    runs = [read_image_results(result.run.folder) for result in (one, other)]
+def _compared(one: RunRecord, other: RunRecord) -> PairedRuns:
+    runs = [read_image_results(run.folder) for run in (one, other)]
     return compare_images(runs[0], runs[1], TEST, draws=DRAWS)
 
 
-def _row(results: Results, one: Result, other: Result, found: PairedRuns) -> list[Cell]:
-    pooled = next(d for d in found.differences if (d.metric, d.aggregate) == ("accuracy", "pooled"))
-    test: McNemar = found.mcnemar
-    decided = pooled.low > 0 or pooled.high < 0
-    return [
-        Cell(spelled(one.place.method)),
-        Cell(results.column(one.place) or MISSING),
-        Cell(str(one.place.seed)),
-        Cell(f"{100 * pooled.difference:+.1f}", strong=decided),
-        Cell(f"{100 * pooled.low:+.1f} to {100 * pooled.high:+.1f}"),
-        Cell(number(test.only_first)),
-        Cell(number(test.only_second)),
-        Cell(p_text(test.exact)),
-    ]
+def _pooled(pair: tuple[ResultRow, PairedRuns]) -> PairedDifference:
+    return next(d for d in pair[1].differences if (d.metric, d.aggregate) == ("accuracy", "pooled"))
 
 
 MOST_FACTS = 8
@@ -188,7 +186,7 @@ MOST_COLUMNS = 6
 FEW_SETTINGS = 10
 
 
-def results_page(results: Results) -> Page:
+def comparison_page(results: Results) -> Page:
     """The page of a comparison."""
     sections = [
         _accuracy_section(results),
@@ -206,15 +204,18 @@ def results_page(results: Results) -> Page:
     ]
     return Page(
         title=_title(results),
-        lead=verdict_words(results),
+        lead=conclusion(results).text,
         tags=[
             *([results.name] if results.title == results.name else []),
-            counted(len({result.run.folder for result in results.results}), "run"),
+            counted(len({row.run.folder if row.run else row.key for row in results.rows}), "run"),
             counted(len(results.methods), "method"),
             counted(len(results.seeds), "seed"),
-            *data_tags([result.run for result in results.results]),
+            *data_tags(results.runs()),
         ],
-        opening=[*_cautions(results), *_facts(results)],
+        opening=[
+            *(Prose(str(one), notice=True) for one in about_results(results)),
+            *_facts(results),
+        ],
         sections=[
             *(section for section in sections if section is not None),
             *comparison_steps(results, is_decided(results)),
@@ -229,25 +230,12 @@ def _title(results: Results) -> str:
     methods = [spelled(method) for method in results.methods]
     who = listed(methods) if len(methods) <= MOST_NAMED else counted(len(methods), "method")
     title = results.title if own else who
-    where = on_data([result.run for result in results.results])
+    where = on_data(results.runs())
     title += "" if where.removeprefix(" on ").lower() in title.lower() else where
-    scenarios = {result.place.scenario for result in results.results}
-    if own or len(scenarios) != 1:
+    held_out = {row.held_out for row in results.rows}
+    if own or len(held_out) != 1:
         return title
-    return f"{title}, tested on {readable(listed(scenarios.pop().split('+')))}"
-
-
-def _cautions(results: Results) -> list[Prose]:
-    cautions = [Prose(text, notice=True) for text in warnings_about(results)]
-    elsewhere = elsewhere_words(results)
-    if elsewhere is not None:
-        cautions.insert(0, Prose(elsewhere, notice=True))
-    if results.open:
-        shown = [f"{name} ({state})" for name, state in results.open[:5]]
-        more = f" and {len(results.open) - 5} more" if len(results.open) > 5 else ""
-        text = f"Not complete, and left out: {listed(shown) if not more else ', '.join(shown)}"
-        cautions.insert(0, Prose(f"{text}{more}.", notice=True))
-    return cautions
+    return f"{title}, tested on {readable(listed(held_out.pop().split('+')))}"
 
 
 def _facts(results: Results) -> list[Facts]:
@@ -257,7 +245,7 @@ def _facts(results: Results) -> list[Facts]:
         Fact(
             spelled(method),
             tables.spread_text(average_over_columns(accuracies[method], results.columns)),
-            alarm_words(results, method) or f"held-out test, {results.served.name.lower()}, %",
+            method_warnings(results, method) or f"held-out test, {results.served.name.lower()}, %",
             accent=method == best,
         )
         for method in results.methods
@@ -323,13 +311,13 @@ def _axis_sections(results: Results) -> list[Section]:
 
 def _settings_section(results: Results) -> Section | None:
     """The settings in which a few runs differ; None of more runs than a table has room for."""
-    found = list({result.run.folder: result for result in results.results}.values())
+    found = {row.run.folder: (spelled(row.method), row.run) for row in results.rows if row.run}
     if not 1 < len(found) <= MOST_COLUMNS:
         return None
-    labels = [spelled(result.place.method) for result in found]
+    labels, runs = zip(*found.values())
     if len(set(labels)) < len(labels):
-        labels = [result.run.folder.name for result in found]
-    table = differing_settings([result.run for result in found], labels)
+        labels = tuple(run.folder.name for run in runs)
+    table = differing_settings(runs, labels)
     if table is None:
         return None
     few = len(table.rows) <= FEW_SETTINGS
@@ -351,33 +339,25 @@ def _paper_section(results: Results) -> Section | None:
 
 
 def _list(heading: str, texts: Sequence[str]) -> Table:
-    return Table([Column(heading, numeric=False)], [[Cell(text)] for text in texts])
+    return table_of(texts, [(text_column(heading), str)])
 
 
 def _cost_section(results: Results) -> Section | None:
-    if not results.results:
-        return None
     found = [charts.accuracy_against(results, what) for what in ("bytes", "seconds")]
-    blocks = [chart for chart in found if chart is not None]
-    return Section("Cost", [cost_table(results), *blocks])
+    blocks = [block for block in [cost_table(results), *found] if block is not None]
+    return Section("Cost", blocks) if blocks else None
 
 
 def _runs_section(results: Results) -> Section:
-    rows = [
-        [
-            Cell(spelled(result.place.method)),
-            Cell(readable(results.column(result.place))),
-            Cell(str(result.place.seed)),
-            Cell(percent(result.accuracy(results.served)), strong=True),
-            Cell(result.run.folder.name),
-        ]
-        for result in results.results
+    columns: list[MadeColumn[ResultRow]] = [
+        (text_column("Method"), lambda row: spelled(row.method)),
+        (text_column("Column"), lambda row: readable(results.column(row))),
+        (Column("Seed"), lambda row: str(row.seed)),
+        (
+            Column("Test", results.served.name.lower()),
+            lambda row: Cell(percent(row.accuracy(results.served)), strong=True),
+        ),
+        (text_column("Folder"), lambda row: row.folder),
     ]
-    heads = [
-        Column("Method", numeric=False),
-        Column("Column", numeric=False),
-        Column("Seed"),
-        Column("Test", "final round"),
-        Column("Folder", numeric=False),
-    ]
-    return Section("Runs", [Fold(counted(len(rows), "run"), [Table(heads, rows)])])
+    table = table_of(results.rows, columns)
+    return Section("Runs", [Fold(counted(len(results.rows), "run"), [table])])

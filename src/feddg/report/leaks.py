@@ -530,7 +530,7 @@ def _for_the_officer(run: RunRecord, left: list[_Left], attacks: list[AttackRow]
     things = listed([_phrase(one) for one in left if one.name != "counts and means of losses"])
     sites = counted(max(one.clients for one in left), "site")
     guaranteed = {one.purpose for one in left if _epsilon(run, one.purpose) != NO_EPSILON}
-    promise = (
+    bound = (
         "Differential privacy bounds what anybody can learn from some of it (column Epsilon)."
         if guaranteed
         else "Differential privacy was not used, so nothing bounds what somebody with more means "
@@ -538,7 +538,7 @@ def _for_the_officer(run: RunRecord, left: list[_Left], attacks: list[AttackRow]
     )
     return (
         f"For a data-protection record: images stayed where they were; each of {sites} sent "
-        f"{things or 'counts'}. {_tried(attacks)} {promise}"
+        f"{things or 'counts'}. {_tried(attacks)} {bound}"
     )
 
 

@@ -12,14 +12,14 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from feddg.comparison.compare import Comparison
-from feddg.comparison.results import read_comparison
 from feddg.data.decoding import UnusableImageError, decode_image, quiet_pillow
 from feddg.prediction.predict import PredictedImages, Prediction
 from feddg.report.blocks import Chart, Table, template_named
 from feddg.report.charts import accuracy_curves, learning_curves
-from feddg.report.sections import final_table, finding_sentences, result_sentence, tested_on
-from feddg.report.tables import accuracy_table, margin_table, verdict_words, warnings_about
+from feddg.report.sections import final_table, result_sentence, tested_on
+from feddg.report.tables import about_results, accuracy_table, conclusion, margin_table
 from feddg.report.text import percent_sign, readable, shortened, spelled
+from feddg.runs.diagnostics import about_run
 from feddg.runs.execute import Run
 from feddg.runs.reading import FINAL, RunRecord
 
@@ -53,7 +53,7 @@ def _record(run: RunRecord) -> str:
     return _page(
         title=f"{spelled(run.method)}{tested_on(run)}",
         lead=result_sentence(run) if evaluated else "Nothing has been measured yet.",
-        notices=finding_sentences(run) if evaluated else [],
+        notices=[str(one) for one in about_run(run)] if evaluated else [],
         tables=[final_table(run)] if evaluated else [],
         curves=accuracy_curves(run) if len(run.evaluations.rounds) > 1 else None,
         report=run.folder / "report.html",
@@ -61,15 +61,15 @@ def _record(run: RunRecord) -> str:
 
 
 def _comparison(comparison: Comparison) -> str:
-    results = read_comparison(comparison.folder)
+    results = comparison.results
     failed = [f"{one.task.folder.name}: {one.error or one.status}" for one in comparison.failures]
-    tables = [accuracy_table(results, FINAL), margin_table(results)] if results.results else []
+    tables = [accuracy_table(results, FINAL), margin_table(results)] if results.rows else []
     return _page(
         title=results.title,
-        lead=verdict_words(results),
-        notices=[*failed, *warnings_about(results)],
+        lead=conclusion(results).text,
+        notices=[*failed, *map(str, about_results(results))],
         tables=[table for table in tables if table is not None],
-        curves=learning_curves(results) if results.results else None,
+        curves=learning_curves(results) if results.rows else None,
         report=comparison.report,
     )
 

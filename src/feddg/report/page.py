@@ -14,11 +14,11 @@ from pathlib import Path
 
 from plotly.offline import get_plotlyjs
 
-from feddg.comparison.results import COMPARISON, read_comparison, results_of
+from feddg.comparison.results import COMPARISON, Results, read_comparison, results_of
 from feddg.errors import RunError
 from feddg.report.blocks import Page, data_uri, template_named
 from feddg.report.charts import TEMPLATE
-from feddg.report.comparison_page import results_page
+from feddg.report.comparison_page import comparison_page
 from feddg.report.run_page import run_page
 from feddg.report.tables import page_tables, results_csv, to_csv, to_latex, to_markdown
 from feddg.runs.reading import read_run
@@ -29,8 +29,9 @@ def write_report(folders: Sequence[Path], out: Path) -> Path:
     """Writes one self-contained HTML page about one run, or about several.
 
     Args:
-        folders: Run folders, finished or not, or a single folder of ``feddg compare``. One run
-            gives the page of that run; several, a comparison of those that are complete.
+        folders: Run folders, finished or not; or a single folder of ``feddg compare``, or its
+            results file. One run gives the page of that run; several, a comparison of those that
+            are complete.
         out: The file to write; its folder is made if needed, an older file is replaced.
 
     Returns:
@@ -71,10 +72,12 @@ def page_about(folders: Sequence[Path]) -> Page:
     if not folders:
         raise RunError("There is no run to report on. Name at least one run folder.")
     if len(folders) == 1 and (folders[0] / COMPARISON).is_file():
-        return results_page(read_comparison(folders[0]))
+        return comparison_page(read_comparison(folders[0]))
+    if len(folders) == 1 and folders[0].is_file():
+        return comparison_page(Results.read(folders[0]))
     if len(folders) == 1:
         return run_page(read_run(folders[0]))
-    return results_page(results_of(folders))
+    return comparison_page(results_of(folders))
 
 
 def write_comparison(folder: Path) -> Path:
@@ -87,7 +90,7 @@ def write_comparison(folder: Path) -> Path:
         RunError: the folder holds no comparison, or cannot be written.
     """
     results = read_comparison(folder)
-    page = results_page(results)
+    page = comparison_page(results)
     out = folder / "report.html"
     _write(out, render(page))
     _write(folder / "results.csv", results_csv(results))

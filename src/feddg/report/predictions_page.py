@@ -10,6 +10,7 @@ from pathlib import Path
 from PIL import Image
 
 from feddg.data.decoding import Tile, UnusableImageError, decode_parts, quiet_pillow
+from feddg.diagnostics import Diagnostic
 from feddg.errors import RunError
 from feddg.prediction.classifier import ImagePreparation
 from feddg.prediction.predict import Doubtful, PredictedRow
@@ -44,7 +45,7 @@ def write_predictions_page(
     *,
     preparation: ImagePreparation,
     result: str,
-    cautions: Sequence[str] = (),
+    diagnostics: Sequence[Diagnostic] = (),
 ) -> Path:
     """Writes one self-contained page; returns ``out``.
 
@@ -55,7 +56,7 @@ def write_predictions_page(
         out: the page.
         preparation: how files become colours.
         result: how good the model was where nobody trained.
-        cautions: what must be said of the model.
+        diagnostics: the warnings about the model.
 
     Raises:
         RunError: it cannot be written.
@@ -67,7 +68,7 @@ def write_predictions_page(
         groups=list(_groups(thumbnails)),
         labels=found.labels.most_common(),
         result=result,
-        cautions=cautions,
+        diagnostics=diagnostics,
         side=SIDE,
     )
     try:

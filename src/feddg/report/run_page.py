@@ -32,7 +32,6 @@ from feddg.report.sections import (
     analyses_sections,
     class_table,
     cost_of,
-    cost_of_runs,
     cut_note,
     data_tags,
     final_table,
@@ -45,6 +44,7 @@ from feddg.report.sections import (
     notices,
     on_data,
     result_sentence,
+    run_cost_table,
     run_steps,
     status_text,
     tested_on,
@@ -148,7 +148,7 @@ def _cost_section(run: RunRecord) -> Section | None:
     cost = cost_of(run)
     if not cost.total_seconds:
         return None
-    return Section("Cost", [time_shares(cost), cost_of_runs([run], ["This run"])])
+    return Section("Cost", [time_shares(cost), run_cost_table(run)])
 
 
 def _details_section(run: RunRecord) -> Section:

@@ -1,10 +1,12 @@
 """The sections of a run's page."""
 
+import itertools
 import math
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -13,10 +15,9 @@ import numpy
 import numpy as np
 import plotly.graph_objects as go
 
-from feddg.comparison.results import Results, method_findings
+from feddg.comparison.results import Results, about_method, more_metrics
 from feddg.data.partition import in_words, skew_of
-from feddg.evaluation.accuracy import FEW
-from feddg.evaluation.metrics import METRICS
+from feddg.evaluation.accuracy import FEW_IMAGES, about_support
 from feddg.records import (
     ID_TEST,
     ID_VAL,
@@ -37,11 +38,14 @@ from feddg.report.blocks import (
     Fact,
     Facts,
     Fold,
+    MadeColumn,
     Pair,
     Prose,
     Section,
     Shares,
     Table,
+    table_of,
+    text_column,
 )
 from feddg.report.charts import (
     HELD_OUT_COLOURS,
@@ -54,11 +58,8 @@ from feddg.report.charts import (
 from feddg.report.text import (
     AGGREGATE_WORDS,
     MISSING,
-    beside_words,
     counted,
     duration,
-    finding_sentence,
-    headline_words,
     interval_words,
     listed,
     metric_title,
@@ -66,18 +67,21 @@ from feddg.report.text import (
     percent,
     percent_sign,
     readable,
+    reference_words,
     shortened,
     size,
     spelled,
+    warning_words,
 )
-from feddg.runs.findings import (
-    Finding,
-    FindingKind,
-    Standing,
+from feddg.runs.diagnostics import (
+    LEARNED_NOTHING,
+    STILL_RISING,
+    SplitAccuracy,
+    about_result,
+    about_run,
     accuracy_interval,
-    findings,
     mean_measured,
-    standing,
+    split_accuracy,
 )
 from feddg.runs.reading import (
     EXPERIMENT_FILE,
@@ -127,7 +131,7 @@ def final_table(run: RunRecord, every_domain: bool = False) -> Table:
         "Accuracy in percent. Each column named after a rule shows one and the same model, chosen "
         "by that rule; the underlined number made the choice. The test split never chooses. The "
         "interval is that of the final round's accuracy (Wilson), the balanced accuracy is the "
-        "mean over classes, and the share of the largest class is what a constant model reaches."
+        "mean over classes, and the share of the largest class is what always answering it reaches."
     )
     return Table(columns, rows, caption, grouped=True)
 
@@ -166,7 +170,7 @@ def _mean_row(evaluations: Evaluations, split: str, chosen: Chosen) -> list[Cell
 
 
 def _beside_cells(rows: Sequence[EvaluationRow]) -> list[Cell]:
-    """What the final round's accuracy must be read beside: interval, balanced, largest class."""
+    """Reference values of the final round's accuracy: interval, balanced, largest class."""
     names = ("balanced_accuracy", "largest_class_share")
     beside = (percent(mean_measured(rows, name)) for name in names)
     return [Cell(interval_words(accuracy_interval(rows)) or MISSING), *map(Cell, beside)]
@@ -462,35 +466,29 @@ def class_table(counts: Counts, classes: Sequence[str], name: str) -> Fold:
         classes: names of the classes.
         name: whose images they are.
     """
-    columns = [
-        Column("Class", numeric=False),
-        Column("Images"),
-        Column("Recall", "of its images, %"),
-        Column("Precision", "of what got its name, %"),
-        Column("Predicted", "times"),
-        Column("Mostly taken for", "its images, %", numeric=False),
+    right, support, named = np.diagonal(counts), counts.sum(axis=1), counts.sum(axis=0)
+
+    def share(of: Counts, index: int) -> str:
+        return percent(float(right[index] / of[index]) if of[index] else None)
+
+    columns: list[MadeColumn[int]] = [
+        (text_column("Class"), lambda index: readable(classes[index])),
+        (Column("Images"), lambda index: number(float(support[index]))),
+        (Column("Recall", "of its images, %"), lambda index: share(support, index)),
+        (Column("Precision", "of what got its name, %"), lambda index: share(named, index)),
+        (Column("Predicted", "times"), lambda index: number(float(named[index]))),
+        (
+            text_column("Mostly taken for", "its images, %"),
+            lambda index: _most_taken_for(counts[index], classes, index),
+        ),
     ]
-    rows = [_class_row(counts, classes, index) for index in range(len(classes))]
     caption = (
         "Recall: how many images of the class were recognised. Precision: how many of the images "
         "given its name are of it; a class that was never named has none. Few images make both "
         "uncertain."
     )
     title = f"{counted(len(classes), 'class', 'classes')} of {name}, one by one"
-    return Fold(title, [Table(columns, rows, caption)])
-
-
-def _class_row(counts: Counts, classes: Sequence[str], index: int) -> list[Cell]:
-    right, support = float(counts[index, index]), float(counts[index].sum())
-    named = float(counts[:, index].sum())
-    return [
-        Cell(readable(classes[index])),
-        Cell(number(support)),
-        Cell(percent(right / support if support else None)),
-        Cell(percent(right / named if named else None)),
-        Cell(number(named)),
-        Cell(_most_taken_for(counts[index], classes, index)),
-    ]
+    return Fold(title, [table_of(range(len(classes)), columns, caption)])
 
 
 def _most_taken_for(row: Counts, classes: Sequence[str], index: int) -> str:
@@ -588,32 +586,24 @@ def _bytes_so_far(run: RunRecord) -> dict[str, float]:
     }
 
 
-def cost_of_runs(runs: Sequence[RunRecord], labels: Sequence[str]) -> Table:
-    """What each run took, one column per run."""
-    costs = [cost_of(run) for run in runs]
-    columns = [Column("", numeric=False), *(Column(label) for label in labels)]
-    activities = dict.fromkeys(name for cost in costs for name in cost.seconds)
-    rows = [_cost_row("Time in all", [duration(cost.total_seconds) for cost in costs], strong=True)]
-    rows += [
-        _cost_row(f"Time for {activity_text(name)}", [duration(c.seconds.get(name)) for c in costs])
-        for name in activities
-    ]
-    rows += [
-        _cost_row("Images per second of training", [number(c.images_per_second) for c in costs]),
-        _cost_row("Passes through the network per image", [_times(c) for c in costs]),
-        _cost_row("Peak memory", [size(cost.peak_memory) for cost in costs]),
-    ]
-    rows += [_cost_row(text, [size(cost.bytes.get(key)) for cost in costs]) for text, key in COSTS]
-    return Table(columns, rows)
+def run_cost_table(run: RunRecord) -> Table:
+    """What a run took."""
+    cost = cost_of(run)
+    rows = [Cell("Time in all"), Cell(duration(cost.total_seconds), strong=True)]
+    texts = {f"Time for {activity_text(name)}": duration(s) for name, s in cost.seconds.items()}
+    texts["Images per second of training"] = number(cost.images_per_second)
+    texts["Passes through the network per image"] = _times(cost)
+    texts["Peak memory"] = size(cost.peak_memory)
+    texts |= {text: size(cost.bytes.get(key)) for text, key in COSTS}
+    table = table_of(
+        texts, [(text_column(""), str), (Column("This run"), lambda text: texts[text])]
+    )
+    return replace(table, rows=[rows, *table.rows])
 
 
 def _times(cost: Cost) -> str:
     times = cost.passes_per_image
     return number(None) if times is None else f"{times:.2f}"
-
-
-def _cost_row(text: str, values: Sequence[str], strong: bool = False) -> list[Cell]:
-    return [Cell(text), *(Cell(value, strong) for value in values)]
 
 
 def activity_text(name: str) -> str:
@@ -631,46 +621,50 @@ def time_shares(cost: Cost) -> Shares:
     return Shares(parts, f"Where the time went: {duration(cost.total_seconds)} in all.")
 
 
-def cost_table(results: Results) -> Table:
-    """What a run of each method took, mean over its runs."""
-    heads = [
-        Column("Method", numeric=False),
-        Column("Time", "a run"),
-        Column("Training", "a round"),
-        Column("Fusing", "a round"),
-        Column("Before training"),
-        Column("Images", "per second"),
-        Column("From a client", "per round"),
-        Column("From a client", "before training"),
-        Column("Peak memory"),
+def cost_table(results: Results) -> Table | None:
+    """What a run of each method took, mean over its runs; None without any."""
+    methods = [method for method in results.methods if results.runs(method)]
+    if not methods:
+        return None
+    costs = {m: [(cost_of(r), max(1, r.rounds_done)) for r in results.runs(m)] for m in methods}
+
+    def mean(of: Callable[[Cost, int], float]) -> Callable[[str], float | None]:
+        return lambda method: _mean([of(*cost) for cost in costs[method]])
+
+    def column(
+        heading: str,
+        note: str,
+        shown: Callable[[float | None], str],
+        of: Callable[[Cost, int], float],
+    ) -> MadeColumn[str]:
+        return Column(heading, note), lambda method: shown(mean(of)(method))
+
+    columns: list[MadeColumn[str]] = [
+        (text_column("Method"), spelled),
+        column("Time", "a run", duration, lambda cost, rounds: cost.total_seconds),
+        column(
+            "Training", "a round", duration, lambda c, rounds: c.seconds.get("train", 0) / rounds
+        ),
+        column(
+            "Fusing", "a round", duration, lambda c, rounds: c.seconds.get("aggregate", 0) / rounds
+        ),
+        column("Before training", "", duration, lambda cost, rounds: cost.seconds.get("setup", 0)),
+        column("Images", "per second", number, lambda cost, rounds: cost.images_per_second or 0),
+        column(
+            "From a client",
+            "per round",
+            size,
+            lambda c, rounds: c.bytes.get("up_per_client_round", 0),
+        ),
+        column(
+            "From a client",
+            "before training",
+            size,
+            lambda c, rounds: c.bytes.get("setup_up_per_client", 0),
+        ),
+        column("Peak memory", "", size, lambda cost, rounds: cost.peak_memory or 0),
     ]
-    rows = [_cost_cells(method, [r.run for r in results.of(method)]) for method in results.methods]
-    return Table(heads, rows, "Mean over the runs of a method.")
-
-
-def _cost_cells(method: str, runs: Sequence[RunRecord]) -> list[Cell]:
-    costs = [cost_of(run) for run in runs]
-    rounds = [max(1, run.rounds_done) for run in runs]
-
-    def seconds(activity: str, per_round: bool) -> float | None:
-        values = [cost.seconds.get(activity, 0.0) for cost in costs]
-        return _mean([v / r for v, r in zip(values, rounds)] if per_round else values)
-
-    def mean_bytes(name: str) -> float | None:
-        return _mean([cost.bytes.get(name, 0.0) for cost in costs])
-
-    texts = [
-        spelled(method),
-        duration(_mean([cost.total_seconds for cost in costs])),
-        duration(seconds("train", per_round=True)),
-        duration(seconds("aggregate", per_round=True)),
-        duration(seconds("setup", per_round=False)),
-        number(_mean([cost.images_per_second or 0.0 for cost in costs])),
-        size(mean_bytes("up_per_client_round")),
-        size(mean_bytes("setup_up_per_client")),
-        size(_mean([float(cost.peak_memory or 0) for cost in costs])),
-    ]
-    return [Cell(text) for text in texts]
+    return table_of(methods, columns, "Mean over the runs of a method.")
 
 
 def _mean(values: Sequence[float]) -> float | None:
@@ -685,19 +679,18 @@ MOST_NAMED = 8
 
 def groups_table(run: RunRecord, setup: SetupRow) -> Table | None:
     """How many clients each group has, and which; None where the method grouped nobody."""
-    rows = [
-        [
-            Cell(f"By {readable(what).lower()}"),
-            Cell(f"Group {place}"),
-            Cell(number(len(members))),
-            _members([run.client_name(id) for id in members]),
-        ]
+    found = [
+        (what, place, members)
         for what, groups in setup.groups.items()
         for place, members in enumerate(groups, start=1)
     ]
-    columns = [Column("Grouped", numeric=False), Column("Group", numeric=False)]
-    columns += [Column("Clients"), Column("Which", numeric=False)]
-    return Table(columns, rows, grouped=True) if rows else None
+    columns: list[MadeColumn[tuple[str, int, Sequence[int]]]] = [
+        (text_column("Grouped"), lambda group: f"By {readable(group[0]).lower()}"),
+        (text_column("Group"), lambda group: f"Group {group[1]}"),
+        (Column("Clients"), lambda group: number(len(group[2]))),
+        (text_column("Which"), lambda group: _members([run.client_name(id) for id in group[2]])),
+    ]
+    return table_of(found, columns, grouped=True) if found else None
 
 
 def _members(names: list[str]) -> Cell:
@@ -735,10 +728,12 @@ def holdings_section(run: RunRecord) -> Section | None:
 
 
 def _bad_images(images: Sequence[BadImageRow]) -> Fold:
-    rows = [[Cell(image.path), Cell(image.reason)] for image in images[:MOST_LISTED]]
-    columns = [Column("File", numeric=False), Column("Reason", numeric=False)]
+    columns: list[MadeColumn[BadImageRow]] = [
+        (text_column("File"), lambda image: image.path),
+        (text_column("Reason"), lambda image: image.reason),
+    ]
     title = f"{counted(len(images), 'image')} could not be used"
-    return Fold(title, [Table(columns, rows, cut_note(len(images)))])
+    return Fold(title, [table_of(images[:MOST_LISTED], columns, cut_note(len(images)))])
 
 
 def cut_note(total: int) -> str:
@@ -752,7 +747,7 @@ def cut_note(total: int) -> str:
 def metrics_section(run: RunRecord) -> Section | None:
     """Every metric of the final round's model; None where only accuracies were written."""
     evaluations = run.evaluations
-    names = _names([evaluations])
+    names = more_metrics([run])
     if len(names) < 2:
         return None
     rows = [
@@ -764,47 +759,32 @@ def metrics_section(run: RunRecord) -> Section | None:
     columns += [Column(metric_title(name)) for name in names]
     columns += [Column("Smallest class", "images", numeric=False)]
     blocks: list[Block] = [Table(columns, rows, _caption(), grouped=True)]
-    if (warning := _few_images(run)) is not None:
-        blocks.insert(0, Prose(warning, notice=True))
-    return Section("Metrics", blocks)
+    domains = evaluations.at(evaluations.rounds[-1], TEST)
+    support = [(TEST, d.domain, evaluations.support(TEST, d.domain) or []) for d in domains]
+    few = about_support(support, _class_names(run))
+    return Section("Metrics", [*(Prose(str(one), notice=True) for one in few), *blocks])
 
 
 def compared_metrics(results: Results) -> Table | None:
     """Every metric of every method on held-out test domains, final round, means over runs."""
-    runs = [result.run.evaluations for result in results.results]
-    names = _names(runs)
+    names = more_metrics(results.runs())
     if len(names) < 2:
         return None
-    rows = [
-        [
-            Cell(spelled(method)),
-            Cell(words),
-            *(Cell(percent(_over_runs(results, method, name, aggregate))) for name in names),
-        ]
-        for method in results.methods
-        for aggregate, words in AGGREGATE_WORDS.items()
+    columns: list[MadeColumn[tuple[str, str]]] = [
+        (text_column("Method"), lambda pair: spelled(pair[0])),
+        (text_column("Over domains"), lambda pair: AGGREGATE_WORDS[pair[1]]),
     ]
-    heads = [Column("Method", numeric=False), Column("Over domains", numeric=False)]
-    heads += [Column(metric_title(name)) for name in names]
+    columns += [(Column(metric_title(name)), partial(_over_runs, results, name)) for name in names]
     caption = (
         "Held-out test domains after the final round, percent, mean over all runs of a method "
         f"that have the number. {_caption()}"
     )
-    return Table(heads, rows, caption, grouped=True)
+    pairs = itertools.product(results.methods, AGGREGATE_WORDS)
+    return table_of(pairs, columns, caption, grouped=True)
 
 
-def _over_runs(results: Results, method: str, metric: str, aggregate: str) -> float | None:
-    found = [
-        result.run.evaluations.value(result.rounds[FINAL.name], TEST, metric, aggregate)
-        for result in results.of(method)
-    ]
-    known = [value for value in found if value is not None]
-    return math.fsum(known) / len(known) if known and len(known) == len(found) else None
-
-
-def _names(evaluations: Sequence[Evaluations]) -> list[str]:
-    known = {name for one in evaluations for split in SPLITS for name in one.metrics(split)}
-    return [name for name in METRICS if name in known] + sorted(known - METRICS.keys())
+def _over_runs(results: Results, metric: str, pair: tuple[str, str]) -> str:
+    return percent(results.mean(pair[0], metric, FINAL.name, TEST, pair[1]))
 
 
 def _class_names(run: RunRecord) -> Sequence[str]:
@@ -849,25 +829,6 @@ def _smallest(support: Sequence[int] | None, classes: Sequence[str]) -> str:
     return "; ".join(parts)
 
 
-def _few_images(run: RunRecord) -> str | None:
-    """Says which test domains have classes with few images or none."""
-    told = []
-    last = run.evaluations.rounds[-1]
-    for row in run.evaluations.at(last, TEST):
-        support = run.evaluations.support(TEST, row.domain) or []
-        thin = sum(count < FEW for count in support)
-        if thin:
-            told.append(f"{readable(row.domain)} ({number(thin)} of {number(len(support))})")
-    if not told:
-        return None
-    more = f" and {len(told) - 3} more domains" if len(told) > 3 else ""
-    return (
-        f"Some classes have fewer than {FEW} held-out test images or none: "
-        f"{', '.join(told[:3])}{more}. Balanced accuracy, macro-F1 and AUROC move by much with "
-        "single images there, and leave out classes without images."
-    )
-
-
 def _caption() -> str:
     return (
         "Percent. Mean of domains counts each domain once, pooled counts each image once; which "
@@ -883,20 +844,23 @@ def differing_settings(runs: Sequence[RunRecord], labels: Sequence[str]) -> Tabl
     """The settings in which the runs' experiments differ, or None when they do not."""
     flat = [dict(flatten(run.experiment)) for run in runs]
     keys = dict.fromkeys(key for settings in flat for key in settings if key != "name")
-    rows = [
-        [Cell(key), *(Cell(settings.get(key, MISSING)) for settings in flat)]
-        for key in keys
-        if len({settings.get(key) for settings in flat}) > 1
+    differing = [key for key in keys if len({settings.get(key) for settings in flat}) > 1]
+    columns: list[MadeColumn[str]] = [(text_column("Setting"), str)]
+    columns += [
+        (text_column(label), partial(_setting, settings)) for label, settings in zip(labels, flat)
     ]
-    columns = [Column("Setting", numeric=False)]
-    columns += [Column(label, numeric=False) for label in labels]
-    return Table(columns, rows, "Everything else is the same in all runs.") if rows else None
+    caption = "Everything else is the same in all runs."
+    return table_of(differing, columns, caption) if differing else None
+
+
+def _setting(settings: Mapping[str, str], key: str) -> str:
+    return settings.get(key, MISSING)
 
 
 def mapping_table(content: Mapping[str, Any], headings: tuple[str, str]) -> Table:
     """A mapping as two columns; nested names are joined by dots."""
-    rows = [[Cell(key), Cell(value)] for key, value in flatten(content)]
-    return Table([Column(heading, numeric=False) for heading in headings], rows)
+    name, value = map(text_column, headings)
+    return table_of(flatten(content), [(name, lambda pair: pair[0]), (value, lambda pair: pair[1])])
 
 
 # The top of a run's page: its result in plain words, what speaks against it, its key numbers.
@@ -945,34 +909,29 @@ def _day(run: RunRecord) -> datetime | None:
         return None
 
 
-def found_in(run: RunRecord) -> list[Finding]:
-    """What must be said beside the accuracy of the model that the run serves."""
+def served_accuracy(run: RunRecord) -> SplitAccuracy | None:
+    """The accuracy of the model that the run serves on the held-out test domains."""
     rule = run.served
-    return findings(run.evaluations, rule.choose(run.evaluations), weights=rule.weights)
-
-
-def standing_of(run: RunRecord) -> Standing | None:
-    """How the held-out test domains stood under the model that the run serves."""
-    rule = run.served
-    return standing(run.evaluations.of(rule.weights), rule.choose(run.evaluations))
+    return split_accuracy(run.evaluations.of(rule.weights), rule.choose(run.evaluations))
 
 
 def result_sentence(run: RunRecord) -> str:
-    """The result in plain words, with what an accuracy must be read beside."""
+    """The result in plain words, with the reference values of its accuracy."""
     accuracy = held_out_accuracy(run, run.served)
     if accuracy is None:
         return "The held-out test domain has not been evaluated yet."
     round_ = final_round(run.evaluations)
     when = "before any training" if round_ == 0 else f"after {counted(round_ or 0, 'round')}"
-    at = standing_of(run)
+    at = served_accuracy(run)
     interval = f" (95 % interval {interval_words(at.accuracy)})" if at else ""
-    start = headline_words(found_in(run))
+    warnings = warning_words(about_result(run))
+    start = f"{warnings[0].upper()}{warnings[1:]}: " if warnings else ""
     when = when if start else f"{when[0].upper()}{when[1:]}"
     sentence = (
         f"{start}{when}, {_model_words(run)} recognised {percent_sign(accuracy)}{interval} of "
         f"the images of {_held_out_words(run)}, which no client trained on."
     )
-    return " ".join(part for part in (sentence, beside_words(at) if at else "") if part)
+    return " ".join(part for part in (sentence, reference_words(at) if at else "") if part)
 
 
 def _model_words(run: RunRecord) -> str:
@@ -988,30 +947,10 @@ def status_text(run: RunRecord) -> str:
 
 
 def notices(run: RunRecord) -> Iterator[Prose]:
-    """What to know before trusting the numbers: how the run ended, and what was found in them."""
-    if run.status != "completed":
-        yield _unfinished(run)
-    for sentence in finding_sentences(run):
-        yield Prose(sentence, notice=True)
-
-
-def finding_sentences(run: RunRecord) -> list[str]:
-    """The findings as sentences; a run that has not ended is not said to have stopped early."""
-    classes = run.clients.classes if run.clients else ()
-    return [finding_sentence(finding, classes) for finding in found_in(run)]
-
-
-def _unfinished(run: RunRecord) -> Prose:
-    words = {
-        "unfinished": "This run has not ended: it is still going on, or it was cut off.",
-        "interrupted": "This run was interrupted.",
-        "failed": f"This run failed: {run.error or 'no reason was recorded'}",
-    }
-    return Prose(
-        f"{words.get(run.status, f'The status of this run is {run.status}.')} The page shows "
-        f"{rounds_text(run)} rounds; “final round” means the last one evaluated so far.",
-        notice=True,
-    )
+    """What to know before trusting the numbers; of few images, the metrics' own section says it."""
+    for one in about_run(run):
+        if one.code != FEW_IMAGES:
+            yield Prose(str(one), notice=True)
 
 
 def key_facts(run: RunRecord) -> Facts:
@@ -1033,7 +972,7 @@ def key_facts(run: RunRecord) -> Facts:
 
 
 def _accuracy_facts(run: RunRecord) -> Iterator[Fact]:
-    at = standing_of(run)
+    at = served_accuracy(run)
     rule = run.served.name.lower()
     note = f"95 % interval {interval_words(at.accuracy)}" if at else f"correct, {rule}"
     accuracy = percent_sign(held_out_accuracy(run, run.served))
@@ -1069,7 +1008,6 @@ def _federation_facts(run: RunRecord) -> Iterator[Fact]:
 # What to do next: commands that fit what was found.
 
 
-LEARNED_NOTHING = {FindingKind.CONSTANT, FindingKind.ONE_CLASS, FindingKind.BELOW_START}
 REPEATS = 3
 Step = tuple[str, str]
 """Why, and the command."""
@@ -1101,13 +1039,13 @@ def _run_steps(run: RunRecord) -> Iterator[Step]:
     folder, file = str(run.folder), str(run.folder / EXPERIMENT_FILE)
     if run.status != "completed":
         yield "Go on from the last completed round:", _command("resume", folder)
-    kinds = {finding.kind for finding in found_in(run)}
-    if kinds & LEARNED_NOTHING:
+    codes = {one.code for one in about_result(run)}
+    if codes & LEARNED_NOTHING:
         yield from _after_nothing(run, file)
-    if FindingKind.RISING in kinds and run.rounds_planned:
+    if STILL_RISING in codes and run.rounds_planned:
         rounds = str(2 * run.rounds_planned)
         yield "Accuracy still rose: train twice as long:", _command("run", file, "--rounds", rounds)
-    if run.status == "completed" and not kinds & LEARNED_NOTHING:
+    if run.status == "completed" and not codes & LEARNED_NOTHING:
         yield (
             "One run cannot tell a difference from chance. Repeat it with other seeds beside the "
             "plain average of clients:",
@@ -1150,16 +1088,16 @@ def _data_flags(run: RunRecord) -> list[str]:
 
 
 def _comparison_steps(results: Results, decided: bool) -> Iterator[Step]:
-    folders = {result.run.folder.parent for result in results.results}
+    folders = {run.folder.parent for run in results.runs()}
     plan = folders.pop() / "plan.yaml" if len(folders) == 1 else None
     if plan is None or not plan.is_file():
         return
     again = ("compare", str(plan), "--out", str(plan.parent))
     if results.open:
         yield "Carry out what is missing; complete runs are kept:", _command(*again)
-    kinds = {one.kind for method in results.methods for one in method_findings(results, method)}
-    planned = {result.run.rounds_planned for result in results.results}
-    if FindingKind.RISING in kinds and len(planned) == 1 and (rounds := planned.pop()):
+    codes = {one.code for method in results.methods for one in about_method(results, method)}
+    planned = {run.rounds_planned for run in results.runs()}
+    if STILL_RISING in codes and len(planned) == 1 and (rounds := planned.pop()):
         longer = (*again[:3], f"{plan.parent}-longer", "--rounds", str(2 * rounds))
         yield "Accuracy still rose in some runs: train twice as long:", _command(*longer)
     if not decided and len(results.methods) > 1:

@@ -1,24 +1,21 @@
-"""Tables and verdicts of a comparison, and tables as Markdown, CSV and LaTeX."""
+"""Tables and conclusion of a comparison, and tables as Markdown, CSV and LaTeX."""
 
 import csv
 import io
-import itertools
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 
 from feddg.comparison.results import (
-    RISING,
-    KeptTable,
     Results,
     TriedRow,
     TuningFile,
-    constant_name,
-    method_findings,
-    unsteady_best,
+    about_margin,
+    about_method,
 )
 from feddg.comparison.statistics import (
-    Accuracies,
     Key,
     Margin,
     Spread,
@@ -28,20 +25,30 @@ from feddg.comparison.statistics import (
     ranks,
     spread,
 )
-from feddg.evaluation.metrics import METRICS
+from feddg.diagnostics import Diagnostic, gravest_first
 from feddg.methods.base import METHODS, idea_of
-from feddg.records import SPLITS, TEST, as_cell
-from feddg.report.blocks import Block, Cell, Column, Fold, Page, Prose, Section, Table
+from feddg.records import TEST, as_cell
+from feddg.report.blocks import (
+    Block,
+    Cell,
+    Column,
+    Fold,
+    MadeColumn,
+    Page,
+    Prose,
+    Section,
+    Table,
+    table_of,
+    text_column,
+)
 from feddg.report.sections import SPLIT_HEADINGS
 from feddg.report.text import (
     AGGREGATE_WORDS,
     MISSING,
-    alarm_words,
     counted,
-    finding_sentence,
-    how_often,
     listed,
     marked,
+    method_warnings,
     metric_title,
     number,
     percent,
@@ -49,15 +56,14 @@ from feddg.report.text import (
     readable,
     spelled,
 )
-from feddg.runs.findings import standing
-from feddg.runs.reading import AGGREGATES, FINAL, SELECTION_RULES, SelectionRule, rules_for
+from feddg.runs.reading import FINAL, SELECTION_RULES, SelectionRule
 
 MARK = " †"
-"""Stands behind a number, and behind a method, of which a model is no better than a constant."""
+"""Stands behind a number, and a method, of which a model is no better than the majority class."""
 MEANING = (
-    f"{MARK.strip()} In at least one run the model is no better than one that always names the "
-    "same class: by the share of images, or by the mean over classes, the difference is no more "
-    "than chance explains. Such a number says nothing about a method."
+    f"{MARK.strip()} In at least one run the model is no better than always answering the most "
+    "frequent class: by the share of images, or by the mean over classes, the difference is no "
+    "more than chance explains. Such a number says nothing about a method."
 )
 
 
@@ -67,38 +73,100 @@ def mark(places: Iterable[Key], columns: Iterable[str]) -> str:
     return MARK if any(column in among for column, _ in places) else ""
 
 
-def with_meaning(parts: Iterable[str]) -> list[str]:
-    """Returns parts of a page, and behind the first what the marks mean where there are some."""
-    first, *others = parts
-    marked = any(MARK in part for part in others)
-    return [first, MEANING, *others] if marked else [first, *others]
+# Tables of a comparison: a row for each method, and columns that are made by method.
 
 
-def sentences(table: KeptTable) -> list[str]:
-    """Returns what is to be known of all runs: how many were still rising, or do not tell."""
-    said = []
-    told = [r.numbers[RISING] for r in table.results if RISING in r.numbers]
-    rising = sum(value > 0 for value in told)
-    if rising:
-        verb = "was" if rising == 1 else "were"
-        said.append(
-            f"{counted(rising, 'run')} of {len(told)} {verb} still rising at the last round: "
-            "stopped before it was learned what could be."
-        )
-    silent = sum(constant_name(FINAL) not in r.numbers for r in table.results)
-    if silent:
-        said.append(
-            f"Whether the model is any better than a constant one is not on record for "
-            f"{counted(silent, 'run')} (an earlier version kept them)."
-        )
-    return said
-
-
-# Tables of a comparison.
-
-
+BESIDE = (
+    ("Balanced", "mean of all runs", "balanced_accuracy"),
+    ("Largest class", "of the images", "largest_class_share"),
+)
+"""Columns beside an accuracy: heading, note and metric."""
 PRINTED_TOLERANCE = 0.051
 """Printed averages may differ from their row's mean by rounding, in points."""
+MethodColumn = MadeColumn[str]
+
+
+def by_method(
+    methods: Iterable[str],
+    columns: Sequence[MethodColumn],
+    caption: str = "",
+    named: Callable[[str], str] = spelled,
+) -> Table:
+    """Returns a table with a row for each method.
+
+    Args:
+        methods: their labels.
+        columns: what stands behind a method's name.
+        caption: of the table.
+        named: how a label is shown.
+    """
+    return table_of(methods, [(text_column("Method"), named), *columns], caption)
+
+
+def accuracy_column(
+    results: Results,
+    heading: str,
+    rule: SelectionRule,
+    columns: Sequence[str],
+    *,
+    split: str = TEST,
+    missing: str = MISSING,
+    published: bool = False,
+) -> MethodColumn:
+    """Accuracy of each method under a rule, averaged over columns of the table.
+
+    Args:
+        results: whose.
+        heading: the column's.
+        rule: how a run's round is chosen.
+        columns: what is averaged over; a seed counts when it has all of them.
+        split: which images.
+        missing: what stands where there is none.
+        published: whether to say how many seeds of a plan lack, and to mark models that are no
+            better than a constant one on test domains; otherwise the best is bold.
+    """
+    found = results.accuracies(rule, split)
+    spreads = {method: average_over_columns(own, columns) for method, own in found.items()}
+    best = max((one.mean for one in spreads.values() if one), default=None)
+    constant = results.no_better_than_constant(rule) if published and split == TEST else {}
+
+    def made(method: str) -> Cell:
+        one = spreads.get(method)
+        if one is None:
+            return Cell(missing)
+        if not published:
+            return Cell(spread_text(one), strong=one.mean == best)
+        seeds = len(results.seeds)
+        few = f" ({one.count} of {seeds})" if results.planned and one.count < seeds else ""
+        return Cell(f"{spread_text(one)}{few}{mark(constant.get(method, ()), columns)}")
+
+    return Column(heading), made
+
+
+def accuracy_columns(
+    results: Results,
+    rule: SelectionRule,
+    split: str = TEST,
+    axis: str | None = None,
+    missing: str = MISSING,
+    published: bool = False,
+) -> list[MethodColumn]:
+    """One for each column of the table, or each value of an axis, and their average."""
+    groups = results.columns_by(axis) if axis else {column: [column] for column in results.columns}
+    if len(groups) > 1:
+        groups["Average"] = results.columns
+    return [
+        accuracy_column(
+            results,
+            readable(heading),
+            rule,
+            columns,
+            split=split,
+            missing=missing,
+            published=published,
+        )
+        for heading, columns in groups.items()
+    ]
 
 
 def accuracy_table(
@@ -112,64 +180,20 @@ def accuracy_table(
         split: which images.
         axis: one column for each value of this axis, averaged over the other axes.
     """
-    accuracies = results.accuracies(rule, split)
-    columns = results.columns_by(axis) if axis else {column: [column] for column in results.columns}
-    if len(columns) > 1:
-        columns["Average"] = results.columns
-    spreads = {
-        method: [average_over_columns(accuracies[method], group) for group in columns.values()]
-        for method in results.methods
-        if method in accuracies
-    }
-    best = _best(spreads.values())
-    beside = {method: _beside_accuracy(results, method, rule, split) for method in spreads}
-    # Runs of before these were recorded have none.
-    known = any(value is not None for values in beside.values() for value in values)
-    rows = [
-        [
-            Cell(marked(results, method)),
-            *(_spread_cell(s, b) for s, b in zip(row, best)),
-            *(Cell(percent(value)) for value in beside[method] if known),
-        ]
-        for method, row in spreads.items()
-    ]
-    heads = [Column("Method", numeric=False), *(Column(readable(column)) for column in columns)]
-    if known:
-        heads += [Column("Balanced", "mean of all runs"), Column("Largest class", "of the images")]
+    methods = list(results.accuracies(rule, split))
+    columns = accuracy_columns(results, rule, split, axis)
+    for heading, note, metric in BESIDE:
+        means = {m: results.mean(m, metric, rule.name, split, "domain_mean") for m in methods}
+        if any(value is not None for value in means.values()):
+            columns.append((Column(heading, note), partial(_percent_of, means)))
     caption = _accuracy_caption(results, rule, split)
     if axis:
         caption += " Each column is an average over everything else that varies."
-    return Table(heads, rows, caption)
+    return by_method(methods, columns, caption, lambda method: marked(results, method))
 
 
-def _beside_accuracy(
-    results: Results, method: str, rule: SelectionRule, split: str
-) -> list[float | None]:
-    """Balanced accuracy and the constant model's accuracy, means over all runs of a method."""
-    found = [
-        standing(result.run.evaluations, result.rounds[rule.name], split)
-        for result in results.of(method)
-    ]
-    whole = [at for at in found if at is not None]
-    balanced = [at.balanced for at in whole if at.balanced is not None]
-    constant = [at.constant for at in whole if at.constant is not None]
-    return [
-        math.fsum(values) / len(values) if whole and len(values) == len(whole) else None
-        for values in (balanced, constant)
-    ]
-
-
-def _best(rows: Iterable[Sequence[Spread | None]]) -> list[float | None]:
-    """The highest mean of every column."""
-    return [max((s.mean for s in column if s), default=None) for column in zip(*rows)]
-
-
-def _of_column(accuracies: Accuracies, column: str) -> Spread | None:
-    return spread(value for (place, _), value in accuracies.items() if place == column)
-
-
-def _spread_cell(found: Spread | None, best: float | None) -> Cell:
-    return Cell(spread_text(found), strong=found is not None and found.mean == best)
+def _percent_of(means: Mapping[str, float | None], method: str) -> str:
+    return percent(means[method])
 
 
 def spread_text(found: Spread | None) -> str:
@@ -194,68 +218,82 @@ def _accuracy_caption(results: Results, rule: SelectionRule, split: str) -> str:
 
 def rules_table(results: Results) -> Table:
     """Average test accuracy of every method under every selection rule."""
-    rules = rules_for(result.run.evaluations for result in results.results)
-    found = {rule.name: results.accuracies(rule) for rule in rules}
-    spreads = {
-        method: [
-            average_over_columns(found[rule.name].get(method, {}), results.columns)
-            for rule in rules
-        ]
-        for method in results.methods
-    }
-    best = _best(spreads.values())
-    rows = [
-        [Cell(spelled(method)), *(_spread_cell(s, b) for s, b in zip(row, best))]
-        for method, row in spreads.items()
+    columns = [
+        accuracy_column(results, rule.name, rule, results.columns)
+        for rule in SELECTION_RULES.values()
+        if not rule.optional or results.accuracies(rule)
     ]
     caption = (
         "Average held-out test accuracy in percent. The columns differ in which model "
         "counts, and their headings say how it was chosen. The test domains never choose."
     )
-    heads = [
-        Column("Method", numeric=False),
-        *(Column(rule.name) for rule in rules),
-    ]
-    return Table(heads, rows, caption)
+    return by_method(results.methods, columns, caption)
 
 
-def margin_table(results: Results, rule: SelectionRule = FINAL) -> Table | None:
-    """Every method's margin over the best other one, and its mean rank; None for one method."""
-    accuracies = results.accuracies(rule)
-    if len(accuracies) < 2:
+def margin_table(
+    results: Results,
+    rule: SelectionRule = FINAL,
+    base: str | None = None,
+    named: Callable[[str], str] = spelled,
+) -> Table | None:
+    """Every method's margin over the best other one, and its mean rank; None for one method.
+
+    Args:
+        results: the comparison.
+        rule: how a run's round is chosen.
+        base: a method whose margins stand there in place of ranks.
+        named: how a label is shown.
+    """
+    found = results.accuracies(rule)
+    if len(found) < 2:
         return None
-    places = ranks(accuracies)
-    rows = []
-    for method in accuracies:
-        other = best_other(method, accuracies)
-        margin = paired_margin(accuracies[method], accuracies[other]) if other else None
-        if other is None or margin is None:
-            continue
-        mean_rank = spread(places[method].values())
-        cells = [
-            Cell(spelled(method)),
-            Cell(spelled(other)),
-            Cell(points(margin.mean), strong=margin.decided),
-            Cell(interval_text(margin)),
-            Cell(number(margin.pairs)),
-            Cell(f"{mean_rank.mean:.2f}" if mean_rank else MISSING),
+    best = {method: best_other(method, found) for method in found}
+    over = {
+        m: paired_margin(found[m], found[other]) if other else None for m, other in best.items()
+    }
+    bases = found.get(base or "", {})
+    above = {m: paired_margin(own, bases) if m != base else None for m, own in found.items()}
+    places = ranks(found)
+
+    def difference(margin: Margin | None) -> Cell:
+        return Cell(
+            points(margin.mean if margin else None),
+            strong=bool(margin and margin.decided) and not base,
+        )
+
+    columns: list[MethodColumn] = []
+    if base is not None:
+        columns += [
+            (Column(f"Minus {spelled(base)}", "points"), lambda m: difference(above[m])),
+            (Column("95 % interval"), lambda m: interval_text(above[m])),
         ]
-        rows.append(cells)
-    heads = [
-        Column("Method", numeric=False),
-        Column("Best other method", numeric=False),
-        Column("Margin", "points"),
-        Column("95 % interval", "points"),
-        Column("Pairs"),
-        Column("Mean rank"),
+    columns += [
+        (text_column("Best other method"), lambda m: named(best[m] or "") or MISSING),
+        (Column("Minus it" if base else "Margin", "points"), lambda m: difference(over[m])),
+        (Column("95 % interval", "" if base else "points"), lambda m: interval_text(over[m])),
     ]
+    if base is None:
+        columns += [
+            (Column("Pairs"), lambda m: number(one.pairs if (one := over[m]) else None)),
+            (Column("Mean rank"), lambda m: _mean_rank(places[m].values())),
+        ]
     caption = (
         f"Test accuracy {rule.when} minus that of the best other method, paired by "
         "scenario and seed. The interval is Student's t over the pairs; bold where it excludes "
         "zero. None is claimed below three pairs, or where all differences are equal. The best "
         "other method was picked by these same numbers, which favours it a little."
     )
-    return Table(heads, rows, caption)
+    return by_method(found, columns, "" if base else caption, named)
+
+
+def _mean_rank(places: Iterable[float]) -> str:
+    found = spread(places)
+    return f"{found.mean:.2f}" if found else MISSING
+
+
+def margin_text(margin: Margin | None) -> str:
+    """``+1.3 (-0.4 to +2.1)``."""
+    return MISSING if margin is None else f"{points(margin.mean)} ({interval_text(margin)})"
 
 
 def points(difference: float | None) -> str:
@@ -274,7 +312,7 @@ def interval_text(margin: Margin | None) -> str:
     return f"{points(margin.low)} to {points(margin.high)}"
 
 
-def paper_table(results: Results | KeptTable, split: str, missing: str = MISSING) -> Table | None:
+def paper_table(results: Results, split: str, missing: str = MISSING) -> Table | None:
     """Our accuracies beside a paper's, by its rule; None where it has none for the split.
 
     Args:
@@ -282,40 +320,37 @@ def paper_table(results: Results | KeptTable, split: str, missing: str = MISSING
         split: which images.
         missing: what stands for a cell of ours that is not there.
     """
-    published = (results.paper or {}).get("values", {}).get(split, {})
+    paper = results.paper or {}
+    published: Mapping[str, Mapping[str, float | None]] = paper.get("values", {}).get(split, {})
     if not published:
         return None
-    name = (results.paper or {}).get("rule", FINAL.name)
-    rule = SELECTION_RULES.find(name)
-    ours = results.accuracies(rule, split)
-    printed = (results.paper or {}).get("average", {}).get(split, {})
-    rows = []
-    for method in dict.fromkeys([*results.methods, *published]):
-        theirs: Mapping[str, float | None] = published.get(method, {})
-        own = ours.get(method, {})
-        cells = [
-            Cell(_beside(_of_column(own, column), theirs.get(column), missing))
-            for column in results.columns
-        ]
-        if len(results.columns) > 1:
-            average = average_over_columns(own, results.columns)
-            whole = set(theirs) <= set(results.columns)  # a printed average is of all its columns
-            mean = _paper_mean(theirs, results.columns)
-            stated = printed.get(method, mean) if whole else mean
-            mark = mark_of(stated, theirs, results.columns)
-            cells.append(Cell(_beside(average, stated, missing) + mark))
-        rows.append([Cell(spelled(method)), *cells])
-    heads = [Column("Method", numeric=False)]
-    heads += [Column(readable(column), "ours / paper") for column in results.columns]
-    if len(results.columns) > 1:
-        heads.append(Column("Average", "ours / paper"))
-    source = (results.paper or {}).get("source", "the paper")
+    rule = SELECTION_RULES.find(paper.get("rule", FINAL.name))
+    ours, printed = results.accuracies(rule, split), paper.get("average", {}).get(split, {})
+
+    def beside(method: str, columns: Sequence[str]) -> str:
+        theirs = published.get(method, {})
+        own = average_over_columns(ours.get(method, {}), columns)
+        if len(columns) == 1:
+            return _beside(own, theirs.get(columns[0]), missing)
+        whole = set(theirs) <= set(columns)  # a printed average is of all its columns
+        mean = _paper_mean(theirs, columns)
+        stated = printed.get(method, mean) if whole else mean
+        return _beside(own, stated, missing) + mark_of(stated, theirs, columns)
+
+    groups = {column: [column] for column in results.columns}
+    if len(groups) > 1:
+        groups["Average"] = results.columns
+    columns: list[MethodColumn] = [
+        (Column(readable(heading), "ours / paper"), partial(beside, columns=group))
+        for heading, group in groups.items()
+    ]
+    source = paper.get("source", "the paper")
     caption = (
         f"{SPLIT_HEADINGS[split]} accuracy in percent ({rule.name.lower()}): ours / {source}. An "
         "asterisk marks a printed average that is not the mean of its printed row; the mean "
         "follows it."
     )
-    return Table(heads, rows, caption)
+    return by_method(dict.fromkeys([*results.methods, *published]), columns, caption)
 
 
 def _beside(ours: Spread | None, theirs: float | None, missing: str) -> str:
@@ -347,16 +382,16 @@ def tuning_section(tuning: TuningFile | None) -> Section | None:
     """The section, or None where nothing was tried."""
     if tuning is None or not tuning.tried:
         return None
-    said = [what_was_tuned(tuning), remarks_of(tuning)]
+    said = [what_was_tuned(tuning), about_tuning(tuning)]
     if any(row.constant for row in tuning.tried):
         said.append(MEANING)
     prose = [Prose(text) for text in said if text]
     return Section("What was tuned", [*prose, tuning_table(tuning)])
 
 
-def remarks_of(tuning: TuningFile) -> str:
+def about_tuning(tuning: TuningFile) -> str:
     """What to know about the choices, in sentences; empty where there is nothing."""
-    return " ".join(f"{remark[0].upper()}{remark[1:]}." for remark in tuning.remarks())
+    return " ".join(map(str, tuning.diagnostics()))
 
 
 def what_was_tuned(tuning: TuningFile) -> str:
@@ -381,29 +416,20 @@ def _measured(tuning: TuningFile) -> str:
 
 def tuning_table(tuning: TuningFile) -> Table:
     """Every combination that was tried, and what it reached."""
-    columns = [
-        Column("Method", numeric=False),
-        Column("Held out", numeric=False),
-        Column("Values", numeric=False),
-        Column("In-domain validation", note="%"),
-        Column("Trials"),
-        Column("", numeric=False),
-    ]
-    return Table(columns, _rows(tuning.tried))
-
-
-def _rows(tried: Sequence[TriedRow]) -> list[list[Cell]]:
-    return [
+    return table_of(
+        tuning.tried,
         [
-            Cell(spelled(row.method), strong=row.picked),
-            Cell(readable(row.held_out)),
-            Cell(", ".join(f"{name} {value}" for name, value in row.values.items())),
-            Cell(_score(row)),
-            Cell(str(row.trials)),
-            Cell("picked" if row.picked else "", strong=row.picked),
-        ]
-        for row in tried
-    ]
+            (text_column("Method"), lambda row: Cell(spelled(row.method), strong=row.picked)),
+            (text_column("Held out"), lambda row: readable(row.held_out)),
+            (
+                text_column("Values"),
+                lambda row: ", ".join(f"{k} {v}" for k, v in row.values.items()),
+            ),
+            (Column("In-domain validation", "%"), _score),
+            (Column("Trials"), lambda row: str(row.trials)),
+            (text_column(""), lambda row: Cell("picked" if row.picked else "", strong=row.picked)),
+        ],
+    )
 
 
 def _score(row: TriedRow) -> str:
@@ -465,12 +491,13 @@ def is_decided(results: Results) -> bool:
     return found is not None and found[1].decided
 
 
-def verdict_words(results: Results) -> str:
-    """The result in plain words."""
+def conclusion(results: Results) -> Diagnostic:
+    """Which method is best, and whether these runs tell it from the next one."""
     question = f"{results.question} " if results.question else ""
     best = best_method(results)
     if best is None:
-        return f"{question}No method has a result in every column yet."
+        text = f"{question}No method has a result in every column yet."
+        return Diagnostic("no-result", "note", text)
     over = "" if len(results.columns) == 1 else f", averaged over {len(results.columns)} columns"
     text = (
         f"{question}{spelled(best)} recognised {percent_sign(_averages(results)[best])} of the "
@@ -478,59 +505,72 @@ def verdict_words(results: Results) -> str:
     )
     found = _margin_of(results, best)
     if found is None:
-        return f"{text}."
+        return Diagnostic("one-method", "note", f"{text}.")
     other, margin = found
     text += f", {percent(margin.mean)} points more than {spelled(other)}{_but(results, other)}"
     if margin.low is None:
-        return f"{text}. No interval is claimed ({margin.why_no_interval}): nothing is decided."
-    verdict = (
-        "The difference is larger than chance between these runs explains."
-        if margin.decided
-        else "These runs do not decide which of the two is better."
-    )
-    return f"{text} (95 % interval {interval_text(margin)}). {verdict}"
+        text = f"{text}. No interval is claimed ({margin.why_no_interval}): nothing is decided."
+        return Diagnostic("not-decided", "note", text)
+    text = f"{text} (95 % interval {interval_text(margin)})."
+    if margin.decided:
+        text = f"{text} The difference is larger than chance between these runs explains."
+        return Diagnostic("decided", "note", text)
+    text = f"{text} These runs do not decide which of the two is better."
+    return Diagnostic("not-decided", "note", text)
 
 
 def _but(results: Results, method: str) -> str:
-    """The alarms about a method, in parentheses after its number; empty without any."""
-    alarms = alarm_words(results, method)
-    return f" (but {alarms})" if alarms else ""
+    """The warnings about a method, in parentheses after its number; empty without any."""
+    warnings = method_warnings(results, method)
+    return f" (but {warnings})" if warnings else ""
 
 
-def elsewhere_words(results: Results) -> str | None:
-    """Says which complete runs the numbers are without, for their folders are gone; or None."""
-    left = results.elsewhere
-    if not left:
-        return None
-    shown = listed(left[:3]) if len(left) <= 3 else f"{', '.join(left[:3])} and more"
-    return (
-        f"{counted(len(left), 'complete run')} left out, known from kept results alone, without "
-        f"run folders here: {shown}. `feddg report` with the file of kept results shows all of "
-        "them."
-    )
-
-
-def warnings_about(results: Results) -> list[str]:
-    """What must be known before trusting the numbers, a sentence each; the gravest first."""
-    found = [one for method in results.methods for one in method_findings(results, method)]
-    said = [
-        f"{spelled(one.method)}: {how_often(one)}."
-        for one in sorted(found, key=lambda one: -one.severity)
+def about_results(results: Results) -> list[Diagnostic]:
+    """Returns what must be known before trusting the numbers; the gravest first."""
+    found = [
+        replace(one, text=f"{spelled(method)}: {one.text}.")
+        for method in results.methods
+        for one in about_method(results, method)
     ]
     best = best_method(results)
-    unsteady = unsteady_best(results, best) if best is not None else None
-    if unsteady is not None:
-        said.append(finding_sentence(unsteady))
-    if len({result.run.served.name for result in results.results}) > 1:
-        said.append(
-            "The runs serve different models (final round, means over rounds): the numbers are "
-            "the final round's for all; the others are under “Which round counts”."
+    found += about_margin(results, best) if best is not None else ()
+    if len({run.served.name for run in results.runs()}) > 1:
+        found.append(
+            Diagnostic(
+                "models-differ",
+                "note",
+                "The runs serve different models (final round, means over rounds): the numbers are "
+                "the final round's for all; the others are under “Which round counts”.",
+            )
         )
     if len(results.seeds_run) == 1 and len(results.methods) > 1:
-        said.append(
-            f"{counted(1, 'seed')} only: how much of a difference is chance cannot be told."
+        found.append(
+            Diagnostic(
+                "one-seed",
+                "note",
+                "1 seed only: how much of a difference is chance cannot be told.",
+                "Run more seeds.",
+            )
         )
-    return said
+    return [*_left_out(results), *gravest_first(found)]
+
+
+def _left_out(results: Results) -> Iterator[Diagnostic]:
+    """Says which runs the numbers are without: not complete ones; which have no folder here."""
+    if results.open:
+        shown = [f"{name} ({state})" for name, state in results.open[:5]]
+        more = f" and {len(results.open) - 5} more" if len(results.open) > 5 else ""
+        names = ", ".join(shown) if more else listed(shown)
+        yield Diagnostic(
+            "runs-unfinished", "warning", f"Not complete, and left out: {names}{more}."
+        )
+    if count := len({row.folder or row.key for row in results.rows if row.run is None}):
+        yield Diagnostic(
+            "runs-from-a-file",
+            "note",
+            f"{counted(count, 'run')} known from a results file alone, without a folder here: "
+            "tables of accuracy have them; curves, costs and further metrics do not.",
+        )
 
 
 # A page's tables as Markdown, CSV and LaTeX: the same cells, in other clothes.
@@ -641,32 +681,14 @@ def _latex(text: str) -> str:
 
 def results_csv(results: Results) -> str:
     """Returns every number of a comparison as CSV: one row per run, selection rule and split."""
-    axes = list(dict.fromkeys(a for r in results.results for a in r.place.conditions))
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    heads = ["method", "column", "held_out_test", *axes, "seed", "rule", "round", "split"]
-    numbers = _numbers(results)
-    writer.writerow(map(as_cell, [*heads, "accuracy", "folder", *map("_".join, numbers)]))
-    for result in results.results:
-        place = result.place
-        conditions = [place.conditions.get(axis, "") for axis in axes]
-        first = [place.method, results.column(place), place.scenario, *conditions, place.seed]
-        for rule in SELECTION_RULES.values():
-            round_ = result.rounds[rule.name]
-            for split in SPLITS:
-                accuracy = result.accuracy(rule, split)
-                if accuracy is not None:
-                    last = [rule.name, round_, split, repr(accuracy), result.run.folder.name]
-                    found = result.run.evaluations.of(rule.weights)
-                    more = [found.value(round_, split, *number) for number in numbers]
-                    told = ["" if value is None else repr(value) for value in more]
-                    writer.writerow(map(as_cell, [*first, *last, *told]))
-    return out.getvalue()
-
-
-def _numbers(results: Results) -> list[tuple[str, str]]:
-    """Every metric of the runs with every aggregate over domains, as columns."""
-    runs = [result.run.evaluations for result in results.results]
-    known = {name for run in runs for split in SPLITS for name in run.metrics(split)}
-    metrics = [name for name in METRICS if name in known] + sorted(known - METRICS.keys())
-    return list(itertools.product(metrics, AGGREGATES))
+    numbers = results.frame()
+    numbers = numbers[numbers["over"] != ""].drop(
+        columns=["experiment", "machine", "version", "hashes"]
+    )
+    of_accuracy = (numbers["metric"] == "accuracy") & (numbers["over"] == "domain_mean")
+    numbers["name"] = (numbers["metric"] + "_" + numbers["over"]).mask(of_accuracy, "accuracy")
+    names = list(dict.fromkeys(["accuracy", *numbers["name"]]))
+    keys = [name for name in numbers if name not in ("metric", "over", "value", "name")]
+    wide = numbers.pivot(index=keys, columns="name", values="value").reindex(columns=names)
+    wide = wide.reset_index().map(as_cell)
+    return str(wide.rename(columns=as_cell).to_csv(index=False, lineterminator="\n"))

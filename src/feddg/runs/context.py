@@ -11,7 +11,7 @@ from torch import nn
 
 from feddg.clients.client import Worker
 from feddg.data.fingerprint import ImagesFile
-from feddg.data.inspection import Remark, say
+from feddg.diagnostics import Diagnostic, emit
 from feddg.errors import ExperimentError
 from feddg.evaluation.accuracy import Evaluation, Score, mean_score
 from feddg.experiment import Experiment
@@ -79,11 +79,6 @@ class Prepared:
     contents: ImagesFile | None = None
 
 
-def say_of_method(method: Method, experiment: Experiment) -> None:
-    """Logs what a method says against a result of its experiment, a line each."""
-    say(Remark("warning", text) for text in method.remarks(experiment))
-
-
 Prepare = Callable[[Experiment, Path, Progress, dict[int, Weights]], Prepared]
 """Prepares a run from the experiment, the cache folder and the memories of a checkpoint."""
 
@@ -95,7 +90,7 @@ def in_process(
     build_method(experiment.method.name, experiment.method.settings).read_files()
     images = load_images(experiment, cache, progress)
     method, network = build(experiment, len(images.table.class_names))
-    say_of_method(method, experiment)
+    emit(*method.diagnostics(experiment))
     experiment = images.trained_by(experiment)
     guards = guards_for(experiment, method, network)
     workers = build_workers(experiment, network, cache)
@@ -163,9 +158,14 @@ class Interpolation(RoundHook):
     ) -> None:
         _require_validation(experiment, evaluation)
         if experiment.server.interpolate != "none" and experiment.model.weights is None:
-            log.warning(
-                "server.interpolate mixes in the weights that training started from, and these "
-                "are random: interpolation is for pretrained networks (model.weights)"
+            emit(
+                Diagnostic(
+                    "interpolates-random-weights",
+                    "warning",
+                    "server.interpolate mixes in the weights that training started from, and "
+                    "these are random.",
+                    "Choose pretrained weights (model.weights), or do not interpolate.",
+                )
             )
         self._settings, self._first = experiment.server, experiment.train.head_rounds
         self._method, self._network, self._evaluation = method, network, evaluation

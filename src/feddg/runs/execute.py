@@ -7,29 +7,31 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy
 import torch
 from pydantic import Field
 from torch import nn
 
+from feddg.diagnostics import Diagnostic, collected, emit
 from feddg.errors import BudgetSpent, FeddgError, RunError, in_words
 from feddg.evaluation.accuracy import (
     INSIDE_SHARE,
     Evaluation,
     Resettable,
+    about_support,
     energy,
     energy_threshold,
-    support_warning,
 )
 from feddg.experiment import Experiment, load_stored
 from feddg.federation.averages import served
 from feddg.federation.masked_rounds import OpenedSums
-from feddg.federation.server import Server, initial_state
+from feddg.federation.server import Server, build_server, initial_state
 from feddg.federation.transport import Ledger, Transport
-from feddg.federation.validation import MessageChecks
 from feddg.methods.base import Round, RoundHook, State, has_global_model
 from feddg.models.network import Network
 from feddg.privacy.accounting import Account
@@ -57,6 +59,7 @@ from feddg.runs.context import (
     in_process,
     predictor,
 )
+from feddg.runs.diagnostics import about_result
 from feddg.runs.figures import draw_unseen, write_alphas
 from feddg.runs.folder import (
     EXPERIMENT,
@@ -85,6 +88,9 @@ from feddg.runs.reading import (
 )
 from feddg.storage import is_file
 from feddg.views import Shown
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 # What a completed round leaves on disk: its rows, then the checkpoint that makes it count.
 
@@ -190,11 +196,11 @@ def run_rounds(server: Server) -> None:
             log.warning("%s", error)
             affordable = False
         if not affordable:
-            log.warning(
-                "the run ends after round %d of %d: another one would cost more than "
-                "privacy.epsilon",
-                *(server.state.round, server.state.rounds),
+            text = (
+                f"The run ends after round {server.state.round} of {server.state.rounds}: another "
+                "one would cost more than privacy.epsilon."
             )
+            emit(Diagnostic("budget-spent", "warning", text))
             return
 
 
@@ -202,7 +208,11 @@ def run_rounds(server: Server) -> None:
 
 
 def summarize(
-    record: RunRecord, status: str, error: str | None, took: Mapping[str, float]
+    record: RunRecord,
+    status: str,
+    error: str | None,
+    took: Mapping[str, float],
+    diagnostics: Sequence[Diagnostic] = (),
 ) -> SummaryFile:
     """Returns ``summary.json``: how the run ended, accuracies by selection rule, cost, bytes.
 
@@ -211,6 +221,7 @@ def summarize(
         status: how it ended.
         error: why it failed, if it did.
         took: seconds of activities that belong to no round.
+        diagnostics: what was found while it ran.
     """
     rounds = record.metrics.rounds
     seconds: dict[str, float] = defaultdict(float)
@@ -226,6 +237,7 @@ def summarize(
         bytes=_bytes(record.ledger.messages),
         error=error,
         peak_memory_bytes=peak_memory(),
+        diagnostics=[*about_result(record), *dict.fromkeys(diagnostics)],
         **{rule.key: _chosen(record, rule) for rule in SELECTION_RULES.values()},
     )
 
@@ -353,10 +365,12 @@ class Run(Shown):
     Attributes:
         folder: everything about it on disk.
         experiment: the complete experiment.
+        was_complete: whether it was complete before, so that nothing was run.
     """
 
     folder: Path
     experiment: Experiment
+    was_complete: bool = False
 
     @property
     def record(self) -> RunRecord:
@@ -367,6 +381,42 @@ class Run(Shown):
     def report(self) -> Path:
         """The HTML page."""
         return self.folder / "report.html"
+
+    @property
+    def accuracy(self) -> float | None:
+        """The held-out accuracy that headlines speak of, in [0, 1]; None where none is held out.
+
+        The mean over the test domains, by the rule and weights of the model that the run serves.
+        """
+        record = self.record
+        rule, found = record.served, record.evaluations
+        return rule.measure(found, rule.choose(found), "test")
+
+    def frame(self) -> "DataFrame":
+        """Returns all that was measured; see :meth:`RunRecord.frame`."""
+        return self.record.frame()
+
+    @property
+    def model(self) -> "nn.Module":
+        """The model that the run serves, see :func:`feddg.load_model`.
+
+        Its ``predict`` takes image files, folders and globs, as :func:`feddg.predict` does.
+        """
+        from feddg.runs.model import load_model
+
+        model = load_model(self.folder)
+        model.predict = partial(import_module(_PREDICT).predict, self.folder)  # type: ignore[assignment]
+        return model
+
+    def open(self) -> None:
+        """Opens the page in a browser; it is written where it is not there yet."""
+        import webbrowser
+
+        webbrowser.open(import_module(_REPORT).ensure_report(self.folder).resolve().as_uri())
+
+
+_PREDICT, _REPORT = "feddg.prediction.predict", "feddg.report"
+"""Above this package, and therefore known by their names, as in :mod:`feddg.views`."""
 
 
 def resume(
@@ -404,7 +454,8 @@ def carry_out(
     """
     with RunFolder(path) as folder:
         folder.keep_experiment(experiment)
-        if not is_complete(path):
+        complete = is_complete(path)
+        if not complete:
             watching, cached = observer or Observer(), cache or cache_folder()
             try:
                 _Execution(experiment, folder, watching, cached, prepare, snapshots).carry_out()
@@ -412,7 +463,7 @@ def carry_out(
                 if not keep_unstarted:
                     folder.remove_unstarted()
                 raise
-    return Run(path, experiment)
+    return Run(path, experiment, complete)
 
 
 def is_complete(folder: Path) -> bool:
@@ -433,11 +484,12 @@ class _Execution:
     seconds: dict[str, float] = field(default_factory=dict)
     network: Network = field(init=False)
     classes: tuple[str, ...] = ()
+    diagnostics: list[Diagnostic] = field(default_factory=list)
 
     def carry_out(self) -> None:
         """Runs to the end, or records why not."""
         try:
-            with self.timed("total"):
+            with self.timed("total"), collected() as self.diagnostics:
                 self._run()
         except KeyboardInterrupt:
             self._end("interrupted", None)
@@ -468,18 +520,11 @@ class _Execution:
         writer = Records(folder, transport, kept, self.snapshots)
         ledger = Ledger(writer.carried if found.remote else writer.entered, layouts)
         found.guards.charge_to(open_account(folder, found.guards, state.round))
-        for promise in found.guards.promises:
-            self.observer.promise(promise)
-        checks = MessageChecks(
-            found.method,
-            self.network,
-            clients,
-            image_size=experiment.data.image_size,
-            also=found.guards.sends,
-            introduced=transport.introduced,
-            train=experiment.train,
-            style_noise=found.worker.style_noise,
-        )
+        if found.evaluation is not None:
+            emit(*about_support(found.evaluation.support(), found.clients.classes))
+        self.diagnostics.extend(found.guards.diagnostics)
+        for one in found.guards.diagnostics:
+            self.observer.diagnostic(one)
         self._listen(state.round)
         interpolation = Interpolation(
             experiment, found.method, self.network, found.evaluation, folder, kept
@@ -493,16 +538,15 @@ class _Execution:
             self.observer,
         )
         means = means_of(experiment, found.method, self.network)
-        server = measurer.server = Server(
+        server = measurer.server = build_server(
             found.method,
             transport,
-            state,
-            per_round=experiment.clients.per_round,
-            settings=experiment.server,
-            seed=experiment.seed,
-            ledger=ledger,
-            checks=checks,
+            self.network,
+            experiment,
             guards=found.guards,
+            style_noise=found.worker.style_noise,
+            ledger=ledger,
+            state=state,
             opened=opened_sums(folder) if found.guards.masking else None,
             hooks=[
                 *means,
@@ -549,10 +593,6 @@ class _Execution:
         self.folder.write_json("clients.json", found.clients)
         if found.contents is not None:
             self.folder.write_json(IMAGES, found.contents)
-        if found.evaluation is not None:
-            thin = support_warning(found.evaluation, found.clients.classes)
-            if thin is not None:
-                log.warning("%s", thin)
 
     def _last_figures(self, server: Server, kept: KeptModels, evaluation: Evaluation) -> None:
         """Writes what is said of the model that the run ends with."""
@@ -588,4 +628,5 @@ class _Execution:
     def _end(self, status: str, error: str | None) -> None:
         self.observer.end(status)
         record = read_run(self.folder.path)
-        self.folder.write_json(SUMMARY, summarize(record, status, error, self.seconds))
+        summary = summarize(record, status, error, self.seconds, self.diagnostics)
+        self.folder.write_json(SUMMARY, summary)

@@ -2,7 +2,6 @@
 
 import errno
 import json
-import logging
 import math
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,6 +16,7 @@ from pydantic_core import to_json
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from feddg.diagnostics import Diagnostic, emit
 from feddg.errors import RunError
 from feddg.experiment import Experiment, load_stored
 from feddg.federation.averages import MEANS, Means, prefix_of
@@ -34,7 +34,7 @@ from feddg.runs.reading import (
     read_rows,
     read_run,
 )
-from feddg.settings import EvaluateSettings
+from feddg.settings import EvaluateSettings, ExperimentSettings
 from feddg.storage import (
     append_text,
     checksum,
@@ -363,8 +363,6 @@ def _read_part(path: Path, prefix: str) -> Weights:
         return {key.removeprefix(prefix): file.get_tensor(key) for key in names}
 
 
-log = logging.getLogger("feddg")
-
 EXPERIMENT, SUMMARY = "experiment.yaml", "summary.json"
 SNAPSHOTS, FIGURES, MODELS = "snapshots", "figures", "models"
 METRICS, LEDGER = "metrics.jsonl", "ledger.jsonl"
@@ -533,10 +531,11 @@ class RunFolder:
         with suppress(RunError):  # a damaged file is dropped as well
             rows = read_rows(self.path / name) if name == METRICS else []
             if any(row.get("kind") == "round" for row in rows):
-                log.warning(
-                    "There is no checkpoint in %s, though rounds were recorded; it begins again",
-                    self.path,
+                text = (
+                    f"There is no checkpoint in {self.path}, though rounds were recorded; it "
+                    "begins again."
                 )
+                emit(Diagnostic("begins-again", "warning", text))
         return []
 
     def _say_missing(self, name: str, rows: list[dict[str, Any]], last_round: int) -> None:
@@ -545,14 +544,12 @@ class RunFolder:
         found = {row.get("round") for row in rows if row.get("kind") == kind}
         missing = [round for round in range(1, last_round + 1) if round not in found]
         if missing:
-            log.warning(
-                "%s lacks %d of the %d rounds that the checkpoint has (%s); the run goes on, and "
-                "its report will lack them, too",
-                self.path / name,
-                len(missing),
-                last_round,
-                _spans(missing),
+            text = (
+                f"{self.path / name} lacks {len(missing)} of the {last_round} rounds that the "
+                f"checkpoint has ({_spans(missing)}); the run goes on, and its report will lack "
+                "them, too."
             )
+            emit(Diagnostic("rounds-missing", "warning", text))
 
     # Checkpoints
 
@@ -679,13 +676,12 @@ class KeptModels:
                 continue
             if evaluations.preference(last, split) is None:
                 self._warned.add(split)
-                log.warning(
-                    "%s is not defined for every domain of %s after round %d, as where all images "
-                    "are of one class; no round is chosen by it then (evaluate.select_by).",
-                    self._chosen.select_by,
-                    split,
-                    last,
+                text = (
+                    f"{self._chosen.select_by} is not defined for every domain of {split} after "
+                    f"round {last}, as where all images are of one class; no round is chosen by "
+                    "it then (evaluate.select_by)."
                 )
+                emit(Diagnostic("metric-undefined", "warning", text))
 
     def _choose(self, name: str, round: int | None, state: State) -> None:
         file = f"round-{round}.safetensors"
@@ -711,7 +707,7 @@ class KeptModels:
         self.files.pop(name, None)
 
 
-def means_of(experiment: Experiment, method: Method, network: Network) -> list[Means]:
+def means_of(experiment: ExperimentSettings, method: Method, network: Network) -> list[Means]:
     """Returns what keeps the means over rounds that an experiment serves or measures, if any."""
     serve, kept = experiment.server.serve, experiment.evaluate.averages != "never"
     wanted = [mean for mean in MEANS if kept or mean == serve]

@@ -12,6 +12,7 @@ from rich.table import Table
 from feddg.data.data_set import load_images_of
 from feddg.data.inspection import SAMPLE, about_clients, inspect, stored_images
 from feddg.data.partition import Skew, in_words, skew_of
+from feddg.diagnostics import Diagnostic
 from feddg.experiment import Experiment
 from feddg.records import ClientRow, ClientsTable
 from feddg.runs.prepare import (
@@ -21,8 +22,8 @@ from feddg.runs.prepare import (
     deal,
     is_split,
     load_table,
-    split_remarks,
-    table_remarks,
+    split_diagnostics,
+    table_diagnostics,
 )
 
 # A picture of who holds what, for the terminal.
@@ -94,8 +95,8 @@ def inspect_experiment(experiment: Experiment, progress: Progress) -> dict[str, 
         progress: is told how far the work is.
 
     Returns:
-        What :func:`feddg.data.inspection.inspect` returns, ``bad_images``, ``findings`` (what is
-        odd: ``severity`` and ``text`` of each), ``stored`` (by domain, see
+        What :func:`feddg.data.inspection.inspect` returns, ``bad_images``, ``diagnostics``
+        (what is odd, see :class:`feddg.diagnostics.Diagnostic`), ``stored`` (by domain, see
         :class:`feddg.data.inspection.StoredImages`), ``ignored`` (files by kind) and, when it is
         known how images are split, ``splits`` (images per role), ``clients`` and
         ``clients_by_class`` (images of each client by domain and by class, those that it has none
@@ -111,9 +112,9 @@ def inspect_experiment(experiment: Experiment, progress: Progress) -> dict[str, 
     whole = load_images_of(data)
     found["stored"] = {domain: asdict(one) for domain, one in stored_images(whole).items()}
     found["ignored"] = {kind: one.count for kind, one in loaded.ignored.items()}
-    findings = table_remarks(loaded)
+    diagnostics = table_diagnostics(loaded)
     found["bad_images"] = [{"path": image.path, "reason": image.reason} for image in bad]
-    stopped = any(finding.severity == "error" for finding in findings)
+    stopped = any(one.severity == "error" for one in diagnostics)
     if is_split(experiment, table) and not stopped:
         images = deal(experiment, table, pixels, bad)
         splits = images.splits
@@ -123,11 +124,11 @@ def inspect_experiment(experiment: Experiment, progress: Progress) -> dict[str, 
         found["clients"] = [_held(who.domains, client.domains) for client in who.clients]
         found["clients_by_class"] = [_held(who.classes, client.classes) for client in who.clients]
         found["skew"] = asdict(skew_between(who))
-        findings += split_remarks(experiment, loaded, splits)
-        findings += about_clients([sum(client.domains) for client in who.clients])
+        diagnostics += split_diagnostics(experiment, loaded, splits)
+        diagnostics += about_clients([sum(client.domains) for client in who.clients])
     else:
-        findings += split_remarks(experiment, loaded, None)
-    found["findings"] = [asdict(finding) for finding in findings]
+        diagnostics += split_diagnostics(experiment, loaded, None)
+    found["diagnostics"] = [asdict(one) for one in diagnostics]
     return found
 
 
@@ -146,10 +147,17 @@ def print_inspection(found: dict[str, Any]) -> None:
     _print_bad(console, found["bad_images"])
     if "clients" in found:
         _print_clients(console, found)
-    for finding in found["findings"]:
-        style = {"error": "bold red", "warning": "yellow", "note": "dim"}[finding["severity"]]
-        console.print(f"[{style}]{finding['severity']}:[/]", end=" ")
-        console.print(finding["text"], markup=False, highlight=False, soft_wrap=True)
+    for one in found["diagnostics"]:
+        print_diagnostic(console, Diagnostic(**one))
+
+
+STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
+
+
+def print_diagnostic(console: Console, one: Diagnostic) -> None:
+    """Prints a line: how much it matters, what it is and what to do."""
+    console.print(f"[{STYLES[one.severity]}]{one.severity}:[/]", end=" ")
+    console.print(str(one), markup=False, highlight=False, soft_wrap=True)
 
 
 def _print_stored(console: Console, stored: dict[str, dict[str, Any]]) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from feddg.diagnostics import Diagnostic
 from feddg.evaluation.accuracy import Score
 from feddg.experiment import Experiment
 from feddg.messages import Refusal, Update
@@ -15,8 +16,8 @@ class Observer:
     def start(self, experiment: Experiment, first_round: int) -> None:
         """The run begins; ``first_round`` is above 1 when it continues."""
 
-    def promise(self, text: str) -> None:
-        """What a guard promises, before anything is sent."""
+    def diagnostic(self, found: Diagnostic) -> None:
+        """What a guard guarantees, before anything is sent."""
 
     def work(self, what: str, done: int, total: int) -> None:
         """Preparation goes on: decoding images, describing clients."""
@@ -45,10 +46,10 @@ class Together(Observer):
         for observer in self.observers:
             observer.start(experiment, first_round)
 
-    def promise(self, text: str) -> None:
+    def diagnostic(self, found: Diagnostic) -> None:
         """See :class:`Observer`."""
         for observer in self.observers:
-            observer.promise(text)
+            observer.diagnostic(found)
 
     def work(self, what: str, done: int, total: int) -> None:
         """See :class:`Observer`."""

@@ -2,7 +2,6 @@
 
 import ctypes
 import hashlib
-import logging
 import math
 import os
 import platform
@@ -27,13 +26,12 @@ from feddg.clients.threads import (
     memory_of_turn,
     threads_for,
 )
-from feddg.data.data_set import DATA_SETS, find_augmentation, load_images_of
+from feddg.data.data_set import DATA_SETS, SCRATCH, find_augmentation, load_images_of
 from feddg.data.decoding import BadImage, Reading, whole_images
 from feddg.data.fingerprint import ContentHashes, ImagesFile, file_of, images_file
 from feddg.data.images import ImageTable
 from feddg.data.inspection import (
     Ignored,
-    Remark,
     Survey,
     about_clients,
     about_copies,
@@ -42,28 +40,83 @@ from feddg.data.inspection import (
     about_splits,
     about_survey,
     ignored_files,
-    say,
     survey,
 )
 from feddg.data.partition import Partition, dealt_alike, held_alike, partition
 from feddg.data.partitions import counts_clients
 from feddg.data.pixels import PixelStore, open_pixels
 from feddg.data.splits import Splits, from_csv, from_roles, hold_out
-from feddg.errors import ExperimentError
+from feddg.diagnostics import Diagnostic, emit
+from feddg.errors import ExperimentError, WeightsError
 from feddg.evaluation.accuracy import Evaluation
-from feddg.experiment import Experiment
+from feddg.experiment import Experiment, explain
 from feddg.methods.base import Method
 from feddg.methods.composition import build_method, method_class
-from feddg.models.backbones import build_network, use_small_map_convolutions, weights_digest
+from feddg.models.backbones import (
+    build_network,
+    fetch_imagenet,
+    use_small_map_convolutions,
+    weights_digest,
+)
 from feddg.models.network import Network
 from feddg.models.precision import autocast, choose_device, choose_precision
 from feddg.privacy.building import Guards, build_guards
 from feddg.privacy.noise import record_noise, style_multiplier
 from feddg.records import BadImageRow, ClientRow, ClientsTable
 from feddg.runs.provenance import named_files
-from feddg.settings import PrivacySettings
+from feddg.settings import (
+    TORCHVISIONS,
+    ExperimentSettings,
+    ModelSettings,
+    PrivacySettings,
+    merge,
+)
 from feddg.storage import cache_folder as cache_folder
 from feddg.styles.statistics import StyleNoise
+
+# Pretrained weights that are expected and cannot be had: the network then learns from scratch.
+
+
+def with_weights_at_hand(experiment: Experiment) -> Experiment:
+    """Returns the experiment, or it without weights, where a preset's cannot be downloaded.
+
+    Weights that the user names stay: then it is an error that they cannot be had. A network that
+    is to learn from scratch because nobody has weights is told of in a line.
+    """
+    if experiment.data.root is not None and not experiment.data.root.is_dir():
+        return experiment  # which is an error, and the one thing to say
+    said = experiment.said
+    unsaid = not said.get("preset") and not {"weights", "backbone"} & {*said.get("model", {})}
+    if unsaid and not _can_be_had(experiment.model):
+        said = merge(said, {"model": {"weights": None}})
+        experiment = Experiment(**said)
+    found = explain(said)
+    if any(setting.source.startswith(f"preset {SCRATCH}") for setting in found.values()):
+        train = experiment.train
+        emit(
+            Diagnostic(
+                "learns-from-scratch",
+                "warning",
+                f"No pretrained weights: {experiment.model.backbone} at "
+                f"{experiment.data.image_size} pixels learns from scratch, learning rate "
+                f"{train.lr:g}, {train.rounds} rounds.",
+                "Expect less than with weights from ImageNet (--weights imagenet, or a file).",
+            )
+        )
+    return experiment
+
+
+def _can_be_had(model: ModelSettings) -> bool:
+    if model.weights != TORCHVISIONS:
+        return True
+    try:
+        fetch_imagenet(model.backbone)
+    except WeightsError as error:
+        text = f"{error}. Nothing was said of weights, so it is the latter."
+        emit(Diagnostic("weights-not-had", "warning", text))
+        return False
+    return True
+
 
 # The experiment's images, decoded, and what is odd about them.
 
@@ -116,7 +169,7 @@ def load_table(experiment: Experiment, cache: Path | None, progress: Progress) -
     return Loaded(*opened, contents, ignored_files(table), surveyed, reading)
 
 
-def table_remarks(loaded: Loaded) -> list[Remark]:
+def table_diagnostics(loaded: Loaded) -> list[Diagnostic]:
     """Returns what is odd about an experiment's images, whoever holds them."""
     return [
         *about_ignored(loaded.ignored),
@@ -125,10 +178,12 @@ def table_remarks(loaded: Loaded) -> list[Remark]:
     ]
 
 
-def split_remarks(experiment: Experiment, loaded: Loaded, splits: Splits | None) -> list[Remark]:
+def split_diagnostics(
+    experiment: Experiment, loaded: Loaded, splits: Splits | None
+) -> list[Diagnostic]:
     """Returns what is odd about how an experiment's images are split, and which are copies."""
     data, held = experiment.data, experiment.hold_out
-    found: list[Remark] = []
+    found: list[Diagnostic] = []
     if splits is not None:
         found += about_splits(loaded.table, splits, chosen=bool(held.test or held.val))
     if data.duplicates != "ignore":
@@ -141,9 +196,6 @@ def split_remarks(experiment: Experiment, loaded: Loaded, splits: Splits | None)
         hides_images = experiment.privacy.hides_images
         found += about_copies(loaded.table, files, hashes, splits, refuse, hides_images)
     return found
-
-
-log = logging.getLogger("feddg")
 
 
 @dataclass(frozen=True)
@@ -235,10 +287,10 @@ def load_images(experiment: Experiment, cache: Path | None, progress: Progress) 
         DataError: the images cannot be used as asked.
     """
     loaded = load_table(experiment, cache, progress)
-    say(table_remarks(loaded))
+    emit(*table_diagnostics(loaded))
     images = deal(experiment, *loaded[:3])
-    say(split_remarks(experiment, loaded, images.splits))
-    say(about_clients(images.partition.sizes.tolist()))
+    emit(*split_diagnostics(experiment, loaded, images.splits))
+    emit(*about_clients(images.partition.sizes.tolist()))
     return replace(images, contents=loaded.contents)
 
 
@@ -312,9 +364,13 @@ def _splits(experiment: Experiment, table: ImageTable, bad: list[BadImage]) -> S
             f"{first_names(table.domain_names)}"
         )
     if table.split is not None and data.own_split and not in_domain:
-        log.warning(
-            "The data set's own split holds domains out; it is not used, as hold_out names %s.",
-            first_names((*held.test, *held.val)),
+        emit(
+            Diagnostic(
+                "own-split-unused",
+                "warning",
+                "The data set's own split holds domains out; it is not used, as hold_out names "
+                f"{first_names((*held.test, *held.val))}.",
+            )
         )
     return hold_out(
         table,
@@ -351,7 +407,7 @@ def first_names(names: Sequence[str], shown: int = 12) -> str:
     return ", ".join(names[:shown]) + more
 
 
-def build(experiment: Experiment, classes: int) -> tuple[Method, Network]:
+def build(experiment: ExperimentSettings, classes: int) -> tuple[Method, Network]:
     """Builds the method and the network it trains.
 
     Raises:
@@ -372,7 +428,7 @@ def build(experiment: Experiment, classes: int) -> tuple[Method, Network]:
     return method, network
 
 
-def guards_for(experiment: Experiment, method: Method, network: Network) -> Guards:
+def guards_for(experiment: ExperimentSettings, method: Method, network: Network) -> Guards:
     """Returns what happens to updates on their way, at a client and at the server.
 
     Args:
@@ -414,14 +470,14 @@ def guards_for(experiment: Experiment, method: Method, network: Network) -> Guar
     )
 
 
-def _schedule(experiment: Experiment) -> Schedule:
+def _schedule(experiment: ExperimentSettings) -> Schedule:
     clients = experiment.clients
     number = 1 if method_class(experiment.method.name).gathers_images else clients.number
     per_round = min(number, clients.per_round or number)
     return Schedule(number, per_round, experiment.seed, experiment.train.rounds)
 
 
-def build_worker(experiment: Experiment, network: Network, cache: Path | None) -> Worker:
+def build_worker(experiment: ExperimentSettings, network: Network, cache: Path | None) -> Worker:
     """Puts the network on its device, ready for clients to take turns."""
     device = choose_device(experiment.device)
     precision = choose_precision(experiment.precision, device)
@@ -451,8 +507,21 @@ def _style_noise(privacy: PrivacySettings) -> StyleNoise | None:
     return StyleNoise(style_multiplier(privacy), privacy.style_unit, privacy.style_norm)
 
 
-def build_workers(experiment: Experiment, network: Network, cache: Path | None) -> list[Worker]:
-    """Returns what the clients of one process take turns on; the first has ``network``."""
+def build_workers(
+    experiment: ExperimentSettings,
+    network: Network,
+    cache: Path | None,
+    another: Callable[[], Network] | None = None,
+) -> list[Worker]:
+    """Returns what the clients of one process take turns on; the first has ``network``.
+
+    Args:
+        experiment: says how they train.
+        network: what is trained.
+        cache: folder for what is expensive to compute twice, or None.
+        another: builds the network once more; by default as the experiment says.
+    """
+    another = another or (lambda: build(experiment, network.classes)[1])
     first = build_worker(experiment, network, cache)
     if first.threads is not None:
         at_once = clients_at_once(first.threads)
@@ -463,8 +532,8 @@ def build_workers(experiment: Experiment, network: Network, cache: Path | None) 
             _schedule(experiment).per_round or 1,
             lambda: memory_of_turn(network, side, batch_size),
         )
-    networks = (build(experiment, network.classes)[1] for _ in range(at_once - 1))
-    return [first, *(build_worker(experiment, network, cache) for network in networks)]
+    others = [build_worker(experiment, another(), cache) for _ in range(at_once - 1)]
+    return [first, *others]
 
 
 def build_evaluation(experiment: Experiment, images: Images, worker: Worker) -> Evaluation:

@@ -1,6 +1,5 @@
 """A run goes with its experiment, its images and its files: are they those it was begun with?"""
 
-import logging
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -17,6 +16,7 @@ from feddg.data.fingerprint import (
     hash_file,
     images_file,
 )
+from feddg.diagnostics import Diagnostic, emit
 from feddg.errors import RunError
 from feddg.experiment import Experiment
 from feddg.methods.composition import build_method
@@ -57,8 +57,6 @@ def _hash(path: Path, now: Stamp) -> str:
 
 
 IMAGES = "images.json"
-
-log = logging.getLogger("feddg")
 
 
 class ImagesNow:
@@ -195,10 +193,13 @@ def _changes(folder: Path, now: ImagesFile) -> Difference | None:
 
 
 def _warn(folder: Path) -> None:
-    log.warning(
-        "%s does not say which images it was made with (a deployment does not); they are taken to "
-        "be the same",
-        folder,
+    emit(
+        Diagnostic(
+            "images-unknown",
+            "warning",
+            f"{folder} does not say which images it was made with (a deployment does not); they "
+            "are taken to be the same.",
+        )
     )
 
 

@@ -28,6 +28,7 @@ from feddg.data.decoding import (
     quiet_pillow,
 )
 from feddg.data.images import ImageBytes, usable_formats
+from feddg.diagnostics import Diagnostic
 from feddg.methods.base import title_of
 from feddg.prediction.classifier import ImageClassifier
 from feddg.prediction.predict import Prediction, prediction_of, rounded
@@ -297,12 +298,12 @@ class PredictAnswer(BaseModel):
 
     Attributes:
         images: in the order they were sent.
-        cautions: what must be said of the model; empty where nothing speaks against it.
+        diagnostics: the warnings about the model; empty where nothing speaks against it.
         detail: why no file could be used, where none could.
     """
 
     images: list[ImageAnswer]
-    cautions: tuple[str, ...] = ()
+    diagnostics: tuple[Diagnostic, ...] = ()
     detail: str | None = None
 
 
@@ -316,7 +317,7 @@ class ModelAnswer(BaseModel):
         resize: how they become square.
         energy_threshold: where the warning light goes on; None without one.
         result: how good the model was where nobody trained.
-        cautions: what must be said of it; empty where nothing speaks against it.
+        diagnostics: the warnings about it; empty where nothing speaks against it.
         formats: endings of the files that are taken.
         limits: on a request.
         feddg: the version.
@@ -330,7 +331,7 @@ class ModelAnswer(BaseModel):
     resize: str
     energy_threshold: float | None
     result: str
-    cautions: tuple[str, ...]
+    diagnostics: tuple[Diagnostic, ...]
     formats: list[str]
     limits: ServeLimits
     feddg: str
@@ -346,7 +347,7 @@ def about(classifier: ImageClassifier, limits: ServeLimits) -> ModelAnswer:
         resize=look.resize,
         energy_threshold=classifier.threshold,
         result=classifier.result,
-        cautions=classifier.cautions,
+        diagnostics=classifier.diagnostics,
         formats=sorted(usable_formats()),
         limits=limits,
         feddg=feddg.__version__,
@@ -377,7 +378,7 @@ def answer_about(
         for said in (one.prediction for one in found)
     ]
     detail = None if usable else images[0].reason
-    answer = PredictAnswer(images=images, cautions=classifier.cautions, detail=detail)
+    answer = PredictAnswer(images=images, diagnostics=classifier.diagnostics, detail=detail)
     return answer, HTTPStatus.OK if usable else found[0].status
 
 

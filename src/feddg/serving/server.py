@@ -4,14 +4,15 @@ import asyncio
 import ipaddress
 import logging
 import socket
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import h11
-from pydantic import Field
+import uvicorn
+from pydantic import Field, ValidationError
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -20,7 +21,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from feddg.data.decoding import MOST_PIXELS
 from feddg.errors import AdaptationError, RunError
 from feddg.prediction.classifier import ImageClassifier, load_classifier
-from feddg.runs.findings import refuse_doubtful
+from feddg.runs.diagnostics import refuse_doubtful
 from feddg.settings import Settings
 
 
@@ -238,7 +239,7 @@ def serve(
     adapt: str | None = None,
     which: str | None = None,
     device: str = "cpu",
-    limits: ServeLimits | None = None,
+    limits: ServeLimits | Mapping[str, Any] | None = None,
     known_as: Sequence[str] = (),
     allow_network: bool = False,
     strict: bool = False,
@@ -256,15 +257,16 @@ def serve(
         limits: on requests.
         known_as: names by which the server is reached, beside those of this machine.
         allow_network: whether other machines may reach it.
-        strict: whether to refuse a model that is no better than a constant one.
+        strict: whether to refuse a model about which there is a warning.
         ready: is told the address, and the model, before the first request.
 
     Raises:
         RunError: there is no model, the address is not this machine's alone and ``allow_network``
-            is not said, it cannot be listened on, the extra ``serve`` is missing, or ``strict``.
+            is not said, it cannot be listened on, or ``strict``.
         AdaptationError: the adaptation is unknown, does not suit the model, or keeps state.
     """
-    _uvicorn()
+    if not isinstance(limits, ServeLimits):
+        limits = _limits(limits or {})
     if not is_loopback(host) and not allow_network:
         raise RunError(
             f"{host} is reached by other machines: whoever reaches it may use the model, without a "
@@ -278,10 +280,9 @@ def serve(
             "would change another's answers; use it with `feddg predict --adapt`"
         )
     if strict:
-        refuse_doubtful(classifier.cautions)
+        refuse_doubtful(classifier.diagnostics)
     from feddg.serving.application import create_application
 
-    limits = limits or ServeLimits()
     listening = _listen(host, port)
     server = server_for(create_application(classifier, limits, hosts_of(host, known_as)), limits)
     taken = listening.getsockname()[1]
@@ -290,14 +291,17 @@ def serve(
         server.run(sockets=[listening])
 
 
-def server_for(application: Any, limits: ServeLimits) -> Any:
-    """Returns uvicorn, ready to run an application.
+def _limits(said: Mapping[str, Any]) -> ServeLimits:
+    try:
+        return ServeLimits(**said)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        flag = str(fault["loc"][0]).replace("_", "-")
+        raise RunError(f"--{flag}: {fault['msg']}") from None
 
-    Raises:
-        RunError: the extra ``serve`` is missing.
-    """
-    uvicorn = _uvicorn()
 
+def server_for(application: Any, limits: ServeLimits) -> uvicorn.Server:
+    """Returns uvicorn, ready to run an application."""
     return uvicorn.Server(
         uvicorn.Config(
             application,
@@ -345,16 +349,3 @@ def _listen(host: str, port: int) -> socket.socket:
             "--port"
         ) from None
     return listening
-
-
-def _uvicorn() -> Any:
-    try:
-        import fastapi
-        import python_multipart
-        import uvicorn
-    except ImportError as error:
-        raise RunError(
-            f"serving needs the package {error.name}: pip install 'feddg[serve]'"
-        ) from None
-    del fastapi, python_multipart
-    return uvicorn

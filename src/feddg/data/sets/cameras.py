@@ -1,7 +1,6 @@
 """Data sets listed in a file of annotations: Camelyon17, iWildCam and Terra Incognita."""
 
 import json
-import logging
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -14,6 +13,7 @@ from feddg.data.data_set import DataSet, Publication, PublishedFile, register_da
 from feddg.data.images import ImageTable, check_folder, listed_images
 from feddg.data.published import compare_counts, load_published, published_root
 from feddg.data.sets.folders import PARDON_PROTOCOL
+from feddg.diagnostics import Diagnostic, emit
 from feddg.errors import DataError
 from feddg.settings import merge
 from feddg.storage import read_text
@@ -302,7 +302,6 @@ TERRA_INCOGNITA_SPELLINGS = {f"L{number}": f"location_{number}" for number in (1
 IMAGES = "eccv_18_all_images_sm"
 """The folder of all images in the published archive."""
 _STORE = "https://storage.googleapis.com/public-datasets-lila/caltechcameratraps/"
-log = logging.getLogger("feddg")
 
 
 def list_terra_incognita(root: Path | None) -> ImageTable:
@@ -334,10 +333,11 @@ def _once(table: ImageTable) -> ImageTable:
     """Leaves copies of an image in a second class folder of its location out."""
     kept = list(_first_rows(table))
     if len(kept) < len(table):
-        log.warning(
-            "Terra Incognita: %d images of two animals lie in two class folders; the first counts.",
-            len(table) - len(kept),
+        text = (
+            f"Terra Incognita: {len(table) - len(kept)} images of two animals lie in two class "
+            "folders; the first counts."
         )
+        emit(Diagnostic("images-left-out", "warning", text))
     return table if len(kept) == len(table) else table.take(kept)
 
 

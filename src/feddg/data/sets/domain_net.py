@@ -1,6 +1,5 @@
 """DomainNet, 345 classes of things in six domains, and Mini-DomainNet, 126 of them in four."""
 
-import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
@@ -20,6 +19,7 @@ from feddg.data.published import (
     rename,
 )
 from feddg.data.sets.folders import PARDON_PROTOCOL
+from feddg.diagnostics import Diagnostic, emit
 from feddg.errors import DataError
 from feddg.settings import FixedPath, Settings, merge
 from feddg.storage import read_text
@@ -37,7 +37,6 @@ WITHOUT_DUPLICATES = {
     "real": 172_947,
     "sketch": 69_128,
 }
-log = logging.getLogger("feddg")
 
 
 @dataclass
@@ -165,11 +164,14 @@ def _without(
     if file is None:
         whole = sum(WITHOUT_DUPLICATES.values())
         if known_to_have and len(table) > whole:
-            log.warning(
-                "DomainNet holds copies: DomainBed leaves 9,431 out. Put its %s into %s, or name "
-                "it: --set data.options.duplicates=FILE.",
-                DUPLICATES,
-                folder,
+            emit(
+                Diagnostic(
+                    "known-copies",
+                    "warning",
+                    "DomainNet holds copies: DomainBed leaves 9,431 out.",
+                    f"Put its {DUPLICATES} into {folder}, or name it: "
+                    "--set data.options.duplicates=FILE.",
+                )
             )
         return table
     listed = {
@@ -177,14 +179,11 @@ def _without(
     } - {""}
     kept = np.flatnonzero([path not in listed for path in table.paths])
     out = len(table) - len(kept)
-    log.warning("DomainNet: %d images left out, as %s lists them.", out, file)
+    text = f"DomainNet: {out} images left out, as {file} lists them."
+    emit(Diagnostic("images-left-out", "warning", text))
     if listed and not out:
-        log.warning(
-            "None of the %d lines of %s is an image of %s; lines read domain/class/image.",
-            len(listed),
-            file,
-            folder,
-        )
+        text = f"None of the {len(listed)} lines of {file} is an image of {folder}."
+        emit(Diagnostic("list-matches-nothing", "warning", text, "Write domain/class/image."))
     return table.take(kept)
 
 

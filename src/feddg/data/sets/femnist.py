@@ -1,7 +1,6 @@
 """FEMNIST: handwritten digits and letters of 3,550 writers, each a domain; LEAF's files."""
 
 import hashlib
-import logging
 import string
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from feddg.data.columns import Columns, check_images, holding, read_metadata, ro
 from feddg.data.data_set import DataSet, Publication, register_data_set
 from feddg.data.images import ImageTable, listed_images, positions
 from feddg.data.published import Drawn, as_rgb, compare_counts, kept_drawn, published_root
+from feddg.diagnostics import Diagnostic, emit
 from feddg.errors import DataError
 from feddg.storage import open_file, why
 
@@ -21,7 +21,6 @@ from feddg.storage import open_file, why
 
 
 SIDE = 28
-log = logging.getLogger("feddg")
 
 
 class _Samples(BaseModel):
@@ -104,7 +103,8 @@ def _read(train: list[Path], test: list[Path], classes: int) -> Drawn:
                 images.append(image)
                 facts.append((writer, label, tests))
     if twice:
-        log.warning("%d images are stored twice, as LEAF does; each is used once.", twice)
+        text = f"{twice} images are stored twice, as LEAF does; each is used once."
+        emit(Diagnostic("images-left-out", "warning", text))
     if not images:
         raise DataError("The JSON files hold no images.")
     longest = max(len(writer) for writer, _, _ in facts)

@@ -1,9 +1,8 @@
-"""What a run's numbers say against themselves, from its rows alone."""
+"""What speaks against a run's accuracy, from its rows alone; intervals for shares."""
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from enum import IntEnum, StrEnum
 from itertools import pairwise
 from pathlib import Path
 from statistics import NormalDist
@@ -11,10 +10,11 @@ from typing import Final
 
 import numpy
 
+from feddg.diagnostics import Diagnostic, gravest_first
 from feddg.errors import RunError
 from feddg.evaluation.metrics import Predictions, measure
 from feddg.records import LAST, TEST, VAL, EvaluationRow
-from feddg.runs.reading import Evaluations, find_rule, read_run
+from feddg.runs.reading import Evaluations, RunRecord, find_rule, read_run
 
 # Intervals for shares of counted things: what one run's accuracy leaves open.
 
@@ -105,48 +105,16 @@ NOT_LEVELLED: Final = 0.25
 """... and its last third went on at this part, or more, of its mean pace."""
 
 
-class Severity(IntEnum):
-    """How much a finding takes from a number; the larger, the more."""
-
-    NOTE = 1
-    CAUTION = 2
-    ALARM = 3
-
-
-class FindingKind(StrEnum):
-    """What can be found."""
-
-    CONSTANT = "no better than a constant model"
-    ONE_CLASS = "nearly always the same class"
-    BELOW_START = "below its own round 0"
-    RISING = "still rising at the last round"
-    UNSTEADY = "rounds move more than methods differ"
+MAJORITY: Final = "no-better-than-majority-class"
+ONE_CLASS: Final = "nearly-always-one-class"
+UNTRAINED: Final = "worse-than-untrained"
+STILL_RISING: Final = "still-rising"
+LEARNED_NOTHING: Final = frozenset({MAJORITY, ONE_CLASS, UNTRAINED})
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """Something that a reader must know beside an accuracy.
-
-    Attributes:
-        kind: what it is; its value is how a table says it.
-        severity: how much it takes from the number.
-        figure: the number that shows it, a share in [0, 1]: what a constant model reaches; the
-            share of the commonest prediction; the accuracy of round 0; the rise; the movement.
-        beside: what ``figure`` is held against: the accuracy; that class's share of the images;
-            the accuracy; the number of rounds of the rise; the margin.
-        class_id: of ``ONE_CLASS``, which class.
-    """
-
-    kind: FindingKind
-    severity: Severity
-    figure: float
-    beside: float
-    class_id: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """The accuracy of one split after one round, and what it must be read beside.
+class SplitAccuracy:
+    """The accuracy of one split after one round, with its reference values.
 
     All are shares in [0, 1], means over the split's domains, each counted once; None where the
     rows do not tell.
@@ -154,7 +122,7 @@ class Standing:
     Attributes:
         round: after which round.
         accuracy: with its 95 % interval over images.
-        constant: what the best model that always names one class reaches.
+        constant: what always answering the most frequent class reaches.
         balanced: balanced accuracy.
         balanced_interval: its interval over images; needs the confusions.
         chance: balanced accuracy of guessing: one over the classes that have images.
@@ -201,8 +169,10 @@ def mean_measured(rows: Sequence[EvaluationRow], name: str) -> float | None:
     return math.fsum(values) / len(rows) if rows and len(values) == len(rows) else None
 
 
-def standing(evaluations: Evaluations, round_: int | None, split: str = TEST) -> Standing | None:
-    """Returns how a split stood after a round; None where it was not evaluated."""
+def split_accuracy(
+    evaluations: Evaluations, round_: int | None, split: str = TEST
+) -> SplitAccuracy | None:
+    """Returns the accuracy of a split after a round; None where it was not evaluated."""
     rows = evaluations.at(round_, split) if round_ is not None else []
     accuracy = accuracy_interval(rows)
     if round_ is None or accuracy is None:
@@ -212,14 +182,14 @@ def standing(evaluations: Evaluations, round_: int | None, split: str = TEST) ->
     confusions = [numpy.array(row.confusion, dtype=float) for row in rows if row.confusion]
     confusions = [counts for counts in confusions if counts.sum() > 0]
     if len(confusions) < len(rows):
-        return Standing(round_, accuracy, constant, balanced)
+        return SplitAccuracy(round_, accuracy, constant, balanced)
     true = numpy.mean([counts.sum(axis=1) / counts.sum() for counts in confusions], axis=0)
     predicted = numpy.mean([counts.sum(axis=0) / counts.sum() for counts in confusions], axis=0)
     seen = [counts[counts.sum(axis=1) > 0] for counts in confusions]
-    return Standing(
+    return SplitAccuracy(
         round=round_,
         accuracy=accuracy,
-        # One constant model for all domains: the class that is commonest in their mean.
+        # One class for all domains: the one that is most frequent in their mean.
         constant=float(true.max()),
         balanced=balanced,
         balanced_interval=_balanced_interval(confusions),
@@ -243,77 +213,105 @@ def _balanced_interval(confusions: Sequence[numpy.ndarray]) -> ShareInterval:
     return mean_of_intervals(found)
 
 
-def findings(
-    evaluations: Evaluations, round_: int | None, split: str = TEST, weights: str = LAST
-) -> list[Finding]:
-    """Returns what must be said beside the accuracy of a round, the gravest first.
+def about_accuracy(
+    evaluations: Evaluations,
+    round_: int | None,
+    split: str = TEST,
+    weights: str = LAST,
+    classes: Sequence[str] = (),
+) -> list[Diagnostic]:
+    """Returns what must be known beside the accuracy of a round, the gravest first.
 
     Args:
         evaluations: the run's.
-        round_: the round whose accuracy is shown; None gives no finding.
+        round_: the round whose accuracy is shown; of None there is nothing to know.
         split: whose accuracy.
         weights: whose accuracy is shown; how it rose over the rounds is the last weights' matter.
+        classes: names of the classes, where they are known.
     """
-    found = standing(evaluations.of(weights), round_, split)
+    found = split_accuracy(evaluations.of(weights), round_, split)
     if found is None:
         return []
-    said = [
-        _constant(found),
-        _one_class(found),
-        _below_start(evaluations, found, split),
-        _rising(evaluations, found, split),
-    ]
-    return sorted((one for one in said if one is not None), key=lambda one: -one.severity)
+    trained = (
+        ()
+        if found.round == 0
+        else (
+            *_majority(found),
+            *_one_class(found, classes),
+            *_untrained(evaluations, found, split),
+        )
+    )
+    return gravest_first([*trained, *_rising(evaluations, found, split)])
 
 
-def _constant(found: Standing) -> Finding | None:
-    """No better than a constant model: by the share of images, or by the mean over classes."""
-    if found.constant is None or found.round == 0:
-        return None
+def _majority(found: SplitAccuracy) -> Iterator[Diagnostic]:
+    """No better than the most frequent class: by images, or by the mean over classes."""
+    if found.constant is None:
+        return
     by_images = found.accuracy.low <= found.constant
     by_classes = found.balanced_interval is not None and (
         found.balanced_interval.low <= (found.chance or 0.0)
     )
-    if not by_images and not by_classes:
-        return None
-    return Finding(
-        FindingKind.CONSTANT, Severity.ALARM, found.constant, beside=found.accuracy.share
-    )
+    if by_images or by_classes:
+        yield Diagnostic(
+            MAJORITY,
+            "warning",
+            "The model is no better than always answering the most frequent class: that is right "
+            f"for {found.constant:.1%} of the held-out images, the model for "
+            f"{found.accuracy.share:.1%}, and chance explains the difference in images or in "
+            "balanced accuracy.",
+            "Its labels mean nothing: train longer or with another learning rate, and look at the "
+            "images.",
+        )
 
 
-def _one_class(found: Standing) -> Finding | None:
-    if found.most_predicted is None or found.true is None or found.round == 0:
-        return None
-    class_id, share = found.most_predicted
-    if share < NEARLY_ALL or share - found.true[class_id] < TOO_OFTEN:
-        return None
-    return Finding(
-        FindingKind.ONE_CLASS, Severity.CAUTION, share, found.true[class_id], class_id=class_id
-    )
+def _one_class(found: SplitAccuracy, classes: Sequence[str]) -> Iterator[Diagnostic]:
+    if found.most_predicted is None or found.true is None:
+        return
+    index, share = found.most_predicted
+    true = found.true[index]
+    if share >= NEARLY_ALL and share - true >= TOO_OFTEN:
+        name = f"the class '{classes[index]}'" if index < len(classes) else "one class"
+        yield Diagnostic(
+            ONE_CLASS,
+            "note",
+            f"{share:.1%} of the predictions are {name}, to which {true:.1%} of the images belong.",
+        )
 
 
-def _below_start(evaluations: Evaluations, found: Standing, split: str) -> Finding | None:
+def _untrained(evaluations: Evaluations, found: SplitAccuracy, split: str) -> Iterator[Diagnostic]:
     start = evaluations.accuracy(0, split)
-    if found.round == 0 or start is None or not found.accuracy.share < start:
-        return None
-    return Finding(FindingKind.BELOW_START, Severity.ALARM, start, beside=found.accuracy.share)
+    if start is not None and found.accuracy.share < start:
+        yield Diagnostic(
+            UNTRAINED,
+            "warning",
+            f"The model is worse than before its training: then it was right for {start:.1%} of "
+            f"the held-out images, now for {found.accuracy.share:.1%}.",
+            "Its labels mean nothing: try another learning rate.",
+        )
 
 
-def _rising(evaluations: Evaluations, found: Standing, split: str) -> Finding | None:
+def _rising(evaluations: Evaluations, found: SplitAccuracy, split: str) -> Iterator[Diagnostic]:
     """Whether, over the end of the run, nearly all movement went upwards, and still does."""
     steps = _end_steps(evaluations, split)
     if found.round != evaluations.rounds[-1] or len(steps) < LEAST_STEPS:
-        return None
+        return
     rise, path = math.fsum(steps), math.fsum(map(abs, steps))
     latest = steps[-max(1, len(steps) // 3) :]
     levelled = math.fsum(latest) / len(latest) < NOT_LEVELLED * rise / len(steps)
     if rise < LEAST_RISE or rise < ONE_WAY * path or levelled:
-        return None
+        return
     rounds = evaluations.rounds[-1] - evaluations.rounds[-1 - len(steps)]
-    return Finding(FindingKind.RISING, Severity.NOTE, rise, beside=rounds)
+    yield Diagnostic(
+        STILL_RISING,
+        "note",
+        f"Accuracy was still rising when the run stopped: by {100 * rise:.1f} points over the last "
+        f"{rounds} rounds.",
+        "Train longer.",
+    )
 
 
-def movement(evaluations: Evaluations, split: str = TEST) -> float | None:
+def fluctuation(evaluations: Evaluations, split: str = TEST) -> float | None:
     """Returns how far accuracy moves from one evaluation to the next at the end of a run.
 
     The mean distance of the steps of a run's last third from their mean, which is the trend and no
@@ -326,16 +324,21 @@ def movement(evaluations: Evaluations, split: str = TEST) -> float | None:
     return math.fsum(abs(step - trend) for step in steps) / len(steps)
 
 
-def unsteady(moved: float | None, margin: float) -> Finding | None:
-    """Returns the finding that rounds move more than two methods differ, if they do.
+def about_fluctuation(moved: float | None, margin: float) -> Iterator[Diagnostic]:
+    """Says so where accuracy fluctuates by more than two methods differ.
 
     Args:
-        moved: :func:`movement`, a mean over the runs of both.
+        moved: :func:`fluctuation`, a mean over the runs of both.
         margin: difference of the two accuracies.
     """
-    if moved is None or not moved > abs(margin):
-        return None
-    return Finding(FindingKind.UNSTEADY, Severity.CAUTION, moved, beside=abs(margin))
+    if moved is not None and moved > abs(margin):
+        yield Diagnostic(
+            "rounds-fluctuate",
+            "note",
+            "From one evaluation to the next, accuracy strays from its trend by "
+            f"{100 * moved:.1f} points on average, more than the {100 * abs(margin):.1f} points "
+            "between the methods: which round is looked at decides which is better.",
+        )
 
 
 def _end_steps(evaluations: Evaluations, split: str) -> list[float]:
@@ -346,11 +349,47 @@ def _end_steps(evaluations: Evaluations, split: str) -> list[float]:
     return steps[-max(WINDOW, len(steps) // 3) :]
 
 
-# What is said wherever a run's model is used: how good it is, and if its labels mean nothing.
+# What is shown wherever a run's result or its model is.
 
 
-def cautions(run: Path | str, which: str, round_: int) -> tuple[str, ...]:
-    """Returns what must be said of a model before anybody uses it, one sentence each.
+def about_result(run: RunRecord) -> list[Diagnostic]:
+    """Returns what must be known beside the accuracy of the model that the run serves."""
+    rule = run.served
+    classes = run.clients.classes if run.clients else ()
+    chosen = rule.choose(run.evaluations)
+    return about_accuracy(run.evaluations, chosen, weights=rule.weights, classes=classes)
+
+
+def about_run(run: RunRecord) -> list[Diagnostic]:
+    """Returns all that is to be known of a run: how it ended, its result, what it said itself."""
+    result = about_result(run)
+    recorded = run.summary.diagnostics if run.summary else []
+    known = {one.code for one in result}
+    others = [one for one in recorded if one.code not in known]
+    return [*about_end(run), *gravest_first([*result, *others])]
+
+
+def about_end(run: RunRecord) -> Iterator[Diagnostic]:
+    """Says so where a run has not ended with its last round."""
+    if run.status == "completed":
+        return
+    how = {
+        "unfinished": "has not ended: it is still going on, or it was cut off",
+        "interrupted": "was interrupted",
+        "failed": f"failed: {run.error or 'no reason was recorded'}",
+    }.get(run.status, f"has the status {run.status}")
+    of = f" of {run.rounds_planned}" if run.rounds_planned else ""
+    yield Diagnostic(
+        "run-unfinished",
+        "warning",
+        f"The run {how.rstrip('.')}. This is round {run.rounds_done}{of}, not the model that it "
+        "will serve.",
+        f"`feddg resume {run.folder}` goes on.",
+    )
+
+
+def about_model(run: Path | str, which: str, round_: int) -> tuple[Diagnostic, ...]:
+    """Returns the warnings about a model, for whoever uses it.
 
     Empty where nothing speaks against it, or where nothing was measured.
 
@@ -364,22 +403,13 @@ def cautions(run: Path | str, which: str, round_: int) -> tuple[str, ...]:
     """
     weights = find_rule(which).weights
     evaluations, split = _held_out(run, weights, round_)
-    found = findings(evaluations, round_, split, weights)
-    alarms = (_sentence(one) for one in found if one.severity is Severity.ALARM)
-    return (*_unfinished(Path(run)), *alarms)
-
-
-def _unfinished(run: Path) -> Iterator[str]:
-    record = read_run(run)
-    if record.status != "completed":
-        yield (
-            f"The run has not finished (round {record.rounds_done} of {record.rounds_planned}; "
-            f"`feddg resume {run}` goes on): this is not the model that it will serve."
-        )
+    found = about_accuracy(evaluations, round_, split, weights)
+    warnings = (one for one in found if one.severity == "warning")
+    return (*about_end(read_run(Path(run))), *warnings)
 
 
 def result_sentence_of(run: Path | str, which: str, round_: int) -> str:
-    """Returns how good a model was on held-out domains, with its interval; see :func:`cautions`.
+    """Returns how good a model was on held-out domains, with its interval; see :func:`about_model`.
 
     Raises:
         RunError: the folder holds no run.
@@ -387,7 +417,7 @@ def result_sentence_of(run: Path | str, which: str, round_: int) -> str:
     weights = find_rule(which).weights
     evaluations, split = _held_out(run, weights, round_)
     evaluations = evaluations.of(weights)
-    found = standing(evaluations, round_, split)
+    found = split_accuracy(evaluations, round_, split)
     if found is None:
         return "It was measured on no domain that was held out of its training."
     rows = evaluations.at(round_, split)
@@ -405,25 +435,11 @@ def _held_out(run: Path | str, weights: str, round_: int) -> tuple[Evaluations, 
     return evaluations, split
 
 
-def refuse_doubtful(said: tuple[str, ...]) -> None:
-    """Ends with an error where something must be said of a model.
+def refuse_doubtful(found: Sequence[Diagnostic]) -> None:
+    """Ends with an error where there is a warning about a model.
 
     Raises:
-        RunError: there is a caution.
+        RunError: there is one.
     """
-    if said:
-        raise RunError(f"{said[0]} Train longer, or without --strict if it is only a trial.")
-
-
-def _sentence(finding: Finding) -> str:
-    figure, own = f"{finding.figure:.1%}", f"{finding.beside:.1%}"
-    if finding.kind is FindingKind.CONSTANT:
-        return (
-            "This model is no better than a constant one: on the held-out images always naming "
-            f"the largest class is right for {figure}, this model for {own}, and chance explains "
-            "the difference, in images or in classes. Its labels mean nothing."
-        )
-    return (
-        f"This model is worse than before its training: then it was right for {figure} of the "
-        f"held-out images, now for {own}. Its labels mean nothing."
-    )
+    if found:
+        raise RunError(f"{found[0]} Leave --strict away if it is only a trial.")

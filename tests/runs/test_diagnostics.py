@@ -1,4 +1,4 @@
-"""What a run's numbers say against themselves, on made-up rows with a known answer."""
+"""What speaks against a run's accuracy, on made-up rows with a known answer."""
 
 import math
 
@@ -9,14 +9,16 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from feddg.records import TEST, EvaluationRow
-from feddg.runs.findings import (
-    FindingKind,
-    Severity,
-    findings,
+from feddg.runs.diagnostics import (
+    MAJORITY,
+    ONE_CLASS,
+    STILL_RISING,
+    UNTRAINED,
+    about_accuracy,
+    about_fluctuation,
+    fluctuation,
     mean_of_shares,
-    movement,
-    standing,
-    unsteady,
+    split_accuracy,
     wilson,
 )
 from feddg.runs.reading import Evaluations
@@ -46,8 +48,8 @@ def curve(accuracies, examples=1000):
     return Evaluations(rows)
 
 
-def kinds(evaluations):
-    return [found.kind for found in findings(evaluations, evaluations.rounds[-1])]
+def codes(evaluations):
+    return [found.code for found in about_accuracy(evaluations, evaluations.rounds[-1])]
 
 
 @given(st.integers(1, 5000), st.data())
@@ -74,32 +76,32 @@ def test_the_mean_of_two_domains_is_covered_as_often_as_promised():
     assert 0.93 < covered / 2000 < 0.97
 
 
-def test_a_model_that_names_one_class_is_no_better_than_a_constant():
+def test_a_model_that_names_one_class_is_no_better_than_always_answering_it():
     """The case of the issue: 60 % correct, one class 60 % of the images, 98 % of predictions."""
     evaluations = Evaluations(
         [row(0, START), row(1, [[589, 7, 0], [198, 6, 0], [192, 4, 4]])],
     )
-    found = findings(evaluations, 1)
-    assert [one.kind for one in found] == [FindingKind.CONSTANT, FindingKind.ONE_CLASS]
-    assert found[0].severity is Severity.ALARM
-    assert found[0].figure == pytest.approx(0.596)
-    assert found[1].figure == pytest.approx(0.979)
-    assert (found[1].beside, found[1].class_id) == (pytest.approx(0.596), 0)
-    at = standing(evaluations, 1)
+    majority, one_class = about_accuracy(evaluations, 1, classes=("cat", "dog", "owl"))
+    assert (majority.code, majority.severity) == (MAJORITY, "warning")
+    assert (one_class.code, one_class.severity) == (ONE_CLASS, "note")
+    assert "most frequent class: that is right for 59.6% of the held-out images" in majority.text
+    assert majority.advice
+    assert one_class.text.startswith("97.9% of the predictions are the class 'cat', to which 59.6%")
+    at = split_accuracy(evaluations, 1)
     assert at.balanced == pytest.approx(np.mean([589 / 596, 6 / 204, 4 / 200]))
     assert at.chance == pytest.approx(1 / 3)
 
 
 def test_a_model_that_learned_is_not_accused():
     good = [[550, 30, 16], [20, 170, 14], [10, 20, 170]]
-    assert kinds(Evaluations([row(0, START), row(1, good)])) == []
+    assert codes(Evaluations([row(0, START), row(1, good)])) == []
 
 
 def test_a_high_accuracy_with_a_balanced_one_near_chance_is_found():
     """Slightly better than the constant by images, but classes are told apart by no more."""
     counts = [[9000, 0], [995, 5]]
-    found = findings(Evaluations([row(1, counts)]), 1)
-    assert found[0].kind is FindingKind.CONSTANT
+    found = about_accuracy(Evaluations([row(1, counts)]), 1)
+    assert found[0].code == MAJORITY
 
 
 @given(
@@ -111,13 +113,13 @@ def test_every_constant_model_is_found_whatever_the_classes(classes, data):
     named = data.draw(st.integers(0, classes - 1))
     counts = np.zeros((classes, classes), int)
     counts[:, named] = support
-    assert FindingKind.CONSTANT in kinds(Evaluations([row(3, counts)]))
+    assert MAJORITY in codes(Evaluations([row(3, counts)]))
 
 
 def test_one_constant_serves_all_domains():
     """Each domain has another commonest class: no constant reaches the mean of their shares."""
     rows = [row(1, [[80, 0], [20, 0]], "a"), row(1, [[20, 0], [80, 0]], "b")]
-    assert standing(Evaluations(rows), 1).constant == pytest.approx(0.5)
+    assert split_accuracy(Evaluations(rows), 1).constant == pytest.approx(0.5)
 
 
 def test_rows_without_confusion_use_their_recorded_metrics():
@@ -129,14 +131,14 @@ def test_rows_without_confusion_use_their_recorded_metrics():
         examples=100,
         metrics={"balanced_accuracy": 0.26, "largest_class_share": 0.59},
     )
-    at = standing(Evaluations([recorded]), 2)
+    at = split_accuracy(Evaluations([recorded]), 2)
     assert (at.constant, at.balanced, at.predicted) == (0.59, 0.26, None)
-    assert kinds(Evaluations([recorded])) == [FindingKind.CONSTANT]
+    assert codes(Evaluations([recorded])) == [MAJORITY]
 
 
 def test_below_the_start_is_found():
-    assert FindingKind.BELOW_START in kinds(curve([0.7, 0.65, 0.69, 0.66]))
-    assert kinds(curve([0.5, 0.7, 0.71, 0.7])) == []
+    assert UNTRAINED in codes(curve([0.7, 0.65, 0.69, 0.66]))
+    assert codes(curve([0.5, 0.7, 0.71, 0.7])) == []
 
 
 @pytest.mark.parametrize(
@@ -153,18 +155,19 @@ def test_below_the_start_is_found():
     ],
 )
 def test_a_rise_at_the_end_is_told_from_noise(accuracies, rising):
-    assert (FindingKind.RISING in kinds(curve(accuracies))) == rising
+    assert (STILL_RISING in codes(curve(accuracies))) == rising
 
 
-def test_movement_is_held_against_the_margin():
-    moved = movement(curve([0.5, 0.8, 0.7, 0.8, 0.7]))
+def test_fluctuation_is_held_against_the_margin():
+    moved = fluctuation(curve([0.5, 0.8, 0.7, 0.8, 0.7]))
     assert moved == pytest.approx((0.2 / 3 + 0.4 / 3 + 0.2 / 3) / 3)
-    assert movement(curve([0.5, 0.6, 0.7, 0.8])) == pytest.approx(0), "a trend is no unrest"
-    assert unsteady(moved, -0.05).kind is FindingKind.UNSTEADY
-    assert unsteady(moved, 0.2) is None
-    assert unsteady(movement(curve([0.5, 0.6])), 0.0) is None
+    assert fluctuation(curve([0.5, 0.6, 0.7, 0.8])) == pytest.approx(0), "a trend is no unrest"
+    (found,) = about_fluctuation(moved, -0.05)
+    assert f"by {100 * moved:.1f} points on average, more than the 5.0 points" in found.text
+    assert not list(about_fluctuation(moved, 0.2))
+    assert not list(about_fluctuation(fluctuation(curve([0.5, 0.6])), 0.0))
 
 
 def test_before_any_training_nothing_is_claimed():
-    assert kinds(Evaluations([row(0, START)])) == []
-    assert findings(Evaluations([]), None) == []
+    assert codes(Evaluations([row(0, START)])) == []
+    assert about_accuracy(Evaluations([]), None) == []

@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from feddg.cli.output import SILENCE_SECONDS, Bars, Lines, ManyBars, observer, working
+from feddg.cli.progress import SILENCE_SECONDS, Bars, Lines, ManyBars, observer, working
 from feddg.comparison.pool import Outcome, Task
 from feddg.evaluation.accuracy import Score
 from feddg.experiment import Experiment

@@ -1,0 +1,304 @@
+"""What a person sees while a run goes on: bars on a terminal, a line now and then elsewhere."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from feddg.comparison.pool import Outcome, Task, Watcher
+from feddg.diagnostics import Diagnostic
+from feddg.evaluation.accuracy import Score
+from feddg.experiment import Experiment
+from feddg.messages import Refusal, Update
+from feddg.records import RoundRow
+from feddg.report.text import duration
+from feddg.runs.inspection import print_diagnostic
+from feddg.runs.observer import Observer
+
+if TYPE_CHECKING:
+    from feddg.comparison.compare import Work
+
+SILENCE_SECONDS = 30.0
+"""Without a terminal, nothing goes on for longer than this without a line."""
+Clock = Callable[[], float]
+NOTE = TextColumn("{task.fields[note]}")
+
+
+def _bars(console: Console, *more: ProgressColumn) -> Progress:
+    """Bars with what is done and how much there is; silent when the console is no terminal."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),  # of what, a bar may not know yet
+        *more,
+        console=console,
+        disable=not (console.is_terminal or console.is_jupyter),
+        transient=True,
+    )
+
+
+class Bars(Observer):
+    """Rich progress: preparation, rounds with clients, images per second and time left.
+
+    Silent when the console is not a terminal.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._progress = _bars(console, TimeRemainingColumn(compact=True), NOTE)
+        self._tasks: dict[str, TaskID] = {}
+        self._images, self._seconds, self._scores = 0, 0.0, ""
+        self._per_round = 1
+        self._label = ""
+
+    def start(self, experiment: Experiment, first_round: int) -> None:
+        """Shows the rounds."""
+        self._per_round = experiment.clients.per_round or experiment.clients.number
+        self._label = experiment.method.name
+        self._show("rounds", first_round - 1, experiment.train.rounds, f"{self._label}: rounds")
+
+    def diagnostic(self, found: Diagnostic) -> None:
+        """Prints it."""
+        print_diagnostic(self._progress.console, found)
+
+    def work(self, what: str, done: int, total: int) -> None:
+        """Shows preparation."""
+        self._show(what, done, total, what)
+
+    def client(self, round: int, reply: Update | Refusal) -> None:
+        """Moves the bar by one client's share of a round."""
+        if isinstance(reply, Update):
+            self._images += reply.images
+            self._seconds += reply.seconds
+        task = self._tasks["rounds"]
+        completed = self._progress.tasks[self._progress.task_ids.index(task)].completed
+        ceiling = round - 0.001
+        self._progress.update(
+            task, completed=min(ceiling, completed + 1 / self._per_round), note=self._note()
+        )
+
+    def round(self, row: RoundRow) -> None:
+        """Moves the bar to the end of a round."""
+        self._progress.update(self._tasks["rounds"], completed=row.round, note=self._note())
+
+    def scores(self, round: int, scores: Sequence[Score]) -> None:
+        """Shows the newest held-out accuracies."""
+        held = [score for score in scores if score.split in ("test", "val")]
+        self._scores = "  ".join(f"{score.domain} {score.accuracy:.1%}" for score in held)
+
+    def end(self, status: str) -> None:
+        """Takes the bars away."""
+        self._progress.stop()
+
+    def _note(self) -> str:
+        speed = f"{self._images / self._seconds:.0f} images/s" if self._seconds else ""
+        return f"{speed}  {self._scores}"
+
+    def _show(self, name: str, done: int, total: int, text: str) -> None:
+        self._progress.start()
+        if name not in self._tasks:
+            self._tasks[name] = self._progress.add_task(text, total=total, note="")
+        self._progress.update(
+            self._tasks[name], completed=done, visible=name == "rounds" or done < total
+        )
+
+
+class PlannedWork(Watcher):
+    """Says what a comparison will do, and nothing of how it goes."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def planned(self, work: "Work", jobs: int) -> None:
+        """Prints it."""
+        from feddg.cli.output import print_work
+
+        print_work(self._console, work, max(1, jobs))
+
+
+class ManyBars(PlannedWork):
+    """One display for many runs: how many are done, and a bar for each that goes on.
+
+    On a console that is no terminal, one line per run that ends, and one after a long silence.
+    """
+
+    def __init__(self, console: Console, clock: Clock = time.monotonic) -> None:
+        super().__init__(console)
+        self._clock, self._last = clock, clock()
+        self.start(0, 0, 0)
+        self.end()
+
+    def start(self, total: int, done: int, jobs: int) -> None:
+        """Shows the bar of all runs."""
+        self._progress = _bars(self._console, TimeElapsedColumn(), NOTE)
+        self._tasks: dict[Path, TaskID] = {}
+        self._shares: dict[Path, float] = {}
+        self._total, self._before, self._ended = total, done, 0
+        self._started = time.perf_counter()
+        self._progress.start()
+        self._all = self._progress.add_task("runs", total=total, completed=done, note="")
+
+    def news(self, task: Task, facts: Mapping[str, Any]) -> None:
+        """Moves the bar of a run."""
+        name = task.folder.name
+        if task.folder not in self._tasks:
+            self._tasks[task.folder] = self._progress.add_task(name, total=None, note="")
+        bar = self._tasks[task.folder]
+        if "of" in facts:
+            self._progress.update(bar, total=facts["of"])
+        if "rounds" in facts:
+            total = self._progress.tasks[self._progress.task_ids.index(bar)].total
+            self._shares[task.folder] = facts["rounds"] / total if total else 0.0
+            self._progress.update(bar, completed=facts["rounds"])
+        for note in ("work", "scores"):
+            if note in facts:
+                self._progress.update(bar, note=facts[note])
+        self._progress.update(self._all, note=self._left())
+        if not self._console.is_terminal and self._clock() - self._last >= SILENCE_SECONDS:
+            self._say(f"{self._before + self._ended}/{self._total}  {self._going_on(task)}")
+
+    def ended(self, outcome: Outcome) -> None:
+        """Takes the bar of a run away; says so where there are no bars, or if it failed."""
+        folder = outcome.task.folder
+        self._shares.pop(folder, None)
+        if folder in self._tasks:
+            self._progress.remove_task(self._tasks.pop(folder))
+        if outcome.status == "completed":
+            self._ended += 1
+        done = self._before + self._ended
+        self._progress.update(self._all, completed=done, note=self._left())
+        if outcome.status == "failed" or not self._console.is_terminal:
+            reason = f": {outcome.error}" if outcome.error else ""
+            self._say(f"{done}/{self._total}  {folder.name} {outcome.status}{reason}")
+
+    def end(self) -> None:
+        """Takes the display away."""
+        self._progress.stop()
+
+    def _say(self, text: str) -> None:
+        self._last = self._clock()
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def _going_on(self, task: Task) -> str:
+        bar = self._progress.tasks[self._progress.task_ids.index(self._tasks[task.folder])]
+        rounds = f"{bar.completed:.0f} of {bar.total:.0f} rounds" if bar.total else "preparing"
+        left = self._left()
+        return f"{task.folder.name}: {rounds}{left and f'; {left}'}"
+
+    def _left(self) -> str:
+        """Time left, from what this call has done so far."""
+        work = self._ended + sum(self._shares.values())
+        left = self._total - self._before - work
+        if work < 0.02:
+            return ""
+        seconds = (time.perf_counter() - self._started) / work * left
+        return f"about {duration(seconds)} left"
+
+
+class Lines(Observer):
+    """Plain lines for logs: one per evaluated round, and one whenever it was silent for long.
+
+    Args:
+        console: where to.
+        clock: seconds since some moment.
+    """
+
+    def __init__(self, console: Console, clock: Clock = time.monotonic) -> None:
+        self._console, self._clock = console, clock
+        self._started = self._last = clock()
+        self._rounds, self._clients, self._done, self._round = 0, 0, 0, 0
+        self._first = 0
+
+    def start(self, experiment: Experiment, first_round: int) -> None:
+        """Says what is run."""
+        clients = experiment.clients
+        self._rounds, self._round = experiment.train.rounds, first_round
+        self._first = first_round
+        self._clients = min(clients.per_round or clients.number, clients.number)
+        begun = "" if first_round == 1 else f", from round {first_round} on"
+        self._say(f"{experiment.method.name}: {self._rounds} rounds{begun}")
+
+    def work(self, what: str, done: int, total: int) -> None:
+        """Says how far preparation is."""
+        self._say_at_times(f"{what}: {done} of {total}")
+
+    def client(self, round: int, reply: Update | Refusal) -> None:
+        """Says how far the round is."""
+        self._done = self._done + 1 if round == self._round else 1
+        self._round = round
+        clients = f"{self._done} of {self._clients} clients"
+        self._say_at_times(f"round {round} of {self._rounds}: {clients}")
+
+    def round(self, row: RoundRow) -> None:
+        """Says that a round was fused; of the first, how long the others will take like it."""
+        left = (self._rounds - row.round) * sum(row.seconds.values())
+        if row.round == self._first and left >= SILENCE_SECONDS:
+            self._say(f"round {row.round} of {self._rounds}: about {duration(left)} left")
+        self._say_at_times(f"round {row.round} of {self._rounds}")
+
+    def scores(self, round: int, scores: Sequence[Score]) -> None:
+        """Prints the accuracies."""
+        text = "  ".join(f"{s.split}/{s.domain} {s.accuracy:.3f}" for s in scores)
+        self._say(f"round {round:3d}  {self._clock() - self._started:6.0f} s  {text}")
+
+    def _say_at_times(self, text: str) -> None:
+        now = self._clock()
+        if now - self._last >= SILENCE_SECONDS:
+            self._say(f"{text}, after {duration(now - self._started)}")
+
+    def _say(self, text: str) -> None:
+        self._last = self._clock()
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def observer(quiet: bool = False, verbose: bool = False) -> Observer:
+    """Returns what shows a run on standard error: nothing, bars on a terminal, or lines."""
+    console = Console(stderr=True)
+    if quiet:
+        return Observer()
+    return Bars(console) if console.is_terminal and not verbose else Lines(console)
+
+
+def watcher(quiet: bool = False) -> Watcher:
+    """Returns what shows many runs on standard error; their plan alone if it is to be quiet."""
+    console = Console(stderr=True)
+    return PlannedWork(console) if quiet else ManyBars(console)
+
+
+def notebook_observer() -> Observer:
+    """Returns what shows a run in a notebook: bars, or lines where it has no widgets."""
+    console = _notebook_console()
+    return Bars(console) if console.is_jupyter else Lines(console)
+
+
+def notebook_watcher() -> Watcher:
+    """Returns what shows many runs in a notebook; see :func:`notebook_observer`."""
+    return ManyBars(_notebook_console())
+
+
+def _notebook_console() -> Console:
+    """Rich draws bars in a notebook by ipywidgets only."""
+    return Console(force_jupyter=find_spec("ipywidgets") is not None)
+
+
+@contextmanager
+def working(quiet: bool = False) -> Iterator[Callable[[str, int, int], None]]:
+    """Shows on standard error whatever work reports to the function that this gives."""
+    shown = observer(quiet)
+    try:
+        yield shown.work
+    finally:
+        shown.end("completed")

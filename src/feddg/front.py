@@ -1,0 +1,393 @@
+"""A federation of objects that a program has: its own data sets, its own network, no files.
+
+>>> fed = feddg.Federation(clients=[site_a, site_b], model=net, method="pardon")
+>>> fed.fit(rounds=20).evaluate(site_c).accuracy
+
+The rounds are those of an experiment: the same server, methods, defences and optimizers.
+"""
+
+import copy
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol, Self, cast
+
+import numpy
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from feddg.clients.client import Examples
+from feddg.data.decoding import hash_of, make_square
+from feddg.data.pixels import ArrayPixels
+from feddg.errors import ExperimentError, FeddgError
+from feddg.evaluation.accuracy import Evaluation, Score
+from feddg.experiment import Experiment, checked_settings, expand
+from feddg.federation.averages import served
+from feddg.federation.inprocess import InProcess
+from feddg.federation.server import build_server
+from feddg.messages import Weights
+from feddg.methods.base import Method, RoundHook, has_global_model
+from feddg.methods.composition import method_class, works_on_embeddings
+from feddg.models.backbones import split_network, use_small_map_convolutions
+from feddg.models.network import Network
+from feddg.prediction.export import write_model
+from feddg.privacy.building import Guards
+from feddg.runs.context import in_process, measured, predictor
+from feddg.runs.execute import run_rounds
+from feddg.runs.folder import means_of
+from feddg.runs.prepare import build_workers, guards_for
+from feddg.settings import ExperimentSettings, leaves, merge
+from feddg.storage import cache_folder
+
+PARTS = ("train", "server", "privacy", "guards", "seed", "device", "precision")
+FIELDS = ("clients.per_round", "model.normalization", "evaluate.batch_size")
+"""What of an experiment a federation of one's own objects takes: whole parts, and single fields."""
+
+
+class Labelled(Protocol):
+    """A data set of pairs (image, class id), as ``torch.utils.data.Dataset``.
+
+    Images are PIL's, or tensors ``(3, H, W)`` or ``(1, H, W)`` of uint8, or of floats in [0, 1].
+    """
+
+    def __len__(self) -> int:
+        """Returns how many images it has."""
+        ...
+
+    def __getitem__(self, index: int, /) -> Any:
+        """Returns an image and its class id."""
+        ...
+
+
+class Federation:
+    """Clients with images, a network, and a method; trained in this process.
+
+    Every image is read once, to 8 bits a colour, and kept in memory: what is to vary from round to
+    round is ``augmentation``'s affair, not the data set's.
+
+    Args:
+        clients: a data set each.
+        model: maps RGB images in [0, 1], ``(B, 3, H, W)``, to logits ``(B, classes)``; a copy of
+            it is trained. Methods that work on embeddings need one whose last layer is
+            ``nn.Linear``, as torchvision's have, or a :class:`feddg.models.network.Network`.
+        method: by name, as a class or as an object: ``feddg.methods.Pardon(gamma1=0.5)``.
+        image_size: side that images are resized to, pixels; by default they are alike and square.
+        normalize: mean and standard deviation of the colours that the model expects; by default it
+            is given images in [0, 1].
+        class_names: in the order of the logits; numbers by default.
+        cache: a folder for what methods compute once; by default nothing is kept.
+        **fields: of an experiment: ``lr``, ``batch_size``, ``local_epochs``, ``rounds``, ``seed``,
+            ``device``, ``clients_per_round``, ``augmentation``, ``privacy``, ``guards``, ...
+
+    Raises:
+        ExperimentError: a field is unknown or out of range, an image or label cannot be used, or
+            the method cannot run with these.
+
+    Attributes:
+        method: what is run.
+        settings: how.
+        server: runs the rounds; ``server.state`` holds the global weights.
+        transport: has the clients.
+        worker: what clients take turns on, the first where several train side by side.
+        network: its network.
+    """
+
+    def __init__(
+        self,
+        clients: Sequence[Labelled],
+        model: nn.Module,
+        method: str | type[Method] | Method = "fedavg",
+        *,
+        image_size: int | None = None,
+        normalize: tuple[Sequence[float], Sequence[float]] | None = None,
+        class_names: Sequence[str] | None = None,
+        cache: Path | None = None,
+        **fields: Any,
+    ) -> None:
+        method = method_class(method) if isinstance(method, str) else method
+        method = method if isinstance(method, Method) else method()
+        if method.gathers_images:
+            raise ExperimentError(f"{method.name} trains where all images are: it has no clients")
+        if not clients:
+            raise ExperimentError("a federation needs clients: a data set each")
+        held = []
+        for id, dataset in enumerate(clients):
+            held.append(read_images(dataset, f"client {id}", image_size))
+            image_size = held[0][0].shape[1]
+        settings = _settings(method, fields, len(clients), cast(int, image_size))
+        start = _network_of(model, method, held[0][0][:2], settings.seed, normalize)
+        for id, (_, labels) in enumerate(held):
+            _check_labels(labels, f"client {id}", start.classes)
+        method.check(settings)
+        method.read_files()
+
+        def built() -> Network:
+            network = method.network(copy.deepcopy(start))
+            use_small_map_convolutions(network)
+            return network
+
+        network = built()
+        guards = guards_for(settings, method, network)
+        workers = build_workers(settings, network, cache, built)
+        examples = _examples(held, start.classes)
+        transport = InProcess(method, workers, len(held), examples.__getitem__, guards=guards)
+        self.class_names = tuple(class_names or map(str, range(start.classes)))
+        self._start(method, settings, transport, guards)
+
+    def _start(
+        self,
+        method: Method,
+        settings: ExperimentSettings,
+        transport: InProcess,
+        guards: Guards,
+        hooks: Sequence[RoundHook] = (),
+        **more: Any,
+    ) -> None:
+        worker = transport.workers[0]
+        self.method, self.settings, self.transport = method, settings, transport
+        self.worker, self.network = worker, worker.network
+        self.server = build_server(
+            method,
+            transport,
+            self.network,
+            settings,
+            guards=guards,
+            style_noise=worker.style_noise,
+            hooks=[*means_of(settings, method, self.network), *hooks],
+            **more,
+        )
+
+    @classmethod
+    def of(cls, experiment: Experiment, cache: Path | None = None) -> Self:
+        """Returns an experiment's federation before its first round; no run folder is written.
+
+        Args:
+            experiment: whose images, network and method they are.
+            cache: folder for decoded pixels; the user's cache by default.
+        """
+        found = in_process(experiment, cache or cache_folder(), lambda what, done, total: None, {})
+        self = cls.__new__(cls)
+        self.class_names = tuple(found.clients.classes)
+        self._start(found.method, experiment, cast(InProcess, found.transport), found.guards)
+        return self
+
+    def fit(self, rounds: int | None = None) -> Self:
+        """Trains for some rounds; called again, it goes on.
+
+        Args:
+            rounds: how many; by default as many as the field ``rounds`` says.
+
+        Raises:
+            NotEnoughUpdates: too few clients' updates could be used.
+        """
+        state = self.server.state
+        state.rounds = state.round + (rounds or self.settings.train.rounds)
+        for worker in self.transport.workers:  # schedules of the learning rate know the last round
+            worker.train = worker.train.model_copy(update={"rounds": state.rounds})
+        if state.round == 0:
+            self.server.setup()
+        run_rounds(self.server)
+        return self
+
+    @property
+    def weights(self) -> Weights:
+        """The global weights, or their mean over rounds where ``serve`` asks for it."""
+        return served(self.server.state, self.settings.server.serve)
+
+    @property
+    def model(self) -> nn.Module:
+        """The global model in eval mode: RGB in [0, 1] to logits; the next round changes it."""
+        if not has_global_model(self.method, self.network):
+            raise FeddgError(f"under {self.method.name} every client has a model of its own")
+        return predictor(self.method, self.network, self.weights).eval()
+
+    def evaluate(self, dataset: Labelled, name: str = "test") -> Score:
+        """Measures the global model on a data set: ``accuracy``, ``loss``, ``metrics``.
+
+        Where clients share no model, the mean over theirs.
+
+        Args:
+            dataset: as clients'.
+            name: of its domain.
+        """
+        images, labels = read_images(dataset, name, self.image_size)
+        _check_labels(labels, name, self.classes)
+        count = len(labels)
+        evaluation = self._evaluation(images, labels, {"test": numpy.arange(count)}, name)
+        (score,) = measured(evaluation, self.server, self.network, self.weights)
+        return score
+
+    def predict(self, images: Labelled | Tensor | Sequence[Any]) -> Tensor:
+        """Returns probabilities ``(n, classes)`` of images: a data set, a tensor or a list."""
+        pixels, labels = read_images(images, "images", self.image_size)
+        evaluation = self._evaluation(pixels, numpy.zeros_like(labels), {}, "images")
+        evaluation = replace(evaluation, autocast=nullcontext)  # float32, as a file answers
+        return evaluation.predict(self.model, numpy.arange(len(labels))).softmax(1)
+
+    def save(self, path: Path | str) -> Path:
+        """Writes the global model, for use without this package.
+
+        Args:
+            path: ends in ``.onnx`` (checked to answer alike; `feddg predict` takes it, too),
+                ``.pt2`` (a ``torch.export`` program), or ``.safetensors`` (weights alone).
+
+        Raises:
+            RunError: the ending is another, or the file cannot be written or answers differently.
+        """
+        about = {
+            "class_names": list(self.class_names),
+            "image_size": self.image_size,
+            "method": self.method.name,
+            "round": self.server.state.round,
+        }
+        return write_model(self.model, Path(path), about)
+
+    @property
+    def classes(self) -> int:
+        """How many there are."""
+        return self.network.classes
+
+    @property
+    def image_size(self) -> int:
+        """Side of the images, pixels."""
+        return self.settings.data.image_size
+
+    def _evaluation(
+        self,
+        images: numpy.ndarray,
+        labels: numpy.ndarray,
+        splits: dict[str, numpy.ndarray],
+        name: str,
+    ) -> Evaluation:
+        return Evaluation(
+            ArrayPixels(images),
+            splits,
+            labels,
+            numpy.zeros_like(labels),
+            (name,),
+            self.classes,
+            self.settings.evaluate.batch_size,
+            self.worker.device,
+            self.worker.autocast,
+        )
+
+
+# What a federation is made of: settings, images, and the network in front of its last layer.
+
+
+def _settings(
+    method: Method, fields: dict[str, Any], clients: int, image_size: int
+) -> ExperimentSettings:
+    said = expand(fields)
+    strange = [
+        path for path in leaves(said) if path.partition(".")[0] not in PARTS and path not in FIELDS
+    ]
+    if strange:
+        raise ExperimentError(
+            f"a Federation has no field {strange[0]!r}: its images and network are those it is "
+            f"given; there are: {', '.join((*PARTS, *FIELDS))}"
+        )
+    own = {
+        "clients": {"number": clients},
+        "data": {"image_size": image_size},
+        "model": {"normalization": "train"},
+    }
+    preset = {name: part for name, part in method.presets.get("*", {}).items() if name != "method"}
+    return checked_settings(merge(merge(own, expand(preset)), said))
+
+
+def read_images(
+    dataset: Any, name: str, size: int | None = None
+) -> tuple[numpy.ndarray, numpy.ndarray]:
+    """Reads a data set: pixels ``(n, size, size, 3)`` uint8 and class ids ``(n,)`` int64.
+
+    Args:
+        dataset: pairs of image and class id, or images alone, which have class 0.
+        name: for messages.
+        size: side that images are resized to; by default that of the first, which must be square.
+
+    Raises:
+        ExperimentError: it is empty, or an image cannot be used; names which.
+    """
+    pixels, labels = [], []
+    for index in range(len(dataset)):
+        item = dataset[index]
+        image, label = item if isinstance(item, tuple | list) else (item, 0)
+        where = f"{name}, image {index}"
+        found = _pixels(image, where)
+        size = size or found.shape[0]
+        if found.shape[:2] != (size, size):
+            if not index and found.shape[0] == size:
+                raise ExperimentError(f"{where} is not square; give image_size=")
+            found = make_square(Image.fromarray(found), size)
+        pixels.append(found)
+        labels.append(int(label))
+    if not pixels:
+        raise ExperimentError(f"{name} has no images")
+    return numpy.stack(pixels), numpy.array(labels, dtype=numpy.int64)
+
+
+def _check_labels(labels: numpy.ndarray, name: str, classes: int) -> None:
+    wrong = numpy.flatnonzero((labels < 0) | (labels >= classes))
+    if len(wrong):
+        raise ExperimentError(
+            f"{name}, image {wrong[0]} has label {labels[wrong[0]]}; the model gives {classes} "
+            f"logits, so that labels are 0 to {classes - 1}"
+        )
+
+
+def _pixels(image: Any, where: str) -> numpy.ndarray:
+    """An image as ``(H, W, 3)`` uint8."""
+    if isinstance(image, Image.Image):
+        return numpy.asarray(image.convert("RGB"))
+    if not isinstance(image, Tensor) or image.dim() != 3 or image.shape[0] not in (1, 3):
+        shape = tuple(image.shape) if isinstance(image, Tensor) else type(image).__name__
+        raise ExperimentError(f"{where} is no PIL image and no tensor (3, H, W): {shape}")
+    if image.is_floating_point():
+        if not bool((image >= 0).all() and (image <= 1).all()):
+            raise ExperimentError(
+                f"{where} has values outside [0, 1]; leave Normalize out of the data set, and give "
+                "normalize=(mean, std) instead"
+            )
+        image = (image * 255).round()
+    elif image.dtype != torch.uint8:
+        raise ExperimentError(f"{where} has values of {image.dtype}; give uint8, or [0, 1]")
+    colours: numpy.ndarray = image.to(torch.uint8).expand(3, -1, -1).permute(1, 2, 0).cpu().numpy()
+    return colours
+
+
+def _examples(held: Sequence[tuple[numpy.ndarray, numpy.ndarray]], classes: int) -> list[Examples]:
+    found = []
+    for id, (images, labels) in enumerate(held):
+        rows, key = torch.arange(len(labels)), hash_of(images.shape, images)
+        domains = torch.full_like(rows, id)
+        store = ArrayPixels(images, fingerprint=key)
+        found.append(Examples(store, rows, torch.from_numpy(labels), domains, classes, key[:24]))
+    return found
+
+
+def _network_of(
+    model: nn.Module,
+    method: Method,
+    images: numpy.ndarray,
+    seed: int,
+    normalize: tuple[Sequence[float], Sequence[float]] | None,
+) -> Network:
+    """Returns a model as featurizer and linear classifier.
+
+    Raises:
+        ExperimentError: the method works in front of the last layer, and there is none.
+    """
+    if isinstance(model, Network):
+        return copy.deepcopy(model)
+    look = torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255
+    network = split_network(copy.deepcopy(model), look, seed, normalize)
+    if isinstance(network.classifier, nn.Identity) and works_on_embeddings(type(method)):
+        raise ExperimentError(
+            f"{method.title} works on what goes into a network's last linear layer, and "
+            f"{type(model).__name__} does not end in one: let it end in nn.Linear, or give a "
+            "feddg.models.network.Network"
+        )
+    return network

@@ -1,0 +1,227 @@
+"""The front: four lines that work, and a federation of objects that a program has."""
+
+import webbrowser
+
+import numpy
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.utils.data import Dataset, TensorDataset
+
+import feddg
+from feddg.errors import ExperimentError, RunError, WeightsError
+from feddg.methods import FedAvg, Pardon
+from feddg.methods.base import METHODS, MethodSettings
+from feddg.models.backbones import build_network, split_network
+from feddg.runs import prepare
+
+SMALL = {"image_size": 8, "clients": 3, "local_steps": 1, "batch_size": 8}
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(monkeypatch, tmp_path):
+    """An empty folder, and a cache of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FEDDG_CACHE", str(tmp_path / "cache"))
+
+
+class Colours(Dataset):
+    """PIL images whose brightest colour is their class."""
+
+    def __init__(self, seed: int, count: int = 30) -> None:
+        chance = numpy.random.default_rng(seed)
+        self.labels = numpy.arange(count) % 3
+        self.images = chance.integers(0, 100, (count, 12, 12, 3), numpy.uint8)
+        self.images[numpy.arange(count), :, :, self.labels] += 120
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        return Image.fromarray(self.images[index]), int(self.labels[index])
+
+
+def own_network(last: nn.Module | None = None) -> nn.Module:
+    torch.manual_seed(0)
+    body = [nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten()]
+    return nn.Sequential(*body, nn.Linear(32, 3), *([] if last is None else [last]))
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+# The four lines.
+
+
+def test_a_run_of_fields_has_its_accuracy_table_model_and_page(monkeypatch, tmp_path):
+    result = feddg.run(method="pardon", data="digits", hold_out="sketch", rounds=2, **SMALL)
+    record = result.record
+    assert result.accuracy == getattr(record.summary, record.served.key)["test"]["accuracy"]
+    table = result.frame()
+    row = table.query("round == 2 and split == 'test' and metric == 'accuracy' and weights=='last'")
+    assert row["domain"].tolist() == ["sketch"]
+    assert row["value"].tolist() == [result.accuracy]
+    Image.new("RGB", (20, 20)).save(tmp_path / "new.png")
+    (found,) = result.model.predict(tmp_path / "new.png")
+    assert found.label in result.model.class_names
+    opened = []
+    monkeypatch.setattr(webbrowser, "open", opened.append)
+    result.open()
+    assert opened == [result.report.resolve().as_uri()]
+    again = feddg.run(result.experiment, rounds=2)
+    assert (again.folder, again.was_complete) == (result.folder, True)
+
+
+def test_methods_are_compared_by_their_names_and_the_fields_of_a_plan():
+    done = feddg.compare(
+        ["fedavg", Pardon.name], data="digits", hold_out=["ink"], seeds=1, rounds=1, **SMALL
+    )
+    assert {cell.method for cell in done.work.cells} == {"fedavg", "pardon"}
+    assert all(cell.experiment.train.rounds == 1 for cell in done.work.cells)
+    assert set(done.frame()["method"]) == {"fedavg", "pardon"}
+    seventh = feddg.compare(["fedavg"], data="digits", hold_out="ink", seed=7, dry_run=True)
+    assert [cell.seed for cell in seventh.work.cells] == [7]
+    assert seventh.work.missing
+
+
+def test_the_same_experiment_without_network_and_weights_is_the_same_run(monkeypatch, tmp_path):
+    def offline(backbone):
+        raise WeightsError(f"cannot download ImageNet weights for {backbone!r}")
+
+    monkeypatch.setattr(prepare, "fetch_imagenet", offline)
+    for number, (domain, label) in enumerate((d, c) for d in "ab" for c in ("one", "two")):
+        folder = tmp_path / "images" / domain / label
+        folder.mkdir(parents=True)
+        for i in range(6):
+            Image.new("RGB", (16, 16), (40 * number, 20 * i, 99)).save(folder / f"{i}.png")
+    said = {"root": tmp_path / "images", "hold_out": "b", "image_size": 16, "rounds": 1}
+    made = feddg.run(feddg.Experiment(**said), tmp_path / "made", clients=2)
+    fields = feddg.run(out=tmp_path / "fields", clients=2, **said)
+    from typer.testing import CliRunner
+
+    from feddg.cli import app
+
+    flags = ["--root", "images", "--hold-out", "b", "--image-size", "16", "--rounds", "1"]
+    shell = CliRunner().invoke(app, ["run", *flags, "--clients", "2", "--out", "shell", "-q"])
+    assert shell.exit_code == 0, shell.output
+    (folder,) = (tmp_path / "shell").iterdir()
+    assert folder.name == made.folder.name == fields.folder.name
+    assert made.experiment.model.weights is None
+    weights = [feddg.load_model(one).state_dict() for one in (folder, made.folder, fields.folder)]
+    assert same(weights[0], weights[1])
+    assert same(weights[1], weights[2])
+
+
+# Methods by name.
+
+
+def test_every_method_is_had_by_the_name_of_its_class():
+    for method in METHODS.values():
+        assert getattr(feddg.methods, method.__name__) is method
+    assert isinstance(FedAvg().settings, MethodSettings)
+    assert feddg.methods.Pardon(gamma1=0.5).settings.gamma1 == 0.5
+    with pytest.raises(ExperimentError, match="gamma9"):
+        Pardon(gamma9=1)
+    with pytest.raises(AttributeError, match="Nope"):
+        feddg.methods.Nope
+
+
+# A federation of one's own objects.
+
+
+def test_own_data_sets_and_network_in_eight_lines(tmp_path):
+    site_a, site_b, site_c, net = Colours(0), Colours(1), Colours(2), own_network()
+    fed = feddg.Federation([site_a, site_b], net, feddg.methods.Pardon(gamma1=0.75), lr=0.01)
+    fed.fit(rounds=12)
+    score = fed.evaluate(site_c)
+    shares = fed.predict([image for image, _ in site_c])
+    file = fed.save(tmp_path / "model.pt2")
+
+    assert score.accuracy > 0.9
+    right = (shares.argmax(1).numpy() == site_c.labels).mean()
+    assert right == score.accuracy
+    pixels = torch.from_numpy(site_c.images).permute(0, 3, 1, 2)
+    torch.testing.assert_close(torch.export.load(file).module()(pixels)[0], shares)
+    assert list(tmp_path.iterdir()) == [file]  # no run folder, no cache
+
+
+def test_its_onnx_file_labels_image_files(tmp_path):
+    pytest.importorskip("onnxruntime")
+    site = Colours(0)
+    fed = feddg.Federation([site], own_network(), class_names=["red", "green", "blue"], lr=0.01)
+    file = fed.fit(rounds=3).save(tmp_path / "model.onnx")
+    site[0][0].save(tmp_path / "one.png")
+    (answer,) = feddg.predict(file, tmp_path / "one.png")
+    (shares,) = fed.predict([site[0][0]])
+    assert answer.label == ["red", "green", "blue"][int(shares.argmax())]
+    assert answer.confidence == pytest.approx(float(shares.max()), abs=1e-4)
+
+
+def test_weights_alone_are_those_of_the_model_and_other_endings_are_refused(tmp_path):
+    fed = feddg.Federation([Colours(0)], own_network())
+    saved = load_file(fed.save(tmp_path / "model.safetensors"))
+    assert same(saved, dict(fed.model.state_dict()))
+    with pytest.raises(RunError, match=r"\.onnx, \.pt2, \.safetensors"):
+        fed.save(tmp_path / "model.pt")
+
+
+def test_it_goes_on_where_it_stopped_and_repeats_itself():
+    def trained(*rounds: int) -> dict[str, Tensor]:
+        fed = feddg.Federation([Colours(0), Colours(1)], own_network(), "scaffold", batch_size=8)
+        for count in rounds:
+            fed.fit(count)
+        return fed.weights
+
+    assert same(trained(3), trained(1, 2))
+
+
+def test_the_network_is_split_before_its_last_layer_and_its_weights_stay():
+    images, net = torch.rand(2, 3, 12, 12), own_network().eval()
+    expected = net(images)
+    network = split_network(net, images)
+    assert network.features_dimension == 32
+    torch.testing.assert_close(network(images), expected)
+    whole = split_network(own_network(nn.Softmax(1)), images)
+    assert isinstance(whole.classifier, nn.Identity)
+    import torchvision
+
+    resnet = torchvision.models.resnet18(num_classes=3).eval()
+    normal = ((0.5, 0.4, 0.3), (0.2, 0.2, 0.2))
+    mean, deviation = (torch.tensor(values).view(3, 1, 1) for values in normal)
+    expected = resnet((images - mean) / deviation)
+    network = split_network(resnet, images, normalize=normal)
+    torch.testing.assert_close(network.eval()(images), expected)
+    assert len(network.stages) == 4
+
+
+def test_a_tensor_data_set_and_a_network_of_ours_will_do():
+    labels = torch.arange(12) % 3
+    images = torch.rand(12, 1, 16, 16, generator=torch.Generator().manual_seed(0))
+    sites = [TensorDataset(images, labels), TensorDataset((images * 255).byte(), labels)]
+    fed = feddg.Federation(sites, build_network("cnn", 3, weights=None), "fedbn", local_steps=1)
+    assert 0 <= fed.fit(1).evaluate(sites[0]).accuracy <= 1
+    assert fed.predict(images).shape == (12, 3)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"method": "pardon", "model": own_network(nn.Softmax(1))}, "PARDON .* last linear layer"),
+        ({"clients": []}, "needs clients"),
+        ({"clients": [TensorDataset(torch.rand(3, 3, 8, 8) - 9, torch.zeros(3))]}, "normalize="),
+        ({"clients": [TensorDataset(torch.rand(3, 3, 8, 9), torch.zeros(3))]}, "image_size="),
+        ({"clients": [TensorDataset(torch.rand(3, 3, 8, 8), torch.arange(3) + 1)]}, "label 3"),
+        ({"rounds": 0}, "train.rounds"),
+        ({"hold_out": "c"}, "hold_out"),
+        ({"method": "centralised"}, "no clients"),
+        ({"method": "pardno"}, "did you mean 'pardon'"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_in_one_line(change, reason):
+    given = {"clients": [Colours(0)], "model": own_network()}
+    with pytest.raises(ExperimentError, match=reason) as refused:
+        feddg.Federation(**given | change)
+    assert "\n" not in str(refused.value)
