@@ -231,7 +231,7 @@ def test_a_results_file_gives_the_tables_of_its_run_folders(comparison, tmp_path
         assert first == second
     page = write_report([file], tmp_path / "page.html").read_text("utf-8")
     assert "18 runs known from a results file alone" in page
-    assert verdict_words(known) in page
+    assert conclusion(known).text in page
 
 
 class Nothing(FolderMaker):
