@@ -224,7 +224,7 @@ def test_the_run_ends_before_the_budget_is_exceeded(tmp_path, caplog):
     done = carried_out(experiment, tmp_path)
     assert done.record.rounds_done == 2
     assert done.record.status == "completed"
-    assert "the run ends after round 2 of 3" in caplog.text
+    assert "The run ends after round 2 of 3" in caplog.text
     assert done.record.evaluations.rounds[-1] == 2
     last = [row for row in done.record.metrics.evaluations if row.round == 2]
     assert all(row.confusion for row in last if row.weights == "last")
@@ -324,7 +324,7 @@ def test_the_value_that_could_be_met_can():
 def test_a_delta_that_gives_a_client_away_is_said(caplog):
     experiment = chosen({"epsilon": 8, "delta": 0.5})
     guards_for(experiment, *build(experiment, 10))
-    assert "set privacy.delta below 0.33" in caplog.text
+    assert "Set privacy.delta below 0.33" in caplog.text
 
 
 def test_noise_at_the_client_counts_twice_the_norm(tmp_path):

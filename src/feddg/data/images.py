@@ -1,6 +1,5 @@
 """The list of images an experiment works on: path, label and domain of each; nothing decoded."""
 
-import logging
 import os
 import re
 import stat
@@ -17,6 +16,7 @@ from typing import IO
 import numpy as np
 from PIL import Image, features
 
+from feddg.diagnostics import Diagnostic, emit
 from feddg.errors import DataError, nearest
 from feddg.storage import entries, open_file, why
 
@@ -142,8 +142,6 @@ IMAGE_SUFFIXES = frozenset(usable_formats())
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 """Control characters, line ends, and bytes that are no UTF-8: no file we write could hold them."""
 LAYOUT = "<root>/<domain>/<class>/<image>, for example images/sketch/dog/0001.jpg"
-
-logger = logging.getLogger("feddg")
 
 
 @dataclass(frozen=True, eq=False)
@@ -380,18 +378,18 @@ def image_names(folder: Path) -> list[str]:
     names = [e.name for e in found if _is_kind(e.is_file)]
     usable = [name for name in names if not _UNPRINTABLE.search(name)]
     if len(found) > len(names):
-        logger.warning(
-            "%d entries of %s are named like images and are no files; they are left out.",
-            len(found) - len(names),
-            folder,
+        text = (
+            f"{len(found) - len(names)} entries of {folder} are named like images and are no "
+            "files; they are left out."
         )
+        emit(Diagnostic("images-left-out", "warning", text))
     if len(names) > len(usable):
-        logger.warning(
-            "%d images in %s are left out: their names cannot be printed, as %r. Rename them.",
-            len(names) - len(usable),
-            folder,
-            next(name for name in names if _UNPRINTABLE.search(name)),
+        first = next(name for name in names if _UNPRINTABLE.search(name))
+        text = (
+            f"{len(names) - len(usable)} images in {folder} are left out: their names cannot be "
+            f"printed, as {first!r}."
         )
+        emit(Diagnostic("images-left-out", "warning", text, "Rename them."))
     return usable
 
 
@@ -426,15 +424,16 @@ def _what_is_there(root: Path) -> str:
 def _report_empty(root: Path, domain_names: set[str], class_names: set[str]) -> None:
     for domain in folder_names(root):
         if domain not in domain_names:
-            logger.warning("%s has no class folder with images and is left out.", root / domain)
+            text = f"{root / domain} has no class folder with images and is left out."
+            emit(Diagnostic("folder-left-out", "warning", text))
             continue
         for label in folder_names(root / domain):
             if label not in class_names:
-                logger.warning(
-                    "Class '%s' has no images in any domain and is left out (%s).",
-                    label,
-                    root / domain / label,
+                text = (
+                    f"Class '{label}' has no images in any domain and is left out "
+                    f"({root / domain / label})."
                 )
+                emit(Diagnostic("folder-left-out", "warning", text))
 
 
 # Images that a file lists, or that are drawn: rows with names become an ``ImageTable``.

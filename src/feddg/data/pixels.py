@@ -42,6 +42,7 @@ from feddg.data.decoding import (
 )
 from feddg.data.images import ImageTable
 from feddg.data.inspection import Survey, survey
+from feddg.diagnostics import Diagnostic, emit
 from feddg.errors import DataError
 from feddg.storage import (
     FILE_MODE,
@@ -500,4 +501,5 @@ def _complain(bad: list[BadImage], total: int, on_bad_image: str) -> None:
             f"{len(bad)} of {total} images cannot be used: {named}{more}. "
             "Repair or remove them, or set on_bad_image: skip."
         )
-    logger.warning("%d of %d images left out: %s%s", len(bad), total, named, more)
+    text = f"{len(bad)} of {total} images left out: {named}{more}."
+    emit(Diagnostic("images-left-out", "warning", text))

@@ -3,7 +3,6 @@
 import hashlib
 import io
 import json
-import logging
 import os
 import shutil
 import uuid
@@ -24,6 +23,7 @@ from feddg.data.images import (
     is_image,
     plain_name,
 )
+from feddg.diagnostics import Diagnostic, emit
 from feddg.errors import DataError
 from feddg.storage import (
     FILE_MODE,
@@ -35,9 +35,6 @@ from feddg.storage import (
     replace_text,
     why,
 )
-
-logger = logging.getLogger("feddg")
-
 
 _LAYOUT_FOLDERS = {"train", "test", "val", "alldata", "images", "patches", "raw", "full"}
 """Plain names of folders that layouts have themselves: nobody's wrapper."""
@@ -143,38 +140,30 @@ def compare_counts(
         for domain, images in found.items():
             published = definition.counts.get(domain, images)
             if images != published:
-                logger.warning(
-                    "%s has %d images in %s; %s holds %d (%+d).",
-                    definition.title,
-                    published,
-                    domain,
-                    table.root,
-                    images,
-                    images - published,
-                )
+                emit(_other_count(definition, table, domain, published, images))
     if definition.split_counts and table.split is not None:
         roles = table.split.tolist()
         for role, published in definition.split_counts.items():
             images = roles.count(role)
             if images != published:
-                logger.warning(
-                    "%s has %d images in its split %s; %s holds %d (%+d).",
-                    definition.title,
-                    published,
-                    role,
-                    table.root,
-                    images,
-                    images - published,
-                )
+                emit(_other_count(definition, table, f"its split {role}", published, images))
     classes = len(table.class_names)
     if definition.number_of_classes and classes != definition.number_of_classes:
-        logger.warning(
-            "%s has %d classes; %s holds %d.",
-            definition.title,
-            definition.number_of_classes,
-            table.root,
-            classes,
+        text = (
+            f"{definition.title} has {definition.number_of_classes} classes; {table.root} holds "
+            f"{classes}."
         )
+        emit(Diagnostic("other-count", "warning", text))
+
+
+def _other_count(
+    definition: DataSet, table: ImageTable, where: str, published: int, images: int
+) -> Diagnostic:
+    text = (
+        f"{definition.title} has {published} images in {where}; {table.root} holds {images} "
+        f"({images - published:+d})."
+    )
+    return Diagnostic("other-count", "warning", text)
 
 
 def from_parts(folder: Path, domains: Collection[str], parts: Mapping[str, str]) -> ImageTable:
@@ -268,7 +257,8 @@ def rename(table: ImageTable, definition: DataSet, known: Mapping[str, str]) -> 
         )
     extra = [name for name, i in zip(table.domain_names, domain_of) if i < 0]
     if extra:
-        logger.warning("%s: %s left out; not a domain of it.", table.root, ", ".join(extra))
+        text = f"{table.root}: {', '.join(extra)} left out; not a domain of it."
+        emit(Diagnostic("folder-left-out", "warning", text))
     kept = table.take(np.flatnonzero(domain_of[table.domains] >= 0))
     class_of = _positions(kept.class_names, definition.classes, known)
     strange = [kept.class_names[i] for i in np.unique(kept.labels) if class_of[i] < 0]
