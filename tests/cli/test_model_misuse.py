@@ -37,7 +37,7 @@ ENDS = {
     ),
     "an unfinished run, strictly": (
         ["predict", "{begun}", "new", "--out", "x.csv", "--strict"],
-        "has not finished (round 0 of 2; `feddg resume",
+        "This is round 0 of 2, not the model that it will serve. `feddg resume",
     ),
     "no run": (["predict", "empty", "new", "--out", "x.csv"], "holds no run"),
     "a run without a model": (["predict", "{bare}", "new", "--out", "x.csv"], "no whole check"),
@@ -133,7 +133,7 @@ def test_a_mistake_is_one_line_and_leaves_nothing_behind(command, words, runs, f
 def test_a_model_of_an_unfinished_run_says_so(runs, feddg, place):
     code, _, errors = feddg("predict", runs["begun"], "new", "--out", "x.csv", "-q")
     assert code == 0
-    assert "has not finished (round 0 of 2" in " ".join(errors.replace("│", " ").split())
+    assert "This is round 0 of 2" in " ".join(errors.replace("│", " ").split())
 
 
 def test_the_same_table_twice_is_the_same_table(runs, feddg, place):

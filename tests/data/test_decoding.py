@@ -381,7 +381,7 @@ def test_a_fourth_band_that_is_no_transparency_is_noticed(tmp_path):
     found = survey(from_folder(tmp_path))
     assert found.veiled == {"air": "air/x/a.tif"}
     (finding,) = about_survey(found, Reading())
-    assert "data.bands: [1, 2, 3]" in finding.text
+    assert "data.bands: [1, 2, 3]" in finding.advice
     assert list(about_survey(found, Reading(bands=(1, 2, 3)))) == []
 
 

@@ -219,7 +219,7 @@ def test_many_bad_images_are_one_short_line(
     with caplog.at_level(logging.WARNING, "feddg"):
         _, _, bad = open_pixels(table_of(table.root, paths), SIZE, cache=tmp_path)
     assert len(bad) == 8
-    assert caplog.messages[0].endswith("missing4.png (file not found); and 3 more")
+    assert caplog.messages[0].endswith("missing4.png (file not found); and 3 more.")
 
 
 def test_bad_images_fail_where_asked(table: ImageTable, tmp_path: Path) -> None:

@@ -207,7 +207,7 @@ def test_the_check_tells_a_listed_key_from_another_and_from_none(proxy, tmp_path
 
 @pytest.mark.parametrize(
     ("site", "code", "said"),
-    [("ink", 0, "go: ink can join"), ("chalk", 1, "no-go: chalk should not join yet")],
+    [("ink", 0, "ok: ink can join"), ("chalk", 1, "error: chalk should not join yet")],
 )
 def test_only_a_site_whose_key_is_listed_can_join(proxy, tmp_path, site, code, said):
     command = ["deploy", "check", str(proxy[0] / "sites" / site), "--images", f"digits:{site}"]

@@ -297,5 +297,5 @@ def test_what_needs_updates_of_many_is_refused(name, change, words):
 def test_thin_classes_are_warned_of_once_in_a_run(tmp_path, cache, caplog):
     with caplog.at_level(logging.WARNING, "feddg"):
         run(Experiment(**SMALL, method="fedavg"), tmp_path, cache=cache)
-    said = [r.message for r in caplog.records if "rest on few images" in r.message]
+    said = [r.message for r in caplog.records if "have fewer than 20 images" in r.message]
     assert len(said) == 1

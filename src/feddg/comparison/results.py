@@ -359,18 +359,17 @@ def _digest(weights: str, seen: Stamp) -> str:
 # may add to one file.
 
 
-_NUMBERS: Final = {
-    **{
-        f"{split}_{rule.key}": (rule.name, split, "accuracy", "domain_mean")
-        for rule in SELECTION_RULES.values()
-        for split in SPLITS
-    },
-    **{f"{SCORE}_{rule.key}": (rule.name, ID_VAL, SCORE, "") for rule in SELECTION_RULES.values()},
-    **{
-        f"{CONSTANT}_{rule.key}": (rule.name, "", CONSTANT, "") for rule in SELECTION_RULES.values()
-    },
-}
-"""Rule, split, metric and aggregate over domains of a number, by its name in a results file."""
+def _number_names() -> dict[str, tuple[str, str, str, str]]:
+    """Rule, split, metric and aggregate over domains of a number, by its name in a results file."""
+    names = {}
+    for rule in SELECTION_RULES.values():
+        for split in SPLITS:
+            names[f"{split}_{rule.key}"] = (rule.name, split, "accuracy", "domain_mean")
+        names[f"{SCORE}_{rule.key}"] = (rule.name, ID_VAL, SCORE, "")
+        names[f"{CONSTANT}_{rule.key}"] = (rule.name, "", CONSTANT, "")
+    return names
+
+
 _HASHES = "hashes"
 _OF_PLACE = (
     "experiment",
@@ -424,8 +423,9 @@ class ResultRow(BaseModel):
     @field_validator("numbers")
     @classmethod
     def _possible(cls, numbers: dict[str, float]) -> dict[str, float]:
+        names = _number_names()
         for name, value in numbers.items():
-            metric = _NUMBERS.get(name, ("", "", name, ""))[2]
+            metric = names.get(name, ("", "", name, ""))[2]
             most = 1.0 if metric in ("accuracy", CONSTANT, RISING) else math.inf
             least = -math.inf if metric == SCORE else 0.0
             if not least <= value <= most or math.isinf(value):
@@ -474,8 +474,9 @@ class ResultRow(BaseModel):
         found = self.run.evaluations if self.run is not None else None
         chosen = {r.name: r.choose(found) for r in SELECTION_RULES.values()} if found else {}
         numbers = measured_numbers(self.run) if self.run is not None else self.numbers
+        names = _number_names()
         for name, value in numbers.items():
-            rule, split, metric, over = _NUMBERS.get(name, ("", "", name, ""))
+            rule, split, metric, over = names.get(name, ("", "", name, ""))
             yield rule, chosen.get(rule), split, metric, over, value
         if self.run is None or found is None:
             return

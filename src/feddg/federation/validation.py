@@ -89,6 +89,10 @@ class ChangeSizes(RoundHook):
         round.scratch[self][str(update.client)] = moved
         return update
 
+    def refused(self, refusal: Refusal, round: Round) -> None:
+        """Leaves out of account what a client sent that was refused for another reason."""
+        round.scratch[self].pop(str(refusal.client), None)
+
     def collected(self, updates: Iterator[Update], round: Round) -> Iterator[Update]:
         """In the first round: finds out whose change is far longer than the others'.
 
@@ -114,8 +118,6 @@ class ChangeSizes(RoundHook):
 
     def completed(self, state: State, round: Round) -> State:
         """Remembers the median of the changes that were used."""
-        for refusal in round.refused:
-            round.scratch[self].pop(str(refusal.client), None)
         moved = [length for length in round.scratch[self].values() if length > 0]
         medians = _medians(round.state) + ([statistics.median(moved)] if moved else [])
         state.extras[CHANGES] = torch.tensor(medians[-REMEMBERED:], dtype=torch.float64)

@@ -521,7 +521,9 @@ class _Execution:
         ledger = Ledger(writer.carried if found.remote else writer.entered, layouts)
         found.guards.charge_to(open_account(folder, found.guards, state.round))
         if found.evaluation is not None:
-            emit(*about_support(found.evaluation.support(), found.clients.classes))
+            thin = about_support(found.evaluation.support(), found.clients.classes)
+            # Whoever resumes a run was told when it began.
+            emit(*thin) if checkpoint is None else self.diagnostics.extend(thin)
         self.diagnostics.extend(found.guards.diagnostics)
         for one in found.guards.diagnostics:
             self.observer.diagnostic(one)
