@@ -1,5 +1,7 @@
 """What speaks against a run's accuracy, on made-up rows with a known answer."""
 
+import html
+import json
 import math
 
 import numpy as np
@@ -8,8 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from feddg.diagnostics import Diagnostic
 from feddg.records import TEST, EvaluationRow
+from feddg.report import write_report
 from feddg.runs.diagnostics import (
+    LEARNED_NOTHING,
     MAJORITY,
     ONE_CLASS,
     STILL_RISING,
@@ -21,7 +26,8 @@ from feddg.runs.diagnostics import (
     split_accuracy,
     wilson,
 )
-from feddg.runs.reading import Evaluations
+from feddg.runs.reading import Evaluations, read_run
+from trained_runs import trained_run
 
 START = [[0, 0, 60], [0, 0, 20], [0, 0, 20]]
 
@@ -171,3 +177,18 @@ def test_fluctuation_is_held_against_the_margin():
 def test_before_any_training_nothing_is_claimed():
     assert codes(Evaluations([row(0, START)])) == []
     assert about_accuracy(Evaluations([]), None) == []
+
+
+def test_one_sentence_is_in_the_log_in_the_summary_and_on_the_page(tmp_path, caplog):
+    train = {"rounds": 1, "local_steps": 1, "lr": 1e-9}
+    data = {"source": "digits", "id_val": 0.02, "id_test": 0}
+    folder = trained_run(tmp_path / "runs", tmp_path / "cache", train=train, data=data)
+    write_report([folder], folder / "report.html")
+    told = json.loads((folder / "summary.json").read_text("utf-8"))["diagnostics"]
+    assert {"small-validation", "few-images-of-a-class", MAJORITY} <= {one["code"] for one in told}
+    page = html.unescape((folder / "report.html").read_text("utf-8"))
+    for one in told:
+        assert set(one) == {"code", "severity", "text", "advice"}
+        assert one["code"] == "few-images-of-a-class" or one["text"] in page
+        assert one["code"] in LEARNED_NOTHING or one["text"] in caplog.text
+    assert read_run(folder).summary.diagnostics == [Diagnostic(**one) for one in told]
