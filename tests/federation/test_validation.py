@@ -191,7 +191,8 @@ def remembered(before, *updates, refused=(), heads=0):
     sizes, round = ChangeSizes(100.0, heads), Round(1, [], before)
     for update in updates:
         sizes.received(update, round)
-    round.refused += [Refusal(client, "for another reason") for client in refused]
+    for client in refused:
+        sizes.refused(Refusal(client, "for another reason"), round)
     return sizes.completed(before.next(), round).extras.get(CHANGES)
 
 
