@@ -5,12 +5,17 @@ message alone, without a traceback.
 """
 
 import difflib
+import reprlib
 import sysconfig
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import distributions
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 
 class FeddgError(Exception):
@@ -84,3 +89,27 @@ def nearest(word: str, known: Iterable[str]) -> str:
     """Returns ``" (did you mean 'x'?)"`` for the closest known word, or an empty text."""
     matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
     return f" (did you mean {matches[0]!r}?)" if matches else ""
+
+
+def field_fault(error: "ValidationError", known: Sequence[str] = ()) -> str:
+    """Returns a schema's first objection in one line: ``lr: must be above 0 (got -1)``.
+
+    Args:
+        error: what pydantic raised.
+        known: names of all fields; an unknown field is then answered with the nearest, and all.
+    """
+    fault = error.errors()[0]
+    where = ".".join(str(part) for part in fault["loc"])
+    if fault["type"] == "extra_forbidden":
+        there_are = ", ".join(known) or "none"
+        return f"unknown field {where!r}{nearest(where, known)}; there are: {there_are}"
+    message = fault["msg"].removeprefix("Value error, ")
+    # What a check of several fields was given is all of them: that tells nobody anything.
+    got = "" if isinstance(fault["input"], Mapping) else f" (got {reprlib.repr(fault['input'])})"
+    return f"{where}: {message}{got}" if where else f"{message}{got}"
+
+
+def first_names(names: Sequence[str], most: int = 5) -> str:
+    """Returns ``a, b, c``; of more than ``most`` names the first and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
