@@ -4,7 +4,7 @@ Runs are found by their content, so a second call goes on where the first was st
 holds what is complete.
 
     python benchmarks/adaptation/pacs.py --root PACS --weights resnet18.safetensors \
-        --rounds 20 --local-steps 20 --out runs/fedig --results docs/results
+        --rounds 20 --local-steps 20 --out runs/fedig
 """
 
 import argparse
@@ -275,7 +275,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--root", type=Path, required=True, help="PACS: root/domain/class/*")
     parser.add_argument("--weights", type=Path, required=True, help="ResNet-18's starting weights")
     parser.add_argument("--out", type=Path, default=Path("runs/fedig"))
-    parser.add_argument("--results", type=Path, default=Path("docs/results"))
+    parser.add_argument("--results", type=Path, default=Path("runs"))
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--local-steps", type=int, default=20)
     parser.add_argument("--batch-size", type=int, default=32)

@@ -1,6 +1,6 @@
 """What each method costs beside FedAvg: code, time, bytes, memory.
 
-    python benchmarks/methods/cost.py --pacs PACS --weights WEIGHTS > docs/results/method_costs.md
+    python benchmarks/methods/cost.py --pacs PACS --weights WEIGHTS
 
 PACS at 64 pixels, ResNet-18, 4 of 100 clients per round, one local epoch. Every method runs in a
 process of its own, where its rounds and FedAvg's take turns; printed is the median of the ratios.

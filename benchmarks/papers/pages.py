@@ -1,11 +1,11 @@
-"""Makes the pages of the papers' tables, and the page that lists them, from plans and CSV files.
+"""Makes the page of all of the papers' tables, and a longer one of each, from plans and CSV files.
 
     python benchmarks/papers/pages.py [NAME ...]
 
-For a table NAME, the plan is ``benchmarks/papers/short/NAME.yaml``, the page
-``docs/results/papers/NAME.md``, and the results, from ``feddg compare PLAN --results CSV``, are
-``docs/results/data/papers/NAME.csv``, with ``NAME.tuning.json`` beside it where values were tuned.
-A table of which no cell is run has a page, too, which says so, beside the paper's numbers.
+For a table NAME, the plan is ``benchmarks/papers/short/NAME.yaml``, and the results, from
+``feddg compare PLAN --results CSV``, are ``docs/results/data/papers/NAME.csv``, with
+``NAME.tuning.json`` beside it where values were tuned. ``docs/results/papers.md`` has a short table
+of each; ``runs/papers/NAME.md`` every selection rule, margin, and the cells that are not run.
 """
 
 import sys
@@ -14,13 +14,19 @@ from pathlib import Path
 
 from feddg.comparison.plan import Plan, load_plan
 from feddg.comparison.results import Results, TuningFile
-from feddg.report.results_page import BEGIN, END, between_marks, cells_run, remade
+from feddg.comparison.statistics import average_over_columns, paired_margin
+from feddg.records import TEST
+from feddg.report.results_page import BEGIN, END, REFERENCE, between_marks, cells_run, remade
+from feddg.report.tables import margin_text, mark, spread_text
+from feddg.report.text import readable, spelled
+from feddg.runs.reading import FINAL, TAIL_MEAN
 
 ROOT = Path(__file__).resolve().parents[2]
 PLANS = Path("benchmarks/papers/short")
 DATA = Path("docs/results/data/papers")
-PAGES = Path("docs/results/papers")
+PAGES = Path("runs/papers")
 INDEX = Path("docs/results/papers.md")
+LEADS = ("minus FedAvg, final", "minus FedAvg, SWA")
 
 
 def make(names: Sequence[str] = (), root: Path = ROOT) -> list[Path]:
@@ -67,20 +73,57 @@ def new_page(name: str, plan: Plan) -> str:
         f"# {plan.title}\n\n"
         f"    feddg compare {PLANS}/{name}.yaml --results {DATA}/{name}.csv\n"
         f"    python benchmarks/papers/pages.py {name}\n\n"
-        "The first command runs what is missing, the second makes this page from the file. "
-        f"[All tables](../papers.md).\n\n{BEGIN}\n\n{END}\n"
+        "The first command runs what is missing, the second makes this page from the file."
+        f"\n\n{BEGIN}\n\n{END}\n"
     )
 
 
 def listing(names: Sequence[str], root: Path = ROOT) -> str:
-    """The list of all tables: cells run, and the page, which has the plan's name."""
-    lines = ["| table | cells run | page |", "| :--- | ---: | :--- |"]
+    """Every table: how much of it is run, and the columns of which something is run."""
+    parts = []
     for name in names:
         plan = load_plan(root / PLANS / f"{name}.yaml")
-        table = results_of(name, plan, root)
+        results = results_of(name, plan, root)
         title = (plan.title or name).removesuffix(", shortened")
-        lines.append(f"| {title} | {cells_run(table)} | [{name}](papers/{name}.md) |")
-    return "\n".join(lines)
+        parts.append(f"### {title}\n\n`{name}`: {cells_run(results)} cells run.")
+        if results.rows:
+            parts.append(short_table(results))
+    return "\n\n".join(parts)
+
+
+def short_table(results: Results) -> str:
+    """Accuracy of the last model, of the averaged weights and in the paper; leads over FedAvg."""
+    final, tail = results.accuracies(FINAL), results.accuracies(TAIL_MEAN)
+    constant = results.no_better_than_constant()
+    printed = (results.paper or {}).get("values", {}).get(TEST, {})
+    methods = [method for method in results.methods if method in final]
+    others = [method for method in methods if method != REFERENCE] or methods
+    measured = {column for method in others for column, _ in final[method]}
+    run = [column for column in results.columns if column in measured]
+    leads = [
+        {method: paired_margin(own[method], own[REFERENCE]) for method in others}
+        for own in (final, tail)
+        if REFERENCE in own
+    ]
+    shown = any(lead and lead.low is not None for own in leads for lead in own.values())
+
+    def cells(method: str) -> list[str]:
+        found = [spelled(method) + mark(constant.get(method, ()), results.columns)]
+        for column in run:
+            ours = [average_over_columns(own[method], [column]) for own in (final, tail)]
+            paper = printed.get(method, {}).get(column)
+            found.append(
+                " / ".join([*(spread_text(one) if one else "-" for one in ours)])
+                + (f" / {paper:.1f}" if paper is not None else "")
+            )
+        for own in leads if shown else ():
+            lead = own.get(method)
+            found.append(margin_text(lead) if lead and lead.low is not None else "")
+        return found
+
+    head = ["method", *map(readable, run), *(LEADS if shown else ())]
+    lines = [head, ["---"] * len(head), *map(cells, methods)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 if __name__ == "__main__":

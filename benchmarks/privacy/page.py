@@ -1,17 +1,15 @@
-"""The tables of docs/results/privacy.md and privacy_attacks.md, from the CSV files beside them.
+"""All tables about privacy, from the CSV files of ``accuracy.py`` and ``attacks.py``.
 
-    python benchmarks/privacy/page.py docs/results/privacy.md docs/results/privacy_attacks.md
+    python benchmarks/privacy/page.py [--data FOLDER]
 
-makes them anew where they stand on those pages; without a page they are printed.
+prints them in Markdown; docs/benchmarks.md has the short form of them.
 """
 
 import argparse
 import csv
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-
-from feddg.report.results_page import between_marks
 
 DATA = Path(__file__).parents[2] / "docs" / "results" / "data"
 DOMAINS = ("photo", "art_painting", "cartoon", "sketch", "all")
@@ -184,26 +182,13 @@ def tables(folder: Path) -> dict[str, str]:
     return {name: "\n".join(lines).strip() for name, lines in made.items()}
 
 
-def remade(page: str, made: Mapping[str, str]) -> str:
-    """Returns a page with its tables made anew: those between ``<!-- table: NAME -->`` marks."""
-    for name, table in made.items():
-        begin = f"<!-- table: {name} -->"
-        if begin in page:
-            page = between_marks(page, table, begin, "<!-- end of table -->")
-    return page
-
-
 def main(given: Sequence[str] | None = None) -> None:
-    """Rewrites pages, or prints every table."""
+    """Prints every table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("pages", type=Path, nargs="*", help="Markdown pages; none: tables alone")
     parser.add_argument("--data", type=Path, default=DATA, help="folder of the CSV files")
-    said = parser.parse_args(given)
-    made = tables(said.data)
-    for page in said.pages:
-        page.write_text(remade(page.read_text("utf-8"), made), "utf-8")
-    if not said.pages:
-        print("\n\n".join(f"### {name}\n\n{table}" for name, table in made.items()))
+    options = parser.parse_args(given)
+    made = tables(options.data)
+    print("\n\n".join(f"### {name}\n\n{table}" for name, table in made.items()))
 
 
 if __name__ == "__main__":

@@ -78,15 +78,6 @@ def test_one_command_goes_from_images_to_tables(loaded, tmp_path, capsys):
     assert "| fedavg | update/weights | threshold |" in page
 
 
-@pytest.mark.parametrize("name", ["privacy.md", "privacy_attacks.md"])
-def test_a_page_is_that_of_its_results(loaded, name):
-    """Making it again from the CSV files beside it changes nothing."""
-    page, tables = loaded("page"), FOLDER.parents[1] / "docs" / "results"
-    text = (tables / name).read_text("utf-8")
-    assert "<!-- table: " in text
-    assert page.remade(text, page.tables(tables / "data")) == text
-
-
 @pytest.mark.slow
 def test_every_method_is_attacked_by_one_command(loaded, tmp_path, capsys):
     out, page = attacked(loaded, tmp_path, capsys, loaded("attacks").RUNS)

@@ -1,0 +1,265 @@
+"""The tables of docs/benchmarks.md, made from the CSV files in docs/results/data.
+
+    python benchmarks/tables.py
+
+rewrites every table that stands between ``<!-- table: NAME -->`` and ``<!-- end of table -->``.
+"""
+
+import csv
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from feddg.comparison.results import Results, read_results
+from feddg.comparison.statistics import average_over_columns, paired_margin
+from feddg.records import ID_TEST, TEST
+from feddg.report.results_page import between_marks, search_table
+from feddg.report.tables import margin_text, spread_text
+from feddg.report.text import readable, spelled
+from feddg.runs.reading import EMA_MEAN, FINAL, TAIL_MEAN
+
+ROOT = Path(__file__).resolve().parents[1]
+DATA = ROOT / "docs" / "results" / "data"
+PAGE = ROOT / "docs" / "benchmarks.md"
+CAMPAIGNS: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
+    "serving_digits": (["serving_digits"], []),
+    "serving_ablation": (
+        ["serving_ablation", "serving_digits"],
+        ["rsc", "ccst", "pardon", "feddg-ga", "fedig-a"],
+    ),
+    "serving_pacs": (["serving_pacs"], []),
+    "codecs_digits": (
+        ["codecs_digits", "serving_digits"],
+        ["mixstyle", "rsc", "feddg-ga", "fedig-a", "randconv", "vista"],
+    ),
+    "codecs_pacs": (
+        ["codecs_pacs", "serving_pacs"],
+        ["mixstyle", "rsc", "feddg-ga", "fedig-a", "randconv", "vista"],
+    ),
+}
+"""By table: the results files, and the methods that are left out."""
+SEARCHES = ("vista_search", "vista_search_pacs")
+NOISED = ("digits", "pacs", "digits_ten_clients")
+LEVELS = ("none", "clipped", "16", "8", "4", "1")
+PROTECTED = {
+    ("fedavg", "updates"): "FedAvg, updates",
+    ("pardon", "updates"): "PARDON, updates",
+    ("pardon", "styles (image)"): "PARDON, styles, an image hidden",
+    ("pardon", "styles (client)"): "PARDON, styles, a client hidden",
+}
+ATTACKED = ("pardon", "ccst", "ccst-single", "elcfs", "fpl", "fedbn", "fedig")
+
+
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Returns a table in Markdown."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def campaign(names: Sequence[str], left_out: Sequence[str] = ()) -> str:
+    """Returns accuracy on unseen domains by method, best first, and its lead over FedAvg.
+
+    Args:
+        names: of the results files.
+        left_out: methods that the table does not show.
+    """
+    rows = [row for name in names for row in read_results(DATA / f"{name}.csv")]
+    results = Results.of_rows([row for row in rows if row.method not in left_out])
+    found = {rule: results.accuracies(rule) for rule in (FINAL, TAIL_MEAN, EMA_MEAN)}
+    shown = []
+    for method in results.methods:
+        means = [average_over_columns(found[rule][method], results.columns) for rule in found]
+        leads = [
+            "" if method == "fedavg" else margin_text(paired_margin(own[method], own["fedavg"]))
+            for own in (found[FINAL], found[EMA_MEAN])
+        ]
+        seconds = results.mean(method, "seconds") / results.mean("fedavg", "seconds")
+        cells = [spelled(method), *map(spread_text, means), *leads, f"{seconds:.1f}"]
+        shown.append((-means[2].mean if means[2] else 0.0, cells))
+    head = ["method", "final round", "SWA", "EMA"]
+    head += ["minus FedAvg, final", "minus FedAvg, EMA", "time"]
+    return markdown(head, [cells for _, cells in sorted(shown)])
+
+
+def learning_rates(name: str, *columns: str) -> str:
+    """Returns accuracy by learning rate, in-domain validation first: it alone may choose.
+
+    Args:
+        name: of the results file.
+        columns: what rows are told apart by; the rest is averaged over.
+    """
+    groups: dict[tuple[str, ...], list[Mapping[str, float]]] = {}
+    for row in read_results(DATA / f"{name}.csv"):
+        known = {"method": spelled(row.method), "held out": row.held_out, **row.conditions}
+        known["rate"] = f"{float(known['train.lr']):.0e}".replace("e-0", "e-")
+        groups.setdefault(tuple(known[column] for column in columns), []).append(row.numbers)
+    numbers = [
+        f"{split}_{rule}" for split in ("id_val", "test") for rule in ("final", "tail", "ema")
+    ]
+    body = [
+        [*key, *(f"{100 * statistics.mean(row[n] for row in rows):.1f}" for n in numbers)]
+        for key, rows in sorted(groups.items(), key=lambda item: (item[0][:-1], float(item[0][-1])))
+    ]
+    head = [
+        f"{split}, {rule}" for split in ("in-domain", "unseen") for rule in ("final", "SWA", "EMA")
+    ]
+    return markdown([*columns, *head], body)
+
+
+def rows_of(name: str) -> list[dict[str, str]]:
+    """Returns the rows of a CSV file, column names without what stands in brackets."""
+    with (DATA / f"{name}.csv").open(newline="", encoding="utf-8") as content:
+        return [
+            {column.partition("[")[0]: cell for column, cell in row.items()}
+            for row in csv.DictReader(content)
+        ]
+
+
+def accuracy_by_epsilon(name: str) -> str:
+    """Returns accuracy on the unseen domain by what is noised and epsilon."""
+    groups: dict[tuple[str, str, str], list[float]] = {}
+    for row in rows_of(f"privacy_{name}"):
+        noised = "updates" if row["noised"] == "nothing" else row["noised"]
+        key = (row["method"], noised, row["level"])
+        groups.setdefault(key, []).append(100 * float(row["test_accuracy"]))
+    body = [
+        [title]
+        + [
+            f"{statistics.mean(values):.1f} ± {statistics.stdev(values):.1f}"
+            if (values := groups.get((*key, level)))
+            else ""
+            for level in LEVELS
+        ]
+        for key, title in PROTECTED.items()
+    ]
+    return markdown(["noised", "nothing", "clipped only", *(f"ε = {e}" for e in LEVELS[2:])], body)
+
+
+def ranks(attacker: str) -> str:
+    """Returns how well images are found again by what an attacker draws, over all domains."""
+    drawn = {
+        (row["run"], row["fed"]): row
+        for row in rows_of("privacy_reconstruction")
+        if row["domain"] == "all" and row["attacker"] in (attacker, f"{attacker} of photo")
+    }
+    hidden = {
+        row["run"]: interval(row, "mean", "low", "high")
+        for row in rows_of("privacy_differences")
+        if row["metric"] == "rank" and row["attacker"] in (attacker, f"{attacker} of photo")
+    }
+    body = []
+    for run in ATTACKED:
+        rows = [drawn[run, fed] for fed in ("sent", "sample", "unrelated")]
+        cells = [interval(row, "rank", "rank_low", "rank_high") for row in rows]
+        psnr = " / ".join(f"{float(row['psnr']):.1f}" for row in rows)
+        body.append([run, *cells, hidden.get(run, ""), psnr])
+    head = ["method", "drawn from what was sent", "from the image's own", "chance"]
+    head += ["own minus sent", "PSNR: sent / own / chance, dB"]
+    return markdown(head, body)
+
+
+def interval(row: Mapping[str, str], mean: str, low: str, high: str) -> str:
+    """Returns ``0.49 [0.44, 0.54]``."""
+    middle, *ends = (f"{float(row[name]):.2f}" for name in (mean, low, high))
+    return f"{middle} [{', '.join(ends)}]"
+
+
+def inversion() -> str:
+    """Returns what gradient inversion finds, by step and batch."""
+    names = {"sgd": "plain SGD", "own": "Adam, the run's"}
+    body = [
+        [names.get(row["optimizer"], row["optimizer"]), row["batch_size"]]
+        + [f"{float(row[name]):.1f}" for name in ("psnr", "unrelated_psnr")]
+        + [interval(row, "rank", "rank_low", "rank_high")]
+        for row in rows_of("privacy_updates")
+    ]
+    return markdown(["step", "images", "PSNR, dB", "chance", "rank"], body)
+
+
+def membership() -> str:
+    """Returns how well an attacker tells members from others, by what is read."""
+    found = {
+        (row["run"], row["entry"], row["attack"]): interval(row, "auc", "low", "high")
+        for row in rows_of("privacy_membership")
+    }
+    body = [
+        [run, entry, found[run, entry, "threshold"], found[run, entry, "shadow"]]
+        for run, entry in dict.fromkeys((run, entry) for run, entry, _ in found)
+    ]
+    return markdown(["method", "read", "AUC, threshold", "AUC, shadow clients"], body)
+
+
+def scale() -> str:
+    """Returns what many images and clients cost."""
+    body = [
+        [
+            row["what"],
+            *(f"{int(row[name]):,}" for name in ("images", "domains", "clients")),
+            f"{float(row['cpu_seconds']):.0f}",
+            f"{int(row['peak_bytes']) / 1e9:.2f}",
+        ]
+        for row in rows_of("scale")
+    ]
+    return markdown(["what", "images", "domains", "clients", "CPU s", "peak GB"], body)
+
+
+def reference_lines(name: str) -> str:
+    """Returns accuracy of methods between a client alone and all images in one place."""
+    if name == "pacs":
+        results = Results.read(DATA / "reference_lines_pacs.csv")
+        unseen, inside = (results.accuracies(FINAL, split) for split in (TEST, ID_TEST))
+    else:
+        unseen, inside = ({}, {})
+        for row in rows_of(f"reference_lines_{name}"):
+            place = (row["column"], int(row["seed"]))
+            for split, found in ((TEST, unseen), (ID_TEST, inside)):
+                found.setdefault(row["method"], {})[place] = float(row[f"{split}_accuracy"])
+    columns = list(dict.fromkeys(column for own in unseen.values() for column, _ in own))
+    body = [
+        [spelled(method)]
+        + [spread_text(average_over_columns(unseen[method], part)) for part in parts(columns)]
+        + [spread_text(average_over_columns(inside[method], columns))]
+        for method in ("local", "fedavg", "pardon", "centralised")
+    ]
+    return markdown(["method", *map(readable, columns), "average", "in-domain test"], body)
+
+
+def parts(columns: Sequence[str]) -> list[Sequence[str]]:
+    """Returns every column by itself, then all of them."""
+    return [*([column] for column in columns), columns]
+
+
+def tables() -> dict[str, str]:
+    """Returns every table by its name."""
+    made: dict[str, str] = {name: campaign(*given) for name, given in CAMPAIGNS.items()}
+    made |= {name: search_table(Results.read(DATA / f"{name}.csv")) for name in SEARCHES}
+    made |= {f"privacy_{name}": accuracy_by_epsilon(name) for name in NOISED}
+    return made | {
+        "folder_learning_rate": learning_rates("folder_learning_rate", "images a domain", "rate"),
+        "pacs_learning_rate": learning_rates("pacs_learning_rate", "method", "held out", "rate"),
+        "reference_lines_digits": reference_lines("digits"),
+        "reference_lines_pacs": reference_lines("pacs"),
+        "attacks_server": ranks("server"),
+        "attacks_client": ranks("client"),
+        "attacks_updates": inversion(),
+        "attacks_membership": membership(),
+        "scale": scale(),
+    }
+
+
+def remade(page: str, made: Mapping[str, str]) -> str:
+    """Returns a page with its tables made anew."""
+    for name, table in made.items():
+        page = between_marks(
+            page, table.strip(), f"<!-- table: {name} -->", "<!-- end of table -->"
+        )
+    return page
+
+
+def main() -> None:
+    """Rewrites the page."""
+    PAGE.write_text(remade(PAGE.read_text("utf-8"), tables()), "utf-8")
+
+
+if __name__ == "__main__":
+    main()
