@@ -162,10 +162,8 @@ def index(known: Mapping[str, type[Method]]) -> str:
                 "Every page is made from the method's own docstring and settings by "
                 "`python docs/generate_methods.py`. Combine methods by name: `ccst+jigen`.",
                 _table(("method", "name", "in one line"), rows),
-                "What they [cost](../results/method_costs.md). "
-                "How they do: on the built-in [digits](../results/digits.md), on PACS with "
-                "[two domains held out](../results/pacs.md) and on "
-                "[one scenario](../results/pacs_methods.md).",
+                "What they [cost](../benchmarks.md#what-methods-cost), and how they do on "
+                "[digits](../benchmarks.md#digits) and on [PACS](../benchmarks.md#pacs).",
             ]
         )
         + "\n"

@@ -78,7 +78,7 @@ def test_the_server_is_published_where_the_page_says():
     assert said["EXPOSE"] == str(own)
     assert service["ports"] == [f"127.0.0.1:{own}:{own}"]
     assert f":{own}/health" in said["HEALTHCHECK"]
-    assert f"http://127.0.0.1:{own}/" in (ROOT / "docs" / "using_a_model.md").read_text("utf-8")
+    assert f"http://127.0.0.1:{own}/" in (ROOT / "docs" / "use_a_model.md").read_text("utf-8")
 
 
 def test_the_servers_image_installs_extras_that_there_are():

@@ -67,10 +67,10 @@ def test_the_site_is_built_without_a_warning(tmp_path):
 def test_links_are_turned_to_the_pages_of_the_site():
     pytest.importorskip("mkdocs", reason="needs the extra docs")
     linked = module("site_pages").linked
-    known = {"index.md", "contributing.md", "guide.md", "methods/README.md", "compare.md"}
-    assert linked("[a](docs/guide.md#x)", "index.md", known) == "[a](guide.md#x)"
-    assert linked("[a](../CONTRIBUTING.md)", "guide.md", known) == "[a](contributing.md)"
+    known = {"index.md", "contributing.md", "tutorial.md", "methods/README.md", "compare.md"}
+    assert linked("[a](docs/tutorial.md#x)", "index.md", known) == "[a](tutorial.md#x)"
+    assert linked("[a](../CONTRIBUTING.md)", "tutorial.md", known) == "[a](contributing.md)"
     assert linked("[a](../compare.md)", "methods/README.md", known) == "[a](../compare.md)"
     assert linked("[a](LICENSE)", "index.md", known) == "a"
-    assert linked("`[A][B]` [A][B]", "guide.md", known) == "`[A][B]` [A]\\[B]"
-    assert linked("[a](no_page.md)", "guide.md", known) == "[a](no_page.md)"
+    assert linked("`[A][B]` [A][B]", "tutorial.md", known) == "`[A][B]` [A]\\[B]"
+    assert linked("[a](no_page.md)", "tutorial.md", known) == "[a](no_page.md)"

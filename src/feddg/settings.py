@@ -188,7 +188,7 @@ class ClientSettings(Settings):
         "heterogeneous",
         description="who holds what, rules joined by +: heterogeneous (by lambda), domain, iid; "
         "dirichlet, class_dirichlet, shards; quantity; or client: who really holds the data; see "
-        "docs/partitions.md",
+        "docs/data_sets.md",
     )
     heterogeneity: Fraction = Field(
         0.1,
@@ -381,7 +381,7 @@ class EvaluateSettings(Settings):
     select_by: str = Field(
         "accuracy",
         description="the metric that validation chooses a round by: any that has a better end, as "
-        "balanced_accuracy, auroc, calibration_error, or macro_f1 (iWildCam's); docs/metrics.md",
+        "balanced_accuracy, auroc, calibration_error, or macro_f1 (iWildCam's); docs/compare.md",
     )
     select_over: Literal["domain_mean", "pooled", "worst_domain"] = Field(
         "domain_mean",
@@ -535,7 +535,7 @@ class ExperimentSettings(Settings):
         description="differential privacy: epsilon=8,delta=1e-5, and all other fields of privacy",
     )
     guards: tuple[GuardChoice, ...] = Field(
-        (), description="what else happens to updates on their way, in order; see docs/guards.md"
+        (), description="what else happens to updates on their way, in order; see docs/security.md"
     )
     evaluate: EvaluateSettings = EvaluateSettings()
     seed: int = Field(0, description="the experiment's seed: all randomness comes from it")

@@ -5,7 +5,9 @@ suite reads all settings and deals the images out (``--dry-run``), the slow one 
 """
 
 import ast
+import os
 import shutil
+from pathlib import Path
 
 import click
 import pytest
@@ -24,17 +26,18 @@ from documented_world import World, make_world
 COMMANDS = list(dict.fromkeys(shown for page in pages() for shown in shown_commands(page)))
 MENTIONED = sorted({words for page in pages() for words in inline_commands(page)})
 _LOOPBACK = "test_pardon_over_tls_gives_the_bits_of_the_in_process_transport"
+_SERVED = "tests/serving/test_load.py::test_a_storm_of_requests_is_weathered"
+_LOOKED_AT = "test_the_folders_of_the_page_are_looked_at_trained_on_and_labelled"
+_REPLAYED = "tests/cli/test_tutorial.py::test_every_command_of_the_page_does_what_it_says"
 ELSEWHERE = {
-    "docs/newcomers_hour.md:": (
-        "tests/cli/test_newcomers_hour.py::test_the_hour_goes_as_the_page_says"
-    ),
-    "docs/from_folders_to_answers.md:": (
-        "tests/test_transcript.py::test_every_command_of_the_page_does_what_it_says"
-    ),
-    "docs/using_a_model.md: feddg serve": (
-        "tests/serving/test_load.py::test_a_storm_of_requests_is_weathered"
-    ),
-    "README.md: feddg serve": ("tests/serving/test_load.py::test_a_storm_of_requests_is_weathered"),
+    **{
+        f"docs/tutorial.md: feddg {name}": f"tests/cli/test_tutorial.py::{_LOOKED_AT}"
+        for name in ("data inspect", "run", "compare", "predict")
+    },
+    "docs/tutorial.md: feddg export": _REPLAYED,
+    "docs/tutorial.md: feddg serve": _REPLAYED,
+    "docs/use_a_model.md: feddg serve": _SERVED,
+    "README.md: feddg serve": _SERVED,
     "docs/deploy.md: feddg deploy check": (
         "tests/deploy/test_preflight.py::test_a_site_in_order_is_go"
     ),
@@ -44,7 +47,7 @@ ELSEWHERE = {
     "docs/deploy.md: feddg deploy validate": (
         "tests/prediction/test_validation.py::test_the_command_writes_counts_and_no_name"
     ),
-    "docs/privacy_attacks.md: feddg privacy attack": (
+    "docs/security.md: feddg privacy attack": (
         "tests/attacks/test_attack.py::test_the_command_says_what_was_found"
     ),
     "docs/data_sets.md: feddg data get": (
@@ -62,7 +65,7 @@ NOT_CARRIED_OUT = {
     "docs/codec.md: feddg style train": (
         "trains for an hour; tests/styles/test_training.py trains some steps"
     ),
-    "docs/howto.md: feddg style train": (
+    "docs/tutorial.md: feddg style train": (
         "trains for an hour; tests/styles/test_training.py trains some steps"
     ),
 }
@@ -106,11 +109,19 @@ def world(tmp_path_factory) -> World:
     return make_world(tmp_path_factory.mktemp("world"))
 
 
+def _copied(source: str, target: str) -> None:
+    """Copies a file of a run; plans and images, which no command changes, are linked."""
+    of_runs = {"runs", "comparisons"} & set(Path(source).parts)
+    linked = not of_runs and source.endswith((".png", ".jpg", ".py", ".md", ".csv"))
+    (os.link if linked else shutil.copy)(source, target)
+
+
 @pytest.fixture
 def typed(world, feddg, tmp_path, monkeypatch):
     """Types a command in a copy of the world."""
     place = tmp_path / "place"
-    shutil.copytree(world.place, place, ignore=shutil.ignore_patterns("cache"))
+    leave_out = shutil.ignore_patterns("cache", "made")
+    shutil.copytree(world.place, place, ignore=leave_out, copy_function=_copied)
     monkeypatch.chdir(place)
     monkeypatch.setenv("HOME", str(place))
     monkeypatch.setenv("FEDDG_CACHE", str(world.place / "cache"))
@@ -165,7 +176,7 @@ def test_a_command_that_there_is_not_is_noticed():
 
 def test_commands_are_found():
     assert len(COMMANDS) > 60
-    assert {shown.page for shown in HERE} >= {"README.md", "docs/guide.md", "docs/howto.md"}
+    assert {shown.page for shown in HERE} >= {"README.md", "docs/tutorial.md", "docs/compare.md"}
     assert ("feddg", "methods") in MENTIONED
 
 

@@ -655,7 +655,7 @@ DEMO: Mapping[str, Any] = {
 }
 """Small images, large steps and few rounds, for a minute or two on two cores. They were chosen by
 FedAvg's in-domain validation, and then among two settings by the whole demo, which shows held-out
-domains: it is a demonstration and no result. docs/results/digits.md has the long comparison."""
+domains: it is a demonstration and no result. docs/benchmarks.md has the long comparison."""
 
 MOST_JOBS = 16
 """Processes of half a gigabyte each: more would hardly be quicker."""

@@ -31,7 +31,7 @@ Decisions:
     count originals. K is at most the number of clients that sent a style. A client that is alone
     has no other style: ``pardon`` is FedAvg then. At full strength much hangs on the codec: on
     digits of 32 pixels ``colors``, which keeps every edge of an image, did better than the two
-    networks tried (``docs/results/codecs_digits.md``).
+    networks tried (``docs/benchmarks.md``).
 """
 
 from collections.abc import Iterable

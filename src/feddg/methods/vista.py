@@ -10,7 +10,7 @@ is an exponential mean of the rounds' models.
 
 Ours. The parts: styles and their groups, PARDON (Nguyen et al. 2025, Eq. 1 to 4); random
 convolutions and consistency, RandConv (Xu et al. 2021); the mean, SWAD and others
-(docs/serving_weights.md).
+(docs/use_a_model.md).
 
 Equations:
     S_k = (1/n) sum_j (mu(C_j), sigma(C_j)) over the FINCH clusters of client k's images     (1)
@@ -36,7 +36,7 @@ Decisions:
     several. A group of one is that client's style: with ``median`` the one style of PARDON is sent
     instead.
     Its parts were chosen on digits, where it leads. On photographs it does not, and milder settings
-    are no better than plain averaging there (docs/results/vista_photographs.md).
+    are no better than plain averaging there (docs/benchmarks.md).
 """
 
 from collections.abc import Iterable, Sequence

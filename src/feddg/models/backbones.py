@@ -397,7 +397,7 @@ def weights_digest(weights: str | None) -> str | None:
 # The last stages of a ResNet see maps of 2 x 2 to 4 x 4 places when images are small. There the
 # CPU's convolution kernels spend most of their time moving weights: written as a matrix product
 # over the windows of the map, the same sum takes a fifth to two thirds of the time
-# (``docs/performance.md``).
+# (``docs/benchmarks.md``).
 
 
 MOST_PLACES = {torch.float32: 9, torch.bfloat16: 16 if multiplies_tiles() else 4}

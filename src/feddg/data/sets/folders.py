@@ -115,10 +115,10 @@ register_data_set(
         load=list_folder,
         preset={
             "model": {"backbone": "resnet18", "weights": "imagenet", "embedding": "linear"},
-            # Of 1e-5 to 3e-4 the best on in-domain validation; see docs/sensible_results.md.
+            # Of 1e-5 to 3e-4 the best on in-domain validation; see docs/benchmarks.md.
             "train": {"lr": 3e-5, "augmentation": "pacs"},
             # Single rounds are noise on an unseen domain, and this mean forgets soon enough for
-            # models that still rise; see docs/sensible_results.md.
+            # models that still rise; see docs/benchmarks.md.
             "server": {"serve": "ema"},
         },
     )
