@@ -97,7 +97,7 @@ def test_what_stays_local_is_not_held():
 
 @pytest.mark.parametrize("mu", [-0.1, float("inf"), float("nan")])
 def test_a_weight_out_of_range_is_refused(mu):
-    with pytest.raises(ExperimentError, match="fedprox, setting 'mu'"):
+    with pytest.raises(ExperimentError, match="fedprox: mu"):
         build_method("fedprox", {"mu": mu})
 
 

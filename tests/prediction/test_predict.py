@@ -33,16 +33,6 @@ from feddg.runs.provenance import training_depth
 from trained_runs import trained_run, write_images
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory, cache):
-    return trained_run(tmp_path_factory.mktemp("runs"), cache)
-
-
 @pytest.fixture
 def images(tmp_path):
     write_images(tmp_path / "images" / "deep" / "er", 30)
@@ -341,9 +331,9 @@ def test_a_small_file_that_claims_to_be_enormous_is_refused(tmp_path):
         decode_image(ImageBytes("a.tif", bytes(content)), 16, reading=Reading(bands=(1, 2, 3)))
 
 
-def test_a_meaningless_model_is_announced_and_strictly_refused(tmp_path, cache, images):
-    run = trained_run(tmp_path / "runs", cache, train={"rounds": 1, "local_steps": 1, "lr": 1e-9})
-    command = ["predict", str(run), str(images), "--out", str(tmp_path / "labels.csv"), "-q"]
+def test_a_meaningless_model_is_announced_and_strictly_refused(meaningless, tmp_path, images):
+    out = str(tmp_path / "labels.csv")
+    command = ["predict", str(meaningless), str(images), "--out", out, "-q"]
     ended = CliRunner().invoke(app, command)
     assert ended.exit_code == 0
     assert "DO NOT RELY ON THIS MODEL" in ended.output
@@ -351,7 +341,7 @@ def test_a_meaningless_model_is_announced_and_strictly_refused(tmp_path, cache, 
         ended.output.split()
     )
     with pytest.raises(RunError, match="Its labels mean nothing"):
-        predict_files(run, [images], tmp_path / "strict.csv", strict=True)
+        predict_files(meaningless, [images], tmp_path / "strict.csv", strict=True)
     assert not (tmp_path / "strict.csv").exists()
 
 
