@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy
 import torch
+from torch import Tensor, nn
 
 from feddg.clients.client import Client, Examples, Worker
 from feddg.data.augment import NONE, AugmentSettings
@@ -19,6 +20,7 @@ from feddg.messages import Refusal, Update
 from feddg.methods.base import Method, Round, RoundHook, State
 from feddg.methods.composition import build_method
 from feddg.models.backbones import build_network
+from feddg.models.normalization import batch_norms
 from feddg.privacy.building import Guards, build_guards
 from feddg.rng import numpy_stream
 from feddg.settings import GuardChoice, PrivacySettings, ServerSettings, TrainSettings
@@ -196,3 +198,17 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 
 Make = Callable[..., SmallFederation]
+
+
+def affine_names(module: nn.Module) -> set[str]:
+    """Returns the state-dict names of the scales and shifts of batch normalisation."""
+    return {
+        f"{name}.{parameter}" if name else parameter
+        for name, layer in batch_norms(module).items()
+        for parameter, _ in layer.named_parameters()
+    }
+
+
+def snapshot(module: nn.Module, names: set[str]) -> dict[str, Tensor]:
+    """Returns copies of the named entries of a module's state."""
+    return {name: t.detach().clone() for name, t in module.state_dict().items() if name in names}

@@ -83,8 +83,8 @@ def test_statistics_are_frozen_only_for_pretrained_weights():
     [
         ({"method": "pardn"}, "did you mean 'pardon'"),
         ({"method": {"name": "pardon", "gama1": 1}}, "did you mean 'gamma1'"),
-        ({"method": {"name": "pardon", "margin": -1}}, "setting 'margin'"),
-        ({"method": {"name": "fedavg", "mu": 1}}, "it has: none at all"),
+        ({"method": {"name": "pardon", "margin": -1}}, "margin: "),
+        ({"method": {"name": "fedavg", "mu": 1}}, "there are: none"),
         ({"trian": {}}, "did you mean 'train'"),
         ({"train": {"round": 3}}, "did you mean 'rounds'"),
         ({"train": {"lr": 0}}, "train.lr"),
@@ -137,7 +137,7 @@ def test_a_presets_share_of_clients_gives_way_to_the_number_that_is_said():
         (lambda fields: fields["train"].update(speed=1), r": unknown field 'train\.speed'"),
         (
             lambda fields: fields["method"]["settings"].update(old=1),
-            r": .*no setting 'old'",
+            r": .*unknown field 'old'",
         ),
         (lambda fields: fields["clients"].update(per_round=50), r": .*say at most 6"),
     ],
@@ -329,7 +329,7 @@ def test_truth_is_no_number(part, field):
 
 
 def test_truth_is_no_number_of_a_method_either():
-    with pytest.raises(ExperimentError, match="'gamma1': must not be true or false"):
+    with pytest.raises(ExperimentError, match="gamma1: must not be true or false"):
         Experiment(data="digits", hold_out="sketch", method={"name": "pardon", "gamma1": True})
     twins = {"name": "pardon", "twin_cross_entropy": True}
     assert Experiment(data="digits", method=twins).method.settings["twin_cross_entropy"] is True

@@ -231,7 +231,7 @@ def _client_groups(codec: Codec, fit: dict, images: int = 8, clients: int = 25) 
         for client in pictures.split(images)[:clients]:
             styles.append(measure(codec, client).pooled().styles()[0].flatten())
             domains.append(index)
-    groups = finch(torch.stack(styles).numpy()).finest
+    groups = finch(torch.stack(styles).numpy())[0]
     counts = np.zeros((groups.max() + 1, len(fit)), int)
     np.add.at(counts, (groups, domains), 1)
     return {

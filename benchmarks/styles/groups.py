@@ -34,7 +34,7 @@ def main(folder: Path) -> None:
         for client in table["clients"]
     ]
     print(f"{len(styles)} clients: {dict(Counter(main_domain))}")
-    for level, labels in enumerate(finch(styles.flatten(1).numpy()).partitions, start=1):
+    for level, labels in enumerate(finch(styles.flatten(1).numpy()), start=1):
         groups = labels.tolist()
         single, share = purity(groups, main_domain)
         owners = Counter(

@@ -510,7 +510,7 @@ def predict_files(
     try:
         done = predict.predict_files(run, images, out, **options)
     except KeyboardInterrupt:
-        how = "goes on where it stopped" if predict.note_of(out).is_file() else "begins anew"
+        how = "goes on where it stopped" if predict.part_of(out).is_file() else "begins anew"
         raise KeyboardInterrupt(f"the same command {how}") from None
     if html is not None:
         from feddg.report.predictions_page import write_predictions_page

@@ -10,7 +10,7 @@ from filelock import FileLock
 from feddg.api import run
 from feddg.experiment import Experiment
 from feddg.prediction import predict as prediction_files
-from feddg.prediction.predict import note_of
+from feddg.prediction.predict import part_of
 from feddg.runs.observer import Observer
 from image_folders import make_folder, noise
 
@@ -172,7 +172,7 @@ def test_ctrl_c_says_what_the_same_command_will_do(runs, feddg, place, monkeypat
     code, shown, _ = feddg(*command)
     assert code == 0
     assert ("continued: 4 images" in shown) == (not more)
-    assert not note_of(place / "x.csv").exists()
+    assert not part_of(place / "x.csv").exists()
     assert not list(place.glob(".x.csv*"))
 
 

@@ -407,10 +407,10 @@ def test_a_backbone_without_normalisation_is_refused(name):
     ("spelling", "message"),
     [
         ("tend", r"unknown adaptation 'tend' \(did you mean 'tent'\?\)"),
-        ("fixed:beta=1", "'beta'.*fixed has: alpha"),
-        ("fixed:alpha=2", "'alpha'.*less than or equal to 1"),
-        ("global:alpha=1", "global has: none at all"),
-        ("tent:lr=fast", "'lr'.*valid number"),
+        ("fixed:beta=1", "'beta'.*there are: alpha"),
+        ("fixed:alpha=2", "alpha: .*less than or equal to 1"),
+        ("global:alpha=1", "'alpha'; there are: none"),
+        ("tent:lr=fast", "lr: .*valid number"),
     ],
 )
 def test_mistakes_are_named(spelling, message):

@@ -14,7 +14,6 @@ from feddg.errors import ExperimentError, RunError
 from feddg.federation.local_training import load_weights
 from feddg.methods.composition import build_method
 from feddg.models.backbones import build_network
-from feddg.models.normalization import affine_names
 from feddg.rng import stream
 from feddg.runs.context import in_process
 from feddg.runs.folder import checkpoint_memories
@@ -22,7 +21,7 @@ from feddg.runs.model import load_model
 from feddg.runs.observer import Observer
 from feddg.runs.prepare import deal, load_table
 from feddg.settings import TrainSettings
-from federations import CLASSES, SmallFederation, federation, same
+from federations import CLASSES, SmallFederation, affine_names, federation, same
 
 SGD = TrainSettings(rounds=2, batch_size=4, optimizer="sgd", lr=0.1)
 
@@ -98,7 +97,7 @@ def test_what_stays_local_is_not_held():
 
 @pytest.mark.parametrize("mu", [-0.1, float("inf"), float("nan")])
 def test_a_weight_out_of_range_is_refused(mu):
-    with pytest.raises(ExperimentError, match="fedprox, setting 'mu'"):
+    with pytest.raises(ExperimentError, match="fedprox: mu"):
         build_method("fedprox", {"mu": mu})
 
 

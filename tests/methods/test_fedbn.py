@@ -10,9 +10,9 @@ from feddg.methods.base import local_names
 from feddg.methods.composition import build_method, method_class
 from feddg.models.backbones import build_network
 from feddg.models.network import Network
-from feddg.models.normalization import affine_names, statistics_names
+from feddg.models.normalization import statistics_names
 from feddg.settings import TrainSettings
-from federations import federation, trained_alone
+from federations import affine_names, federation, trained_alone
 
 SIZES = (7, 5, 6)
 SGD = TrainSettings(rounds=2, batch_size=4, optimizer="sgd", lr=0.005)

@@ -92,5 +92,5 @@ def test_normalisation_statistics_take_the_plain_mean():
 
 @pytest.mark.parametrize(("setting", "value"), [("tau", 1.1), ("tau", -0.1), ("eta", 0.0)])
 def test_settings_out_of_range_are_refused(setting, value):
-    with pytest.raises(ExperimentError, match=f"fedgma, setting '{setting}'"):
+    with pytest.raises(ExperimentError, match=f"fedgma: {setting}"):
         build_method("fedgma", {setting: value})

@@ -15,12 +15,11 @@ from feddg.models.normalization import (
     batch_norms,
     map_layers,
     normalised_by,
-    snapshot,
     statistics_names,
     stored,
 )
 from feddg.settings import TrainSettings
-from federations import federation, same, trained_alone
+from federations import federation, same, snapshot, trained_alone
 
 SIZES = (7, 5, 6)
 SGD = TrainSettings(rounds=2, batch_size=4, optimizer="sgd", lr=0.005)

@@ -15,11 +15,10 @@ from feddg.models.normalization import (
     Moments,
     ZeroShotAdapter,
     adapter_of,
-    snapshot,
     statistics_names,
 )
 from feddg.settings import TrainSettings
-from federations import federation, same
+from federations import federation, same, snapshot
 
 SGD = TrainSettings(rounds=2, batch_size=4, optimizer="sgd", lr=0.01)
 

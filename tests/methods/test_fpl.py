@@ -133,5 +133,5 @@ def test_prototypes_go_down_from_round_two():
 
 
 def test_a_temperature_of_zero_is_refused():
-    with pytest.raises(ExperimentError, match="'temperature'"):
+    with pytest.raises(ExperimentError, match="temperature: "):
         build_method("fpl", {"temperature": 0})

@@ -11,7 +11,8 @@ from torch import nn
 
 from feddg.errors import ExperimentError, WeightsError
 from feddg.models.backbones import SmallMapConv2d, build_network, use_small_map_convolutions
-from feddg.models.normalization import affine_names, freeze_statistics, statistics_names
+from feddg.models.normalization import freeze_statistics, statistics_names
+from federations import affine_names
 
 
 @given(

@@ -44,11 +44,6 @@ SMALL = {
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(scope="module")
 def finished(tmp_path_factory, cache):
     """A FedIG-A run, whose models every adaptation but ``bin`` suits."""
     chosen = Experiment(**SMALL, method="fedig-a", model={"embedding": "bottleneck"})

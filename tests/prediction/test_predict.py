@@ -22,7 +22,6 @@ from feddg.data.pixels import as_unit
 from feddg.errors import AdaptationError, DataError, RunError
 from feddg.evaluation.accuracy import energy, separation
 from feddg.experiment import load_stored
-from feddg.prediction import predict as prediction_files
 from feddg.prediction.classifier import RunClassifier, count_files, image_files
 from feddg.prediction.export import export_run
 from feddg.prediction.predict import doubtful, predict, predict_files
@@ -32,16 +31,6 @@ from feddg.runs.model import load_model
 from feddg.runs.prepare import load_images
 from feddg.runs.provenance import training_depth
 from trained_runs import trained_run, write_images
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory, cache):
-    return trained_run(tmp_path_factory.mktemp("runs"), cache)
 
 
 @pytest.fixture
@@ -78,11 +67,10 @@ def test_batches_change_nothing(finished, images):
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
 @pytest.mark.parametrize("stop_after", [1, 3])
 def test_an_interrupted_table_goes_on_to_the_same_bytes(
-    finished, images, tmp_path, monkeypatch, suffix, stop_after
+    finished, images, tmp_path, suffix, stop_after
 ):
     if suffix == ".parquet":
         pytest.importorskip("pyarrow.parquet", reason="needs the extra `parquet`")
-    monkeypatch.setattr(prediction_files, "SECONDS_BETWEEN_NOTES", 0.0)
     (images / "broken.png").write_bytes(b"no image")
     straight, halting = tmp_path / f"a{suffix}", tmp_path / f"b{suffix}"
     predict_files(finished, [images], straight, batch_size=8)
@@ -99,15 +87,14 @@ def test_an_interrupted_table_goes_on_to_the_same_bytes(
     with (tmp_path / f"b{suffix}.part").open("ab") as table:
         table.write(b"half a ro")  # what a kill in the midst of a batch leaves
     done = predict_files(finished, [images], halting, batch_size=8)
-    assert done.continued == 8 * (stop_after - 1)
+    assert done.continued == 8 * stop_after
     assert halting.read_bytes() == straight.read_bytes()
     assert done.failed == 1
     assert done.files == 31
     assert not list(tmp_path.glob("*.part*"))
 
 
-def test_other_work_is_not_continued(finished, images, tmp_path, monkeypatch):
-    monkeypatch.setattr(prediction_files, "SECONDS_BETWEEN_NOTES", 0.0)
+def test_other_work_is_not_continued(finished, images, tmp_path):
     out = tmp_path / "labels.csv"
 
     def stop(what, done, total):
@@ -200,10 +187,7 @@ def test_an_unknown_adaptation_or_ending_is_refused(finished, images, tmp_path):
     assert list(tmp_path.glob("x*")) == []
 
 
-def test_an_adaptation_with_a_memory_is_never_continued_midway(
-    finished, images, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(prediction_files, "SECONDS_BETWEEN_NOTES", 0.0)
+def test_an_adaptation_with_a_memory_is_never_continued_midway(finished, images, tmp_path):
     work = {"adapt": "tsmobn", "batch_size": 8}
     predict_files(finished, [images], tmp_path / "a.csv", **work)
 
@@ -347,9 +331,9 @@ def test_a_small_file_that_claims_to_be_enormous_is_refused(tmp_path):
         decode_image(ImageBytes("a.tif", bytes(content)), 16, reading=Reading(bands=(1, 2, 3)))
 
 
-def test_a_meaningless_model_is_announced_and_strictly_refused(tmp_path, cache, images):
-    run = trained_run(tmp_path / "runs", cache, train={"rounds": 1, "local_steps": 1, "lr": 1e-9})
-    command = ["predict", str(run), str(images), "--out", str(tmp_path / "labels.csv"), "-q"]
+def test_a_meaningless_model_is_announced_and_strictly_refused(meaningless, tmp_path, images):
+    out = str(tmp_path / "labels.csv")
+    command = ["predict", str(meaningless), str(images), "--out", out, "-q"]
     ended = CliRunner().invoke(app, command)
     assert ended.exit_code == 0
     assert "DO NOT RELY ON THIS MODEL" in ended.output
@@ -357,7 +341,7 @@ def test_a_meaningless_model_is_announced_and_strictly_refused(tmp_path, cache, 
         ended.output.split()
     )
     with pytest.raises(RunError, match="Its labels mean nothing"):
-        predict_files(run, [images], tmp_path / "strict.csv", strict=True)
+        predict_files(meaningless, [images], tmp_path / "strict.csv", strict=True)
     assert not (tmp_path / "strict.csv").exists()
 
 

@@ -16,12 +16,6 @@ from feddg.data.data_set import load_source
 from feddg.errors import DataError, FeddgError
 from feddg.prediction.predict import predict
 from feddg.prediction.validation import ValidationFile, release, validate
-from trained_runs import trained_run
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    return trained_run(tmp_path_factory.mktemp("runs"), tmp_path_factory.mktemp("cache"))
 
 
 @pytest.fixture(scope="module")

@@ -50,7 +50,7 @@ def test_an_unknown_name_is_refused_with_the_nearest() -> None:
     )
     with pytest.raises(WeightsError, match=known):
         load_codec("compct")
-    with pytest.raises(ExperimentError, match=rf"method pardon, setting 'codec':.*{known}"):
+    with pytest.raises(ExperimentError, match=rf"method pardon: codec:.*{known}"):
         build_method("pardon", {"codec": "compct"})
 
 

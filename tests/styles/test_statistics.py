@@ -215,7 +215,7 @@ def together(labels: np.ndarray) -> np.ndarray:
 @settings(max_examples=60, deadline=None)
 def test_equals_the_slow_version(count: int, width: int, seed: int) -> None:
     points = np.random.default_rng(seed).normal(size=(count, width))
-    found = [labels.tolist() for labels in finch(points).partitions]
+    found = [labels.tolist() for labels in finch(points)]
     assert found == slow_finch(points.tolist())
 
 
@@ -223,34 +223,30 @@ def test_blocks_of_the_neighbor_search_change_nothing(monkeypatch: pytest.Monkey
     points = np.random.default_rng(0).normal(size=(50, 4))
     whole = finch(points)
     monkeypatch.setattr(statistics, "_SIMILARITIES_AT_ONCE", 7 * 50)
-    for expected, found in zip(whole.partitions, finch(points).partitions, strict=True):
+    for expected, found in zip(whole, finch(points), strict=True):
         assert (expected == found).all()
 
 
 def test_two_levels_by_hand() -> None:
     result = finch(on_circle(0, 1, 90, 91, 5, 6, 95, 96))
-    assert [p.tolist() for p in result.partitions] == [
+    assert [p.tolist() for p in result] == [
         [0, 0, 1, 1, 2, 2, 3, 3],
         [0, 0, 1, 1, 0, 0, 1, 1],
     ]
-    assert result.finest is result.partitions[0]
-    assert result.coarsest is result.partitions[1]
 
 
 def test_a_level_with_a_single_cluster_is_kept_only_as_the_first() -> None:
-    assert [p.tolist() for p in finch(on_circle(0, 1, 30, 31, 90, 91)).partitions] == [
-        [0, 0, 1, 1, 2, 2]
-    ]
-    assert [p.tolist() for p in finch(on_circle(0, 2, 3, 7)).partitions] == [[0, 0, 0, 0]]
+    assert [p.tolist() for p in finch(on_circle(0, 1, 30, 31, 90, 91))] == [[0, 0, 1, 1, 2, 2]]
+    assert [p.tolist() for p in finch(on_circle(0, 2, 3, 7))] == [[0, 0, 0, 0]]
 
 
 def test_means_are_of_the_original_points() -> None:
     # The long vector pulls the first pair's mean from 5 to 9.9 degrees, nearer to the third pair
     # (30) than to the second (-12), and so keeps the second level from joining everything.
     points = on_circle(0, 10, -12, -12.5, 30, 30.5, -20, -20.5)
-    assert len(finch(points).partitions) == 1
+    assert len(finch(points)) == 1
     points[1] *= 50
-    assert [p.tolist() for p in finch(points).partitions] == [
+    assert [p.tolist() for p in finch(points)] == [
         [0, 0, 1, 1, 2, 2, 3, 3],
         [0, 0, 1, 1, 0, 0, 1, 1],
     ]
@@ -261,26 +257,26 @@ def test_separated_pairs_are_the_clusters_of_single_linkage() -> None:
     centers = random.normal(size=(9, 16))
     points = np.repeat(centers, 2, axis=0) + 1e-3 * random.normal(size=(18, 16))
     other = AgglomerativeClustering(n_clusters=9, metric="cosine", linkage="single")
-    assert (together(finch(points).finest) == together(other.fit_predict(points))).all()
+    assert (together(finch(points)[0]) == together(other.fit_predict(points))).all()
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_up_to_three_different_points_are_one_cluster(count: int) -> None:
     points = np.random.default_rng(count).normal(size=(count, 5))
-    assert [p.tolist() for p in finch(points).partitions] == [[0] * count]
+    assert [p.tolist() for p in finch(points)] == [[0] * count]
 
 
 def test_a_point_with_a_copy_needs_no_other_neighbor() -> None:
-    assert finch(on_circle(0, 0, 90, 90)).finest.tolist() == [0, 0, 1, 1]
-    assert finch(on_circle(0, 0, 90)).finest.tolist() == [0, 0, 0]
-    assert finch(np.ones((7, 3))).finest.tolist() == [0] * 7
+    assert finch(on_circle(0, 0, 90, 90))[0].tolist() == [0, 0, 1, 1]
+    assert finch(on_circle(0, 0, 90))[0].tolist() == [0, 0, 0]
+    assert finch(np.ones((7, 3)))[0].tolist() == [0] * 7
 
 
 def test_zero_vectors_are_clustered() -> None:
-    assert finch(np.zeros((4, 3))).finest.tolist() == [0] * 4
-    labels = finch(np.concatenate([np.zeros((2, 2)), on_circle(0, 1)])).finest
+    assert finch(np.zeros((4, 3)))[0].tolist() == [0] * 4
+    labels = finch(np.concatenate([np.zeros((2, 2)), on_circle(0, 1)]))[0]
     assert labels.tolist() == [0, 0, 1, 1]
-    assert finch(np.array([[0.0, 0.0], [-0.0, 0.0], [1.0, 0.0], [1.0, 0.1]])).finest.tolist() == [
+    assert finch(np.array([[0.0, 0.0], [-0.0, 0.0], [1.0, 0.0], [1.0, 0.1]]))[0].tolist() == [
         0,
         0,
         1,
@@ -299,9 +295,9 @@ tied_points = st.integers(1, 4).flatmap(
 @settings(max_examples=150, deadline=None)
 def test_promises_hold_with_ties_and_copies(points: list[list[int]], random) -> None:
     rows = np.array(points, dtype=np.float32)
-    partitions = finch(rows).partitions
+    partitions = finch(rows)
     order = np.array(random.sample(range(len(rows)), len(rows)))
-    for labels, reordered in zip(partitions, finch(rows[order]).partitions, strict=True):
+    for labels, reordered in zip(partitions, finch(rows[order]), strict=True):
         assert (together(labels)[np.ix_(order, order)] == together(reordered)).all()
     same = (rows[:, None] == rows[None, :]).all(axis=2)
     for labels in partitions:

@@ -294,7 +294,7 @@ def answering(answer: Tensor) -> CompactCodec:
 
 
 def terms(codec, network, given: TrainingBatch) -> dict[str, float]:
-    return {name: t.item() for name, t in zip(TERMS, judge(codec, network, None, given).terms)}
+    return {name: t.item() for name, t in zip(TERMS, judge(codec, network, None, given)[0])}
 
 
 @pytest.fixture
@@ -362,16 +362,16 @@ def test_a_critic_learns_to_tell_real_from_redrawn(network: LossNetwork) -> None
     codec, given = answering(torch.zeros(2, 3, 32, 32)), batch(images(1), images(2), [1.0, 1.0])
     heard = []
     for _ in range(30):
-        judgement = judge(codec, network, critic, given)
-        assert judgement.critic is not None
+        terms, loss = judge(codec, network, critic, given)
+        assert loss is not None
         optimizer.zero_grad()
-        judgement.critic.backward()
+        loss.backward()
         optimizer.step()
-        heard.append((judgement.critic.item(), judgement.terms[-1].item()))
+        heard.append((loss.item(), terms[-1].item()))
     assert heard[-1][0] < 0.1 < heard[0][0]
     assert heard[-1][1] > heard[0][1]
     weak = batch(images(1), images(2), [0.0, 0.5])
-    assert judge(codec, network, critic, weak).critic is None
+    assert judge(codec, network, critic, weak)[1] is None
 
 
 def test_pooled_moments_are_those_of_the_neighbours_as_one() -> None:

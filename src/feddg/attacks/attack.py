@@ -173,28 +173,21 @@ def attack_run(
     require_torchmetrics()
     chosen = settings or AttackSettings()
     chosen.check(kind)
-    judges = _judges(chosen)
+    lpips = read_lpips(chosen.lpips) if chosen.lpips else None
+    judges = Judges(read_extractor(chosen.extractor), lpips=lpips)
     path = Path(folder)
     subject = load_subject(path, cache or cache_folder(), progress)
     if subject.experiment.data.image_size < SMALLEST:
         raise DataError(f"images of less than {SMALLEST} pixels are too small to compare")
     work = _Work(path, subject, chosen, judges, progress)
     rows = work.carry_out(kind)
+    keys = {(row.kind, row.key) for row in rows}
+    others = [row for row in read_run(path).attacks if (row.kind, row.key) not in keys]
     with RunFolder(path) as opened:
-        opened.replace_rows(ATTACKS, _merged(read_run(path).attacks, rows))
+        opened.replace_rows(ATTACKS, [*others, *rows])
     for name, (images, caption) in work.pictures.items():
         add_figure(path / FIGURES, name, grid(*images), caption)
     return rows
-
-
-def _merged(old: Sequence[AttackRow], new: Sequence[AttackRow]) -> list[AttackRow]:
-    keys = {(row.kind, row.key) for row in new}
-    return [*(row for row in old if (row.kind, row.key) not in keys), *new]
-
-
-def _judges(settings: AttackSettings) -> Judges:
-    extractor = read_extractor(settings.extractor)
-    return Judges(extractor, lpips=read_lpips(settings.lpips) if settings.lpips else None)
 
 
 class _Work:
@@ -235,6 +228,7 @@ class _Work:
         entries, chosen = self._entries(), self._settings
         images, labels = self._known_images(attacker)
         effort = Effort(chosen.targets, GeneratorTraining(chosen.steps, seed=chosen.seed))
+        names = self._subject.images.table.domain_names
         rows: list[AttackRow] = []
         for entry in entries:
             found = reconstruct(
@@ -247,8 +241,7 @@ class _Work:
                 attacker=attacker,
                 progress=self._progress,
             )
-            rows += found.rows(self._subject.images.table.domain_names, self._judges)
-            names = self._subject.images.table.domain_names
+            rows += found.rows(names, self._judges)
             self.pictures |= picture_of(found, names)
         return rows
 

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy
 import torch
@@ -164,8 +165,8 @@ def read_lpips(spelling: str) -> Callable[[Images, Images], Tensor]:
         from lpips import LPIPS
     except ImportError:
         raise WeightsError("LPIPS comes with: pip install feddg[attacks]") from None
-    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it asks torchvision in words that are going out of use
+    # It asks torchvision in words that are going out of use.
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings(action="ignore"):
         network = LPIPS(net=name, pnet_rand=True, verbose=False).eval().requires_grad_(False)
     given = read_weights(Path(file))
     # The trunk's slices keep the numbers of torchvision's ``features``.
@@ -351,11 +352,10 @@ def frechet_distance(one: Tensor, other: Tensor) -> float:
     """Returns the Frechet distance between Gaussians fitted to two sets of vectors ``(n, d)``."""
     from torchmetrics.image.fid import FrechetInceptionDistance
 
-    with _quiet():
-        metric = FrechetInceptionDistance(feature=_Given(one.shape[1]))
-        metric.update(_as_images(other), real=True)
-        metric.update(_as_images(one), real=False)
-        return float(metric.compute())
+    with warnings.catch_warnings(action="ignore"):
+        return float(
+            _of_vectors(FrechetInceptionDistance(feature=_Given(one.shape[1])), one, other)
+        )
 
 
 def kernel_distance(one: Tensor, other: Tensor, seed: int) -> float:
@@ -363,14 +363,12 @@ def kernel_distance(one: Tensor, other: Tensor, seed: int) -> float:
     from torchmetrics.image.kid import KernelInceptionDistance
 
     subset = min(SUBSET, len(one) - 1)
-    with _quiet(), torch.random.fork_rng(devices=[]):
+    with warnings.catch_warnings(action="ignore"), torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(seed, "subsets"))
         metric = KernelInceptionDistance(
             feature=_Given(one.shape[1]), subsets=SUBSETS, subset_size=subset
         )
-        metric.update(_as_images(other), real=True)
-        metric.update(_as_images(one), real=False)
-        return float(metric.compute()[0])
+        return float(_of_vectors(metric, one, other)[0])
 
 
 def class_score(logits: Tensor) -> float:
@@ -480,8 +478,11 @@ class _Given(nn.Module):
         return images.flatten(1)
 
 
-def _as_images(vectors: Tensor) -> Tensor:
-    return vectors.double()[:, :, None, None]
+def _of_vectors(metric: Any, drawn: Tensor, true: Tensor) -> Any:
+    """What a metric of torchmetrics says of vectors ``(n, d)``, which it takes as images."""
+    for vectors, real in ((true, True), (drawn, False)):
+        metric.update(vectors.double()[:, :, None, None], real=real)
+    return metric.compute()
 
 
 def _projected(vectors: list[Tensor], seed: int) -> list[Tensor]:
@@ -489,19 +490,11 @@ def _projected(vectors: list[Tensor], seed: int) -> list[Tensor]:
     length = vectors[0].shape[1]
     if length <= most:
         return vectors
-    chance = stream(seed, "projection", length, most)
-    directions = torch.linalg.qr(torch.randn(length, most, generator=chance))[0]
+    generator = stream(seed, "projection", length, most)
+    directions = torch.linalg.qr(torch.randn(length, most, generator=generator))[0]
     return [part.float() @ directions for part in vectors]
 
 
 def _over_parts(work: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
     with torch.inference_mode():
         return torch.cat([work(part).float().cpu() for part in images.split(AT_ONCE)]).clone()
-
-
-class _quiet(warnings.catch_warnings):
-    """torchmetrics warns of the memory it takes; of hundreds of vectors that is nothing."""
-
-    def __enter__(self) -> None:  # type: ignore[override]
-        super().__enter__()
-        warnings.simplefilter("ignore")

@@ -135,7 +135,8 @@ def _row(
     areas = [roc_auc_score(m, s) for m, s in zip(members, scores)]
     mean = clustered_mean(torch.tensor(areas), torch.arange(len(areas))).within(0, 1)
     grid = numpy.linspace(0, 1, POINTS)
-    curves = [_curve(m, s) for m, s in zip(members, scores)]
+    # False and true positive rates.
+    curves = [roc_curve(m, s, drop_intermediate=False)[:2] for m, s in zip(members, scores)]
     heights = numpy.mean([numpy.interp(grid, *curve) for curve in curves], axis=0)
     early = numpy.mean([numpy.interp(EARLY, *curve) for curve in curves])
     return MembershipRow(
@@ -152,14 +153,6 @@ def _row(
         others_from=victims[0].others_from,
         seed=seed,
     )
-
-
-def _curve(members: numpy.ndarray, scores: numpy.ndarray) -> tuple[numpy.ndarray, numpy.ndarray]:
-    false, true, _ = roc_curve(members, scores, drop_intermediate=False)
-    return false, true
-
-
-# --- evidence -------------------------------------------------------------------------------------
 
 
 def _losses(senders: Senders, cases: Sequence[Case]) -> Iterator[numpy.ndarray]:

@@ -1,6 +1,7 @@
 """What clients send, real ones and pretended ones, and the images an attack is measured on."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from feddg.clients.client import Examples, Pixels, Worker
 from feddg.data.data_set import find_augmentation
+from feddg.data.images import ImageTable
 from feddg.data.pixels import as_unit
 from feddg.errors import ExperimentError, RunError, nearest
 from feddg.federation.inprocess import InProcess
@@ -246,11 +248,11 @@ def chosen_clients(subject: Subject, most: int, seed: int) -> list[int]:
     main = numpy.argmax(counts, axis=1)
     drawn = torch.randperm(len(main), generator=stream(seed, "clients")).tolist()
     holding = [client for client in drawn if counts[client].sum() > 0]
-    turns: dict[int, int] = {}
+    of_domain: Counter[int] = Counter()
     order = {}
     for client in holding:
-        order[client] = turns.setdefault(int(main[client]), 0)
-        turns[int(main[client])] += 1
+        order[client] = of_domain[main[client]]
+        of_domain[main[client]] += 1
     return sorted(sorted(holding, key=lambda client: order[client])[:most])
 
 
@@ -382,7 +384,7 @@ class Senders:
         transport = self._transport(
             self.subject.worker, self.subject.images.examples, self.subject.memories
         )
-        return dict(self._said(transport, entry, clients))
+        return dict(self._sent(transport, entry, clients))
 
     def pretended(self, entry: SentEntry, holdings: Sequence[Examples]) -> list[Tensor]:
         """Returns what clients that hold some images would send under an entry.
@@ -402,10 +404,10 @@ class Senders:
         """
         hold = [_twice(h) if entry.names and len(h) == 1 else h for h in holdings]
         transport = self._transport(self.pretender(), hold.__getitem__, {})
-        said = dict(self._said(transport, entry, range(len(hold))))
-        if len(said) < len(hold):
+        sent = dict(self._sent(transport, entry, range(len(hold))))
+        if len(sent) < len(hold):
             raise RunError(f"a client of some images of its own sends no {entry.key} here")
-        return [said[id] for id in range(len(hold))]
+        return [sent[id] for id in range(len(hold))]
 
     def trained(
         self, holdings: Sequence[Examples], worker: Worker, broadcast: Broadcast | None = None
@@ -442,7 +444,7 @@ class Senders:
         transport.hand_out(subject.state.agreed, again=True)
         return transport
 
-    def _said(
+    def _sent(
         self, transport: InProcess, entry: SentEntry, clients: Sequence[int]
     ) -> Iterator[tuple[int, Tensor]]:
         if entry.purpose == "describe":
@@ -552,61 +554,55 @@ def victims_of(senders: Senders, effort: MembershipEffort) -> Iterator[Victim]:
     for client in clients:
         own = images.examples(client)
         domains = own.domains.unique().numpy()
-        chance = stream(effort.seed, "membership", client)
+        generator = stream(effort.seed, "membership", client)
         elsewhere = numpy.setdiff1d(images.splits.train, own.rows.numpy())
         elsewhere = elsewhere[numpy.isin(table.domains[elsewhere], domains)]
         unused = aside[numpy.isin(table.domains[aside], domains)]
         from_aside = len(unused) >= FEWEST
-        others = _drawn(unused if from_aside else elsewhere, effort.images, chance)
+        others = _drawn(unused if from_aside else elsewhere, effort.images, generator)
         rest = numpy.setdiff1d(elsewhere, others)
-        members = _drawn(own.rows.numpy(), effort.images, chance)
+        members = _drawn(own.rows.numpy(), effort.images, generator)
         count = min(len(members), len(others))
         if count < FEWEST or len(own) < 2 * FEWEST:
             continue
-        case = _case(own, members[:count], others[:count], table.labels, table.domains)
-        shadows = list(_shadows(own, rest, effort, chance, table.labels, table.domains))
-        said = "validation and test images" if from_aside else "other clients"
-        yield Victim(client, case, shadows, said)
+        case = _case(own, members[:count], others[:count], table)
+        shadows = list(_shadows(own, rest, effort, generator, table))
+        others_from = "validation and test images" if from_aside else "other clients"
+        yield Victim(client, case, shadows, others_from)
 
 
 def _shadows(
     like: Examples,
     rows: numpy.ndarray,
     effort: MembershipEffort,
-    chance: torch.Generator,
-    labels: numpy.ndarray,
-    domains: numpy.ndarray,
+    generator: torch.Generator,
+    table: ImageTable,
 ) -> Iterator[Case]:
     """Clients of as many images of the same domains, none of them the client's own."""
     for _ in range(effort.shadows):
-        drawn = _drawn(rows, min(2 * len(like), len(rows)), chance)
+        drawn = _drawn(rows, min(2 * len(like), len(rows)), generator)
         half = len(drawn) // 2
         if half < FEWEST:
             return
-        holding = _held_rows(like, drawn[:half], labels, domains)
+        holding = _held_rows(like, drawn[:half], table)
         count = min(effort.images, half)
-        yield _case(holding, drawn[:count], drawn[half : half + count], labels, domains)
+        yield _case(holding, drawn[:count], drawn[half : half + count], table)
 
 
 def _case(
-    holding: Examples,
-    members: numpy.ndarray,
-    others: numpy.ndarray,
-    labels: numpy.ndarray,
-    domains: numpy.ndarray,
+    holding: Examples, members: numpy.ndarray, others: numpy.ndarray, table: ImageTable
 ) -> Case:
-    asked = _held_rows(holding, numpy.concatenate([members, others]), labels, domains)
+    asked = _held_rows(holding, numpy.concatenate([members, others]), table)
     return Case(holding, asked, numpy.arange(len(members) + len(others)) < len(members))
 
 
-def _held_rows(
-    like: Examples, rows: numpy.ndarray, labels: numpy.ndarray, domains: numpy.ndarray
-) -> Examples:
-    own, of_class, of_domain = map(torch.from_numpy, (rows, labels[rows], domains[rows]))
+def _held_rows(like: Examples, rows: numpy.ndarray, table: ImageTable) -> Examples:
+    columns = (rows, table.labels[rows], table.domains[rows])
+    own, of_class, of_domain = map(torch.from_numpy, columns)
     return Examples(like.pixels, own, of_class, of_domain, like.classes)
 
 
-def _drawn(rows: numpy.ndarray, count: int, chance: torch.Generator) -> numpy.ndarray:
-    order = torch.randperm(len(rows), generator=chance).numpy()
+def _drawn(rows: numpy.ndarray, count: int, generator: torch.Generator) -> numpy.ndarray:
+    order = torch.randperm(len(rows), generator=generator).numpy()
     drawn: numpy.ndarray = rows[order[:count]]
     return drawn

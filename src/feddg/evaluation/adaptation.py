@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from feddg.errors import AdaptationError
+from feddg.errors import AdaptationError, field_fault
 from feddg.messages import Weights
 from feddg.models.network import Network
 from feddg.models.normalization import (
@@ -203,12 +203,8 @@ def read(spelling: str) -> tuple[type[Predictor], Any]:
     try:
         return kind, kind.Settings(**fields)
     except ValidationError as error:
-        fault = error.errors()[0]
-        known = ", ".join(kind.Settings.model_fields) or "none at all"
-        field = ".".join(str(part) for part in fault["loc"])
-        raise AdaptationError(
-            f"adaptation {spelling!r}, setting {field!r}: {fault['msg']}; {name} has: {known}"
-        ) from None
+        fault = field_fault(error, list(kind.Settings.model_fields))
+        raise AdaptationError(f"adaptation {spelling!r}: {fault}") from None
 
 
 def _number(text: str) -> Any:

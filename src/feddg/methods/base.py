@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from feddg.clients.client import Batch, Client
 from feddg.diagnostics import Diagnostic
-from feddg.errors import ExperimentError, FeddgError, NotEnoughUpdates, RunError, nearest
+from feddg.errors import ExperimentError, FeddgError, NotEnoughUpdates, RunError, field_fault
 from feddg.messages import Broadcast, Message, Refusal, Sent, Update, Weights, on_device
 from feddg.models.network import Network
 from feddg.records import Direction, EvaluationRow, Groups, RefusedUpdate, RoundRow
@@ -136,7 +136,8 @@ class Method:
         try:
             self.settings = self.Settings(**fields) if settings is None else settings
         except ValidationError as error:
-            raise ExperimentError(_explain(type(self), error)) from None
+            fault = field_fault(error, list(self.Settings.model_fields))
+            raise ExperimentError(f"method {self.name}: {fault}") from None
 
     # What is trained
 
@@ -430,21 +431,6 @@ class RoundHook:
     def completed(self, state: State, round: Round) -> State:
         """The updates are aggregated: returns the state as it becomes that of the round."""
         return state
-
-
-def _explain(cls: type[Method], error: ValidationError) -> str:
-    fault = error.errors()[0]
-    field = ".".join(str(part) for part in fault["loc"])
-    known = list(cls.Settings.model_fields)
-    if fault["type"] == "extra_forbidden":
-        listing = ", ".join(known) or "none at all"
-        return (
-            f"method {cls.name} has no setting {field!r}{nearest(field, known)}; it has: {listing}"
-        )
-    said = fault["msg"].removeprefix("Value error, ")
-    if not field:  # a rule about several settings, which names them itself
-        return f"method {cls.name}: {said}"
-    return f"method {cls.name}, setting {field!r}: {said} (got {fault['input']!r})"
 
 
 def local_names(method: Method, network: nn.Module) -> set[str]:

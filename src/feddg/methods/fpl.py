@@ -188,7 +188,7 @@ def clustered(prototypes: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
     labels: list[int] = []
     for c in torch.unique(classes).tolist():
         own = prototypes[classes == c]
-        groups = torch.from_numpy(finch(own.cpu().numpy()).coarsest).to(own.device)
+        groups = torch.from_numpy(finch(own.cpu().numpy())[-1]).to(own.device)
         means += [own[groups == group].mean(0) for group in range(int(groups.max()) + 1)]
         labels += [c] * (len(means) - len(labels))
     return torch.stack(means), torch.tensor(labels, device=classes.device)

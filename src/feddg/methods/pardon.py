@@ -56,6 +56,7 @@ from feddg.records import Groups
 from feddg.settings import Fraction
 from feddg.styles.ranges import DEVIATIONS
 from feddg.styles.statistics import (
+    LEVELS,
     FeatureMoments,
     client_style,
     finch,
@@ -179,7 +180,7 @@ class Pardon(OneStyleEach):
             maps = [codec.style_features(codec.prepared(part)) for part in parts]
             vectors = torch.cat(maps).flatten(1).cpu()
         partitions = finch(vectors.numpy())
-        return torch.from_numpy(getattr(partitions, self.settings.local_partition))
+        return torch.from_numpy(partitions[LEVELS[self.settings.local_partition]])
 
     def agree(self, descriptions: Iterable[tuple[int, Message]]) -> Message:
         """The interpolation style (Eq. 3-5)."""

@@ -99,7 +99,7 @@ class Vista(OneStyleEach):
 
     def style(self, client: Client, moments: FeatureMoments) -> Tensor:
         """The client's style (Eq. 1): mean over the FINCH clusters of its images."""
-        clusters = finch(moments.styles().flatten(1).numpy()).coarsest
+        clusters = finch(moments.styles().flatten(1).numpy())[-1]
         return client_style(moments, torch.from_numpy(clusters))
 
     def agree(self, descriptions: Iterable[tuple[int, Message]]) -> Message:

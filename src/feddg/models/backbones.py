@@ -109,8 +109,10 @@ class Trunk(nn.Module):
 
     def __init__(self, model: nn.Module, head: str | None = None) -> None:
         super().__init__()
-        self.head, self.out_features = _behead(model) if head is None else _taken_off(model, head)
-        self.model = model
+        self.head, self.model = head or _head_of(model), model
+        parent, _, name = self.head.rpartition(".")
+        self.out_features = int(model.get_submodule(self.head).in_features)  # type: ignore[arg-type]
+        setattr(model.get_submodule(parent), name, nn.Identity())
 
     @property
     def stages(self) -> list[nn.Module]:
@@ -128,28 +130,20 @@ class Trunk(nn.Module):
         return features.flatten(1)
 
 
-def _behead(model: nn.Module) -> tuple[str, int]:
+def _head_of(model: nn.Module) -> str:
+    """Returns the name of a torchvision classifier's last linear layer."""
     for name in HEAD_NAMES:
         head = getattr(model, name, None)
         if isinstance(head, nn.Linear):
-            setattr(model, name, nn.Identity())
-            return name, head.in_features
+            return name
         if isinstance(head, nn.Sequential):
             last, linear = list(head.named_children())[-1]
             if isinstance(linear, nn.Linear):
-                setattr(head, last, nn.Identity())
-                return f"{name}.{last}", linear.in_features
+                return f"{name}.{last}"
     raise ExperimentError(
         f"backbone {type(model).__name__} has no linear head that feddg knows how to take off; "
         "register your own with feddg.models.backbones.register_backbone"
     )
-
-
-def _taken_off(model: nn.Module, head: str) -> tuple[str, int]:
-    parent, _, name = head.rpartition(".")
-    features = int(model.get_submodule(head).in_features)  # type: ignore[arg-type]
-    setattr(model.get_submodule(parent), name, nn.Identity())
-    return head, features
 
 
 class Whole(nn.Module):

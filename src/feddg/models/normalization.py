@@ -38,15 +38,6 @@ def never_negative_names(module: nn.Module) -> set[str]:
     }
 
 
-def affine_names(module: nn.Module) -> set[str]:
-    """Returns the state-dict names of the layers' scales and shifts."""
-    return {
-        f"{name}.{parameter}" if name else parameter
-        for name, layer in batch_norms(module).items()
-        for parameter, _ in layer.named_parameters()
-    }
-
-
 def norms_and_biases(module: nn.Module) -> list[nn.Parameter]:
     """Returns what weight decay often spares: all of normalisation layers, and biases elsewhere."""
     return [
@@ -64,11 +55,6 @@ def freeze_statistics(module: nn.Module) -> None:
     """
     for layer in batch_norms(module).values():
         layer.eval()
-
-
-def snapshot(module: nn.Module, names: set[str]) -> dict[str, Tensor]:
-    """Returns copies of the named entries of ``module``'s state."""
-    return {name: t.detach().clone() for name, t in module.state_dict().items() if name in names}
 
 
 # Batch normalisation by other moments than a layer's own, for as long as a block of code lasts.

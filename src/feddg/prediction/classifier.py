@@ -3,26 +3,31 @@
 import glob
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy
 import torch
-from torch import nn
+from pydantic import BaseModel, ConfigDict, Field
 
-from feddg.data.decoding import AS_IT_IS, MOST_PIXELS, Reading, Resize, decode_image
+import feddg
+from feddg.data.decoding import AS_IT_IS, MOST_PIXELS, Reading, Resize, ValueRange, decode_image
 from feddg.data.images import IMAGE_SUFFIXES, ImageSource
 from feddg.data.pixels import as_unit
 from feddg.diagnostics import Diagnostic
 from feddg.errors import DataError, FeddgError, RunError
 from feddg.evaluation.accuracy import energy
 from feddg.evaluation.adaptation import Predictor
+from feddg.methods.base import local_names
 from feddg.runs.diagnostics import about_model, result_sentence_of
 from feddg.runs.execute import fingerprint, read_warning_light
 from feddg.runs.model import Trained, load_trained
 from feddg.runs.provenance import training_depth
+
+IDENTITY = ("experiment", "method", "backbone", "model", "round", "weights", "adaptation")
+"""The fields of a description that say whose weights answer."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +56,113 @@ class ImagePreparation:
         return decode_image(source, self.size, self.resize, self.reading, self.bits, most)
 
 
+class ModelDescription(BaseModel):
+    """What a model's file says about itself: all that an answer takes, and whose it is.
+
+    ONNX files hold it as texts, which are checked here.
+
+    Attributes:
+        class_names: in the order of the probabilities.
+        image_size: side of the square, pixels.
+        resize: how an image becomes square.
+        input: what images it takes, in words.
+        range: which values are black and white, see :class:`feddg.data.decoding.Reading`.
+        bands: which bands become colours.
+        tile: side of the tiles into which large images are cut; None where they are not.
+        bits: bits that the values of the training images used; 0 where they were of 8 bits.
+        energy_threshold: above it an image is unlike those of training; None where not known.
+        diagnostics: the warnings about it.
+        result: how good it was where nobody trained, one sentence.
+        experiment: the run's id.
+        method: that trained it.
+        backbone: its network.
+        model: the selection rule it is by.
+        round: from which it is.
+        weights: a hash of them.
+        adaptation: the test-time adaptation in it.
+        format: of the file; ``run`` for a run folder.
+        feddg: the version that wrote it.
+        outputs: of the graph.
+        opset: of ONNX.
+        kept_by_clients: tensors of it that every client keeps as its own.
+        checked: on how many images it answered as the run did.
+    """
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    class_names: tuple[str, ...] = Field(min_length=1)
+    image_size: int = Field(ge=1, le=4096)
+    resize: Resize
+    input: str
+    range: ValueRange = "auto"
+    bands: tuple[int, ...] = ()
+    tile: int | None = None
+    bits: int = Field(0, ge=0, le=32)
+    energy_threshold: float | None = None
+    diagnostics: tuple[Diagnostic, ...] = ()
+    result: str = "The file does not say how good it was where nobody trained."
+    experiment: str = ""
+    method: str = ""
+    backbone: str = ""
+    model: str = ""
+    round: int = 0
+    weights: str = ""
+    adaptation: str | None = None
+    format: str = ""
+    feddg: str = ""
+    outputs: tuple[str, ...] = ()
+    opset: int | None = None
+    kept_by_clients: int = 0
+    checked: dict[str, int] | None = None
+
+    @property
+    def preparation(self) -> ImagePreparation:
+        """How files become its images."""
+        reading = Reading(self.range, self.bands, self.tile)
+        return ImagePreparation(self.image_size, self.resize, reading, self.bits)
+
+    def fields(self) -> dict[str, Any]:
+        """Returns what is known of the model, ready for JSON."""
+        return self.model_dump(mode="json", exclude_unset=True)
+
+
+def describe_model(run: Path, trained: Trained) -> ModelDescription:
+    """Returns what is to be said of a run's model, without an adaptation.
+
+    Raises:
+        RunError: the folder is damaged.
+    """
+    predictor, experiment, data = trained.predictor(), trained.experiment, trained.experiment.data
+    light = read_warning_light(run, predictor)
+    return ModelDescription(
+        format="run",
+        feddg=feddg.__version__,
+        experiment=experiment.id,
+        method=experiment.method.name,
+        backbone=experiment.model.backbone,
+        model=trained.which,
+        round=trained.round,
+        weights=fingerprint(predictor),
+        class_names=trained.class_names,
+        image_size=data.image_size,
+        resize=data.resize,
+        range=data.range,
+        bands=data.bands,
+        tile=data.tile,
+        bits=training_depth(run),
+        input=f"RGB images (batch, 3, {data.image_size}, {data.image_size}), uint8 in 0..255",
+        kept_by_clients=len(local_names(trained.method, trained.network)),
+        diagnostics=about_model(run, trained.which, trained.round),
+        result=result_sentence_of(run, trained.which, trained.round),
+        energy_threshold=None if light is None else light.threshold,
+    )
+
+
 class ImageClassifier(ABC):
     """Answers for images.
 
     Attributes:
+        description: of its model.
         preparation: how files become its images.
         class_names: in the order of the probabilities.
         threshold: the energy above which an image is unlike those of training, or None.
@@ -64,13 +172,12 @@ class ImageClassifier(ABC):
         weights: a hash of them.
     """
 
-    preparation: ImagePreparation
-    class_names: tuple[str, ...]
-    threshold: float | None
-    identity: Mapping[str, Any]
-    diagnostics: tuple[Diagnostic, ...]
-    result: str
-    weights: str
+    def __init__(self, description: ModelDescription) -> None:
+        self.description, self.preparation = description, description.preparation
+        self.class_names, self.threshold = description.class_names, description.energy_threshold
+        self.diagnostics, self.result = description.diagnostics, description.result
+        self.weights = description.weights
+        self.identity = description.model_dump(include=set(IDENTITY))
 
     @property
     def keeps_state(self) -> bool:
@@ -103,19 +210,12 @@ class RunClassifier(ImageClassifier):
         device: str = "cpu",
         which: str | None = None,
     ) -> None:
-        trained: Trained = load_trained(run, device, which)
+        trained = load_trained(run, device, which)
+        description = describe_model(Path(run), trained)
+        super().__init__(description.model_copy(update={"adaptation": adapt}))
         self._own = trained.predictor()
-        self._model: nn.Module = self._own if adapt is None else trained.predictor(adapt)
-        self._adapted = adapt is not None
+        self._model = self._own if adapt is None else trained.predictor(adapt)
         self._device = next(self._own.parameters()).device
-        light = read_warning_light(Path(run), self._own)
-        self.threshold = None if light is None else light.threshold
-        self.class_names = trained.class_names
-        self.preparation = preparation_of(Path(run), trained)
-        self.weights = fingerprint(self._own)
-        self.diagnostics = about_model(run, trained.which, trained.round)
-        self.result = result_sentence_of(run, trained.which, trained.round)
-        self.identity = identity_of(trained, self.weights) | {"adaptation": adapt}
 
     @property
     def keeps_state(self) -> bool:
@@ -126,10 +226,10 @@ class RunClassifier(ImageClassifier):
         """Maps ``(B, size, size, 3)`` uint8 to probabilities ``(B, C)`` and energies ``(B,)``."""
         images = as_unit(torch.from_numpy(pixels).permute(0, 3, 1, 2), self._device)
         with torch.inference_mode():
-            logits = self._model(images).float().cpu()
+            logits = plain = self._model(images).float().cpu()
             # The light is the trained model's, whatever is done to the images of today.
-            lit = self._adapted and self.threshold is not None
-            plain = self._own(images).float().cpu() if lit else logits
+            if self._model is not self._own and self.threshold is not None:
+                plain = self._own(images).float().cpu()
         return logits.softmax(1).numpy(), energy(plain).numpy()
 
 
@@ -154,25 +254,6 @@ def load_classifier(
     from feddg.prediction.export import OnnxClassifier
 
     return OnnxClassifier(Path(path))
-
-
-def preparation_of(run: Path, trained: Trained) -> ImagePreparation:
-    """Returns how files become images as in a run's training."""
-    data = trained.experiment.data
-    return ImagePreparation(data.image_size, data.resize, Reading.of(data), training_depth(run))
-
-
-def identity_of(trained: Trained, weights: str) -> dict[str, Any]:
-    """Returns which model it is, in a few fields."""
-    experiment = trained.experiment
-    return {
-        "experiment": experiment.id,
-        "method": experiment.method.name,
-        "backbone": experiment.model.backbone,
-        "model": trained.which,
-        "round": trained.round,
-        "weights": weights,
-    }
 
 
 def unknown_classes(model: ImageClassifier, names: Sequence[str]) -> None:

@@ -1,7 +1,7 @@
 """A finished run's model measured again: under adaptations, image by image, beside another."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,14 @@ from feddg.runs.execute import is_complete
 from feddg.runs.figures import write_alphas
 from feddg.runs.folder import RunFolder
 from feddg.runs.model import Trained, load_trained
-from feddg.runs.prepare import Progress, build_evaluation, build_worker, cache_folder, load_images
+from feddg.runs.prepare import (
+    Images,
+    Progress,
+    build_evaluation,
+    build_worker,
+    cache_folder,
+    load_images,
+)
 from feddg.runs.provenance import IMAGES, ImagesNow, check_images
 from feddg.runs.reading import ADAPTED, OWN, read_adapted, read_run
 from feddg.storage import is_file, replace_file, why
@@ -76,106 +83,89 @@ def evaluate_run(
     for spelling in wanted:
         read(spelling)
     trained = load_trained(path, which=which)
+    key = (trained.round, batch_size, trained.which)
+    measured: dict[str, list[AdaptationRow]] = {}
+    for row in read_adapted(path):
+        if row.key == (row.adaptation, *key):
+            measured.setdefault(row.adaptation, []).append(row)
     check_images(path, lambda: ImagesNow(cache or cache_folder())(trained.experiment))
-    about = (trained.round, batch_size, trained.which)
-    found, refused = _known(path, about), {}
-    measure = _Measurement(path, trained, batch_size, cache, progress)
+    refused: dict[str, str] = {}
     for spelling in wanted:
-        if spelling in found:
-            continue
         try:
-            found[spelling] = list(measure.adapted(spelling))
+            trained.predictor(spelling)
         except AdaptationError as error:
             if adaptations is not None:
                 raise
             refused[spelling] = str(error)
-    if personal and OWN not in found:
-        found[OWN] = list(measure.personal())
-    new = {(name, *about) for name in found}
-    kept = [row for row in read_adapted(path) if row.key not in new]
-    scores = [score for rows in found.values() for score in rows]
-    with RunFolder(path) as open_folder:
-        open_folder.replace_rows(ADAPTED, (*kept, *scores))
-        if alphas:
-            write_alphas(open_folder, trained.method, trained.network, measure.evaluation)
-    asked = [*wanted, *([OWN] if personal else [])]
-    return Adaptations([score for name in asked for score in found.get(name, [])], refused)
-
-
-def _known(path: Path, about: tuple[int, int, str]) -> dict[str, list[AdaptationRow]]:
-    known: dict[str, list[AdaptationRow]] = {}
-    for row in read_adapted(path):
-        if row.key == (row.adaptation, *about):
-            known.setdefault(row.adaptation, []).append(row)
-    return known
-
-
-class _Measurement:
-    """Evaluates one run's model; its images are loaded when first needed."""
-
-    def __init__(
-        self,
-        path: Path,
-        trained: Trained,
-        batch_size: int,
-        cache: Path | None,
-        progress: Callable[[str, int, int], None],
-    ) -> None:
-        self._path, self._trained = path, trained
-        self._batch_size, self._cache, self._progress = batch_size, cache, progress
-        self._evaluation: Evaluation | None = None
-
-    @property
-    def evaluation(self) -> Evaluation:
-        """What the model is measured on."""
-        if self._evaluation is None:
-            cache, experiment = self._cache or cache_folder(), self._trained.experiment
-            images = load_images(experiment, cache, self._progress)
-            worker = build_worker(experiment, self._trained.network, cache)
-            evaluation = build_evaluation(experiment, images, worker)
-            self._evaluation = replace(evaluation, batch_size=self._batch_size)
-        return self._evaluation
-
-    def adapted(self, spelling: str) -> Iterator[AdaptationRow]:
-        """Scores of every split and domain under one adaptation."""
-        self._trained.predictor(spelling)  # refuses before any image is decoded
-        evaluation = self.evaluation
-        predictor = self._trained.predictor(spelling)  # the device may have changed
-        for score in evaluation.scores(predictor):
-            yield self._row(spelling, score)
-
-    def personal(self) -> Iterator[AdaptationRow]:
-        """In-domain scores of each client's domains under its own statistics."""
-        trained, evaluation = self._trained, self.evaluation
-        clients = read_run(self._path).clients
-        assert clients is not None
-        for client in clients.clients:
-            part = trained.parts.clients.get(client.id)
-            main = int(numpy.argmax(client.domains))
-            splits = {
-                name: rows[evaluation.domains[rows] == main]
-                for name, rows in evaluation.splits.items()
-                if name.startswith("id_")
-            }
-            own = replace(evaluation, splits={n: rows for n, rows in splits.items() if len(rows)})
-            if part is None or not own.splits:
-                continue
-            parts = Parts({client.id: part}, trained.parts.seed)
-            for score in own.scores(ClientEnsemble(trained.network, NoSettings(), parts)):
-                yield self._row(OWN, score, client.id)
-
-    def _row(self, name: str, score: Score, client: int | None = None) -> AdaptationRow:
-        return AdaptationRow(
-            adaptation=name,
-            round=self._trained.round,
-            which=self._trained.which,
-            batch_size=self._batch_size,
-            split=score.split,
-            domain=score.domain,
-            accuracy=score.accuracy,
-            examples=score.examples,
-            client=client,
+    asked = [*(name for name in wanted if name not in refused), *([OWN] if personal else [])]
+    missing = [name for name in asked if name not in measured]
+    evaluation = None
+    if missing or alphas:
+        evaluation = _evaluation(trained, batch_size, cache or cache_folder(), progress)[0]
+    for name in missing:
+        assert evaluation is not None
+        scores = (
+            _personal_scores(path, trained, evaluation)
+            if name == OWN
+            else ((None, score) for score in evaluation.scores(trained.predictor(name)))
         )
+        measured[name] = [
+            AdaptationRow(
+                adaptation=name,
+                round=trained.round,
+                which=trained.which,
+                batch_size=batch_size,
+                split=score.split,
+                domain=score.domain,
+                accuracy=score.accuracy,
+                examples=score.examples,
+                client=client,
+            )
+            for client, score in scores
+        ]
+    new = {(name, *key) for name in measured}
+    others = [row for row in read_adapted(path) if row.key not in new]
+    with RunFolder(path) as open_folder:
+        rows = (*others, *(row for rows in measured.values() for row in rows))
+        open_folder.replace_rows(ADAPTED, rows)
+        if alphas:
+            assert evaluation is not None
+            write_alphas(open_folder, trained.method, trained.network, evaluation)
+    return Adaptations([row for name in asked for row in measured[name]], refused)
+
+
+def _evaluation(
+    trained: Trained, batch_size: int | None, cache: Path, progress: Progress
+) -> tuple[Evaluation, Images]:
+    """Returns what a model is measured on, and the images behind it."""
+    images = load_images(trained.experiment, cache, progress)
+    worker = build_worker(trained.experiment, trained.network, cache)
+    evaluation = build_evaluation(trained.experiment, images, worker)
+    if batch_size is not None:
+        evaluation = replace(evaluation, batch_size=batch_size)
+    return evaluation, images
+
+
+def _personal_scores(
+    path: Path, trained: Trained, evaluation: Evaluation
+) -> Iterator[tuple[int, Score]]:
+    """In-domain scores of each client's domain under its own statistics."""
+    clients = read_run(path).clients
+    assert clients is not None
+    for client in clients.clients:
+        part = trained.parts.clients.get(client.id)
+        main = int(numpy.argmax(client.domains))
+        splits = {
+            name: rows[evaluation.domains[rows] == main]
+            for name, rows in evaluation.splits.items()
+            if name.startswith("id_")
+        }
+        own = replace(evaluation, splits={n: rows for n, rows in splits.items() if len(rows)})
+        if part is None or not own.splits:
+            continue
+        parts = Parts({client.id: part}, trained.parts.seed)
+        for score in own.scores(ClientEnsemble(trained.network, NoSettings(), parts)):
+            yield client.id, score
 
 
 # What a run's model makes of every image that measures it: a Parquet file, written and read.
@@ -253,13 +243,9 @@ def write_image_results(
     """
     arrow, path = parquet("leave out --predictions"), Path(folder)
     trained = load_trained(path, which=which)
-    kept = cache or cache_folder()
-    check_images(path, lambda: ImagesNow(kept)(trained.experiment))
-    images = load_images(trained.experiment, kept, progress)
-    worker = build_worker(trained.experiment, trained.network, kept)
-    evaluation = build_evaluation(trained.experiment, images, worker)
-    if batch_size is not None:
-        evaluation = replace(evaluation, batch_size=batch_size)
+    cache = cache or cache_folder()
+    check_images(path, lambda: ImagesNow(cache)(trained.experiment))
+    evaluation, images = _evaluation(trained, batch_size, cache, progress)
     contents = ImagesFile.read(path / IMAGES) or images.contents
     about = {
         "format": _FORMAT,
@@ -278,10 +264,10 @@ def write_image_results(
                 logits = evaluation.predict(predictor, rows)
                 shares = logits.double().softmax(1).float().numpy()
                 files = [evaluation.paths[row] for row in rows.tolist()]
-                known = (hashes.get(file_of(file)) for file in files)
+                found = (hashes.get(file_of(file)) for file in files)
                 columns: list[Any] = [
                     files,
-                    ["" if found is None else found[1] for found in known],
+                    ["" if entry is None else entry[1] for entry in found],
                     [split] * len(rows),
                     [evaluation.domain_names[domain]] * len(rows),
                     [names[label] for label in evaluation.labels[rows].tolist()],
@@ -476,18 +462,17 @@ def compare_images(
     """
     one, other = first.of_split(split), second.of_split(split)
     _check_same(one, other, split)
-    said = [one.columns["label"], one.columns["predicted"], other.columns["predicted"]]
-    names = numpy.unique(numpy.concatenate(said))
+    texts = [one.columns["label"], one.columns["predicted"], other.columns["predicted"]]
+    names = numpy.unique(numpy.concatenate(texts))
     labels = numpy.searchsorted(names, one.columns["label"])
     predicted = [numpy.searchsorted(names, run.columns["predicted"]) for run in (one, other)]
     domains, of_domain = numpy.unique(one.columns["domain"], return_inverse=True)
     cells = _Cells.of(of_domain, labels, (predicted[0], predicted[1]), len(names))
-    found = list(_differences(cells, draws))
     return PairedRuns(
         len(one),
         tuple(domains.tolist()),
         mcnemar(predicted[0] == labels, predicted[1] == labels),
-        tuple(found),
+        tuple(_differences(cells, draws)),
     )
 
 

@@ -4,16 +4,16 @@ import copy
 import json
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
 import numpy
 import torch
 from PIL import Image
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 from pydantic_core import from_json
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -21,34 +21,20 @@ from torch import Tensor, nn
 
 import feddg
 from feddg.data.data_set import load_images_of
-from feddg.data.decoding import (
-    Reading,
-    Resize,
-    UnusableImageError,
-    ValueRange,
-    decode_image,
-    make_square,
-    quiet_pillow,
-)
+from feddg.data.decoding import UnusableImageError, decode_image, make_square, quiet_pillow
 from feddg.data.pixels import as_unit
 from feddg.diagnostics import Diagnostic
-from feddg.errors import AdaptationError, FeddgError, RunError
+from feddg.errors import AdaptationError, FeddgError, RunError, field_fault
 from feddg.evaluation.accuracy import energy
 from feddg.evaluation.adaptation import Predictor
 from feddg.experiment import Experiment
-from feddg.methods.base import local_names
 from feddg.models.backbones import use_plain_convolutions
 from feddg.prediction.card import OWN_WAY, TAG, model_card
-from feddg.prediction.classifier import (
-    ImageClassifier,
-    ImagePreparation,
-    identity_of,
-    preparation_of,
-)
+from feddg.prediction.classifier import ImageClassifier, ModelDescription, describe_model
 from feddg.rng import stream
-from feddg.runs.diagnostics import about_model, refuse_doubtful, result_sentence_of
-from feddg.runs.execute import fingerprint, read_warning_light
-from feddg.runs.model import Trained, load_trained
+from feddg.runs.diagnostics import refuse_doubtful
+from feddg.runs.execute import fingerprint
+from feddg.runs.model import load_trained
 from feddg.storage import replace_file, replace_text
 
 # The graph that leaves feddg: from RGB images to probabilities, label and energy.
@@ -56,15 +42,6 @@ from feddg.storage import replace_file, replace_text
 
 InputKind = Literal["uint8", "float"]
 OUTPUTS = ("probabilities", "label", "energy")
-
-
-@runtime_checkable
-class Traceable(Protocol):
-    """A predictor whose answer branches on its weights, which a graph cannot do."""
-
-    def traceable(self) -> nn.Module:
-        """Returns the same predictor without branches."""
-        ...
 
 
 class DeployedClassifier(nn.Module):
@@ -89,6 +66,9 @@ class DeployedClassifier(nn.Module):
 def deployed(model: nn.Module, input_kind: InputKind) -> DeployedClassifier:
     """Returns a copy of a predictor, ready to be traced on a CPU.
 
+    One whose answer branches on its weights, which a graph cannot do, has a method ``traceable``
+    that returns the same predictor without branches.
+
     Raises:
         AdaptationError: it remembers images, which a graph cannot.
     """
@@ -97,8 +77,8 @@ def deployed(model: nn.Module, input_kind: InputKind) -> DeployedClassifier:
             f"{model.name} cannot be exported: it remembers the images it has seen "
             f"({model.changes}), and a graph keeps no state; use it with `feddg predict --adapt`"
         )
-    model = model.traceable() if isinstance(model, Traceable) else model
-    own = copy.deepcopy(model).cpu().eval()
+    traceable = getattr(model, "traceable", None)
+    own = copy.deepcopy(traceable() if traceable else model).cpu().eval()
     use_plain_convolutions(own)
     return DeployedClassifier(own, input_kind).eval()
 
@@ -115,53 +95,29 @@ def as_input(pixels: Tensor, kind: InputKind) -> Tensor:
     return pixels.contiguous() if kind == "uint8" else pixels.float() / 255
 
 
-def traced(graph: DeployedClassifier, size: int) -> Any:
-    """Returns the graph as a ``torch.export`` program for any number of images."""
+def traced(graph: DeployedClassifier, size: int, adaptation: str | None = None) -> Any:
+    """Returns the graph as a ``torch.export`` program for any number of images.
+
+    Raises:
+        RunError: it cannot be a graph.
+    """
     batch = torch.export.Dim("batch", min=1)
     inputs = (example(size, 3, graph.input_kind),)
-    with torch.no_grad(), quiet_exporters():
-        program = torch.export.export(
-            graph, inputs, dynamic_shapes={"images": {0: batch}}, strict=False
-        )
+    try:
+        with torch.no_grad(), warnings.catch_warnings(action="ignore"):
+            program = torch.export.export(
+                graph, inputs, dynamic_shapes={"images": {0: batch}}, strict=False
+            )
+    except Exception as error:  # PyTorch's tracer raises many kinds
+        what = f"adaptation {adaptation}" if adaptation else "this method's predictor"
+        reason = " ".join(str(error).split())[:200]
+        raise RunError(f"{what} cannot be written as a graph: {reason}") from None
     # The images that it was traced with would be pickled into the file.
     program._example_inputs = None  # type: ignore[assignment]
     return program
 
 
-@contextmanager
-def quiet_exporters() -> Iterator[None]:
-    """Silences what PyTorch's exporters say to their own developers."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
 # An ONNX file of ``feddg export`` as a classifier: all that it takes is in the file's metadata.
-
-
-class OnnxMetadata(BaseModel):
-    """What of a file's metadata an answer takes; read from texts, checked here."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-    class_names: tuple[str, ...] = Field(min_length=1)
-    image_size: int = Field(ge=1, le=4096)
-    resize: Resize
-    values: str = Field(alias="input")
-    range: ValueRange = "auto"
-    bands: tuple[int, ...] = ()
-    tile: int | None = None
-    bits: int = Field(0, ge=0, le=32)
-    energy_threshold: float | None = None
-    diagnostics: tuple[Diagnostic, ...] = ()
-    result: str = "The file does not say how good it was where nobody trained."
-    experiment: str = ""
-    method: str = ""
-    backbone: str = ""
-    model: str = ""
-    round: int = 0
-    weights: str = ""
-    adaptation: str | None = None
 
 
 class OnnxClassifier(ImageClassifier):
@@ -177,15 +133,8 @@ class OnnxClassifier(ImageClassifier):
 
     def __init__(self, file: Path, threads: int = 0) -> None:
         self._session = _session(file, threads)
-        found = _metadata(file, self._session.get_modelmeta().custom_metadata_map)
-        self._floats = "float32" in found.values
-        self.class_names = found.class_names
-        reading = Reading(found.range, found.bands, found.tile)
-        self.preparation = ImagePreparation(found.image_size, found.resize, reading, found.bits)
-        self.threshold, self.diagnostics = found.energy_threshold, found.diagnostics
-        self.weights, self.result = found.weights, found.result
-        kept = ("experiment", "method", "backbone", "model", "round", "weights", "adaptation")
-        self.identity = found.model_dump(include=set(kept))
+        super().__init__(_metadata(file, self._session.get_modelmeta().custom_metadata_map))
+        self._floats = "float32" in self.description.input
 
     def answer(self, pixels: numpy.ndarray) -> tuple[numpy.ndarray, numpy.ndarray]:
         """Maps ``(B, size, size, 3)`` uint8 to probabilities ``(B, C)`` and energies ``(B,)``."""
@@ -214,14 +163,13 @@ def _session(file: Path, threads: int) -> Any:
         raise RunError(f"{file} cannot be read as ONNX: {reason}") from None
 
 
-def _metadata(file: Path, texts: dict[str, str]) -> OnnxMetadata:
+def _metadata(file: Path, texts: dict[str, str]) -> ModelDescription:
     try:
-        return OnnxMetadata.model_validate({name: _value(text) for name, text in texts.items()})
+        values = {name: _value(text) for name, text in texts.items()}
+        return ModelDescription.model_validate(values)
     except ValidationError as error:
-        fault = error.errors()[0]
-        field = ".".join(map(str, fault["loc"]))
         raise RunError(
-            f"{file} says nothing usable about its {field!r} ({fault['msg']}); name a file that "
+            f"{file} says nothing usable about its {field_fault(error)}; name a file that "
             "`feddg export --onnx` wrote"
         ) from None
 
@@ -372,45 +320,69 @@ def export_run(
     if format == "safetensors" and adapt is not None:
         raise AdaptationError("weights alone hold no adaptation; export it with --onnx or --torch")
     _check_place(path, format)
-    onnx = _onnx() if format == "onnx" else None
+    if format == "onnx":
+        _require_onnx()
     trained = load_trained(run, which=which)
-    metadata = metadata_of(Path(run), trained, format, adapt, input_kind)
-    warnings = tuple(Diagnostic(**one) for one in metadata["diagnostics"])
+    about = _description(describe_model(Path(run), trained), format, adapt, input_kind)
     if strict:
-        refuse_doubtful(warnings)
+        refuse_doubtful(about.diagnostics)
+    model: nn.Module = trained.network
+    images = torch.empty(0)
+    if format != "safetensors":
+        model = trained.predictor(adapt)
+        images, real = images_to_check(trained.experiment)
+        checked = {"random_images": RANDOM_IMAGES, "real_images": real}
+        about = about.model_copy(update={"checked": checked})
+    gap = _write(path, model, about, images, input_kind)
+    card = path.with_suffix(".md")
+    replace_text(card, model_card(run, about))
+    return Exported(path, card, about.fields(), len(images), gap, about.diagnostics)
+
+
+def _description(
+    about: ModelDescription, format: Format, adapt: str | None, input_kind: InputKind
+) -> ModelDescription:
+    """What a file says about the model of a run, under an adaptation."""
+    shape = f"(batch, 3, {about.image_size}, {about.image_size})"
+    changes: dict[str, Any] = {"format": format}
     if format == "safetensors":
-        _put(path, lambda aside: _write_weights(aside, trained.network, metadata))
-        return Exported(path, _write_card(Path(run), path, metadata), metadata, 0, 0.0, warnings)
-    model = trained.predictor(adapt)
-    images, real = images_to_check(trained.experiment)
-    metadata["checked"] = {"random_images": RANDOM_IMAGES, "real_images": real}
-    gap = _write_graph(model, path, metadata, images, input_kind, onnx, adapt)
-    card = _write_card(Path(run), path, metadata)
-    return Exported(path, card, metadata, len(images), gap, warnings)
+        changes["input"] = f"RGB in [0, 1] {shape}, then ImageNet's mean"
+        return ModelDescription(
+            **about.model_dump(exclude={"energy_threshold"}, exclude_unset=True) | changes
+        )
+    values = "uint8 in 0..255" if input_kind == "uint8" else "float32 in [0, 1]"
+    changes |= {
+        "input": f"RGB images {shape}, {values}",
+        "outputs": OUTPUTS,
+        "adaptation": adapt or OWN_WAY,
+    }
+    if adapt is not None:  # the threshold is for energies of the model as it was trained
+        changes["energy_threshold"] = None
+    return about.model_copy(update=changes | ({"opset": OPSET} if format == "onnx" else {}))
 
 
-def _write_graph(
-    model: nn.Module,
-    path: Path,
-    metadata: dict[str, Any],
-    images: Tensor,
-    input_kind: InputKind,
-    onnx: Any,
-    adapt: str | None = None,
+def _write(
+    path: Path, model: nn.Module, about: ModelDescription, images: Tensor, input_kind: InputKind
 ) -> float:
-    """Writes ONNX, or a ``torch.export`` program without the ``onnx`` package; see `difference`."""
-    program = _traced(deployed(model, input_kind), images.shape[-1], adapt)
-    found: list[float] = []
+    """Writes a file of the format that a description names; see :func:`difference`."""
+    largest = 0.0
 
     def write(aside: Path) -> None:
-        if onnx is not None:
-            answer = _write_onnx(aside, program, metadata, onnx)
-        else:
-            answer = _write_program(aside, program, metadata)
-        found.append(difference(model, answer, images, input_kind, path))
+        nonlocal largest
+        if about.format == "safetensors":
+            _write_weights(aside, model, about)
+            return
+        write_program = _write_onnx if about.format == "onnx" else _write_program
+        largest = difference(model, write_program(aside, program, about), images, input_kind, path)
 
-    _put(path, write)
-    return found[0]
+    if about.format != "safetensors":
+        adaptation = about.adaptation if about.adaptation != OWN_WAY else None
+        program = traced(deployed(model, input_kind), images.shape[-1], adaptation)
+    try:
+        replace_file(path, write)
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {error.strerror or error}") from None
+    return largest
 
 
 def write_model(model: nn.Module, path: Path, metadata: Mapping[str, Any]) -> Path:
@@ -430,89 +402,26 @@ def write_model(model: nn.Module, path: Path, metadata: Mapping[str, Any]) -> Pa
     format = next((name for name, end in ENDINGS.items() if path.suffix.lower() == end), None)
     if format is None:
         raise RunError(f"{path} must end in one of {', '.join(ENDINGS.values())}")
-    about: dict[str, Any] = {
-        **metadata,
-        "feddg": feddg.__version__,
-        "format": format,
-        "weights": fingerprint(model),
-        "resize": "squash",
-        "result": "It comes from no run that says how good it was where nobody trained.",
-    }
-    if format == "safetensors":
-        _put(path, lambda aside: _write_weights(aside, model, about))
-        return path
+    if format == "onnx":
+        _require_onnx()
     size = int(metadata["image_size"])
-    about["input"] = f"RGB images (batch, 3, {size}, {size}), uint8 in 0..255"
-    onnx = _onnx() if format == "onnx" else None
-    images = example(size, RANDOM_IMAGES, "uint8")
-    _write_graph(model, path, about, images, "uint8", onnx)
+    about = ModelDescription(
+        **metadata,
+        feddg=feddg.__version__,
+        format=format,
+        weights=fingerprint(model),
+        resize="squash",
+        input=f"RGB images (batch, 3, {size}, {size}), uint8 in 0..255",
+        result="It comes from no run that says how good it was where nobody trained.",
+    )
+    _write(path, model, about, example(size, RANDOM_IMAGES, "uint8"), "uint8")
     return path
 
 
-def metadata_of(
-    run: Path,
-    trained: Trained,
-    format: Format | Literal["run"],
-    adapt: str | None = None,
-    input_kind: InputKind = "uint8",
-) -> dict[str, Any]:
-    """Returns what a model's file says about itself, or a run folder's card about its model.
+def _write_onnx(aside: Path, program: Any, about: ModelDescription) -> Callable[[Tensor], Outputs]:
+    import onnx
 
-    Args:
-        run: the run folder.
-        trained: its model.
-        format: of the file; ``run`` for the folder itself.
-        adapt: the test-time adaptation in it.
-        input_kind: what images it takes.
-
-    Raises:
-        RunError: the folder is damaged.
-    """
-    own, look = trained.predictor(), preparation_of(run, trained)
-    size, light = look.size, read_warning_light(run, own)
-    values = "uint8 in 0..255" if input_kind == "uint8" else "float32 in [0, 1]"
-    found: dict[str, Any] = {
-        "format": format,
-        "feddg": feddg.__version__,
-        **identity_of(trained, fingerprint(own)),
-        "class_names": list(trained.class_names),
-        "image_size": size,
-        "resize": look.resize,
-        "range": look.reading.range,
-        "bands": list(look.reading.bands),
-        "tile": look.reading.tile,
-        "bits": look.bits,
-        "kept_by_clients": len(local_names(trained.method, trained.network)),
-        "diagnostics": [asdict(one) for one in about_model(run, trained.which, trained.round)],
-        "result": result_sentence_of(run, trained.which, trained.round),
-    }
-    if format == "safetensors":
-        return found | {"input": f"RGB in [0, 1] (batch, 3, {size}, {size}), then ImageNet's mean"}
-    found |= {
-        "input": f"RGB images (batch, 3, {size}, {size}), {values}",
-        "outputs": list(OUTPUTS),
-        "adaptation": adapt or OWN_WAY,
-        # The threshold is for energies of the model as it was trained.
-        "energy_threshold": light.threshold if light is not None and adapt is None else None,
-    }
-    return found | ({"opset": OPSET} if format == "onnx" else {})
-
-
-def _traced(graph: Any, size: int, adapt: str | None) -> Any:
-    try:
-        return traced(graph, size)
-    except Exception as error:  # PyTorch's tracer raises many kinds
-        what = f"adaptation {adapt}" if adapt else "this method's predictor"
-        reason = " ".join(str(error).split())[:200]
-        raise RunError(f"{what} cannot be written as a graph: {reason}") from None
-
-
-def _write_onnx(
-    aside: Path, program: Any, metadata: dict[str, Any], onnx: Any
-) -> Callable[[Tensor], Outputs]:
-    import onnxruntime
-
-    with torch.no_grad(), quiet_exporters():
+    with torch.no_grad(), warnings.catch_warnings(action="ignore"):
         made = torch.onnx.export(
             program,
             dynamo=True,
@@ -526,12 +435,11 @@ def _write_onnx(
     for value in (*proto.graph.input, *proto.graph.output):
         value.type.tensor_type.shape.dim[0].dim_param = "batch"
     del proto.graph.value_info[:]  # speaks of the batch by the tracer's name
-    onnx.helper.set_model_props(proto, {k: _as_text(v) for k, v in metadata.items()})
+    texts = {name: _as_text(value) for name, value in about.fields().items()}
+    onnx.helper.set_model_props(proto, texts)
     onnx.checker.check_model(proto, full_check=True)
     aside.write_bytes(proto.SerializeToString())
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(str(aside), options, providers=["CPUExecutionProvider"])
+    session = _session(aside, 0)
 
     def answer(images: Tensor) -> Outputs:
         found = session.run(list(OUTPUTS[:2]), {"images": images.numpy()})
@@ -541,10 +449,10 @@ def _write_onnx(
 
 
 def _write_program(
-    aside: Path, program: Any, metadata: dict[str, Any]
+    aside: Path, program: Any, about: ModelDescription
 ) -> Callable[[Tensor], Outputs]:
-    extra = {"feddg.json": json.dumps(metadata, ensure_ascii=False, indent=1)}
-    with quiet_exporters():
+    extra = {"feddg.json": json.dumps(about.fields(), ensure_ascii=False, indent=1)}
+    with warnings.catch_warnings(action="ignore"):
         with aside.open("wb") as written:
             torch.export.save(program, written, extra_files=extra)
         with aside.open("rb") as file:
@@ -558,10 +466,10 @@ def _write_program(
     return answer
 
 
-def _write_weights(aside: Path, model: nn.Module, metadata: Mapping[str, Any]) -> None:
+def _write_weights(aside: Path, model: nn.Module, about: ModelDescription) -> None:
     state = model.state_dict()
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
-    text = json.dumps(metadata, ensure_ascii=False)
+    text = json.dumps(about.fields(), ensure_ascii=False)
     save_file(tensors, aside, {"format": "pt", "feddg": text})
     with safe_open(aside, framework="pt") as file:
         same = all(torch.equal(file.get_tensor(name), tensors[name]) for name in tensors)
@@ -583,35 +491,15 @@ def _check_place(path: Path, format: Format) -> None:
         )
 
 
-def _write_card(run: Path, path: Path, metadata: dict[str, Any]) -> Path:
-    card = path.with_suffix(".md")
-    replace_text(card, model_card(run, metadata))
-    return card
-
-
-def _put(path: Path, write: Callable[[Path], None]) -> None:
+def _require_onnx() -> None:
+    """Raises RunError where the extra is not installed."""
     try:
-        replace_file(path, write)
-    except OSError as error:
-        raise RunError(f"cannot write {path}: {error.strerror or error}") from None
-
-
-def _onnx() -> Any:
-    """Returns the ``onnx`` package.
-
-    Raises:
-        RunError: the extra is not installed.
-    """
-    try:
-        import onnx
-        import onnxruntime
-        import onnxscript
+        for name in ("onnx", "onnxruntime", "onnxscript"):
+            import_module(name)
     except ImportError as error:
         raise RunError(
             f"ONNX needs the package {error.name}: pip install 'feddg[export]'; or use --torch"
         ) from None
-    del onnxruntime, onnxscript
-    return onnx
 
 
 def _as_text(value: Any) -> str:
@@ -648,7 +536,8 @@ def ensure_card(run: Path) -> Path | None:
     if card.is_file():
         return card
     try:
-        replace_text(card, model_card(run, metadata_of(run, load_trained(run), "run")))
+        about = describe_model(run, load_trained(run)).model_copy(update={"adaptation": OWN_WAY})
+        replace_text(card, model_card(run, about))
     except (RunError, OSError) as error:
         log.info("no model card: %s", error)
         return None

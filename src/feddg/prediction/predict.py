@@ -1,20 +1,16 @@
 """What a run's model makes of new images: rows of a table, the most doubtful of them found."""
 
 import csv
-import hashlib
 import heapq
-import io
 import json
-import logging
 import os
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy
 
@@ -24,12 +20,11 @@ from feddg.data.inspection import depth_of
 from feddg.diagnostics import emit
 from feddg.errors import DataError, RunError
 from feddg.prediction.classifier import ImageClassifier, count_files, image_files, load_classifier
-from feddg.records import JsonFile, as_cell, from_cell
+from feddg.records import as_cell, from_cell
 from feddg.runs.diagnostics import refuse_doubtful
-from feddg.storage import alone, replace_file, replace_text, sync, why
+from feddg.storage import alone, replace_file, why
 from feddg.views import Shown
 
-log = logging.getLogger("feddg")
 BATCH_SIZE = 64
 MOST_DECODERS = 8
 Decoded = list[tuple[str, numpy.ndarray]] | str
@@ -58,6 +53,10 @@ class Prediction:
     energy: float | None = None
     unlike_training: bool | None = None
     reason: str | None = None
+
+
+Batch = list[tuple[Path, list[Prediction]]]
+"""Files, with the predictions of each."""
 
 
 class PredictedImages(Shown, Iterator[Prediction]):
@@ -107,14 +106,17 @@ class BatchPredictor:
             return str(error)
         return list(zip(names, pixels))
 
-    def __call__(self, files: Sequence[Path], decoded: Sequence[Decoded]) -> list[list[Prediction]]:
+    def __call__(self, files: Sequence[Path], decoded: Sequence[Decoded]) -> Batch:
         """Returns the predictions of each decoded file, bad ones with the reason."""
         images = [image for found in decoded if not isinstance(found, str) for image in found]
         good = iter(self._predictions(images))
         return [
-            [Prediction(_written(file), reason=found)]
-            if isinstance(found, str)
-            else list(islice(good, len(found)))
+            (
+                file,
+                [Prediction(_written(file), reason=found)]
+                if isinstance(found, str)
+                else list(islice(good, len(found))),
+            )
             for file, found in zip(files, decoded)
         ]
 
@@ -179,20 +181,13 @@ def predict(
     """
     named = [images] if isinstance(images, str | Path) else images
     files, classifier = image_files(named), load_classifier(run, adapt, device, which)
-    warn(classifier)
+    emit(*classifier.diagnostics)
     predictor = BatchPredictor(classifier, depth_of(image_files(named)), batch_size)
     batches = predict_batches(predictor, files)
-    return PredictedImages(chain.from_iterable(chain.from_iterable(batches)))
+    return PredictedImages(row for batch in batches for _, rows in batch for row in rows)
 
 
-def warn(classifier: ImageClassifier) -> None:
-    """Logs the warnings about a model before its labels are believed."""
-    emit(*classifier.diagnostics)
-
-
-def predict_batches(
-    predictor: BatchPredictor, files: Iterable[Path]
-) -> Iterator[list[list[Prediction]]]:
+def predict_batches(predictor: BatchPredictor, files: Iterable[Path]) -> Iterator[Batch]:
     """Yields the predictions of every few files; the next are decoded meanwhile."""
     left, tiled = iter(files), predictor.classifier.preparation.reading.tile is not None
     with ThreadPoolExecutor(min(MOST_DECODERS, available_cores())) as pool:
@@ -223,11 +218,6 @@ def _written(file: Path) -> str:
 # Predictions as rows of CSV, JSON lines or Parquet.
 
 
-TEXT_SUFFIXES = (".csv", ".jsonl")
-SUFFIXES = (*TEXT_SUFFIXES, ".parquet")
-ROWS_AT_ONCE = 4096
-
-
 def columns(class_names: Sequence[str], probabilities: bool) -> list[str]:
     """Returns the names of the columns."""
     names = ["file", "label", "confidence", "energy", "unlike_training", "reason"]
@@ -242,18 +232,43 @@ def cells(row: Prediction, classes: int, probabilities: bool) -> list[Any]:
     return [*found, row.reason, *(rounded(share) for share in shares if probabilities)]
 
 
-def csv_text(rows: Sequence[Sequence[Any]]) -> str:
-    """Returns rows as lines of CSV; texts that a spreadsheet would compute begin with ``'``."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerows([as_cell(cell) for cell in row] for row in rows)
-    return text.getvalue()
+def rounded(value: float | None) -> float | None:
+    """Returns six decimals of a number: the digits that do not depend on the machine."""
+    return None if value is None else round(value, 6)
 
 
-def json_lines(rows: Sequence[Sequence[Any]], names: Sequence[str]) -> str:
-    """Returns rows as JSON lines, one object each."""
-    objects = (dict(zip(names, row)) for row in rows)
-    return "".join(json.dumps(found, ensure_ascii=False) + "\n" for found in objects)
+Rows = Iterable[Sequence[Any]]
+
+
+def _write_csv(out: Path, names: Sequence[str], rows: Rows) -> None:
+    """Texts that a spreadsheet would compute begin with ``'``."""
+    with out.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(names)
+        writer.writerows([as_cell(cell) for cell in row] for row in rows)
+
+
+def _write_lines(out: Path, names: Sequence[str], rows: Rows) -> None:
+    with out.open("w", newline="\n", encoding="utf-8") as file:
+        for row in rows:
+            file.write(json.dumps(dict(zip(names, row)), ensure_ascii=False) + "\n")
+
+
+def _write_parquet(out: Path, names: Sequence[str], rows: Rows) -> None:
+    """Numbers are float64, everything else text; some thousand rows are in memory at a time."""
+    arrow, left = parquet(), iter(rows)
+    number, text = arrow.float64(), arrow.string()
+    numbers = ("confidence", "energy")
+    schema = arrow.schema(
+        [(name, number if name in numbers or ": " in name else text) for name in names]
+    )
+    with arrow.parquet.ParquetWriter(out, schema) as writer:
+        while group := [dict(zip(names, row)) for row in islice(left, ROWS_AT_ONCE)]:
+            writer.write_table(arrow.Table.from_pylist(group, schema=schema))
+
+
+ROWS_AT_ONCE = 4096
+_WRITERS = {".csv": _write_csv, ".jsonl": _write_lines, ".parquet": _write_parquet}
 
 
 def check_suffix(out: Path) -> None:
@@ -262,8 +277,8 @@ def check_suffix(out: Path) -> None:
     Raises:
         DataError: the ending is unknown, its extra is not installed, or a folder is in the way.
     """
-    if out.suffix.lower() not in SUFFIXES:
-        raise DataError(f"{out} must end in one of {', '.join(SUFFIXES)}")
+    if out.suffix.lower() not in _WRITERS:
+        raise DataError(f"{out} must end in one of {', '.join(_WRITERS)}")
     if out.is_dir():
         raise DataError(f"{out} is a folder; name a file")
     if out.suffix.lower() == ".parquet":
@@ -289,80 +304,13 @@ def parquet(otherwise: str = "let --out end in .csv") -> Any:
     return pyarrow
 
 
-class ParquetRows:
-    """A Parquet file that grows by batches of rows.
-
-    Args:
-        path: the file.
-        names: of its columns; numbers are float64, everything else text.
-    """
-
-    def __init__(self, path: Path, names: Sequence[str]) -> None:
-        arrow = parquet()
-        number, text = arrow.float64(), arrow.string()
-        kinds = [
-            (name, number if name in ("confidence", "energy") or ": " in name else text)
-            for name in names
-        ]
-        self._arrow, self._schema = arrow, arrow.schema(kinds)
-        self._writer = arrow.parquet.ParquetWriter(path, self._schema)
-
-    def append(self, rows: Sequence[Sequence[Any]]) -> None:
-        """Writes rows as one group."""
-        table = [dict(zip(self._schema.names, row)) for row in rows]
-        self._writer.write_table(self._arrow.Table.from_pylist(table, schema=self._schema))
-
-    def close(self) -> None:
-        """Writes the file's end."""
-        self._writer.close()
-
-
-def write_parquet(lines: Path, out: Path, names: Sequence[str]) -> None:
-    """Writes a table of JSON lines as Parquet, some thousand rows at a time.
-
-    Args:
-        lines: the table as :func:`json_lines` writes it.
-        out: the Parquet file.
-        names: of the columns.
-    """
-    rows = ParquetRows(out, names)
-    with lines.open(encoding="utf-8", newline="\n") as table:
-        while group := list(islice(table, ROWS_AT_ONCE)):
-            rows.append([list(json.loads(line).values()) for line in group])
-    rows.close()
-
-
-def rounded(value: float | None) -> float | None:
-    """Returns six decimals of a number: the digits that do not depend on the machine."""
-    return None if value is None else round(value, 6)
-
-
 # Predicts any number of image files into one table, and goes on where it was interrupted.
+#
+# Until the table is whole its rows are in ``OUT.part``: a first line that says what work it is, and
+# a line for every image file, with its name and its rows.
 
 
-SECONDS_BETWEEN_NOTES = 1.0
-"""An interrupted table loses at most the rows of so much time."""
 OnBad = Callable[[str], None]
-
-
-class Interrupted(JsonFile):
-    """How far a table has come that is not whole yet.
-
-    Attributes:
-        work: what is written, by whose weights: a table of other work is not continued.
-        files: image files done.
-        bytes: length of the table up to their rows.
-        failed: how many of them could not be used.
-        unlike: how many of them are unlike training.
-        names: hash of their names.
-    """
-
-    work: str
-    files: int = 0
-    bytes: int = 0
-    failed: int = 0
-    unlike: int = 0
-    names: str = ""
 
 
 @dataclass(frozen=True)
@@ -402,9 +350,9 @@ def predict_files(
 ) -> PredictedFiles:
     """Writes a row for every image file: file, label, confidence, energy, warning light, reason.
 
-    Until it is whole the table is called ``OUT.part``; a Parquet table grows as JSON lines. One
-    that was interrupted is continued by the next call for the same work, to the same bytes. Under
-    an adaptation that remembers the images before it begins anew.
+    Until it is whole the table is called ``OUT.part``. One that was interrupted is continued by the
+    next call for the same work, to the same bytes. Under an adaptation that remembers the images
+    before it begins anew.
 
     Args:
         run: the run folder, or an ONNX file of ``feddg export``.
@@ -415,10 +363,9 @@ def predict_files(
         probabilities: whether every class has a column.
         device: ``cpu``, ``cuda`` or ``auto``.
         batch_size: files per forward pass.
+        strict: whether to refuse a model about which there is a warning.
         progress: is told how far it has come.
         on_bad: is told of each file that cannot be used, in one line.
-
-        strict: whether to refuse a model about which there is a warning.
 
     Raises:
         RunError: the folder holds no model, the table cannot be written or is being written by
@@ -432,161 +379,100 @@ def predict_files(
     if strict:
         refuse_doubtful(classifier.diagnostics)
     predictor = BatchPredictor(classifier, depth_of(image_files(images)), batch_size)
-    table = _Table(predictor, out, adapt, probabilities, progress, on_bad)
+    classes, part = len(classifier.class_names), part_of(out)
+    names = columns(classifier.class_names, probabilities)
+    work = [classifier.weights, adapt, batch_size, names, classifier.threshold, predictor.bits]
+
+    def lines(done: int) -> Iterator[bytes]:
+        for batch in predict_batches(predictor, islice(image_files(images), done, None)):
+            for file, rows in batch:
+                if rows[0].reason is not None:
+                    on_bad(f"{rows[0].file}: {rows[0].reason}")
+                yield _line([_written(file), [cells(row, classes, probabilities) for row in rows]])
+            done += len(batch)
+            progress("predicting images", done, total)
+
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         busy = RunError(f"{out} is being written by another process; name another file")
         with alone(out, busy):
-            return table.write(images, total)
+            if classifier.keeps_state:
+                part.unlink(missing_ok=True)
+            done, length = _whole_batches(part, work, images, predictor.files_at_once)
+            try:
+                with part.open("r+b" if done else "wb") as table:
+                    table.truncate(length)
+                    table.seek(length)
+                    table.writelines(chain(() if done else [_line(work)], lines(done)))
+                return _put_in_place(part, out, names, done, classifier)
+            finally:
+                if classifier.keeps_state:
+                    part.unlink(missing_ok=True)
     except OSError as error:
         raise RunError(f"cannot write {out}: {error.strerror or error}") from None
 
 
-def note_of(out: Path) -> Path:
-    """Returns the file that says how far an interrupted table has come; there is none otherwise."""
-    return out.with_name(f"{out.name}.part.json")
+def part_of(out: Path) -> Path:
+    """Returns the file that holds the rows of an interrupted table; there is none otherwise."""
+    return out.with_name(f"{out.name}.part")
 
 
-class _Table:
-    """One table in the making."""
+def _line(content: object) -> bytes:
+    return json.dumps(content, ensure_ascii=False).encode() + b"\n"
 
-    def __init__(
-        self,
-        predictor: BatchPredictor,
-        out: Path,
-        adapt: str | None,
-        probabilities: bool,
-        progress: Callable[[str, int, int], None],
-        on_bad: OnBad,
-    ) -> None:
-        classifier = predictor.classifier
-        self._predictor, self._out, self._probabilities = predictor, out, probabilities
-        self._classifier, self._progress, self._on_bad = classifier, progress, on_bad
-        self._part = out.with_name(f"{out.name}.part")
-        self._note = note_of(out)
-        self._columns = columns(classifier.class_names, probabilities)
-        said: list[Any] = [
-            classifier.weights,
-            adapt,
-            predictor.batch_size,
-            out.suffix.lower(),
-            self._columns,
-        ]
-        said += [classifier.threshold, predictor.bits]
-        self._work = hashlib.blake2b(json.dumps(said).encode()).hexdigest()[:24]
-        self._names = hashlib.blake2b(digest_size=16)
 
-    def write(self, images: Sequence[Path | str], total: int) -> PredictedFiles:
-        """Writes or continues the table beside its place, then puts it there."""
-        files = image_files(images)
-        done = self._known()
-        if done.files and not self._same_names(files, done):
-            files, done = image_files(images), Interrupted(work=self._work)
-            self._names = hashlib.blake2b(digest_size=16)
-        before = done.files
-        with self._part.open("r+b" if before else "wb") as table:
-            table.truncate(done.bytes)
-            table.seek(done.bytes)
-            if not before and self._out.suffix.lower() == ".csv":
-                table.write(csv_text([self._columns]).encode())
-            done = self._continue(table, files, done, total)
-        if self._out.suffix.lower() == ".parquet":
-            replace_file(self._out, lambda to: write_parquet(self._part, to, self._columns))
-            self._part.unlink()
-        else:
-            self._part.replace(self._out)
-        self._note.unlink(missing_ok=True)
-        return self._result(done, before)
+def _lines(part: Path) -> Iterator[tuple[Any, int]]:
+    """Yields what the whole lines of a part hold, with the place in bytes where each ends."""
+    place = 0
+    with part.open("rb") as lines:
+        for line in lines:
+            try:
+                content = json.loads(line)
+            except ValueError:  # cut off, by a kill or a full disk
+                return
+            place += len(line)
+            yield content, place
 
-    def _known(self) -> Interrupted:
-        """How far an earlier call for the same work has come."""
-        nothing = Interrupted(work=self._work)
-        if self._classifier.keeps_state or not self._part.is_file():
-            return nothing
-        try:
-            found = Interrupted.read(self._note)
-        except RunError:  # cut off by a full disk: begin anew
-            return nothing
-        if found is None or found.work != self._work:
-            return nothing
-        return found if os.path.getsize(self._part) >= found.bytes else nothing
 
-    def _same_names(self, files: Iterator[Path], done: Interrupted) -> bool:
-        """Takes the files off that are done, and says whether they are the same ones."""
-        taken = 0
-        for file in islice(files, done.files):
-            self._called(os.fsencode(file))
-            taken += 1
-        return taken == done.files and self._names.hexdigest() == done.names
+def _whole_batches(
+    part: Path, work: Sequence[object], images: Sequence[Path | str], files_at_once: int
+) -> tuple[int, int]:
+    """Returns how many files a part holds in whole batches, and its length in bytes up to there.
 
-    def _continue(
-        self, table: BinaryIO, files: Iterator[Path], done: Interrupted, total: int
-    ) -> Interrupted:
-        noted = time.monotonic()
-        try:
-            for batch, names in self._batches(files):
-                table.write(self._text(batch))
-                after = self._after(done, batch, total)
-                done = after.model_copy(update={"bytes": table.tell(), "names": names})
-                if time.monotonic() - noted > SECONDS_BETWEEN_NOTES:
-                    self._keep(table, done)
-                    noted = time.monotonic()
-        finally:
-            self._keep(table, done)
-        return done
+    Both are 0 where there is no part, or where it is of other work or of other files.
+    """
+    done = length = 0
+    lines = _lines(part) if part.is_file() else iter(())
+    header, _ = next(lines, (None, 0))
+    if header != json.loads(_line(work)):
+        return 0, 0
+    for number, (file, ((name, _), place)) in enumerate(zip(image_files(images), lines), start=1):
+        if name != _written(file):
+            return 0, 0
+        if number % files_at_once == 0:
+            done, length = number, place
+    return done, length
 
-    def _batches(self, files: Iterator[Path]) -> Iterator[tuple[list[list[Prediction]], str]]:
-        """Yields batches with the hash of all names up to their end."""
-        ahead: list[list[bytes]] = []
 
-        def noted() -> Iterator[Path]:
-            for number, file in enumerate(files):
-                if number % self._predictor.files_at_once == 0:
-                    ahead.append([])
-                ahead[-1].append(os.fsencode(file))
-                yield file
+def _put_in_place(
+    part: Path, out: Path, names: Sequence[str], continued: int, classifier: ImageClassifier
+) -> PredictedFiles:
+    """Writes the table from its part, which then goes."""
+    counts: Counter[str] = Counter()
 
-        for batch in predict_batches(self._predictor, noted()):
-            for name in ahead.pop(0):
-                self._called(name)
-            yield batch, self._names.hexdigest()
+    def rows() -> Iterator[Sequence[Any]]:
+        for (_, found), _ in islice(_lines(part), 1, None):
+            counts["files"] += 1
+            for row in found:
+                named = dict(zip(names, row))
+                counts["failed"] += named["reason"] is not None
+                counts["unlike"] += named["unlike_training"] == "yes"
+                yield row
 
-    def _called(self, name: bytes) -> None:
-        self._names.update(name + b"\0")
-
-    def _keep(self, table: BinaryIO, done: Interrupted) -> None:
-        sync(table)
-        if not self._classifier.keeps_state:
-            replace_text(self._note, done.to_text())
-
-    def _text(self, batch: Sequence[Sequence[Prediction]]) -> bytes:
-        rows = self._cells(batch)
-        csv_wanted = self._out.suffix.lower() == ".csv"
-        return (csv_text(rows) if csv_wanted else json_lines(rows, self._columns)).encode()
-
-    def _cells(self, batch: Sequence[Sequence[Prediction]]) -> list[list[object]]:
-        classes = len(self._classifier.class_names)
-        return [cells(row, classes, self._probabilities) for rows in batch for row in rows]
-
-    def _after(
-        self, done: Interrupted, batch: Sequence[Sequence[Prediction]], total: int
-    ) -> Interrupted:
-        """Counts a batch, and says what of it could not be used."""
-        rows = [row for found in batch for row in found]
-        for row in rows:
-            if row.reason is not None:
-                self._on_bad(f"{row.file}: {row.reason}")
-        counts = {
-            "files": done.files + len(batch),
-            "failed": done.failed + sum(row.reason is not None for row in rows),
-            "unlike": done.unlike + sum(row.unlike_training is True for row in rows),
-        }
-        self._progress("predicting images", counts["files"], total)
-        return done.model_copy(update=counts)
-
-    def _result(self, done: Interrupted, before: int) -> PredictedFiles:
-        unlike = done.unlike if self._classifier.threshold is not None else None
-        return PredictedFiles(self._out, done.files, done.failed, unlike, before, self._classifier)
+    replace_file(out, lambda aside: _WRITERS[out.suffix.lower()](aside, names, rows()))
+    part.unlink()
+    unlike = counts["unlike"] if classifier.threshold is not None else None
+    return PredictedFiles(out, counts["files"], counts["failed"], unlike, continued, classifier)
 
 
 # A table of predictions read back: its most doubtful rows, and what all of them come to.
@@ -594,25 +480,6 @@ class _Table:
 
 MOST_SHOWN = 300
 MOST_FAULTS = 100
-
-
-@dataclass(frozen=True)
-class PredictedRow:
-    """A row of a table of predictions.
-
-    Attributes:
-        file: as in the table.
-        label: the most probable class; empty where the file cannot be used.
-        confidence: its probability, in [0, 1].
-        unlike_training: whether the warning light is on; None without one.
-        reason: why the file cannot be used; empty where it can.
-    """
-
-    file: str
-    label: str
-    confidence: float
-    unlike_training: bool | None
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -628,8 +495,8 @@ class Doubtful:
         labels: how many rows have each label.
     """
 
-    rows: list[PredictedRow]
-    faults: list[PredictedRow]
+    rows: list[Prediction]
+    faults: list[Prediction]
     total: int
     failed: int
     unlike: int | None
@@ -646,12 +513,12 @@ def doubtful(table: Path, most: int = MOST_SHOWN) -> Doubtful:
     Raises:
         DataError: it cannot be read.
     """
-    faults: list[PredictedRow] = []
+    faults: list[Prediction] = []
     labels: Counter[str] = Counter()
     total = failed = unlike = 0
     lit = False
 
-    def usable() -> Iterator[PredictedRow]:
+    def usable() -> Iterator[Prediction]:
         nonlocal total, failed, unlike, lit
         for row in _rows(table):
             total += 1
@@ -660,28 +527,28 @@ def doubtful(table: Path, most: int = MOST_SHOWN) -> Doubtful:
                 if len(faults) < MOST_FAULTS:
                     faults.append(row)
                 continue
-            labels[row.label] += 1
+            labels[row.label or ""] += 1
             unlike += row.unlike_training is True
             lit = lit or row.unlike_training is not None
             yield row
 
     try:
-        rows = heapq.nsmallest(most, usable(), key=lambda row: row.confidence)
+        rows = heapq.nsmallest(most, usable(), key=lambda row: row.confidence or 0.0)
     except (OSError, ValueError, KeyError) as error:
         raise DataError(f"{table} is no table of `feddg predict`: {why(error)}") from None
     return Doubtful(rows, faults, total, failed, unlike if lit else None, labels)
 
 
-def _rows(table: Path) -> Iterator[PredictedRow]:
+def _rows(table: Path) -> Iterator[Prediction]:
     check_suffix(table)
     for row in _READERS[table.suffix.lower()](table):
         unlike = row["unlike_training"]
-        yield PredictedRow(
+        yield Prediction(
             row["file"],
-            row["label"] or "",
+            row["label"] or None,
             float(row["confidence"] or 0),
-            None if not unlike else unlike == "yes",
-            row["reason"] or "",
+            unlike_training=unlike == "yes" if unlike else None,
+            reason=row["reason"] or None,
         )
 
 

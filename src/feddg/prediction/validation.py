@@ -299,10 +299,10 @@ def _answers(
     labels = [place[table.class_names[table.labels[row]]] for row in rows]
     files = [table.root / Tile.named(table.paths[row]).file for row in rows]
     batches = predict_batches(BatchPredictor(classifier, bits, batch_size), files)
-    found = (of_file for batch in batches for of_file in batch)
-    for label, of_file in zip(labels, found):
-        for said in of_file:
-            yield label, said
+    found = (predictions for batch in batches for _, predictions in batch)
+    for label, predictions in zip(labels, found):
+        for prediction in predictions:
+            yield label, prediction
 
 
 def _is_small(count: int, total: int, smallest: int) -> bool:

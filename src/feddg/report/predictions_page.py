@@ -13,7 +13,7 @@ from feddg.data.decoding import Tile, UnusableImageError, decode_parts, quiet_pi
 from feddg.diagnostics import Diagnostic
 from feddg.errors import RunError
 from feddg.prediction.classifier import ImagePreparation
-from feddg.prediction.predict import Doubtful, PredictedRow
+from feddg.prediction.predict import Doubtful, Prediction
 from feddg.report.blocks import template_named
 from feddg.storage import replace_text, why
 
@@ -34,7 +34,7 @@ class Thumbnail:
         source: the picture, as a ``data:`` address; None where the file is not there any more.
     """
 
-    row: PredictedRow
+    row: Prediction
     name: str
     source: str | None
 
@@ -82,14 +82,14 @@ def _groups(thumbnails: Sequence[Thumbnail]) -> Iterator[tuple[str, list[Thumbna
     """The thumbnails in parts of like confidence, with headings."""
     low = 0.0
     for high in DOUBT_IN:
-        part = [one for one in thumbnails if low <= one.row.confidence < high]
+        part = [one for one in thumbnails if low <= (one.row.confidence or 0) < high]
         if part:
             words = f"{low:.0%} to {high:.0%}" if high <= 1 else f"{low:.0%} and more"
             yield (f"Confidence below {high:.0%}" if low == 0 else f"Confidence {words}"), part
         low = high
 
 
-def _thumbnail(row: PredictedRow, look: ImagePreparation) -> Thumbnail:
+def _thumbnail(row: Prediction, look: ImagePreparation) -> Thumbnail:
     tile = Tile.named(row.file)
     name = os.path.basename(row.file)
     file = Path(os.fsdecode(tile.file))

@@ -152,13 +152,9 @@ class ConvolutionalCodec(Codec):
     def decode(self, features: Tensor, size: tuple[int, int]) -> Tensor:
         """Returns the images that feature maps describe; see :meth:`Codec.decode`."""
         images: Tensor = self.decoder(features)
-        if tuple(features.shape[-2:]) == tuple(self._steps(length) for length in size):
+        if tuple(features.shape[-2:]) == tuple(max(2, -(-side // self.stride)) for side in size):
             return images[..., : size[0], : size[1]].clamp(0, 1)
         return functional.interpolate(images, size, mode="bilinear", antialias=True).clamp(0, 1)
-
-    def _steps(self, length: int) -> int:
-        """Length of the feature map's side for an image side."""
-        return max(2, -(-length // self.stride))
 
     def _padded(self, images: Tensor) -> Tensor:
         """Repeats the last row and column of images too small for reflection at every scale."""

@@ -125,31 +125,11 @@ def measure(codec: Codec, images: Tensor, batch_size: int | None = None) -> Feat
 
 
 _SIMILARITIES_AT_ONCE = 2**22
+LEVELS = {"finest": 0, "coarsest": -1}
+"""Where these stand among the partitions."""
 
 
-@dataclass(frozen=True)
-class Finch:
-    """Partitions of n points, from the finest to the coarsest.
-
-    Attributes:
-        partitions: one or more; each ``(n,)`` int64 labels, counted from 0 in the order in which
-            the clusters first appear. Each is made of whole clusters of the one before.
-    """
-
-    partitions: tuple[np.ndarray, ...]
-
-    @property
-    def finest(self) -> np.ndarray:
-        """The partition with the most clusters."""
-        return self.partitions[0]
-
-    @property
-    def coarsest(self) -> np.ndarray:
-        """The partition with the fewest clusters: two or more, unless the finest has one."""
-        return self.partitions[-1]
-
-
-def finch(vectors: np.ndarray) -> Finch:
+def finch(vectors: np.ndarray) -> list[np.ndarray]:
     """Clusters vectors by cosine similarity, exactly, in float64.
 
     The result depends on the set of vectors only: reordering the rows reorders the labels and
@@ -162,6 +142,11 @@ def finch(vectors: np.ndarray) -> Finch:
     Args:
         vectors: ``(n, d)`` finite numbers, n at least 1. Beside a float64 copy, memory grows with
             n only.
+
+    Returns:
+        One or more partitions, from the finest to the coarsest, which has two clusters or more
+        unless it is the finest. Each is ``(n,)`` int64 labels, counted from 0 in the order in which
+        the clusters first appear, and made of whole clusters of the one before.
 
     Raises:
         ValueError: there are no vectors, or they are not finite.
@@ -180,7 +165,7 @@ def finch(vectors: np.ndarray) -> Finch:
         members = csr_array((np.ones(len(labels)), (labels, np.arange(len(labels)))))
         sums = members @ sums
         labels = _linked(_first_neighbors(sums))
-    return Finch(tuple(partitions))
+    return partitions
 
 
 def _distinct(points: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -287,7 +272,7 @@ def interpolation_style(
     if not clustering:
         return styles.mean(0), torch.zeros(len(styles), dtype=torch.int64)
     partitions = finch(styles.flatten(1).cpu().numpy())
-    chosen = partitions.finest if partition == "finest" else partitions.coarsest
+    chosen = partitions[LEVELS[partition]]
     groups = torch.from_numpy(chosen)
     means = torch.stack([styles[groups == group].mean(0) for group in range(chosen.max() + 1)])
     if median == "lower":

@@ -196,20 +196,13 @@ class LossNetwork:
     """
 
     def __init__(self, encoder: nn.Sequential, examples: Tensor) -> None:
-        self._encoder = encoder.requires_grad_(False)
+        self.encoder = encoder.requires_grad_(False)
         self._gains = [1.0]
         self.widths: list[int] = []
         with torch.no_grad():
             maps = list(self._scales(examples))
         self.widths = [features.shape[1] for features in maps]
         self._gains = [_deviation(features) for features in maps]
-
-    def fingerprint(self) -> str:
-        """Returns a stable hash of the weights."""
-        digest = hashlib.sha256()
-        for weight in self._encoder.state_dict().values():
-            digest.update(weight.contiguous().numpy().tobytes())
-        return digest.hexdigest()[:16]
 
     def maps(self, images: Tensor) -> list[Tensor]:
         """Returns the maps ``(B, C, h, w)`` of images in [0, 1], from shallow to deep."""
@@ -219,7 +212,7 @@ class LossNetwork:
         found = []
         features = images.contiguous(memory_format=torch.channels_last)
         first = True
-        for layer in self._encoder:
+        for layer in self.encoder:
             features = layer(features)
             if isinstance(layer, nn.ReLU) and first:
                 found.append(features)
@@ -271,23 +264,15 @@ class Critic(nn.Module):
         return torch.stack(verdicts)
 
 
-@dataclass(frozen=True)
-class Judgement:
-    """Loss terms of a batch, and what the critic is to learn from it.
-
-    Attributes:
-        terms: the scalars that :data:`TERMS` names, in its order.
-        critic: the critic's own loss, or None where there is nothing to learn.
-    """
-
-    terms: list[Tensor]
-    critic: Tensor | None
-
-
 def judge(
     codec: ConvolutionalCodec, network: LossNetwork, critic: Critic | None, batch: TrainingBatch
-) -> Judgement:
-    """Re-draws a batch and returns what is wrong with it."""
+) -> tuple[list[Tensor], Tensor | None]:
+    """Re-draws a batch and returns what is wrong with it.
+
+    Returns:
+        The scalars that :data:`TERMS` names, in its order, and the critic's own loss, or None where
+        it has nothing to learn.
+    """
     with torch.no_grad():
         before = network.maps(batch.contents)
         real = network.maps(batch.styles)
@@ -312,7 +297,7 @@ def judge(
         (drawn - visible).abs().mean(),
         fooled,
     ]
-    return Judgement(terms, critic_loss)
+    return terms, critic_loss
 
 
 def redraw(codec: ConvolutionalCodec, batch: TrainingBatch) -> Tensor:
@@ -388,6 +373,8 @@ CURVE_STEP = 25
 """Steps averaged into one row of the loss curve."""
 
 _ADAM = ("step", "exp_avg", "exp_avg_sq")
+_FAULTS = (OSError, RuntimeError, TypeError, KeyError, ValueError)
+"""What reading a damaged state raises."""
 
 
 @dataclass
@@ -455,19 +442,21 @@ def continue_from(out: Path, recipe: dict[str, Any], state: TrainingState) -> No
     path = out / "state.safetensors"
     if not path.exists():
         return
-    found, tensors = _read(path)
-    if found != recipe:
-        different = ", ".join(key for key in recipe if found.get(key) != recipe[key])
-        raise DataError(
-            f"{out} holds a training with other settings ({different}); "
-            "choose another folder or delete it"
-        )
     try:
+        with safetensors.safe_open(path, "pt") as file:
+            found = json.loads(file.metadata()["recipe"])
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        if found != recipe:
+            different = ", ".join(key for key in recipe if found.get(key) != recipe[key])
+            raise DataError(
+                f"{out} holds a training with other settings ({different}); "
+                "choose another folder or delete it"
+            )
         for name, trainee in state.trainees.items():
             trainee.restore(name, tensors)
         state.curve = tensors["curve"].tolist()
-    except (KeyError, RuntimeError) as error:
-        raise _damaged(path, error) from error
+    except (safetensors.SafetensorError, *_FAULTS) as error:
+        raise DataError(f"{path}: not the state of a training ({error}); delete it") from error
 
 
 def save(out: Path, recipe: dict[str, Any], state: TrainingState, terms: tuple[str, ...]) -> None:
@@ -486,19 +475,6 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, st
     """Replaces a weights file whole: an interruption leaves the old one."""
     whole = {key: tensor.detach().contiguous() for key, tensor in tensors.items()}
     replace_bytes(path, safetensors.torch.save(whole, metadata=metadata))
-
-
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    try:
-        with safetensors.safe_open(path, "pt") as file:
-            recipe = json.loads(file.metadata()["recipe"])
-            return recipe, {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-    except (safetensors.SafetensorError, OSError, TypeError, KeyError, ValueError) as error:
-        raise _damaged(path, error) from error
-
-
-def _damaged(path: Path, error: Exception) -> DataError:
-    return DataError(f"{path}: not the state of a training ({error}); delete it")
 
 
 LONGEST_GRADIENT = 5.0
@@ -651,7 +627,7 @@ class _Training:
         return asdict(self.recipe) | {
             "sizes": list(self.recipe.sizes),
             "first weights": _hash(self.codec.state_dict().values()),
-            "loss network": self.network.fingerprint(),
+            "loss network": _hash(self.network.encoder.state_dict().values()),
             "images": _hash((self.contents, self.styles)),
         }
 
@@ -666,15 +642,15 @@ class _Training:
             seed=recipe.seed,
             step=state.step,
         )
-        judgement = judge(self.codec, self.network, self.critic, batch)
-        loss = sum(weight * term for weight, term in zip(recipe.weights, judgement.terms))
+        terms, critic_loss = judge(self.codec, self.network, self.critic, batch)
+        loss = sum(weight * term for weight, term in zip(recipe.weights, terms))
         optimizer = state.trainees["codec"].optimizer
         for group in optimizer.param_groups:
             group["lr"] = recipe.learning_rate * _schedule(state.step / recipe.steps)
         _descend(optimizer, loss, _trained(self.codec))
-        if judgement.critic is not None:
-            _descend(state.trainees["critic"].optimizer, judgement.critic, [])
-        state.curve.append([term.item() for term in judgement.terms])
+        if critic_loss is not None:
+            _descend(state.trainees["critic"].optimizer, critic_loss, [])
+        state.curve.append([term.item() for term in terms])
 
 
 def _beginning(
