@@ -28,9 +28,10 @@ from feddg.report.charts import (
     confusion_matrix,
     looks_of,
 )
-from feddg.report.sections import cost_of, run_steps
-from feddg.report.text import counted, duration, listed, number, percent, size, spelled
+from feddg.report.run_page import cost_of, run_steps
+from feddg.report.text import spelled
 from feddg.runs.reading import read_run
+from feddg.text import counted, duration, listed, number, percent, size
 from run_folders import FolderMaker
 
 NASTY = '<script>alert("x")</script><img src=http://example.org/x onerror=alert(1)>&amp;'
@@ -286,8 +287,7 @@ def test_commands_of_what_to_do_next_are_ones_the_console_takes(tmp_path, folder
     commands = [
         block.text
         for maker in makers
-        for section in run_steps(read_run(maker.write()))
-        for block in section.blocks
+        for block in run_steps(read_run(maker.write())).blocks
         if isinstance(block, Code)
     ]
     assert {shlex.split(command)[1] for command in commands} == {
