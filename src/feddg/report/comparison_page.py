@@ -18,6 +18,7 @@ from feddg.prediction.evaluate import (
     results_file,
 )
 from feddg.records import ID_TEST, SPLITS, TEST, VAL
+from feddg.report import charts, tables
 from feddg.report.blocks import (
     Block,
     Cell,
@@ -34,14 +35,6 @@ from feddg.report.blocks import (
     table_of,
     text_column,
 )
-from feddg.report.charts import (
-    accuracy_against_bytes,
-    accuracy_against_time,
-    axis_curves,
-    learning_curves,
-    margin_plot,
-    rank_plot,
-)
 from feddg.report.run_page import (
     METRICS_CAPTION,
     Cost,
@@ -51,21 +44,6 @@ from feddg.report.run_page import (
     data_tags,
     on_data,
     steps_section,
-)
-from feddg.report.tables import (
-    about_best,
-    about_results,
-    accuracy_table,
-    by_method,
-    conclusion,
-    leader_of,
-    margin_table,
-    method_warnings,
-    paper_table,
-    points,
-    rules_table,
-    spread_text,
-    tuning_section,
 )
 from feddg.report.text import AGGREGATE_WORDS, metric_title, spelled, split_heading
 from feddg.runs.diagnostics import STILL_RISING
@@ -81,7 +59,7 @@ FEW_SETTINGS = 10
 
 def comparison_page(results: Results) -> Page:
     """The page of a comparison."""
-    best = about_best(results)
+    best = tables.about_best(results)
     accuracies = results.accuracies(results.served)
     base = "fedavg" if "fedavg" in accuracies else next(iter(accuracies), "")
     sections = [
@@ -90,28 +68,31 @@ def comparison_page(results: Results) -> Page:
         section_of("Metrics", _metrics_table(results)),
         section_of(
             "Margins and ranks",
-            margins := margin_table(results, results.served),
-            margin_plot(accuracies, base) if margins else None,
-            rank_plot(accuracies) if margins else None,
+            margins := tables.margin_table(results, results.served),
+            charts.margin_plot(accuracies, base) if margins else None,
+            charts.rank_plot(accuracies) if margins else None,
         ),
         _paired_section(results),
         _rules_section(results),
-        *(section_of(f"By {readable(axis)}", axis_curves(results, axis)) for axis in results.axes),
+        *(
+            section_of(f"By {readable(axis)}", charts.axis_curves(results, axis))
+            for axis in results.axes
+        ),
         section_of("What differs", _differing_settings(results)),
         _paper_section(results),
-        tuning_section(results.tuning),
+        tables.tuning_section(results.tuning),
         section_of(
             "Cost",
             _cost_table(results),
-            accuracy_against_bytes(results),
-            accuracy_against_time(results),
+            charts.accuracy_against_bytes(results),
+            charts.accuracy_against_time(results),
         ),
         _runs_section(results),
         steps_section(list(_steps(results))),
     ]
     return Page(
         title=_title(results),
-        lead=conclusion(results).text,
+        lead=tables.conclusion(results).text,
         tags=[
             *([results.name] if results.title == results.name else []),
             counted(len({row.run.folder if row.run else row.key for row in results.rows}), "run"),
@@ -120,7 +101,7 @@ def comparison_page(results: Results) -> Page:
             *data_tags(results.runs()),
         ],
         opening=[
-            *(Prose(str(one), notice=True) for one in about_results(results)),
+            *(Prose(str(one), notice=True) for one in tables.about_results(results)),
             *_facts(results),
         ],
         sections=[section for section in sections if section is not None],
@@ -142,12 +123,13 @@ def _title(results: Results) -> str:
 
 
 def _facts(results: Results) -> list[Facts]:
-    accuracies, best = results.accuracies(results.served), leader_of(results)
+    accuracies, best = results.accuracies(results.served), tables.leader_of(results)
     facts = [
         Fact(
             spelled(method),
-            spread_text(average_over_columns(own, results.columns)),
-            method_warnings(results, method) or f"held-out test, {results.served.name.lower()}, %",
+            tables.spread_text(average_over_columns(own, results.columns)),
+            tables.method_warnings(results, method)
+            or f"held-out test, {results.served.name.lower()}, %",
             accent=best is not None and best.is_decided and method == best.method,
         )
         for method, own in accuracies.items()
@@ -157,16 +139,16 @@ def _facts(results: Results) -> list[Facts]:
 
 def _accuracy_section(results: Results) -> Section | None:
     rule = results.served
-    tables: list[Block] = [accuracy_table(results, rule)]
+    blocks: list[Block] = [tables.accuracy_table(results, rule)]
     if len(results.columns) > MOST_COLUMNS and len(results.axes) > 1:
-        by_axis = [accuracy_table(results, rule, axis=axis) for axis in results.axes]
-        tables = [*by_axis, Fold("Every column", tables)]
+        by_axis = [tables.accuracy_table(results, rule, axis=axis) for axis in results.axes]
+        blocks = [*by_axis, Fold("Every column", blocks)]
     others = [
-        Fold(f"{split_heading(s)}, {rule.name.lower()}", [accuracy_table(results, rule, s)])
+        Fold(f"{split_heading(s)}, {rule.name.lower()}", [tables.accuracy_table(results, rule, s)])
         for s in (VAL, ID_TEST)
         if results.accuracies(rule, s)
     ]
-    return section_of("Accuracy", *tables, learning_curves(results), *others)
+    return section_of("Accuracy", *blocks, charts.learning_curves(results), *others)
 
 
 def _metrics_table(results: Results) -> Table | None:
@@ -196,11 +178,11 @@ def _metrics_table(results: Results) -> Table | None:
 
 def _rules_section(results: Results) -> Section:
     others = [
-        Fold(f"{rule.name}, every column", [accuracy_table(results, rule)])
+        Fold(f"{rule.name}, every column", [tables.accuracy_table(results, rule)])
         for rule in SELECTION_RULES.values()
         if rule != results.served and results.accuracies(rule)
     ]
-    return Section("Which round counts", [rules_table(results), *others])
+    return Section("Which round counts", [tables.rules_table(results), *others])
 
 
 def _differing_settings(results: Results) -> Block | None:
@@ -234,7 +216,7 @@ def _paper_section(results: Results) -> Section | None:
     }
     return section_of(
         "Beside the paper",
-        *(paper_table(results, split) for split in SPLITS),
+        *(tables.paper_table(results, split) for split in SPLITS),
         *(table_of(texts, [text_column(h, str)]) for h, texts in lists.items() if texts),
     )
 
@@ -271,7 +253,9 @@ def _cost_table(results: Results) -> Table | None:
         ),
         mean("Peak memory", "", size, lambda c, n: c.peak_memory),
     ]
-    return by_method(methods, columns, "Mean over the runs of a method.") if methods else None
+    return (
+        tables.by_method(methods, columns, "Mean over the runs of a method.") if methods else None
+    )
 
 
 def _runs_section(results: Results) -> Section:
@@ -304,7 +288,7 @@ def _steps(results: Results) -> Iterator[Step]:
     if STILL_RISING in codes and len(planned) == 1 and (rounds := planned.pop()):
         longer = (*again[:3], f"{plan.parent}-longer", "--rounds", str(2 * rounds))
         yield "Accuracy still rose in some runs: train twice as long:", command(*longer)
-    best = leader_of(results)
+    best = tables.leader_of(results)
     if len(results.methods) > 1 and not (best and best.is_decided):
         seeds = max(2 * len(results.seeds), 3)
         yield (
@@ -345,11 +329,11 @@ def _difference_columns(
 
     def mean(thing: T) -> Cell:
         one = difference(thing)
-        return Cell(points(one.difference), strong=one.low > 0 or one.high < 0)
+        return Cell(tables.points(one.difference), strong=one.low > 0 or one.high < 0)
 
     def interval(thing: T) -> str:
         one = difference(thing)
-        return f"{points(one.low)} to {points(one.high)}"
+        return f"{tables.points(one.low)} to {tables.points(one.high)}"
 
     return [
         column("Difference", mean, note),

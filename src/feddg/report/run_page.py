@@ -13,6 +13,7 @@ from feddg.comparison.results import more_metrics
 from feddg.data.partition import in_words, skew_of
 from feddg.evaluation.accuracy import FEW_IMAGES, about_support
 from feddg.records import ID_TEST, ID_VAL, SPLITS, TEST, VAL, AdaptationRow, EvaluationRow, SetupRow
+from feddg.report import charts
 from feddg.report.blocks import (
     Block,
     Cell,
@@ -32,18 +33,6 @@ from feddg.report.blocks import (
     section_of,
     table_of,
     text_column,
-)
-from feddg.report.charts import (
-    Counts,
-    accuracy_curves,
-    alpha_boxes,
-    class_accuracy,
-    client_heat_map,
-    confusion_matrix,
-    feature_map,
-    grey_histograms,
-    landscape,
-    loss_curves,
 )
 from feddg.report.leaks import leaks_section
 from feddg.report.text import (
@@ -287,7 +276,7 @@ def _accuracy_section(run: RunRecord) -> Section | None:
     evaluations = run.evaluations
     if not evaluations.rounds:
         return None
-    blocks: list[Block] = [accuracy_curves(run), final_table(run)]
+    blocks: list[Block] = [charts.accuracy_curves(run), final_table(run)]
     if any(len(evaluations.domains(split)) > MOST_DOMAINS for split in SPLITS):
         blocks.append(Fold("Every domain", [final_table(run, every_domain=True)]))
     return Section("Accuracy", blocks)
@@ -473,12 +462,15 @@ def _mistakes_section(run: RunRecord) -> Section | None:
             f"Images of {name}: each row is a true class, each column what the model took it for, "
             "in percent of the row. A perfect model fills the diagonal."
         )
-        matrix = confusion_matrix(found, classes, caption)
-        blocks += [Pair(matrix, class_accuracy(found, classes)), _class_table(found, classes, name)]
+        matrix = charts.confusion_matrix(found, classes, caption)
+        blocks += [
+            Pair(matrix, charts.class_accuracy(found, classes)),
+            _class_table(found, classes, name),
+        ]
     return Section("Mistakes by class", blocks)
 
 
-def _class_table(counts: Counts, classes: Sequence[str], name: str) -> Fold:
+def _class_table(counts: charts.Counts, classes: Sequence[str], name: str) -> Fold:
     """Recall and precision of every class, and what it is taken for most often.
 
     Args:
@@ -488,7 +480,7 @@ def _class_table(counts: Counts, classes: Sequence[str], name: str) -> Fold:
     """
     right, support, named = np.diagonal(counts), counts.sum(axis=1), counts.sum(axis=0)
 
-    def share(of: Counts, index: int) -> str:
+    def share(of: charts.Counts, index: int) -> str:
         return percent(float(right[index] / of[index]) if of[index] else None)
 
     def mostly(index: int) -> str:
@@ -533,7 +525,7 @@ def _adaptation_section(run: RunRecord) -> Section | None:
     return section_of(
         "Test-time adaptation",
         _adaptation_table(scores) if scores else None,
-        alpha_boxes(alphas) if alphas is not None and len(alphas.values) else None,
+        charts.alpha_boxes(alphas) if alphas is not None and len(alphas.values) else None,
     )
 
 
@@ -596,8 +588,10 @@ def _feature_maps(found: dict[str, Any]) -> list[Block]:
     for each in found["maps"]:
         points = np.array(each["points"])
         when = "before training" if each["round"] == 0 else f"after round {each['round']}"
-        by_class = feature_map(points, labels, found["classes"], f"{when}, by class")
-        blocks.append(Pair(by_class, feature_map(points, domains, names, f"{when}, by domain")))
+        by_class = charts.feature_map(points, labels, found["classes"], f"{when}, by class")
+        blocks.append(
+            Pair(by_class, charts.feature_map(points, domains, names, f"{when}, by domain"))
+        )
     text = (
         "t-SNE maps of the features in front of the classifier: near points have similar "
         "features, while far distances and the axes mean nothing. Classes should fall apart, "
@@ -608,11 +602,13 @@ def _feature_maps(found: dict[str, Any]) -> list[Block]:
 
 def _landscapes(found: dict[str, Any]) -> list[Block]:
     words = {"seen": "training images", "unseen": "images of unseen domains"}
-    return [landscape(found, losses, words.get(n, n)) for n, losses in found["losses"].items()]
+    return [
+        charts.landscape(found, losses, words.get(n, n)) for n, losses in found["losses"].items()
+    ]
 
 
 def _grey_levels(found: dict[str, Any]) -> list[Block]:
-    before = grey_histograms(found["clients"], found["before"], "before")
+    before = charts.grey_histograms(found["clients"], found["before"], "before")
     if any(after is None for after in found["after"]) or not found["after"]:
         return [before, Prose("The method re-draws no images, so there is no after.")]
     text = (
@@ -620,7 +616,7 @@ def _grey_levels(found: dict[str, Any]) -> list[Block]:
         f"nothing in common): {percent(overlap_gap(found['before']))} before, "
         f"{percent(overlap_gap(found['after']))} after."
     )
-    after = grey_histograms(found["clients"], found["after"], "after")
+    after = charts.grey_histograms(found["clients"], found["after"], "after")
     return [Pair(before, after), Prose(text)]
 
 
@@ -647,7 +643,7 @@ def _clients_section(run: RunRecord) -> Section | None:
         f"{number(sizes[-1])} the largest."
     )
     blocks: list[Block] = [Prose(text)]
-    blocks += [client_heat_map(clients, by) for by in ("domains", "classes")]
+    blocks += [charts.client_heat_map(clients, by) for by in ("domains", "classes")]
     if len(sizes) > 1:
         domains = np.array([client.domains for client in clients.clients])
         labels = np.array([client.classes for client in clients.clients])
@@ -679,7 +675,7 @@ def _loss_section(run: RunRecord) -> Section | None:
         title = f"{counted(len(refused), 'update')} refused by the server"
         note = _cut_note(len(refused))
         table = Fold(title, [table_of(refused[:MOST_LISTED], columns, note)])
-    return section_of("Loss", loss_curves(run.metrics.rounds), table)
+    return section_of("Loss", charts.loss_curves(run.metrics.rounds), table)
 
 
 # What a run took: time, memory, bytes.
