@@ -86,6 +86,19 @@ def line_of(
     }
 
 
+def markers_of(places: Sequence[Point], marker: dict[str, Any], hover: str, **trace: Any) -> Trace:
+    """Single marks at places; ``hover`` is what pointing at one shows."""
+    return {
+        "type": "scatter",
+        "x": [x for x, _ in places],
+        "y": [y for _, y in places],
+        "mode": "markers",
+        "marker": marker,
+        "hovertemplate": hover,
+        **trace,
+    }
+
+
 def heat_map(
     shares: Counts, counts: Counts, x: Axis, y: Axis, height: int, caption: str, **trace: Any
 ) -> Chart:
@@ -455,15 +468,12 @@ def feature_map(points: np.ndarray, groups: np.ndarray, names: Sequence[str], te
         text: when, and what the groups are.
     """
     traces = [
-        {
-            "type": "scatter",
-            "x": points[groups == group, 0].tolist(),
-            "y": points[groups == group, 1].tolist(),
-            "name": label_of(name),
-            "mode": "markers",
-            "marker": {"size": 5, "color": colour, "opacity": 0.75},
-            "hoverinfo": "name",
-        }
+        markers_of(
+            points[groups == group].tolist(),
+            {"size": 5, "color": colour, "opacity": 0.75},
+            "%{fullData.name}<extra></extra>",
+            name=label_of(name),
+        )
         for (group, name), colour in zip(enumerate(names), cycle(CLASS_COLOURS))
         if (groups == group).any()
     ]
@@ -493,15 +503,12 @@ def landscape(found: Mapping[str, Any], losses: Sequence[Sequence[float]], image
         "line": {"width": 0.5, "color": "#ffffff"},
     }
     points = found["points"]
-    marks = {
-        "type": "scatter",
-        "x": [point["x"] for point in points],
-        "y": [point["y"] for point in points],
-        "text": [label_of(point["name"]) for point in points],
-        "mode": "markers",
-        "marker": {"size": 10, "color": "#c8324b", "line": {"width": 1, "color": "#ffffff"}},
-        "hovertemplate": "%{text}<extra></extra>",
-    }
+    marks = markers_of(
+        [(point["x"], point["y"]) for point in points],
+        {"size": 10, "color": "#c8324b", "line": {"width": 1, "color": "#ffffff"}},
+        "%{text}<extra></extra>",
+        text=[label_of(point["name"]) for point in points],
+    )
     tag = {"bgcolor": "rgba(255,255,255,0.8)", "showarrow": False, "yshift": 18}
     names = [tag | {"x": p["x"], "y": p["y"], "text": label_of(p["name"])} for p in points]
     distance = axis("distance in weights", showgrid=False)
@@ -694,33 +701,25 @@ def rank_plot(accuracies: Mapping[str, Accuracies]) -> Chart | None:
         for row, name in enumerate(order)
         for place, count in zip(*np.unique(ranked[name], return_counts=True))
     ]
-    dots = {
-        "type": "scatter",
-        "x": [place for _, _, place, _ in counted],
-        "y": [row for row, _, _, _ in counted],
-        "mode": "markers",
-        "marker": {
-            "size": [6 + 22 * math.sqrt(count / pairs) for _, _, _, count in counted],
-            "color": LIGHT,
-            "line": {"width": 0},
-        },
-        "text": [
+    sizes = [6 + 22 * math.sqrt(count / pairs) for _, _, _, count in counted]
+    dots = markers_of(
+        [(place, row) for row, _, place, _ in counted],
+        {"size": sizes, "color": LIGHT, "line": {"width": 0}},
+        "%{text}<extra></extra>",
+        text=[
             f"{label_of(spelled(name))}: rank {place:g} in {count} of {pairs}"
             for _, name, place, count in counted
         ],
-        "hovertemplate": "%{text}<extra></extra>",
-    }
-    mean = {
-        "type": "scatter",
-        "x": [means[name] for name in order],
-        "y": list(range(len(order))),
-        "mode": "markers+text",
-        "marker": {"symbol": "line-ns", "size": 20, "line": {"width": 3, "color": DARK}},
-        "text": [f"{means[name]:.1f}" for name in order],
-        "textposition": "top center",
-        "cliponaxis": False,
-        "hovertemplate": "mean rank %{x:.2f}<extra></extra>",
-    }
+    )
+    mean = markers_of(
+        [(means[name], row) for row, name in enumerate(order)],
+        {"symbol": "line-ns", "size": 20, "line": {"width": 3, "color": DARK}},
+        "mean rank %{x:.2f}<extra></extra>",
+        mode="markers+text",
+        text=[f"{means[name]:.1f}" for name in order],
+        textposition="top center",
+        cliponaxis=False,
+    )
     caption = (
         f"Ranks by test accuracy after the final round in {pairs} "
         f"{'pairs' if pairs > 1 else 'pair'} of scenario and seed that all methods have. Dots: how "
@@ -749,15 +748,12 @@ def margin_plot(accuracies: Mapping[str, Accuracies], base: str) -> Chart | None
     order = sorted(margins, key=lambda name: -margins[name].mean)
     found = [margins[name] for name in order]
     reach = [0.0 if one.high is None else 100 * (one.high - one.mean) for one in found]
-    dots = {
-        "type": "scatter",
-        "x": [round(100 * one.mean, 4) for one in found],
-        "y": list(range(len(order))),
-        "mode": "markers",
-        "marker": {"size": 10, "color": [DARK if one.decided else "#9fb0b8" for one in found]},
-        "error_x": {"type": "data", "array": reach, "thickness": 2, "color": "#6f7f8f"},
-        "hovertemplate": "%{x:+.1f} points<extra></extra>",
-    }
+    dots = markers_of(
+        [(round(100 * one.mean, 4), row) for row, one in enumerate(found)],
+        {"size": 10, "color": [DARK if one.decided else "#9fb0b8" for one in found]},
+        "%{x:+.1f} points<extra></extra>",
+        error_x={"type": "data", "array": reach, "thickness": 2, "color": "#6f7f8f"},
+    )
     caption = (
         f"Test accuracy after the final round minus that of {spelled(base)}, paired by scenario "
         "and seed, with 95 % confidence intervals; dark where the interval excludes zero. A dot "

@@ -327,12 +327,12 @@ def _difference_columns(
 ) -> list[MadeColumn[T]]:
     """A difference of metrics and its interval; bold where that excludes zero."""
 
-    def mean(thing: T) -> Cell:
-        one = difference(thing)
+    def mean(row: T) -> Cell:
+        one = difference(row)
         return Cell(tables.points(one.difference), strong=one.low > 0 or one.high < 0)
 
-    def interval(thing: T) -> str:
-        one = difference(thing)
+    def interval(row: T) -> str:
+        one = difference(row)
         return f"{tables.points(one.low)} to {tables.points(one.high)}"
 
     return [
@@ -364,7 +364,6 @@ class _Pair(NamedTuple):
     row: ResultRow
     found: PairedRuns
 
-    @property
     def pooled(self) -> PairedDifference:
         """The difference in accuracy over all images."""
         wanted = ("accuracy", "pooled")
@@ -384,7 +383,7 @@ def _paired_section(results: Results) -> Section | None:
         text_column("Method", lambda pair: spelled(pair.row.method)),
         text_column("Column", lambda pair: results.column(pair.row) or MISSING),
         column("Seed", lambda pair: str(pair.row.seed)),
-        *_difference_columns(lambda pair: pair.pooled, f"points to {base}"),
+        *_difference_columns(_Pair.pooled, f"points to {base}"),
         column("Only it", lambda pair: pair.found.mcnemar.only_first, "right"),
         column(f"Only {base}", lambda pair: pair.found.mcnemar.only_second, "right"),
         column("McNemar", lambda pair: _p_text(pair.found.mcnemar.exact), "p, exact"),

@@ -12,7 +12,18 @@ import numpy as np
 from feddg.comparison.results import more_metrics
 from feddg.data.partition import in_words, skew_of
 from feddg.evaluation.accuracy import FEW_IMAGES, about_support
-from feddg.records import ID_TEST, ID_VAL, SPLITS, TEST, VAL, AdaptationRow, EvaluationRow, SetupRow
+from feddg.records import (
+    ID_TEST,
+    ID_VAL,
+    SPLITS,
+    TEST,
+    VAL,
+    AdaptationRow,
+    BadImageRow,
+    EvaluationRow,
+    RefusedUpdate,
+    SetupRow,
+)
 from feddg.report import charts
 from feddg.report.blocks import (
     Block,
@@ -53,6 +64,7 @@ from feddg.runs.diagnostics import (
     mean_measured,
     split_accuracy,
 )
+from feddg.runs.execute import summarize
 from feddg.runs.reading import (
     EXPERIMENT_FILE,
     FINAL,
@@ -649,7 +661,7 @@ def _clients_section(run: RunRecord) -> Section | None:
         labels = np.array([client.classes for client in clients.clients])
         blocks += [Prose(line) for line in in_words(skew_of(domains, labels))]
     if bad := clients.bad_images:
-        columns = [
+        columns: list[MadeColumn[BadImageRow]] = [
             text_column("File", lambda image: image.path),
             text_column("Reason", lambda image: image.reason),
         ]
@@ -667,7 +679,7 @@ def _loss_section(run: RunRecord) -> Section | None:
     refused = [(row.round, entry) for row in run.metrics.rounds for entry in row.refused]
     table = None
     if refused:
-        columns = [
+        columns: list[MadeColumn[tuple[int, RefusedUpdate]]] = [
             text_column("Round", lambda row: row[0]),
             text_column("Client", lambda row: run.client_name(row[1].client)),
             text_column("Reason", lambda row: row[1].reason),
@@ -723,38 +735,25 @@ class Cost:
 
 def cost_of(run: RunRecord) -> Cost:
     """The cost of a run so far."""
-    summary, rounds = run.summary, run.metrics.rounds
-    seconds = dict((summary and summary.seconds) or _seconds_so_far(run))
+    setup, rounds = run.metrics.setup, run.metrics.rounds
+    so_far = {"setup": setup.seconds} if setup else {}
+    summary = run.summary or summarize(run, run.status, None, so_far)
+    seconds = dict(summary.seconds)
     total = max(seconds.pop("total", 0.0), sum(seconds.values()))
     rest = total - sum(seconds.values())
     if rest > 0.005 * total:
         seconds["other"] = rest
-    images = sum(row.images for row in rounds)
-    trained = sum(row.seconds.get("train", 0.0) for row in rounds)
     with_passes = [row for row in rounds if row.passes and row.images]
-    passed = sum(row.images for row in with_passes)
-    asked = sum(len(row.clients) for row in rounds)
-    up, down = sum(row.bytes_up for row in rounds), sum(row.bytes_down for row in rounds)
-    sent = {"up_per_client_round": up, "down_per_client_round": down}
-    sent_so_far = {name: count / asked for name, count in sent.items()} if asked else {}
-    names = sorted(seconds, key=lambda n: [*ACTIVITIES, n].index(n))
+    images = sum(row.images for row in with_passes)
+    names = sorted(seconds, key=lambda name: [*ACTIVITIES, name].index(name))
     return Cost(
         seconds={name: seconds[name] for name in names},
         total_seconds=total,
-        images_per_second=(summary and summary.images_per_second)
-        or (images / trained if trained else None),
-        passes_per_image=sum(row.passes for row in with_passes) / passed if passed else None,
-        peak_memory=summary.peak_memory_bytes if summary else None,
-        bytes=(summary and summary.bytes) or (sent_so_far | {"total": up + down} if asked else {}),
+        images_per_second=summary.images_per_second or None,
+        passes_per_image=sum(r.passes for r in with_passes) / images if images else None,
+        peak_memory=summary.peak_memory_bytes if run.summary else None,
+        bytes=summary.bytes if run.summary or rounds else {},
     )
-
-
-def _seconds_so_far(run: RunRecord) -> dict[str, float]:
-    seconds = {"setup": run.metrics.setup.seconds} if run.metrics.setup else {}
-    for row in run.metrics.rounds:
-        for activity, value in row.seconds.items():
-            seconds[activity] = seconds.get(activity, 0.0) + value
-    return seconds
 
 
 def _cost_section(run: RunRecord) -> Section | None:
@@ -768,7 +767,7 @@ def _cost_section(run: RunRecord) -> Section | None:
         for name, value in cost.seconds.items()
         if value > VISIBLE_SHARE * cost.total_seconds
     ]
-    rows = {
+    rows: dict[str, Cell | str] = {
         "Time in all": Cell(total, strong=True),
         **{f"Time for {words[name]}": duration(value) for name, value in cost.seconds.items()},
         "Images per second of training": number(cost.images_per_second),
@@ -876,10 +875,10 @@ def _after_nothing(run: RunRecord, file: str) -> Iterator[Step]:
             "Look at the images first: labels, sizes, ranges of values, duplicates:",
             command("data", "inspect", "--root", str(data["root"])),
         )
-    rate = (run.experiment.get("train") or {}).get("lr")
+    rate = float((run.experiment.get("train") or {}).get("lr") or 0)
     for words, factor in (("larger", 10.0), ("smaller", 0.1)) if rate else ():
-        again = command("run", file, "--lr", f"{factor * float(rate):g}")
-        yield f"Try a learning rate ten times {words} than {float(rate):g}:", again
+        again = command("run", file, "--lr", f"{factor * rate:g}")
+        yield f"Try a learning rate ten times {words} than {rate:g}:", again
 
 
 def _data_flags(run: RunRecord) -> list[str]:

@@ -246,16 +246,25 @@ def margin_table(
     ) -> list[MethodColumn]:
         def difference(method: str) -> Cell:
             one = margins[method]
-            return Cell(points(one and one.mean), strong=bool(one and one.decided) and not base)
+            return Cell(
+                points(one.mean if one else None), strong=bool(one and one.decided) and not base
+            )
 
-        interval = column("95 % interval", lambda m: interval_text(margins[m]), note)
-        return [column(heading, difference, "points"), interval]
+        def interval(method: str) -> str:
+            return interval_text(margins[method])
 
-    other = text_column("Best other method", lambda m: named(best[m] or "") or MISSING)
+        return [
+            column(heading, difference, "points"),
+            column("95 % interval", interval, note),
+        ]
+
+    other: MethodColumn = text_column(
+        "Best other method", lambda m: named(best[m] or "") or MISSING
+    )
     if base is not None:
         theirs = found.get(base, {})
         above = {m: paired_margin(own, theirs) if m != base else None for m, own in found.items()}
-        columns = [
+        columns: list[MethodColumn] = [
             *margin_columns(f"Minus {spelled(base)}", above),
             other,
             *margin_columns("Minus it", over),
