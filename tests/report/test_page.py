@@ -165,7 +165,7 @@ def test_the_final_table_shows_the_rules_by_name(folder_maker, read_page):
         f"{100 * np.mean(counts.diagonal() / support):.1f}",
         f"{100 * support.max() / support.sum():.1f}",
     ]
-    assert page.row("mean of 2 domains")[1:3] == ["801", f"{100 * in_domain[-1]:.1f}"]
+    assert page.row("mean of domains (2)")[1:3] == ["801", f"{100 * in_domain[-1]:.1f}"]
 
 
 def _wilson(share, examples):

@@ -2,7 +2,7 @@
 
 import html
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from feddg.comparison.compare import Comparison
 from feddg.data.decoding import UnusableImageError, decode_image, quiet_pillow
 from feddg.prediction.predict import PredictedImages, Prediction
-from feddg.report.blocks import Chart, Table, data_address, template_named, thumbnail
+from feddg.report.blocks import Chart, data_address, template_named, thumbnail
 from feddg.report.charts import accuracy_curves, learning_curves
 from feddg.report.run_page import final_table, result_sentence, tested_on
 from feddg.report.tables import about_results, accuracy_table, conclusion, margin_table
@@ -94,26 +94,12 @@ _DRAWN: dict[type, Callable[[Any], str]] = {
 }
 
 
-def _page(
-    *,
-    title: str,
-    lead: str,
-    notices: Sequence[str] = (),
-    tables: Sequence[Table] = (),
-    curves: Chart | None = None,
-    pictures: Sequence[tuple[str, str, str]] = (),
-    more: bool = False,
-    report: Path | None = None,
-) -> str:
+def _page(*, curves: Chart | None = None, report: Path | None = None, **parts: Any) -> str:
+    """The template's parts, those that are named; what is not there is left out."""
     return template_named("notebook.html.j2").render(
-        title=title,
-        lead=lead,
-        notices=notices,
-        tables=tables,
+        **parts,
         curves=_drawn(curves) if curves else None,
         caption=curves.caption.partition(" Touch ")[0] if curves else "",
-        pictures=pictures,
-        more=more,
         report=str(report) if report is not None and report.is_file() else None,
     )
 

@@ -1,7 +1,7 @@
 """The page of one run, section by section."""
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -295,15 +295,46 @@ def _accuracy_section(run: RunRecord) -> Section | None:
 
 
 class _Part(NamedTuple):
-    """What a row of accuracies is about: one domain of a split, or, without one, their mean."""
+    """What a row of a table is about: one domain of a split, or, without one, all of them."""
 
     split: str
-    domain: str | None
     label: str
     last: Sequence[EvaluationRow]
     """Of the final round."""
-    is_whole: bool
-    """Whether it stands for the whole split."""
+    domain: str | None
+    aggregate: str = "domain_mean"
+
+    @property
+    def images(self) -> int:
+        return sum(row.examples for row in self.last)
+
+
+def _parts(
+    evaluations: Evaluations, aggregates: Sequence[str], every_domain: bool = False
+) -> Iterator[_Part]:
+    """The rows of each split: its domains together, where there are several, and each by itself.
+
+    Of very many domains only the ones with the lowest and the highest accuracy stand by themselves.
+    """
+    for split in SPLITS:
+        last = {row.domain: row for row in evaluations.at(evaluations.rounds[-1], split)}
+        names = {domain: readable(domain) for domain in evaluations.domains(split)}
+        for aggregate in aggregates if len(names) > 1 else ():
+            label = f"{AGGREGATE_WORDS[aggregate]} ({len(names)})"
+            yield _Part(split, label, list(last.values()), None, aggregate)
+        if len(names) > MOST_DOMAINS and not every_domain:
+            order = sorted(last, key=lambda domain: last[domain].accuracy)
+            lowest, highest = order[0], order[-1]
+            names = {lowest: f"lowest: {names[lowest]}", highest: f"highest: {names[highest]}"}
+        for domain, name in names.items():
+            yield _Part(split, name, [last[domain]] if domain in last else [], domain)
+
+
+PART_COLUMNS: Sequence[MadeColumn[_Part]] = (
+    text_column("Split", lambda part: split_heading(part.split)),
+    text_column("Domain", lambda part: part.label),
+    column("Images", lambda part: part.images),
+)
 
 
 def final_table(run: RunRecord, every_domain: bool = False) -> Table:
@@ -314,35 +345,28 @@ def final_table(run: RunRecord, every_domain: bool = False) -> Table:
         every_domain: Show all domains of a split even when there are very many; otherwise a long
             list is cut to its mean, lowest and highest.
     """
+
+    def interval(part: _Part) -> str:
+        return interval_words(accuracy_interval(part.last)) or MISSING
+
+    def measured(name: str) -> Callable[[_Part], str]:
+        return lambda part: percent(mean_measured(part.last, name))
+
     evaluations = run.evaluations
-    columns: list[MadeColumn[_Part]] = [
-        text_column("Split", lambda part: split_heading(part.split)),
-        text_column("Domain", lambda part: part.label),
-        column("Images", lambda part: sum(row.examples for row in part.last)),
+    columns = [
+        *PART_COLUMNS,
         *(_rule_column(evaluations, rule) for rule in rules_for([evaluations])),
-        column(
-            "95 % interval",
-            lambda part: interval_words(accuracy_interval(part.last)) or MISSING,
-            "final round",
-        ),
-        column(
-            "Balanced",
-            lambda part: percent(mean_measured(part.last, "balanced_accuracy")),
-            "final round",
-        ),
-        column(
-            "Largest class",
-            lambda part: percent(mean_measured(part.last, "largest_class_share")),
-            "of the images",
-        ),
+        column("95 % interval", interval, "final round"),
+        column("Balanced", measured("balanced_accuracy"), "final round"),
+        column("Largest class", measured("largest_class_share"), "of the images"),
     ]
-    parts = [part for split in SPLITS for part in _parts(evaluations, split, every_domain)]
     caption = (
         "Accuracy in percent. Each column named after a rule shows one and the same model, chosen "
         "by that rule; the underlined number made the choice. The test split never chooses. The "
         "interval is that of the final round's accuracy (Wilson), the balanced accuracy is the "
         "mean over classes, and the share of the largest class is what always answering it reaches."
     )
+    parts = _parts(evaluations, ["domain_mean"], every_domain)
     return table_of(parts, columns, caption, grouped=True)
 
 
@@ -357,29 +381,14 @@ def _rule_column(evaluations: Evaluations, rule: SelectionRule) -> MadeColumn[_P
             found = evaluations.of(rule.weights)
             row = found.get(chosen, part.split, part.domain) if chosen is not None else None
             value = row.accuracy if row else None
+        is_whole = part.domain is None or len(evaluations.domains(part.split)) == 1
         return Cell(
             percent(value),
-            strong=part.is_whole and part.split == TEST,
-            chose=part.is_whole and part.split == rule.split,
+            strong=is_whole and part.split == TEST,
+            chose=is_whole and part.split == rule.split,
         )
 
     return column(rule.name, accuracy, note if chosen is None else f"round {chosen}")
-
-
-def _parts(evaluations: Evaluations, split: str, every_domain: bool) -> Iterator[_Part]:
-    """The rows of a split: their mean, where there are several, and each domain."""
-    last = {row.domain: row for row in evaluations.at(evaluations.rounds[-1], split)}
-    names = {domain: readable(domain) for domain in evaluations.domains(split)}
-    alone = len(names) == 1
-    if len(names) > 1:
-        label = f"mean of {len(names)} domains"
-        yield _Part(split, None, label, list(last.values()), is_whole=True)
-    if len(names) > MOST_DOMAINS and not every_domain:
-        order = sorted(last, key=lambda domain: last[domain].accuracy)
-        lowest, highest = order[0], order[-1]
-        names = {lowest: f"lowest: {names[lowest]}", highest: f"highest: {names[highest]}"}
-    for domain, name in names.items():
-        yield _Part(split, domain, name, [last[domain]] if domain in last else [], alone)
 
 
 # Every metric by domain, with the images behind it; and over domains, counted in three ways.
@@ -392,52 +401,39 @@ METRICS_CAPTION = (
 )
 
 
-class _Measured(NamedTuple):
-    """Metrics of a domain, or of all domains of a split together."""
-
-    split: str
-    label: str
-    images: int
-    values: Mapping[str, float | None]
-    smallest: str = ""
-    strong: bool = False
-
-
 def metrics_section(run: RunRecord) -> Section | None:
     """Every metric of the final round's model; None where only accuracies were written."""
-    evaluations, names = run.evaluations, more_metrics([run])
+    evaluations, names, classes = run.evaluations, more_metrics([run]), _class_names(run)
     if len(names) < 2:
         return None
-    last, classes = evaluations.rounds[-1], _class_names(run)
-    rows: list[_Measured] = []
-    for split in SPLITS:
-        measured = evaluations.at(last, split)
-        images = sum(row.examples for row in measured)
-        for aggregate, words in AGGREGATE_WORDS.items() if len(measured) > 1 else ():
-            values = {name: evaluations.value(last, split, name, aggregate) for name in names}
-            label = f"{words} ({len(measured)})"
-            rows.append(_Measured(split, label, images, values, strong=split == TEST))
-        for row in measured if len(measured) <= MOST_DOMAINS else ():
-            smallest = _smallest(evaluations.support(split, row.domain), classes)
-            values = {name: row.metric(name) for name in names}
-            rows.append(_Measured(split, readable(row.domain), row.examples, values, smallest))
+    last = evaluations.rounds[-1]
 
-    def metric(name: str) -> MadeColumn[_Measured]:
-        return column(
-            metric_title(name), lambda row: Cell(percent(row.values[name]), strong=row.strong)
-        )
+    def metric(name: str) -> MadeColumn[_Part]:
+        def cell(part: _Part) -> Cell:
+            if part.domain is not None:
+                return Cell(percent(part.last[0].metric(name) if part.last else None))
+            value = evaluations.value(last, part.split, name, part.aggregate)
+            return Cell(percent(value), strong=part.split == TEST)
 
-    columns: list[MadeColumn[_Measured]] = [
-        text_column("Split", lambda row: split_heading(row.split)),
-        text_column("Domain", lambda row: row.label),
-        column("Images", lambda row: row.images),
+        return column(metric_title(name), cell)
+
+    def smallest(part: _Part) -> str:
+        if part.domain is None:
+            return ""
+        return _smallest(evaluations.support(part.split, part.domain), classes)
+
+    columns = [
+        *PART_COLUMNS,
         *map(metric, names),
-        text_column("Smallest class", lambda row: row.smallest, "images"),
+        text_column("Smallest class", smallest, "images"),
     ]
     tested = [row.domain for row in evaluations.at(last, TEST)]
     support = [(TEST, name, evaluations.support(TEST, name) or []) for name in tested]
     notices = [Prose(str(one), notice=True) for one in about_support(support, classes)]
-    return Section("Metrics", [*notices, table_of(rows, columns, METRICS_CAPTION, grouped=True)])
+    table = table_of(
+        _parts(evaluations, list(AGGREGATE_WORDS)), columns, METRICS_CAPTION, grouped=True
+    )
+    return Section("Metrics", [*notices, table])
 
 
 def _smallest(support: Sequence[int] | None, classes: Sequence[str]) -> str:
