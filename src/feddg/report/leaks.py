@@ -47,16 +47,16 @@ class _Entry:
     Attributes:
         purpose: of the messages.
         name: of the thing in them.
+        passed_on: whether clients were sent the same, each on its own.
         numbers: the most that one client sent of it in one message.
         sent: how often, by client.
-        passed_on: whether clients were sent the same, each on its own.
     """
 
     purpose: str
     name: str
+    passed_on: bool
     numbers: int = 0
     sent: dict[int, int] = field(default_factory=dict)
-    passed_on: bool = False
 
     @property
     def key(self) -> str:
@@ -64,19 +64,9 @@ class _Entry:
         return f"{self.purpose}/{self.name}"
 
     @property
-    def title(self) -> str:
-        return OWN_NAMES.get(self.name, self.name)
-
-    @property
     def times(self) -> int:
         """The most that one client sent it."""
         return max(self.sent.values())
-
-    @property
-    def readers(self) -> str:
-        if self.passed_on:
-            return "the server, and every site as it came"
-        return "the server; sites see what it makes of all"
 
 
 def leaks_section(run: RunRecord) -> Section | None:
@@ -109,17 +99,16 @@ def leaks_section(run: RunRecord) -> Section | None:
 def _entries(ledger: LedgerRecord) -> list[_Entry]:
     """Everything that left a site, in the order of first appearance."""
     found: dict[tuple[str, str], _Entry] = {}
+    passed_on = {("describe", name) for name in _passed_on(ledger)}
     for message in ledger.messages:
         layout = ledger.layouts.get(message.layout)
         if message.direction != "up" or layout is None:
             continue
         for name, count in _content(layout).items():
-            entry = found.setdefault((message.purpose, name), _Entry(message.purpose, name))
+            key = message.purpose, name
+            entry = found.setdefault(key, _Entry(*key, passed_on=key in passed_on))
             entry.numbers = max(entry.numbers, count)
             entry.sent[message.client] = entry.sent.get(message.client, 0) + 1
-    for name in _passed_on(ledger):
-        if entry_passed := found.get(("describe", name)):
-            entry_passed.passed_on = True
     return list(found.values())[:MOST_KINDS]
 
 
@@ -152,15 +141,20 @@ def _passed_on(ledger: LedgerRecord) -> Iterator[str]:
 
 
 def _entries_table(run: RunRecord, entries: Sequence[_Entry]) -> Table:
+    def readers(entry: _Entry) -> str:
+        if entry.passed_on:
+            return "the server, and every site as it came"
+        return "the server; sites see what it makes of all"
+
     columns: list[MadeColumn[_Entry]] = [
-        text_column("What", lambda one: one.title),
+        text_column("What", lambda one: OWN_NAMES.get(one.name, one.name)),
         text_column(
             "Message", lambda o: "before training" if o.purpose == "describe" else o.purpose
         ),
         column("Numbers from one site", lambda one: one.numbers, "at most, each time"),
         column("Times", lambda one: one.times, "at most"),
         column("Sites", lambda one: len(one.sent)),
-        text_column("Who saw it", lambda one: one.readers),
+        text_column("Who saw it", readers),
         column("Epsilon", lambda one: _epsilon(run, one.purpose) or "none", "for delta"),
         text_column(
             "What an attack learned",
@@ -184,11 +178,12 @@ def _epsilon(run: RunRecord, purpose: str) -> str:
 
 
 def _for_the_officer(run: RunRecord, entries: Sequence[_Entry]) -> str:
-    things = []
-    for one in entries:
-        often = "once" if one.times == 1 else f"up to {number(one.times)} times"
-        title = OWN_NAMES.get(one.name, f"“{one.name}”")
-        things += [f"{title} ({number(one.numbers)} numbers, {often})"] * (one.name != COUNTS)
+    def phrase(entry: _Entry) -> str:
+        often = "once" if entry.times == 1 else f"up to {number(entry.times)} times"
+        title = OWN_NAMES.get(entry.name, f"“{entry.name}”")
+        return f"{title} ({number(entry.numbers)} numbers, {often})"
+
+    things = [phrase(entry) for entry in entries if entry.name != COUNTS]
     sites = counted(max((len(one.sent) for one in entries), default=0), "site")
     bound = (
         "Differential privacy bounds what anybody can learn from some of it (column Epsilon)."
