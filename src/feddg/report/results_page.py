@@ -8,7 +8,7 @@ from feddg.comparison.results import RISING, Results, TuningFile
 from feddg.comparison.statistics import Accuracies, Key, paired_margin
 from feddg.diagnostics import Diagnostic
 from feddg.errors import RunError
-from feddg.records import ID_TEST, SPLITS, VAL
+from feddg.records import ID_TEST, SPLITS, TEST, VAL
 from feddg.report.blocks import Table, column, write_file
 from feddg.report.tables import (
     MARK,
@@ -131,7 +131,7 @@ def _fluctuation_column(results: Results, heading: str, weights: str) -> MethodC
 def _marked(results: Results, rules: Sequence[SelectionRule], method: str) -> str:
     """A method's name, marked where its model by one of the rules is no better than a constant."""
     found = [results.no_better_than_constant(rule).get(method, set()) for rule in rules]
-    return method and spelled(method) + mark(set().union(*found), results.columns)
+    return spelled(method) + mark(set().union(*found), results.columns)
 
 
 # With a plan: its table, the paper's numbers beside ours, and every cell that is not run says so.
@@ -244,8 +244,8 @@ def _coverage(results: Results) -> str:
 
 
 def _accuracy(results: Results) -> str:
-    def average(heading: str, rule: SelectionRule, **more: str) -> MethodColumn:
-        return accuracy_column(results, heading, rule, results.columns, published=True, **more)  # type: ignore[arg-type]
+    def average(heading: str, rule: SelectionRule, split: str = TEST) -> MethodColumn:
+        return accuracy_column(results, heading, rule, results.columns, split=split, published=True)
 
     final, tail = results.accuracies(FINAL), results.accuracies(TAIL_MEAN)
     columns = [
@@ -253,7 +253,7 @@ def _accuracy(results: Results) -> str:
         _margin_column("tail minus final", tail, final),
         _fluctuation_column(results, "movement, last", "last"),
         _fluctuation_column(results, "movement, tail", "tail"),
-        average("in-domain test, tail", TAIL_MEAN, split=ID_TEST),
+        average("in-domain test, tail", TAIL_MEAN, ID_TEST),
     ]
     caption = (
         "Accuracy on the unseen domain, average over the columns, percent, mean ± standard "

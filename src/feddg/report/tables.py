@@ -246,9 +246,9 @@ def margin_table(
     ) -> list[MethodColumn]:
         def difference(method: str) -> Cell:
             one = margins[method]
-            return Cell(
-                points(one.mean if one else None), strong=bool(one and one.decided) and not base
-            )
+            if one is None:
+                return Cell(MISSING)
+            return Cell(points(one.mean), strong=one.decided and not base)
 
         def interval(method: str) -> str:
             return interval_text(margins[method])
@@ -258,9 +258,11 @@ def margin_table(
             column("95 % interval", interval, note),
         ]
 
-    other: MethodColumn = text_column(
-        "Best other method", lambda m: named(best[m] or "") or MISSING
-    )
+    def name_of_best(method: str) -> str:
+        other = best[method]
+        return named(other) if other else MISSING
+
+    other = text_column("Best other method", name_of_best)
     if base is not None:
         theirs = found.get(base, {})
         above = {m: paired_margin(own, theirs) if m != base else None for m, own in found.items()}
