@@ -26,7 +26,7 @@ from feddg.report.charts import (
     client_groups,
     client_heat_map,
     confusion_matrix,
-    looks_of,
+    line_styles,
 )
 from feddg.report.run_page import cost_of, run_steps
 from feddg.report.text import spelled
@@ -329,12 +329,12 @@ def test_a_bar_that_ends_at_100_has_room_for_its_text():
 
 
 def test_a_method_looks_the_same_on_every_page():
-    alone = looks_of({"PARDON": "pardon"})
-    beside = looks_of({"CCST": "ccst", "mine": "mine", "FedAvg": "fedavg", "PARDON": "pardon"})
+    alone = line_styles({"PARDON": "pardon"})
+    beside = line_styles({"CCST": "ccst", "mine": "mine", "FedAvg": "fedavg", "PARDON": "pardon"})
     assert alone["PARDON"] == beside["PARDON"]
     assert len(set(beside.values())) == 4
-    assert len(set(looks_of({name: name for name in METHODS}).values())) == len(METHODS)
-    twice = looks_of({"a": "pardon", "b": "pardon"})
+    assert len(set(line_styles({name: name for name in METHODS}).values())) == len(METHODS)
+    twice = line_styles({"a": "pardon", "b": "pardon"})
     assert twice["a"] != twice["b"]
 
 

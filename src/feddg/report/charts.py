@@ -161,10 +161,10 @@ def whole_percent(share: float) -> str:
     return f"{100 * share:.0f}"
 
 
-# How a method's lines look: the same colour and dash on every page.
+# A method's lines: the same colour and dash on every page.
 
 
-class Look(NamedTuple):
+class LineStyle(NamedTuple):
     """Colour and dash of a line."""
 
     colour: str
@@ -175,31 +175,31 @@ COLOURS: Final = (
     *("#6f7f8f", "#c8324b", "#1f78a4", "#d98a00", "#2a9d6f"),
     *("#8c3f8f", "#3bb0b0", "#8a5a2b", "#e377a8"),
 )
-LOOKS: Final = tuple(
-    Look(colour, dash) for dash in ("solid", "dot", "dash", "dashdot") for colour in COLOURS
+LINE_STYLES: Final = tuple(
+    LineStyle(colour, dash) for dash in ("solid", "dot", "dash", "dashdot") for colour in COLOURS
 )
 
 
-def looks_of(methods: Mapping[str, str]) -> dict[str, Look]:
-    """Returns the look of every label, no two alike while there are no more than ``LOOKS``.
+def line_styles(methods: Mapping[str, str]) -> dict[str, LineStyle]:
+    """Returns the style of every label, no two alike while there are no more than ``LINE_STYLES``.
 
-    A method's look is that of its place among all methods, so it is the same on every page. What is
-    no method of ours has one by its name; where that is taken on a page, the next free one.
+    A method's style is that of its place among all methods, so it is the same on every page. What
+    is no method of ours has one by its name; where that is taken on a page, the next free one.
 
     Args:
         methods: the label of every line and the method it is of, in the order of the page.
     """
     places = {name: place for place, name in enumerate(METHODS)}
-    # Ours first: they must not lose their look to a name that happens to fall on it.
+    # Ours first: they must not lose their style to a name that happens to fall on it.
     order = sorted(methods, key=lambda label: methods[label].lower() not in places)
     taken: dict[str, int] = {}
     for label in order:
         name = methods[label].lower()
         wanted = places.get(name, zlib.crc32(name.encode()))
         used = set(taken.values())
-        choices = ((wanted + step) % len(LOOKS) for step in range(len(LOOKS)))
-        taken[label] = next((c for c in choices if c not in used), wanted % len(LOOKS))
-    return {label: LOOKS[taken[label]] for label in methods}
+        choices = ((wanted + step) % len(LINE_STYLES) for step in range(len(LINE_STYLES)))
+        taken[label] = next((c for c in choices if c not in used), wanted % len(LINE_STYLES))
+    return {label: LINE_STYLES[taken[label]] for label in methods}
 
 
 # By class: which was taken for which, and how many were recognised.
@@ -527,7 +527,7 @@ def grey_histograms(names: Sequence[str], rows: Sequence[Sequence[float]], when:
         width = 256 / len(shares)
         points = [((index + 0.5) * width, round(share, 5)) for index, share in enumerate(shares)]
         lines.append(line_of(points, label_of(name), colour, scale=100) | {"mode": "lines"})
-    caption = f"Grey levels of some clients' images {when} the method re-draws them."
+    caption = f"Grey levels of some clients' images {when} style transfer."
     x, y = axis("grey level", range=[0, 256]), axis("share of pixels (%)", rangemode="tozero")
     return line_chart(lines, caption, x, y)
 
@@ -582,8 +582,8 @@ def accuracy_against_bytes(results: Results) -> Chart | None:
 def accuracy_against_time(results: Results) -> Chart | None:
     """Accuracy over the seconds of training and aggregation so far, one line per method."""
     caption = (
-        "Accuracy against the time of training and fusing: mean over a method's runs, round by "
-        "round. Times compare only between runs on the same, equally busy machine."
+        "Accuracy against the time of training and aggregation: mean over a method's runs, round "
+        "by round. Times compare only between runs on the same, equally busy machine."
     )
     return _accuracy_against(results, _seconds_so_far, 60, "min", caption)
 
@@ -640,11 +640,11 @@ def _number(text: str) -> float | None:
 
 
 def _method_lines(results: Results, curves: Mapping[str, Sequence[Point]]) -> list[Trace]:
-    looks = looks_of({method: method for method in results.methods})
+    styles = line_styles({method: method for method in results.methods})
     return [
-        line_of(points, label_of(spelled(method)), look.colour, 2.5, 100, look.dash)
+        line_of(points, label_of(spelled(method)), style.colour, 2.5, 100, style.dash)
         for method, points in curves.items()
-        for look in [looks[method]]
+        for style in [styles[method]]
         if points
     ]
 

@@ -241,7 +241,7 @@ def _cost_table(results: Results) -> Table | None:
     columns = [
         mean("Time", "a run", duration, lambda c, n: c.total_seconds),
         mean("Training", "a round", duration, lambda c, n: c.seconds.get("train", 0.0) / n),
-        mean("Fusing", "a round", duration, lambda c, n: c.seconds.get("aggregate", 0.0) / n),
+        mean("Aggregation", "a round", duration, lambda c, n: c.seconds.get("aggregate", 0.0) / n),
         mean("Before training", "", duration, lambda c, n: c.seconds.get("setup")),
         mean("Images", "per second", number, lambda c, n: c.images_per_second),
         mean("From a client", "per round", size, lambda c, n: c.bytes.get("up_per_client_round")),

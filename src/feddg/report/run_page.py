@@ -618,7 +618,7 @@ def _landscapes(found: dict[str, Any]) -> list[Block]:
 def _grey_levels(found: dict[str, Any]) -> list[Block]:
     before = charts.grey_histograms(found["clients"], found["before"], "before")
     if any(after is None for after in found["after"]) or not found["after"]:
-        return [before, Prose("The method re-draws no images, so there is no after.")]
+        return [before, Prose("The method transfers no styles, so there is no after.")]
     text = (
         "Mean difference between two clients' histograms (total variation; 0 is the same, 100 "
         f"nothing in common): {percent(overlap_gap(found['before']))} before, "
