@@ -4,7 +4,6 @@ import csv
 import io
 import itertools
 import json
-import re
 
 import numpy as np
 import pandas
@@ -22,7 +21,7 @@ from feddg.comparison.statistics import paired_margin
 from feddg.errors import RunError
 from feddg.records import TEST, VAL
 from feddg.report import write_comparison, write_report
-from feddg.report.blocks import Cell, Column, Facts, Table
+from feddg.report.blocks import Facts
 from feddg.report.comparison_page import comparison_page
 from feddg.report.tables import (
     about_results,
@@ -31,9 +30,6 @@ from feddg.report.tables import (
     margin_table,
     paper_table,
     rules_table,
-    to_csv,
-    to_latex,
-    to_markdown,
 )
 from feddg.runs.reading import FINAL, INTERPOLATION, SELECTION_RULES
 from run_folders import FolderMaker
@@ -422,43 +418,6 @@ def test_a_browser_draws_the_page_without_error_or_request(comparison, open_in_b
     assert 'data-charts="drawn"' in opened.page
     # rounds, margins, ranks, heterogeneity, bytes, seconds
     assert opened.page.count('data-state="drawn"') == 6
-
-
-# --- files ---------------------------------------------------------------------------------------
-
-
-TRICKY = Table(
-    [Column("Method", numeric=False), Column("100 %", "a_b")],
-    [
-        [Cell("A & B_{c} | d"), Cell("1.0 ± 0.2", strong=True)],
-        [Cell('x, "y"\nz'), Cell("–")],
-    ],
-    "50 % of $x$ # ~ ^ \\",
-)
-
-
-def test_csv_reads_back():
-    rows = list(csv.reader(io.StringIO(to_csv(TRICKY))))
-    assert rows == [
-        ["Method", "100 % (a_b)"],
-        ["A & B_{c} | d", "1.0 ± 0.2"],
-        ['x, "y"\nz', ""],
-    ]
-
-
-def test_markdown_keeps_its_columns():
-    lines = to_markdown(TRICKY).splitlines()[:4]
-    assert [len(re.findall(r"(?<!\\)\|", line)) for line in lines] == [3, 3, 3, 3]
-    assert lines[1] == "| :--- | ---: |"
-    assert "**1.0 ± 0.2**" in lines[2]
-
-
-def test_latex_escapes_what_is_special():
-    text = to_latex(TRICKY)
-    assert r"A \& B\_\{c\} | d & \textbf{1.0 $\pm$ 0.2} \\" in text
-    assert r"50 \% of \$x\$ \# \textasciitilde{} \textasciicircum{} \textbackslash{}" in text
-    assert text.count(r"\\") == 3
-    assert r"\begin{tabular}{lr}" in text
 
 
 def test_the_same_tables_are_on_the_page_and_in_the_files(comparison):
