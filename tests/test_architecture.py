@@ -20,6 +20,7 @@ LEVELS = (
         "rng",
         "views",
         "diagnostics",
+        "text",
     },
     {"data"},
     {"models"},

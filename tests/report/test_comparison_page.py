@@ -2,8 +2,8 @@
 
 import csv
 import io
+import itertools
 import json
-import re
 
 import numpy as np
 import pandas
@@ -21,7 +21,7 @@ from feddg.comparison.statistics import paired_margin
 from feddg.errors import RunError
 from feddg.records import TEST, VAL
 from feddg.report import write_comparison, write_report
-from feddg.report.blocks import Cell, Column, Facts, Table
+from feddg.report.blocks import Facts
 from feddg.report.comparison_page import comparison_page
 from feddg.report.tables import (
     about_results,
@@ -30,9 +30,6 @@ from feddg.report.tables import (
     margin_table,
     paper_table,
     rules_table,
-    to_csv,
-    to_latex,
-    to_markdown,
 )
 from feddg.runs.reading import FINAL, INTERPOLATION, SELECTION_RULES
 from run_folders import FolderMaker
@@ -48,39 +45,53 @@ def gain_of(method, scenario, seed, heterogeneity=0.1):
     return GAINS[method] - 0.1 * (scenario == "sketch") + 0.1 * heterogeneity + float(chance)
 
 
-@pytest.fixture
-def comparison(folder_maker, tmp_path):
-    """A folder as ``feddg compare`` leaves it, and its makers by (method, scenario, seed)."""
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory):
+    """A folder as ``feddg compare`` leaves it, and its makers by (method, scenario, seed, value).
+
+    Tests that ask for the same share one folder.
+    """
+    made = {}
 
     def make(paper=None, missing=(), values=(0.1,)):
-        makers, cells = {}, []
-        for method in GAINS:
-            for scenario in SCENARIOS:
-                for seed in SEEDS:
-                    for value in values:
-                        key = (method, scenario, seed, value)
-                        name = "-".join(map(str, key))
-                        maker = folder_maker(
-                            name,
-                            method=method,
-                            test=[scenario],
-                            training=["cartoon"],
-                            seed=seed,
-                            heterogeneity=value,
-                            gain=gain_of(method, scenario, seed, value),
-                            status="interrupted" if key[:3] in missing else "completed",
-                            pictures=0,
-                        )
-                        maker.write()
-                        makers[key] = maker
-                        place = {"method": method, "held_out": scenario, "seed": seed}
-                        place |= {"conditions": {"heterogeneity": str(value)}, "folder": name}
-                        cells.append(place)
-        content = {"name": "made-up", "title": "Made up", "cells": cells, "paper": paper}
-        (tmp_path / "comparison.json").write_text(json.dumps(content))
-        return tmp_path, makers
+        key = json.dumps([paper, missing, values])
+        if key not in made:
+            made[key] = written(tmp_path_factory.mktemp("comparison"), paper, missing, values)
+        return made[key]
 
     return make
+
+
+def written(folder, paper, missing, values):
+    makers, cells = {}, []
+    for key in itertools.product(GAINS, SCENARIOS, SEEDS, values):
+        method, scenario, seed, value = key
+        name = "-".join(map(str, key))
+        makers[key] = FolderMaker(
+            folder / name,
+            method=method,
+            test=[scenario],
+            training=["cartoon"],
+            seed=seed,
+            heterogeneity=value,
+            gain=gain_of(method, scenario, seed, value),
+            status="interrupted" if key[:3] in missing else "completed",
+            pictures=0,
+        )
+        makers[key].write()
+        place = {"method": method, "held_out": scenario, "seed": seed}
+        place |= {"conditions": {"heterogeneity": str(value)}, "folder": name}
+        cells.append(place)
+    content = {"name": "made-up", "title": "Made up", "cells": cells, "paper": paper}
+    (folder / "comparison.json").write_text(json.dumps(content))
+    return folder, makers
+
+
+@pytest.fixture(scope="module")
+def plain(comparison):
+    """The results of such a folder, and its makers."""
+    folder, makers = comparison()
+    return read_comparison(folder), makers
 
 
 def frame(makers):
@@ -120,36 +131,36 @@ RULES = [rule for rule in SELECTION_RULES.values() if rule is not INTERPOLATION]
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 @pytest.mark.parametrize("split", [TEST, VAL])
-def test_accuracies_agree_with_pandas(comparison, rule, split):
-    folder, makers = comparison()
+def test_accuracies_agree_with_pandas(plain, rule, split):
+    results, makers = plain
     own = frame(makers).query("rule == @rule.name")
     by_column = own.groupby(["method", "column"])[split].agg(["mean", "std"])
     averages = own.groupby(["method", "seed"])[split].mean().groupby("method").agg(["mean", "std"])
-    found = texts(accuracy_table(read_comparison(folder), rule, split))
+    found = texts(accuracy_table(results, rule, split))
     for method, name in SPELLED.items():
         expected = [shown(*by_column.loc[method, scenario]) for scenario in SCENARIOS]
         assert found[name][:3] == [*expected, shown(*averages.loc[method])]
 
 
-def test_the_rules_that_a_run_follows_stand_side_by_side(comparison):
-    folder, makers = comparison()
+def test_the_rules_that_a_run_follows_stand_side_by_side(plain):
+    results, makers = plain
     own = frame(makers).groupby(["method", "rule", "seed"])[TEST].mean()
     averages = own.groupby(["method", "rule"]).agg(["mean", "std"])
-    table = rules_table(read_comparison(folder))
+    table = rules_table(results)
     assert [column.heading for column in table.columns[1:]] == [r.name for r in RULES]
     found = texts(table)
     for method, name in SPELLED.items():
         assert found[name] == [shown(*averages.loc[method, rule.name]) for rule in RULES]
 
 
-def test_margins_agree_with_pandas(comparison):
-    folder, makers = comparison()
+def test_margins_agree_with_pandas(plain):
+    results, makers = plain
     wide = (
         frame(makers)
         .query("rule == @FINAL.name")
         .pivot_table(index=["column", "seed"], columns="method", values=TEST)
     )
-    found = texts(margin_table(read_comparison(folder)))
+    found = texts(margin_table(results))
     for method, other in (("pardon", "mixstyle"), ("fedavg", "pardon"), ("mixstyle", "pardon")):
         differences = wide[method] - wide[other]
         # 2.5706: Student's t, two-sided 95 %, 5 degrees of freedom, from a printed table
@@ -285,11 +296,11 @@ def test_rounds_that_move_more_than_methods_differ_are_named(tmp_path):
     assert any("more than the 1.0 points between the methods" in one.text for one in said)
 
 
-def test_balanced_accuracy_and_the_largest_class_stand_beside_the_accuracies(comparison):
-    folder, makers = comparison()
+def test_balanced_accuracy_and_the_largest_class_stand_beside_the_accuracies(plain):
+    results, makers = plain
     counts = np.array(next(iter(makers.values())).confusion())
     support = counts.sum(axis=1)
-    table = accuracy_table(read_comparison(folder), FINAL)
+    table = accuracy_table(results, FINAL)
     assert [column.heading for column in table.columns[-2:]] == ["Balanced", "Largest class"]
     assert texts(table)["FedAvg"][-2:] == [
         f"{100 * np.mean(counts.diagonal() / support):.1f}",
@@ -407,43 +418,6 @@ def test_a_browser_draws_the_page_without_error_or_request(comparison, open_in_b
     assert 'data-charts="drawn"' in opened.page
     # rounds, margins, ranks, heterogeneity, bytes, seconds
     assert opened.page.count('data-state="drawn"') == 6
-
-
-# --- files ---------------------------------------------------------------------------------------
-
-
-TRICKY = Table(
-    [Column("Method", numeric=False), Column("100 %", "a_b")],
-    [
-        [Cell("A & B_{c} | d"), Cell("1.0 ± 0.2", strong=True)],
-        [Cell('x, "y"\nz'), Cell("–")],
-    ],
-    "50 % of $x$ # ~ ^ \\",
-)
-
-
-def test_csv_reads_back():
-    rows = list(csv.reader(io.StringIO(to_csv(TRICKY))))
-    assert rows == [
-        ["Method", "100 % (a_b)"],
-        ["A & B_{c} | d", "1.0 ± 0.2"],
-        ['x, "y"\nz', ""],
-    ]
-
-
-def test_markdown_keeps_its_columns():
-    lines = to_markdown(TRICKY).splitlines()[:4]
-    assert [len(re.findall(r"(?<!\\)\|", line)) for line in lines] == [3, 3, 3, 3]
-    assert lines[1] == "| :--- | ---: |"
-    assert "**1.0 ± 0.2**" in lines[2]
-
-
-def test_latex_escapes_what_is_special():
-    text = to_latex(TRICKY)
-    assert r"A \& B\_\{c\} | d & \textbf{1.0 $\pm$ 0.2} \\" in text
-    assert r"50 \% of \$x\$ \# \textasciitilde{} \textasciicircum{} \textbackslash{}" in text
-    assert text.count(r"\\") == 3
-    assert r"\begin{tabular}{lr}" in text
 
 
 def test_the_same_tables_are_on_the_page_and_in_the_files(comparison):

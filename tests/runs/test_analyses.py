@@ -14,7 +14,7 @@ from feddg.errors import RunError
 from feddg.experiment import Experiment
 from feddg.federation.local_training import load_weights
 from feddg.report import page_about
-from feddg.report.sections import overlap_gap
+from feddg.report.run_page import overlap_gap
 from feddg.report.tables import page_tables
 from feddg.runs import analyses as feature_maps
 from feddg.runs import analyses as loss_landscape

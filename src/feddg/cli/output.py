@@ -28,18 +28,13 @@ from feddg.report.tables import (
     conclusion,
     margin_table,
 )
-from feddg.report.text import counted, duration, interval_words, warning_words
+from feddg.report.text import SPLIT_WORDS, interval_words, warning_words
 from feddg.runs.diagnostics import about_result, accuracy_interval, measured
 from feddg.runs.execute import is_complete
 from feddg.runs.inspection import STYLES, holdings_table, print_diagnostic, skew_between
 from feddg.runs.reading import RunRecord, read_run
+from feddg.text import counted, duration
 
-SPLIT_WORDS = {
-    "test": "held-out test",
-    "val": "held-out validation",
-    "id_val": "in-domain validation",
-    "id_test": "in-domain test",
-}
 SHORT_SPLIT_WORDS = {"test": "test", "val": "val", "id_val": "seen, val", "id_test": "seen, test"}
 
 

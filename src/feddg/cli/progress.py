@@ -25,9 +25,9 @@ from feddg.evaluation.accuracy import Score
 from feddg.experiment import Experiment
 from feddg.messages import Refusal, Update
 from feddg.records import RoundRow
-from feddg.report.text import duration
 from feddg.runs.inspection import print_diagnostic
 from feddg.runs.observer import Observer
+from feddg.text import duration
 
 if TYPE_CHECKING:
     from feddg.comparison.compare import Work

@@ -1,20 +1,32 @@
-"""What a page is made of: tables, charts, notes, pictures, and the templates that show them."""
+"""What a page is made of: tables, charts, notes, pictures; and the templates that show them."""
 
 import base64
 import io
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
+import numpy
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from PIL import Image, UnidentifiedImageError, features
 
 from feddg.data.images import FORMATS
-from feddg.storage import open_file
+from feddg.errors import RunError
+from feddg.storage import open_file, replace_text, why
+from feddg.text import number
 
 
-@dataclass(frozen=True, slots=True)
+class Block:
+    """One part of a page; the template ``blocks.html.j2`` has a branch for each kind."""
+
+    @property
+    def kind(self) -> str:
+        """The name of the template's branch: ``table``, ``chart``, ..."""
+        return type(self).__name__.lower()
+
+
+@dataclass(frozen=True)
 class Cell:
     """One field of a table.
 
@@ -31,7 +43,7 @@ class Cell:
     items: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Column:
     """One column of a table: its heading, a line below it, and whether it holds numbers."""
 
@@ -40,8 +52,8 @@ class Column:
     numeric: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
+@dataclass(frozen=True)
+class Table(Block):
     """Rows of cells under headings.
 
     Attributes:
@@ -51,7 +63,6 @@ class Table:
         grouped: Whether rows with the same first field stand together under that field.
     """
 
-    kind: ClassVar = "table"
     columns: Sequence[Column]
     rows: Sequence[Sequence[Cell]]
     caption: str = ""
@@ -59,13 +70,22 @@ class Table:
 
 
 T = TypeVar("T")
-MadeColumn = tuple[Column, Callable[[T], Cell | str]]
+MadeColumn = tuple[Column, Callable[[T], Cell | str | float | None]]
 """A column, and what stands in it for the thing that a row is about."""
 
 
-def text_column(heading: str, note: str = "") -> Column:
+def column(
+    heading: str, cell: Callable[[T], Cell | str | float | None], note: str = ""
+) -> MadeColumn[T]:
+    """Returns a column of numbers; a cell that is no text yet becomes one by ``number``."""
+    return Column(heading, note), cell
+
+
+def text_column(
+    heading: str, cell: Callable[[T], Cell | str | float | None], note: str = ""
+) -> MadeColumn[T]:
     """Returns a column of words."""
-    return Column(heading, note, numeric=False)
+    return Column(heading, note, numeric=False), cell
 
 
 def table_of(
@@ -76,39 +96,41 @@ def table_of(
     grouped: bool = False,
 ) -> Table:
     """Returns a table with a row for each thing, made column by column."""
-    made = [[cell(thing) for _, cell in columns] for thing in things]
-    rows = [[one if isinstance(one, Cell) else Cell(one) for one in row] for row in made]
-    return Table([column for column, _ in columns], rows, caption, grouped)
+    rows = [[_cell(made(thing)) for _, made in columns] for thing in things]
+    return Table([heading for heading, _ in columns], rows, caption, grouped)
 
 
-@dataclass(frozen=True, slots=True)
-class Chart:
+def _cell(content: Cell | str | float | None) -> Cell:
+    if isinstance(content, Cell):
+        return content
+    return Cell(content if isinstance(content, str) else number(content))
+
+
+@dataclass(frozen=True)
+class Chart(Block):
     """An interactive figure: plotly's data and layout."""
 
-    kind: ClassVar = "chart"
     figure: dict[str, Any]
     height: int
     caption: str
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
+@dataclass(frozen=True)
+class Pair(Block):
     """Two charts beside each other where there is room."""
 
-    kind: ClassVar = "pair"
     left: Chart
     right: Chart
 
 
-@dataclass(frozen=True, slots=True)
-class Gallery:
+@dataclass(frozen=True)
+class Gallery(Block):
     """Picture files with their captions."""
 
-    kind: ClassVar = "gallery"
     pictures: Sequence[tuple[Path, str]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Fact:
     """One key number: what it is, its value, how to read it, and whether it stands out."""
 
@@ -118,62 +140,59 @@ class Fact:
     accent: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+@dataclass(frozen=True)
+class Facts(Block):
     """Key numbers, side by side."""
 
-    kind: ClassVar = "facts"
     facts: Sequence[Fact]
 
 
-@dataclass(frozen=True, slots=True)
-class Shares:
+@dataclass(frozen=True)
+class Shares(Block):
     """Parts of a whole as one divided bar: label, share in [0, 1], text of the amount."""
 
-    kind: ClassVar = "shares"
     parts: Sequence[tuple[str, float, str]]
     caption: str
 
 
-@dataclass(frozen=True, slots=True)
-class Prose:
+@dataclass(frozen=True)
+class Prose(Block):
     """A paragraph; a notice stands out as something to know before reading on."""
 
-    kind: ClassVar = "prose"
     text: str
     notice: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Code:
+@dataclass(frozen=True)
+class Code(Block):
     """Text shown as it is in the file."""
 
-    kind: ClassVar = "code"
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Fold:
+@dataclass(frozen=True)
+class Fold(Block):
     """Blocks that stay closed until asked for."""
 
-    kind: ClassVar = "fold"
     title: str
-    blocks: "Sequence[Block]"
+    blocks: Sequence[Block]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Section:
-    """Blocks under a heading. A section may stand inside a fold, for one run among several."""
+    """Blocks under a heading."""
 
-    kind: ClassVar = "section"
     title: str
-    blocks: "Sequence[Block]"
+    blocks: Sequence[Block]
 
 
-Block = Table | Chart | Pair | Gallery | Facts | Shares | Prose | Code | Fold | Section
+def section_of(title: str, *blocks: Block | None) -> Section | None:
+    """Returns the blocks that there are under a heading; None without any."""
+    found = [block for block in blocks if block is not None]
+    return Section(title, found) if found else None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Page:
     """A whole report.
 
@@ -192,9 +211,6 @@ class Page:
     sections: Sequence[Section]
 
 
-# Templates of pages: found in a package, every text escaped.
-
-
 def template_named(name: str, package: str = "feddg.report", folder: str = "templates") -> Template:
     """Returns a template; it escapes every text, and a name it does not know raises.
 
@@ -211,6 +227,19 @@ def template_named(name: str, package: str = "feddg.report", folder: str = "temp
         lstrip_blocks=True,
     )
     return templates.get_template(name)
+
+
+def write_file(out: Path, text: str) -> Path:
+    """Writes a part of a report; returns ``out``.
+
+    Raises:
+        RunError: it cannot be written.
+    """
+    try:
+        replace_text(out, text)
+    except OSError as error:
+        raise RunError(f"Cannot write the report {out}: {why(error)}.") from None
+    return out
 
 
 # Pictures as part of the page, small enough to travel with it.
@@ -241,7 +270,7 @@ def data_uri(path: Path) -> tuple[str, int, int] | None:
         return None
     if smaller is not None and len(smaller) < len(content):
         content, kind = smaller, "image/webp"
-    return f"data:{kind};base64,{base64.b64encode(content).decode()}", width, height
+    return data_address(kind, content), width, height
 
 
 def _compressed(picture: Image.Image) -> bytes | None:
@@ -254,37 +283,13 @@ def _compressed(picture: Image.Image) -> bytes | None:
     return buffer.getvalue()
 
 
-# The words of the pages, explained.
+def thumbnail(pixels: numpy.ndarray) -> str:
+    """``(height, width, 3)`` pixels of 0 to 255 as the ``data:`` address of a JPEG."""
+    stored = io.BytesIO()
+    Image.fromarray(pixels).save(stored, "JPEG", quality=80)
+    return data_address("image/jpeg", stored.getvalue())
 
 
-WORDS = {
-    "Accuracy": "The share of images that the model names correctly.",
-    "Balanced accuracy": "The mean, over the classes, of the share of a class's images that are "
-    "recognised. A model that always gives the same answer has one over the number of classes.",
-    "Client": "A site, or a simulated one, that trains on images of its own.",
-    "Domain": "Images of one kind or source, such as photographs or one hospital's microscope.",
-    "Held-out": "A domain that no client trains on. The test domain stands for the unseen one; a "
-    "validation domain may choose the round, the test domain never does.",
-    "In-domain": "Images of the domains that clients train on, kept out of the training.",
-    "Interval (95 %)": "A run's: how far its accuracy may be from that on endless images of the "
-    "same kind (Wilson). A margin's: how far it may be from that over endless seeds and scenarios "
-    "(Student's t). Neither speaks for other data.",
-    "Largest class": "The share of the commonest class among the images: what a constant model, "
-    "which always names that class, reaches.",
-    "Margin": "A difference of two methods' accuracies, in percentage points.",
-    "Precision": "Of the images that got a class's name, the share that are of it.",
-    "Recall": "Of a class's images, the share that got its name.",
-    "Round": "Clients train for a while, the server makes one model of theirs. Round 0 is before "
-    "any training.",
-    "Seed": "The number from which all chance in a run is drawn. Other seeds show how much of a "
-    "result is chance.",
-}
-"""Plain explanations, by word."""
-
-
-def glossary() -> Section:
-    """A section with every word, closed until asked for."""
-    table = table_of(
-        WORDS, [(text_column("Word"), str), (text_column("Meaning"), lambda w: WORDS[w])]
-    )
-    return Section("Words", [Fold("What the words on this page mean", [table])])
+def data_address(kind: str, content: bytes) -> str:
+    """Content of a MIME type as a ``data:`` address."""
+    return f"data:{kind};base64,{base64.b64encode(content).decode()}"

@@ -1,110 +1,153 @@
-"""Every interactive chart: of one run and of many, over rounds, classes and clients."""
+"""Every interactive chart, of one run and of many: plotly's traces and layouts."""
 
 import html
 import json
 import math
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import cycle
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-import plotly.graph_objects as go
 from numpy.typing import NDArray
 
 from feddg.comparison.results import HELD_OUT, Results
 from feddg.comparison.statistics import Accuracies, paired_margin, ranks, spread
 from feddg.methods.base import METHODS
-from feddg.records import ID_TEST, ID_VAL, SPLITS, TEST, VAL, ClientRow, ClientsTable, RoundRow
+from feddg.records import (
+    ID_TEST,
+    ID_VAL,
+    SPLITS,
+    TEST,
+    VAL,
+    ClientRow,
+    ClientsTable,
+    MembershipRow,
+    RoundRow,
+)
 from feddg.report.blocks import Chart
-from feddg.report.text import number, readable, shortened, spelled
-from feddg.runs.reading import Evaluations, RunRecord
+from feddg.report.text import SPLIT_WORDS, spelled
+from feddg.runs.reading import Alphas, Evaluations, RunRecord
+from feddg.text import number, readable, shortened
 
 HELD_OUT_COLOURS = ("#c8324b", "#d98a00", "#8c3f8f", "#e0653a")
 TRAINING_COLOURS = ("#1f78a4", "#2a9d6f", "#5b6bc0", "#3bb0b0", "#7a8b2f", "#6f7f8f")
+CLASS_COLOURS = tuple(
+    colour for pair in zip(TRAINING_COLOURS, cycle(HELD_OUT_COLOURS)) for colour in pair
+)[:10]
 HEAT_COLOURS = ((0.0, "#f7f9fa"), (0.5, "#7fb8bd"), (1.0, "#0b5c66"))
+DARK, MIDDLE, LIGHT = "#0b5c66", "#2b8a94", "#9fc9cd"
 MANY_CLASSES = 40
-LOG_AXIS = {"type": "log", "dtick": 1, "exponentformat": "power"}
+MANY_DOMAINS = 8
+WIDE_RANGE = 20
 
 Counts = NDArray[np.float64]
+Trace = dict[str, Any]
+Axis = dict[str, Any]
+Point = tuple[float, float]
 
-SMALL = {"font": {"size": 13}}
-TEMPLATE: dict[str, Any] = {
-    "layout": {
-        "font": {
-            "family": "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif",
-            "size": 13,
-            "color": "#3d4852",
-        },
-        "paper_bgcolor": "rgba(0,0,0,0)",
-        "plot_bgcolor": "rgba(0,0,0,0)",
-        "margin": {"l": 8, "r": 8, "t": 8, "b": 8},
-        "hoverlabel": {"bgcolor": "#ffffff", "bordercolor": "#cfd6dc", "align": "left"},
-        "legend": {
-            "orientation": "h",
-            "yref": "container",
-            "y": 0,
-            "yanchor": "bottom",
-            "xref": "container",
-            "x": 0,
-        },
-        "xaxis": {
-            "automargin": True,
-            "gridcolor": "#eef1f4",
-            "zeroline": False,
-            "ticks": "",
-            "title": SMALL,
-        },
-        "yaxis": {
-            "automargin": True,
-            "gridcolor": "#e3e8ec",
-            "zeroline": False,
-            "ticklabelstandoff": 6,
-            "ticks": "",
-            "title": SMALL,
-        },
-    }
-}
+
+# The parts of a chart.
+
+
+def chart_of(traces: Sequence[Trace], height: int, caption: str, **layout: Any) -> Chart:
+    """A chart of plotly traces under the page's template, which ``page.js`` holds."""
+    import plotly.graph_objects as go  # half a second, and tables need none of it
+
+    figure = json.loads(go.Figure(list(traces), {**layout, "template": "none"}).to_json())
+    figure["layout"].pop("template", None)
+    return Chart(figure, height, caption)
+
+
+def line_chart(lines: Sequence[Trace], caption: str, x: Axis, y: Axis, **layout: Any) -> Chart:
+    """Lines with a legend."""
+    height = 330 + 12 * len(lines)
+    return chart_of(lines, height, caption, xaxis=x, yaxis=y, showlegend=True, **layout)
 
 
 def line_of(
-    points: Sequence[tuple[float, float]],
+    points: Sequence[Point],
     name: str,
     colour: str,
     width: float = 2,
     scale: float = 1,
-) -> go.Scatter:
+    dash: str = "",
+) -> Trace:
     """A line through points, with markers when they are few."""
-    few = len(points) <= 15
-    return go.Scatter(
-        x=[round_ for round_, _ in points],
-        y=[round(scale * value, 6) for _, value in points],
-        name=name,
-        mode="lines+markers" if few else "lines",
-        marker={"size": 6},
-        line={"color": colour, "width": width},
-        hovertemplate="%{y:.1f} %" if scale == 100 else "%{y:.4g}",
+    return {
+        "type": "scatter",
+        "x": [x for x, _ in points],
+        "y": [round(scale * y, 6) for _, y in points],
+        "name": name,
+        "mode": "lines+markers" if len(points) <= 15 else "lines",
+        "marker": {"size": 6},
+        "line": {"color": colour, "width": width} | ({"dash": dash} if dash else {}),
+        "hovertemplate": "%{y:.1f} %" if scale == 100 else "%{y:.4g}",
+    }
+
+
+def markers_of(places: Sequence[Point], marker: dict[str, Any], hover: str, **trace: Any) -> Trace:
+    """Single marks at places; ``hover`` is what pointing at one shows."""
+    return {
+        "type": "scatter",
+        "x": [x for x, _ in places],
+        "y": [y for _, y in places],
+        "mode": "markers",
+        "marker": marker,
+        "hovertemplate": hover,
+        **trace,
+    }
+
+
+def heat_map(
+    shares: Counts, counts: Counts, x: Axis, y: Axis, height: int, caption: str, **trace: Any
+) -> Chart:
+    """Shares of 0 to 1 as colours, the first row at the top; ``counts`` show on pointing."""
+    heat = {
+        "type": "heatmap",
+        "z": (100 * shares).round(1).tolist(),
+        "customdata": counts.astype(int).tolist(),
+        "zmin": 0,
+        "zmax": 100,
+        "colorscale": HEAT_COLOURS,
+        "showscale": False,
+    }
+    x, y = x | {"showgrid": False}, y | {"showgrid": False, "autorange": "reversed"}
+    return chart_of([heat | trace], height, caption, xaxis=x, yaxis=y)
+
+
+def axis(title: str, **settings: Any) -> Axis:
+    """An axis with its title."""
+    return {"title": {"text": title}, **settings}
+
+
+def names_axis(names: Sequence[str], title: str = "", **settings: Any) -> Axis:
+    """An axis of names; of very many, they show only when the reader points at something."""
+    return axis(
+        title,
+        tickmode="array",
+        tickvals=list(range(len(names))),
+        ticktext=[label_of(name) for name in names],
+        showticklabels=len(names) <= MANY_CLASSES,
+        **settings,
     )
 
 
-def curves_of(
-    lines: Iterable[go.Scatter], title: str, caption: str, logarithmic: bool = False
-) -> Chart:
-    """Lines over rounds."""
-    traces = list(lines)
-    layout = {
-        "hovermode": "x unified",
-        "showlegend": True,
-        "xaxis": {"title": {"text": "round"}, "hoverformat": "d"} | _whole_rounds(traces),
-        "yaxis": {"title": {"text": title}, **(LOG_AXIS if logarithmic else {})},
-    }
-    return chart_of(traces, layout, 330 + 12 * len(traces), caption)
+def scale_for(lowest: float, highest: float, ratio: float, **linear: Any) -> Axis:
+    """Settings of an axis: logarithmic where values span more than ``ratio``, else linear."""
+    wide = 0 < lowest * ratio < highest
+    return {"type": "log", "dtick": 1, "exponentformat": "power"} if wide else linear
 
 
-def _whole_rounds(traces: Sequence[go.Scatter]) -> dict[str, Any]:
-    """Tick marks at whole rounds; left to itself, a short axis has halves."""
-    last = max((x for trace in traces for x in trace.x or ()), default=0)
-    return {"dtick": 1} if last <= 10 else {"tickformat": "d"}
+def marker_line(position: float) -> dict[str, Any]:
+    """A dotted line across the chart."""
+    across = {"type": "line", "x0": position, "x1": position, "yref": "paper", "y0": 0, "y1": 1}
+    return across | {"line": {"color": "#3d4852", "width": 1, "dash": "dot"}}
+
+
+def label_of(name: str) -> str:
+    """A name as safe text in a chart."""
+    return html.escape(shortened(readable(name)))
 
 
 def row_shares(counts: Counts) -> Counts:
@@ -113,91 +156,57 @@ def row_shares(counts: Counts) -> Counts:
     return counts / np.where(totals > 0, totals, 1)
 
 
-def names_axis(names: Sequence[str], title: str) -> dict[str, Any]:
-    """An axis of names; of very many, they show only when the reader points at something."""
-    return {
-        "title": {"text": title},
-        "tickmode": "array",
-        "tickvals": list(range(len(names))),
-        "ticktext": [label_of(name) for name in names],
-        "showticklabels": len(names) <= MANY_CLASSES,
-    }
-
-
-def label_of(name: str) -> str:
-    """A name as safe text in a chart."""
-    return html.escape(shortened(readable(name)))
-
-
-def chart_of(traces: Sequence[Any], layout: dict[str, Any], height: int, caption: str) -> Chart:
-    """A chart of plotly traces under the page's template."""
-    figure = json.loads(go.Figure(list(traces), {**layout, "template": "none"}).to_json())
-    figure["layout"].pop("template", None)  # the page holds one template for all its charts
-    return Chart(figure, height, caption)
-
-
 def whole_percent(share: float) -> str:
     """A share in percent without decimals; one rounding for matrix and bars, halves to even."""
-    return f"{share:.0f}"
+    return f"{100 * share:.0f}"
 
 
-# How a method's lines look: the same colour and dash on every page.
+# A method's lines: the same colour and dash on every page.
 
 
-COLOURS: Final = (
-    "#6f7f8f",
-    "#c8324b",
-    "#1f78a4",
-    "#d98a00",
-    "#2a9d6f",
-    "#8c3f8f",
-    "#3bb0b0",
-    "#8a5a2b",
-    "#e377a8",
-)
-DASHES: Final = ("solid", "dot", "dash", "dashdot")
-
-
-class Look(NamedTuple):
+class LineStyle(NamedTuple):
     """Colour and dash of a line."""
 
     colour: str
     dash: str
 
 
-LOOKS: Final = tuple(Look(colour, dash) for dash in DASHES for colour in COLOURS)
+COLOURS: Final = (
+    *("#6f7f8f", "#c8324b", "#1f78a4", "#d98a00", "#2a9d6f"),
+    *("#8c3f8f", "#3bb0b0", "#8a5a2b", "#e377a8"),
+)
+LINE_STYLES: Final = tuple(
+    LineStyle(colour, dash) for dash in ("solid", "dot", "dash", "dashdot") for colour in COLOURS
+)
 
 
-def looks_of(methods: Mapping[str, str]) -> dict[str, Look]:
-    """Returns the look of every label, no two alike while there are no more than ``LOOKS``.
+def line_styles(methods: Mapping[str, str]) -> dict[str, LineStyle]:
+    """Returns the style of every label, no two alike while there are no more than ``LINE_STYLES``.
 
-    A method's look is that of its place among all methods, so it is the same on every page. What is
-    no method of ours has one by its name; where that is taken on a page, the next free one.
+    A method's style is that of its place among all methods, so it is the same on every page. What
+    is no method of ours has one by its name; where that is taken on a page, the next free one.
 
     Args:
         methods: the label of every line and the method it is of, in the order of the page.
     """
     places = {name: place for place, name in enumerate(METHODS)}
-    # Ours first: they must not lose their look to a name that happens to fall on it.
+    # Ours first: they must not lose their style to a name that happens to fall on it.
     order = sorted(methods, key=lambda label: methods[label].lower() not in places)
     taken: dict[str, int] = {}
     for label in order:
         name = methods[label].lower()
         wanted = places.get(name, zlib.crc32(name.encode()))
         used = set(taken.values())
-        choices = ((wanted + step) % len(LOOKS) for step in range(len(LOOKS)))
-        taken[label] = next((c for c in choices if c not in used), wanted % len(LOOKS))
-    return {label: LOOKS[taken[label]] for label in methods}
+        choices = ((wanted + step) % len(LINE_STYLES) for step in range(len(LINE_STYLES)))
+        taken[label] = next((c for c in choices if c not in used), wanted % len(LINE_STYLES))
+    return {label: LINE_STYLES[taken[label]] for label in methods}
 
 
-# Charts by class: which was taken for which, and how many were recognised.
+# By class: which was taken for which, and how many were recognised.
 
 
 HARDEST_CLASSES = 20
 CLASSES_WITH_TEXT = 12
-
-BEYOND_100 = {"range": [0, 116], "tickvals": [0, 20, 40, 60, 80, 100]}
-"""An axis of percent with room for the text of a bar that ends at 100."""
 
 
 def confusion_matrix(counts: Counts, classes: Sequence[str], caption: str) -> Chart:
@@ -208,83 +217,61 @@ def confusion_matrix(counts: Counts, classes: Sequence[str], caption: str) -> Ch
         classes: Names of the classes.
         caption: What the reader sees.
     """
-    shares = 100 * row_shares(counts)
-    with_text = len(classes) <= CLASSES_WITH_TEXT
+    shares = row_shares(counts)
     gap = 1 if len(classes) <= MANY_CLASSES else 0
-    heat = go.Heatmap(
-        z=shares.round(1).tolist(),
-        customdata=counts.astype(int).tolist(),
+    return heat_map(
+        shares,
+        counts,
+        names_axis(classes, "recognised as"),
+        names_axis(classes),
+        _class_height(len(classes)),
+        caption,
         text=[[whole_percent(share) for share in row] for row in shares],
-        texttemplate="%{text}" if with_text else None,
+        texttemplate="%{text}" if len(classes) <= CLASSES_WITH_TEXT else None,
         hovertemplate="%{y} recognised as %{x}<br>%{customdata} images, %{z:.1f} %<extra></extra>",
-        zmin=0,
-        zmax=100,
-        colorscale=HEAT_COLOURS,
-        showscale=False,
         xgap=gap,
         ygap=gap,
     )
-    layout = {
-        "xaxis": names_axis(classes, "recognised as") | {"showgrid": False},
-        "yaxis": names_axis(classes, "") | {"showgrid": False, "autorange": "reversed"},
-    }
-    return chart_of([heat], layout, _class_height(len(classes)), caption)
 
 
 def class_accuracy(counts: Counts, classes: Sequence[str]) -> Chart:
     """Accuracy of each class; of very many classes, the hardest."""
-    shares = 100 * np.diagonal(row_shares(counts))
-    totals = counts.sum(axis=1).astype(int)
+    shares, totals = np.diagonal(row_shares(counts)), counts.sum(axis=1)
     order = list(range(len(classes)))
     caption = "Accuracy by class; the line marks the mean over classes."
     if len(classes) > MANY_CLASSES:
         order = np.argsort(shares, kind="stable")[:HARDEST_CLASSES].tolist()
         caption = f"The {HARDEST_CLASSES} hardest of {len(classes)} classes, by accuracy."
-    bars = go.Bar(
-        x=shares[order].round(1).tolist(),
-        y=list(range(len(order))),
-        orientation="h",
-        marker={"color": "#2b8a94"},
-        text=[whole_percent(shares[index]) for index in order],
-        textposition="outside",
-        cliponaxis=False,
-        customdata=[
-            f"{label_of(classes[index])}: {number(totals[index])} images" for index in order
-        ],
-        hovertemplate="%{customdata}<br>%{x:.1f} % correct<extra></extra>",
-    )
-    names = [classes[index] for index in order]
+    bars = {
+        "type": "bar",
+        "x": (100 * shares[order]).round(1).tolist(),
+        "y": list(range(len(order))),
+        "orientation": "h",
+        "marker": {"color": MIDDLE},
+        "text": [whole_percent(shares[index]) for index in order],
+        "textposition": "outside",
+        "cliponaxis": False,
+        "customdata": [f"{label_of(classes[i])}: {number(totals[i])} images" for i in order],
+        "hovertemplate": "%{customdata}<br>%{x:.1f} % correct<extra></extra>",
+    }
     present = shares[totals > 0]
-    layout = {
-        "xaxis": {
-            "title": {"text": "correct (%)"},
-        }
-        | BEYOND_100,
-        "yaxis": names_axis(names, "") | {"showgrid": False, "autorange": "reversed"},
-        "shapes": [_mean_mark(float(present.mean()) if present.size else 0.0)],
-        "bargap": 0.3,
-    }
-    return chart_of([bars], layout, _class_height(len(order)), caption)
-
-
-def _mean_mark(position: float) -> dict[str, Any]:
-    line = {"color": "#3d4852", "width": 1, "dash": "dot"}
-    return {
-        "type": "line",
-        "x0": position,
-        "x1": position,
-        "yref": "paper",
-        "y0": 0,
-        "y1": 1,
-        "line": line,
-    }
+    return chart_of(
+        [bars],
+        _class_height(len(order)),
+        caption,
+        # room for the text of a bar that ends at 100
+        xaxis=axis("correct (%)", range=[0, 116], tickvals=[0, 20, 40, 60, 80, 100]),
+        yaxis=names_axis([classes[i] for i in order], showgrid=False, autorange="reversed"),
+        shapes=[marker_line(100 * float(present.mean()) if present.size else 0.0)],
+        bargap=0.3,
+    )
 
 
 def _class_height(classes: int) -> int:
     return min(700, max(320, 110 + 30 * classes))
 
 
-# Charts of who holds what: each client's images over the domains, or over the classes.
+# Who holds what: each client's images over the domains, or over the classes.
 
 
 MOST_COLUMNS = 100
@@ -309,23 +296,23 @@ def client_heat_map(clients: ClientsTable, by: str) -> Chart:
     groups = client_groups(np.array([client.domains for client in clients.clients]))
     columns = np.stack([counts[group][:, held].sum(axis=0) for group in groups])
     titles = [_group_title([clients.clients[index] for index in group]) for group in groups]
-    heat = go.Heatmap(
-        z=(100 * row_shares(columns)).T.round(1).tolist(),
-        customdata=columns.T.astype(int).tolist(),
+    x = axis("clients, by main domain", showticklabels=False)
+    if len(clients.clients) <= LABELLED_CLIENTS:
+        x = names_axis([clients.clients[group[0]].name for group in groups], x["title"]["text"])
+    what = "domain" if by == "domains" else "class"
+    each = "a few similar clients taken together" if len(groups) < len(counts) else "a client"
+    return heat_map(
+        row_shares(columns).T,
+        columns.T,
+        x,
+        names_axis(names),
+        130 + round(min(34, TALLEST / len(names)) * len(names)),
+        f"Each column is {each}, each row a {what}. The darker, the larger the share of the "
+        "images in the column, which add up to 100 %.",
         text=[[f"{title}<br>{label_of(name)}" for title in titles] for name in names],
         hovertemplate="%{text}: %{customdata} images, %{z:.1f} %<extra></extra>",
-        zmin=0,
-        zmax=100,
-        colorscale=HEAT_COLOURS,
-        showscale=False,
         xgap=1 if len(groups) <= 60 else 0,
         ygap=2 if len(names) <= 60 else 0,
-    )
-    return chart_of(
-        [heat],
-        _heat_layout(clients, groups, names),
-        130 + round(min(34, TALLEST / len(names)) * len(names)),
-        _heat_caption(by, together=len(groups) < len(counts)),
     )
 
 
@@ -356,110 +343,62 @@ def _group_title(members: Sequence[ClientRow]) -> str:
     return f"{len(members)} clients together"
 
 
-def _heat_layout(
-    clients: ClientsTable, groups: Sequence[NDArray[np.intp]], names: Sequence[str]
-) -> dict[str, Any]:
-    total = len(clients.clients)
-    title = "clients, by main domain"
-    if total <= LABELLED_CLIENTS:
-        x_axis = names_axis([clients.clients[group[0]].name for group in groups], title)
-    else:
-        x_axis = {"title": {"text": title}, "showticklabels": False}
-    y_axis = names_axis(names, "") | {"autorange": "reversed", "showgrid": False}
-    return {"xaxis": x_axis | {"showgrid": False}, "yaxis": y_axis}
-
-
-def _heat_caption(by: str, together: bool) -> str:
-    what = "domain" if by == "domains" else "class"
-    column = "a few similar clients taken together" if together else "a client"
-    return (
-        f"Each column is {column}, each row a {what}. The darker, the larger the share of the "
-        "images in the column, which add up to 100 %."
-    )
-
-
-# Charts over the rounds: accuracy by domain, loss terms.
-
-
-SPLIT_TITLES = {
-    TEST: "held-out test",
-    VAL: "held-out validation",
-    ID_VAL: "in-domain validation",
-    ID_TEST: "in-domain test",
-}
-MANY_DOMAINS = 8
+# A run over its rounds: accuracy by domain, loss terms.
 
 
 def accuracy_curves(run: RunRecord) -> Chart:
     """Accuracy after every evaluated round: one line per domain and split."""
     evaluations = run.evaluations
     colours = _domain_colours(evaluations)
-    lines: list[go.Scatter] = []
+    lines: list[Trace] = []
     for split in SPLITS:
         domains = evaluations.domains(split)
         if len(domains) > MANY_DOMAINS:
-            lines.append(_mean_line(evaluations, split))
-        else:
-            lines += [_domain_line(evaluations, split, name, colours[name]) for name in domains]
+            name = f"{SPLIT_WORDS[split]}, mean of {len(domains)} domains"
+            palette = HELD_OUT_COLOURS if split in (TEST, VAL) else TRAINING_COLOURS
+            means = {r: evaluations.accuracy(r, split) for r in evaluations.rounds}
+            lines.append(_split_line(means, split, name, palette[split == VAL]))
+            continue
+        for domain in domains:
+            found = {r: evaluations.get(r, split, domain) for r in evaluations.rounds}
+            accuracies = {r: row.accuracy if row else None for r, row in found.items()}
+            name = f"{label_of(domain)} · {SPLIT_WORDS[split]}"
+            lines.append(_split_line(accuracies, split, name, colours[domain]))
     caption = (
         "Share of images classified correctly after each round; round 0 is before training. "
         "Held-out domains (thick) are seen by no client. Touch a name to hide or show its line."
     )
-    return curves_of(lines, "accuracy (%)", caption)
+    return _over_rounds(lines, caption, axis("accuracy (%)"))
 
 
 def _domain_colours(evaluations: Evaluations) -> dict[str, str]:
     held_out = evaluations.domains(TEST) + evaluations.domains(VAL)
-    training = [
-        name
-        for name in dict.fromkeys(evaluations.domains(ID_VAL) + evaluations.domains(ID_TEST))
-        if name not in held_out
-    ]
-    return dict(zip(held_out, cycle(HELD_OUT_COLOURS))) | dict(
-        zip(training, cycle(TRAINING_COLOURS))
-    )
-
-
-def _domain_line(evaluations: Evaluations, split: str, domain: str, colour: str) -> go.Scatter:
-    points = [
-        (round_, row.accuracy)
-        for round_ in evaluations.rounds
-        if (row := evaluations.get(round_, split, domain)) is not None
-    ]
-    return _split_line(points, split, f"{label_of(domain)} · {SPLIT_TITLES[split]}", colour)
-
-
-def _mean_line(evaluations: Evaluations, split: str) -> go.Scatter:
-    colours = HELD_OUT_COLOURS if split in (TEST, VAL) else TRAINING_COLOURS
-    name = f"{SPLIT_TITLES[split]}, mean of {len(evaluations.domains(split))} domains"
-    return _split_line(
-        _mean_points(evaluations, split), split, name, colours[1 if split == VAL else 0]
-    )
-
-
-def _mean_points(evaluations: Evaluations, split: str) -> list[tuple[int, float]]:
-    means = ((round_, evaluations.accuracy(round_, split)) for round_ in evaluations.rounds)
-    return [(round_, mean) for round_, mean in means if mean is not None]
+    training = dict.fromkeys(evaluations.domains(ID_VAL) + evaluations.domains(ID_TEST))
+    others = [name for name in training if name not in held_out]
+    return {
+        **dict(zip(held_out, cycle(HELD_OUT_COLOURS))),
+        **dict(zip(others, cycle(TRAINING_COLOURS))),
+    }
 
 
 def _split_line(
-    points: Sequence[tuple[int, float]], split: str, name: str, colour: str
-) -> go.Scatter:
-    held_out = split in (TEST, VAL)
-    line = line_of(points, name, colour, width=3 if held_out else 1.6, scale=100)
+    accuracies: Mapping[int, float | None], split: str, name: str, colour: str
+) -> Trace:
+    points = [(r, value) for r, value in accuracies.items() if value is not None]
+    line = line_of(points, name, colour, width=3 if split in (TEST, VAL) else 1.6, scale=100)
     if split == ID_TEST:
-        line.update(visible="legendonly", line_dash="dot")
+        line |= {"visible": "legendonly", "line": line["line"] | {"dash": "dot"}}
     return line
 
 
 def loss_curves(rounds: Sequence[RoundRow]) -> Chart | None:
     """The mean of each loss term over rounds, or None before the first round."""
-    terms = list(dict.fromkeys(name for row in rounds for name in row.terms))
+    terms = dict.fromkeys(name for row in rounds for name in row.terms)
     colours = cycle(TRAINING_COLOURS[:2] + HELD_OUT_COLOURS + TRAINING_COLOURS[2:])
     lines = [
         line_of(
             [(row.round, row.terms[name]) for row in rounds if name in row.terms],
-            label_of(readable(name)),
+            label_of(name),
             colour,
         )
         for name, colour in zip(terms, colours)
@@ -469,99 +408,227 @@ def loss_curves(rounds: Sequence[RoundRow]) -> Chart | None:
     caption = (
         "Each term of the training loss, averaged over the examples of the clients of a round."
     )
-    values = [value for row in rounds for value in row.terms.values() if value == value]
-    return curves_of(lines, "loss term", caption, logarithmic=_spans_magnitudes(values))
+    values = [value for row in rounds for value in row.terms.values() if value == value] or [0.0]
+    return _over_rounds(
+        lines, caption, axis("loss term", **scale_for(min(values), max(values), 100))
+    )
 
 
-def _spans_magnitudes(values: Sequence[float]) -> bool:
-    return bool(values) and min(values) > 0 and max(values) > 100 * min(values)
+def _over_rounds(lines: Sequence[Trace], caption: str, y: Axis) -> Chart:
+    last = max((x for line in lines for x in line["x"]), default=0)
+    # Tick marks at whole rounds: left to itself, a short axis has halves.
+    ticks = {"dtick": 1} if last <= 10 else {"tickformat": "d"}
+    x = axis("round", hoverformat="d", **ticks)
+    return line_chart(lines, caption, x, y, hovermode="x unified")
 
 
-# Charts of a comparison: methods over rounds, bytes, seconds, an axis; and their ranks.
+# What was looked into afterwards: adaptation by layer, features, loss landscape, grey levels, ROC.
 
 
-WIDE_RANGE = 20
+def alpha_boxes(alphas: Alphas) -> Chart:
+    """A box per layer and domain; drawn from quantiles, so that the page stays small."""
+    held_out = set(alphas.domains[alphas.splits == TEST].tolist())
+    colours = {True: cycle(HELD_OUT_COLOURS), False: cycle(TRAINING_COLOURS)}
+    names = ("lowerfence", "q1", "median", "q3", "upperfence")
+    boxes = []
+    for domain, values in alphas.by_domain().items():
+        quantiles = np.quantile(values, (0.05, 0.25, 0.5, 0.75, 0.95), axis=0).round(4).tolist()
+        boxes.append(
+            {
+                "type": "box",
+                "x": list(range(1, len(alphas.layers) + 1)),
+                **dict(zip(names, quantiles)),
+                "name": label_of(domain) + (" (unseen)" if domain in held_out else ""),
+                "marker": {"color": next(colours[domain in held_out])},
+                "line": {"width": 1},
+            }
+        )
+    caption = (
+        "How far each layer adapts to an image: the share alpha of the image's own statistics, "
+        "the rest being the federation's. Boxes hold half of a domain's images, whiskers 90 %."
+    )
+    return chart_of(
+        boxes,
+        380,
+        caption,
+        boxmode="group",
+        showlegend=True,
+        xaxis=axis("layer, from the image to the classifier", dtick=1),
+        yaxis=axis("alpha", rangemode="tozero"),
+    )
+
+
+def feature_map(points: np.ndarray, groups: np.ndarray, names: Sequence[str], text: str) -> Chart:
+    """Features as points in a plane, coloured by group.
+
+    Args:
+        points: ``(n, 2)`` places.
+        groups: ``(n,)`` index of each point's group.
+        names: of the groups.
+        text: when, and what the groups are.
+    """
+    traces = [
+        markers_of(
+            points[groups == group].tolist(),
+            {"size": 5, "color": colour, "opacity": 0.75},
+            "%{fullData.name}<extra></extra>",
+            name=label_of(name),
+        )
+        for (group, name), colour in zip(enumerate(names), cycle(CLASS_COLOURS))
+        if (groups == group).any()
+    ]
+    bare = axis("", showticklabels=False, showgrid=False)
+    layout = {"xaxis": bare, "yaxis": bare, "showlegend": True, "hovermode": "closest"}
+    return chart_of(traces, 400, f"Features {text}.", **layout)
+
+
+def landscape(found: Mapping[str, Any], losses: Sequence[Sequence[float]], images: str) -> Chart:
+    """The loss over a plane through marked models.
+
+    Args:
+        found: the plane: ``x``, ``y``, and ``points`` with their names.
+        losses: by ``y`` and ``x``.
+        images: whose loss it is.
+    """
+    surface = {
+        "type": "contour",
+        "x": found["x"],
+        "y": found["y"],
+        "z": np.log10(np.maximum(losses, 1e-6)).round(4).tolist(),
+        "customdata": losses,
+        "hovertemplate": "loss %{customdata:.3g}<extra></extra>",
+        "colorscale": "Teal",
+        "showscale": False,
+        "contours": {"coloring": "heatmap"},
+        "line": {"width": 0.5, "color": "#ffffff"},
+    }
+    points = found["points"]
+    marks = markers_of(
+        [(point["x"], point["y"]) for point in points],
+        {"size": 10, "color": "#c8324b", "line": {"width": 1, "color": "#ffffff"}},
+        "%{text}<extra></extra>",
+        text=[label_of(point["name"]) for point in points],
+    )
+    tag = {"bgcolor": "rgba(255,255,255,0.8)", "showarrow": False, "yshift": 18}
+    names = [tag | {"x": p["x"], "y": p["y"], "text": label_of(p["name"])} for p in points]
+    distance = axis("distance in weights", showgrid=False)
+    caption = (
+        f"Loss on {images} over the plane through the marked models; logarithmic colours, dark is "
+        "high. Clients: after one more round of their own training."
+    )
+    layout = {"xaxis": distance, "yaxis": distance, "annotations": names, "showlegend": False}
+    return chart_of([surface, marks], 430, caption, **layout)
+
+
+def grey_histograms(names: Sequence[str], rows: Sequence[Sequence[float]], when: str) -> Chart:
+    """Histograms of grey levels, a line for each client."""
+    lines = []
+    for name, shares, colour in zip(names, rows, cycle(CLASS_COLOURS)):
+        width = 256 / len(shares)
+        points = [((index + 0.5) * width, round(share, 5)) for index, share in enumerate(shares)]
+        lines.append(line_of(points, label_of(name), colour, scale=100) | {"mode": "lines"})
+    caption = f"Grey levels of some clients' images {when} style transfer."
+    x, y = axis("grey level", range=[0, 256]), axis("share of pixels (%)", rangemode="tozero")
+    return line_chart(lines, caption, x, y)
+
+
+def roc_chart(rows: Sequence[MembershipRow]) -> Chart | None:
+    """The ROC curves of the membership attacks above the line of chance; None without any."""
+    found = [row for row in rows if row.curve]
+    if not found:
+        return None
+    colours = cycle((*HELD_OUT_COLOURS, *TRAINING_COLOURS))
+    lines = [
+        line_of(row.curve, f"{row.entry}, {row.attack}", colour)
+        for row, colour in zip(found, colours)
+    ]
+    lines.append(line_of(((0, 0), (1, 1)), "chance", "#888888", width=1))
+    caption = (
+        "Membership: share of a client's own images that were found, against the share of others "
+        "taken for them. On the line of chance nothing is told."
+    )
+    x = axis("others taken for members", range=[0, 1])
+    return line_chart(lines, caption, x, axis("members found", range=[0, 1]))
+
+
+# Methods over rounds, bytes, seconds, an axis; their margins and ranks.
+
+
+ACCURACY: Final = "held-out test accuracy (%)"
 Cumulative = Callable[[RunRecord], dict[int, float]]
 
 
 def learning_curves(results: Results) -> Chart | None:
     """Held-out test accuracy after each round, one line per method."""
-    lines = [
-        _line(method, points, results)
-        for method in results.methods
-        if (points := _mean_curve(results, method, None))
-    ]
+    lines = _method_lines(results, {m: _mean_curve(results, m) for m in results.methods})
     caption = (
         "Accuracy on the held-out test domains after each round, one line per method: the mean "
         "over all its runs."
     )
-    return curves_of(lines, "held-out test accuracy (%)", caption) if lines else None
+    return _over_rounds(lines, caption, axis(ACCURACY)) if lines else None
 
 
-def accuracy_against(results: Results, what: str) -> Chart | None:
-    """Accuracy over what it took so far, one line per method.
+def accuracy_against_bytes(results: Results) -> Chart | None:
+    """Accuracy over what was sent so far, one line per method."""
+    caption = (
+        "Accuracy against everything sent since the start, setup included: mean over a method's "
+        "runs, round by round."
+    )
+    return _accuracy_against(
+        results, _bytes_so_far, 1e6, "MB sent, all clients and both ways", caption
+    )
 
-    Args:
-        results: the comparison.
-        what: ``bytes`` sent in all directions, or ``seconds`` of training and fusing.
-    """
-    cumulative = _bytes_so_far if what == "bytes" else _seconds_so_far
-    scale, title = (1e6, "MB sent, all clients and both ways") if what == "bytes" else (60, "min")
-    lines = [
-        _line(method, [(x / scale, y) for x, y in points], results)
+
+def accuracy_against_time(results: Results) -> Chart | None:
+    """Accuracy over the seconds of training and aggregation so far, one line per method."""
+    caption = (
+        "Accuracy against the time of training and aggregation: mean over a method's runs, round "
+        "by round. Times compare only between runs on the same, equally busy machine."
+    )
+    return _accuracy_against(results, _seconds_so_far, 60, "min", caption)
+
+
+def _accuracy_against(
+    results: Results, cumulative: Cumulative, unit: float, title: str, caption: str
+) -> Chart | None:
+    curves = {
+        method: [(x / unit, y) for x, y in _mean_curve(results, method, cumulative)]
         for method in results.methods
-        if (points := _mean_curve(results, method, cumulative))
-    ]
+    }
+    lines = _method_lines(results, curves)
     if not lines:
         return None
-    caption = {
-        "bytes": "Accuracy against everything sent since the start, setup included: mean over a "
-        "method's runs, round by round.",
-        "seconds": "Accuracy against the time of training and fusing: mean over a method's runs, "
-        "round by round. Times compare only between runs on the same, equally busy machine.",
-    }[what]
-    spread_out = [x for line in lines for x in line.x or () if x > 0]
-    wide = bool(spread_out) and max(spread_out) > WIDE_RANGE * min(
-        max(line.x) for line in lines if line.x
-    )
-    layout = {
-        "showlegend": True,
-        "hovermode": "closest",
-        "xaxis": {"title": {"text": title}, **(LOG_AXIS if wide else {"rangemode": "tozero"})},
-        "yaxis": {"title": {"text": "held-out test accuracy (%)"}},
-    }
-    return chart_of(lines, layout, 330 + 12 * len(lines), caption)
+    ends = [max(line["x"]) for line in lines]
+    positive = [x for line in lines for x in line["x"] if x > 0]
+    scale = scale_for(min(ends), max(positive, default=0), WIDE_RANGE, rangemode="tozero")
+    return line_chart(lines, caption, axis(title, **scale), axis(ACCURACY), hovermode="closest")
 
 
-def axis_curves(results: Results, axis: str) -> Chart | None:
+def axis_curves(results: Results, name: str) -> Chart | None:
     """Average test accuracy over the values of an axis, or None where they are no numbers."""
-    values = results.axes[axis]
-    places = [_number(value) for value in values]
-    if axis == HELD_OUT or any(place is None for place in places) or len(values) < 2:
+    values = {value: _number(value) for value in results.axes[name]}
+    numbers = [value for value in values.values() if value is not None]
+    if name == HELD_OUT or len(numbers) < len(values) or len(values) < 2:
         return None
-    lines = []
+    accuracies, columns = results.accuracies(results.served), results.columns_by(name)
+    curves: dict[str, list[Point]] = {}
+    deviations: dict[str, list[float]] = {}
     for method in results.methods:
-        spreads = [spread(_at(results, method, axis, value)) for value in values]
-        known = [(x, s) for x, s in zip(places, spreads) if s is not None and x is not None]
-        if not known:
-            continue
-        known.sort(key=lambda point: point[0])
-        line = _line(method, [(x, s.mean) for x, s in known], results)
-        deviations = [100 * (s.deviation or 0.0) for _, s in known]
-        line.update(error_y={"type": "data", "array": deviations, "thickness": 1})
-        lines.append(line)
+        for text, value in sorted(values.items(), key=lambda item: item[1] or 0.0):
+            own = accuracies.get(method, {})
+            found = spread(v for (column, _), v in own.items() if column in columns[text])
+            if found is not None and value is not None:
+                curves.setdefault(method, []).append((value, found.mean))
+                deviations.setdefault(method, []).append(100 * (found.deviation or 0.0))
+    lines = _method_lines(results, curves)
+    for line, deviation in zip(lines, deviations.values()):
+        line["error_y"] = {"type": "data", "array": deviation, "thickness": 1}
     caption = (
-        f"Average held-out test accuracy after the final round by {axis}; bars are the standard "
+        f"Average held-out test accuracy after the final round by {name}; bars are the standard "
         "deviation over runs."
     )
-    known_places = [place for place in places if place is not None]
-    log = min(known_places) > 0 and max(known_places) > WIDE_RANGE * min(known_places)
-    layout = {
-        "showlegend": True,
-        "xaxis": {"title": {"text": label_of(axis)}, **(LOG_AXIS if log else {})},
-        "yaxis": {"title": {"text": "held-out test accuracy (%)"}},
-    }
-    return chart_of(lines, layout, 330 + 12 * len(lines), caption) if lines else None
+    x = axis(label_of(name), **scale_for(min(numbers), max(numbers), WIDE_RANGE))
+    return line_chart(lines, caption, x, axis(ACCURACY)) if lines else None
 
 
 def _number(text: str) -> float | None:
@@ -572,138 +639,31 @@ def _number(text: str) -> float | None:
         return None
 
 
-def _at(results: Results, method: str, axis: str, value: str) -> list[float]:
-    columns = results.columns_by(axis)[value]
-    own = results.accuracies(results.served).get(method, {})
-    return [accuracy for (column, _), accuracy in own.items() if column in columns]
-
-
-def rank_plot(accuracies: Mapping[str, Accuracies]) -> Chart | None:
-    """Every method's rank in each column and seed, and the mean; None for a single method."""
-    ranked = ranks(accuracies)
-    if len(ranked) < 2 or not next(iter(ranked.values())):
-        return None
-    means = {name: float(np.mean(list(places.values()))) for name, places in ranked.items()}
-    order = sorted(means, key=lambda name: means[name])
-    xs, ys, sizes, texts = [], [], [], []
-    pairs = len(next(iter(ranked.values())))
-    for row, name in enumerate(order):
-        places, counts = np.unique(list(ranked[name].values()), return_counts=True)
-        xs += places.tolist()
-        ys += [row] * len(places)
-        sizes += (6 + 22 * np.sqrt(counts / pairs)).tolist()
-        texts += [
-            f"{label_of(spelled(name))}: rank {p:g} in {c} of {pairs}"
-            for p, c in zip(places, counts)
-        ]
-    dots = go.Scatter(
-        x=xs,
-        y=ys,
-        mode="markers",
-        marker={"size": sizes, "color": "#9fc9cd", "line": {"width": 0}},
-        text=texts,
-        hovertemplate="%{text}<extra></extra>",
-    )
-    mean = go.Scatter(
-        x=[means[name] for name in order],
-        y=list(range(len(order))),
-        mode="markers+text",
-        marker={"symbol": "line-ns", "size": 20, "line": {"width": 3, "color": "#0b5c66"}},
-        text=[f"{means[name]:.1f}" for name in order],
-        textposition="top center",
-        cliponaxis=False,
-        hovertemplate="mean rank %{x:.2f}<extra></extra>",
-    )
-    layout = {
-        "showlegend": False,
-        "hovermode": "closest",
-        "xaxis": {
-            "title": {"text": "rank (1 is best)"},
-            "dtick": 1,
-            "range": [0.5, len(order) + 0.5],
-        },
-        "yaxis": names_axis([spelled(name) for name in order], "")
-        | {"range": [len(order) - 0.4, -0.7], "showgrid": False},
-    }
-    caption = (
-        f"Ranks by test accuracy after the final round in {pairs} "
-        f"{'pairs' if pairs > 1 else 'pair'} of scenario and seed that all methods have. Dots: how "
-        "often a rank occurs; line: the mean rank. Ties share the mean of their ranks."
-    )
-    return chart_of([dots, mean], layout, 120 + 44 * len(order), caption)
-
-
-def margin_plot(accuracies: Mapping[str, Accuracies], base: str) -> Chart | None:
-    """Each method's margin over ``base`` with its confidence interval."""
-    margins = {
-        name: margin
-        for name, ours in accuracies.items()
-        if name != base and (margin := paired_margin(ours, accuracies[base])) is not None
-    }
-    if not margins:
-        return None
-    order = sorted(margins, key=lambda name: -margins[name].mean)
-    reach = [
-        0.0
-        if margins[name].high is None
-        else 100 * ((margins[name].high or 0) - margins[name].mean)
-        for name in order
+def _method_lines(results: Results, curves: Mapping[str, Sequence[Point]]) -> list[Trace]:
+    styles = line_styles({method: method for method in results.methods})
+    return [
+        line_of(points, label_of(spelled(method)), style.colour, 2.5, 100, style.dash)
+        for method, points in curves.items()
+        for style in [styles[method]]
+        if points
     ]
-    dots = go.Scatter(
-        x=[round(100 * margins[name].mean, 4) for name in order],
-        y=list(range(len(order))),
-        mode="markers",
-        marker={
-            "size": 10,
-            "color": ["#0b5c66" if margins[n].decided else "#9fb0b8" for n in order],
-        },
-        error_x={"type": "data", "array": reach, "thickness": 2, "color": "#6f7f8f"},
-        hovertemplate="%{x:+.1f} points<extra></extra>",
-    )
-    zero: dict[str, Any] = {"type": "line", "x0": 0, "x1": 0, "yref": "paper", "y0": 0, "y1": 1}
-    layout = {
-        "showlegend": False,
-        "xaxis": {"title": {"text": f"points above {spelled(base)}"}},
-        "yaxis": names_axis([spelled(name) for name in order], "")
-        | {"range": [len(order) - 0.5, -0.5], "showgrid": False},
-        "shapes": [zero | {"line": {"color": "#3d4852", "width": 1, "dash": "dot"}}],
-    }
-    caption = (
-        f"Test accuracy after the final round minus that of {spelled(base)}, paired by scenario "
-        "and seed, with 95 % confidence intervals; dark where the interval excludes zero. A dot "
-        "without an interval has none: fewer than three pairs, or differences all equal."
-    )
-    return chart_of([dots], layout, 120 + 36 * len(order), caption)
 
 
-# --- curves ------------------------------------------------------------------------------------
-
-
-def _line(method: str, points: Sequence[tuple[float, float]], results: Results) -> go.Scatter:
-    look = looks_of({name: name for name in results.methods})[method]
-    line = line_of(points, label_of(spelled(method)), look.colour, width=2.5, scale=100)
-    line.update(line_dash=look.dash)
-    return line
-
-
-def _mean_curve(
-    results: Results, method: str, cumulative: Cumulative | None
-) -> list[tuple[float, float]]:
+def _mean_curve(results: Results, method: str, cumulative: Cumulative | None = None) -> list[Point]:
     """Mean accuracy by round (or by mean cost so far), over rounds that all runs evaluated."""
     runs = results.runs(method)
-    evaluated = [
-        {r for r in run.evaluations.rounds if run.evaluations.accuracy(r, TEST) is not None}
-        for run in runs
-    ]
-    shared = sorted(set.intersection(*evaluated)) if evaluated else []
+    if not runs:
+        return []
+    curves = []
+    for run in runs:
+        found = {r: run.evaluations.accuracy(r, TEST) for r in run.evaluations.rounds}
+        curves.append({r: value for r, value in found.items() if value is not None})
     costs = [cumulative(run) for run in runs] if cumulative else []
     points = []
-    for round_ in shared:
-        values = [run.evaluations.accuracy(round_, TEST) or 0.0 for run in runs]
-        place = float(round_)
-        if cumulative:
-            place = math.fsum(cost.get(round_, 0.0) for cost in costs) / len(runs)
-        points.append((place, math.fsum(values) / len(values)))
+    for round_ in sorted(set.intersection(*map(set, curves))):
+        cost = math.fsum(own.get(round_, 0.0) for own in costs) / len(runs)
+        mean = math.fsum(curve[round_] for curve in curves) / len(runs)
+        points.append((cost if cumulative else float(round_), mean))
     return points
 
 
@@ -711,8 +671,7 @@ def _bytes_so_far(run: RunRecord) -> dict[int, float]:
     total = run.summary.bytes.get("total", 0.0) if run.summary else 0.0
     by_round = {row.round: row.bytes_up + row.bytes_down for row in run.metrics.rounds}
     # What was sent before round 1 is the rest of the ledger's total.
-    start = max(0.0, total - sum(by_round.values()))
-    return _summed(start, by_round)
+    return _summed(max(0.0, total - sum(by_round.values())), by_round)
 
 
 def _seconds_so_far(run: RunRecord) -> dict[int, float]:
@@ -727,3 +686,89 @@ def _summed(start: float, by_round: Mapping[int, float]) -> dict[int, float]:
     for round_ in sorted(by_round):
         summed[round_] = start = start + by_round[round_]
     return summed
+
+
+def rank_plot(accuracies: Mapping[str, Accuracies]) -> Chart | None:
+    """Every method's rank in each column and seed, and the mean; None for a single method."""
+    ranked = {name: list(places.values()) for name, places in ranks(accuracies).items()}
+    pairs = len(next(iter(ranked.values()), ()))
+    if len(ranked) < 2 or not pairs:
+        return None
+    means = {name: float(np.mean(places)) for name, places in ranked.items()}
+    order = sorted(means, key=lambda name: means[name])
+    counted = [
+        (row, name, float(place), int(count))
+        for row, name in enumerate(order)
+        for place, count in zip(*np.unique(ranked[name], return_counts=True))
+    ]
+    sizes = [6 + 22 * math.sqrt(count / pairs) for _, _, _, count in counted]
+    dots = markers_of(
+        [(place, row) for row, _, place, _ in counted],
+        {"size": sizes, "color": LIGHT, "line": {"width": 0}},
+        "%{text}<extra></extra>",
+        text=[
+            f"{label_of(spelled(name))}: rank {place:g} in {count} of {pairs}"
+            for _, name, place, count in counted
+        ],
+    )
+    mean = markers_of(
+        [(means[name], row) for row, name in enumerate(order)],
+        {"symbol": "line-ns", "size": 20, "line": {"width": 3, "color": DARK}},
+        "mean rank %{x:.2f}<extra></extra>",
+        mode="markers+text",
+        text=[f"{means[name]:.1f}" for name in order],
+        textposition="top center",
+        cliponaxis=False,
+    )
+    caption = (
+        f"Ranks by test accuracy after the final round in {pairs} "
+        f"{'pairs' if pairs > 1 else 'pair'} of scenario and seed that all methods have. Dots: how "
+        "often a rank occurs; line: the mean rank. Ties share the mean of their ranks."
+    )
+    return chart_of(
+        [dots, mean],
+        120 + 44 * len(order),
+        caption,
+        showlegend=False,
+        hovermode="closest",
+        xaxis=axis("rank (1 is best)", dtick=1, range=[0.5, len(order) + 0.5]),
+        yaxis=_methods_axis(order, range=[len(order) - 0.4, -0.7]),
+    )
+
+
+def margin_plot(accuracies: Mapping[str, Accuracies], base: str) -> Chart | None:
+    """Each method's margin over ``base`` with its confidence interval."""
+    margins = {
+        name: margin
+        for name, ours in accuracies.items()
+        if name != base and (margin := paired_margin(ours, accuracies[base])) is not None
+    }
+    if not margins:
+        return None
+    order = sorted(margins, key=lambda name: -margins[name].mean)
+    found = [margins[name] for name in order]
+    reach = [0.0 if one.high is None else 100 * (one.high - one.mean) for one in found]
+    dots = markers_of(
+        [(round(100 * one.mean, 4), row) for row, one in enumerate(found)],
+        {"size": 10, "color": [DARK if one.decided else "#9fb0b8" for one in found]},
+        "%{x:+.1f} points<extra></extra>",
+        error_x={"type": "data", "array": reach, "thickness": 2, "color": "#6f7f8f"},
+    )
+    caption = (
+        f"Test accuracy after the final round minus that of {spelled(base)}, paired by scenario "
+        "and seed, with 95 % confidence intervals; dark where the interval excludes zero. A dot "
+        "without an interval has none: fewer than three pairs, or differences all equal."
+    )
+    return chart_of(
+        [dots],
+        120 + 36 * len(order),
+        caption,
+        showlegend=False,
+        xaxis=axis(f"points above {spelled(base)}"),
+        yaxis=_methods_axis(order, range=[len(order) - 0.5, -0.5]),
+        shapes=[marker_line(0)],
+    )
+
+
+def _methods_axis(methods: Sequence[str], **settings: Any) -> Axis:
+    return names_axis([spelled(name) for name in methods], showgrid=False, **settings)

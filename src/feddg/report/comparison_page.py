@@ -1,10 +1,12 @@
 """The page of a comparison: many runs as tables of means, margins, ranks and curves."""
 
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
-from feddg.comparison.results import ResultRow, Results
+from feddg.comparison.results import ResultRow, Results, about_method, more_metrics
 from feddg.comparison.statistics import average_over_columns
 from feddg.errors import FeddgError
 from feddg.prediction.evaluate import (
@@ -20,7 +22,6 @@ from feddg.report import charts, tables
 from feddg.report.blocks import (
     Block,
     Cell,
-    Column,
     Fact,
     Facts,
     Fold,
@@ -29,156 +30,26 @@ from feddg.report.blocks import (
     Prose,
     Section,
     Table,
-    glossary,
+    column,
+    section_of,
     table_of,
     text_column,
 )
-from feddg.report.sections import (
-    compared_metrics,
-    comparison_steps,
-    cost_table,
+from feddg.report.run_page import (
+    METRICS_CAPTION,
+    Cost,
+    Step,
+    command,
+    cost_of,
     data_tags,
-    differing_settings,
     on_data,
+    steps_section,
 )
-from feddg.report.tables import (
-    about_best,
-    about_results,
-    best_method,
-    conclusion,
-    is_decided,
-    tuning_section,
-)
-from feddg.report.text import (
-    AGGREGATE_WORDS,
-    MISSING,
-    counted,
-    listed,
-    method_warnings,
-    metric_title,
-    number,
-    percent,
-    readable,
-    spelled,
-)
-from feddg.runs.reading import SELECTION_RULES, RunRecord
+from feddg.report.text import AGGREGATE_WORDS, metric_title, spelled, split_heading
+from feddg.runs.diagnostics import STILL_RISING
+from feddg.runs.reading import FINAL, SELECTION_RULES, RunRecord, flatten
 from feddg.storage import is_file
-
-# Runs image by image, where their results were kept: who is right where the other is not.
-
-
-MOST_PAIRS = 60
-T = TypeVar("T")
-DRAWS = 500
-
-
-def paired_table(found: PairedRuns, first: str, second: str) -> Table:
-    """Metrics of two runs on the same images, and their differences with intervals."""
-    columns: list[MadeColumn[PairedDifference]] = [
-        (text_column("Metric"), lambda d: metric_title(d.metric)),
-        (text_column("Over domains"), lambda d: AGGREGATE_WORDS[d.aggregate]),
-        (Column(first, "%"), lambda d: percent(d.first)),
-        (Column(second, "%"), lambda d: percent(d.second)),
-        *_difference_columns(lambda d: d, "points"),
-    ]
-    caption = (
-        f"{counted(found.images, 'image')} of {', '.join(found.domains[:6])}. Images are drawn "
-        "anew within each domain, the same for both. It is about these two models; what other "
-        "seeds would give it does not know."
-    )
-    return table_of(found.differences, columns, caption)
-
-
-def _difference_columns(
-    difference: Callable[[T], PairedDifference], note: str
-) -> list[MadeColumn[T]]:
-    """A difference of metrics and its interval; bold where that excludes zero."""
-
-    def shown(thing: T) -> Cell:
-        one = difference(thing)
-        return Cell(f"{100 * one.difference:+.1f}", strong=one.low > 0 or one.high < 0)
-
-    def interval(thing: T) -> str:
-        one = difference(thing)
-        return f"{100 * one.low:+.1f} to {100 * one.high:+.1f}"
-
-    return [
-        (Column("PairedDifference", note), shown),
-        (Column("95 % interval", "paired bootstrap"), interval),
-    ]
-
-
-def mcnemar_words(found: PairedRuns) -> str:
-    """McNemar's test in a sentence."""
-    test = found.mcnemar
-    rough = test.only_first + test.only_second < FEW_DISCORDANT
-    return (
-        f"McNemar: {number(test.only_first)} images only the first gets right, "
-        f"{number(test.only_second)} only the second; p = {p_text(test.exact)} (exact), "
-        f"{p_text(test.asymptotic)} (chi-squared"
-        f"{'; too few images for it: go by the exact one' if rough else ''})."
-    )
-
-
-def p_text(value: float) -> str:
-    """A p-value with as many digits as say something."""
-    return "< 0.0001" if value < 1e-4 else f"{value:.4f}"
-
-
-def paired_section(results: Results) -> Section | None:
-    """Every method against the first one, image by image; None where nobody kept results."""
-    base, *others = results.methods
-    pairs = list(_pairs(results, base, others))
-    if not pairs:
-        return None
-    compared: list[tuple[ResultRow, PairedRuns]] = []
-    for row, one, other in pairs[:MOST_PAIRS]:
-        with suppress(FeddgError):  # other images, or no PyArrow: no number is better than a wrong
-            compared.append((row, _compared(one, other)))
-    failed = len(pairs[:MOST_PAIRS]) - len(compared)
-    columns: list[MadeColumn[tuple[ResultRow, PairedRuns]]] = [
-        (text_column("Method"), lambda pair: spelled(pair[0].method)),
-        (text_column("Column"), lambda pair: results.column(pair[0]) or MISSING),
-        (Column("Seed"), lambda pair: str(pair[0].seed)),
-        *_difference_columns(_pooled, f"points to {spelled(base)}"),
-        (Column("Only it", "right"), lambda pair: number(pair[1].mcnemar.only_first)),
-        (Column(f"Only {spelled(base)}", "right"), lambda p: number(p[1].mcnemar.only_second)),
-        (Column("McNemar", "p, exact"), lambda pair: p_text(pair[1].mcnemar.exact)),
-    ]
-    caption = (
-        "Accuracy on held-out test images, pooled, of the model that each run serves. One row "
-        "compares two models on the same images; whether it holds for other seeds, the rows of "
-        "other seeds say. Many rows are many tests: some p below 0.05 come by chance."
-    )
-    blocks: list[Block] = [table_of(compared, columns, caption)] if compared else []
-    if failed:
-        blocks.append(Prose(f"{counted(failed, 'pair')} could not be compared image by image."))
-    if len(pairs) > MOST_PAIRS:
-        blocks.append(Prose(f"The first {MOST_PAIRS} of {number(len(pairs))} pairs."))
-    return Section("Image by image", blocks)
-
-
-def _pairs(
-    results: Results, base: str, others: list[str]
-) -> Iterator[tuple[ResultRow, RunRecord, RunRecord]]:
-    """A run of another method with its row, and the base's in the same column and seed."""
-    kept = [(r, r.run) for r in results.rows if r.run and is_file(results_file(r.run.folder))]
-    places = {(row.method, *row.place[1:]): run for row, run in kept}
-    for method in others:
-        for row, run in kept:
-            other = places.get((base, *row.place[1:]))
-            if row.method == method and other is not None:
-                yield row, run, other
-
-
-def _compared(one: RunRecord, other: RunRecord) -> PairedRuns:
-    runs = [read_image_results(run.folder) for run in (one, other)]
-    return compare_images(runs[0], runs[1], TEST, draws=DRAWS)
-
-
-def _pooled(pair: tuple[ResultRow, PairedRuns]) -> PairedDifference:
-    return next(d for d in pair[1].differences if (d.metric, d.aggregate) == ("accuracy", "pooled"))
-
+from feddg.text import MISSING, counted, duration, listed, number, percent, readable, size
 
 MOST_FACTS = 8
 MOST_NAMED = 4
@@ -188,23 +59,40 @@ FEW_SETTINGS = 10
 
 def comparison_page(results: Results) -> Page:
     """The page of a comparison."""
+    best = tables.about_best(results)
+    accuracies = results.accuracies(results.served)
+    base = "fedavg" if "fedavg" in accuracies else next(iter(accuracies), "")
     sections = [
         _accuracy_section(results),
-        _best_section(results),
-        _metrics_section(results),
-        _margin_section(results),
-        paired_section(results),
+        Section(best[0], [Prose(best[1])]) if best else None,
+        section_of("Metrics", _metrics_table(results)),
+        section_of(
+            "Margins and ranks",
+            margins := tables.margin_table(results, results.served),
+            charts.margin_plot(accuracies, base) if margins else None,
+            charts.rank_plot(accuracies) if margins else None,
+        ),
+        _paired_section(results),
         _rules_section(results),
-        *_axis_sections(results),
-        _settings_section(results),
+        *(
+            section_of(f"By {readable(axis)}", charts.axis_curves(results, axis))
+            for axis in results.axes
+        ),
+        section_of("What differs", _differing_settings(results)),
         _paper_section(results),
-        tuning_section(results.tuning),
-        _cost_section(results),
+        tables.tuning_section(results.tuning),
+        section_of(
+            "Cost",
+            _cost_table(results),
+            charts.accuracy_against_bytes(results),
+            charts.accuracy_against_time(results),
+        ),
         _runs_section(results),
+        steps_section(list(_steps(results))),
     ]
     return Page(
         title=_title(results),
-        lead=conclusion(results).text,
+        lead=tables.conclusion(results).text,
         tags=[
             *([results.name] if results.title == results.name else []),
             counted(len({row.run.folder if row.run else row.key for row in results.rows}), "run"),
@@ -213,14 +101,10 @@ def comparison_page(results: Results) -> Page:
             *data_tags(results.runs()),
         ],
         opening=[
-            *(Prose(str(one), notice=True) for one in about_results(results)),
+            *(Prose(str(one), notice=True) for one in tables.about_results(results)),
             *_facts(results),
         ],
-        sections=[
-            *(section for section in sections if section is not None),
-            *comparison_steps(results, is_decided(results)),
-            glossary(),
-        ],
+        sections=[section for section in sections if section is not None],
     )
 
 
@@ -239,77 +123,69 @@ def _title(results: Results) -> str:
 
 
 def _facts(results: Results) -> list[Facts]:
-    accuracies = results.accuracies(results.served)
-    best = best_method(results) if is_decided(results) else None
+    accuracies, best = results.accuracies(results.served), tables.leader_of(results)
     facts = [
         Fact(
             spelled(method),
-            tables.spread_text(average_over_columns(accuracies[method], results.columns)),
-            method_warnings(results, method) or f"held-out test, {results.served.name.lower()}, %",
-            accent=method == best,
+            tables.spread_text(average_over_columns(own, results.columns)),
+            tables.method_warnings(results, method)
+            or f"held-out test, {results.served.name.lower()}, %",
+            accent=best is not None and best.is_decided and method == best.method,
         )
-        for method in results.methods
-        if method in accuracies
+        for method, own in accuracies.items()
     ]
     return [Facts(facts)] if len(facts) <= MOST_FACTS else []
 
 
-def _accuracy_section(results: Results) -> Section:
-    blocks: list[Block] = [tables.accuracy_table(results, results.served)]
+def _accuracy_section(results: Results) -> Section | None:
+    rule = results.served
+    blocks: list[Block] = [tables.accuracy_table(results, rule)]
     if len(results.columns) > MOST_COLUMNS and len(results.axes) > 1:
-        by_axis = [
-            tables.accuracy_table(results, results.served, axis=axis) for axis in results.axes
-        ]
+        by_axis = [tables.accuracy_table(results, rule, axis=axis) for axis in results.axes]
         blocks = [*by_axis, Fold("Every column", blocks)]
-    if (chart := charts.learning_curves(results)) is not None:
-        blocks.append(chart)
-    for split, title in ((VAL, "Held-out validation"), (ID_TEST, "In-domain test")):
-        if results.accuracies(results.served, split):
-            blocks.append(
-                Fold(
-                    f"{title}, {results.served.name.lower()}",
-                    [tables.accuracy_table(results, results.served, split)],
-                )
-            )
-    return Section("Accuracy", blocks)
+    others = [
+        Fold(f"{split_heading(s)}, {rule.name.lower()}", [tables.accuracy_table(results, rule, s)])
+        for s in (VAL, ID_TEST)
+        if results.accuracies(rule, s)
+    ]
+    return section_of("Accuracy", *blocks, charts.learning_curves(results), *others)
 
 
-def _best_section(results: Results) -> Section | None:
-    found = about_best(results)
-    return None if found is None else Section(found[0], [Prose(found[1])])
-
-
-def _metrics_section(results: Results) -> Section | None:
-    table = compared_metrics(results)
-    return Section("Metrics", [table]) if table is not None else None
-
-
-def _margin_section(results: Results) -> Section | None:
-    accuracies = results.accuracies(results.served)
-    table = tables.margin_table(results, results.served)
-    if table is None:
+def _metrics_table(results: Results) -> Table | None:
+    """Every metric of every method on held-out test domains, final round, means over runs."""
+    names = more_metrics(results.runs())
+    if len(names) < 2:
         return None
-    base = "fedavg" if "fedavg" in accuracies else next(iter(accuracies))
-    found = [table, charts.margin_plot(accuracies, base), charts.rank_plot(accuracies)]
-    return Section("Margins and ranks", [block for block in found if block is not None])
+
+    def metric(name: str) -> MadeColumn[tuple[str, str]]:
+        return column(
+            metric_title(name),
+            lambda pair: percent(results.mean(pair[0], name, FINAL.name, TEST, pair[1])),
+        )
+
+    columns: list[MadeColumn[tuple[str, str]]] = [
+        text_column("Method", lambda pair: spelled(pair[0])),
+        text_column("Over domains", lambda pair: AGGREGATE_WORDS[pair[1]]),
+        *map(metric, names),
+    ]
+    caption = (
+        "Held-out test domains after the final round, percent, mean over all runs of a method "
+        f"that have the number. {METRICS_CAPTION}"
+    )
+    pairs = itertools.product(results.methods, AGGREGATE_WORDS)
+    return table_of(pairs, columns, caption, grouped=True)
 
 
 def _rules_section(results: Results) -> Section:
-    blocks: list[Block] = [tables.rules_table(results)]
-    for rule in SELECTION_RULES.values():
-        if rule != results.served and results.accuracies(rule):
-            blocks.append(
-                Fold(f"{rule.name}, every column", [tables.accuracy_table(results, rule)])
-            )
-    return Section("Which round counts", blocks)
+    others = [
+        Fold(f"{rule.name}, every column", [tables.accuracy_table(results, rule)])
+        for rule in SELECTION_RULES.values()
+        if rule != results.served and results.accuracies(rule)
+    ]
+    return Section("Which round counts", [tables.rules_table(results), *others])
 
 
-def _axis_sections(results: Results) -> list[Section]:
-    found = [(axis, charts.axis_curves(results, axis)) for axis in results.axes]
-    return [Section(f"By {readable(axis)}", [chart]) for axis, chart in found if chart is not None]
-
-
-def _settings_section(results: Results) -> Section | None:
+def _differing_settings(results: Results) -> Block | None:
     """The settings in which a few runs differ; None of more runs than a table has room for."""
     found = {row.run.folder: (spelled(row.method), row.run) for row in results.rows if row.run}
     if not 1 < len(found) <= MOST_COLUMNS:
@@ -317,47 +193,225 @@ def _settings_section(results: Results) -> Section | None:
     labels, runs = zip(*found.values())
     if len(set(labels)) < len(labels):
         labels = tuple(run.folder.name for run in runs)
-    table = differing_settings(runs, labels)
-    if table is None:
+    flat = [dict(flatten(run.experiment)) for run in runs]
+    keys = dict.fromkeys(key for settings in flat for key in settings if key != "name")
+    differing = [key for key in keys if len({settings.get(key) for settings in flat}) > 1]
+    if not differing:
         return None
-    few = len(table.rows) <= FEW_SETTINGS
-    blocks: list[Block] = [table if few else Fold(counted(len(table.rows), "setting"), [table])]
-    return Section("What differs", blocks)
+
+    def setting(label: str, settings: Mapping[str, str]) -> MadeColumn[str]:
+        return text_column(label, lambda key: settings.get(key, MISSING))
+
+    columns = [text_column("Setting", str), *map(setting, labels, flat)]
+    table = table_of(differing, columns, "Everything else is the same in all runs.")
+    few = len(differing) <= FEW_SETTINGS
+    return table if few else Fold(counted(len(differing), "setting"), [table])
 
 
 def _paper_section(results: Results) -> Section | None:
-    if not results.paper and not results.differences:
-        return None
-    found = [tables.paper_table(results, split) for split in SPLITS]
-    blocks: list[Block] = [table for table in found if table is not None]
-    if results.differences:
-        blocks.append(_list("How this setting differs from the paper's", results.differences))
     notes: Sequence[str] = (results.paper or {}).get("notes") or ()
-    if notes:
-        blocks.append(_list("About the paper's numbers", notes))
-    return Section("Beside the paper", blocks)
+    lists = {
+        "How this setting differs from the paper's": results.differences,
+        "About the paper's numbers": notes,
+    }
+    return section_of(
+        "Beside the paper",
+        *(tables.paper_table(results, split) for split in SPLITS),
+        *(table_of(texts, [text_column(h, str)]) for h, texts in lists.items() if texts),
+    )
 
 
-def _list(heading: str, texts: Sequence[str]) -> Table:
-    return table_of(texts, [(text_column(heading), str)])
+def _cost_table(results: Results) -> Table | None:
+    """What a run of each method took, mean over its runs; None without any."""
+    methods = [method for method in results.methods if results.runs(method)]
+    costs = {m: [(cost_of(r), max(1, r.rounds_done)) for r in results.runs(m)] for m in methods}
 
+    def mean(
+        heading: str,
+        note: str,
+        shown: Callable[[float | None], str],
+        amount: Callable[[Cost, int], float | None],
+    ) -> MadeColumn[str]:
+        def cell(method: str) -> str:
+            amounts = [amount(*cost) or 0.0 for cost in costs[method]]
+            return shown(math.fsum(amounts) / len(amounts))
 
-def _cost_section(results: Results) -> Section | None:
-    found = [charts.accuracy_against(results, what) for what in ("bytes", "seconds")]
-    blocks = [block for block in [cost_table(results), *found] if block is not None]
-    return Section("Cost", blocks) if blocks else None
+        return column(heading, cell, note)
+
+    columns = [
+        mean("Time", "a run", duration, lambda c, n: c.total_seconds),
+        mean("Training", "a round", duration, lambda c, n: c.seconds.get("train", 0.0) / n),
+        mean("Aggregation", "a round", duration, lambda c, n: c.seconds.get("aggregate", 0.0) / n),
+        mean("Before training", "", duration, lambda c, n: c.seconds.get("setup")),
+        mean("Images", "per second", number, lambda c, n: c.images_per_second),
+        mean("From a client", "per round", size, lambda c, n: c.bytes.get("up_per_client_round")),
+        mean(
+            "From a client",
+            "before training",
+            size,
+            lambda c, n: c.bytes.get("setup_up_per_client"),
+        ),
+        mean("Peak memory", "", size, lambda c, n: c.peak_memory),
+    ]
+    return (
+        tables.by_method(methods, columns, "Mean over the runs of a method.") if methods else None
+    )
 
 
 def _runs_section(results: Results) -> Section:
     columns: list[MadeColumn[ResultRow]] = [
-        (text_column("Method"), lambda row: spelled(row.method)),
-        (text_column("Column"), lambda row: readable(results.column(row))),
-        (Column("Seed"), lambda row: str(row.seed)),
-        (
-            Column("Test", results.served.name.lower()),
+        text_column("Method", lambda row: spelled(row.method)),
+        text_column("Column", lambda row: readable(results.column(row))),
+        column("Seed", lambda row: str(row.seed)),
+        column(
+            "Test",
             lambda row: Cell(percent(row.accuracy(results.served)), strong=True),
+            results.served.name.lower(),
         ),
-        (text_column("Folder"), lambda row: row.folder),
+        text_column("Folder", lambda row: row.folder),
     ]
     table = table_of(results.rows, columns)
     return Section("Runs", [Fold(counted(len(results.rows), "run"), [table])])
+
+
+def _steps(results: Results) -> Iterator[Step]:
+    """What to do next; nothing for folders that no plan holds together."""
+    folders = {run.folder.parent for run in results.runs()}
+    plan = folders.pop() / "plan.yaml" if len(folders) == 1 else None
+    if plan is None or not plan.is_file():
+        return
+    again = ("compare", str(plan), "--out", str(plan.parent))
+    if results.open:
+        yield "Carry out what is missing; complete runs are kept:", command(*again)
+    codes = {one.code for method in results.methods for one in about_method(results, method)}
+    planned = {run.rounds_planned for run in results.runs()}
+    if STILL_RISING in codes and len(planned) == 1 and (rounds := planned.pop()):
+        longer = (*again[:3], f"{plan.parent}-longer", "--rounds", str(2 * rounds))
+        yield "Accuracy still rose in some runs: train twice as long:", command(*longer)
+    best = tables.leader_of(results)
+    if len(results.methods) > 1 and not (best and best.is_decided):
+        seeds = max(2 * len(results.seeds), 3)
+        yield (
+            f"These runs do not decide. Use {number(seeds)} seeds; complete runs are kept:",
+            command(*again, "--seeds", str(seeds)),
+        )
+
+
+# Runs image by image, where their results were kept: who is right where the other is not.
+
+
+MOST_PAIRS = 60
+DRAWS = 500
+T = TypeVar("T")
+
+
+def paired_table(found: PairedRuns, first: str, second: str) -> Table:
+    """Metrics of two runs on the same images, and their differences with intervals."""
+    columns: list[MadeColumn[PairedDifference]] = [
+        text_column("Metric", lambda d: metric_title(d.metric)),
+        text_column("Over domains", lambda d: AGGREGATE_WORDS[d.aggregate]),
+        column(first, lambda d: percent(d.first), "%"),
+        column(second, lambda d: percent(d.second), "%"),
+        *_difference_columns(lambda d: d, "points"),
+    ]
+    caption = (
+        f"{counted(found.images, 'image')} of {', '.join(found.domains[:6])}. Images are drawn "
+        "anew within each domain, the same for both. It is about these two models; what other "
+        "seeds would give it does not know."
+    )
+    return table_of(found.differences, columns, caption)
+
+
+def _difference_columns(
+    difference: Callable[[T], PairedDifference], note: str
+) -> list[MadeColumn[T]]:
+    """A difference of metrics and its interval; bold where that excludes zero."""
+
+    def mean(row: T) -> Cell:
+        one = difference(row)
+        return Cell(tables.points(one.difference), strong=one.low > 0 or one.high < 0)
+
+    def interval(row: T) -> str:
+        one = difference(row)
+        return f"{tables.points(one.low)} to {tables.points(one.high)}"
+
+    return [
+        column("Difference", mean, note),
+        column("95 % interval", interval, "paired bootstrap"),
+    ]
+
+
+def mcnemar_words(found: PairedRuns) -> str:
+    """McNemar's test in a sentence."""
+    test = found.mcnemar
+    rough = test.only_first + test.only_second < FEW_DISCORDANT
+    return (
+        f"McNemar: {number(test.only_first)} images only the first gets right, "
+        f"{number(test.only_second)} only the second; p = {_p_text(test.exact)} (exact), "
+        f"{_p_text(test.asymptotic)} (chi-squared"
+        f"{'; too few images for it: go by the exact one' if rough else ''})."
+    )
+
+
+def _p_text(value: float) -> str:
+    """A p-value with as many digits as say something."""
+    return "< 0.0001" if value < 1e-4 else f"{value:.4f}"
+
+
+class _Pair(NamedTuple):
+    """A run of a method, and that of the base in the same column and seed, image by image."""
+
+    row: ResultRow
+    found: PairedRuns
+
+    def pooled(self) -> PairedDifference:
+        """The difference in accuracy over all images."""
+        wanted = ("accuracy", "pooled")
+        return next(d for d in self.found.differences if (d.metric, d.aggregate) == wanted)
+
+
+def _paired_section(results: Results) -> Section | None:
+    """Every method against the first one, image by image; None where nobody kept results."""
+    base = spelled(results.methods[0]) if results.methods else ""
+    pairs = list(_runs_in_pairs(results))
+    compared: list[_Pair] = []
+    for row, *runs in pairs[:MOST_PAIRS]:
+        with suppress(FeddgError):  # other images, or no PyArrow: no number is better than a wrong
+            first, second = (read_image_results(run.folder) for run in runs)
+            compared.append(_Pair(row, compare_images(first, second, TEST, draws=DRAWS)))
+    columns: list[MadeColumn[_Pair]] = [
+        text_column("Method", lambda pair: spelled(pair.row.method)),
+        text_column("Column", lambda pair: results.column(pair.row) or MISSING),
+        column("Seed", lambda pair: str(pair.row.seed)),
+        *_difference_columns(_Pair.pooled, f"points to {base}"),
+        column("Only it", lambda pair: pair.found.mcnemar.only_first, "right"),
+        column(f"Only {base}", lambda pair: pair.found.mcnemar.only_second, "right"),
+        column("McNemar", lambda pair: _p_text(pair.found.mcnemar.exact), "p, exact"),
+    ]
+    caption = (
+        "Accuracy on held-out test images, pooled, of the model that each run serves. One row "
+        "compares two models on the same images; whether it holds for other seeds, the rows of "
+        "other seeds say. Many rows are many tests: some p below 0.05 come by chance."
+    )
+    failed = len(pairs[:MOST_PAIRS]) - len(compared)
+    lacking = f"{counted(failed, 'pair')} could not be compared image by image."
+    cut = f"The first {MOST_PAIRS} of {number(len(pairs))} pairs."
+    return section_of(
+        "Image by image",
+        table_of(compared, columns, caption) if compared else None,
+        Prose(lacking) if failed else None,
+        Prose(cut) if len(pairs) > MOST_PAIRS else None,
+    )
+
+
+def _runs_in_pairs(results: Results) -> Iterator[tuple[ResultRow, RunRecord, RunRecord]]:
+    """A run of another method with its row, and the first's in the same column and seed."""
+    with_images = [
+        (row, row.run) for row in results.rows if row.run and is_file(results_file(row.run.folder))
+    ]
+    places = {(row.method, *row.place[1:]): run for row, run in with_images}
+    for method in results.methods[1:]:
+        for row, run in with_images:
+            other = places.get((results.methods[0], *row.place[1:]))
+            if row.method == method and other is not None:
+                yield row, run, other

@@ -2,9 +2,8 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import cycle
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TypeVar
 
 from feddg.records import (
     AttackRow,
@@ -14,153 +13,219 @@ from feddg.records import (
     MembershipRow,
     MessageRow,
     ReconstructionRow,
+    Row,
 )
-from feddg.report.blocks import Block, Cell, Chart, Code, Column, Fold, Prose, Section, Table
-from feddg.report.charts import HELD_OUT_COLOURS, TRAINING_COLOURS, chart_of, line_of
-from feddg.report.text import MISSING, counted, listed, number, readable, size
+from feddg.report.blocks import (
+    Block,
+    Cell,
+    Code,
+    Fold,
+    MadeColumn,
+    Prose,
+    Section,
+    Table,
+    column,
+    table_of,
+    text_column,
+)
+from feddg.report.charts import roc_chart
 from feddg.runs.reading import LedgerRecord, RunRecord
+from feddg.text import MISSING, counted, listed, number, readable, size
 
-PURPOSES = {
-    "describe": "Description of the site's data, once before training",
-    "agree": "What the server made of the descriptions",
-    "train": "Model to train on",
-    "update": "Trained model",
-}
-DIRECTIONS = {
-    "up": "site\N{NO-BREAK SPACE}→\N{NO-BREAK SPACE}server",
-    "down": "server\N{NO-BREAK SPACE}→\N{NO-BREAK SPACE}site",
-}
-MOST_LAYOUTS = 4
+WEIGHTS = "weights"
+STATISTICS = ("running_mean", "running_var")
+COUNTS = "counts and means of losses"
+OWN_NAMES = {WEIGHTS: "the network's weights", "statistics": "normalisation statistics"}
+LOGS = ("terms/", "examples", "images", "seconds")
+MOST_KINDS = 12
 
 
-def ledger_table(ledger: LedgerRecord) -> Table:
-    """Every kind of message: what it holds, how large it is, how often it was sent."""
-    headings = ("Message", "Direction", "What is in it")
-    columns = [Column(heading, numeric=False) for heading in headings]
-    columns += [Column("Size of one"), Column("Sent"), Column("Sites"), Column("Total")]
-    rows = [
-        _purpose_row(ledger, purpose, direction, messages)
-        for (purpose, direction), messages in messages_by_purpose(ledger).items()
+@dataclass
+class _Entry:
+    """One kind of thing that left the sites: a name in messages of one purpose.
+
+    Attributes:
+        purpose: of the messages.
+        name: of the thing in them.
+        passed_on: whether clients were sent the same, each on its own.
+        numbers: the most that one client sent of it in one message.
+        sent: how often, by client.
+    """
+
+    purpose: str
+    name: str
+    passed_on: bool
+    numbers: int = 0
+    sent: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        """``purpose/name``, as attacks name it."""
+        return f"{self.purpose}/{self.name}"
+
+    @property
+    def times(self) -> int:
+        """The most that one client sent it."""
+        return max(self.sent.values())
+
+
+def leaks_section(run: RunRecord) -> Section | None:
+    """The section, or None where nothing was sent."""
+    if not run.ledger.messages:
+        return None
+    attacks, entries = run.attacks, _entries(run.ledger)
+    blocks: list[Block] = [
+        Prose(_ledger_sentences(run.ledger)),
+        _entries_table(run, entries),
+        Prose(_for_the_officer(run, entries), notice=True),
     ]
-    total = sum(message.bytes for message in ledger.messages)
-    rows.append(
-        [
-            *(Cell(text) for text in ("All messages", "", "", "")),
-            Cell(number(len(ledger.messages))),
-            Cell(number(len({message.client for message in ledger.messages}))),
-            Cell(size(total), strong=True),
-        ]
-    )
-    return Table(
-        columns, rows, "Every message of the run is counted here; 1 MB is 1,000,000 bytes."
-    )
+    if found := attack_tables(attacks):
+        roc = roc_chart([row for row in attacks if isinstance(row, MembershipRow)])
+        charts = [] if roc is None else [roc]
+        blocks.append(Fold("What the attacks found, in numbers", [*found, *charts]))
+    else:
+        described = [one for one in entries if one.purpose == "describe"]
+        shares = any(one.name not in OWN_NAMES for one in described)
+        kind = "server --public FOLDER_OF_PHOTOGRAPHS" if shares else "membership"
+        blocks.append(Prose("No attack has been tried on this run. To try one:"))
+        blocks.append(Code(f"feddg privacy attack {run.folder} --kind {kind}"))
+    blocks.append(Fold("Every message, tensor by tensor", [_ledger_table(run.ledger)]))
+    return Section("What left the sites, and what it gives away", blocks)
 
 
-def messages_by_purpose(ledger: LedgerRecord) -> dict[tuple[str, str], list[MessageRow]]:
-    """The messages by (purpose, direction), in the order of first appearance."""
-    groups: dict[tuple[str, str], list[MessageRow]] = {}
+# What was sent, by what it holds.
+
+
+def _entries(ledger: LedgerRecord) -> list[_Entry]:
+    """Everything that left a site, in the order of first appearance."""
+    found: dict[tuple[str, str], _Entry] = {}
+    passed_on = {("describe", name) for name in _passed_on(ledger)}
     for message in ledger.messages:
-        groups.setdefault((message.purpose, message.direction), []).append(message)
-    return groups
+        layout = ledger.layouts.get(message.layout)
+        if message.direction != "up" or layout is None:
+            continue
+        for name, count in _content(layout).items():
+            key = message.purpose, name
+            entry = found.setdefault(key, _Entry(*key, passed_on=key in passed_on))
+            entry.numbers = max(entry.numbers, count)
+            entry.sent[message.client] = entry.sent.get(message.client, 0) + 1
+    return list(found.values())[:MOST_KINDS]
 
 
-def _purpose_row(
-    ledger: LedgerRecord, purpose: str, direction: str, messages: Sequence[MessageRow]
-) -> list[Cell]:
-    sizes = [message.bytes for message in messages]
-    layouts = [
-        ledger.layouts[name]
-        for name in dict.fromkeys(message.layout for message in messages)
-        if name in ledger.layouts
+def _content(layout: LayoutRow) -> dict[str, int]:
+    """How many numbers of what a message holds; what a log says is no content."""
+    counts: dict[str, int] = {}
+    for tensor in layout.tensors:
+        name = tensor.name
+        if name.startswith("weights/"):
+            name = "statistics" if name.endswith(STATISTICS) else WEIGHTS
+        counts[name] = counts.get(name, 0) + math.prod(tensor.shape)
+    if any(name == "examples" or not name.startswith(LOGS) for name in layout.scalars):
+        counts[COUNTS] = len(layout.scalars)
+    return counts
+
+
+def _passed_on(ledger: LedgerRecord) -> Iterator[str]:
+    """What the setup handed to every client as it came from each: several rows of one name."""
+
+    def shapes(direction: str, purpose: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+        for message in ledger.messages:
+            layout = ledger.layouts.get(message.layout)
+            if layout is not None and (message.direction, message.purpose) == (direction, purpose):
+                yield from ((tensor.name, tuple(tensor.shape)) for tensor in layout.tensors)
+
+    sent = dict(shapes("up", "describe"))
+    for name, shape in shapes("down", "agree"):
+        if name in sent and len(shape) == len(sent[name]) and shape[0] > sent[name][0]:
+            yield name
+
+
+def _entries_table(run: RunRecord, entries: Sequence[_Entry]) -> Table:
+    def readers(entry: _Entry) -> str:
+        if entry.passed_on:
+            return "the server, and every site as it came"
+        return "the server; sites see what it makes of all"
+
+    columns: list[MadeColumn[_Entry]] = [
+        text_column("What", lambda one: OWN_NAMES.get(one.name, one.name)),
+        text_column(
+            "Message", lambda o: "before training" if o.purpose == "describe" else o.purpose
+        ),
+        column("Numbers from one site", lambda one: one.numbers, "at most, each time"),
+        column("Times", lambda one: one.times, "at most"),
+        column("Sites", lambda one: len(one.sent)),
+        text_column("Who saw it", readers),
+        column("Epsilon", lambda one: _epsilon(run, one.purpose) or "none", "for delta"),
+        text_column(
+            "What an attack learned",
+            lambda one: "; ".join(_findings(run.attacks, one.key)) or "not tried",
+        ),
     ]
-    return [
-        Cell(purpose_text(purpose)),
-        Cell(DIRECTIONS.get(direction, direction)),
-        _content_cell(layouts),
-        Cell(size_range(sizes)),
-        Cell(f"{number(len(messages))} ×"),
-        Cell(number(len({message.client for message in messages}))),
-        Cell(size(sum(sizes))),
-    ]
+    caption = (
+        "Only an epsilon is a guarantee, against every attack. An attack that failed shows that "
+        "this attack failed."
+    )
+    return table_of(entries, columns, caption)
 
 
-def purpose_text(purpose: str) -> str:
-    """What a message is for, in words."""
-    kind, _, name = purpose.partition(":")
-    if kind in ("ask", "answer") and name:
-        return f"{'Question' if kind == 'ask' else 'Answer'}: {readable(name)}"
-    return PURPOSES.get(purpose, readable(purpose))
+def _epsilon(run: RunRecord, purpose: str) -> str:
+    """What the run's account says of a kind of message; empty without noise."""
+    return "; ".join(
+        f"{row.epsilon:.3g} at {row.delta:g}, per {row.unit}, noised at the {row.noised_at}"
+        for row in run.privacy.values()
+        if row.message == purpose
+    )
 
 
-def size_range(sizes: Sequence[int]) -> str:
-    """``44.8 MB``, or ``1.2 kB to 3.4 kB`` when messages differ in size."""
-    lowest, highest = size(min(sizes)), size(max(sizes))
-    return lowest if lowest == highest else f"{lowest} to {highest}"
+def _for_the_officer(run: RunRecord, entries: Sequence[_Entry]) -> str:
+    def phrase(entry: _Entry) -> str:
+        often = "once" if entry.times == 1 else f"up to {number(entry.times)} times"
+        title = OWN_NAMES.get(entry.name, f"“{entry.name}”")
+        return f"{title} ({number(entry.numbers)} numbers, {often})"
 
-
-def _content_cell(layouts: Sequence[LayoutRow]) -> Cell:
-    if not layouts:
-        return Cell(MISSING)
-    items: list[str] = []
-    for number_, layout in enumerate(layouts[:MOST_LAYOUTS], start=1):
-        items += [f"Form {number_} of {len(layouts)}:"] if len(layouts) > 1 else []
-        items += _layout_items(layout)
-    if len(layouts) > MOST_LAYOUTS:
-        items.append(f"and {len(layouts) - MOST_LAYOUTS} more forms, which differ in shapes")
-    return Cell(_content_text(layouts), items=tuple(items))
-
-
-def _content_text(layouts: Sequence[LayoutRow]) -> str:
-    if len(layouts) > 1:
-        return f"{len(layouts)} forms"
-    layout = layouts[0]
-    parts = [counted(len(layout.tensors), "tensor")] if layout.tensors else []
-    parts += [counted(len(layout.scalars), "number")] if layout.scalars else []
-    return " and ".join(parts) or "nothing but the request"
-
-
-def _layout_items(layout: LayoutRow) -> list[str]:
-    items = [
-        f"{tensor.name} ({_shape(tensor.shape)} {tensor.dtype}, {size(tensor.bytes)})"
-        for tensor in layout.tensors
-    ]
-    return items + [f"{name} (a number)" for name in layout.scalars]
-
-
-def _shape(shape: Sequence[int]) -> str:
-    return " × ".join(str(length) for length in shape) or "1"
-
-
-def ledger_sentences(ledger: LedgerRecord) -> str:
-    """What left each site, in plain words."""
-    sent: dict[int, int] = {}
-    for message in ledger.messages:
-        if message.direction == "up":
-            sent[message.client] = sent.get(message.client, 0) + message.bytes
-    if not sent:
-        return "No site has sent anything yet."
-    parts = [
-        _sent_phrase(purpose, size_range([message.bytes for message in messages]))
-        for (purpose, direction), messages in messages_by_purpose(ledger).items()
-        if direction == "up"
-    ]
+    things = [phrase(entry) for entry in entries if entry.name != COUNTS]
+    sites = counted(max((len(one.sent) for one in entries), default=0), "site")
+    bound = (
+        "Differential privacy bounds what anybody can learn from some of it (column Epsilon)."
+        if any(_epsilon(run, one.purpose) for one in entries)
+        else "Differential privacy was not used, so nothing bounds what somebody with more means "
+        "could learn."
+    )
     return (
-        f"Each site sent {listed(parts)}. Over the whole run that came to at most "
-        f"{size(max(sent.values()))} from one site, and to {size(sum(sent.values()))} from "
-        f"{counted(len(sent), 'site')} together. The table lists everything that crossed a site's "
-        "border, tensor by tensor."
+        f"For a data-protection record: images stayed where they were; each of {sites} sent "
+        f"{listed(things) or 'counts'}. {_tried(run.attacks)} {bound}"
     )
 
 
-def _sent_phrase(purpose: str, amount: str) -> str:
-    if purpose == "describe":
-        return f"a description of its data ({amount}) once before training"
-    if purpose == "update":
-        return f"its trained model ({amount}) in every round it took part in"
-    return f"“{purpose_text(purpose)}” ({amount} each time)"
+def _tried(attacks: Sequence[AttackRow]) -> str:
+    """What attacks say in one sentence, with its limits."""
+    if not attacks:
+        return "No attack on what was sent has been tried on this run."
+    sent = [row for row in _rows(attacks, ReconstructionRow) if row.fed == "sent"]
+    drawn = {row.entry for row in sent if row.domain == "all" and row.rank_high < CHANCE}
+    membership = _rows(attacks, MembershipRow)
+    members = {row.entry for row in membership if row.low > CHANCE}
+    parts = []
+    if drawn:
+        parts.append(
+            f"images drawn from {listed(sorted(drawn))} pointed to the true ones more often than "
+            "chance"
+        )
+    elif sent:
+        parts.append("it could not be told that what was drawn from it pointed to the true images")
+    if members:
+        source = listed(sorted(members))
+        parts.append(f"whether an image was a site's own could be told from {source}")
+    elif membership:
+        parts.append("whether an image was a site's own could not be told for certain")
+    parts = parts or ["images were searched for in single updates (see the table)"]
+    return (
+        f"In the attacks tried here, with the images and the effort stated, {listed(parts)}; a "
+        "stronger attack may find more."
+    )
 
 
-# What attacks on a run found, as tables.
+# What attacks found, as tables.
 
 
 FED_WORDS = {
@@ -172,174 +237,136 @@ READERS = {"server": "the server", "client": "another client"}
 CHANCE = 0.5
 TOO_WIDE = 0.3
 """An interval of ranks or of AUC from which nothing can be told."""
+R = TypeVar("R", bound=Row)
+
+
+def _rows(rows: Sequence[AttackRow], kind: type[R]) -> list[R]:
+    return [row for row in rows if isinstance(row, kind)]
 
 
 def attack_tables(rows: Sequence[AttackRow]) -> list[Table]:
     """A table for each kind of attack that was made."""
-    reconstructions = [row for row in rows if isinstance(row, ReconstructionRow)]
-    differences = [row for row in rows if isinstance(row, DifferenceRow)]
-    inversions = [row for row in rows if isinstance(row, InversionRow)]
-    members = [row for row in rows if isinstance(row, MembershipRow)]
     tables = [
-        _reconstructions(reconstructions) if reconstructions else None,
-        _differences(differences) if differences else None,
-        _inversions(inversions) if inversions else None,
-        _memberships(members) if members else None,
+        _reconstructions(_rows(rows, ReconstructionRow)),
+        _differences(_rows(rows, DifferenceRow)),
+        _inversions(_rows(rows, InversionRow)),
+        _memberships(_rows(rows, MembershipRow)),
     ]
-    return [table for table in tables if table is not None]
+    return [table for table in tables if table.rows]
 
 
 def _reconstructions(rows: Sequence[ReconstructionRow]) -> Table:
-    names = list(dict.fromkeys(name for row in rows for name in row.scores))
-    columns = [Column(name, numeric=False) for name in ("Read", "By", "Drawn from", "Domain")]
-    columns += [Column("Images"), Column("PSNR", "dB"), Column("SSIM")]
-    columns += [Column(name) for name in names]
-    columns += [Column("Rank", "0.5 is chance"), Column("Found first", "chance")]
-    cells = [
-        [
-            *(Cell(text) for text in (row.entry, READERS[row.attacker], FED_WORDS[row.fed])),
-            Cell(row.domain),
-            Cell(number(row.images)),
-            Cell(_short(row.psnr, 1)),
-            Cell(_short(row.ssim, 3)),
-            *(Cell(_short(row.scores.get(name), 3)) for name in names),
-            Cell(_with_interval(row.rank, row.rank_low, row.rank_high)),
-            Cell(f"{_short(row.first, 2)} ({_short(row.first_chance, 2)})"),
-        ]
-        for row in rows
+    columns: list[MadeColumn[ReconstructionRow]] = [
+        text_column("Read", lambda row: row.entry),
+        text_column("By", lambda row: READERS[row.attacker]),
+        text_column("Drawn from", lambda row: FED_WORDS[row.fed]),
+        text_column("Domain", lambda row: row.domain),
+        column("Images", lambda row: row.images),
+        column("PSNR", lambda row: _digits(row.psnr, 1), "dB"),
+        *_similarity_columns(rows),
+        column(
+            "Found first",
+            lambda row: f"{_digits(row.first, 2)} ({_digits(row.first_chance, 2)})",
+            "chance",
+        ),
     ]
-    return Table(
-        columns,
-        cells,
+    caption = (
         "Images drawn again from what was sent beside weights. Higher PSNR and SSIM, and lower "
         "distances, mean more alike. Rank: share of the domain's other images that are nearer to "
         "the drawn one than the true image, with its 95 % interval over clients. A name in "
-        "brackets is the network that judged; FID, KID, IS and LPIPS stand for the published ones.",
+        "brackets is the network that judged; FID, KID, IS and LPIPS stand for the published ones."
     )
+    return table_of(rows, columns, caption)
+
+
+def _similarity_columns(
+    rows: Sequence[ReconstructionRow] | Sequence[InversionRow],
+) -> Iterator[MadeColumn[ReconstructionRow | InversionRow]]:
+    """SSIM, the further scores and the rank."""
+    yield column("SSIM", lambda row: _digits(row.ssim, 3))
+    for name in dict.fromkeys(name for row in rows for name in row.scores):
+        yield _score_column(name)
+    yield column(
+        "Rank", lambda row: _with_interval(row.rank, row.rank_low, row.rank_high), "0.5 is chance"
+    )
+
+
+def _score_column(name: str) -> MadeColumn[ReconstructionRow | InversionRow]:
+    return column(name, lambda row: _digits(row.scores.get(name), 3))
 
 
 def _differences(rows: Sequence[DifferenceRow]) -> Table:
-    columns = [Column("Read", numeric=False), Column("By", numeric=False)]
-    columns += [Column("Metric", numeric=False), Column("Image's own minus sent"), Column("Images")]
-    cells = [
-        [
-            Cell(row.entry),
-            Cell(READERS[row.attacker]),
-            Cell(row.metric),
-            Cell(_with_interval(row.mean, row.low, row.high, 3)),
-            Cell(number(row.images)),
-        ]
-        for row in rows
+    columns: list[MadeColumn[DifferenceRow]] = [
+        text_column("Read", lambda row: row.entry),
+        text_column("By", lambda row: READERS[row.attacker]),
+        text_column("Metric", lambda row: row.metric),
+        column(
+            "Image's own minus sent", lambda row: _with_interval(row.mean, row.low, row.high, 3)
+        ),
+        column("Images", lambda row: row.images),
     ]
-    return Table(
-        columns,
-        cells,
+    caption = (
         "How much more an image's own vector would have given away than what was sent, on the same "
         "true images: mean over clients with its 95 % interval. Where the interval of rank lies "
-        "below 0, what was sent hides images better than their own vectors would.",
+        "below 0, what was sent hides images better than their own vectors would."
     )
+    return table_of(rows, columns, caption)
 
 
 def _inversions(rows: Sequence[InversionRow]) -> Table:
-    names = list(dict.fromkeys(name for row in rows for name in row.scores))
-    columns = [Column("Images behind an update"), Column("Step", numeric=False), Column("Images")]
-    columns += [Column("PSNR", "dB"), Column("of another update", "chance"), Column("SSIM")]
-    columns += [Column(name) for name in names] + [Column("Rank", "0.5 is chance")]
-    cells = [
-        [
-            Cell(number(row.batch_size)),
-            Cell("the run's optimizer" if row.optimizer == "own" else "plain SGD"),
-            Cell(number(row.images)),
-            Cell(_short(row.psnr, 1)),
-            Cell(_short(row.unrelated_psnr, 1)),
-            Cell(_short(row.ssim, 3)),
-            *(Cell(_short(row.scores.get(name), 3)) for name in names),
-            Cell(_with_interval(row.rank, row.rank_low, row.rank_high)),
-        ]
-        for row in sorted(rows, key=lambda row: (row.optimizer, row.batch_size))
+    columns: list[MadeColumn[InversionRow]] = [
+        column("Images behind an update", lambda row: row.batch_size),
+        text_column(
+            "Step", lambda row: "the run's optimizer" if row.optimizer == "own" else "plain SGD"
+        ),
+        column("Images", lambda row: row.images),
+        column("PSNR", lambda row: _digits(row.psnr, 1), "dB"),
+        column("of another update", lambda row: _digits(row.unrelated_psnr, 1), "chance"),
+        *_similarity_columns(rows),
     ]
-    return Table(
-        columns,
-        cells,
+    caption = (
         "Images searched for in single clients' updates (gradient inversion): one step on the "
-        "whole batch, labels known, no augmentation, which favours the attacker.",
+        "whole batch, labels known, no augmentation, which favours the attacker."
     )
+    return table_of(sorted(rows, key=lambda row: (row.optimizer, row.batch_size)), columns, caption)
 
 
 def _memberships(rows: Sequence[MembershipRow]) -> Table:
-    columns = [Column("Read", numeric=False), Column("Attack", numeric=False)]
-    columns += [Column("AUC", "0.5 is chance"), Column("Found at 1 % false alarms", "chance: 1 %")]
-    columns += [Column("Clients"), Column("Members"), Column("Others")]
-    cells = [
-        [
-            Cell(row.entry),
-            Cell(row.attack),
-            Cell(_with_interval(row.auc, row.low, row.high)),
-            Cell(f"{100 * row.early:.1f} %"),
-            *(Cell(number(count)) for count in (row.clients, row.members, row.others)),
-        ]
-        for row in rows
+    columns: list[MadeColumn[MembershipRow]] = [
+        text_column("Read", lambda row: row.entry),
+        text_column("Attack", lambda row: row.attack),
+        column("AUC", lambda row: _with_interval(row.auc, row.low, row.high), "0.5 is chance"),
+        column("Found at 1 % false alarms", lambda row: f"{100 * row.early:.1f} %", "chance: 1 %"),
+        column("Clients", lambda row: row.clients),
+        column("Members", lambda row: row.members),
+        column("Others", lambda row: row.others),
     ]
-    return Table(
-        columns,
-        cells,
-        "Whether what a client sends tells that an image was its own: area under the ROC curve, "
-        "mean over clients with its 95 % interval.",
-    )
-
-
-def roc_chart(rows: Sequence[AttackRow]) -> Chart | None:
-    """The ROC curves of the membership attacks above the line of chance; None without any."""
-    found = [row for row in rows if isinstance(row, MembershipRow) and row.curve]
-    if not found:
-        return None
-    colours = cycle((*HELD_OUT_COLOURS, *TRAINING_COLOURS))
-    lines = [
-        line_of(row.curve, f"{row.entry}, {row.attack}", colour)
-        for row, colour in zip(found, colours)
-    ]
-    lines.append(line_of(((0, 0), (1, 1)), "chance", "#888888", width=1))
-    layout = {
-        "showlegend": True,
-        "xaxis": {"title": {"text": "others taken for members"}, "range": [0, 1]},
-        "yaxis": {"title": {"text": "members found"}, "range": [0, 1]},
-    }
     caption = (
-        "Membership: share of a client's own images that were found, against the share of others "
-        "taken for them. On the line of chance nothing is told."
+        "Whether what a client sends tells that an image was its own: area under the ROC curve, "
+        "mean over clients with its 95 % interval."
     )
-    return chart_of(lines, layout, 360 + 12 * len(lines), caption)
-
-
-def learned(rows: Sequence[AttackRow], key: str) -> str:
-    """What attacks learned from one kind of message, in a few words; empty if none was made.
-
-    Args:
-        rows: of all attacks.
-        key: ``purpose/name`` of the entry, or ``update/weights``.
-    """
-    return "; ".join(_findings(rows, key))
+    return table_of(rows, columns, caption)
 
 
 def _findings(rows: Sequence[AttackRow], key: str) -> Iterator[str]:
+    """What attacks learned from one kind of message, ``purpose/name``, in a few words each."""
     for row in rows:
         if isinstance(row, ReconstructionRow) and row.entry == key:
             if row.fed == "sent" and row.domain == "all":
-                verdict = _against_chance(row.rank_low, row.rank_high)
                 yield (
-                    f"images drawn by {READERS[row.attacker]} point {verdict} "
+                    f"images drawn by {READERS[row.attacker]} point "
+                    f"{_against_chance(row.rank_low, row.rank_high)} "
                     f"(rank {_with_interval(row.rank, row.rank_low, row.rank_high)}; 0.5 is chance)"
                 )
-        elif isinstance(row, InversionRow) and key == "update/weights":
+        elif isinstance(row, InversionRow) and key == f"update/{WEIGHTS}":
             yield (
-                f"images behind updates of {row.batch_size} found at {_short(row.psnr, 1)} dB "
-                f"({_short(row.unrelated_psnr, 1)} dB is chance)"
+                f"images behind updates of {row.batch_size} found at {_digits(row.psnr, 1)} dB "
+                f"({_digits(row.unrelated_psnr, 1)} dB is chance)"
             )
         elif isinstance(row, MembershipRow) and row.entry == key:
-            verdict = "told" if row.low > CHANCE else "not told for certain"
             yield (
-                f"membership {verdict} by {row.attack} "
-                f"(AUC {_with_interval(row.auc, row.low, row.high)}; 0.5 is chance)"
+                f"membership {'told' if row.low > CHANCE else 'not told for certain'} by "
+                f"{row.attack} (AUC {_with_interval(row.auc, row.low, row.high)}; 0.5 is chance)"
             )
 
 
@@ -353,232 +380,126 @@ def _against_chance(low: float, high: float) -> str:
 
 def _with_interval(mean: float, low: float, high: float, digits: int = 2) -> str:
     if not (math.isfinite(low) and math.isfinite(high)):
-        return _short(mean, digits)
-    return f"{_short(mean, digits)} [{_short(low, digits)}, {_short(high, digits)}]"
+        return _digits(mean, digits)
+    return f"{_digits(mean, digits)} [{_digits(low, digits)}, {_digits(high, digits)}]"
 
 
-def _short(value: float | None, digits: int) -> str:
+def _digits(value: float | None, digits: int) -> str:
     if value is None or not math.isfinite(value):
         return MISSING
     return f"{value:.{digits}f}"
 
 
-# What left the sites, and what it gives away: for a person who has to answer for it.
+# Every message, tensor by tensor.
 
 
-WEIGHTS = "weights"
-STATISTICS = ("running_mean", "running_var")
-OWN_NAMES = {WEIGHTS: "the network's weights", "statistics": "normalisation statistics"}
-LOGS = ("terms/", "examples", "images", "seconds")
-MOST_KINDS = 12
-NO_EPSILON = "none"
+PURPOSES = {
+    "describe": "Description of the site's data, once before training",
+    "agree": "What the server made of the descriptions",
+    "train": "Model to train on",
+    "update": "Trained model",
+}
+DIRECTIONS = {
+    "up": "site\N{NO-BREAK SPACE}→\N{NO-BREAK SPACE}server",
+    "down": "server\N{NO-BREAK SPACE}→\N{NO-BREAK SPACE}site",
+}
+MOST_LAYOUTS = 4
+_Kind = tuple[tuple[str, str], list[MessageRow]]
+"""Purpose and direction, and the messages."""
 
 
-@dataclass
-class _Left:
-    """One kind of thing that left the sites.
-
-    Attributes:
-        purpose: of the message.
-        name: of the thing in it.
-        numbers: the most that one client sent of it in one message.
-        times: the most that one client sent it.
-        clients: how many sent it.
-        passed_on: whether clients were sent the same, each on its own.
-    """
-
-    purpose: str
-    name: str
-    numbers: int = 0
-    times: int = 0
-    clients: int = 0
-    passed_on: bool = False
-
-    @property
-    def key(self) -> str:
-        """``purpose/name``, as attacks name it."""
-        return f"{self.purpose}/{self.name}"
+def _by_kind(ledger: LedgerRecord) -> list[_Kind]:
+    """The messages by purpose and direction, in the order of first appearance."""
+    kinds: dict[tuple[str, str], list[MessageRow]] = {}
+    for message in ledger.messages:
+        kinds.setdefault((message.purpose, message.direction), []).append(message)
+    return list(kinds.items())
 
 
-def leaks_section(run: RunRecord) -> Section | None:
-    """The section, or None where nothing was sent."""
-    if not run.ledger.messages:
-        return None
-    attacks = run.attacks
-    left = list(_kinds(run))
-    blocks: list[Block] = [Prose(ledger_sentences(run.ledger)), _table(run, left, attacks)]
-    blocks.append(Prose(_for_the_officer(run, left, attacks), notice=True))
-    found: list[Block] = [*attack_tables(attacks)]
-    if found:
-        chart = roc_chart(attacks)
-        found += [chart] if chart is not None else []
-        blocks.append(Fold("What the attacks found, in numbers", found))
-    else:
-        blocks += _how_to_ask(run, left)
-    blocks.append(Fold("Every message, tensor by tensor", [ledger_table(run.ledger)]))
-    return Section("What left the sites, and what it gives away", blocks)
+def _ledger_table(ledger: LedgerRecord) -> Table:
+    """Every kind of message: what it holds, how large it is, how often it was sent."""
+    columns: list[MadeColumn[_Kind]] = [
+        text_column("Message", lambda kind: _purpose_text(kind[0][0])),
+        text_column("Direction", lambda kind: DIRECTIONS.get(kind[0][1], kind[0][1])),
+        text_column("What is in it", lambda kind: _content_cell(ledger, kind[1])),
+        column("Size of one", lambda kind: _size_range(kind[1])),
+        column("Sent", lambda kind: f"{number(len(kind[1]))} ×"),
+        column("Sites", lambda kind: len({message.client for message in kind[1]})),
+        column("Total", lambda kind: size(sum(message.bytes for message in kind[1]))),
+    ]
+    caption = "Every message of the run is counted here; 1 MB is 1,000,000 bytes."
+    table = table_of(_by_kind(ledger), columns, caption)
+    everything = [
+        *("All messages", "", "", ""),
+        number(len(ledger.messages)),
+        number(len({message.client for message in ledger.messages})),
+    ]
+    total = Cell(size(sum(message.bytes for message in ledger.messages)), strong=True)
+    return Table(table.columns, [*table.rows, [*map(Cell, everything), total]], caption)
 
 
-def _kinds(run: RunRecord) -> Iterator[_Left]:
-    """Everything that left a site, in the order of first appearance."""
-    found: dict[tuple[str, str], _Left] = {}
-    times: dict[tuple[str, str, int], int] = {}
-    told = _told(run)
-    for message in run.ledger.messages:
-        layout = run.ledger.layouts.get(message.layout)
-        if message.direction != "up" or layout is None:
-            continue
-        for name, count in _content(layout).items():
-            left = found.setdefault((message.purpose, name), _Left(message.purpose, name))
-            left.numbers = max(left.numbers, count)
-            own = (message.purpose, name, message.client)
-            times[own] = times.get(own, 0) + 1
-            left.passed_on = (message.purpose, name) in told
-    for left in found.values():
-        own_name = (left.purpose, left.name)
-        counts = [n for (purpose, name, _), n in times.items() if (purpose, name) == own_name]
-        left.times, left.clients = max(counts), len(counts)
-    yield from list(found.values())[:MOST_KINDS]
+def _purpose_text(purpose: str) -> str:
+    """What a message is for, in words."""
+    kind, _, name = purpose.partition(":")
+    if kind in ("ask", "answer") and name:
+        return f"{'Question' if kind == 'ask' else 'Answer'}: {readable(name)}"
+    return PURPOSES.get(purpose, readable(purpose))
 
 
-def _content(layout: LayoutRow) -> dict[str, int]:
-    """How many numbers of what a message holds; what a log says is no content."""
-    counts: dict[str, int] = {}
+def _size_range(messages: Sequence[MessageRow]) -> str:
+    """``44.8 MB``, or ``1.2 kB to 3.4 kB`` when messages differ in size."""
+    sizes = [message.bytes for message in messages]
+    lowest, highest = size(min(sizes)), size(max(sizes))
+    return lowest if lowest == highest else f"{lowest} to {highest}"
+
+
+def _content_cell(ledger: LedgerRecord, messages: Sequence[MessageRow]) -> Cell:
+    names = dict.fromkeys(message.layout for message in messages)
+    layouts = [ledger.layouts[name] for name in names if name in ledger.layouts]
+    if not layouts:
+        return Cell(MISSING)
+    if len(layouts) == 1:
+        (layout,) = layouts
+        parts = [counted(len(layout.tensors), "tensor")] if layout.tensors else []
+        parts += [counted(len(layout.scalars), "number")] if layout.scalars else []
+        text = " and ".join(parts) or "nothing but the request"
+        return Cell(text, items=tuple(_layout_items(layout)))
+    items: list[str] = []
+    for place, layout in enumerate(layouts[:MOST_LAYOUTS], start=1):
+        items += [f"Form {place} of {len(layouts)}:", *_layout_items(layout)]
+    if len(layouts) > MOST_LAYOUTS:
+        items.append(f"and {len(layouts) - MOST_LAYOUTS} more forms, which differ in shapes")
+    return Cell(f"{len(layouts)} forms", items=tuple(items))
+
+
+def _layout_items(layout: LayoutRow) -> Iterator[str]:
     for tensor in layout.tensors:
-        name = tensor.name
-        if name.startswith("weights/"):
-            name = "statistics" if name.endswith(STATISTICS) else WEIGHTS
-        size = 1
-        for length in tensor.shape:
-            size *= length
-        counts[name] = counts.get(name, 0) + size
-    further = [name for name in layout.scalars if not name.startswith(LOGS)]
-    if further or any(name == "examples" for name in layout.scalars):
-        counts["counts and means of losses"] = len(layout.scalars)
-    return counts
+        shape = " × ".join(map(str, tensor.shape)) or "1"
+        yield f"{tensor.name} ({shape} {tensor.dtype}, {size(tensor.bytes)})"
+    yield from (f"{name} (a number)" for name in layout.scalars)
 
 
-def _told(run: RunRecord) -> set[tuple[str, str]]:
-    """What the setup handed to every client as it came from each: several rows of one name."""
-    sent = {
-        tensor.name: tensor.shape
-        for message in run.ledger.messages
-        if message.direction == "up" and message.purpose == "describe"
-        for tensor in _tensors(run, message.layout)
-    }
-    return {
-        ("describe", tensor.name)
-        for message in run.ledger.messages
-        if message.direction == "down" and message.purpose == "agree"
-        for tensor in _tensors(run, message.layout)
-        if tensor.name in sent
-        and len(tensor.shape) == len(sent[tensor.name])
-        and tensor.shape[0] > sent[tensor.name][0]
-    }
-
-
-def _tensors(run: RunRecord, layout: str) -> tuple[Any, ...]:
-    found = run.ledger.layouts.get(layout)
-    return found.tensors if found else ()
-
-
-def _table(run: RunRecord, left: list[_Left], attacks: list[AttackRow]) -> Table:
-    columns = [Column("What", numeric=False), Column("Message", numeric=False)]
-    columns += [Column("Numbers from one site", "at most, each time"), Column("Times", "at most")]
-    columns += [Column("Sites"), Column("Who saw it", numeric=False)]
-    columns += [Column("Epsilon", "for delta"), Column("What an attack learned", numeric=False)]
-    rows = [
-        [
-            Cell(OWN_NAMES.get(one.name, one.name)),
-            Cell("before training" if one.purpose == "describe" else one.purpose),
-            Cell(number(one.numbers)),
-            Cell(number(one.times)),
-            Cell(number(one.clients)),
-            Cell(_readers(one)),
-            Cell(_epsilon(run, one.purpose)),
-            Cell(learned(attacks, one.key) or "not tried"),
-        ]
-        for one in left
-    ]
-    return Table(
-        columns,
-        rows,
-        "Only an epsilon is a guarantee, against every attack. An attack that failed shows that "
-        "this attack failed.",
-    )
-
-
-def _readers(left: _Left) -> str:
-    if left.passed_on:
-        return "the server, and every site as it came"
-    return "the server; sites see what it makes of all"
-
-
-def _epsilon(run: RunRecord, purpose: str) -> str:
-    """What the run's account says of a kind of message."""
-    spent = [row for row in run.privacy.values() if row.message == purpose]
-    if not spent:
-        return NO_EPSILON
-    texts = [
-        f"{row.epsilon:.3g} at {row.delta:g}, per {row.unit}, noised at the {row.noised_at}"
-        for row in spent
-    ]
-    return "; ".join(texts)
-
-
-def _for_the_officer(run: RunRecord, left: list[_Left], attacks: list[AttackRow]) -> str:
-    things = listed([_phrase(one) for one in left if one.name != "counts and means of losses"])
-    sites = counted(max(one.clients for one in left), "site")
-    guaranteed = {one.purpose for one in left if _epsilon(run, one.purpose) != NO_EPSILON}
-    bound = (
-        "Differential privacy bounds what anybody can learn from some of it (column Epsilon)."
-        if guaranteed
-        else "Differential privacy was not used, so nothing bounds what somebody with more means "
-        "could learn."
-    )
-    return (
-        f"For a data-protection record: images stayed where they were; each of {sites} sent "
-        f"{things or 'counts'}. {_tried(attacks)} {bound}"
-    )
-
-
-def _phrase(left: _Left) -> str:
-    what = OWN_NAMES.get(left.name, f"“{left.name}”")
-    often = "once" if left.times == 1 else f"up to {number(left.times)} times"
-    return f"{what} ({number(left.numbers)} numbers, {often})"
-
-
-def _tried(attacks: list[AttackRow]) -> str:
-    """What attacks say in one sentence, with its limits."""
-    if not attacks:
-        return "No attack on what was sent has been tried on this run."
-    sent = [r for r in attacks if isinstance(r, ReconstructionRow) and r.fed == "sent"]
-    told = [r for r in sent if r.domain == "all" and r.rank_high < 0.5]
-    members = [r for r in attacks if isinstance(r, MembershipRow) and r.low > 0.5]
+def _ledger_sentences(ledger: LedgerRecord) -> str:
+    """What left each site, in plain words."""
+    sent: dict[int, int] = {}
+    for message in ledger.messages:
+        if message.direction == "up":
+            sent[message.client] = sent.get(message.client, 0) + message.bytes
+    if not sent:
+        return "No site has sent anything yet."
     parts = []
-    if sent:
-        parts.append(
-            f"images drawn from {listed(sorted({r.entry for r in told}))} pointed to the true ones "
-            "more often than chance"
-            if told
-            else "it could not be told that what was drawn from it pointed to the true images"
-        )
-    if any(isinstance(r, MembershipRow) for r in attacks):
-        parts.append(
-            f"whether an image was a site's own could be told from "
-            f"{listed(sorted({r.entry for r in members}))}"
-            if members
-            else "whether an image was a site's own could not be told for certain"
-        )
-    parts += [] if parts else ["images were searched for in single updates (see the table)"]
+    for (purpose, direction), messages in _by_kind(ledger):
+        amount = _size_range(messages)
+        if direction == "up":
+            parts.append(
+                {
+                    "describe": f"a description of its data ({amount}) once before training",
+                    "update": f"its trained model ({amount}) in every round it took part in",
+                }.get(purpose, f"“{_purpose_text(purpose)}” ({amount} each time)")
+            )
     return (
-        f"In the attacks tried here, with the images and the effort stated, {listed(parts)}; a "
-        "stronger attack may find more."
+        f"Each site sent {listed(parts)}. Over the whole run that came to at most "
+        f"{size(max(sent.values()))} from one site, and to {size(sum(sent.values()))} from "
+        f"{counted(len(sent), 'site')} together. The table lists everything that crossed a site's "
+        "border, tensor by tensor."
     )
-
-
-def _how_to_ask(run: RunRecord, left: list[_Left]) -> list[Block]:
-    shares = any(one.name not in OWN_NAMES for one in left if one.purpose == "describe")
-    kind = "server --public FOLDER_OF_PHOTOGRAPHS" if shares else "membership"
-    command = f"feddg privacy attack {run.folder} --kind {kind}"
-    return [Prose("No attack has been tried on this run. To try one:"), Code(command)]

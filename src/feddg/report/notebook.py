@@ -1,27 +1,26 @@
 """Runs, comparisons and predictions as a notebook shows them: HTML without scripts."""
 
-import base64
 import html
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
-from PIL import Image
 
 from feddg.comparison.compare import Comparison
 from feddg.data.decoding import UnusableImageError, decode_image, quiet_pillow
 from feddg.prediction.predict import PredictedImages, Prediction
-from feddg.report.blocks import Chart, Table, template_named
+from feddg.report.blocks import Chart, data_address, template_named, thumbnail
 from feddg.report.charts import accuracy_curves, learning_curves
-from feddg.report.sections import final_table, result_sentence, tested_on
+from feddg.report.run_page import final_table, result_sentence, tested_on
 from feddg.report.tables import about_results, accuracy_table, conclusion, margin_table
-from feddg.report.text import percent_sign, readable, shortened, spelled
+from feddg.report.text import spelled
 from feddg.runs.diagnostics import about_run
 from feddg.runs.execute import Run
 from feddg.runs.reading import FINAL, RunRecord
+from feddg.text import percent_sign, readable, shortened
 
 MOST_SHOWN = 12
 THUMBNAIL = 96
@@ -82,7 +81,7 @@ def _predictions(predictions: PredictedImages) -> str:
         lead="The next images; they are still there for your loop."
         if shown
         else "There are no more.",
-        pictures=[(_thumbnail(one), *_said(one)) for one in shown],
+        pictures=[(_thumbnail(one), *_answer(one)) for one in shown],
         more=more,
     )
 
@@ -95,26 +94,12 @@ _DRAWN: dict[type, Callable[[Any], str]] = {
 }
 
 
-def _page(
-    *,
-    title: str,
-    lead: str,
-    notices: Sequence[str] = (),
-    tables: Sequence[Table] = (),
-    curves: Chart | None = None,
-    pictures: Sequence[tuple[str, str, str]] = (),
-    more: bool = False,
-    report: Path | None = None,
-) -> str:
+def _page(*, curves: Chart | None = None, report: Path | None = None, **parts: Any) -> str:
+    """The template's parts, those that are named; what is not there is left out."""
     return template_named("notebook.html.j2").render(
-        title=title,
-        lead=lead,
-        notices=notices,
-        tables=tables,
+        **parts,
         curves=_drawn(curves) if curves else None,
         caption=curves.caption.partition(" Touch ")[0] if curves else "",
-        pictures=pictures,
-        more=more,
         report=str(report) if report is not None and report.is_file() else None,
     )
 
@@ -146,7 +131,7 @@ def _drawn(chart: Chart) -> str:
     drawn = io.BytesIO()
     with matplotlib.rc_context({"svg.hashsalt": "feddg"}):  # the same bytes every time
         figure.savefig(drawn, format="svg", metadata={"Date": None})
-    return _address("image/svg+xml", drawn.getvalue())
+    return data_address("image/svg+xml", drawn.getvalue())
 
 
 def _thumbnail(one: Prediction) -> str:
@@ -156,18 +141,12 @@ def _thumbnail(one: Prediction) -> str:
             pixels = decode_image(Path(one.file), THUMBNAIL, "squash")
     except (UnusableImageError, OSError, ValueError):
         return ""
-    drawn = io.BytesIO()
-    Image.fromarray(pixels).save(drawn, "JPEG", quality=80)
-    return _address("image/jpeg", drawn.getvalue())
+    return thumbnail(pixels)
 
 
-def _said(one: Prediction) -> tuple[str, str]:
+def _answer(one: Prediction) -> tuple[str, str]:
     name = shortened(readable(Path(one.file).name))
     if one.label is None:
         return name, f"unusable: {one.reason}"
     light = ", unlike anything seen in training" if one.unlike_training else ""
     return name, f"{readable(one.label)}, {percent_sign(one.confidence)}{light}"
-
-
-def _address(kind: str, content: bytes) -> str:
-    return f"data:{kind};base64,{base64.b64encode(content).decode()}"

@@ -12,17 +12,13 @@ from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from plotly.offline import get_plotlyjs
-
 from feddg.comparison.results import COMPARISON, Results, read_comparison, results_of
 from feddg.errors import RunError
-from feddg.report.blocks import Page, data_uri, template_named
-from feddg.report.charts import TEMPLATE
+from feddg.report.blocks import Page, data_uri, template_named, write_file
 from feddg.report.comparison_page import comparison_page
 from feddg.report.run_page import run_page
 from feddg.report.tables import page_tables, results_csv, to_csv, to_latex, to_markdown
 from feddg.runs.reading import read_run
-from feddg.storage import replace_text
 
 
 def write_report(folders: Sequence[Path], out: Path) -> Path:
@@ -63,21 +59,19 @@ def write_page(page: Page, out: Path) -> Path:
     Raises:
         RunError: it cannot be written.
     """
-    _write(out, render(page))
-    return out
+    return write_file(out, render(page))
 
 
 def page_about(folders: Sequence[Path]) -> Page:
     """The page about one run or several; see :func:`write_report`."""
     if not folders:
         raise RunError("There is no run to report on. Name at least one run folder.")
-    if len(folders) == 1 and (folders[0] / COMPARISON).is_file():
-        return comparison_page(read_comparison(folders[0]))
-    if len(folders) == 1 and folders[0].is_file():
-        return comparison_page(Results.read(folders[0]))
-    if len(folders) == 1:
-        return run_page(read_run(folders[0]))
-    return comparison_page(results_of(folders))
+    if len(folders) > 1:
+        return comparison_page(results_of(folders))
+    (folder,) = folders
+    if (folder / COMPARISON).is_file():
+        return comparison_page(read_comparison(folder))
+    return comparison_page(Results.read(folder)) if folder.is_file() else run_page(read_run(folder))
 
 
 def write_comparison(folder: Path) -> Path:
@@ -91,11 +85,9 @@ def write_comparison(folder: Path) -> Path:
     """
     results = read_comparison(folder)
     page = comparison_page(results)
-    out = folder / "report.html"
-    _write(out, render(page))
-    _write(folder / "results.csv", results_csv(results))
+    write_file(folder / "results.csv", results_csv(results))
     write_tables(page, folder / "tables")
-    return out
+    return write_page(page, folder / "report.html")
 
 
 def write_tables(page: Page, folder: Path) -> list[Path]:
@@ -107,29 +99,21 @@ def write_tables(page: Page, folder: Path) -> list[Path]:
     files, whole = [], [f"# {page.title}\n\n{page.lead}\n"]
     for name, table in page_tables(page):
         for suffix, text in (("md", to_markdown), ("csv", to_csv), ("tex", to_latex)):
-            files.append(folder / f"{name}.{suffix}")
-            _write(files[-1], text(table))
+            files.append(write_file(folder / f"{name}.{suffix}", text(table)))
         whole.append(f"## {name.replace('_', ' ').capitalize()}\n\n{to_markdown(table)}")
-    files.append(folder / "tables.md")
-    _write(files[-1], "\n".join(whole))
-    return files
+    return [*files, write_file(folder / "tables.md", "\n".join(whole))]
 
 
 def render(page: Page) -> str:
     """A page as HTML; every text in it is escaped."""
     return template_named("page.html.j2").render(
-        page=page, plotly=_packed_plotly(), chart_template=TEMPLATE, data_uri=data_uri
+        page=page, plotly=_packed_plotly(), data_uri=data_uri
     )
 
 
 @lru_cache(maxsize=1)
 def _packed_plotly() -> str:
     """plotly.js as base64 of gzip; the same bytes every time."""
+    from plotly.offline import get_plotlyjs
+
     return base64.b64encode(gzip.compress(get_plotlyjs().encode(), mtime=0)).decode()
-
-
-def _write(out: Path, text: str) -> None:
-    try:
-        replace_text(out, text)
-    except OSError as error:
-        raise RunError(f"Cannot write the report {out}: {error.strerror}.") from error

@@ -1,25 +1,18 @@
 """A page about a table of predictions: thumbnails, the most doubtful first."""
 
-import base64
-import io
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from PIL import Image
-
 from feddg.data.decoding import Tile, UnusableImageError, decode_parts, quiet_pillow
 from feddg.diagnostics import Diagnostic
-from feddg.errors import RunError
 from feddg.prediction.classifier import ImagePreparation
 from feddg.prediction.predict import Doubtful, Prediction
-from feddg.report.blocks import template_named
-from feddg.storage import replace_text, why
+from feddg.report.blocks import template_named, thumbnail, write_file
 
 SIDE = 144
 """Of a thumbnail, pixels."""
-QUALITY = 80
 DOUBT_IN = (0.5, 0.8, 0.95, 1.01)
 """Confidences that part the page: below a half, ..."""
 
@@ -71,11 +64,7 @@ def write_predictions_page(
         diagnostics=diagnostics,
         side=SIDE,
     )
-    try:
-        replace_text(out, text)
-    except OSError as error:
-        raise RunError(f"cannot write {out}: {why(error)}") from None
-    return out
+    return write_file(out, text)
 
 
 def _groups(thumbnails: Sequence[Thumbnail]) -> Iterator[tuple[str, list[Thumbnail]]]:
@@ -89,15 +78,14 @@ def _groups(thumbnails: Sequence[Thumbnail]) -> Iterator[tuple[str, list[Thumbna
         low = high
 
 
-def _thumbnail(row: Prediction, look: ImagePreparation) -> Thumbnail:
+def _thumbnail(row: Prediction, preparation: ImagePreparation) -> Thumbnail:
     tile = Tile.named(row.file)
     name = os.path.basename(row.file)
     file = Path(os.fsdecode(tile.file))
     try:
-        (pixels,) = decode_parts(file, [tile.box], SIDE, "pad", look.reading, look.bits)
+        (pixels,) = decode_parts(
+            file, [tile.box], SIDE, "pad", preparation.reading, preparation.bits
+        )
     except UnusableImageError:
         return Thumbnail(row, name, None)
-    stored = io.BytesIO()
-    Image.fromarray(pixels).save(stored, "JPEG", quality=QUALITY)
-    source = base64.b64encode(stored.getvalue()).decode()
-    return Thumbnail(row, name, f"data:image/jpeg;base64,{source}")
+    return Thumbnail(row, name, thumbnail(pixels))

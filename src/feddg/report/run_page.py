@@ -1,126 +1,517 @@
-"""The page of one run."""
+"""The page of one run, section by section."""
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from feddg.records import TEST, EvaluationRow
+from feddg.comparison.results import more_metrics
+from feddg.data.partition import in_words, skew_of
+from feddg.evaluation.accuracy import FEW_IMAGES, about_support
+from feddg.records import (
+    ID_TEST,
+    ID_VAL,
+    SPLITS,
+    TEST,
+    VAL,
+    AdaptationRow,
+    BadImageRow,
+    EvaluationRow,
+    RefusedUpdate,
+    SetupRow,
+)
+from feddg.report import charts
 from feddg.report.blocks import (
     Block,
     Cell,
     Code,
-    Column,
+    Fact,
+    Facts,
     Fold,
     Gallery,
+    MadeColumn,
     Page,
     Pair,
+    Prose,
     Section,
+    Shares,
     Table,
-    glossary,
-)
-from feddg.report.charts import (
-    Counts,
-    accuracy_curves,
-    class_accuracy,
-    confusion_matrix,
-    loss_curves,
+    column,
+    section_of,
+    table_of,
+    text_column,
 )
 from feddg.report.leaks import leaks_section
-from feddg.report.sections import (
-    MOST_LISTED,
-    adaptation_section,
-    analyses_sections,
-    class_table,
-    cost_of,
-    cut_note,
-    data_tags,
-    final_table,
-    groups_table,
-    has_long_splits,
-    holdings_section,
-    key_facts,
-    mapping_table,
-    metrics_section,
-    notices,
-    on_data,
-    result_sentence,
-    run_cost_table,
-    run_steps,
-    status_text,
-    tested_on,
-    time_shares,
+from feddg.report.text import (
+    AGGREGATE_WORDS,
+    interval_words,
+    metric_title,
+    spelled,
+    split_heading,
+    warning_words,
 )
-from feddg.report.text import counted, number, readable, spelled
-from feddg.runs.reading import RunRecord, final_round
+from feddg.runs.diagnostics import (
+    LEARNED_NOTHING,
+    STILL_RISING,
+    SplitAccuracy,
+    about_result,
+    about_run,
+    accuracy_interval,
+    mean_measured,
+    split_accuracy,
+)
+from feddg.runs.execute import summarize
+from feddg.runs.reading import (
+    EXPERIMENT_FILE,
+    FINAL,
+    Evaluations,
+    RunRecord,
+    SelectionRule,
+    final_round,
+    find_rule,
+    flatten,
+    read_adapted,
+    read_alphas,
+    rules_for,
+)
+from feddg.text import (
+    MISSING,
+    counted,
+    duration,
+    listed,
+    number,
+    percent,
+    percent_sign,
+    readable,
+    shortened,
+    size,
+)
 
+MOST_DOMAINS = 12
 MOST_CONFUSIONS = 3
+MOST_LISTED = 50
+MOST_NAMED = 8
 
 
 def run_page(run: RunRecord) -> Page:
-    """Everything about one run."""
-    return Page(
-        title=f"{spelled(run.method)}{on_data([run])}{tested_on(run)}",
-        lead=result_sentence(run),
-        tags=[run.name, status_text(run), *data_tags([run])],
-        opening=[*notices(run), key_facts(run)],
-        sections=[*run_sections(run), *run_steps(run), glossary()],
-    )
-
-
-def run_sections(run: RunRecord) -> list[Section]:
-    """The sections of a run; those about things it did not record are left out."""
+    """Everything about one run; sections about things it did not record are left out."""
     sections = [
         _accuracy_section(run),
         metrics_section(run),
-        _confusion_section(run),
+        _mistakes_section(run),
         _pictures_section(run),
-        adaptation_section(run),
-        *analyses_sections(run),
-        holdings_section(run),
+        _adaptation_section(run),
+        *_analyses_sections(run),
+        _clients_section(run),
         _loss_section(run),
         leaks_section(run),
         _cost_section(run),
         _details_section(run),
+        run_steps(run),
     ]
-    return [section for section in sections if section is not None and section.blocks]
+    # Of few images the metrics' own section speaks.
+    notices = [Prose(str(o), notice=True) for o in about_run(run) if o.code != FEW_IMAGES]
+    return Page(
+        title=f"{spelled(run.method)}{on_data([run])}{tested_on(run)}",
+        lead=result_sentence(run),
+        tags=[run.name, _status_text(run), *data_tags([run])],
+        opening=[*notices, _key_facts(run)],
+        sections=[section for section in sections if section is not None],
+    )
 
 
-# --- sections -----------------------------------------------------------------------------------
+# The top of the page: the result in plain words, and the numbers a reader looks for first.
+
+
+def tested_on(run: RunRecord) -> str:
+    """``, tested on photo``: the end of a heading, empty when no domain is held out."""
+    domains = _held_out_words(run)
+    return f", tested on {domains}" if domains else ""
+
+
+def _held_out_words(run: RunRecord) -> str:
+    names = [readable(name) for name in run.held_out(TEST)]
+    return listed(names) if len(names) <= 3 else f"{len(names)} held-out domains"
+
+
+def on_data(runs: Sequence[RunRecord]) -> str:
+    """`` on pacs``: the middle of a heading; empty where the runs' data differ or are unknown."""
+    names = {_data_name(run) for run in runs}
+    name = names.pop() if len(names) == 1 else ""
+    return f" on {name}" if name else ""
+
+
+def _data_name(run: RunRecord) -> str:
+    """The data set, or the folder of images."""
+    data = run.experiment.get("data") or {}
+    source, root = str(data.get("source") or ""), data.get("root")
+    return Path(str(root)).name if source == "folder" and root else readable(source)
+
+
+def data_tags(runs: Sequence[RunRecord]) -> list[str]:
+    """Size of the images and the day of the runs, as far as they are recorded."""
+    sizes = {(run.experiment.get("data") or {}).get("image_size") for run in runs} - {None}
+    tags = [f"{sizes.pop()} pixels a side"] if len(sizes) == 1 else []
+    days = sorted(day for run in runs if (day := _day(run)) is not None)
+    if days:
+        first, last = (f"{day.day} {day:%B %Y}" for day in (days[0], days[-1]))
+        tags.append(first if first == last else f"{first} to {last}")
+    return tags
+
+
+def _day(run: RunRecord) -> datetime | None:
+    try:
+        return datetime.fromisoformat(str(run.environment.get("started")))
+    except ValueError:
+        return None
+
+
+def _served_accuracy(run: RunRecord) -> SplitAccuracy | None:
+    """The accuracy of the model that the run serves on the held-out test domains."""
+    rule = run.served
+    return split_accuracy(run.evaluations.of(rule.weights), rule.choose(run.evaluations))
+
+
+def result_sentence(run: RunRecord) -> str:
+    """The result in plain words, with the reference values of its accuracy."""
+    rule = run.served
+    accuracy = rule.measure(run.evaluations, rule.choose(run.evaluations), TEST)
+    if accuracy is None:
+        return "The held-out test domain has not been evaluated yet."
+    round_ = final_round(run.evaluations)
+    when = "before any training" if round_ == 0 else f"after {counted(round_ or 0, 'round')}"
+    at = _served_accuracy(run)
+    interval = f" (95 % interval {interval_words(at.accuracy)})" if at else ""
+    warnings = warning_words(about_result(run))
+    start = f"{warnings}: {when}" if warnings else when
+    model = "the shared model" + ("" if rule is FINAL else f" ({rule.name.lower()})")
+    sentence = (
+        f"{_capital(start)}, {model} recognised {percent_sign(accuracy)}{interval} of the images "
+        f"of {_held_out_words(run)}, which no client trained on."
+    )
+    return f"{sentence} {_reference_words(at) if at else ''}".strip()
+
+
+def _reference_words(at: SplitAccuracy) -> str:
+    """An accuracy's reference values in one sentence; empty where nothing is known."""
+    parts = []
+    if at.constant is not None:
+        share = percent_sign(at.constant)
+        parts.append(f"always answering the most frequent class is right for {share}")
+    if at.balanced is not None:
+        chance = f" (guessing: {percent_sign(at.chance)})" if at.chance is not None else ""
+        parts.append(f"balanced accuracy is {percent_sign(at.balanced)}{chance}")
+    return f"{_capital('; '.join(parts))}." if parts else ""
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _status_text(run: RunRecord) -> str:
+    """The status in a few words."""
+    if run.status == "completed":
+        return f"completed, {counted(run.rounds_done, 'round')}"
+    done, planned = run.rounds_done, run.rounds_planned
+    rounds = str(done) if planned in (None, done) else f"{done} of {planned}"
+    return f"{run.status}, {rounds} rounds"
+
+
+def _key_facts(run: RunRecord) -> Facts:
+    rule = run.served
+    chosen = rule.choose(run.evaluations)
+    in_domain = {s: rule.measure(run.evaluations, chosen, s) for s in (ID_TEST, ID_VAL)}
+    split = ID_VAL if in_domain[ID_TEST] is None else ID_TEST
+    cost = cost_of(run)
+    return Facts(
+        [
+            *_accuracy_facts(run),
+            Fact(
+                split_heading(split),
+                percent_sign(in_domain[split]),
+                f"correct, {rule.name.lower()}",
+            ),
+            *_federation_facts(run),
+            Fact(
+                "Time", duration(cost.total_seconds), f"{number(cost.images_per_second)} images/s"
+            ),
+            Fact("Sent by a client", size(cost.bytes.get("up_per_client_round")), "per round"),
+        ]
+    )
+
+
+def _accuracy_facts(run: RunRecord) -> Iterator[Fact]:
+    rule, at = run.served, _served_accuracy(run)
+    accuracy = rule.measure(run.evaluations, rule.choose(run.evaluations), TEST)
+    note = f"95 % interval {interval_words(at.accuracy)}" if at else f"correct, {rule.name.lower()}"
+    yield Fact("Held-out test", percent_sign(accuracy), note, accent=True)
+    if at is None:
+        return
+    if at.balanced is not None:
+        chance = f"guessing: {percent_sign(at.chance)}" if at.chance else "mean over classes"
+        yield Fact("Balanced accuracy", percent_sign(at.balanced), chance)
+    if at.constant is not None:
+        note = "share of the images; what always naming it reaches"
+        yield Fact("Largest class", percent_sign(at.constant), note)
+    if at.most_predicted is not None and at.true is not None:
+        class_id, share = at.most_predicted
+        classes = _class_names(run)
+        name = shortened(readable(classes[class_id])) if class_id < len(classes) else "one class"
+        note = f"“{name}”, {percent_sign(at.true[class_id])} of the images"
+        yield Fact("Commonest prediction", percent_sign(share), note)
+
+
+def _federation_facts(run: RunRecord) -> Iterator[Fact]:
+    settings = run.experiment.get("clients") or {}
+    total = len(run.clients.clients) if run.clients else settings.get("number")
+    if total is not None:
+        per_round = settings.get("per_round") or total
+        yield Fact("Clients", number(total), f"{number(per_round)} in each round")
+    model = run.experiment.get("model") or {}
+    if model.get("backbone"):
+        weights = Path(str(model.get("weights") or "none")).name
+        yield Fact("Model", str(model["backbone"]), f"starting weights: {weights}")
+
+
+def _class_names(run: RunRecord) -> Sequence[str]:
+    return run.clients.classes if run.clients is not None else ()
+
+
+# Accuracy by round, and by split, domain and selection rule.
 
 
 def _accuracy_section(run: RunRecord) -> Section | None:
-    if not run.evaluations.rounds:
+    evaluations = run.evaluations
+    if not evaluations.rounds:
         return None
-    blocks: list[Block] = [accuracy_curves(run), final_table(run)]
-    if has_long_splits(run.evaluations):
+    blocks: list[Block] = [charts.accuracy_curves(run), final_table(run)]
+    if any(len(evaluations.domains(split)) > MOST_DOMAINS for split in SPLITS):
         blocks.append(Fold("Every domain", [final_table(run, every_domain=True)]))
     return Section("Accuracy", blocks)
 
 
-def _confusion_section(run: RunRecord) -> Section | None:
-    last = final_round(run.evaluations)
-    rows = run.evaluations.at(last, TEST) if last is not None else []
-    rows = [row for row in rows if row.confusion]
-    if not rows or run.clients is None:
+class _Part(NamedTuple):
+    """What a row of a table is about: one domain of a split, or, without one, all of them."""
+
+    split: str
+    label: str
+    last: Sequence[EvaluationRow]
+    """Of the final round."""
+    domain: str | None
+    aggregate: str = "domain_mean"
+
+    @property
+    def images(self) -> int:
+        return sum(row.examples for row in self.last)
+
+
+def _parts(
+    evaluations: Evaluations, aggregates: Sequence[str], every_domain: bool = False
+) -> Iterator[_Part]:
+    """The rows of each split: its domains together, where there are several, and each by itself.
+
+    Of very many domains only the ones with the lowest and the highest accuracy stand by themselves.
+    """
+    for split in SPLITS:
+        last = {row.domain: row for row in evaluations.at(evaluations.rounds[-1], split)}
+        names = {domain: readable(domain) for domain in evaluations.domains(split)}
+        for aggregate in aggregates if len(names) > 1 else ():
+            label = f"{AGGREGATE_WORDS[aggregate]} ({len(names)})"
+            yield _Part(split, label, list(last.values()), None, aggregate)
+        if len(names) > MOST_DOMAINS and not every_domain:
+            order = sorted(last, key=lambda domain: last[domain].accuracy)
+            lowest, highest = order[0], order[-1]
+            names = {lowest: f"lowest: {names[lowest]}", highest: f"highest: {names[highest]}"}
+        for domain, name in names.items():
+            yield _Part(split, name, [last[domain]] if domain in last else [], domain)
+
+
+PART_COLUMNS: Sequence[MadeColumn[_Part]] = (
+    text_column("Split", lambda part: split_heading(part.split)),
+    text_column("Domain", lambda part: part.label),
+    column("Images", lambda part: part.images),
+)
+
+
+def final_table(run: RunRecord, every_domain: bool = False) -> Table:
+    """Accuracy by split and domain under each selection rule.
+
+    Args:
+        run: The run.
+        every_domain: Show all domains of a split even when there are very many; otherwise a long
+            list is cut to its mean, lowest and highest.
+    """
+
+    def interval(part: _Part) -> str:
+        return interval_words(accuracy_interval(part.last)) or MISSING
+
+    def measured(name: str) -> Callable[[_Part], str]:
+        return lambda part: percent(mean_measured(part.last, name))
+
+    evaluations = run.evaluations
+    columns = [
+        *PART_COLUMNS,
+        *(_rule_column(evaluations, rule) for rule in rules_for([evaluations])),
+        column("95 % interval", interval, "final round"),
+        column("Balanced", measured("balanced_accuracy"), "final round"),
+        column("Largest class", measured("largest_class_share"), "of the images"),
+    ]
+    caption = (
+        "Accuracy in percent. Each column named after a rule shows one and the same model, chosen "
+        "by that rule; the underlined number made the choice. The test split never chooses. The "
+        "interval is that of the final round's accuracy (Wilson), the balanced accuracy is the "
+        "mean over classes, and the share of the largest class is what always answering it reaches."
+    )
+    parts = _parts(evaluations, ["domain_mean"], every_domain)
+    return table_of(parts, columns, caption, grouped=True)
+
+
+def _rule_column(evaluations: Evaluations, rule: SelectionRule) -> MadeColumn[_Part]:
+    chosen = rule.choose(evaluations)
+    note = "no validation domain" if rule.split == VAL else "not evaluated"
+
+    def accuracy(part: _Part) -> Cell:
+        if part.domain is None:
+            value = rule.measure(evaluations, chosen, part.split)
+        else:
+            found = evaluations.of(rule.weights)
+            row = found.get(chosen, part.split, part.domain) if chosen is not None else None
+            value = row.accuracy if row else None
+        is_whole = part.domain is None or len(evaluations.domains(part.split)) == 1
+        return Cell(
+            percent(value),
+            strong=is_whole and part.split == TEST,
+            chose=is_whole and part.split == rule.split,
+        )
+
+    return column(rule.name, accuracy, note if chosen is None else f"round {chosen}")
+
+
+# Every metric by domain, with the images behind it; and over domains, counted in three ways.
+
+
+METRICS_CAPTION = (
+    "Percent. Mean of domains counts each domain once, pooled counts each image once; which one a "
+    "paper prints can change who wins. AUROC and ECE (expected calibration error, lower is better) "
+    "need probabilities of all images together and are not pooled."
+)
+
+
+def metrics_section(run: RunRecord) -> Section | None:
+    """Every metric of the final round's model; None where only accuracies were written."""
+    evaluations, names, classes = run.evaluations, more_metrics([run]), _class_names(run)
+    if len(names) < 2:
         return None
-    classes = run.clients.classes
+    last = evaluations.rounds[-1]
+
+    def metric(name: str) -> MadeColumn[_Part]:
+        def cell(part: _Part) -> Cell:
+            if part.domain is not None:
+                return Cell(percent(part.last[0].metric(name) if part.last else None))
+            value = evaluations.value(last, part.split, name, part.aggregate)
+            return Cell(percent(value), strong=part.split == TEST)
+
+        return column(metric_title(name), cell)
+
+    def smallest(part: _Part) -> str:
+        if part.domain is None:
+            return ""
+        return _smallest(evaluations.support(part.split, part.domain), classes)
+
+    columns = [
+        *PART_COLUMNS,
+        *map(metric, names),
+        text_column("Smallest class", smallest, "images"),
+    ]
+    tested = [row.domain for row in evaluations.at(last, TEST)]
+    support = [(TEST, name, evaluations.support(TEST, name) or []) for name in tested]
+    notices = [Prose(str(one), notice=True) for one in about_support(support, classes)]
+    table = table_of(
+        _parts(evaluations, list(AGGREGATE_WORDS)), columns, METRICS_CAPTION, grouped=True
+    )
+    return Section("Metrics", [*notices, table])
+
+
+def _smallest(support: Sequence[int] | None, classes: Sequence[str]) -> str:
+    """The class with the fewest images, and how many have none."""
+    if not support:
+        return MISSING
+    seen = [(count, index) for index, count in enumerate(support) if count]
+    absent = len(support) - len(seen)
+    parts = []
+    if seen:
+        count, index = min(seen)
+        name = readable(classes[index]) if index < len(classes) else str(index)
+        parts.append(f"{name}: {number(count)}")
+    if absent:
+        parts.append(f"{number(absent)} of {number(len(support))} classes without any")
+    return "; ".join(parts)
+
+
+# Which class was taken for which.
+
+
+def _mistakes_section(run: RunRecord) -> Section | None:
+    last, classes = final_round(run.evaluations), _class_names(run)
+    rows = run.evaluations.at(last, TEST) if last is not None else []
+    counts = {readable(row.domain): np.array(row.confusion, float) for row in rows if row.confusion}
+    if not counts or not classes:
+        return None
+    if len(counts) > MOST_CONFUSIONS:
+        name = f"all {len(counts)} held-out test domains"
+        counts = {name: np.sum(list(counts.values()), axis=0)}
     blocks: list[Block] = []
-    for counts, name in _confusions(rows):
+    for name, found in counts.items():
         caption = (
             f"Images of {name}: each row is a true class, each column what the model took it for, "
             "in percent of the row. A perfect model fills the diagonal."
         )
-        matrix = confusion_matrix(counts, classes, caption)
-        blocks.append(Pair(matrix, class_accuracy(counts, classes)))
-        blocks.append(class_table(counts, classes, name))
+        matrix = charts.confusion_matrix(found, classes, caption)
+        blocks += [
+            Pair(matrix, charts.class_accuracy(found, classes)),
+            _class_table(found, classes, name),
+        ]
     return Section("Mistakes by class", blocks)
 
 
-def _confusions(rows: Sequence[EvaluationRow]) -> list[tuple[Counts, str]]:
-    counts = [np.array(row.confusion, dtype=np.float64) for row in rows]
-    if len(rows) > MOST_CONFUSIONS:
-        return [(np.sum(counts, axis=0), f"all {len(rows)} held-out test domains")]
-    return [(count, readable(row.domain)) for count, row in zip(counts, rows)]
+def _class_table(counts: charts.Counts, classes: Sequence[str], name: str) -> Fold:
+    """Recall and precision of every class, and what it is taken for most often.
+
+    Args:
+        counts: ``(classes, classes)`` numbers of images by true and predicted class.
+        classes: names of the classes.
+        name: whose images they are.
+    """
+    right, support, named = np.diagonal(counts), counts.sum(axis=1), counts.sum(axis=0)
+
+    def share(of: charts.Counts, index: int) -> str:
+        return percent(float(right[index] / of[index]) if of[index] else None)
+
+    def mostly(index: int) -> str:
+        others = np.where(np.arange(len(counts)) == index, 0, counts[index])
+        most = int(others.argmax())
+        taken = percent(float(others[most] / support[index])) if others[most] else ""
+        return f"{readable(classes[most])} ({taken})" if taken else MISSING
+
+    columns: list[MadeColumn[int]] = [
+        text_column("Class", lambda index: readable(classes[index])),
+        column("Images", lambda index: float(support[index])),
+        column("Recall", lambda index: share(support, index), "of its images, %"),
+        column("Precision", lambda index: share(named, index), "of what got its name, %"),
+        column("Predicted", lambda index: float(named[index]), "times"),
+        text_column("Mostly taken for", mostly, "its images, %"),
+    ]
+    caption = (
+        "Recall: how many images of the class were recognised. Precision: how many of the images "
+        "given its name are of it; a class that was never named has none. Few images make both "
+        "uncertain."
+    )
+    title = f"{counted(len(classes), 'class', 'classes')} of {name}, one by one"
+    return Fold(title, [table_of(range(len(classes)), columns, caption)])
 
 
 def _pictures_section(run: RunRecord) -> Section | None:
@@ -128,36 +519,370 @@ def _pictures_section(run: RunRecord) -> Section | None:
     return Section("Pictures", [Gallery(pictures)]) if pictures else None
 
 
-def _loss_section(run: RunRecord) -> Section | None:
-    blocks: list[Block] = []
-    if (chart := loss_curves(run.metrics.rounds)) is not None:
-        blocks.append(chart)
-    refused = [
-        [Cell(number(row.round)), Cell(run.client_name(entry.client)), Cell(entry.reason)]
-        for row in run.metrics.rounds
-        for entry in row.refused
+# Test-time adaptation: accuracy under each one that was tried, and alpha layer by layer.
+
+
+SHORT_SPLITS = dict(
+    zip(SPLITS, ("held-out test", "held-out val.", "in-domain val.", "in-domain test"))
+)
+
+
+def _adaptation_section(run: RunRecord) -> Section | None:
+    """How the model adapts to images as it predicts; None if nothing of it is known."""
+    scores, alphas = read_adapted(run.folder), read_alphas(run.folder)
+    return section_of(
+        "Test-time adaptation",
+        _adaptation_table(scores) if scores else None,
+        charts.alpha_boxes(alphas) if alphas is not None and len(alphas.values) else None,
+    )
+
+
+def _adaptation_table(scores: Sequence[AdaptationRow]) -> Table:
+    """A row per adaptation, of the model that was measured last."""
+    newest = max(enumerate(scores), key=lambda item: (item[1].round, item[0]))[1]
+    found: dict[tuple[str, int], dict[tuple[str, str], list[float]]] = {}
+    for score in scores:
+        if (score.round, score.which) == (newest.round, newest.which):
+            own = found.setdefault((score.adaptation, score.batch_size), {})
+            own.setdefault((score.split, score.domain), []).append(score.accuracy)
+    places = sorted(
+        {place for own in found.values() for place in own},
+        key=lambda place: (SPLITS.index(place[0]), place[1]),
+    )
+    names = [name for name, _ in found]
+
+    def accuracy(place: tuple[str, str]) -> MadeColumn[tuple[str, int]]:
+        def mean(key: tuple[str, int]) -> Cell:
+            values = found[key].get(place)
+            return Cell(percent(sum(values) / len(values)) if values else "", place[0] == TEST)
+
+        return column(readable(place[1]), mean, SHORT_SPLITS[place[0]])
+
+    columns: list[MadeColumn[tuple[str, int]]] = [
+        text_column(
+            "Adaptation",
+            lambda key: f"{key[0]}, batch {key[1]}" if names.count(key[0]) > 1 else key[0],
+        ),
+        *map(accuracy, places),
     ]
+    model = "" if newest.which == FINAL.model else f"“{find_rule(newest.which).name}” "
+    caption = (
+        f"Accuracy (%) of the {model}model after round {newest.round} under test-time adaptations "
+        "(feddg evaluate). “Global” is no adaptation; “own statistics” serves each client's domain "
+        "by the statistics the client keeps, the mean where several clients share a domain."
+    )
+    return table_of(found, columns, caption)
+
+
+# What ``feddg report --analyses`` found.
+
+
+def _analyses_sections(run: RunRecord) -> list[Section]:
+    found = run.analyses
+    if found is None:
+        return []
+    return [
+        Section("Features", _feature_maps(found["features"])),
+        Section("Loss landscape", _landscapes(found["landscape"])),
+        Section("Grey levels of clients", _grey_levels(found["grey_levels"])),
+    ]
+
+
+def _feature_maps(found: dict[str, Any]) -> list[Block]:
+    blocks: list[Block] = []
+    labels, domains = np.array(found["labels"]), np.array(found["of_domain"])
+    unseen = {found["domains"][d] for d, out in zip(domains, found["held_out"]) if out}
+    names = [f"{name} (unseen)" if name in unseen else name for name in found["domains"]]
+    for each in found["maps"]:
+        points = np.array(each["points"])
+        when = "before training" if each["round"] == 0 else f"after round {each['round']}"
+        by_class = charts.feature_map(points, labels, found["classes"], f"{when}, by class")
+        blocks.append(
+            Pair(by_class, charts.feature_map(points, domains, names, f"{when}, by domain"))
+        )
+    text = (
+        "t-SNE maps of the features in front of the classifier: near points have similar "
+        "features, while far distances and the axes mean nothing. Classes should fall apart, "
+        "domains should mix."
+    )
+    return [*blocks, Prose(text)]
+
+
+def _landscapes(found: dict[str, Any]) -> list[Block]:
+    words = {"seen": "training images", "unseen": "images of unseen domains"}
+    return [
+        charts.landscape(found, losses, words.get(n, n)) for n, losses in found["losses"].items()
+    ]
+
+
+def _grey_levels(found: dict[str, Any]) -> list[Block]:
+    before = charts.grey_histograms(found["clients"], found["before"], "before")
+    if any(after is None for after in found["after"]) or not found["after"]:
+        return [before, Prose("The method transfers no styles, so there is no after.")]
+    text = (
+        "Mean difference between two clients' histograms (total variation; 0 is the same, 100 "
+        f"nothing in common): {percent(overlap_gap(found['before']))} before, "
+        f"{percent(overlap_gap(found['after']))} after."
+    )
+    after = charts.grey_histograms(found["clients"], found["after"], "after")
+    return [Pair(before, after), Prose(text)]
+
+
+def overlap_gap(histograms: Sequence[Sequence[float]]) -> float | None:
+    """Mean total variation distance over pairs of histograms, in [0, 1]; None for fewer than 2."""
+    shares = np.array(histograms)
+    pairs = [(i, j) for i in range(len(shares)) for j in range(i)]
+    if not pairs:
+        return None
+    return float(np.mean([np.abs(shares[i] - shares[j]).sum() / 2 for i, j in pairs]))
+
+
+# Who holds what: pictures, and a number for each kind of skew.
+
+
+def _clients_section(run: RunRecord) -> Section | None:
+    clients = run.clients
+    if clients is None or not clients.clients:
+        return None
+    sizes = sorted(sum(client.domains) for client in clients.clients)
+    text = (
+        f"{counted(len(sizes), 'client')} hold {counted(sum(sizes), 'training image')}: "
+        f"{number(sizes[0])} the smallest, {number(sizes[len(sizes) // 2])} the median, "
+        f"{number(sizes[-1])} the largest."
+    )
+    blocks: list[Block] = [Prose(text)]
+    blocks += [charts.client_heat_map(clients, by) for by in ("domains", "classes")]
+    if len(sizes) > 1:
+        domains = np.array([client.domains for client in clients.clients])
+        labels = np.array([client.classes for client in clients.clients])
+        blocks += [Prose(line) for line in in_words(skew_of(domains, labels))]
+    if bad := clients.bad_images:
+        columns: list[MadeColumn[BadImageRow]] = [
+            text_column("File", lambda image: image.path),
+            text_column("Reason", lambda image: image.reason),
+        ]
+        table = table_of(bad[:MOST_LISTED], columns, _cut_note(len(bad)))
+        blocks.append(Fold(f"{counted(len(bad), 'image')} could not be used", [table]))
+    return Section("Who holds what", blocks)
+
+
+def _cut_note(total: int) -> str:
+    """Says that only the first rows are listed, where that is so."""
+    return f"The first {MOST_LISTED} of {number(total)}." if total > MOST_LISTED else ""
+
+
+def _loss_section(run: RunRecord) -> Section | None:
+    refused = [(row.round, entry) for row in run.metrics.rounds for entry in row.refused]
+    table = None
     if refused:
-        columns = [Column(name, numeric=False) for name in ("Round", "Client", "Reason")]
-        table = Table(columns, refused[:MOST_LISTED], cut_note(len(refused)))
-        blocks.append(Fold(f"{counted(len(refused), 'update')} refused by the server", [table]))
-    return Section("Loss", blocks)
+        columns: list[MadeColumn[tuple[int, RefusedUpdate]]] = [
+            text_column("Round", lambda row: row[0]),
+            text_column("Client", lambda row: run.client_name(row[1].client)),
+            text_column("Reason", lambda row: row[1].reason),
+        ]
+        title = f"{counted(len(refused), 'update')} refused by the server"
+        note = _cut_note(len(refused))
+        table = Fold(title, [table_of(refused[:MOST_LISTED], columns, note)])
+    return section_of("Loss", charts.loss_curves(run.metrics.rounds), table)
+
+
+# What a run took: time, memory, bytes.
+
+
+ACTIVITIES = {
+    "prepare": "preparing the images",
+    "setup": "the exchange before training",
+    "train": "training",
+    "aggregate": "aggregation",
+    "evaluate": "evaluation",
+    "other": "everything else",
+}
+VISIBLE_SHARE = 0.002
+SENT = {
+    "down_per_client_round": "To a client, per round",
+    "up_per_client_round": "From a client, per round",
+    "setup_down_per_client": "To a client, before training",
+    "setup_up_per_client": "From a client, before training",
+    "total": "All messages",
+}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a run took, from its summary or, before there is one, from the rows so far.
+
+    Attributes:
+        seconds: by activity, as in ``ACTIVITIES``.
+        total_seconds: of all.
+        images_per_second: of training; None if not known.
+        passes_per_image: how often an image of a training step goes through the networks; None if
+            not counted.
+        peak_memory: in bytes; None if not known.
+        bytes: sent, as in ``SENT``.
+    """
+
+    seconds: Mapping[str, float]
+    total_seconds: float
+    images_per_second: float | None
+    passes_per_image: float | None
+    peak_memory: int | None
+    bytes: Mapping[str, Any]
+
+
+def cost_of(run: RunRecord) -> Cost:
+    """The cost of a run so far."""
+    setup, rounds = run.metrics.setup, run.metrics.rounds
+    so_far = {"setup": setup.seconds} if setup else {}
+    summary = run.summary or summarize(run, run.status, None, so_far)
+    seconds = dict(summary.seconds)
+    total = max(seconds.pop("total", 0.0), sum(seconds.values()))
+    rest = total - sum(seconds.values())
+    if rest > 0.005 * total:
+        seconds["other"] = rest
+    with_passes = [row for row in rounds if row.passes and row.images]
+    images = sum(row.images for row in with_passes)
+    names = sorted(seconds, key=lambda name: [*ACTIVITIES, name].index(name))
+    return Cost(
+        seconds={name: seconds[name] for name in names},
+        total_seconds=total,
+        images_per_second=summary.images_per_second or None,
+        passes_per_image=sum(r.passes for r in with_passes) / images if images else None,
+        peak_memory=summary.peak_memory_bytes if run.summary else None,
+        bytes=summary.bytes if run.summary or rounds else {},
+    )
 
 
 def _cost_section(run: RunRecord) -> Section | None:
     cost = cost_of(run)
     if not cost.total_seconds:
         return None
-    return Section("Cost", [time_shares(cost), run_cost_table(run)])
+    total, passes = duration(cost.total_seconds), cost.passes_per_image
+    words = {name: ACTIVITIES.get(name, readable(name)) for name in cost.seconds}
+    bar = [
+        (words[name], value / cost.total_seconds, duration(value))
+        for name, value in cost.seconds.items()
+        if value > VISIBLE_SHARE * cost.total_seconds
+    ]
+    rows: dict[str, Cell | str] = {
+        "Time in all": Cell(total, strong=True),
+        **{f"Time for {words[name]}": duration(value) for name, value in cost.seconds.items()},
+        "Images per second of training": number(cost.images_per_second),
+        "Passes through the network per image": MISSING if passes is None else f"{passes:.2f}",
+        "Peak memory": size(cost.peak_memory),
+        **{text: size(cost.bytes.get(name)) for name, text in SENT.items()},
+    }
+    columns: list[MadeColumn[str]] = [
+        text_column("", str),
+        column("This run", lambda text: rows[text]),
+    ]
+    shares = Shares(bar, f"Where the time went: {total} in all.")
+    return Section("Cost", [shares, table_of(rows, columns)])
 
 
-def _details_section(run: RunRecord) -> Section:
-    blocks: list[Block] = []
-    setup = run.metrics.setup
-    if setup is not None and (groups := groups_table(run, setup)) is not None:
-        blocks.append(Fold("Groups of clients before training", [groups]))
-    if run.environment:
-        environment = mapping_table(run.environment, ("Name", "Value"))
-        blocks.append(Fold("Environment", [environment]))
-    blocks.append(Fold("Experiment (experiment.yaml)", [Code(run.experiment_text)]))
-    return Section("Details", blocks)
+# Groups of clients, environment, experiment.
+
+
+def _details_section(run: RunRecord) -> Section | None:
+    groups = _groups_table(run, run.metrics.setup) if run.metrics.setup else None
+    environment = table_of(
+        flatten(run.environment),
+        [text_column("Name", lambda pair: pair[0]), text_column("Value", lambda pair: pair[1])],
+    )
+    return section_of(
+        "Details",
+        Fold("Groups of clients before training", [groups]) if groups else None,
+        Fold("Environment", [environment]) if run.environment else None,
+        Fold("Experiment (experiment.yaml)", [Code(run.experiment_text)]),
+    )
+
+
+def _groups_table(run: RunRecord, setup: SetupRow) -> Table | None:
+    """How many clients each group has, and which; None where the method grouped nobody."""
+    found = [
+        (what, place, [run.client_name(id) for id in members])
+        for what, groups in setup.groups.items()
+        for place, members in enumerate(groups, start=1)
+    ]
+
+    def members(names: Sequence[str]) -> Cell:
+        if len(names) <= MOST_NAMED:
+            return Cell(", ".join(names))
+        return Cell(f"{names[0]} and {len(names) - 1} more", items=tuple(names))
+
+    columns: list[MadeColumn[tuple[str, int, list[str]]]] = [
+        text_column("Grouped", lambda group: f"By {readable(group[0]).lower()}"),
+        text_column("Group", lambda group: f"Group {group[1]}"),
+        column("Clients", lambda group: len(group[2])),
+        text_column("Which", lambda group: members(group[2])),
+    ]
+    return table_of(found, columns, grouped=True) if found else None
+
+
+# What to do next: commands that fit what was found.
+
+
+Step = tuple[str, str]
+"""Why, and the command."""
+
+
+def steps_section(steps: Sequence[Step]) -> Section | None:
+    """Commands, each with its reason; None without any."""
+    blocks: list[Block] = [block for why, line in steps for block in (Prose(why), Code(line))]
+    return section_of("What to do next", *blocks)
+
+
+def command(*words: str) -> str:
+    """A command line of feddg, quoted for a shell."""
+    return shlex.join(["feddg", *words])
+
+
+def run_steps(run: RunRecord) -> Section | None:
+    """What to do after a run; None for one that was not even planned."""
+    return steps_section(list(_steps(run))) if run.experiment.get("data") else None
+
+
+def _steps(run: RunRecord) -> Iterator[Step]:
+    folder, file = str(run.folder), str(run.folder / EXPERIMENT_FILE)
+    if run.status != "completed":
+        yield "Go on from the last completed round:", command("resume", folder)
+    codes = {one.code for one in about_result(run)}
+    if codes & LEARNED_NOTHING:
+        yield from _after_nothing(run, file)
+    if STILL_RISING in codes and run.rounds_planned:
+        rounds = str(2 * run.rounds_planned)
+        yield "Accuracy still rose: train twice as long:", command("run", file, "--rounds", rounds)
+    if run.status == "completed" and not codes & LEARNED_NOTHING:
+        methods = ",".join(dict.fromkeys(["fedavg", run.method]))
+        yield (
+            "One run cannot tell a difference from chance. Repeat it with other seeds beside the "
+            "plain average of clients:",
+            command("compare", "--methods", methods, *_data_flags(run), "--seeds", "3"),
+        )
+        yield (
+            "See what adapting to the unseen domain at test time changes:",
+            command("evaluate", folder),
+        )
+
+
+def _after_nothing(run: RunRecord, file: str) -> Iterator[Step]:
+    data = run.experiment.get("data") or {}
+    if data.get("source") == "folder" and data.get("root"):
+        yield (
+            "Look at the images first: labels, sizes, ranges of values, duplicates:",
+            command("data", "inspect", "--root", str(data["root"])),
+        )
+    rate = float((run.experiment.get("train") or {}).get("lr") or 0)
+    for words, factor in (("larger", 10.0), ("smaller", 0.1)) if rate else ():
+        again = command("run", file, "--lr", f"{factor * rate:g}")
+        yield f"Try a learning rate ten times {words} than {rate:g}:", again
+
+
+def _data_flags(run: RunRecord) -> list[str]:
+    data: dict[str, Any] = run.experiment.get("data") or {}
+    flags = ["--data", str(data.get("source"))]
+    flags += ["--root", str(data["root"])] if data.get("root") else []
+    test, val = (",".join(run.held_out(split)) for split in (TEST, VAL))
+    if test:
+        flags += ["--hold-out", f"val={val},test={test}" if val else test]
+    rounds = run.rounds_planned
+    return flags + (["--rounds", str(rounds)] if rounds else [])

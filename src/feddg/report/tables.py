@@ -1,12 +1,11 @@
-"""Tables and conclusion of a comparison, and tables as Markdown, CSV and LaTeX."""
+"""Tables of a comparison, what it comes to in words, and tables as Markdown, CSV and LaTeX."""
 
 import csv
 import io
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 
 from feddg.comparison.results import (
     Results,
@@ -26,6 +25,7 @@ from feddg.comparison.statistics import (
     spread,
 )
 from feddg.diagnostics import Diagnostic, gravest_first
+from feddg.errors import first_names
 from feddg.methods.base import METHODS, idea_of
 from feddg.records import TEST, as_cell
 from feddg.report.blocks import (
@@ -38,25 +38,13 @@ from feddg.report.blocks import (
     Prose,
     Section,
     Table,
+    column,
     table_of,
     text_column,
 )
-from feddg.report.sections import SPLIT_HEADINGS
-from feddg.report.text import (
-    AGGREGATE_WORDS,
-    MISSING,
-    counted,
-    listed,
-    marked,
-    method_warnings,
-    metric_title,
-    number,
-    percent,
-    percent_sign,
-    readable,
-    spelled,
-)
+from feddg.report.text import AGGREGATE_WORDS, metric_title, spelled, split_heading
 from feddg.runs.reading import FINAL, SELECTION_RULES, SelectionRule
+from feddg.text import MISSING, SPACE, THIN_SPACE, counted, percent, percent_sign, readable
 
 MARK = " †"
 """Stands behind a number, and a method, of which a model is no better than the majority class."""
@@ -65,25 +53,13 @@ MEANING = (
     "frequent class: by the share of images, or by the mean over classes, the difference is no "
     "more than chance explains. Such a number says nothing about a method."
 )
+MethodColumn = MadeColumn[str]
 
 
 def mark(places: Iterable[Key], columns: Iterable[str]) -> str:
     """Returns the mark if one of the places lies in one of the columns; nothing otherwise."""
     among = set(columns)
     return MARK if any(column in among for column, _ in places) else ""
-
-
-# Tables of a comparison: a row for each method, and columns that are made by method.
-
-
-BESIDE = (
-    ("Balanced", "mean of all runs", "balanced_accuracy"),
-    ("Largest class", "of the images", "largest_class_share"),
-)
-"""Columns beside an accuracy: heading, note and metric."""
-PRINTED_TOLERANCE = 0.051
-"""Printed averages may differ from their row's mean by rounding, in points."""
-MethodColumn = MadeColumn[str]
 
 
 def by_method(
@@ -100,7 +76,10 @@ def by_method(
         caption: of the table.
         named: how a label is shown.
     """
-    return table_of(methods, [(text_column("Method"), named), *columns], caption)
+    return table_of(methods, [text_column("Method", named), *columns], caption)
+
+
+# Accuracies.
 
 
 def accuracy_column(
@@ -130,7 +109,7 @@ def accuracy_column(
     best = max((one.mean for one in spreads.values() if one), default=None)
     constant = results.no_better_than_constant(rule) if published and split == TEST else {}
 
-    def made(method: str) -> Cell:
+    def accuracy(method: str) -> Cell:
         one = spreads.get(method)
         if one is None:
             return Cell(missing)
@@ -140,7 +119,7 @@ def accuracy_column(
         few = f" ({one.count} of {seeds})" if results.planned and one.count < seeds else ""
         return Cell(f"{spread_text(one)}{few}{mark(constant.get(method, ()), columns)}")
 
-    return Column(heading), made
+    return column(heading, accuracy)
 
 
 def accuracy_columns(
@@ -152,21 +131,19 @@ def accuracy_columns(
     published: bool = False,
 ) -> list[MethodColumn]:
     """One for each column of the table, or each value of an axis, and their average."""
-    groups = results.columns_by(axis) if axis else {column: [column] for column in results.columns}
-    if len(groups) > 1:
-        groups["Average"] = results.columns
     return [
         accuracy_column(
-            results,
-            readable(heading),
-            rule,
-            columns,
-            split=split,
-            missing=missing,
-            published=published,
+            results, heading, rule, columns, split=split, missing=missing, published=published
         )
-        for heading, columns in groups.items()
+        for heading, columns in _column_groups(results, axis).items()
     ]
+
+
+def _column_groups(results: Results, axis: str | None = None) -> dict[str, Sequence[str]]:
+    """The columns by heading: each, or those of an axis' value, and all of several as average."""
+    groups = results.columns_by(axis) if axis else {column: [column] for column in results.columns}
+    named: dict[str, Sequence[str]] = {readable(name): group for name, group in groups.items()}
+    return named | ({"Average": results.columns} if len(groups) > 1 else {})
 
 
 def accuracy_table(
@@ -182,18 +159,41 @@ def accuracy_table(
     """
     methods = list(results.accuracies(rule, split))
     columns = accuracy_columns(results, rule, split, axis)
-    for heading, note, metric in BESIDE:
+    for metric, heading, note in (
+        ("balanced_accuracy", "Balanced", "mean of all runs"),
+        ("largest_class_share", "Largest class", "of the images"),
+    ):
         means = {m: results.mean(m, metric, rule.name, split, "domain_mean") for m in methods}
         if any(value is not None for value in means.values()):
-            columns.append((Column(heading, note), partial(_percent_of, means)))
-    caption = _accuracy_caption(results, rule, split)
+            columns.append(_share_column(heading, means, note))
+    chosen = rule.when or f"by the rule “{rule.name}”"
+    seeds = len(results.seeds_run)
+    caption = (
+        f"Accuracy in percent, {split_heading(split).lower()} domains, {chosen}. Bold: best of a "
+        "column. "
+    )
+    if seeds > 1:
+        caption += f"Mean ± standard deviation over {counted(seeds, 'seed')}."
+    else:
+        caption += "One seed: small differences mean nothing."
     if axis:
         caption += " Each column is an average over everything else that varies."
-    return by_method(methods, columns, caption, lambda method: marked(results, method))
+
+    def named(method: str) -> str:
+        warnings = method_warnings(results, method)
+        return f"{spelled(method)} ({warnings})" if warnings else spelled(method)
+
+    return by_method(methods, columns, caption, named)
 
 
-def _percent_of(means: Mapping[str, float | None], method: str) -> str:
-    return percent(means[method])
+def _share_column(heading: str, shares: Mapping[str, float | None], note: str) -> MethodColumn:
+    return column(heading, lambda method: percent(shares[method]), note)
+
+
+def method_warnings(results: Results, method: str) -> str:
+    """The warnings about a method, for parentheses after its name; empty without any."""
+    found = about_method(results, method)
+    return "; ".join(one.text for one in found if one.severity == "warning")
 
 
 def spread_text(found: Spread | None) -> str:
@@ -202,18 +202,6 @@ def spread_text(found: Spread | None) -> str:
         return MISSING
     text = percent(found.mean)
     return text if found.deviation is None else f"{text} ± {100 * found.deviation:.1f}"
-
-
-def _accuracy_caption(results: Results, rule: SelectionRule, split: str) -> str:
-    what = SPLIT_HEADINGS[split].lower()
-    chosen = rule.when or f"by the rule “{rule.name}”"
-    seeds = len(results.seeds_run)
-    tail = (
-        f"Mean ± standard deviation over {counted(seeds, 'seed')}."
-        if seeds > 1
-        else "One seed: small differences mean nothing."
-    )
-    return f"Accuracy in percent, {what} domains, {chosen}. Bold: best of a column. {tail}"
 
 
 def rules_table(results: Results) -> Table:
@@ -228,6 +216,9 @@ def rules_table(results: Results) -> Table:
         "counts, and their headings say how it was chosen. The test domains never choose."
     )
     return by_method(results.methods, columns, caption)
+
+
+# Margins.
 
 
 def margin_table(
@@ -248,42 +239,53 @@ def margin_table(
     if len(found) < 2:
         return None
     best = {method: best_other(method, found) for method in found}
-    over = {
-        m: paired_margin(found[m], found[other]) if other else None for m, other in best.items()
-    }
-    bases = found.get(base or "", {})
-    above = {m: paired_margin(own, bases) if m != base else None for m, own in found.items()}
-    places = ranks(found)
+    over = {m: paired_margin(found[m], found[o]) if o else None for m, o in best.items()}
 
-    def difference(margin: Margin | None) -> Cell:
-        return Cell(
-            points(margin.mean if margin else None),
-            strong=bool(margin and margin.decided) and not base,
-        )
+    def margin_columns(
+        heading: str, margins: Mapping[str, Margin | None], note: str = ""
+    ) -> list[MethodColumn]:
+        def difference(method: str) -> Cell:
+            one = margins[method]
+            if one is None:
+                return Cell(MISSING)
+            return Cell(points(one.mean), strong=one.decided and not base)
 
-    columns: list[MethodColumn] = []
+        def interval(method: str) -> str:
+            return interval_text(margins[method])
+
+        return [
+            column(heading, difference, "points"),
+            column("95 % interval", interval, note),
+        ]
+
+    def name_of_best(method: str) -> str:
+        other = best[method]
+        return named(other) if other else MISSING
+
+    other = text_column("Best other method", name_of_best)
     if base is not None:
-        columns += [
-            (Column(f"Minus {spelled(base)}", "points"), lambda m: difference(above[m])),
-            (Column("95 % interval"), lambda m: interval_text(above[m])),
+        theirs = found.get(base, {})
+        above = {m: paired_margin(own, theirs) if m != base else None for m, own in found.items()}
+        columns: list[MethodColumn] = [
+            *margin_columns(f"Minus {spelled(base)}", above),
+            other,
+            *margin_columns("Minus it", over),
         ]
-    columns += [
-        (text_column("Best other method"), lambda m: named(best[m] or "") or MISSING),
-        (Column("Minus it" if base else "Margin", "points"), lambda m: difference(over[m])),
-        (Column("95 % interval", "" if base else "points"), lambda m: interval_text(over[m])),
+        return by_method(found, columns, named=named)
+    places = ranks(found)
+    columns = [
+        other,
+        *margin_columns("Margin", over, "points"),
+        column("Pairs", lambda m: one.pairs if (one := over[m]) else None),
+        column("Mean rank", lambda m: _mean_rank(places[m].values())),
     ]
-    if base is None:
-        columns += [
-            (Column("Pairs"), lambda m: number(one.pairs if (one := over[m]) else None)),
-            (Column("Mean rank"), lambda m: _mean_rank(places[m].values())),
-        ]
     caption = (
         f"Test accuracy {rule.when} minus that of the best other method, paired by "
         "scenario and seed. The interval is Student's t over the pairs; bold where it excludes "
         "zero. None is claimed below three pairs, or where all differences are equal. The best "
         "other method was picked by these same numbers, which favours it a little."
     )
-    return by_method(found, columns, "" if base else caption, named)
+    return by_method(found, columns, caption, named)
 
 
 def _mean_rank(places: Iterable[float]) -> str:
@@ -312,6 +314,13 @@ def interval_text(margin: Margin | None) -> str:
     return f"{points(margin.low)} to {points(margin.high)}"
 
 
+# Our accuracies beside a paper's.
+
+
+PRINTED_TOLERANCE = 0.051
+"""Printed averages may differ from their row's mean by rounding, in points."""
+
+
 def paper_table(results: Results, split: str, missing: str = MISSING) -> Table | None:
     """Our accuracies beside a paper's, by its rule; None where it has none for the split.
 
@@ -325,51 +334,46 @@ def paper_table(results: Results, split: str, missing: str = MISSING) -> Table |
     if not published:
         return None
     rule = SELECTION_RULES.find(paper.get("rule", FINAL.name))
-    ours, printed = results.accuracies(rule, split), paper.get("average", {}).get(split, {})
+    ours, averages = results.accuracies(rule, split), paper.get("average", {}).get(split, {})
 
-    def beside(method: str, columns: Sequence[str]) -> str:
-        theirs = published.get(method, {})
-        own = average_over_columns(ours.get(method, {}), columns)
-        if len(columns) == 1:
-            return _beside(own, theirs.get(columns[0]), missing)
-        whole = set(theirs) <= set(columns)  # a printed average is of all its columns
-        mean = _paper_mean(theirs, columns)
-        stated = printed.get(method, mean) if whole else mean
-        return _beside(own, stated, missing) + mark_of(stated, theirs, columns)
+    def compared(columns: Sequence[str]) -> Callable[[str], str]:
+        def cell(method: str) -> str:
+            theirs = published.get(method, {})
+            own = average_over_columns(ours.get(method, {}), columns)
+            printed, mean = theirs.get(columns[0]), ""
+            if len(columns) > 1:
+                whole = set(theirs) <= set(columns)  # a printed average is of all its columns
+                row_mean = _printed_mean(theirs, columns)
+                printed = averages.get(method, row_mean) if whole else row_mean
+                mean = mark_of(printed, theirs, columns)
+            text = missing if own is None else spread_text(own)
+            return f"{text} / {MISSING if printed is None else f'{printed:.2f}'}{mean}"
 
-    groups = {column: [column] for column in results.columns}
-    if len(groups) > 1:
-        groups["Average"] = results.columns
+        return cell
+
     columns: list[MethodColumn] = [
-        (Column(readable(heading), "ours / paper"), partial(beside, columns=group))
-        for heading, group in groups.items()
+        column(heading, compared(group), "ours / paper")
+        for heading, group in _column_groups(results).items()
     ]
-    source = paper.get("source", "the paper")
     caption = (
-        f"{SPLIT_HEADINGS[split]} accuracy in percent ({rule.name.lower()}): ours / {source}. An "
-        "asterisk marks a printed average that is not the mean of its printed row; the mean "
-        "follows it."
+        f"{split_heading(split)} accuracy in percent ({rule.name.lower()}): ours / "
+        f"{paper.get('source', 'the paper')}. An asterisk marks a printed average that is not the "
+        "mean of its printed row; the mean follows it."
     )
     return by_method(dict.fromkeys([*results.methods, *published]), columns, caption)
 
 
-def _beside(ours: Spread | None, theirs: float | None, missing: str) -> str:
-    own = missing if ours is None else spread_text(ours)
-    return f"{own} / {MISSING if theirs is None else f'{theirs:.2f}'}"
-
-
-def _paper_mean(theirs: Mapping[str, float | None], columns: Sequence[str]) -> float | None:
+def _printed_mean(theirs: Mapping[str, float | None], columns: Sequence[str]) -> float | None:
     """The mean of a published row; of rows that are not whole, none."""
-    values = [theirs.get(column) for column in columns]
-    known = [value for value in values if value is not None]
-    return math.fsum(known) / len(known) if known and len(known) == len(values) else None
+    values = [value for column in columns if (value := theirs.get(column)) is not None]
+    return math.fsum(values) / len(values) if 0 < len(values) == len(columns) else None
 
 
 def mark_of(
     stated: float | None, theirs: Mapping[str, float | None], columns: Sequence[str]
 ) -> str:
     """An asterisk and the mean of a printed row where the printed average is another number."""
-    mean = _paper_mean(theirs, columns)
+    mean = _printed_mean(theirs, columns)
     if stated is None or mean is None or abs(stated - mean) <= PRINTED_TOLERANCE:
         return ""
     return f" * ({mean:.2f})"
@@ -382,85 +386,81 @@ def tuning_section(tuning: TuningFile | None) -> Section | None:
     """The section, or None where nothing was tried."""
     if tuning is None or not tuning.tried:
         return None
-    said = [what_was_tuned(tuning), about_tuning(tuning)]
-    if any(row.constant for row in tuning.tried):
-        said.append(MEANING)
-    prose = [Prose(text) for text in said if text]
-    return Section("What was tuned", [*prose, tuning_table(tuning)])
+    texts = [*about_tuning(tuning), *([MEANING] if any(r.constant for r in tuning.tried) else [])]
+    return Section("What was tuned", [*map(Prose, texts), tuning_table(tuning)])
 
 
-def about_tuning(tuning: TuningFile) -> str:
-    """What to know about the choices, in sentences; empty where there is nothing."""
-    return " ".join(map(str, tuning.diagnostics()))
-
-
-def what_was_tuned(tuning: TuningFile) -> str:
-    """How the values were picked, in sentences."""
+def about_tuning(tuning: TuningFile) -> list[str]:
+    """How the values were picked, and what to know about the choices: a paragraph each."""
     rounds = f", {counted(tuning.rounds, 'round')} each" if tuning.rounds else ""
-    return (
-        "Before these runs, each of these combinations was tried, without the domains that are "
-        f"held out ({counted(len(tuning.seeds), 'seed')}{rounds}). For each method and each "
-        "hold-out, by its own trials, that was picked which did best on in-domain validation: "
-        f"{_measured(tuning)}, {tuning.rule.lower()}, mean over trials."
-    )
-
-
-def _measured(tuning: TuningFile) -> str:
-    """What picked, in words; all of it where methods differ."""
-    found = {
+    metrics = {
         f"{metric_title(row.metric)} ({AGGREGATE_WORDS.get(row.over, row.over)})"
         for row in tuning.tried
     }
-    return " or ".join(sorted(found))
+    how = (
+        "Before these runs, each of these combinations was tried, without the domains that are "
+        f"held out ({counted(len(tuning.seeds), 'seed')}{rounds}). For each method and each "
+        "hold-out, by its own trials, that was picked which did best on in-domain validation: "
+        f"{' or '.join(sorted(metrics))}, {tuning.rule.lower()}, mean over trials."
+    )
+    return [text for text in (how, " ".join(map(str, tuning.diagnostics()))) if text]
 
 
 def tuning_table(tuning: TuningFile) -> Table:
     """Every combination that was tried, and what it reached."""
-    return table_of(
-        tuning.tried,
-        [
-            (text_column("Method"), lambda row: Cell(spelled(row.method), strong=row.picked)),
-            (text_column("Held out"), lambda row: readable(row.held_out)),
-            (
-                text_column("Values"),
-                lambda row: ", ".join(f"{k} {v}" for k, v in row.values.items()),
-            ),
-            (Column("In-domain validation", "%"), _score),
-            (Column("Trials"), lambda row: str(row.trials)),
-            (text_column(""), lambda row: Cell("picked" if row.picked else "", strong=row.picked)),
-        ],
-    )
 
+    def score(row: TriedRow) -> str:
+        if row.score is None:
+            return "no value"
+        return percent(row.score) + (MARK if row.constant else "")
 
-def _score(row: TriedRow) -> str:
-    if row.score is None:
-        return "no value"
-    return percent(row.score) + (MARK if row.constant else "")
+    columns: list[MadeColumn[TriedRow]] = [
+        text_column("Method", lambda row: Cell(spelled(row.method), strong=row.picked)),
+        text_column("Held out", lambda row: readable(row.held_out)),
+        text_column("Values", lambda row: ", ".join(f"{k} {v}" for k, v in row.values.items())),
+        column("In-domain validation", score, "%"),
+        column("Trials", lambda row: row.trials),
+        text_column("", lambda row: Cell("picked" if row.picked else "", strong=row.picked)),
+    ]
+    return table_of(tuning.tried, columns)
 
 
 # What a comparison comes to, in words: which method is best, and what speaks against saying so.
 
 
-def best_method(results: Results) -> str | None:
+@dataclass(frozen=True)
+class Leader:
+    """The method with the best average, beside the best other one.
+
+    Attributes:
+        method: its label.
+        average: its accuracy, in [0, 1], averaged over all columns.
+        other: the best other method; None without one that shares columns and seeds.
+        margin: by how much it is above that one.
+    """
+
+    method: str
+    average: float
+    other: str | None
+    margin: Margin | None
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether the method is told from the other."""
+        return self.margin is not None and self.margin.decided
+
+
+def leader_of(results: Results) -> Leader | None:
     """The method with the best average; None where none has every column."""
-    averages = _averages(results)
-    return max(averages, key=lambda method: averages[method], default=None)
-
-
-def _averages(results: Results) -> dict[str, float]:
-    return {
-        method: average.mean
-        for method, values in results.accuracies(results.served).items()
-        if (average := average_over_columns(values, results.columns)) is not None
-    }
-
-
-def _margin_of(results: Results, best: str) -> tuple[str, Margin] | None:
-    """The best other method, and the margin over it."""
-    accuracies = results.accuracies(results.served)
-    other = best_other(best, accuracies)
-    margin = paired_margin(accuracies[best], accuracies[other]) if other else None
-    return (other, margin) if other is not None and margin is not None else None
+    found = results.accuracies(results.served)
+    spreads = {m: average_over_columns(values, results.columns) for m, values in found.items()}
+    averages = {method: one.mean for method, one in spreads.items() if one is not None}
+    if not averages:
+        return None
+    best = max(averages, key=lambda method: averages[method])
+    other = best_other(best, found)
+    margin = paired_margin(found[best], found[other]) if other else None
+    return Leader(best, averages[best], other, margin)
 
 
 def about_best(results: Results) -> tuple[str, str] | None:
@@ -469,60 +469,46 @@ def about_best(results: Results) -> tuple[str, str] | None:
     Returns:
         A heading, and the words: the idea, and how sure it is that the method is the best.
     """
-    best = best_method(results)
-    if best is None or best.lower() not in METHODS:
+    best = leader_of(results)
+    if best is None or best.method.lower() not in METHODS:
         return None
-    idea = idea_of(METHODS.find(best.lower()))
-    told = _margin_of(results, best)
-    sure = (
-        ""
-        if is_decided(results) or told is None
-        else (
-            f" It has the best average here, but these runs do not tell it from {spelled(told[0])}."
-        )
-    )
-    return (f"What {spelled(best)} does", f"{idea}{sure}") if idea else None
-
-
-def is_decided(results: Results) -> bool:
-    """Whether the best method is told from the next one."""
-    best = best_method(results)
-    found = _margin_of(results, best) if best is not None else None
-    return found is not None and found[1].decided
+    idea = idea_of(METHODS.find(best.method.lower()))
+    if idea and best.margin is not None and not best.is_decided:
+        other = spelled(best.other or "")
+        idea += f" It has the best average here, but these runs do not tell it from {other}."
+    return (f"What {spelled(best.method)} does", idea) if idea else None
 
 
 def conclusion(results: Results) -> Diagnostic:
     """Which method is best, and whether these runs tell it from the next one."""
     question = f"{results.question} " if results.question else ""
-    best = best_method(results)
+    best = leader_of(results)
     if best is None:
         text = f"{question}No method has a result in every column yet."
         return Diagnostic("no-result", "note", text)
+
+    def but(method: str) -> str:
+        warnings = method_warnings(results, method)
+        return f" (but {warnings})" if warnings else ""
+
     over = "" if len(results.columns) == 1 else f", averaged over {len(results.columns)} columns"
     text = (
-        f"{question}{spelled(best)} recognised {percent_sign(_averages(results)[best])} of the "
-        f"held-out test images {results.served.when}{over}{_but(results, best)}"
+        f"{question}{spelled(best.method)} recognised {percent_sign(best.average)} of the "
+        f"held-out test images {results.served.when}{over}{but(best.method)}"
     )
-    found = _margin_of(results, best)
-    if found is None:
+    if best.other is None or best.margin is None:
         return Diagnostic("one-method", "note", f"{text}.")
-    other, margin = found
-    text += f", {percent(margin.mean)} points more than {spelled(other)}{_but(results, other)}"
+    other, margin = best.other, best.margin
+    text += f", {percent(margin.mean)} points more than {spelled(other)}{but(other)}"
     if margin.low is None:
-        text = f"{text}. No interval is claimed ({margin.why_no_interval}): nothing is decided."
+        text += f". No interval is claimed ({margin.why_no_interval}): nothing is decided."
         return Diagnostic("not-decided", "note", text)
-    text = f"{text} (95 % interval {interval_text(margin)})."
+    text += f" (95 % interval {interval_text(margin)})."
     if margin.decided:
-        text = f"{text} The difference is larger than chance between these runs explains."
+        text += " The difference is larger than chance between these runs explains."
         return Diagnostic("decided", "note", text)
-    text = f"{text} These runs do not decide which of the two is better."
+    text += " These runs do not decide which of the two is better."
     return Diagnostic("not-decided", "note", text)
-
-
-def _but(results: Results, method: str) -> str:
-    """The warnings about a method, in parentheses after its number; empty without any."""
-    warnings = method_warnings(results, method)
-    return f" (but {warnings})" if warnings else ""
 
 
 def about_results(results: Results) -> list[Diagnostic]:
@@ -532,67 +518,35 @@ def about_results(results: Results) -> list[Diagnostic]:
         for method in results.methods
         for one in about_method(results, method)
     ]
-    best = best_method(results)
-    found += about_margin(results, best) if best is not None else ()
+    best = leader_of(results)
+    found += about_margin(results, best.method) if best is not None else ()
     if len({run.served.name for run in results.runs()}) > 1:
-        found.append(
-            Diagnostic(
-                "models-differ",
-                "note",
-                "The runs serve different models (final round, means over rounds): the numbers are "
-                "the final round's for all; the others are under “Which round counts”.",
-            )
+        text = (
+            "The runs serve different models (final round, means over rounds): the numbers are "
+            "the final round's for all; the others are under “Which round counts”."
         )
+        found.append(Diagnostic("models-differ", "note", text))
     if len(results.seeds_run) == 1 and len(results.methods) > 1:
-        found.append(
-            Diagnostic(
-                "one-seed",
-                "note",
-                "1 seed only: how much of a difference is chance cannot be told.",
-                "Run more seeds.",
-            )
-        )
+        text = "1 seed only: how much of a difference is chance cannot be told."
+        found.append(Diagnostic("one-seed", "note", text, "Run more seeds."))
     return [*_left_out(results), *gravest_first(found)]
 
 
 def _left_out(results: Results) -> Iterator[Diagnostic]:
     """Says which runs the numbers are without: not complete ones; which have no folder here."""
     if results.open:
-        shown = [f"{name} ({state})" for name, state in results.open[:5]]
-        more = f" and {len(results.open) - 5} more" if len(results.open) > 5 else ""
-        names = ", ".join(shown) if more else listed(shown)
-        yield Diagnostic(
-            "runs-unfinished", "warning", f"Not complete, and left out: {names}{more}."
-        )
+        names = first_names([f"{name} ({state})" for name, state in results.open], 5)
+        text = f"Not complete, and left out: {names}."
+        yield Diagnostic("runs-unfinished", "warning", text)
     if count := len({row.folder or row.key for row in results.rows if row.run is None}):
-        yield Diagnostic(
-            "runs-from-a-file",
-            "note",
+        text = (
             f"{counted(count, 'run')} known from a results file alone, without a folder here: "
-            "tables of accuracy have them; curves, costs and further metrics do not.",
+            "tables of accuracy have them; curves, costs and further metrics do not."
         )
+        yield Diagnostic("runs-from-a-file", "note", text)
 
 
-# A page's tables as Markdown, CSV and LaTeX: the same cells, in other clothes.
-
-
-_LATEX = {
-    "\\": r"\textbackslash{}",
-    "&": r"\&",
-    "%": r"\%",
-    "$": r"\$",
-    "#": r"\#",
-    "_": r"\_",
-    "{": r"\{",
-    "}": r"\}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "±": r"$\pm$",
-    "–": "--",
-    "×": r"$\times$",
-    "\N{NO-BREAK SPACE}": "~",
-    "\N{NARROW NO-BREAK SPACE}": r"\,",
-}
+# A page's tables as Markdown, CSV and LaTeX: the same cells.
 
 
 def page_tables(page: Page) -> Iterator[tuple[str, Table]]:
@@ -609,18 +563,27 @@ def _tables(blocks: Sequence[Block], words: str) -> Iterator[tuple[str, Table]]:
     for block in blocks:
         if isinstance(block, Table):
             yield words, block
-        elif isinstance(block, Fold | Section):
+        elif isinstance(block, Fold):
             yield from _tables(block.blocks, f"{words} {block.title}")
+
+
+def _texts(
+    table: Table, escaped: Callable[[str], str], strong: str
+) -> tuple[list[str], list[list[str]]]:
+    """Headings and fields, escaped; what is strong as ``strong.format`` says."""
+    heads = [escaped(_heading(column)) for column in table.columns]
+    texts = [[(escaped(cell.text), cell.strong) for cell in row] for row in table.rows]
+    return heads, [[strong % text if bold else text for text, bold in row] for row in texts]
+
+
+def _heading(column: Column) -> str:
+    return f"{column.heading} ({column.note})" if column.note else column.heading
 
 
 def to_markdown(table: Table) -> str:
     """Returns a table as GitHub Markdown, its caption below."""
-    heads = [_markdown(_heading(column)) for column in table.columns]
+    heads, rows = _texts(table, _markdown, "**%s**")
     rule = ["---:" if column.numeric else ":---" for column in table.columns]
-    rows = [
-        [f"**{_markdown(cell.text)}**" if cell.strong else _markdown(cell.text) for cell in row]
-        for row in table.rows
-    ]
     lines = ["| " + " | ".join(row) + " |" for row in (heads, rule, *rows)]
     caption = f"\n\n{table.caption}" if table.caption else ""
     return "\n".join(lines) + caption + "\n"
@@ -630,53 +593,42 @@ def _markdown(text: str) -> str:
     return re.sub(r"([\\|*_`<>])", r"\\\1", text.replace("\n", " "))
 
 
-def _heading(column: Column) -> str:
-    return f"{column.heading} ({column.note})" if column.note else column.heading
-
-
 def to_csv(table: Table) -> str:
     """Returns a table as CSV, texts as they are shown."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([as_cell(_heading(column)) for column in table.columns])
-    writer.writerows([[_plain(cell) for cell in row] for row in table.rows])
+    for row in table.rows:
+        texts = [cell.text.replace(SPACE, " ").replace(THIN_SPACE, "") for cell in row]
+        writer.writerow(["" if text == MISSING else as_cell(text) for text in texts])
     return out.getvalue()
 
 
-def _plain(cell: Cell) -> str:
-    text = cell.text.replace("\N{NO-BREAK SPACE}", " ").replace("\N{NARROW NO-BREAK SPACE}", "")
-    return "" if text == "–" else str(as_cell(text))
+_LATEX = str.maketrans(
+    {letter: f"\\{letter}" for letter in "&%$#_{}"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    | {"±": r"$\pm$", "×": r"$\times$", MISSING: "--", SPACE: "~", THIN_SPACE: r"\,", "\n": " "}
+)
 
 
 def to_latex(table: Table) -> str:
     """Returns a table as a LaTeX ``table`` environment; needs the package ``booktabs``."""
+    heads, rows = _texts(table, lambda text: text.translate(_LATEX), r"\textbf{%s}")
     form = "".join("r" if column.numeric else "l" for column in table.columns)
-    heads = " & ".join(_latex(_heading(column)) for column in table.columns)
-    rows = [" & ".join(map(_latex_cell, row)) + r" \\" for row in table.rows]
-    caption = [rf"\caption{{{_latex(table.caption)}}}"] if table.caption else []
     lines = [
         r"\begin{table}",
         r"\centering",
         rf"\begin{{tabular}}{{{form}}}",
         r"\toprule",
-        heads + r" \\",
+        " & ".join(heads) + r" \\",
         r"\midrule",
-        *rows,
+        *(" & ".join(row) + r" \\" for row in rows),
         r"\bottomrule",
         r"\end{tabular}",
-        *caption,
+        *([rf"\caption{{{table.caption.translate(_LATEX)}}}"] if table.caption else []),
         r"\end{table}",
     ]
     return "\n".join(lines) + "\n"
-
-
-def _latex_cell(cell: Cell) -> str:
-    text = _latex(cell.text)
-    return rf"\textbf{{{text}}}" if cell.strong else text
-
-
-def _latex(text: str) -> str:
-    return "".join(_LATEX.get(letter, letter) for letter in text.replace("\n", " "))
 
 
 def results_csv(results: Results) -> str:

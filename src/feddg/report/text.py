@@ -1,104 +1,26 @@
-"""Numbers and metrics in words: rounded, with units, never misleadingly exact."""
+"""What pages call methods, metrics, splits and warnings."""
 
-import math
 from collections.abc import Sequence
 from typing import Final
 
-from feddg.comparison.results import Results, about_method
 from feddg.diagnostics import Diagnostic
 from feddg.methods.base import title_of
-from feddg.runs.diagnostics import ShareInterval, SplitAccuracy
+from feddg.records import ID_TEST, ID_VAL, TEST, VAL
+from feddg.runs.diagnostics import ShareInterval
+from feddg.text import percent, readable
 
-MISSING = "–"
-SPACE = "\N{NO-BREAK SPACE}"
-
-
-def percent(share: float | None) -> str:
-    """A share in [0, 1] as ``83.4``: percent with one decimal, without the sign."""
-    if share is None or not math.isfinite(share):
-        return MISSING
-    return f"{100 * share:.1f}"
-
-
-def percent_sign(share: float | None) -> str:
-    """A share in [0, 1] as ``83.4 %``."""
-    text = percent(share)
-    return text if text == MISSING else f"{text}{SPACE}%"
-
-
-def number(value: float | None) -> str:
-    """A count or rate with a thin space between thousands, three digits at least."""
-    if value is None or not math.isfinite(value):
-        return MISSING
-    digits = 0 if float(value).is_integer() or abs(value) >= 100 else 1
-    return f"{value:,.{digits}f}".replace(",", "\N{NARROW NO-BREAK SPACE}")
-
-
-def size(count: float | None) -> str:
-    """Bytes as ``44.8 MB`` (1 MB is 1,000,000 bytes)."""
-    if count is None or not math.isfinite(count):
-        return MISSING
-    value = float(count)
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if abs(value) < 999.5:
-            return f"{value:.3g}{SPACE}{unit}"
-        value /= 1000
-    return f"{value:.3g}{SPACE}TB" if value < 999.5 else f"{number(value)}{SPACE}TB"
-
-
-def duration(seconds: float | None) -> str:
-    """Seconds as ``0.42 s``, ``12 s``, ``3 min 12 s`` or ``5 h 20 min``."""
-    if seconds is None or not math.isfinite(seconds):
-        return MISSING
-    if 0 < seconds < 0.001:
-        return f"under{SPACE}1{SPACE}ms"
-    if seconds < 9.95:
-        return f"{seconds:.2g}{SPACE}s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole}{SPACE}s"
-    if whole < 3600:
-        return f"{whole // 60}{SPACE}min {whole % 60}{SPACE}s"
-    return f"{whole // 3600}{SPACE}h {whole % 3600 // 60}{SPACE}min"
-
-
-def counted(count: int, singular: str, plural: str | None = None) -> str:
-    """``1 client``, ``12 clients``."""
-    return f"{number(count)} {singular if count == 1 else plural or singular + 's'}"
-
-
-def listed(names: Sequence[str]) -> str:
-    """``a``, ``a and b``, ``a, b and c``."""
-    if len(names) < 2:
-        return "".join(names)
-    return f"{', '.join(names[:-1])} and {names[-1]}"
-
-
-def readable(name: str) -> str:
-    """A name from a file as prose: ``art_painting`` becomes ``art painting``."""
-    return name.replace("_", " ")
-
-
-def shortened(name: str, length: int = 24) -> str:
-    """A name cut to a length that fits an axis."""
-    return name if len(name) <= length else f"{name[: length - 1]}…"
-
-
-def spelled(method: str) -> str:
-    """A method's label as prose: its title, then the settings that set it apart, if any."""
-    name, comma, settings = method.partition(",")
-    return title_of(name) + comma + settings
-
-
-# What the field calls metrics, and the ways to make one number of several domains.
-
-
-AGGREGATE_WORDS: Final[dict[str, str]] = {
+AGGREGATE_WORDS: Final = {
     "domain_mean": "mean of domains",
     "pooled": "all images pooled",
     "worst_domain": "worst domain",
 }
-_TITLES = {
+SPLIT_WORDS: Final = {
+    TEST: "held-out test",
+    VAL: "held-out validation",
+    ID_VAL: "in-domain validation",
+    ID_TEST: "in-domain test",
+}
+_METRIC_TITLES: Final = {
     "accuracy": "Accuracy",
     "balanced_accuracy": "Balanced accuracy",
     "macro_f1": "Macro-F1",
@@ -108,12 +30,20 @@ _TITLES = {
 }
 
 
+def spelled(method: str) -> str:
+    """A method's label as prose: its title, then the settings that set it apart, if any."""
+    name, comma, settings = method.partition(",")
+    return title_of(name) + comma + settings
+
+
 def metric_title(name: str) -> str:
     """What the field calls a metric; others by their own name."""
-    return _TITLES.get(name, readable(name))
+    return _METRIC_TITLES.get(name, readable(name))
 
 
-# What stands beside an accuracy.
+def split_heading(split: str) -> str:
+    """``Held-out test``: a split at the beginning of a line."""
+    return SPLIT_WORDS[split].capitalize()
 
 
 def interval_words(interval: ShareInterval | None) -> str:
@@ -124,28 +54,3 @@ def interval_words(interval: ShareInterval | None) -> str:
 def warning_words(found: Sequence[Diagnostic]) -> str:
     """The warnings in short, for a heading or a table; empty without any."""
     return "; ".join(one.short for one in found if one.severity == "warning")
-
-
-def reference_words(at: SplitAccuracy) -> str:
-    """An accuracy's reference values in one sentence; empty where nothing is known."""
-    parts = []
-    if at.constant is not None:
-        share = percent_sign(at.constant)
-        parts.append(f"always answering the most frequent class is right for {share}")
-    if at.balanced is not None:
-        chance = f" (guessing: {percent_sign(at.chance)})" if at.chance is not None else ""
-        parts.append(f"balanced accuracy is {percent_sign(at.balanced)}{chance}")
-    text = "; ".join(parts)
-    return f"{text[0].upper()}{text[1:]}." if text else ""
-
-
-def method_warnings(results: Results, method: str) -> str:
-    """The warnings about a method, for parentheses after its name; empty without any."""
-    found = about_method(results, method)
-    return "; ".join(one.text for one in found if one.severity == "warning")
-
-
-def marked(results: Results, method: str) -> str:
-    """A method's name for a table, with what must not be missed beside its numbers."""
-    warnings = method_warnings(results, method)
-    return f"{spelled(method)} ({warnings})" if warnings else spelled(method)

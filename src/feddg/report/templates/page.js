@@ -2,7 +2,20 @@
 (() => {
   const read = (id) => document.getElementById(id).textContent;
   const touch = matchMedia("(pointer: coarse)").matches;
-  const template = JSON.parse(read("chart-template"));
+  const title = { font: { size: 13 } };
+  const axis = { automargin: true, zeroline: false, ticks: "", title };
+  const template = {
+    layout: {
+      font: { family: "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif", size: 13, color: "#3d4852" },
+      paper_bgcolor: "rgba(0,0,0,0)",
+      plot_bgcolor: "rgba(0,0,0,0)",
+      margin: { l: 8, r: 8, t: 8, b: 8 },
+      hoverlabel: { bgcolor: "#ffffff", bordercolor: "#cfd6dc", align: "left" },
+      legend: { orientation: "h", yref: "container", y: 0, yanchor: "bottom", xref: "container", x: 0 },
+      xaxis: { ...axis, gridcolor: "#eef1f4" },
+      yaxis: { ...axis, gridcolor: "#e3e8ec", ticklabelstandoff: 6 },
+    },
+  };
   const settings = { responsive: true, displayModeBar: false, showTips: false };
 
   async function unpack() {

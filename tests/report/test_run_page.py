@@ -4,9 +4,9 @@ import numpy
 
 from feddg.evaluation.metrics import Predictions, measure
 from feddg.report.blocks import Prose, Table
-from feddg.report.sections import metrics_section
-from feddg.report.text import MISSING, percent
+from feddg.report.run_page import metrics_section
 from feddg.runs.reading import read_run
+from feddg.text import MISSING, percent
 from run_folders import FolderMaker
 
 

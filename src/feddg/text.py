@@ -1,0 +1,80 @@
+"""Numbers and names as text: rounded, with units, never misleadingly exact."""
+
+import math
+from collections.abc import Sequence
+
+MISSING = "–"
+SPACE = "\N{NO-BREAK SPACE}"
+THIN_SPACE = "\N{NARROW NO-BREAK SPACE}"
+"""Between thousands."""
+
+
+def percent(share: float | None) -> str:
+    """A share in [0, 1] as ``83.4``: percent with one decimal, without the sign."""
+    if share is None or not math.isfinite(share):
+        return MISSING
+    return f"{100 * share:.1f}"
+
+
+def percent_sign(share: float | None) -> str:
+    """A share in [0, 1] as ``83.4 %``."""
+    text = percent(share)
+    return text if text == MISSING else f"{text}{SPACE}%"
+
+
+def number(value: float | None) -> str:
+    """A count or rate with a thin space between thousands, three digits at least."""
+    if value is None or not math.isfinite(value):
+        return MISSING
+    digits = 0 if float(value).is_integer() or abs(value) >= 100 else 1
+    return f"{value:,.{digits}f}".replace(",", THIN_SPACE)
+
+
+def size(count: float | None) -> str:
+    """Bytes as ``44.8 MB`` (1 MB is 1,000,000 bytes)."""
+    if count is None or not math.isfinite(count):
+        return MISSING
+    value = float(count)
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if abs(value) < 999.5:
+            return f"{value:.3g}{SPACE}{unit}"
+        value /= 1000
+    return f"{value:.3g}{SPACE}TB" if value < 999.5 else f"{number(value)}{SPACE}TB"
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds as ``0.42 s``, ``12 s``, ``3 min 12 s`` or ``5 h 20 min``."""
+    if seconds is None or not math.isfinite(seconds):
+        return MISSING
+    if 0 < seconds < 0.001:
+        return f"under{SPACE}1{SPACE}ms"
+    if seconds < 9.95:
+        return f"{seconds:.2g}{SPACE}s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}{SPACE}s"
+    if whole < 3600:
+        return f"{whole // 60}{SPACE}min {whole % 60}{SPACE}s"
+    return f"{whole // 3600}{SPACE}h {whole % 3600 // 60}{SPACE}min"
+
+
+def counted(count: int, singular: str, plural: str | None = None) -> str:
+    """``1 client``, ``12 clients``."""
+    return f"{number(count)} {singular if count == 1 else plural or singular + 's'}"
+
+
+def listed(names: Sequence[str]) -> str:
+    """``a``, ``a and b``, ``a, b and c``."""
+    if len(names) < 2:
+        return "".join(names)
+    return f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def readable(name: str) -> str:
+    """A name from a file as prose: ``art_painting`` becomes ``art painting``."""
+    return name.replace("_", " ")
+
+
+def shortened(name: str, length: int = 24) -> str:
+    """A name cut to a length that fits an axis."""
+    return name if len(name) <= length else f"{name[: length - 1]}…"
