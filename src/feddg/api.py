@@ -280,7 +280,7 @@ def compare(
             was computed is kept. Where some ran, the others' failures are logged and listed.
     """
     from feddg.comparison.compare import Comparison, carry_out_work, fixed_plan, prepare_work
-    from feddg.comparison.plan import load_plan, plan_with_weights_at_hand
+    from feddg.comparison.plan import expand_plan, load_plan, plan_with_weights_at_hand
     from feddg.comparison.pool import Watcher
     from feddg.comparison.results import results_files
     from feddg.comparison.tuning import picked, prepare_trials
@@ -313,7 +313,7 @@ def compare(
             tried.require_results()
             emit(*tried.diagnostics)
         chosen = picked(whole, trials, files, write=not dry_run)
-    work = prepare_work(chosen, folder, said=whole, **of)
+    work = prepare_work(whole, folder, cells=expand_plan(chosen), **of)
     watcher.planned(work, jobs)
     if dry_run:
         return Comparison(work, ())

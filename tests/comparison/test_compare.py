@@ -18,7 +18,7 @@ from feddg.cli import app
 from feddg.clients.threads import threads, threads_per_job
 from feddg.comparison import compare as compare_module
 from feddg.comparison.compare import prepare_work, why_hopeless
-from feddg.comparison.estimate import estimate, forecast
+from feddg.comparison.estimate import forecast, seconds_left
 from feddg.comparison.pool import Watcher
 from feddg.errors import ExperimentError, FeddgError, RunError
 from feddg.methods.base import METHODS
@@ -243,18 +243,19 @@ def test_a_run_made_elsewhere_under_another_name_is_found(run_plan, tmp_path):
     assert [task.experiment.method.name for task in work.missing] == ["fedprox"]
 
 
-def test_the_estimate_learns_from_finished_runs(run_plan):
+def test_the_time_left_is_that_of_the_rounds_of_finished_runs(run_plan):
     done, _ = run_plan()
     records = [read_run(folder) for folder in done.work.folders.values()]
     took = {record.method: record.summary["seconds"]["total"] for record in records}
-    wanted = prepare_work(PLAN | {"hold_out": ["ink"]}, "elsewhere").missing
-    found = estimate([task.experiment for task in wanted], records, jobs=2)
-    assert (found.known, found.unknown) == (2, 0)
-    assert found.seconds == pytest.approx(sum(took.values()) / 2)
-    other = prepare_work(PLAN | {"methods": ["fedavg", "pardon"]}, "elsewhere").missing
-    found = estimate([task.experiment for task in other], records, jobs=1)
-    assert (found.known, found.unknown) == (1, 1)
-    assert found.seconds == pytest.approx(took["fedavg"])
+
+    def left(jobs, **changes):
+        wanted = prepare_work(PLAN | {"hold_out": ["ink"]} | changes, "elsewhere").missing
+        return seconds_left([task.experiment for task in wanted], records, jobs)
+
+    assert left(2) == pytest.approx(sum(took.values()) / 2)
+    assert left(1, methods=["fedavg"]) == pytest.approx(took["fedavg"])
+    assert left(1, methods=["mixstyle"]) == pytest.approx(sum(took.values()) / 2)
+    assert seconds_left([], [], 1) is None
 
 
 def test_threads_are_shared_out(monkeypatch):

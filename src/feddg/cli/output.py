@@ -11,7 +11,7 @@ from rich.table import Table
 
 from feddg.api import Preview
 from feddg.comparison.compare import Comparison, Work, why_hopeless
-from feddg.comparison.estimate import Forecast, estimate
+from feddg.comparison.estimate import Forecast, seconds_left
 from feddg.comparison.tuning import TRIALS
 from feddg.data.partition import in_words
 from feddg.diagnostics import Diagnostic
@@ -132,13 +132,10 @@ def print_work(console: Console, work: Work, jobs: int) -> None:
         f"continue, {len(work.missing) - work.started} to start; in {work.out}",
         highlight=False,
     )
-    found = estimate([task.experiment for task in work.missing], _complete_runs(work), jobs)
-    if found.known:
-        rest = f"; {found.unknown} of other kinds left out" if found.unknown else ""
-        said = (
-            f"time: about {duration(found.seconds)}, as finished runs of the same kind took{rest}"
-        )
-        console.print(said, highlight=False)
+    missing = [task.experiment for task in work.missing]
+    seconds = seconds_left(missing, _complete_runs(work), jobs)
+    if missing and seconds:
+        print_line(console, f"time: about {duration(seconds)}, at the pace of the complete runs")
 
 
 def _complete_runs(work: Work) -> list[RunRecord]:

@@ -151,21 +151,21 @@ class ManyBars(PlannedWork):
         self._progress.start()
         self._all = self._progress.add_task("runs", total=total, completed=done, note="")
 
-    def news(self, task: Task, facts: Mapping[str, Any]) -> None:
+    def news(self, task: Task, news: Mapping[str, Any]) -> None:
         """Moves the bar of a run."""
         name = task.folder.name
         if task.folder not in self._tasks:
             self._tasks[task.folder] = self._progress.add_task(name, total=None, note="")
         bar = self._tasks[task.folder]
-        if "of" in facts:
-            self._progress.update(bar, total=facts["of"])
-        if "rounds" in facts:
+        if "of" in news:
+            self._progress.update(bar, total=news["of"])
+        if "rounds" in news:
             total = self._progress.tasks[self._progress.task_ids.index(bar)].total
-            self._shares[task.folder] = facts["rounds"] / total if total else 0.0
-            self._progress.update(bar, completed=facts["rounds"])
+            self._shares[task.folder] = news["rounds"] / total if total else 0.0
+            self._progress.update(bar, completed=news["rounds"])
         for note in ("work", "scores"):
-            if note in facts:
-                self._progress.update(bar, note=facts[note])
+            if note in news:
+                self._progress.update(bar, note=news[note])
         self._progress.update(self._all, note=self._left())
         if not self._console.is_terminal and self._clock() - self._last >= SILENCE_SECONDS:
             self._say(f"{self._before + self._ended}/{self._total}  {self._going_on(task)}")

@@ -1,7 +1,7 @@
 """Carries out a plan: runs what is missing, continues what was interrupted, keeps what ends."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -157,13 +157,13 @@ def prepare_work(
     again: bool = False,
     cache: Path | None = None,
     results: Path | Sequence[Path] = (),
-    said: Plan | None = None,
+    cells: Sequence[Cell] | None = None,
     drop_weights: bool = False,
 ) -> Work:
     """Expands a plan and looks up what of it has been done.
 
     Args:
-        plan: a plan, its file, or its fields; what it would try first has been tried.
+        plan: a plan, its file, or its fields.
         out: the folder of the runs; ``comparisons/NAME`` by default.
         overrides: experiment fields that win over everything the plan says.
         again: whether to start runs anew, beside the old ones, whose images were others; rows of
@@ -171,7 +171,7 @@ def prepare_work(
         cache: where hashes of images are remembered; the user's cache by default.
         results: results files; what one of them has is not run, and is copied to the first, which
             what is complete is added to.
-        said: the plan as it stands in the folder, where ``plan`` has picked values in it.
+        cells: what is run instead of the plan's own cells: trials, or with values picked in them.
         drop_weights: whether a run's weights are deleted once it is complete.
 
     Raises:
@@ -181,20 +181,7 @@ def prepare_work(
     """
     fixed, folder = fixed_plan(plan, out, overrides)
     files = results_files(results)
-    work = work_on(said or fixed, expand_plan(fixed), folder, again=again, cache=cache, files=files)
-    return replace(work, drop_weights=drop_weights)
-
-
-def work_on(
-    plan: Plan,
-    cells: Sequence[Cell],
-    folder: Path,
-    *,
-    again: bool = False,
-    cache: Path | None = None,
-    files: Sequence[Path] = (),
-) -> Work:
-    """Looks up what of the cells of a plan has been done; see :func:`prepare_work`."""
+    cells = expand_plan(fixed) if cells is None else cells
     present = _present(folder)
     now = ImagesNow(cache or cache_folder())
     known: dict[str, ResultRow] = {}
@@ -210,7 +197,7 @@ def work_on(
         if experiment.id not in known and not is_complete(path):
             missing.append(Task(experiment, path))
     own = files[0] if files else None
-    return Work(plan, folder, cells, folders, missing, own, known, outdated)
+    return Work(fixed, folder, cells, folders, missing, own, known, outdated, drop_weights)
 
 
 def _present(out: Path) -> dict[str, Path]:
