@@ -8,7 +8,6 @@ import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,35 +20,13 @@ if TYPE_CHECKING:
     from feddg.comparison.estimate import Forecast
     from feddg.comparison.plan import Plan
     from feddg.comparison.pool import Watcher
-    from feddg.data.data_set import DATA_SETS as DATA_SETS
-    from feddg.data.download import about as about
-    from feddg.data.download import get_data_set as get_data_set
-    from feddg.deploy.keys import register_site as register_site
-    from feddg.deploy.keys import run_signed as run_signed
-    from feddg.deploy.keys import sign_app as sign_app
-    from feddg.evaluation.adaptation import ADAPTATIONS as ADAPTATIONS
     from feddg.experiment import Experiment, Origin
-    from feddg.methods.base import methods as methods
     from feddg.prediction.evaluate import Adaptations, PairedRuns
-    from feddg.prediction.evaluate import write_image_results as write_image_results
-    from feddg.prediction.export import export_run as export_run
-    from feddg.prediction.export import one_format as one_format
     from feddg.prediction.predict import PredictedFiles
     from feddg.prediction.validation import ValidationFile
     from feddg.records import AttackRow
     from feddg.runs.execute import Run
-    from feddg.runs.inspection import print_inspection as print_inspection
     from feddg.runs.observer import Observer
-    from feddg.serving.server import is_loopback as is_loopback
-    from feddg.serving.server import serve as serve
-    from feddg.storage import KINDS as KINDS
-    from feddg.storage import OTHER as OTHER
-    from feddg.storage import cache_folder as cache_folder
-    from feddg.storage import clear as clear
-    from feddg.storage import contents as contents
-    from feddg.styles.training import Recipe as Recipe
-    from feddg.styles.training import train_codec as train_codec
-    from feddg.styles.transfer import redraw_files as redraw_files
 
 log = logging.getLogger("feddg")
 Progress = Callable[[str, int, int], None]
@@ -683,37 +660,3 @@ def check_site(
     place = (cache or cache_folder()).expanduser()
     own = preflight.check_site(join, images, domain, place, device)
     return join.site, [*(() if offline else preflight.check_connection(folder, join)), *own]
-
-
-# What needs nothing around it is had from here as it is.
-
-_HOME = {
-    "ADAPTATIONS": "feddg.evaluation.adaptation",
-    "DATA_SETS": "feddg.data.data_set",
-    "KINDS": "feddg.storage",
-    "OTHER": "feddg.storage",
-    "Recipe": "feddg.styles.training",
-    "about": "feddg.data.download",
-    "cache_folder": "feddg.storage",
-    "clear": "feddg.storage",
-    "contents": "feddg.storage",
-    "export_run": "feddg.prediction.export",
-    "get_data_set": "feddg.data.download",
-    "is_loopback": "feddg.serving.server",
-    "methods": "feddg.methods.base",
-    "one_format": "feddg.prediction.export",
-    "print_inspection": "feddg.runs.inspection",
-    "redraw_files": "feddg.styles.transfer",
-    "register_site": "feddg.deploy.keys",
-    "run_signed": "feddg.deploy.keys",
-    "serve": "feddg.serving.server",
-    "sign_app": "feddg.deploy.keys",
-    "train_codec": "feddg.styles.training",
-    "write_image_results": "feddg.prediction.evaluate",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(import_module(_HOME[name]), name)
-    raise AttributeError(f"module 'feddg.api' has no attribute {name!r}")

@@ -430,8 +430,14 @@ GOOD = "0123abcd,fedavg,sketch,,0,cpu,1,,0.5\n"
         (HEADS + GOOD.replace("0.5", "half"), "line 2 is damaged: numbers.test_final"),
         (HEADS + GOOD.replace("sketch,,", "sketch,[1],"), "line 2 is damaged: conditions"),
         (HEADS + GOOD.replace("sketch,,", "sketch,{,"), "line 2 is damaged"),
-        (HEADS + GOOD.replace("fedavg", '"fed\navg"'), "line 2 is damaged: method: must be one line"),
-        (HEADS + GOOD.replace("sketch", "ske\x1btch"), "line 2 is damaged: held_out: must be one line"),
+        (
+            HEADS + GOOD.replace("fedavg", '"fed\navg"'),
+            "line 2 is damaged: method: must be one line",
+        ),
+        (
+            HEADS + GOOD.replace("sketch", "ske\x1btch"),
+            "line 2 is damaged: held_out: must be one line",
+        ),
         (
             HEADS + GOOD.replace("0.5", "nan"),
             "numbers: test_final cannot be nan",

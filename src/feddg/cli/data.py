@@ -33,9 +33,11 @@ def get_data(
 ) -> None:
     """Download a published data set, once its licence is accepted; it goes on where it was cut."""
     from feddg.cli.progress import working
+    from feddg.data.data_set import DATA_SETS
+    from feddg.data.download import about, get_data_set
 
-    definition = api.DATA_SETS.find(name)
-    typer.echo("\n".join(api.about(definition)))
+    definition = DATA_SETS.find(name)
+    typer.echo("\n".join(about(definition)))
     publication = definition.publication
     assert publication is not None
     if not publication.files:
@@ -48,7 +50,7 @@ def get_data(
         typer.echo(f"Nothing was downloaded. If you keep to its licence: {again}", err=True)
         raise typer.Exit(1)
     with working(quiet) as progress:
-        received = api.get_data_set(definition, root.expanduser(), progress, keep=keep)
+        received = get_data_set(definition, root.expanduser(), progress, keep=keep)
     for file, found in received.items():
         typer.echo(f"sha256 {found}  {file}")
     typer.echo(f"Now: feddg data inspect --data {name} --root {root}")
@@ -73,7 +75,9 @@ def inspect_data(
     if as_json:
         print_json(found)
     else:
-        api.print_inspection(found)
+        from feddg.runs.inspection import print_inspection
+
+        print_inspection(found)
     if croissant is not None:
         typer.echo(f"written: {croissant}, {croissant.with_suffix('.csv')}", err=as_json)
 
@@ -91,7 +95,9 @@ def show(context: typer.Context, as_json: JsonOption = False) -> None:
     """Show where decoded images are kept, and how much; `feddg cache clear` removes them."""
     if context.invoked_subcommand is not None:
         return
-    folder, found = api.cache_folder(), api.contents(api.cache_folder())
+    from feddg.storage import KINDS, OTHER, cache_folder, contents
+
+    folder, found = cache_folder(), contents(cache_folder())
     if as_json:
         kinds = {
             kind: {"entries": held.entries, "bytes": held.size} for kind, held in found.items()
@@ -103,7 +109,7 @@ def show(context: typer.Context, as_json: JsonOption = False) -> None:
     from rich.table import Table
 
     table = Table("kind", "entries", "size", "what it is", box=None, pad_edge=False)
-    about = api.KINDS | {api.OTHER: "not feddg's; never removed"}
+    about = KINDS | {OTHER: "not feddg's; never removed"}
     for kind, held in found.items():
         table.add_row(kind, str(held.entries), decimal(held.size), about[kind])
     typer.echo(f"{folder} (the environment's FEDDG_CACHE says where)")
@@ -121,10 +127,12 @@ def clear_cache(
     """Remove what is kept; the next runs make again what they need. Do not do so during a run."""
     from rich.filesize import decimal
 
-    if unknown := [one for one in kind or () if one not in api.KINDS]:
-        raise click.BadParameter(f"{unknown[0]!r} is none of {', '.join(api.KINDS)}")
-    chosen, folder = kind or list(api.KINDS), api.cache_folder()
-    found = api.contents(folder)
+    from feddg.storage import KINDS, cache_folder, clear, contents
+
+    if unknown := [one for one in kind or () if one not in KINDS]:
+        raise click.BadParameter(f"{unknown[0]!r} is none of {', '.join(KINDS)}")
+    chosen, folder = kind or list(KINDS), cache_folder()
+    found = contents(folder)
     size = sum(found[name].size for name in chosen)
     what = f"{', '.join(chosen)} in {folder}: {decimal(size)}"
     if not size and not any(found[name].entries for name in chosen):
@@ -132,5 +140,5 @@ def clear_cache(
         return
     if not yes:
         typer.confirm(f"Remove {what}?", abort=True)
-    api.clear(folder, chosen)
+    clear(folder, chosen)
     typer.echo(f"removed {what}")

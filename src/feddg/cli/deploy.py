@@ -8,15 +8,18 @@ import typer
 
 from feddg import api
 from feddg.cli.common import (
+    DeviceOption,
+    DomainOption,
     ExperimentCommand,
     JsonOption,
     OutOption,
+    WhichOption,
     print_json,
     resumable,
     show_results,
     takes,
 )
-from feddg.cli.use import ModelArgument, WhichOption, show_warnings
+from feddg.cli.use import ModelArgument, show_warnings
 
 app = typer.Typer(
     help="The same federation across a network.", no_args_is_help=True, suggest_commands=False
@@ -72,7 +75,9 @@ def deploy_sign(
     ] = None,
 ) -> None:
     """Sign a federation's app: sites run no other."""
-    signed = api.sign_app(folder, key)
+    from feddg.deploy.keys import sign_app
+
+    signed = sign_app(folder, key)
     typer.echo(f"signed {signed.digest[:16]} with {signed.key_id}")
 
 
@@ -83,7 +88,9 @@ def deploy_register(
     key: Annotated[Path, typer.Argument(help="its public key, NAME.pub")],
 ) -> None:
     """Register a site's key, under a name that no other key has."""
-    api.register_site(folder, site, key)
+    from feddg.deploy.keys import register_site
+
+    register_site(folder, site, key)
     typer.echo(f"{site} is registered; reload the proxy: nginx -p proxy/ -c nginx.conf -s reload")
 
 
@@ -93,16 +100,18 @@ def deploy_run(
     stream: Annotated[bool, typer.Option(help="show the log until the run ends")] = False,
 ) -> None:
     """Start the signed app, or go on with its run."""
-    typer.echo(f"run {api.run_signed(folder, stream=stream)}; its log: flwr log RUN feddg")
+    from feddg.deploy.keys import run_signed
+
+    typer.echo(f"run {run_signed(folder, stream=stream)}; its log: flwr log RUN feddg")
 
 
 @app.command("check")
 def deploy_check(
     folder: Annotated[Path, typer.Argument(help="what the coordinator sent, with the key in it")],
     images: Annotated[str, typer.Option(help="root/domain/class/*, or root/class/* (--domain)")],
-    domain: Annotated[str | None, typer.Option(help="what the images of root/class/* are")] = None,
+    domain: DomainOption = None,
     cache: Annotated[Path | None, typer.Option(help="the site's cache folder")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
+    device: DeviceOption = "auto",
     offline: Annotated[
         bool, typer.Option("--offline", help="leave out keys, versions and the connection")
     ] = False,
@@ -133,12 +142,12 @@ def deploy_validate(
     model: ModelArgument,
     images: Annotated[Path, typer.Argument(help="root/domain/class/*, or root/class/* (--domain)")],
     out: Annotated[Path, typer.Option(help="what is handed back, JSON")],
-    domain: Annotated[str | None, typer.Option(help="what the images of root/class/* are")] = None,
+    domain: DomainOption = None,
     hide_below: Annotated[
         int, typer.Option(min=0, help="counts under this stay hidden, and what would tell them")
     ] = 0,
     which: WhichOption = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda or auto")] = "auto",
+    device: DeviceOption = "auto",
 ) -> None:
     """Measure a model on the images of a site that takes no part: counts leave it, nothing else."""
     found = api.validate(

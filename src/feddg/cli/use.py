@@ -9,9 +9,13 @@ import typer
 
 from feddg import api
 from feddg.cli.common import (
+    AdaptOption,
+    BatchOption,
+    DeviceOption,
     JsonOption,
     PredictionsOption,
     QuietOption,
+    WhichOption,
     print_json,
     resumable,
     whole_numbers,
@@ -30,16 +34,6 @@ ModelArgument = Annotated[
 StrictOption = Annotated[
     bool, typer.Option("--strict", help="refuse a model about which there is a warning")
 ]
-AdaptOption = Annotated[
-    str | None, typer.Option(help="a test-time adaptation, see `feddg adaptations`")
-]
-WhichOption = Annotated[
-    str | None,
-    typer.Option(
-        help="the model: final, tail, ema, best_in_domain, best_held_out, interpolated; by "
-        "default what the run serves"
-    ),
-]
 
 
 @app.command()
@@ -55,8 +49,8 @@ def predict(
     ] = None,
     adapt: AdaptOption = None,
     which: WhichOption = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="images per batch")] = 64,
-    device: Annotated[str, typer.Option(help="cpu, cuda or auto")] = "auto",
+    batch_size: BatchOption = 64,
+    device: DeviceOption = "auto",
     strict: StrictOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -110,8 +104,10 @@ def export(
 ) -> None:
     """Write a run's model as a file that works without feddg, and a model card beside it."""
     named = [("onnx", onnx), ("torch", torch), ("safetensors", safetensors)]
-    format, path = api.one_format(named)  # type: ignore[arg-type]
-    done = api.export_run(
+    from feddg.prediction.export import export_run, one_format
+
+    format, path = one_format(named)  # type: ignore[arg-type]
+    done = export_run(
         run,
         path,
         format,
@@ -159,7 +155,7 @@ def serve(
     ] = None,
     adapt: AdaptOption = None,
     which: WhichOption = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda or auto")] = "auto",
+    device: DeviceOption = "auto",
     request_megabytes: Annotated[float, typer.Option(help="largest request")] = 32.0,
     megapixels: Annotated[float, typer.Option(help="largest image, in million pixels")] = 50.0,
     at_once: Annotated[int, typer.Option(help="requests answered at once")] = 8,
@@ -167,14 +163,15 @@ def serve(
     strict: StrictOption = False,
 ) -> None:
     """Label images on a page in the browser, and for programs; on this machine, keeping none."""
+    from feddg.serving import server
 
     def ready(address: str, classifier: "ImageClassifier") -> None:
         show_warnings(classifier.diagnostics)
-        if not api.is_loopback(host):
+        if not server.is_loopback(host):
             typer.echo("warning: other machines reach this server without a password", err=True)
         typer.echo(f"{classifier.result}\nserving {run} at {address} (Ctrl-C ends it)")
 
-    api.serve(
+    server.serve(
         run,
         host=host,
         port=port,
@@ -197,10 +194,11 @@ def serve(
 # Commands about methods and test-time adaptations, and what a finished run is worth under them.
 
 
-@app.command()
-def methods(as_json: JsonOption = False) -> None:
+@app.command("methods")
+def list_methods(as_json: JsonOption = False) -> None:
     """List the methods: names, aliases, one line each."""
-    known = api.methods()
+    from feddg.methods.base import methods
+
     if as_json:
         rows = [
             {
@@ -210,7 +208,7 @@ def methods(as_json: JsonOption = False) -> None:
                 "summary": method.summary,
                 "settings": method.Settings.model_json_schema().get("properties", {}),
             }
-            for name, method in known.items()
+            for name, method in methods().items()
         ]
         print_json(rows)
         return
@@ -218,7 +216,7 @@ def methods(as_json: JsonOption = False) -> None:
     from rich.table import Table
 
     table = Table("name", "aliases", "method", "in one line", box=None, pad_edge=False)
-    for name, method in known.items():
+    for name, method in methods().items():
         aliases = ", ".join(method.aliases)
         table.add_row(f"[bold]{name}[/]", aliases, method.title, method.summary)
     Console().print(table)
@@ -231,20 +229,14 @@ def evaluate(
         list[str] | None,
         typer.Option(help="`feddg adaptations`, or fixed:alpha=0.3; all by default"),
     ] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="images per batch")] = 64,
+    batch_size: BatchOption = 64,
     personal: Annotated[
         bool, typer.Option("--personal", help="each client's domain under its own statistics")
     ] = False,
     alphas: Annotated[
         bool, typer.Option("--alphas", help="write how far each layer adapts to each image")
     ] = False,
-    which: Annotated[
-        str | None,
-        typer.Option(
-            help="the model: final, tail, ema, best_in_domain, best_held_out, interpolated; by "
-            "default what the run serves"
-        ),
-    ] = None,
+    which: WhichOption = None,
     predictions: PredictionsOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -253,7 +245,9 @@ def evaluate(
     With --predictions alone, only what the model makes of every image is written.
     """
     if predictions:
-        written = api.write_image_results(folder, which=which, batch_size=batch_size)
+        from feddg.prediction.evaluate import write_image_results
+
+        written = write_image_results(folder, which=which, batch_size=batch_size)
         typer.echo(f"predictions: {written.resolve()}", err=as_json)
         if adapt is None and not personal and not alphas:
             return
@@ -285,8 +279,10 @@ def adaptations() -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from feddg.evaluation.adaptation import ADAPTATIONS
+
     table = Table("name", "in one line", "needs", "remembers", "beside one forward pass", box=None)
-    for name, kind in api.ADAPTATIONS.items():
+    for name, kind in ADAPTATIONS.items():
         table.add_row(f"[bold]{name}[/]", kind.summary, kind.needs, kind.changes, kind.cost)
     Console().print(table)
 
@@ -425,7 +421,9 @@ def style_train(
     """Train a codec on folders of content and style images; run again to go on."""
     from rich.progress import Progress
 
-    recipe = api.Recipe(
+    from feddg.styles.training import Recipe, train_codec
+
+    recipe = Recipe(
         codec,
         steps=steps,
         seed=seed,
@@ -436,7 +434,7 @@ def style_train(
     )
     with Progress(transient=True, disable=not sys.stderr.isatty()) as progress:
         task = progress.add_task("training the codec", total=steps)
-        result = api.train_codec(
+        result = train_codec(
             content=content,
             style=style,
             out=out,
@@ -462,7 +460,9 @@ def style_transfer(
     decoder: Annotated[Path | None, typer.Option(help="decoder weights")] = None,
 ) -> None:
     """Re-draw images in the style of another image, or of a folder of images."""
-    done = api.redraw_files(
+    from feddg.styles.transfer import redraw_files
+
+    done = redraw_files(
         images, style, out, strength, size, codec=codec, encoder=encoder, decoder=decoder
     )
     for path, reason in done.skipped:
