@@ -34,7 +34,7 @@ LEVELS = (
     {"comparison", "prediction", "attacks"},
     {"report"},
     {"deploy", "serving"},
-    {"api", "front"},
+    {"api", "simple"},
     {"cli"},
 )
 """Packages and single modules from the ground up; those of one level may not import each other,

@@ -29,7 +29,7 @@ from feddg.data.data_set import (
 )
 from feddg.data.partitions import counts_clients, rules_of
 from feddg.diagnostics import Diagnostic, emit
-from feddg.errors import DataError, ExperimentError, FeddgError, nearest
+from feddg.errors import DataError, ExperimentError, FeddgError, field_fault, nearest
 from feddg.evaluation.metrics import METRICS
 from feddg.methods.base import Method
 from feddg.methods.composition import build_method, method_class
@@ -164,12 +164,12 @@ def checked_settings(fields: Mapping[str, Any]) -> ExperimentSettings:
 
 def _check_selection(evaluate: EvaluateSettings) -> None:
     """Refuses what no round can be chosen by."""
-    able = [name for name, metric in METRICS.items() if metric.higher_is_better is not None]
     try:
-        METRICS.find(evaluate.select_by)
+        metric = METRICS.find(evaluate.select_by)
     except FeddgError as error:
         raise ExperimentError(f"evaluate.select_by: {error}") from None
-    if evaluate.select_by not in able:
+    if metric.higher_is_better is None:
+        able = [name for name, one in METRICS.items() if one.higher_is_better is not None]
         raise ExperimentError(
             f"evaluate.select_by: {evaluate.select_by} says how images are, not how good a model "
             f"is; choose by one of {', '.join(able)}"
@@ -334,11 +334,7 @@ def complete(fields: Mapping[str, Any]) -> dict[str, Any]:
     full: dict[str, Any] = {}
     for _, layer in found:
         full = merge(full, layer)
-    clients = full.get("clients", {})
-    if isinstance(clients, dict) and _too_many(clients) is not None:
-        if said.get("clients", {}).get("per_round") is not None:
-            raise ExperimentError(str(_too_many(clients)))
-        full = merge(full, {"clients": {"per_round": None}})
+    full = _with_possible_clients(full, said)
     choice = full.get("method", {})
     name = str(choice.get("name", "fedavg")).lower()
     built = build_method(name, choice.get("settings", {}))
@@ -409,19 +405,27 @@ def _from_scratch(said: dict[str, Any], preset: str) -> list[tuple[str, dict[str
     return [(f"preset {SCRATCH}, without pretrained weights", expand(dict(fields)))]
 
 
-def _too_many(clients: Mapping[str, Any]) -> str | None:
-    """Says so where more clients are to take part in a round than there are."""
-    number, per_round = clients.get("number"), clients.get("per_round")
+def _with_possible_clients(full: dict[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
+    """Lets all clients take part where a preset asks for more than there are.
+
+    Raises:
+        ExperimentError: the user asks for more.
+    """
+    clients = full.get("clients", {})
+    if not isinstance(clients, dict):
+        return full
     if "partition" in clients and counts_clients(str(clients["partition"])):
-        return None  # the images say how many there are
-    if number is None:
-        number = ClientSettings().number
+        return full  # the images say how many there are
+    number, per_round = clients.get("number"), clients.get("per_round")
+    number = ClientSettings().number if number is None else number
     if not isinstance(number, int) or not isinstance(per_round, int) or per_round <= number:
-        return None
-    return (
-        f"clients.per_round is {per_round}, but there are {number} clients; say at most {number}, "
-        "or leave it out for all of them"
-    )
+        return full
+    if said.get("clients", {}).get("per_round") is not None:
+        raise ExperimentError(
+            f"clients.per_round is {per_round}, but there are {number} clients; say at most "
+            f"{number}, or leave it out for all of them"
+        )
+    return merge(full, {"clients": {"per_round": None}})
 
 
 def _decide(full: dict[str, Any]) -> dict[str, Any]:
@@ -435,26 +439,19 @@ def _decide(full: dict[str, Any]) -> dict[str, Any]:
 
 def _explain(error: ValidationError) -> str:
     fault = error.errors()[0]
-    where = ".".join(str(part) for part in fault["loc"]) or "experiment"
-    if fault["type"] == "extra_forbidden":
-        *parents, field = fault["loc"]
-        fields = _fields_at([str(part) for part in parents])
-        near = nearest(str(field), fields if parents else [*fields, *SHORTHANDS])
-        return f"unknown field {where!r}{near}; there are: {', '.join(fields)}"
-    # What a check of several fields together was given is all of them: that tells nobody anything.
-    got = "" if isinstance(fault["input"], Mapping) else f" (got {_short(fault['input'])})"
-    return f"{where}: {fault['msg'].removeprefix('Value error, ')}{got}"
+    if fault["type"] != "extra_forbidden":
+        return field_fault(error)
+    *parents, field = fault["loc"]
+    part: Any = Experiment
+    for parent in parents:
+        part = part.model_fields[str(parent)].annotation
+    where, fields = ".".join(map(str, fault["loc"])), list(part.model_fields)
+    near = nearest(str(field), fields if parents else [*fields, *SHORTHANDS])
+    return f"unknown field {where!r}{near}; there are: {', '.join(fields)}"
 
 
 def _short(value: Any) -> str:
     return reprlib.repr(value)
-
-
-def _fields_at(parents: list[str]) -> list[str]:
-    model: Any = Experiment
-    for parent in parents:
-        model = model.model_fields[parent].annotation
-    return list(model.model_fields)
 
 
 # Where every setting of an experiment comes from.
