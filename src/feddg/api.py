@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -660,3 +661,28 @@ def check_site(
     place = (cache or cache_folder()).expanduser()
     own = preflight.check_site(join, images, domain, place, device)
     return join.site, [*(() if offline else preflight.check_connection(folder, join)), *own]
+
+
+# What needs nothing around it is had from here as it is.
+
+_HOME = {
+    "feddg.data.data_set": ("DATA_SETS",),
+    "feddg.data.download": ("about", "get_data_set"),
+    "feddg.deploy.keys": ("register_site", "run_signed", "sign_app"),
+    "feddg.evaluation.adaptation": ("ADAPTATIONS",),
+    "feddg.methods.base": ("methods",),
+    "feddg.prediction.evaluate": ("write_image_results",),
+    "feddg.prediction.export": ("export_run", "one_format"),
+    "feddg.runs.inspection": ("print_inspection",),
+    "feddg.serving.server": ("is_loopback", "serve"),
+    "feddg.storage": ("KINDS", "OTHER", "cache_folder", "clear", "contents"),
+    "feddg.styles.training": ("Recipe", "train_codec"),
+    "feddg.styles.transfer": ("redraw_files",),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _HOME.items():
+        if name in names:
+            return getattr(import_module(module), name)
+    raise AttributeError(f"module 'feddg.api' has no attribute {name!r}")

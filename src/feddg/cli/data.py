@@ -33,11 +33,9 @@ def get_data(
 ) -> None:
     """Download a published data set, once its licence is accepted; it goes on where it was cut."""
     from feddg.cli.progress import working
-    from feddg.data.data_set import DATA_SETS
-    from feddg.data.download import about, get_data_set
 
-    definition = DATA_SETS.find(name)
-    typer.echo("\n".join(about(definition)))
+    definition = api.DATA_SETS.find(name)
+    typer.echo("\n".join(api.about(definition)))
     publication = definition.publication
     assert publication is not None
     if not publication.files:
@@ -50,7 +48,7 @@ def get_data(
         typer.echo(f"Nothing was downloaded. If you keep to its licence: {again}", err=True)
         raise typer.Exit(1)
     with working(quiet) as progress:
-        received = get_data_set(definition, root.expanduser(), progress, keep=keep)
+        received = api.get_data_set(definition, root.expanduser(), progress, keep=keep)
     for file, found in received.items():
         typer.echo(f"sha256 {found}  {file}")
     typer.echo(f"Now: feddg data inspect --data {name} --root {root}")
@@ -75,9 +73,7 @@ def inspect_data(
     if as_json:
         print_json(found)
     else:
-        from feddg.runs.inspection import print_inspection
-
-        print_inspection(found)
+        api.print_inspection(found)
     if croissant is not None:
         typer.echo(f"written: {croissant}, {croissant.with_suffix('.csv')}", err=as_json)
 
@@ -95,9 +91,7 @@ def show(context: typer.Context, as_json: JsonOption = False) -> None:
     """Show where decoded images are kept, and how much; `feddg cache clear` removes them."""
     if context.invoked_subcommand is not None:
         return
-    from feddg.storage import KINDS, OTHER, cache_folder, contents
-
-    folder, found = cache_folder(), contents(cache_folder())
+    folder, found = api.cache_folder(), api.contents(api.cache_folder())
     if as_json:
         kinds = {
             kind: {"entries": held.entries, "bytes": held.size} for kind, held in found.items()
@@ -109,7 +103,7 @@ def show(context: typer.Context, as_json: JsonOption = False) -> None:
     from rich.table import Table
 
     table = Table("kind", "entries", "size", "what it is", box=None, pad_edge=False)
-    about = KINDS | {OTHER: "not feddg's; never removed"}
+    about = api.KINDS | {api.OTHER: "not feddg's; never removed"}
     for kind, held in found.items():
         table.add_row(kind, str(held.entries), decimal(held.size), about[kind])
     typer.echo(f"{folder} (the environment's FEDDG_CACHE says where)")
@@ -127,12 +121,10 @@ def clear_cache(
     """Remove what is kept; the next runs make again what they need. Do not do so during a run."""
     from rich.filesize import decimal
 
-    from feddg.storage import KINDS, cache_folder, clear, contents
-
-    if unknown := [one for one in kind or () if one not in KINDS]:
-        raise click.BadParameter(f"{unknown[0]!r} is none of {', '.join(KINDS)}")
-    chosen, folder = kind or list(KINDS), cache_folder()
-    found = contents(folder)
+    if unknown := [one for one in kind or () if one not in api.KINDS]:
+        raise click.BadParameter(f"{unknown[0]!r} is none of {', '.join(api.KINDS)}")
+    chosen, folder = kind or list(api.KINDS), api.cache_folder()
+    found = api.contents(folder)
     size = sum(found[name].size for name in chosen)
     what = f"{', '.join(chosen)} in {folder}: {decimal(size)}"
     if not size and not any(found[name].entries for name in chosen):
@@ -140,5 +132,5 @@ def clear_cache(
         return
     if not yes:
         typer.confirm(f"Remove {what}?", abort=True)
-    clear(folder, chosen)
+    api.clear(folder, chosen)
     typer.echo(f"removed {what}")

@@ -75,9 +75,7 @@ def deploy_sign(
     ] = None,
 ) -> None:
     """Sign a federation's app: sites run no other."""
-    from feddg.deploy.keys import sign_app
-
-    signed = sign_app(folder, key)
+    signed = api.sign_app(folder, key)
     typer.echo(f"signed {signed.digest[:16]} with {signed.key_id}")
 
 
@@ -88,9 +86,7 @@ def deploy_register(
     key: Annotated[Path, typer.Argument(help="its public key, NAME.pub")],
 ) -> None:
     """Register a site's key, under a name that no other key has."""
-    from feddg.deploy.keys import register_site
-
-    register_site(folder, site, key)
+    api.register_site(folder, site, key)
     typer.echo(f"{site} is registered; reload the proxy: nginx -p proxy/ -c nginx.conf -s reload")
 
 
@@ -100,9 +96,7 @@ def deploy_run(
     stream: Annotated[bool, typer.Option(help="show the log until the run ends")] = False,
 ) -> None:
     """Start the signed app, or go on with its run."""
-    from feddg.deploy.keys import run_signed
-
-    typer.echo(f"run {run_signed(folder, stream=stream)}; its log: flwr log RUN feddg")
+    typer.echo(f"run {api.run_signed(folder, stream=stream)}; its log: flwr log RUN feddg")
 
 
 @app.command("check")

@@ -104,10 +104,8 @@ def export(
 ) -> None:
     """Write a run's model as a file that works without feddg, and a model card beside it."""
     named = [("onnx", onnx), ("torch", torch), ("safetensors", safetensors)]
-    from feddg.prediction.export import export_run, one_format
-
-    format, path = one_format(named)  # type: ignore[arg-type]
-    done = export_run(
+    format, path = api.one_format(named)  # type: ignore[arg-type]
+    done = api.export_run(
         run,
         path,
         format,
@@ -163,15 +161,14 @@ def serve(
     strict: StrictOption = False,
 ) -> None:
     """Label images on a page in the browser, and for programs; on this machine, keeping none."""
-    from feddg.serving import server
 
     def ready(address: str, classifier: "ImageClassifier") -> None:
         show_warnings(classifier.diagnostics)
-        if not server.is_loopback(host):
+        if not api.is_loopback(host):
             typer.echo("warning: other machines reach this server without a password", err=True)
         typer.echo(f"{classifier.result}\nserving {run} at {address} (Ctrl-C ends it)")
 
-    server.serve(
+    api.serve(
         run,
         host=host,
         port=port,
@@ -194,11 +191,9 @@ def serve(
 # Commands about methods and test-time adaptations, and what a finished run is worth under them.
 
 
-@app.command("methods")
-def list_methods(as_json: JsonOption = False) -> None:
+@app.command()
+def methods(as_json: JsonOption = False) -> None:
     """List the methods: names, aliases, one line each."""
-    from feddg.methods.base import methods
-
     if as_json:
         rows = [
             {
@@ -208,7 +203,7 @@ def list_methods(as_json: JsonOption = False) -> None:
                 "summary": method.summary,
                 "settings": method.Settings.model_json_schema().get("properties", {}),
             }
-            for name, method in methods().items()
+            for name, method in api.methods().items()
         ]
         print_json(rows)
         return
@@ -216,7 +211,7 @@ def list_methods(as_json: JsonOption = False) -> None:
     from rich.table import Table
 
     table = Table("name", "aliases", "method", "in one line", box=None, pad_edge=False)
-    for name, method in methods().items():
+    for name, method in api.methods().items():
         aliases = ", ".join(method.aliases)
         table.add_row(f"[bold]{name}[/]", aliases, method.title, method.summary)
     Console().print(table)
@@ -245,9 +240,7 @@ def evaluate(
     With --predictions alone, only what the model makes of every image is written.
     """
     if predictions:
-        from feddg.prediction.evaluate import write_image_results
-
-        written = write_image_results(folder, which=which, batch_size=batch_size)
+        written = api.write_image_results(folder, which=which, batch_size=batch_size)
         typer.echo(f"predictions: {written.resolve()}", err=as_json)
         if adapt is None and not personal and not alphas:
             return
@@ -279,10 +272,8 @@ def adaptations() -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from feddg.evaluation.adaptation import ADAPTATIONS
-
     table = Table("name", "in one line", "needs", "remembers", "beside one forward pass", box=None)
-    for name, kind in ADAPTATIONS.items():
+    for name, kind in api.ADAPTATIONS.items():
         table.add_row(f"[bold]{name}[/]", kind.summary, kind.needs, kind.changes, kind.cost)
     Console().print(table)
 
@@ -421,9 +412,7 @@ def style_train(
     """Train a codec on folders of content and style images; run again to go on."""
     from rich.progress import Progress
 
-    from feddg.styles.training import Recipe, train_codec
-
-    recipe = Recipe(
+    recipe = api.Recipe(
         codec,
         steps=steps,
         seed=seed,
@@ -434,7 +423,7 @@ def style_train(
     )
     with Progress(transient=True, disable=not sys.stderr.isatty()) as progress:
         task = progress.add_task("training the codec", total=steps)
-        result = train_codec(
+        result = api.train_codec(
             content=content,
             style=style,
             out=out,
@@ -460,9 +449,7 @@ def style_transfer(
     decoder: Annotated[Path | None, typer.Option(help="decoder weights")] = None,
 ) -> None:
     """Re-draw images in the style of another image, or of a folder of images."""
-    from feddg.styles.transfer import redraw_files
-
-    done = redraw_files(
+    done = api.redraw_files(
         images, style, out, strength, size, codec=codec, encoder=encoder, decoder=decoder
     )
     for path, reason in done.skipped:
