@@ -160,12 +160,12 @@ def preview(
     from feddg.runs.prepare import with_weights_at_hand
     from feddg.settings import merge
 
-    said = expand(fields)
-    asked = load_experiment(experiment, said)
+    given = expand(fields)
+    asked = load_experiment(experiment, given)
     chosen = with_weights_at_hand(asked)
     if chosen is not asked:
-        said = merge(said, {"model": {"weights": None}})
-    settings = explain(said, read_fields(experiment, said), str(experiment))
+        given = merge(given, {"model": {"weights": None}})
+    settings = explain(given, read_fields(experiment, given), str(experiment))
     folder = Path(out) / chosen.label
     state = "complete" if is_complete(folder) else "begun" if folder.is_dir() else "new"
     return Preview(chosen, settings, folder, state, forecast(chosen))
@@ -266,12 +266,12 @@ def compare(
 
     if drop_weights and predictions:
         raise ExperimentError("--predictions needs the weights that --drop-weights deletes")
-    axes, said = _split_fields(fields)
+    axes, given = _split_fields(fields)
     if isinstance(plan, list | tuple):
         axes, plan = {"methods": plan, **axes}, None
     whole = load_plan(plan or {})
     whole = load_plan(whole.model_dump() | axes) if axes else whole
-    whole, folder = fixed_plan(whole, out, merge(said, overrides or {}))
+    whole, folder = fixed_plan(whole, out, merge(given, overrides or {}))
     whole = plan_with_weights_at_hand(whole)
     files = results_files(results)  # a fault in them is not to be found after tuning
     if predictions:
@@ -333,8 +333,8 @@ def demo(
     from feddg.comparison.plan import demo_plan, jobs_of_demo
     from feddg.settings import merge
 
-    axes, said = _split_fields(fields)
-    plan = demo_plan(axes, merge(said, overrides or {}))
+    axes, given = _split_fields(fields)
+    plan = demo_plan(axes, merge(given, overrides or {}))
     return compare(
         plan,
         Path(out) / "demo",
@@ -351,11 +351,11 @@ def _split_fields(fields: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, 
     whole_clients = {"clients"} if isinstance(fields.get("clients"), Mapping) else set()
     names = Plan.model_fields.keys() - whole_clients
     axes = {name: value for name, value in fields.items() if name in names}
-    said = {name: value for name, value in fields.items() if name not in names}
+    given = {name: value for name, value in fields.items() if name not in names}
     held = axes.get("hold_out")
     if isinstance(held, str) and held not in PROTOCOLS:
         axes["hold_out"] = [held]
-    return ({"seeds": (said.pop("seed"),)} if "seed" in said else {}) | axes, said
+    return ({"seeds": (given.pop("seed"),)} if "seed" in given else {}) | axes, given
 
 
 def _parquet() -> None:

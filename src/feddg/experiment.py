@@ -191,8 +191,8 @@ def load_experiment(
     """
     if isinstance(source, Experiment) and not overrides:
         return source
-    said = expand(dict(overrides or {}))
-    return Experiment(**merge(read_fields(source, said), said))
+    given = expand(dict(overrides or {}))
+    return Experiment(**merge(read_fields(source, given), given))
 
 
 def load_stored(path: Path) -> Experiment:
@@ -298,19 +298,19 @@ def expand(fields: dict[str, Any]) -> dict[str, Any]:
     return plain
 
 
-def _choice(said: Any) -> Any:
+def _choice(given: Any) -> Any:
     """Writes out a method or guard whose settings may stand beside its name."""
-    if isinstance(said, str):
-        return {"name": said}
-    if not isinstance(said, Mapping):
-        return said
-    if not isinstance(said.get("settings") or {}, Mapping):
+    if isinstance(given, str):
+        return {"name": given}
+    if not isinstance(given, Mapping):
+        return given
+    if not isinstance(given.get("settings") or {}, Mapping):
         raise ExperimentError(
-            f"the settings of {_short(said.get('name'))} must be fields "
-            f"(got {_short(said['settings'])})"
+            f"the settings of {_short(given.get('name'))} must be fields "
+            f"(got {_short(given['settings'])})"
         )
-    settings = {k: v for k, v in said.items() if k not in ("name", "settings")}
-    rest = {k: v for k, v in said.items() if k in ("name", "settings")}
+    settings = {k: v for k, v in given.items() if k not in ("name", "settings")}
+    rest = {k: v for k, v in given.items() if k in ("name", "settings")}
     return merge(rest, {"settings": settings}) if settings else rest
 
 
@@ -329,12 +329,12 @@ def complete(fields: Mapping[str, Any]) -> dict[str, Any]:
         ExperimentError: a name is unknown, a method's setting out of range, or more clients are to
             take part in a round than there are.
     """
-    said = expand(dict(fields))
-    preset, found = layers(said)
+    given = expand(dict(fields))
+    preset, found = layers(given)
     full: dict[str, Any] = {}
     for _, layer in found:
         full = merge(full, layer)
-    full = _with_possible_clients(full, said)
+    full = _with_possible_clients(full, given)
     choice = full.get("method", {})
     name = str(choice.get("name", "fedavg")).lower()
     built = build_method(name, choice.get("settings", {}))
@@ -354,58 +354,58 @@ def complete(fields: Mapping[str, Any]) -> dict[str, Any]:
 def _with_options(data: Mapping[str, Any]) -> Mapping[str, Any]:
     """Completes a data set's own options, where it says which it has."""
     definition = DATA_SETS.get(str(data.get("source", "folder")))
-    said = data.get("options") or {}
-    if definition is None or definition.options is None or not isinstance(said, Mapping):
+    given = data.get("options") or {}
+    if definition is None or definition.options is None or not isinstance(given, Mapping):
         return data
     try:
-        checked_options(definition, said)
+        checked_options(definition, given)
     except DataError as error:
         raise ExperimentError(str(error)) from None
-    options = definition.options(**said).model_dump(mode="json")
+    options = definition.options(**given).model_dump(mode="json")
     return {**data, "options": options}
 
 
-def layers(said: dict[str, Any]) -> tuple[str, list[tuple[str, dict[str, Any]]]]:
+def layers(given: dict[str, Any]) -> tuple[str, list[tuple[str, dict[str, Any]]]]:
     """Returns the preset's name, and all that fills in an experiment, by name, weakest first.
 
     Args:
-        said: the user's own words, shorthands written out; they are the last layer.
+        given: the user's own words, shorthands written out; they are the last layer.
 
     Raises:
         ExperimentError: a preset or method is unknown.
     """
-    source = str(said.get("data", {}).get("source", "folder"))
-    named = said.get("preset")
+    source = str(given.get("data", {}).get("source", "folder"))
+    named = given.get("preset")
     preset = named if named not in (None, "", "none") else preset_of(source)
     known = presets()
     if preset not in known:
         raise ExperimentError(
             f"unknown preset {preset!r}{nearest(preset, known)}; there are: {', '.join(known)}"
         )
-    method = method_class(str(said.get("method", {}).get("name", "fedavg")).lower())
+    method = method_class(str(given.get("method", {}).get("name", "fedavg")).lower())
     return preset, [
         (f"preset {preset}", expand(dict(known[preset]))),
-        *_from_scratch(said, preset),
+        *_from_scratch(given, preset),
         (f"preset of {method.name}", expand(method.presets.get("*", {}))),
         (f"preset of {method.name} for {preset}", expand(method.presets.get(preset, {}))),
-        ("you said", said),
+        ("you said", given),
     ]
 
 
-def _from_scratch(said: dict[str, Any], preset: str) -> list[tuple[str, dict[str, Any]]]:
+def _from_scratch(given: dict[str, Any], preset: str) -> list[tuple[str, dict[str, Any]]]:
     """Returns what a preset for a pretrained network is overlaid with where there are no weights.
 
     A preset that the user names is a protocol to be followed, and stays as it is.
     """
-    weights = said.get("model", {}).get("weights", "unsaid")
+    weights = given.get("model", {}).get("weights", "unsaid")
     without = weights is None or str(weights).lower() == "none"
-    if not without or said.get("preset") or not expects_weights(preset):
+    if not without or given.get("preset") or not expects_weights(preset):
         return []
     fields = presets()[SCRATCH]
     return [(f"preset {SCRATCH}, without pretrained weights", expand(dict(fields)))]
 
 
-def _with_possible_clients(full: dict[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
+def _with_possible_clients(full: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Lets all clients take part where a preset asks for more than there are.
 
     Raises:
@@ -420,7 +420,7 @@ def _with_possible_clients(full: dict[str, Any], said: Mapping[str, Any]) -> dic
     number = ClientSettings().number if number is None else number
     if not isinstance(number, int) or not isinstance(per_round, int) or per_round <= number:
         return full
-    if said.get("clients", {}).get("per_round") is not None:
+    if given.get("clients", {}).get("per_round") is not None:
         raise ExperimentError(
             f"clients.per_round is {per_round}, but there are {number} clients; say at most "
             f"{number}, or leave it out for all of them"
@@ -475,19 +475,19 @@ class Origin:
 
 
 def explain(
-    said: Mapping[str, Any], file: Mapping[str, Any] | None = None, file_name: str = "the file"
+    given: Mapping[str, Any], file: Mapping[str, Any] | None = None, file_name: str = "the file"
 ) -> dict[str, Origin]:
     """Returns every setting of an experiment by dotted path, with where it comes from.
 
     Args:
-        said: what the user says.
-        file: the fields of an experiment file that ``said`` is laid over.
+        given: what the user says.
+        file: the fields of an experiment file that ``given`` is laid over.
         file_name: what the file is called.
 
     Raises:
         ExperimentError: together they are no valid experiment.
     """
-    below, above = expand(dict(file or {})), expand(dict(said))
+    below, above = expand(dict(file or {})), expand(dict(given))
     fields = merge(below, above)
     *presets, (you, _) = layers(fields)[1]
     source, wanted = {}, {}

@@ -450,8 +450,8 @@ class _Loader(_Base):  # type: ignore[misc]
         seen = {"<<"}
         for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
             if key.value in seen and key.value != "<<":
-                said = f"{key.value!r} is said twice"
-                raise yaml.constructor.ConstructorError(None, None, said, key.start_mark)
+                fault = f"{key.value!r} is said twice"
+                raise yaml.constructor.ConstructorError(None, None, fault, key.start_mark)
             seen |= {key.value} if isinstance(key, yaml.ScalarNode) else set()
         return super().construct_mapping(node, deep)
 

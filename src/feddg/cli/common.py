@@ -362,7 +362,7 @@ NOT_PRESET = ("data.source", "data.root", "data.split_file")
 def takes(*paths: str, several: bool = False) -> Callable[[Any], Any]:
     """Gives a command the flags of some fields, and ``--set`` for all others.
 
-    The command's parameter ``said`` receives the experiment's fields that were set, nested; with
+    The command's parameter ``overrides`` receives the experiment's fields that were set; with
     ``several``, its parameter ``axes`` receives the plan's fields.
 
     Args:
@@ -388,10 +388,10 @@ def takes(*paths: str, several: bool = False) -> Callable[[Any], Any]:
                 given["axes"] = _axes(texts)
                 texts = {flag: value for flag, value in texts.items() if not flag.several}
             settings = assigned(given.pop(SET_KEY, None) or ())
-            command(said=merge(_fields(texts), settings), **given)
+            command(overrides=merge(_fields(texts), settings), **given)
 
         signature = inspect.signature(command)
-        own = {k: p for k, p in signature.parameters.items() if k not in ("said", "axes")}
+        own = {k: p for k, p in signature.parameters.items() if k not in ("overrides", "axes")}
         called.__signature__ = signature.replace(parameters=[*own.values()])  # type: ignore[attr-defined]
         called.__annotations__ = {name: command.__annotations__[name] for name in own}
         called.flags = lambda: [_option(flag, several) for flag in flags()]  # type: ignore[attr-defined]

@@ -41,7 +41,7 @@ app = typer.Typer()
     several=True,
 )
 def compare(
-    said: dict[str, Any],
+    overrides: dict[str, Any],
     axes: dict[str, Any],
     plan: Annotated[Path | None, typer.Argument(help="plan file (YAML)")] = None,
     seeds: Annotated[
@@ -91,7 +91,7 @@ def compare(
         done = api.compare(
             plan,
             out,
-            overrides=said,
+            overrides=overrides,
             jobs=jobs,
             watcher=watcher(quiet),
             again=again,

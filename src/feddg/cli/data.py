@@ -57,7 +57,7 @@ def get_data(
 @data_app.command("inspect", cls=ExperimentCommand)
 @takes("data", "hold_out", "clients", "seed")
 def inspect_data(
-    said: dict[str, Any],
+    overrides: dict[str, Any],
     as_json: JsonOption = False,
     croissant: Annotated[
         Path | None,
@@ -69,7 +69,7 @@ def inspect_data(
     from feddg.cli.progress import working
 
     with working(quiet) as progress:
-        found = api.inspect_data(croissant, progress=progress, **said)
+        found = api.inspect_data(croissant, progress=progress, **overrides)
     if as_json:
         print_json(found)
     else:

@@ -159,7 +159,7 @@ def deploy_validate(
 @app.command("simulate", cls=ExperimentCommand)
 @takes()
 def deploy_simulate(
-    said: dict[str, Any],
+    overrides: dict[str, Any],
     experiment: Annotated[Path | None, typer.Argument(help="experiment file (YAML)")] = None,
     out: OutOption = Path("runs"),
     cpus: Annotated[int, typer.Option(min=1, help="cores per client")] = 1,
@@ -170,6 +170,6 @@ def deploy_simulate(
 
     with resumable():
         done = api.simulate(
-            experiment, out, observer=observer(verbose=True), cpus=cpus, gpus=gpus, **said
+            experiment, out, observer=observer(verbose=True), cpus=cpus, gpus=gpus, **overrides
         )
     show_results(done)
