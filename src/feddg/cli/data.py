@@ -16,11 +16,6 @@ data_app = typer.Typer(
 )
 
 
-@data_app.callback()
-def data() -> None:
-    """Get images, and look at them before training."""
-
-
 @data_app.command("get")
 def get_data(
     name: Annotated[str, typer.Argument(help="a published data set; docs/data_sets.md")],

@@ -52,6 +52,11 @@ def _bars(console: Console, *more: ProgressColumn) -> Progress:
     )
 
 
+def print_line(console: Console, text: str) -> None:
+    """Prints a line as it is."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
 class Bars(Reporter):
     """Rich progress: preparation, rounds with clients, images per second and time left.
 
@@ -176,7 +181,7 @@ class ManyBars(PlannedWork):
 
     def _say(self, text: str) -> None:
         self._last = self._clock()
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        print_line(self._console, text)
 
     def _going_on(self, task: Task) -> str:
         bar = self._progress.tasks[self._progress.task_ids.index(self._tasks[task.folder])]
@@ -247,7 +252,7 @@ class Lines(Observer):
 
     def _say(self, text: str) -> None:
         self._last = self._clock()
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        print_line(self._console, text)
 
 
 def observer(quiet: bool = False, verbose: bool = False) -> Observer:

@@ -281,11 +281,7 @@ def adaptations() -> None:
 # ``feddg privacy``: what can be learned of images from what left the sites.
 
 
-privacy_app = typer.Typer(
-    help="Attack a finished run: what does what left the sites give away?",
-    no_args_is_help=True,
-    suggest_commands=False,
-)
+privacy_app = typer.Typer(no_args_is_help=True, suggest_commands=False)
 
 
 @privacy_app.callback()

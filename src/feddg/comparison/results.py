@@ -77,17 +77,6 @@ if TYPE_CHECKING:
 
 
 TUNING: Final = "tuning.json"
-_TRIALS: Final = "trials.csv"
-
-
-def tuning_beside(file: Path) -> Path:
-    """Returns the file of what was tried and picked, beside the results file of a table."""
-    return file.with_suffix(f".{TUNING}")
-
-
-def trials_beside(file: Path) -> Path:
-    """Returns the results file of a table's trials, beside that of the table."""
-    return file.with_suffix(f".{_TRIALS}")
 
 
 class TriedRow(Row):

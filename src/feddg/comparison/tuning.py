@@ -33,8 +33,6 @@ from feddg.comparison.results import (
     results_files,
     rounded,
     score_name,
-    trials_beside,
-    tuning_beside,
 )
 from feddg.diagnostics import emit
 from feddg.errors import RunError
@@ -76,9 +74,9 @@ def prepare_trials(
         return None
     files = results_files(results)
     if files:  # a fault in the table's files is not to be found after the trials
-        TuningFile.read(tuning_beside(files[0]))
+        TuningFile.read(files[0].with_suffix(f".{TUNING}"))
         find_rows(files[0], table_cells(plan), ImagesNow(cache or cache_folder()), again=again)
-    trials = [trials_beside(file) for file in files]
+    trials = [file.with_suffix(".trials.csv") for file in files]
     trials = [file for file in trials if file == trials[0] or is_file(file)]
     trying = plan.model_copy(update={"name": f"{plan.name}, tuning", "title": None})
     options: dict[str, Any] = {"again": again, "cache": cache, "drop_weights": drop_weights}
@@ -116,7 +114,7 @@ def picked(
         with changing(work.out.parent / TUNING):
             replace_text(work.out.parent / TUNING, file.to_text())
     for first in results_files(results)[:1] if write else ():
-        beside = tuning_beside(first)
+        beside = first.with_suffix(f".{TUNING}")
         with changing(beside):
             replace_text(beside, file.after(TuningFile.read(beside)).to_text())
     emit(*file.diagnostics())
