@@ -377,14 +377,14 @@ def layers(given: dict[str, Any]) -> tuple[str, list[tuple[str, dict[str, Any]]]
     source = str(given.get("data", {}).get("source", "folder"))
     named = given.get("preset")
     preset = named if named not in (None, "", "none") else preset_of(source)
-    known = presets()
-    if preset not in known:
+    defined = presets()
+    if preset not in defined:
         raise ExperimentError(
-            f"unknown preset {preset!r}{nearest(preset, known)}; there are: {', '.join(known)}"
+            f"unknown preset {preset!r}{nearest(preset, defined)}; there are: {', '.join(defined)}"
         )
     method = method_class(str(given.get("method", {}).get("name", "fedavg")).lower())
     return preset, [
-        (f"preset {preset}", expand(dict(known[preset]))),
+        (f"preset {preset}", expand(dict(defined[preset]))),
         *_from_scratch(given, preset),
         (f"preset of {method.name}", expand(method.presets.get("*", {}))),
         (f"preset of {method.name} for {preset}", expand(method.presets.get(preset, {}))),

@@ -345,7 +345,7 @@ def test_a_result_is_found_wherever_the_same_images_and_weights_lie(tmp_path, mo
         results=[kept(tmp_path, "third.csv"), path],
     )
     assert not done.missing
-    assert [done.known[cell.experiment.id].hashes["model.weights"] for cell in done.cells] == [
+    assert [done.rows[cell.experiment.id].hashes["model.weights"] for cell in done.cells] == [
         row.hashes["model.weights"] for row in reversed(ran)
     ]
 

@@ -461,7 +461,7 @@ def _fields_called(name: str) -> list[str]:
         for part, field in ExperimentSettings.model_fields.items()
         if isinstance(field.default, Settings)
     }
-    found = [f"{part}.{name}" for part, known in parts.items() if name in known.model_fields]
+    found = [f"{part}.{name}" for part, settings in parts.items() if name in settings.model_fields]
     if any(name in method.Settings.model_fields for method in METHODS.values()):
         found.append(f"method.{name}")
     return found

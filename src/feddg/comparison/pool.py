@@ -125,9 +125,9 @@ class Launcher(ABC):
         self.chosen = options
         for option in options:
             if option not in self.options:
-                known = ", ".join(self.options) or "none"
+                names = ", ".join(self.options) or "none"
                 raise ExperimentError(
-                    f"launcher {self.name!r} has no option {option!r}; it has: {known}"
+                    f"launcher {self.name!r} has no option {option!r}; it has: {names}"
                 )
 
     @abstractmethod

@@ -798,7 +798,7 @@ class Results:
         for place in self._places:
             for axis, value in place.axes.items():
                 values.setdefault(axis, {})[value] = None
-        return {axis: list(known) for axis, known in values.items() if len(known) > 1}
+        return {axis: list(own) for axis, own in values.items() if len(own) > 1}
 
     def column(self, place: ResultRow) -> str:
         """Returns the heading of the column that a place is in."""
@@ -914,7 +914,7 @@ def read_comparison(folder: Path) -> Results:
         raise RunError(f"{folder} holds no comparison: there is no {COMPARISON} in it")
     runs = {name: RunRecord(folder / name) for name in {cell.folder for cell in content.cells}}
     complete = {name for name, run in runs.items() if run.status == "completed"}
-    known = {cell.folder for cell in content.cells if cell.numbers}
+    filled = complete | {cell.folder for cell in content.cells if cell.numbers}
     return Results(
         name=content.name,
         title=content.title or content.name,
@@ -922,9 +922,9 @@ def read_comparison(folder: Path) -> Results:
         rows=[
             cell.model_copy(update={"run": runs[cell.folder]}) if cell.folder in complete else cell
             for cell in content.cells
-            if cell.folder in complete | known
+            if cell.folder in filled
         ],
-        open=[(name, _state(runs[name])) for name in sorted(runs) if name not in complete | known],
+        open=[(name, _state(runs[name])) for name in sorted(runs) if name not in filled],
         differences=content.differences or (),
         paper=content.paper,
         planned=content.cells,
@@ -1011,7 +1011,7 @@ def _varying(rows: Sequence[Mapping[str, str]]) -> list[str]:
     return [key for key in keys if len({row.get(key) for row in rows}) > 1]
 
 
-# What must be known beside a method's accuracy in a comparison, gathered from its runs.
+# What must be read beside a method's accuracy in a comparison, gathered from its runs.
 
 
 def about_method(results: Results, method: str) -> list[Diagnostic]:
@@ -1033,11 +1033,11 @@ def about_method(results: Results, method: str) -> list[Diagnostic]:
 def _found_in(row: ResultRow, rule: SelectionRule) -> list[tuple[str, Severity]]:
     """What was found in a run, or what its row says of it."""
     if row.run is None:
-        known: dict[str, tuple[str, Severity]] = {
+        diagnosed: dict[str, tuple[str, Severity]] = {
             constant_name(rule): (MAJORITY, "warning"),
             RISING: (STILL_RISING, "note"),
         }
-        return [found for name, found in known.items() if row.numbers.get(name)]
+        return [found for name, found in diagnosed.items() if row.numbers.get(name)]
     evaluations = row.run.evaluations
     found = about_accuracy(evaluations, rule.choose(evaluations), weights=rule.weights)
     return [(one.code, one.severity) for one in found]

@@ -145,7 +145,7 @@ def _tried(
 
 def _numbers(cell: Cell, work: Work) -> Mapping[str, float]:
     """The numbers of a trial; none if it is not complete."""
-    if (row := work.known.get(cell.experiment.id)) is not None:
+    if (row := work.rows.get(cell.experiment.id)) is not None:
         return row.numbers
     folder = work.folders[cell.experiment.id]
     return rounded(measured_numbers(read_run(folder))) if is_complete(folder) else {}
