@@ -277,25 +277,25 @@ def compare(
     if predictions:
         _parquet()
     watcher = watcher or notebook_watcher() or Watcher()
-    of: dict[str, Any] = {"again": again, "results": files}
-    of |= {"cache": cache, "drop_weights": drop_weights}
-    how: dict[str, Any] = {"jobs": jobs, "cache": cache, "watcher": watcher}
-    how |= {"launcher": launcher, "launcher_options": launcher_options}
-    chosen, trials = whole, prepare_trials(whole, folder, **of)
+    lookup: dict[str, Any] = {"again": again, "results": files}
+    lookup |= {"cache": cache, "drop_weights": drop_weights}
+    execution: dict[str, Any] = {"jobs": jobs, "cache": cache, "watcher": watcher}
+    execution |= {"launcher": launcher, "launcher_options": launcher_options}
+    chosen, trials = whole, prepare_trials(whole, folder, **lookup)
     if trials is not None:
         watcher.planned(trials, jobs)
         if dry_run and trials.missing:
             return Comparison(trials, ())
         if not dry_run:
-            tried = carry_out_work(trials, **how)
+            tried = carry_out_work(trials, **execution)
             tried.require_results()
             emit(*tried.diagnostics)
         chosen = picked(whole, trials, files, write=not dry_run)
-    work = prepare_work(whole, folder, cells=expand_plan(chosen), **of)
+    work = prepare_work(whole, folder, cells=expand_plan(chosen), **lookup)
     watcher.planned(work, jobs)
     if dry_run:
         return Comparison(work, ())
-    done = carry_out_work(work, **how)
+    done = carry_out_work(work, **execution)
     if predictions:
         from feddg.prediction.evaluate import write_missing_results
 

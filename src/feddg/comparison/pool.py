@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from queue import Queue
 from typing import Any, ClassVar, TypeVar
@@ -155,6 +156,18 @@ class Launcher(ABC):
                 f"launcher {self.name!r}, option {option!r}: {what}, not {text!r}"
             )
         return value
+
+    def engine(self, package: str) -> Any:
+        """Returns the package that a launcher hands runs to.
+
+        Raises:
+            ExperimentError: it is not installed.
+        """
+        try:
+            return import_module(package)
+        except ImportError:
+            remedy = f"pip install 'feddg[{self.name}]'"
+            raise ExperimentError(f"launcher {self.name!r} needs {package}: {remedy}") from None
 
     def job(self, task: Task, threads: int) -> Job:
         """Returns what a worker on any machine needs of a task."""
@@ -344,12 +357,7 @@ class RayLauncher(Launcher):
 
     def run(self, tasks: Sequence[Task]) -> Iterator[Outcome]:
         """See :meth:`Launcher.run`."""
-        try:
-            import ray
-        except ImportError:
-            raise ExperimentError(
-                "the launcher 'ray' needs Ray: pip install 'feddg[ray]'"
-            ) from None
+        ray = self.engine("ray")
         cpus, gpus = self.number("cpus", 1.0, float), self.number("gpus", 0.0, float)
         begun = not ray.is_initialized()
         if begun:
@@ -409,12 +417,7 @@ class SlurmLauncher(Launcher):
 
     def run(self, tasks: Sequence[Task]) -> Iterator[Outcome]:
         """See :meth:`Launcher.run`."""
-        try:
-            import submitit
-        except ImportError:
-            raise ExperimentError(
-                "the launcher 'slurm' needs submitit: pip install 'feddg[slurm]'"
-            ) from None
+        submitit = self.engine("submitit")
         cpus, cluster = self.number("cpus", 1), self.chosen.get("cluster", "slurm")
         try:
             executor = submitit.AutoExecutor(self.logs / "jobs", cluster=cluster)
