@@ -31,7 +31,7 @@ What `--help` says, of every command.
 """
 PYTHON = {
     "Running": ("feddg.api", ("run", "resume", "compare")),
-    "Data sets and networks of one's own": ("feddg.front", ("Federation",)),
+    "Data sets and networks of one's own": ("feddg.simple", ("Federation",)),
     "Experiments": ("feddg.experiment", ("Experiment", "load_experiment")),
     "Runs": ("feddg.runs.execute", ("Run",)),
     "What a run has written": ("feddg.runs.reading", ("RunRecord", "read_run")),

@@ -15,7 +15,6 @@ from feddg.experiment import checked_settings
 from feddg.federation.inprocess import InProcess
 from feddg.federation.server import Hooks
 from feddg.federation.transport import Ledger
-from feddg.front import Federation
 from feddg.messages import Refusal, Update
 from feddg.methods.base import Method, Round, RoundHook, State
 from feddg.methods.composition import build_method
@@ -24,6 +23,7 @@ from feddg.models.normalization import batch_norms
 from feddg.privacy.building import Guards, build_guards
 from feddg.rng import numpy_stream
 from feddg.settings import GuardChoice, PrivacySettings, ServerSettings, TrainSettings
+from feddg.simple import Federation
 
 CLASSES, SIZE = 3, 16
 

@@ -1,6 +1,7 @@
 """Who imports whom: downwards only, and nobody around a corner."""
 
 import ast
+import functools
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,7 @@ LEVELS = (
     {"comparison", "prediction", "attacks"},
     {"report"},
     {"deploy", "serving"},
-    {"api", "front"},
+    {"api", "simple"},
     {"cli"},
 )
 """Packages and single modules from the ground up; those of one level may not import each other,
@@ -44,10 +45,16 @@ RANK = {name: rank for rank, names in enumerate(LEVELS) for name in names}
 FRONT = {"__init__", "__main__"}
 
 
+@functools.cache
+def parsed(source: Path) -> ast.Module:
+    return ast.parse(source.read_text("utf-8"))
+
+
+@functools.cache
 def imports(source: Path) -> set[str]:
     """Dotted names of the package's modules that a module imports, late imports too."""
     found = set()
-    for node in ast.walk(ast.parse(source.read_text("utf-8"))):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -97,8 +104,7 @@ def test_no_module_imports_itself_around_a_corner():
 
 def _late(source: Path, other: str) -> bool:
     """Whether a module imports another only inside functions or for the type checker."""
-    tree = ast.parse(source.read_text("utf-8"))
-    for node in tree.body:
+    for node in parsed(source).body:
         if isinstance(node, ast.Import) and other in {alias.name for alias in node.names}:
             return False
         if isinstance(node, ast.ImportFrom):

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from feddg.api import run as run
     from feddg.experiment import Experiment as Experiment
     from feddg.experiment import load_experiment as load_experiment
-    from feddg.front import Federation as Federation
     from feddg.methods.base import Method as Method
     from feddg.methods.base import MethodSettings as MethodSettings
     from feddg.methods.base import register as register
     from feddg.prediction.predict import predict as predict
     from feddg.runs.execute import Run as Run
     from feddg.runs.model import load_model as load_model
+    from feddg.simple import Federation as Federation
 
 try:
     __version__ = version("feddg")
@@ -34,7 +34,7 @@ except PackageNotFoundError:
 
 _HOME = {
     "Experiment": "feddg.experiment",
-    "Federation": "feddg.front",
+    "Federation": "feddg.simple",
     "Method": "feddg.methods.base",
     "MethodSettings": "feddg.methods.base",
     "Run": "feddg.runs.execute",

@@ -21,35 +21,13 @@ if TYPE_CHECKING:
     from feddg.comparison.estimate import Forecast
     from feddg.comparison.plan import Plan
     from feddg.comparison.pool import Watcher
-    from feddg.data.data_set import DATA_SETS as DATA_SETS
-    from feddg.data.download import about as about
-    from feddg.data.download import get_data_set as get_data_set
-    from feddg.deploy.keys import register_site as register_site
-    from feddg.deploy.keys import run_signed as run_signed
-    from feddg.deploy.keys import sign_app as sign_app
-    from feddg.evaluation.adaptation import ADAPTATIONS as ADAPTATIONS
     from feddg.experiment import Experiment, Origin
-    from feddg.methods.base import methods as methods
     from feddg.prediction.evaluate import Adaptations, PairedRuns
-    from feddg.prediction.evaluate import write_image_results as write_image_results
-    from feddg.prediction.export import export_run as export_run
-    from feddg.prediction.export import one_format as one_format
     from feddg.prediction.predict import PredictedFiles
     from feddg.prediction.validation import ValidationFile
     from feddg.records import AttackRow
     from feddg.runs.execute import Run
-    from feddg.runs.inspection import print_inspection as print_inspection
     from feddg.runs.observer import Observer
-    from feddg.serving.server import is_loopback as is_loopback
-    from feddg.serving.server import serve as serve
-    from feddg.storage import KINDS as KINDS
-    from feddg.storage import OTHER as OTHER
-    from feddg.storage import cache_folder as cache_folder
-    from feddg.storage import clear as clear
-    from feddg.storage import contents as contents
-    from feddg.styles.training import Recipe as Recipe
-    from feddg.styles.training import train_codec as train_codec
-    from feddg.styles.transfer import redraw_files as redraw_files
 
 log = logging.getLogger("feddg")
 Progress = Callable[[str, int, int], None]
@@ -182,12 +160,12 @@ def preview(
     from feddg.runs.prepare import with_weights_at_hand
     from feddg.settings import merge
 
-    said = expand(fields)
-    asked = load_experiment(experiment, said)
+    given = expand(fields)
+    asked = load_experiment(experiment, given)
     chosen = with_weights_at_hand(asked)
     if chosen is not asked:
-        said = merge(said, {"model": {"weights": None}})
-    settings = explain(said, read_fields(experiment, said), str(experiment))
+        given = merge(given, {"model": {"weights": None}})
+    settings = explain(given, read_fields(experiment, given), str(experiment))
     folder = Path(out) / chosen.label
     state = "complete" if is_complete(folder) else "begun" if folder.is_dir() else "new"
     return Preview(chosen, settings, folder, state, forecast(chosen))
@@ -280,7 +258,7 @@ def compare(
             was computed is kept. Where some ran, the others' failures are logged and listed.
     """
     from feddg.comparison.compare import Comparison, carry_out_work, fixed_plan, prepare_work
-    from feddg.comparison.plan import load_plan, plan_with_weights_at_hand
+    from feddg.comparison.plan import expand_plan, load_plan, plan_with_weights_at_hand
     from feddg.comparison.pool import Watcher
     from feddg.comparison.results import results_files
     from feddg.comparison.tuning import picked, prepare_trials
@@ -288,36 +266,36 @@ def compare(
 
     if drop_weights and predictions:
         raise ExperimentError("--predictions needs the weights that --drop-weights deletes")
-    axes, said = _split_fields(fields)
+    axes, given = _split_fields(fields)
     if isinstance(plan, list | tuple):
         axes, plan = {"methods": plan, **axes}, None
     whole = load_plan(plan or {})
     whole = load_plan(whole.model_dump() | axes) if axes else whole
-    whole, folder = fixed_plan(whole, out, merge(said, overrides or {}))
+    whole, folder = fixed_plan(whole, out, merge(given, overrides or {}))
     whole = plan_with_weights_at_hand(whole)
     files = results_files(results)  # a fault in them is not to be found after tuning
     if predictions:
         _parquet()
     watcher = watcher or notebook_watcher() or Watcher()
-    of: dict[str, Any] = {"again": again, "results": files}
-    of |= {"cache": cache, "drop_weights": drop_weights}
-    how: dict[str, Any] = {"jobs": jobs, "cache": cache, "watcher": watcher}
-    how |= {"launcher": launcher, "launcher_options": launcher_options}
-    chosen, trials = whole, prepare_trials(whole, folder, **of)
+    lookup: dict[str, Any] = {"again": again, "results": files}
+    lookup |= {"cache": cache, "drop_weights": drop_weights}
+    execution: dict[str, Any] = {"jobs": jobs, "cache": cache, "watcher": watcher}
+    execution |= {"launcher": launcher, "launcher_options": launcher_options}
+    chosen, trials = whole, prepare_trials(whole, folder, **lookup)
     if trials is not None:
         watcher.planned(trials, jobs)
         if dry_run and trials.missing:
             return Comparison(trials, ())
         if not dry_run:
-            tried = carry_out_work(trials, **how)
+            tried = carry_out_work(trials, **execution)
             tried.require_results()
             emit(*tried.diagnostics)
         chosen = picked(whole, trials, files, write=not dry_run)
-    work = prepare_work(chosen, folder, said=whole, **of)
+    work = prepare_work(whole, folder, cells=expand_plan(chosen), **lookup)
     watcher.planned(work, jobs)
     if dry_run:
         return Comparison(work, ())
-    done = carry_out_work(work, **how)
+    done = carry_out_work(work, **execution)
     if predictions:
         from feddg.prediction.evaluate import write_missing_results
 
@@ -355,8 +333,8 @@ def demo(
     from feddg.comparison.plan import demo_plan, jobs_of_demo
     from feddg.settings import merge
 
-    axes, said = _split_fields(fields)
-    plan = demo_plan(axes, merge(said, overrides or {}))
+    axes, given = _split_fields(fields)
+    plan = demo_plan(axes, merge(given, overrides or {}))
     return compare(
         plan,
         Path(out) / "demo",
@@ -373,11 +351,11 @@ def _split_fields(fields: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, 
     whole_clients = {"clients"} if isinstance(fields.get("clients"), Mapping) else set()
     names = Plan.model_fields.keys() - whole_clients
     axes = {name: value for name, value in fields.items() if name in names}
-    said = {name: value for name, value in fields.items() if name not in names}
+    given = {name: value for name, value in fields.items() if name not in names}
     held = axes.get("hold_out")
     if isinstance(held, str) and held not in PROTOCOLS:
         axes["hold_out"] = [held]
-    return ({"seeds": (said.pop("seed"),)} if "seed" in said else {}) | axes, said
+    return ({"seeds": (given.pop("seed"),)} if "seed" in given else {}) | axes, given
 
 
 def _parquet() -> None:
@@ -688,32 +666,23 @@ def check_site(
 # What needs nothing around it is had from here as it is.
 
 _HOME = {
-    "ADAPTATIONS": "feddg.evaluation.adaptation",
-    "DATA_SETS": "feddg.data.data_set",
-    "KINDS": "feddg.storage",
-    "OTHER": "feddg.storage",
-    "Recipe": "feddg.styles.training",
-    "about": "feddg.data.download",
-    "cache_folder": "feddg.storage",
-    "clear": "feddg.storage",
-    "contents": "feddg.storage",
-    "export_run": "feddg.prediction.export",
-    "get_data_set": "feddg.data.download",
-    "is_loopback": "feddg.serving.server",
-    "methods": "feddg.methods.base",
-    "one_format": "feddg.prediction.export",
-    "print_inspection": "feddg.runs.inspection",
-    "redraw_files": "feddg.styles.transfer",
-    "register_site": "feddg.deploy.keys",
-    "run_signed": "feddg.deploy.keys",
-    "serve": "feddg.serving.server",
-    "sign_app": "feddg.deploy.keys",
-    "train_codec": "feddg.styles.training",
-    "write_image_results": "feddg.prediction.evaluate",
+    "feddg.data.data_set": ("DATA_SETS",),
+    "feddg.data.download": ("about", "get_data_set"),
+    "feddg.deploy.keys": ("register_site", "run_signed", "sign_app"),
+    "feddg.evaluation.adaptation": ("ADAPTATIONS",),
+    "feddg.methods.base": ("methods",),
+    "feddg.prediction.evaluate": ("write_image_results",),
+    "feddg.prediction.export": ("export_run", "one_format"),
+    "feddg.runs.inspection": ("print_inspection",),
+    "feddg.serving.server": ("is_loopback", "serve"),
+    "feddg.storage": ("KINDS", "OTHER", "cache_folder", "clear", "contents"),
+    "feddg.styles.training": ("Recipe", "train_codec"),
+    "feddg.styles.transfer": ("redraw_files",),
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(import_module(_HOME[name]), name)
+    for module, names in _HOME.items():
+        if name in names:
+            return getattr(import_module(module), name)
     raise AttributeError(f"module 'feddg.api' has no attribute {name!r}")

@@ -62,14 +62,14 @@ def in_words(error: BaseException) -> str:
     """
     if isinstance(error, FeddgError):
         return str(error)
-    said = " ".join(f"{type(error).__name__}: {error}".split())
+    text = " ".join(f"{type(error).__name__}: {error}".split())
     entries = (entry for package in distributions() for entry in package.entry_points)
     plugins = {one.module.split(".")[0] for one in entries if one.group.startswith("feddg.")}
     found = [at for at in traceback.walk_tb(error.__traceback__) if _is_own(at[0], plugins)]
     if not found:
-        return said
+        return text
     code, line = found[-1][0].f_code, found[-1][1]
-    return f"{said} ({code.co_filename}, line {line}, in {code.co_name})"
+    return f"{text} ({code.co_filename}, line {line}, in {code.co_name})"
 
 
 def _is_own(frame: FrameType, plugins: set[str]) -> bool:

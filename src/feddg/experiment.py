@@ -29,7 +29,7 @@ from feddg.data.data_set import (
 )
 from feddg.data.partitions import counts_clients, rules_of
 from feddg.diagnostics import Diagnostic, emit
-from feddg.errors import DataError, ExperimentError, FeddgError, nearest
+from feddg.errors import DataError, ExperimentError, FeddgError, field_fault, nearest
 from feddg.evaluation.metrics import METRICS
 from feddg.methods.base import Method
 from feddg.methods.composition import build_method, method_class
@@ -164,12 +164,12 @@ def checked_settings(fields: Mapping[str, Any]) -> ExperimentSettings:
 
 def _check_selection(evaluate: EvaluateSettings) -> None:
     """Refuses what no round can be chosen by."""
-    able = [name for name, metric in METRICS.items() if metric.higher_is_better is not None]
     try:
-        METRICS.find(evaluate.select_by)
+        metric = METRICS.find(evaluate.select_by)
     except FeddgError as error:
         raise ExperimentError(f"evaluate.select_by: {error}") from None
-    if evaluate.select_by not in able:
+    if metric.higher_is_better is None:
+        able = [name for name, one in METRICS.items() if one.higher_is_better is not None]
         raise ExperimentError(
             f"evaluate.select_by: {evaluate.select_by} says how images are, not how good a model "
             f"is; choose by one of {', '.join(able)}"
@@ -191,8 +191,8 @@ def load_experiment(
     """
     if isinstance(source, Experiment) and not overrides:
         return source
-    said = expand(dict(overrides or {}))
-    return Experiment(**merge(read_fields(source, said), said))
+    given = expand(dict(overrides or {}))
+    return Experiment(**merge(read_fields(source, given), given))
 
 
 def load_stored(path: Path) -> Experiment:
@@ -298,19 +298,19 @@ def expand(fields: dict[str, Any]) -> dict[str, Any]:
     return plain
 
 
-def _choice(said: Any) -> Any:
+def _choice(given: Any) -> Any:
     """Writes out a method or guard whose settings may stand beside its name."""
-    if isinstance(said, str):
-        return {"name": said}
-    if not isinstance(said, Mapping):
-        return said
-    if not isinstance(said.get("settings") or {}, Mapping):
+    if isinstance(given, str):
+        return {"name": given}
+    if not isinstance(given, Mapping):
+        return given
+    if not isinstance(given.get("settings") or {}, Mapping):
         raise ExperimentError(
-            f"the settings of {_short(said.get('name'))} must be fields "
-            f"(got {_short(said['settings'])})"
+            f"the settings of {_short(given.get('name'))} must be fields "
+            f"(got {_short(given['settings'])})"
         )
-    settings = {k: v for k, v in said.items() if k not in ("name", "settings")}
-    rest = {k: v for k, v in said.items() if k in ("name", "settings")}
+    settings = {k: v for k, v in given.items() if k not in ("name", "settings")}
+    rest = {k: v for k, v in given.items() if k in ("name", "settings")}
     return merge(rest, {"settings": settings}) if settings else rest
 
 
@@ -329,16 +329,12 @@ def complete(fields: Mapping[str, Any]) -> dict[str, Any]:
         ExperimentError: a name is unknown, a method's setting out of range, or more clients are to
             take part in a round than there are.
     """
-    said = expand(dict(fields))
-    preset, found = layers(said)
+    given = expand(dict(fields))
+    preset, found = layers(given)
     full: dict[str, Any] = {}
     for _, layer in found:
         full = merge(full, layer)
-    clients = full.get("clients", {})
-    if isinstance(clients, dict) and _too_many(clients) is not None:
-        if said.get("clients", {}).get("per_round") is not None:
-            raise ExperimentError(str(_too_many(clients)))
-        full = merge(full, {"clients": {"per_round": None}})
+    full = _with_possible_clients(full, given)
     choice = full.get("method", {})
     name = str(choice.get("name", "fedavg")).lower()
     built = build_method(name, choice.get("settings", {}))
@@ -358,70 +354,78 @@ def complete(fields: Mapping[str, Any]) -> dict[str, Any]:
 def _with_options(data: Mapping[str, Any]) -> Mapping[str, Any]:
     """Completes a data set's own options, where it says which it has."""
     definition = DATA_SETS.get(str(data.get("source", "folder")))
-    said = data.get("options") or {}
-    if definition is None or definition.options is None or not isinstance(said, Mapping):
+    given = data.get("options") or {}
+    if definition is None or definition.options is None or not isinstance(given, Mapping):
         return data
     try:
-        checked_options(definition, said)
+        checked_options(definition, given)
     except DataError as error:
         raise ExperimentError(str(error)) from None
-    options = definition.options(**said).model_dump(mode="json")
+    options = definition.options(**given).model_dump(mode="json")
     return {**data, "options": options}
 
 
-def layers(said: dict[str, Any]) -> tuple[str, list[tuple[str, dict[str, Any]]]]:
+def layers(given: dict[str, Any]) -> tuple[str, list[tuple[str, dict[str, Any]]]]:
     """Returns the preset's name, and all that fills in an experiment, by name, weakest first.
 
     Args:
-        said: the user's own words, shorthands written out; they are the last layer.
+        given: the user's own words, shorthands written out; they are the last layer.
 
     Raises:
         ExperimentError: a preset or method is unknown.
     """
-    source = str(said.get("data", {}).get("source", "folder"))
-    named = said.get("preset")
+    source = str(given.get("data", {}).get("source", "folder"))
+    named = given.get("preset")
     preset = named if named not in (None, "", "none") else preset_of(source)
-    known = presets()
-    if preset not in known:
+    defined = presets()
+    if preset not in defined:
         raise ExperimentError(
-            f"unknown preset {preset!r}{nearest(preset, known)}; there are: {', '.join(known)}"
+            f"unknown preset {preset!r}{nearest(preset, defined)}; there are: {', '.join(defined)}"
         )
-    method = method_class(str(said.get("method", {}).get("name", "fedavg")).lower())
+    method = method_class(str(given.get("method", {}).get("name", "fedavg")).lower())
     return preset, [
-        (f"preset {preset}", expand(dict(known[preset]))),
-        *_from_scratch(said, preset),
+        (f"preset {preset}", expand(dict(defined[preset]))),
+        *_from_scratch(given, preset),
         (f"preset of {method.name}", expand(method.presets.get("*", {}))),
         (f"preset of {method.name} for {preset}", expand(method.presets.get(preset, {}))),
-        ("you said", said),
+        ("you said", given),
     ]
 
 
-def _from_scratch(said: dict[str, Any], preset: str) -> list[tuple[str, dict[str, Any]]]:
+def _from_scratch(given: dict[str, Any], preset: str) -> list[tuple[str, dict[str, Any]]]:
     """Returns what a preset for a pretrained network is overlaid with where there are no weights.
 
     A preset that the user names is a protocol to be followed, and stays as it is.
     """
-    weights = said.get("model", {}).get("weights", "unsaid")
+    weights = given.get("model", {}).get("weights", "unsaid")
     without = weights is None or str(weights).lower() == "none"
-    if not without or said.get("preset") or not expects_weights(preset):
+    if not without or given.get("preset") or not expects_weights(preset):
         return []
     fields = presets()[SCRATCH]
     return [(f"preset {SCRATCH}, without pretrained weights", expand(dict(fields)))]
 
 
-def _too_many(clients: Mapping[str, Any]) -> str | None:
-    """Says so where more clients are to take part in a round than there are."""
-    number, per_round = clients.get("number"), clients.get("per_round")
+def _with_possible_clients(full: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Lets all clients take part where a preset asks for more than there are.
+
+    Raises:
+        ExperimentError: the user asks for more.
+    """
+    clients = full.get("clients", {})
+    if not isinstance(clients, dict):
+        return full
     if "partition" in clients and counts_clients(str(clients["partition"])):
-        return None  # the images say how many there are
-    if number is None:
-        number = ClientSettings().number
+        return full  # the images say how many there are
+    number, per_round = clients.get("number"), clients.get("per_round")
+    number = ClientSettings().number if number is None else number
     if not isinstance(number, int) or not isinstance(per_round, int) or per_round <= number:
-        return None
-    return (
-        f"clients.per_round is {per_round}, but there are {number} clients; say at most {number}, "
-        "or leave it out for all of them"
-    )
+        return full
+    if given.get("clients", {}).get("per_round") is not None:
+        raise ExperimentError(
+            f"clients.per_round is {per_round}, but there are {number} clients; say at most "
+            f"{number}, or leave it out for all of them"
+        )
+    return merge(full, {"clients": {"per_round": None}})
 
 
 def _decide(full: dict[str, Any]) -> dict[str, Any]:
@@ -435,26 +439,19 @@ def _decide(full: dict[str, Any]) -> dict[str, Any]:
 
 def _explain(error: ValidationError) -> str:
     fault = error.errors()[0]
-    where = ".".join(str(part) for part in fault["loc"]) or "experiment"
-    if fault["type"] == "extra_forbidden":
-        *parents, field = fault["loc"]
-        fields = _fields_at([str(part) for part in parents])
-        near = nearest(str(field), fields if parents else [*fields, *SHORTHANDS])
-        return f"unknown field {where!r}{near}; there are: {', '.join(fields)}"
-    # What a check of several fields together was given is all of them: that tells nobody anything.
-    got = "" if isinstance(fault["input"], Mapping) else f" (got {_short(fault['input'])})"
-    return f"{where}: {fault['msg'].removeprefix('Value error, ')}{got}"
+    if fault["type"] != "extra_forbidden":
+        return field_fault(error)
+    *parents, field = fault["loc"]
+    part: Any = Experiment
+    for parent in parents:
+        part = part.model_fields[str(parent)].annotation
+    where, fields = ".".join(map(str, fault["loc"])), list(part.model_fields)
+    near = nearest(str(field), fields if parents else [*fields, *SHORTHANDS])
+    return f"unknown field {where!r}{near}; there are: {', '.join(fields)}"
 
 
 def _short(value: Any) -> str:
     return reprlib.repr(value)
-
-
-def _fields_at(parents: list[str]) -> list[str]:
-    model: Any = Experiment
-    for parent in parents:
-        model = model.model_fields[parent].annotation
-    return list(model.model_fields)
 
 
 # Where every setting of an experiment comes from.
@@ -478,19 +475,19 @@ class Origin:
 
 
 def explain(
-    said: Mapping[str, Any], file: Mapping[str, Any] | None = None, file_name: str = "the file"
+    given: Mapping[str, Any], file: Mapping[str, Any] | None = None, file_name: str = "the file"
 ) -> dict[str, Origin]:
     """Returns every setting of an experiment by dotted path, with where it comes from.
 
     Args:
-        said: what the user says.
-        file: the fields of an experiment file that ``said`` is laid over.
+        given: what the user says.
+        file: the fields of an experiment file that ``given`` is laid over.
         file_name: what the file is called.
 
     Raises:
         ExperimentError: together they are no valid experiment.
     """
-    below, above = expand(dict(file or {})), expand(dict(said))
+    below, above = expand(dict(file or {})), expand(dict(given))
     fields = merge(below, above)
     *presets, (you, _) = layers(fields)[1]
     source, wanted = {}, {}

@@ -2,8 +2,8 @@
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -140,17 +140,7 @@ class Update:
     def keep(self) -> "Update":
         """Returns a copy whose tensors stay valid after the next update is drawn."""
         weights = {name: tensor.detach().clone() for name, tensor in self.weights.items()}
-        return Update(
-            self.client,
-            self.examples,
-            weights,
-            self.extras.keep(),
-            self.terms,
-            self.seconds,
-            self.images,
-            self.members,
-            self.passes,
-        )
+        return replace(self, weights=weights, extras=self.extras.keep())
 
 
 @dataclass(frozen=True)
@@ -163,7 +153,7 @@ class Refusal:
 
 def first_not_finite(tensors: Iterable[tuple[str, Tensor]]) -> str | None:
     """Returns the first name whose float tensor holds a NaN or infinity, or None."""
-    named = list(_floats(tensors))
+    named = [(name, t) for name, t in tensors if t.is_floating_point() and t.numel()]
     if not named:
         return None
     norm = torch.nn.utils.get_total_norm([tensor for _, tensor in named])
@@ -171,12 +161,6 @@ def first_not_finite(tensors: Iterable[tuple[str, Tensor]]) -> str | None:
         return None
     # The norm of finite float32 entries can overflow, so a bad one is confirmed entry by entry.
     return next((name for name, tensor in named if not torch.isfinite(tensor).all()), None)
-
-
-def _floats(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    return (
-        (name, tensor) for name, tensor in tensors if tensor.is_floating_point() and tensor.numel()
-    )
 
 
 # Declared forms: what a value from outside must be, checked before anybody works with it.
@@ -234,8 +218,8 @@ class Known:
 
     def dimension(self, name: str) -> int | None:
         """Returns a known dimension by name, or None."""
-        known = {"classes": self.classes, "clients": self.clients, "features": self.features}
-        return known.get(name)
+        lengths = {"classes": self.classes, "clients": self.clients, "features": self.features}
+        return lengths.get(name)
 
 
 Range = tuple[float | Tensor, float | Tensor]
@@ -292,7 +276,7 @@ class Sent:
         if shape is None:
             return "must be a number, not a tensor"
         if tensor.dtype != self.dtype:
-            return f"is {_dtype(tensor)}, expected {_name(self.dtype)}"
+            return f"is {_name(tensor.dtype)}, expected {_name(self.dtype)}"
         if tensor.dim() != len(shape):
             return f"has shape {_short(tensor.shape)}, expected {_short(shape)}"
         for length, wanted in zip(tensor.shape, shape):
@@ -363,9 +347,8 @@ def _range_fault(tensor: Tensor, low: float | Tensor, high: float | Tensor) -> s
 def plain_text(value: object, most: int = MOST_TEXT) -> str:
     """Returns a text from outside as one harmless line: no control characters, cut to length."""
     text = str(value)[: most + 1]
-    kept = "".join(c if c.isprintable() else " " for c in text)
-    kept = " ".join(kept.split())
-    return kept if len(kept) <= most else kept[: most - 1] + "…"
+    line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return line if len(line) <= most else line[: most - 1] + "…"
 
 
 def names_fault(names: Sequence[object], what: str, most: int, length: int = 200) -> str | None:
@@ -402,10 +385,6 @@ def _fits(length: int, wanted: Dimension, known: Known, bound: dict[str, int], m
 
 def _short(shape: Sequence[Any]) -> str:
     return "(" + ", ".join(str(length) for length in list(shape)[:8]) + ")"
-
-
-def _dtype(tensor: Tensor) -> str:
-    return _name(tensor.dtype)
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -129,7 +129,7 @@ def _step(deviation: float) -> float:
 def _candidates(count: int, fineness: int) -> numpy.ndarray:
     """Draws candidates and returns those that are kept."""
     entropy = os.urandom(_BYTES * count)
-    coarse, chance = numpy.frombuffer(entropy, numpy.uint64, 2 * count).reshape(2, count)
+    coarse, uniform = numpy.frombuffer(entropy, numpy.uint64, 2 * count).reshape(2, count)
     low = numpy.frombuffer(entropy, numpy.uint32, count, 16 * count)
     width = 2**fineness // _COARSE
     x = numpy.searchsorted(_table(), coarse, side="right").astype(numpy.int64)
@@ -138,9 +138,9 @@ def _candidates(count: int, fineness: int) -> numpy.ndarray:
     t = y / width
     likely = numpy.exp(-t * (t + 2 * x) / (2 * _COARSE**2))
     size = x * width + y
-    kept = (chance >> numpy.uint64(11)) * 2.0**-53 < likely
-    kept &= ~(negative & (size == 0))
-    signed: numpy.ndarray = numpy.where(negative, -size, size)[kept]
+    accepted = (uniform >> numpy.uint64(11)) * 2.0**-53 < likely
+    accepted &= ~(negative & (size == 0))
+    signed: numpy.ndarray = numpy.where(negative, -size, size)[accepted]
     return signed
 
 

@@ -21,6 +21,7 @@ from filelock import FileLock, Timeout
 
 from feddg.errors import DataError, FeddgError, RunError
 
+log = logging.getLogger("feddg")
 FILE_MODE, FOLDER_MODE = 0o600, 0o700
 
 _ASIDE = re.compile(r"\..+\.(\d+)\.\d+")
@@ -273,18 +274,7 @@ def entries(folder: Path, fault: type[FeddgError]) -> Collection[os.DirEntry[str
 # Arrays kept on disk between runs, in numpy's own format; each file is replaced whole.
 
 
-log = logging.getLogger("feddg")
-
 _unwritable: set[Path] = set()
-
-
-def keep_array(path: Path, array: numpy.ndarray) -> None:
-    """Writes an array.
-
-    Raises:
-        OSError: it cannot be written; ``path`` is as it was.
-    """
-    replace_file(path, lambda aside: _write(aside, array))
 
 
 def open_array(path: Path, *, writable: bool = True) -> numpy.ndarray:
@@ -322,8 +312,13 @@ def kept_array(path: Path, compute: Callable[[], numpy.ndarray]) -> numpy.ndarra
     except (OSError, ValueError) as error:
         log.warning("%s is damaged (%s); it is computed again", path, why(error))
     array = compute()
+
+    def write(aside: Path) -> None:
+        with aside.open("wb") as file:  # by name, numpy would add an ending
+            numpy.save(file, array, allow_pickle=False)
+
     try:
-        keep_array(path, array)
+        replace_file(path, write)
         return open_array(path)
     except (OSError, ValueError) as error:
         if path.parent not in _unwritable:
@@ -335,11 +330,6 @@ def kept_array(path: Path, compute: Callable[[], numpy.ndarray]) -> numpy.ndarra
                 why(error),
             )
         return array
-
-
-def _write(path: Path, array: numpy.ndarray) -> None:
-    with path.open("wb") as file:  # by name, numpy would add an ending
-        numpy.save(file, array, allow_pickle=False)
 
 
 # What is kept on disk between runs: where it is, how much, and how it is removed.
@@ -460,8 +450,8 @@ class _Loader(_Base):  # type: ignore[misc]
         seen = {"<<"}
         for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
             if key.value in seen and key.value != "<<":
-                said = f"{key.value!r} is said twice"
-                raise yaml.constructor.ConstructorError(None, None, said, key.start_mark)
+                fault = f"{key.value!r} is said twice"
+                raise yaml.constructor.ConstructorError(None, None, fault, key.start_mark)
             seen |= {key.value} if isinstance(key, yaml.ScalarNode) else set()
         return super().construct_mapping(node, deep)
 

@@ -18,7 +18,7 @@ from feddg.cli import app
 from feddg.clients.threads import threads, threads_per_job
 from feddg.comparison import compare as compare_module
 from feddg.comparison.compare import prepare_work, why_hopeless
-from feddg.comparison.estimate import estimate, forecast
+from feddg.comparison.estimate import forecast, seconds_left
 from feddg.comparison.pool import Watcher
 from feddg.errors import ExperimentError, FeddgError, RunError
 from feddg.methods.base import METHODS
@@ -175,12 +175,9 @@ def crashing(tmp_path, monkeypatch):
     METHODS._found.pop("crashing", None)
 
 
-@pytest.mark.parametrize("jobs", [0, 2])
-def test_a_method_that_crashes_in_every_run_is_said_with_its_line(
-    run_plan, crashing, tmp_path, jobs
-):
+def test_a_method_that_crashes_in_every_run_is_said_with_its_line(run_plan, crashing, tmp_path):
     with pytest.raises(RunError, match=r"1 of 1 runs failed") as raised:
-        run_plan(PLAN | {"methods": ["crashing"]}, jobs=jobs)
+        run_plan(PLAN | {"methods": ["crashing"]})
     assert crashing in str(raised.value)
     assert "\n" not in str(raised.value)
     (summary,) = (tmp_path / "out").glob("*/summary.json")
@@ -208,6 +205,8 @@ def test_the_command_line_says_where_a_method_crashed(crashing, tmp_path):
     (line,) = [line for line in found.stderr.splitlines() if line.startswith("error: ")]
     assert line.startswith(f"error: nothing to compare in {out}: 1 of 1 runs failed (")
     assert line.endswith(crashing)
+    (summary,) = out.glob("*/summary.json")
+    assert crashing in json.loads(summary.read_text())["error"]
     assert "accuracy" not in found.stdout
     assert (out / "report.html").is_file()
 
@@ -243,18 +242,19 @@ def test_a_run_made_elsewhere_under_another_name_is_found(run_plan, tmp_path):
     assert [task.experiment.method.name for task in work.missing] == ["fedprox"]
 
 
-def test_the_estimate_learns_from_finished_runs(run_plan):
+def test_the_time_left_is_that_of_the_rounds_of_finished_runs(run_plan):
     done, _ = run_plan()
     records = [read_run(folder) for folder in done.work.folders.values()]
     took = {record.method: record.summary["seconds"]["total"] for record in records}
-    wanted = prepare_work(PLAN | {"hold_out": ["ink"]}, "elsewhere").missing
-    found = estimate([task.experiment for task in wanted], records, jobs=2)
-    assert (found.known, found.unknown) == (2, 0)
-    assert found.seconds == pytest.approx(sum(took.values()) / 2)
-    other = prepare_work(PLAN | {"methods": ["fedavg", "pardon"]}, "elsewhere").missing
-    found = estimate([task.experiment for task in other], records, jobs=1)
-    assert (found.known, found.unknown) == (1, 1)
-    assert found.seconds == pytest.approx(took["fedavg"])
+
+    def left(jobs, **changes):
+        wanted = prepare_work(PLAN | {"hold_out": ["ink"]} | changes, "elsewhere").missing
+        return seconds_left([task.experiment for task in wanted], records, jobs)
+
+    assert left(2) == pytest.approx(sum(took.values()) / 2)
+    assert left(1, methods=["fedavg"]) == pytest.approx(took["fedavg"])
+    assert left(1, methods=["mixstyle"]) == pytest.approx(sum(took.values()) / 2)
+    assert seconds_left([], [], 1) is None
 
 
 def test_threads_are_shared_out(monkeypatch):

@@ -115,7 +115,7 @@ def test_a_plan_survives_its_file(tmp_path):
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        ({"method": ["fedavg"]}, "no field 'method' .did you mean 'methods'"),
+        ({"method": ["fedavg"]}, "unknown field 'method' .did you mean 'methods'"),
         ({"methods": ["fedavg", "fedavg"]}, "label what is alike"),
         ({"seeds": []}, "one or more"),
         ({"methods": ["fedavgg"], "hold_out": ["ink"]}, "did you mean 'fedavg'"),

@@ -87,7 +87,7 @@ def test_another_packages_launcher_carries_out_the_same_runs(tmp_path):
         options: ClassVar[dict[str, str]] = {"tag": "anything"}
 
         def run(self, tasks):
-            assert (self.jobs, self.said) == (2, {"tag": "x"})
+            assert (self.jobs, self.chosen) == (2, {"tag": "x"})
             for task in tasks:
                 yield self.outcome(task, answer_to(self.job(task, 1).to_line()))
 

@@ -35,7 +35,7 @@ def plan(root=None, **more):
             "clients": {"number": 2},
             "model": {"backbone": "cnn", "weights": None},
             "train": {"rounds": 3, "local_steps": 12, "batch_size": 64},
-            "evaluate": {"every": 1},
+            "evaluate": {"every": 3},  # the last round is always evaluated
         },
         "methods": ["fedavg", {"name": "fedprox", "experiment": {"train": {"lr": 0.001}}}],
         "hold_out": ["sketch", "ink"],

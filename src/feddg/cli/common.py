@@ -4,11 +4,11 @@ import functools
 import inspect
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 import typer
@@ -56,13 +56,11 @@ def client_counts(text: str) -> list[tuple[int, int | None]]:
     Raises:
         ExperimentError: it is written in another way.
     """
-    return [_client_count(part) for part in text.split(",")]
-
-
-def _client_count(text: str) -> tuple[int, int | None]:
-    number, _, per_round = text.partition(":")
+    pairs = [part.partition(":") for part in text.split(",")]
     try:
-        return int(number), int(per_round) if per_round else None
+        return [
+            (int(number), int(per_round) if per_round else None) for number, _, per_round in pairs
+        ]
     except ValueError:
         raise ExperimentError(f"--clients {text}: write N, or N:K with K per round") from None
 
@@ -72,16 +70,16 @@ def comma_separated(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def numbers(flag: str) -> Callable[[str], list[float]]:
-    """Returns what reads a flag's numbers, apart by commas."""
+def shares(text: str) -> list[float]:
+    """Reads values of lambda, apart by commas.
 
-    def read(text: str) -> list[float]:
-        try:
-            return [float(part) for part in text.split(",")]
-        except ValueError:
-            raise ExperimentError(f"{flag} {text}: write one or more numbers: 0,0.1,1") from None
-
-    return read
+    Raises:
+        ExperimentError: one is no number.
+    """
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise ExperimentError(f"--heterogeneity {text}: write numbers: 0,0.1,1") from None
 
 
 def whole_numbers(flag: str, text: str) -> list[int]:
@@ -108,20 +106,20 @@ def seeds(text: str) -> int | list[int]:
     return found if len(found) > 1 or one_alone else found[0]
 
 
-def assigned(pairs: Iterable[str]) -> dict[str, Any]:
+def assigned(pairs: Iterable[str], flag: str = "--set") -> dict[str, Any]:
     """Reads ``a.b=value`` pairs into nested fields; values are YAML.
 
     Raises:
         ExperimentError: a pair is written in another way.
     """
+    from feddg.settings import merge, nested
+
     fields: dict[str, Any] = {}
     for pair in pairs:
-        from feddg.settings import merge, nested
-
         key, equals, value = pair.partition("=")
-        if not equals or not key:
-            raise ExperimentError(f"--set {pair}: write FIELD=VALUE, for example train.lr=0.001")
-        fields = merge(fields, nested(key, _value(pair, value)))
+        if not equals or not key.strip():
+            raise ExperimentError(f"{flag} {pair}: write FIELD=VALUE, for example train.lr=0.001")
+        fields = merge(fields, nested(key, _value(f"{flag} {pair}", value)))
     return fields
 
 
@@ -136,19 +134,22 @@ def _value(pair: str, text: str) -> Any:
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError:
-        raise ExperimentError(f"--set {pair}: the value cannot be read as YAML") from None
+        raise ExperimentError(f"{pair}: the value cannot be read as YAML") from None
 
 
-def named(option: str) -> tuple[str, str]:
-    """Reads ``KEY=VALUE``.
+def launcher_options(options: Iterable[str]) -> dict[str, str]:
+    """Reads ``NAME=VALUE`` pairs.
 
     Raises:
         ExperimentError: there is no name or no value.
     """
-    name, _, value = option.partition("=")
-    if not name or not value:
-        raise ExperimentError(f"--launcher-option {option}: write it as NAME=VALUE")
-    return name, value
+    pairs = [option.partition("=") for option in options]
+    for name, equals, value in pairs:
+        if not name or not value:
+            raise ExperimentError(
+                f"--launcher-option {name}{equals}{value}: write it as NAME=VALUE"
+            )
+    return {name: value for name, _, value in pairs}
 
 
 def privacy(text: str) -> dict[str, Any]:
@@ -157,61 +158,36 @@ def privacy(text: str) -> dict[str, Any]:
     Raises:
         ExperimentError: it is written in another way.
     """
-    fields: dict[str, Any] = {}
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        name, equals, _ = part.partition("=")
-        if not equals or not name.strip():
-            raise ExperimentError(f"--privacy {text}: write FIELD=VALUE,..: epsilon=8,delta=1e-5")
-        fields |= assigned([part])
-    return fields
-
-
-def without_none(fields: dict[str, Any]) -> dict[str, Any]:
-    """Returns nested fields without those that say nothing."""
-    kept = {k: without_none(v) if isinstance(v, dict) else v for k, v in fields.items()}
-    return {k: v for k, v in kept.items() if v is not None and v != {}}
+    return assigned(comma_separated(text), "--privacy")
 
 
 # What the command line accepts for a field of the settings.
 
 
 def type_of(field: Any) -> click.ParamType:
-    """Returns what click makes of a field's annotation and bounds."""
-    kinds = [kind for kind in get_args(field.annotation) if kind is not type(None)]
-    kind = field.annotation
-    if get_origin(kind) is not Literal and kinds:
-        kind = kinds[0]  # optional
-    if get_origin(kind) is Literal:
-        return click.Choice(get_args(kind))
-    bounds = [*field.metadata]
-    if hasattr(kind, "__metadata__"):
-        bounds += [*kind.__metadata__]
-        kind = get_args(kind)[0]
-    if kind in (int, float):
-        return _range(kind, bounds)
-    return click.Path(path_type=Path) if kind is Path else click.STRING
+    """Returns what click makes of a field's type and bounds."""
+    from pydantic import TypeAdapter
 
-
-def _range(kind: type, bounds: list[Any]) -> click.ParamType:
+    schema = TypeAdapter(Annotated[field.annotation, field]).json_schema()
+    schema = schema.get("anyOf", [schema])[0]  # the other one is null
+    if "enum" in schema:
+        return click.Choice(schema["enum"])
+    if schema["type"] not in ("integer", "number"):
+        return click.Path(path_type=Path) if schema.get("format") == "path" else click.STRING
+    whole = schema["type"] == "integer"
+    bounds = {
+        "minimum": ("min", False),
+        "exclusiveMinimum": ("min", True),
+        "maximum": ("max", False),
+        "exclusiveMaximum": ("max", True),
+    }
     limits: dict[str, Any] = {}
-    for bound in _constraints(bounds):
-        for name, side, is_open in (
-            ("ge", "min", False),
-            ("gt", "min", True),
-            ("le", "max", False),
-            ("lt", "max", True),
-        ):
-            value = getattr(bound, name, None)
-            if value is not None:
-                limits |= {side: value, f"{side}_open": is_open}
+    for bound, (side, is_open) in bounds.items():
+        if bound in schema:
+            limits |= {side: schema[bound], f"{side}_open": is_open}
     if not limits:
-        return click.INT if kind is int else click.FLOAT
-    return click.IntRange(**limits) if kind is int else click.FloatRange(**limits)
-
-
-def _constraints(bounds: list[Any]) -> list[Any]:
-    """Bounds, those inside a pydantic ``Field`` of an annotation too."""
-    return [inner for bound in bounds for inner in (getattr(bound, "metadata", None) or [bound])]
+        return click.INT if whole else click.FLOAT
+    return click.IntRange(**limits) if whole else click.FloatRange(**limits)
 
 
 OutOption = Annotated[Path, typer.Option("--out", help="the run folder's parent")]
@@ -238,6 +214,19 @@ AgainOption = Annotated[
     typer.Option("--again", help="start anew, beside the old run, where its images were others"),
 ]
 
+WhichOption = Annotated[
+    str | None,
+    typer.Option(
+        help="the model: final, tail, ema, best_in_domain, best_held_out, interpolated; by "
+        "default what the run serves"
+    ),
+]
+AdaptOption = Annotated[
+    str | None, typer.Option(help="a test-time adaptation, see `feddg adaptations`")
+]
+BatchOption = Annotated[int, typer.Option(min=1, help="images per batch")]
+DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")]
+DomainOption = Annotated[str | None, typer.Option(help="what the images of root/class/* are")]
 PredictionsOption = Annotated[
     bool,
     typer.Option(
@@ -294,7 +283,6 @@ def show_results(done: "Run") -> None:
 # when a command is called or asked for its help, not before.
 
 
-DATA, CLIENTS, TRAINING, RUN = "Data", "Clients", "Model and training", "Run"
 Read = Callable[[str], Any]
 
 
@@ -320,124 +308,93 @@ class Flag:
     """A flag that sets a field of the experiment.
 
     Attributes:
-        name: as it is written, with its dashes.
+        field: its short name, as in Python.
         panel: under which heading the help lists it.
-        read: reads its text, where it is not simply the field's value.
-        short: one letter with a dash.
-        several: see :class:`Several`; None where a comparison takes one value only.
     """
 
-    name: str
+    field: str
     panel: str
-    read: Read | None = None
-    short: str | None = None
-    several: Several | None = None
+
+    @property
+    def name(self) -> str:
+        """As it is written, with its dashes."""
+        return f"--{self.field.replace('_', '-')}"
 
     @property
     def path(self) -> str:
-        """The field, dotted; its short name is the same in Python."""
+        """The field, dotted."""
         from feddg.settings import SHORTHANDS
 
-        name = self.name.removeprefix("--").replace("-", "_")
-        return SHORTHANDS.get(name, name)
+        return SHORTHANDS.get(self.field, self.field)
+
+    @property
+    def read(self) -> Read | None:
+        """Reads its text, where it is not simply the field's value."""
+        return {"hold_out": held_out, "privacy": privacy}.get(self.field)
+
+    @property
+    def several(self) -> Several | None:
+        """See :class:`Several`; None where a comparison takes one value only."""
+        return SEVERAL.get(self.field)
 
 
-FLAGS = (
-    Flag(
-        "--method",
-        DATA,
-        short="-m",
-        several=Several("methods", comma_separated, "fedavg,ccst,pardon", "--methods"),
+SEVERAL = {
+    "method": Several("methods", comma_separated, "fedavg,ccst,pardon", "--methods"),
+    "hold_out": Several(
+        "hold_out", hold_outs, "lodo, ltdo, ltdo-all, or sketch;val=ink,test=photo"
     ),
-    Flag("--data", DATA),
-    Flag("--root", DATA),
-    Flag(
-        "--hold-out",
-        DATA,
-        read=held_out,
-        several=Several(
-            "hold_out", hold_outs, "lodo, ltdo, ltdo-all, or sketch;val=ink,test=photo"
-        ),
-    ),
-    Flag("--split-file", DATA),
-    Flag("--image-size", DATA),
-    Flag(
-        "--clients",
-        CLIENTS,
-        several=Several("clients", client_counts, "5:5,50:5 (N:K, K per round)"),
-    ),
-    Flag("--clients-per-round", CLIENTS),
-    Flag(
-        "--heterogeneity",
-        CLIENTS,
-        several=Several("heterogeneity", numbers("--heterogeneity"), "0,0.1,1"),
-    ),
-    Flag("--alpha", CLIENTS),
-    Flag("--partition", CLIENTS),
-    Flag("--shards", CLIENTS),
-    Flag("--quantity-alpha", CLIENTS),
-    Flag("--rounds", TRAINING),
-    Flag("--local-epochs", TRAINING),
-    Flag("--local-steps", TRAINING),
-    Flag("--batch-size", TRAINING),
-    Flag("--optimizer", TRAINING),
-    Flag("--lr", TRAINING),
-    Flag("--schedule", TRAINING),
-    Flag("--augmentation", TRAINING),
-    Flag("--backbone", TRAINING),
-    Flag("--weights", TRAINING),
-    Flag("--embedding", TRAINING),
-    Flag("--normalization", TRAINING),
-    Flag("--serve", RUN),
-    Flag("--privacy", RUN, read=privacy),
-    Flag("--eval-every", RUN),
-    Flag("--seed", RUN),
-    Flag("--precision", RUN),
-    Flag("--device", RUN),
-    Flag("--name", RUN),
-    Flag("--preset", RUN),
-)
+    "clients": Several("clients", client_counts, "5:5,50:5 (N:K, K per round)"),
+    "heterogeneity": Several("heterogeneity", shares, "0,0.1,1"),
+}
+PANELS = {
+    "Data": "method data root hold_out split_file image_size",
+    "Clients": "clients clients_per_round heterogeneity alpha partition shards quantity_alpha",
+    "Model and training": "rounds local_epochs local_steps batch_size optimizer lr schedule "
+    "augmentation backbone weights embedding normalization",
+    "Run": "serve privacy eval_every seed precision device name preset",
+}
+FLAGS = tuple(Flag(field, panel) for panel, fields in PANELS.items() for field in fields.split())
 PRESET_PARTS = ("data", "clients", "model", "train", "server")
 """Parts of an experiment that presets fill in."""
 NOT_PRESET = ("data.source", "data.root", "data.split_file")
 
 
-def takes(*paths: str, several: bool = False, **defaults: str) -> Callable[[Any], Any]:
+def takes(*paths: str, several: bool = False) -> Callable[[Any], Any]:
     """Gives a command the flags of some fields, and ``--set`` for all others.
 
-    The command's parameter ``said`` receives the experiment's fields that were set, nested; with
+    The command's parameter ``overrides`` receives the experiment's fields that were set; with
     ``several``, its parameter ``axes`` receives the plan's fields.
 
     Args:
         paths: fields or parts of the experiment, dotted; all flags if there are none.
         several: whether flags take several values where they can.
-        **defaults: what is said for a field at the top when nothing is, as on the command line.
     """
 
     @functools.cache
-    def chosen() -> list[Flag]:
+    def flags() -> list[Flag]:
         return [flag for flag in FLAGS if not paths or _within(flag.path, paths)]
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(command)
         def called(**given: Any) -> None:
-            texts = {flag: given.pop(_key(flag), None) for flag in chosen()}
-            said = _fields(texts, several)
-            settings = assigned(given.pop(SET_KEY, None) or ())
             from feddg.settings import merge
 
-            axes = {"axes": _axes(texts)} if several else {}
-            command(said=merge(said, settings), **axes, **given)
+            texts = {
+                flag: value
+                for flag in flags()
+                if (value := given.pop(_key(flag), None)) is not None
+            }
+            if several:
+                given["axes"] = _axes(texts)
+                texts = {flag: value for flag, value in texts.items() if not flag.several}
+            settings = assigned(given.pop(SET_KEY, None) or ())
+            command(overrides=merge(_fields(texts), settings), **given)
 
-        known = inspect.signature(command)
-        own = [p for name, p in known.parameters.items() if name not in ("said", "axes")]
-        called.__signature__ = known.replace(parameters=own)  # type: ignore[attr-defined]
-        called.__annotations__ = {
-            name: kind
-            for name, kind in command.__annotations__.items()
-            if name not in ("said", "axes")
-        }
-        called.flags = lambda: [_option(flag, several, defaults) for flag in chosen()]  # type: ignore[attr-defined]
+        signature = inspect.signature(command)
+        own = {k: p for k, p in signature.parameters.items() if k not in ("overrides", "axes")}
+        called.__signature__ = signature.replace(parameters=[*own.values()])  # type: ignore[attr-defined]
+        called.__annotations__ = {name: command.__annotations__[name] for name in own}
+        called.flags = lambda: [_option(flag, several) for flag in flags()]  # type: ignore[attr-defined]
         return called
 
     return decorate
@@ -467,19 +424,16 @@ class ExperimentCommand(TyperCommand):
 
     @functools.cached_property
     def _generated(self) -> list[click.Parameter]:
-        return [*self.callback.flags(), _set_option()]  # type: ignore[union-attr]
+        any_field = TyperOption(
+            param_decls=[SET_KEY, "--set"],
+            multiple=True,
+            help="any field: --set method.gamma1=0.5 --set train.momentum=0.9",
+            metavar="FIELD=VALUE",
+        )
+        return [*self.callback.flags(), any_field]  # type: ignore[union-attr]
 
 
 SET_KEY = "settings"
-
-
-def _set_option() -> TyperOption:
-    return TyperOption(
-        param_decls=[SET_KEY, "--set"],
-        multiple=True,
-        help="any field: --set method.gamma1=0.5 --set train.momentum=0.9",
-        metavar="FIELD=VALUE",
-    )
 
 
 def field_of(path: str) -> Any:
@@ -507,27 +461,21 @@ def _fields_called(name: str) -> list[str]:
         for part, field in ExperimentSettings.model_fields.items()
         if isinstance(field.default, Settings)
     }
-    found = [f"{part}.{name}" for part, known in parts.items() if name in known.model_fields]
+    found = [f"{part}.{name}" for part, settings in parts.items() if name in settings.model_fields]
     if any(name in method.Settings.model_fields for method in METHODS.values()):
         found.append(f"method.{name}")
     return found
 
 
-def _option(flag: Flag, several: bool, defaults: dict[str, str]) -> TyperOption:
+def _option(flag: Flag, several: bool) -> TyperOption:
     field = field_of(flag.path)
     many = flag.several if several else None
-    text = str(field.description)
-    if many:
-        text = f"{text}; one or several: {many.example}"
     name = many.flag if many and many.flag else flag.name
-    names = [_key(flag), name, *([flag.short] if flag.short else [])]
-    as_text = many or flag.read
     return TyperOption(
-        param_decls=names,
-        type=click.STRING if as_text else type_of(field),
-        default=defaults.get(flag.path),
-        help=text,
-        show_default=True if flag.path in defaults else _default_text(flag.path, field),
+        param_decls=[_key(flag), name, *(["-m"] if flag.field == "method" else [])],
+        type=click.STRING if many or flag.read else type_of(field),
+        help=f"{field.description}; one or several: {many.example}" if many else field.description,
+        show_default=_default_text(flag.path, field),
         rich_help_panel=flag.panel,
     )
 
@@ -548,24 +496,18 @@ def _key(flag: Flag) -> str:
     return f"field_{flag.path.replace('.', '_')}"
 
 
-def _fields(texts: dict[Flag, Any], several: bool) -> dict[str, Any]:
+def _fields(texts: Mapping[Flag, Any]) -> dict[str, Any]:
     """The experiment's fields that flags say."""
     from feddg.settings import merge, nested
 
-    said: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for flag, value in texts.items():
-        if value is None or (several and flag.several):
-            continue
-        said = merge(said, nested(flag.path, flag.read(value) if flag.read else value))
-    return said
+        fields = merge(fields, nested(flag.path, flag.read(value) if flag.read else value))
+    return fields
 
 
-def _axes(texts: dict[Flag, Any]) -> dict[str, Any]:
+def _axes(texts: Mapping[Flag, Any]) -> dict[str, Any]:
     """The plan's fields that flags say."""
-    return without_none(
-        {
-            flag.several.key: flag.several.read(value)
-            for flag, value in texts.items()
-            if flag.several and value is not None
-        }
-    )
+    return {
+        flag.several.key: flag.several.read(value) for flag, value in texts.items() if flag.several
+    }

@@ -15,7 +15,8 @@ from feddg.cli.common import (
     PredictionsOption,
     QuietOption,
     TrackOption,
-    named,
+    WhichOption,
+    launcher_options,
     print_json,
     resumable,
     takes,
@@ -40,7 +41,7 @@ app = typer.Typer()
     several=True,
 )
 def compare(
-    said: dict[str, Any],
+    overrides: dict[str, Any],
     axes: dict[str, Any],
     plan: Annotated[Path | None, typer.Argument(help="plan file (YAML)")] = None,
     seeds: Annotated[
@@ -90,7 +91,7 @@ def compare(
         done = api.compare(
             plan,
             out,
-            overrides=said,
+            overrides=overrides,
             jobs=jobs,
             watcher=watcher(quiet),
             again=again,
@@ -98,7 +99,7 @@ def compare(
             predictions=predictions,
             drop_weights=drop_weights,
             launcher=launcher,
-            launcher_options=dict(named(option) for option in launcher_option or ()),
+            launcher_options=launcher_options(launcher_option or ()),
             dry_run=dry_run,
             **axes,
         )
@@ -155,10 +156,7 @@ def paired(
     first: Annotated[Path, typer.Argument(help="a run's folder")],
     second: Annotated[Path, typer.Argument(help="another's, measured on the same images")],
     split: Annotated[str, typer.Option(help="test, val, id_val or id_test")] = "test",
-    which: Annotated[
-        str | None,
-        typer.Option(help="the model, as in `feddg evaluate`; by default what it serves"),
-    ] = None,
+    which: WhichOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Compare two runs image by image: McNemar's test and the paired bootstrap.

@@ -16,11 +16,6 @@ data_app = typer.Typer(
 )
 
 
-@data_app.callback()
-def data() -> None:
-    """Get images, and look at them before training."""
-
-
 @data_app.command("get")
 def get_data(
     name: Annotated[str, typer.Argument(help="a published data set; docs/data_sets.md")],
@@ -57,7 +52,7 @@ def get_data(
 @data_app.command("inspect", cls=ExperimentCommand)
 @takes("data", "hold_out", "clients", "seed")
 def inspect_data(
-    said: dict[str, Any],
+    overrides: dict[str, Any],
     as_json: JsonOption = False,
     croissant: Annotated[
         Path | None,
@@ -69,7 +64,7 @@ def inspect_data(
     from feddg.cli.progress import working
 
     with working(quiet) as progress:
-        found = api.inspect_data(croissant, progress=progress, **said)
+        found = api.inspect_data(croissant, progress=progress, **overrides)
     if as_json:
         print_json(found)
     else:

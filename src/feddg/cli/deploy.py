@@ -8,15 +8,18 @@ import typer
 
 from feddg import api
 from feddg.cli.common import (
+    DeviceOption,
+    DomainOption,
     ExperimentCommand,
     JsonOption,
     OutOption,
+    WhichOption,
     print_json,
     resumable,
     show_results,
     takes,
 )
-from feddg.cli.use import ModelArgument, WhichOption, show_warnings
+from feddg.cli.use import ModelArgument, show_warnings
 
 app = typer.Typer(
     help="The same federation across a network.", no_args_is_help=True, suggest_commands=False
@@ -100,9 +103,9 @@ def deploy_run(
 def deploy_check(
     folder: Annotated[Path, typer.Argument(help="what the coordinator sent, with the key in it")],
     images: Annotated[str, typer.Option(help="root/domain/class/*, or root/class/* (--domain)")],
-    domain: Annotated[str | None, typer.Option(help="what the images of root/class/* are")] = None,
+    domain: DomainOption = None,
     cache: Annotated[Path | None, typer.Option(help="the site's cache folder")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
+    device: DeviceOption = "auto",
     offline: Annotated[
         bool, typer.Option("--offline", help="leave out keys, versions and the connection")
     ] = False,
@@ -133,12 +136,12 @@ def deploy_validate(
     model: ModelArgument,
     images: Annotated[Path, typer.Argument(help="root/domain/class/*, or root/class/* (--domain)")],
     out: Annotated[Path, typer.Option(help="what is handed back, JSON")],
-    domain: Annotated[str | None, typer.Option(help="what the images of root/class/* are")] = None,
+    domain: DomainOption = None,
     hide_below: Annotated[
         int, typer.Option(min=0, help="counts under this stay hidden, and what would tell them")
     ] = 0,
     which: WhichOption = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda or auto")] = "auto",
+    device: DeviceOption = "auto",
 ) -> None:
     """Measure a model on the images of a site that takes no part: counts leave it, nothing else."""
     found = api.validate(
@@ -156,7 +159,7 @@ def deploy_validate(
 @app.command("simulate", cls=ExperimentCommand)
 @takes()
 def deploy_simulate(
-    said: dict[str, Any],
+    overrides: dict[str, Any],
     experiment: Annotated[Path | None, typer.Argument(help="experiment file (YAML)")] = None,
     out: OutOption = Path("runs"),
     cpus: Annotated[int, typer.Option(min=1, help="cores per client")] = 1,
@@ -167,6 +170,6 @@ def deploy_simulate(
 
     with resumable():
         done = api.simulate(
-            experiment, out, observer=observer(verbose=True), cpus=cpus, gpus=gpus, **said
+            experiment, out, observer=observer(verbose=True), cpus=cpus, gpus=gpus, **overrides
         )
     show_results(done)

@@ -10,8 +10,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from feddg.api import Preview
+from feddg.cli.progress import print_line
 from feddg.comparison.compare import Comparison, Work, why_hopeless
-from feddg.comparison.estimate import Forecast, estimate
+from feddg.comparison.estimate import Forecast, seconds_left
 from feddg.comparison.tuning import TRIALS
 from feddg.data.partition import in_words
 from feddg.diagnostics import Diagnostic
@@ -122,24 +123,17 @@ def print_work(console: Console, work: Work, jobs: int) -> None:
     console.print(table)
     complete = len(work.folders) - len(work.missing)
     shared = f" ({len(cells)} cells share them)" if len(cells) > len(work.folders) else ""
-    console.print(
+    print_line(
+        console,
         f"{counted(len(work.folders), 'run')}{shared}: {complete} complete, {work.started} to "
         f"continue, {len(work.missing) - work.started} to start; in {work.out}",
-        highlight=False,
     )
-    found = estimate([task.experiment for task in work.missing], _complete_runs(work), jobs)
-    if found.known:
-        rest = f"; {found.unknown} of other kinds left out" if found.unknown else ""
-        said = (
-            f"time: about {duration(found.seconds)}, as finished runs of the same kind took{rest}"
-        )
-        console.print(said, highlight=False)
-
-
-def _complete_runs(work: Work) -> list[RunRecord]:
     missing = {task.folder for task in work.missing}
-    found = (folder for folder in work.folders.values() if folder not in missing)
-    return [read_run(folder) for folder in found if is_complete(folder)]  # some are only kept
+    there = [folder for folder in work.folders.values() if folder not in missing]
+    finished = (read_run(folder) for folder in there if is_complete(folder))  # some are only rows
+    seconds = seconds_left([task.experiment for task in work.missing], finished, jobs)
+    if seconds:
+        print_line(console, f"time: about {duration(seconds)}, at the pace of the complete runs")
 
 
 def as_rich(table: blocks.Table) -> Table:
@@ -170,18 +164,14 @@ def print_comparison(done: Comparison, *, explained: bool = False) -> None:
         print_line(console, conclusion(results).text)
         found = about_best(results) if explained else None
         if found is not None:
-            console.print(f"{found[0]}: {found[1]}", markup=False, highlight=False)
+            print_line(console, f"{found[0]}: {found[1]}")
     for one in about_results(results):
         print_diagnostic(console, one)
     for outcome in done.failures:
-        console.print(
-            f"{outcome.status}: {outcome.task.folder.name}: {outcome.error or ''}",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
-        )
-    console.print(f"folder: {done.folder}", highlight=False, soft_wrap=True)
-    console.print(f"report: {done.report.resolve()}", highlight=False, soft_wrap=True)
+        name = outcome.task.folder.name
+        print_line(console, f"{outcome.status}: {name}: {outcome.error or ''}")
+    print_line(console, f"folder: {done.folder}")
+    print_line(console, f"report: {done.report.resolve()}")
 
 
 def print_missing(done: Comparison) -> None:
@@ -215,11 +205,6 @@ def show_preview(found: Preview) -> None:
     console.print(_settings_table(found.settings))
     print_line(console, f"run folder: {found.folder} ({found.state})")
     _print_forecast(console, found.forecast)
-
-
-def print_line(console: Console, text: str) -> None:
-    """Prints a line as it is."""
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _settings_table(found: Mapping[str, Origin]) -> Table:

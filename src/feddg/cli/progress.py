@@ -20,6 +20,7 @@ from rich.progress import (
 )
 
 from feddg.comparison.pool import Outcome, Task, Watcher
+from feddg.comparison.process import Reporter
 from feddg.diagnostics import Diagnostic
 from feddg.evaluation.accuracy import Score
 from feddg.experiment import Experiment
@@ -51,24 +52,28 @@ def _bars(console: Console, *more: ProgressColumn) -> Progress:
     )
 
 
-class Bars(Observer):
+def print_line(console: Console, text: str) -> None:
+    """Prints a line as it is."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+class Bars(Reporter):
     """Rich progress: preparation, rounds with clients, images per second and time left.
 
     Silent when the console is not a terminal.
     """
 
     def __init__(self, console: Console) -> None:
+        super().__init__(self._show_rounds)
         self._progress = _bars(console, TimeRemainingColumn(compact=True), NOTE)
         self._tasks: dict[str, TaskID] = {}
         self._images, self._seconds, self._scores = 0, 0.0, ""
-        self._per_round = 1
-        self._label = ""
 
     def start(self, experiment: Experiment, first_round: int) -> None:
         """Shows the rounds."""
-        self._per_round = experiment.clients.per_round or experiment.clients.number
-        self._label = experiment.method.name
-        self._show("rounds", first_round - 1, experiment.train.rounds, f"{self._label}: rounds")
+        label = f"{experiment.method.name}: rounds"
+        self._show("rounds", label, total=experiment.train.rounds)
+        super().start(experiment, first_round)
 
     def diagnostic(self, found: Diagnostic) -> None:
         """Prints it."""
@@ -76,44 +81,30 @@ class Bars(Observer):
 
     def work(self, what: str, done: int, total: int) -> None:
         """Shows preparation."""
-        self._show(what, done, total, what)
+        self._show(what, what, total=total, completed=done, visible=done < total)
 
     def client(self, round: int, reply: Update | Refusal) -> None:
         """Moves the bar by one client's share of a round."""
         if isinstance(reply, Update):
             self._images += reply.images
             self._seconds += reply.seconds
-        task = self._tasks["rounds"]
-        completed = self._progress.tasks[self._progress.task_ids.index(task)].completed
-        ceiling = round - 0.001
-        self._progress.update(
-            task, completed=min(ceiling, completed + 1 / self._per_round), note=self._note()
-        )
-
-    def round(self, row: RoundRow) -> None:
-        """Moves the bar to the end of a round."""
-        self._progress.update(self._tasks["rounds"], completed=row.round, note=self._note())
-
-    def scores(self, round: int, scores: Sequence[Score]) -> None:
-        """Shows the newest held-out accuracies."""
-        held = [score for score in scores if score.split in ("test", "val")]
-        self._scores = "  ".join(f"{score.domain} {score.accuracy:.1%}" for score in held)
+        super().client(round, reply)
 
     def end(self, status: str) -> None:
         """Takes the bars away."""
         self._progress.stop()
 
-    def _note(self) -> str:
+    def _show_rounds(self, news: Mapping[str, Any]) -> None:
+        self._scores = news.get("scores", self._scores)
         speed = f"{self._images / self._seconds:.0f} images/s" if self._seconds else ""
-        return f"{speed}  {self._scores}"
+        done = {"completed": news["rounds"]} if "rounds" in news else {}
+        self._progress.update(self._tasks["rounds"], note=f"{speed}  {self._scores}", **done)
 
-    def _show(self, name: str, done: int, total: int, text: str) -> None:
+    def _show(self, name: str, text: str, **changes: Any) -> None:
         self._progress.start()
         if name not in self._tasks:
-            self._tasks[name] = self._progress.add_task(text, total=total, note="")
-        self._progress.update(
-            self._tasks[name], completed=done, visible=name == "rounds" or done < total
-        )
+            self._tasks[name] = self._progress.add_task(text, note="")
+        self._progress.update(self._tasks[name], **changes)
 
 
 class PlannedWork(Watcher):
@@ -151,21 +142,21 @@ class ManyBars(PlannedWork):
         self._progress.start()
         self._all = self._progress.add_task("runs", total=total, completed=done, note="")
 
-    def news(self, task: Task, facts: Mapping[str, Any]) -> None:
+    def news(self, task: Task, news: Mapping[str, Any]) -> None:
         """Moves the bar of a run."""
         name = task.folder.name
         if task.folder not in self._tasks:
             self._tasks[task.folder] = self._progress.add_task(name, total=None, note="")
         bar = self._tasks[task.folder]
-        if "of" in facts:
-            self._progress.update(bar, total=facts["of"])
-        if "rounds" in facts:
+        if "of" in news:
+            self._progress.update(bar, total=news["of"])
+        if "rounds" in news:
             total = self._progress.tasks[self._progress.task_ids.index(bar)].total
-            self._shares[task.folder] = facts["rounds"] / total if total else 0.0
-            self._progress.update(bar, completed=facts["rounds"])
+            self._shares[task.folder] = news["rounds"] / total if total else 0.0
+            self._progress.update(bar, completed=news["rounds"])
         for note in ("work", "scores"):
-            if note in facts:
-                self._progress.update(bar, note=facts[note])
+            if note in news:
+                self._progress.update(bar, note=news[note])
         self._progress.update(self._all, note=self._left())
         if not self._console.is_terminal and self._clock() - self._last >= SILENCE_SECONDS:
             self._say(f"{self._before + self._ended}/{self._total}  {self._going_on(task)}")
@@ -190,7 +181,7 @@ class ManyBars(PlannedWork):
 
     def _say(self, text: str) -> None:
         self._last = self._clock()
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        print_line(self._console, text)
 
     def _going_on(self, task: Task) -> str:
         bar = self._progress.tasks[self._progress.task_ids.index(self._tasks[task.folder])]
@@ -243,7 +234,7 @@ class Lines(Observer):
         self._say_at_times(f"round {round} of {self._rounds}: {clients}")
 
     def round(self, row: RoundRow) -> None:
-        """Says that a round was fused; of the first, how long the others will take like it."""
+        """Says that a round is complete; of the first, how long the others will take like it."""
         left = (self._rounds - row.round) * sum(row.seconds.values())
         if row.round == self._first and left >= SILENCE_SECONDS:
             self._say(f"round {row.round} of {self._rounds}: about {duration(left)} left")
@@ -261,7 +252,7 @@ class Lines(Observer):
 
     def _say(self, text: str) -> None:
         self._last = self._clock()
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        print_line(self._console, text)
 
 
 def observer(quiet: bool = False, verbose: bool = False) -> Observer:

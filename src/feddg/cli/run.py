@@ -29,7 +29,7 @@ app = typer.Typer()
 @app.command(cls=ExperimentCommand)
 @takes()
 def run(
-    said: dict[str, Any],
+    overrides: dict[str, Any],
     experiment: Annotated[Path | None, typer.Argument(help="experiment file (YAML)")] = None,
     out: OutOption = Path("runs"),
     snapshots: Annotated[
@@ -50,7 +50,7 @@ def run(
     """
     kept = whole_numbers("--snapshots", snapshots) if snapshots else []
     if dry_run:
-        found = api.preview(experiment, out, **said)
+        found = api.preview(experiment, out, **overrides)
         from feddg.cli.output import show_preview
 
         show_preview(found)
@@ -66,7 +66,7 @@ def run(
             snapshots=kept,
             again=again,
             predictions=predictions,
-            **said,
+            **overrides,
         )
     show_results(done)
 
@@ -88,7 +88,7 @@ def resume(
 @app.command(cls=ExperimentCommand)
 @takes("method", "hold_out", "train.rounds", several=True)
 def demo(
-    said: dict[str, Any],
+    overrides: dict[str, Any],
     axes: dict[str, Any],
     seeds: Annotated[
         str | None, typer.Option(help="how many (2: seeds 0 and 1), or which: 7,8,9")
@@ -106,7 +106,7 @@ def demo(
     if seeds is not None:
         axes["seeds"] = read_seeds(seeds)
     with resumable():
-        done = api.demo(out, overrides=said, jobs=jobs, watcher=watcher(quiet), **axes)
+        done = api.demo(out, overrides=overrides, jobs=jobs, watcher=watcher(quiet), **axes)
     print_comparison(done, explained=True)
     if done.failures:
         raise typer.Exit(1)

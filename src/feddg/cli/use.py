@@ -9,9 +9,13 @@ import typer
 
 from feddg import api
 from feddg.cli.common import (
+    AdaptOption,
+    BatchOption,
+    DeviceOption,
     JsonOption,
     PredictionsOption,
     QuietOption,
+    WhichOption,
     print_json,
     resumable,
     whole_numbers,
@@ -30,16 +34,6 @@ ModelArgument = Annotated[
 StrictOption = Annotated[
     bool, typer.Option("--strict", help="refuse a model about which there is a warning")
 ]
-AdaptOption = Annotated[
-    str | None, typer.Option(help="a test-time adaptation, see `feddg adaptations`")
-]
-WhichOption = Annotated[
-    str | None,
-    typer.Option(
-        help="the model: final, tail, ema, best_in_domain, best_held_out, interpolated; by "
-        "default what the run serves"
-    ),
-]
 
 
 @app.command()
@@ -55,8 +49,8 @@ def predict(
     ] = None,
     adapt: AdaptOption = None,
     which: WhichOption = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="images per batch")] = 64,
-    device: Annotated[str, typer.Option(help="cpu, cuda or auto")] = "auto",
+    batch_size: BatchOption = 64,
+    device: DeviceOption = "auto",
     strict: StrictOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -159,7 +153,7 @@ def serve(
     ] = None,
     adapt: AdaptOption = None,
     which: WhichOption = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda or auto")] = "auto",
+    device: DeviceOption = "auto",
     request_megabytes: Annotated[float, typer.Option(help="largest request")] = 32.0,
     megapixels: Annotated[float, typer.Option(help="largest image, in million pixels")] = 50.0,
     at_once: Annotated[int, typer.Option(help="requests answered at once")] = 8,
@@ -200,7 +194,6 @@ def serve(
 @app.command()
 def methods(as_json: JsonOption = False) -> None:
     """List the methods: names, aliases, one line each."""
-    known = api.methods()
     if as_json:
         rows = [
             {
@@ -210,7 +203,7 @@ def methods(as_json: JsonOption = False) -> None:
                 "summary": method.summary,
                 "settings": method.Settings.model_json_schema().get("properties", {}),
             }
-            for name, method in known.items()
+            for name, method in api.methods().items()
         ]
         print_json(rows)
         return
@@ -218,7 +211,7 @@ def methods(as_json: JsonOption = False) -> None:
     from rich.table import Table
 
     table = Table("name", "aliases", "method", "in one line", box=None, pad_edge=False)
-    for name, method in known.items():
+    for name, method in api.methods().items():
         aliases = ", ".join(method.aliases)
         table.add_row(f"[bold]{name}[/]", aliases, method.title, method.summary)
     Console().print(table)
@@ -231,20 +224,14 @@ def evaluate(
         list[str] | None,
         typer.Option(help="`feddg adaptations`, or fixed:alpha=0.3; all by default"),
     ] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="images per batch")] = 64,
+    batch_size: BatchOption = 64,
     personal: Annotated[
         bool, typer.Option("--personal", help="each client's domain under its own statistics")
     ] = False,
     alphas: Annotated[
         bool, typer.Option("--alphas", help="write how far each layer adapts to each image")
     ] = False,
-    which: Annotated[
-        str | None,
-        typer.Option(
-            help="the model: final, tail, ema, best_in_domain, best_held_out, interpolated; by "
-            "default what the run serves"
-        ),
-    ] = None,
+    which: WhichOption = None,
     predictions: PredictionsOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -294,11 +281,7 @@ def adaptations() -> None:
 # ``feddg privacy``: what can be learned of images from what left the sites.
 
 
-privacy_app = typer.Typer(
-    help="Attack a finished run: what does what left the sites give away?",
-    no_args_is_help=True,
-    suggest_commands=False,
-)
+privacy_app = typer.Typer(no_args_is_help=True, suggest_commands=False)
 
 
 @privacy_app.callback()

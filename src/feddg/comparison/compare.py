@@ -1,7 +1,7 @@
 """Carries out a plan: runs what is missing, continues what was interrupted, keeps what ends."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,7 +52,7 @@ class Work:
         folders: the run folder of every distinct experiment, by its id.
         missing: experiments without a complete run, in the order they will be run.
         file: the results file that rows are added to.
-        known: rows of results files, by the experiments' ids; their runs are not missing.
+        rows: of results files, by the experiments' ids; their runs are not missing.
         outdated: rows of ``file`` that it loses when something is added.
         drop_weights: whether a run's weights are deleted once it is complete.
     """
@@ -63,7 +63,7 @@ class Work:
     folders: Mapping[str, Path]
     missing: Sequence[Task]
     file: Path | None = None
-    known: Mapping[str, ResultRow] = field(default_factory=dict)
+    rows: Mapping[str, ResultRow] = field(default_factory=dict)
     outdated: Sequence[ResultRow] = ()
     drop_weights: bool = False
 
@@ -74,7 +74,7 @@ class Work:
         return sum(file.is_file() for file in checkpoints)
 
     def keep(self, experiments: Iterable[str]) -> None:
-        """Adds the rows of experiments, as far as known or complete, to the results file.
+        """Adds the rows of experiments to the results file: of complete runs, or of other files.
 
         Complete runs lose their weights where that is asked for. Of a run that stands in another
         table's file, its row there is what is added.
@@ -100,9 +100,9 @@ class Work:
     def _row(self, cell: Cell, complete: Collection[str]) -> ResultRow | None:
         """A cell's row: as some results file has it, or of its run."""
         id = cell.experiment.id
-        if (known := self.known.get(id)) is not None:
+        if (row := self.rows.get(id)) is not None:
             names = ("machine", "version", "hashes", "numbers")
-            return ResultRow.of(cell, **{name: getattr(known, name) for name in names})
+            return ResultRow.of(cell, **{name: getattr(row, name) for name in names})
         return row_of(cell, read_run(self.folders[id])) if id in complete else None
 
     def write(self) -> None:
@@ -157,13 +157,13 @@ def prepare_work(
     again: bool = False,
     cache: Path | None = None,
     results: Path | Sequence[Path] = (),
-    said: Plan | None = None,
+    cells: Sequence[Cell] | None = None,
     drop_weights: bool = False,
 ) -> Work:
     """Expands a plan and looks up what of it has been done.
 
     Args:
-        plan: a plan, its file, or its fields; what it would try first has been tried.
+        plan: a plan, its file, or its fields.
         out: the folder of the runs; ``comparisons/NAME`` by default.
         overrides: experiment fields that win over everything the plan says.
         again: whether to start runs anew, beside the old ones, whose images were others; rows of
@@ -171,7 +171,7 @@ def prepare_work(
         cache: where hashes of images are remembered; the user's cache by default.
         results: results files; what one of them has is not run, and is copied to the first, which
             what is complete is added to.
-        said: the plan as it stands in the folder, where ``plan`` has picked values in it.
+        cells: what is run instead of the plan's own cells: trials, or with values picked in them.
         drop_weights: whether a run's weights are deleted once it is complete.
 
     Raises:
@@ -181,36 +181,23 @@ def prepare_work(
     """
     fixed, folder = fixed_plan(plan, out, overrides)
     files = results_files(results)
-    work = work_on(said or fixed, expand_plan(fixed), folder, again=again, cache=cache, files=files)
-    return replace(work, drop_weights=drop_weights)
-
-
-def work_on(
-    plan: Plan,
-    cells: Sequence[Cell],
-    folder: Path,
-    *,
-    again: bool = False,
-    cache: Path | None = None,
-    files: Sequence[Path] = (),
-) -> Work:
-    """Looks up what of the cells of a plan has been done; see :func:`prepare_work`."""
+    cells = expand_plan(fixed) if cells is None else cells
     present = _present(folder)
     now = ImagesNow(cache or cache_folder())
-    known: dict[str, ResultRow] = {}
+    rows: dict[str, ResultRow] = {}
     outdated: list[ResultRow] = []
     for file in files:
         found, changed = find_rows(file, cells, now, own=file == files[0], again=again)
-        known, outdated = found | known, outdated + changed
+        rows, outdated = found | rows, outdated + changed
     folders: dict[str, Path] = {}
     missing: list[Task] = []
     for experiment in distinct(cells):
         path = find_folder(experiment, folder, now, again=again, begun=present.get(experiment.id))
         folders[experiment.id] = path
-        if experiment.id not in known and not is_complete(path):
+        if experiment.id not in rows and not is_complete(path):
             missing.append(Task(experiment, path))
     own = files[0] if files else None
-    return Work(plan, folder, cells, folders, missing, own, known, outdated)
+    return Work(fixed, folder, cells, folders, missing, own, rows, outdated, drop_weights)
 
 
 def _present(out: Path) -> dict[str, Path]:

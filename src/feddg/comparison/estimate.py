@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from statistics import fmean
 
 import numpy
 
@@ -15,64 +15,31 @@ from feddg.runs.prepare import build, clients_table, deal, guards_for
 from feddg.runs.reading import RunRecord
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """Seconds that runs together will take.
-
-    Attributes:
-        seconds: of the runs that it knows of.
-        known: how many have finished runs of their kind.
-        unknown: how many have none, and are left out.
-    """
-
-    seconds: float
-    known: int
-    unknown: int
-
-
-def estimate(missing: Sequence[Experiment], finished: Iterable[RunRecord], jobs: int) -> Estimate:
-    """Estimates how long experiments will take: as long, a round, as others of their kind did.
+def seconds_left(
+    missing: Sequence[Experiment], finished: Iterable[RunRecord], jobs: int
+) -> float | None:
+    """Returns about how long experiments will take together: a round as long as others took.
 
     Args:
         missing: what is to run.
-        finished: completed runs to learn from.
+        finished: completed runs of the same comparison.
         jobs: how many go at once; their number is taken to share the machine evenly.
+
+    Returns:
+        Seconds, by the mean time of a round of a method's runs, and for a method without any by
+        that of the others; None where no run is finished.
     """
-    history = _history(finished)
-    kinds = [kind_of(experiment.model_dump(mode="json")) for experiment in missing]
-    known = [
-        history[kind] * experiment.train.rounds
-        for kind, experiment in zip(kinds, missing)
-        if kind in history
-    ]
-    return Estimate(sum(known) / jobs, len(known), len(missing) - len(known))
-
-
-def kind_of(experiment: dict[str, Any]) -> str:
-    """Returns what a run's time per round depends on, as one text."""
-    clients, train = experiment["clients"], experiment["train"]
-    parts: list[Any] = [experiment["method"], experiment["data"]["source"]]
-    parts += [experiment["data"]["image_size"], experiment["model"]["backbone"]]
-    parts += [clients["number"], clients["per_round"], train["local_epochs"]]
-    evaluate = experiment["evaluate"]
-    parts += [train["local_steps"], train["batch_size"]]
-    parts += [evaluate["every"], evaluate.get("every_of_last", 0)]
-    parts += [len(experiment["hold_out"]["test"]) + len(experiment["hold_out"]["val"])]
-    return repr(parts)
-
-
-def _history(finished: Iterable[RunRecord]) -> dict[str, float]:
-    """Seconds per round by kind, over the runs that say."""
-    sums: dict[str, list[float]] = {}
-    for record in finished:
-        summary = record.summary
-        total, rounds = (summary.seconds.get("total"), summary.rounds) if summary else (None, 0)
-        if total and rounds:
-            sums.setdefault(kind_of(record.experiment), []).append(total / rounds)
-    return {kind: sum(values) / len(values) for kind, values in sums.items()}
-
-
-# What a run would take, before it begins: who trains on how much, and memory.
+    rates: dict[str, list[float]] = {}
+    for run in finished:
+        if run.summary is not None and run.summary.rounds:
+            seconds = run.summary.seconds.get("total", 0.0) / run.summary.rounds
+            rates.setdefault(run.method, []).append(seconds)
+    every = [rate for own in rates.values() for rate in own]
+    if not every:
+        return None
+    means = {method: fmean(own) for method, own in rates.items()}
+    rest = fmean(every)
+    return sum(means.get(one.method.name, rest) * one.train.rounds for one in missing) / jobs
 
 
 @dataclass(frozen=True)
@@ -112,7 +79,9 @@ def forecast(experiment: Experiment) -> Forecast:
     method.read_files()
     guards = guards_for(images.trained_by(experiment), method, network)
     weights = sum(parameter.numel() for parameter in network.parameters())
-    copies = 2 + _optimizer_copies(experiment)  # the weights, their gradients, what it remembers
+    train = experiment.train
+    remembered = 2 if train.optimizer == "adam" else 1 if train.momentum else 0
+    copies = 2 + remembered  # the weights, their gradients, what the optimizer remembers
     roles = ("train", "id_val", "id_test", "val", "test")
     return Forecast(
         {role: len(getattr(images.splits, role)) for role in roles},
@@ -122,9 +91,3 @@ def forecast(experiment: Experiment) -> Forecast:
         weights * 4 * copies,
         guards.diagnostics,
     )
-
-
-def _optimizer_copies(experiment: Experiment) -> int:
-    if experiment.train.optimizer == "adam":
-        return 2
-    return 1 if experiment.train.momentum else 0

@@ -1,19 +1,27 @@
 """Plans: many experiments that answer one question; their cells and the trials that tune them."""
 
+import functools
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import yaml
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from feddg.clients.threads import available_cores
 from feddg.data.data_set import load_source, preset_of
 from feddg.data.splits import known_domains, scenarios
-from feddg.errors import ExperimentError, RunError, nearest
+from feddg.errors import ExperimentError, RunError, field_fault, nearest
 from feddg.experiment import Experiment, expand
 from feddg.methods.composition import build_method, method_class
 from feddg.records import ID_VAL
@@ -22,63 +30,51 @@ from feddg.runs.reading import FINAL, SELECTION_RULES
 from feddg.settings import OneLine, Settings, leaves, merge, nested
 from feddg.storage import read_fields_of
 
-# A plan with experiment fields fixed: what a command line says over a plan becomes the plan.
 
-
-def fix_fields(plan: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+def _fix_fields(plan: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a plan's fields with experiment fields that win over everything it says.
 
     They go into ``base``. What would win over them there gives way: the same fields of single
     methods take their values, and an axis over one of them is left out.
-
-    Args:
-        plan: the complete fields of a :class:`feddg.comparison.plan.Plan`.
-        overrides: experiment fields, nested; shorthands are allowed.
     """
     over = expand(dict(overrides))
     if not over:
         return plan
-    known = leaves(over)
+    paths, clients = leaves(over), over.get("clients", {})
     own = over.get("method", {}).get("settings", {})
     variants = [
-        {
-            **variant,
+        variant
+        | {
             "settings": _replaced(variant["settings"], own),
             "experiment": _replaced(expand(variant["experiment"]), over),
         }
         for variant in plan["methods"]
     ]
-    fixed = {**plan, "base": merge(expand(plan["base"]), over), "methods": variants}
-    if "clients.heterogeneity" in known:
-        fixed["heterogeneity"] = ()
-    if "hold_out" in over:
-        fixed["hold_out"] = None
-    fixed["settings"] = {
-        field: values for field, values in plan["settings"].items() if _path(field) not in known
-    }
-    return _with_fixed_clients(fixed, over.get("clients", {}))
-
-
-def _with_fixed_clients(plan: dict[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
-    """An axis of clients says both their number and how many take part in a round."""
     pairs = [
-        (said.get("number", number), said.get("per_round", per_round))
+        (clients.get("number", number), clients.get("per_round", per_round))
         for number, per_round in plan["clients"]
     ]
-    return {**plan, "clients": list(dict.fromkeys(pairs))}
+    axes = {field: v for field, v in plan["settings"].items() if _path(field) not in paths}
+    return plan | {
+        "base": merge(expand(plan["base"]), over),
+        "methods": variants,
+        "heterogeneity": () if "clients.heterogeneity" in paths else plan["heterogeneity"],
+        "hold_out": None if "hold_out" in over else plan["hold_out"],
+        "settings": axes,
+        "clients": list(dict.fromkeys(pairs)),
+    }
 
 
 def _replaced(below: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """``below`` with the values that ``over`` gives to fields it has; nothing is added."""
-    values = leaves(over)
-    out = dict(below)
-    for path in leaves(below):
-        if path in values:
-            out = merge(out, nested(path, values[path]))
-    return out
+    values, replaced = leaves(over), dict(below)
+    for path in leaves(below).keys() & values.keys():
+        replaced = merge(replaced, nested(path, values[path]))
+    return replaced
 
 
 def _path(field: str) -> str:
+    """The dotted path of an axis's field: ``method.mu`` is ``method.settings.mu``."""
     first, _, rest = field.partition(".")
     return f"method.settings.{rest}" if first == "method" else field
 
@@ -129,6 +125,14 @@ def _rule_name(value: str) -> str:
         raise ValueError(str(error)) from None
 
 
+def _counted(value: Any) -> Any:
+    return list(range(value)) if isinstance(value, int) else value
+
+
+RuleName = Annotated[str, AfterValidator(_rule_name)]
+Seeds = Annotated[tuple[int, ...], BeforeValidator(_counted)]
+
+
 class Published(Settings):
     """Numbers of a paper, to stand beside ours.
 
@@ -141,15 +145,10 @@ class Published(Settings):
     """
 
     source: str
-    rule: str = FINAL.name
+    rule: RuleName = FINAL.name
     values: dict[str, dict[str, dict[str, float | None]]] = Field(default_factory=dict)
     average: dict[str, dict[str, float]] = Field(default_factory=dict)
     notes: tuple[str, ...] = ()
-
-    @field_validator("rule")
-    @classmethod
-    def _known_rule(cls, value: str) -> str:
-        return _rule_name(value)
 
 
 class Tune(Settings):
@@ -166,18 +165,8 @@ class Tune(Settings):
 
     settings: dict[str, tuple[Any, ...]]
     rounds: int | None = Field(None, ge=1)
-    seeds: tuple[int, ...] = (0,)
-    rule: str = FINAL.name
-
-    @field_validator("seeds", mode="before")
-    @classmethod
-    def _counted(cls, value: Any) -> Any:
-        return list(range(value)) if isinstance(value, int) else value
-
-    @field_validator("rule")
-    @classmethod
-    def _known_rule(cls, value: str) -> str:
-        return _rule_name(value)
+    seeds: Seeds = (0,)
+    rule: RuleName = FINAL.name
 
     @model_validator(mode="after")
     def _something_to_try(self) -> "Tune":
@@ -226,7 +215,7 @@ class Plan(Settings):
     heterogeneity: tuple[float, ...] = ()
     clients: tuple[tuple[int, int | None], ...] = ()
     settings: dict[str, tuple[Any, ...]] = Field(default_factory=dict)
-    seeds: tuple[int, ...] = (0,)
+    seeds: Seeds = (0,)
     tune: Tune | None = None
     differences: tuple[str, ...] = ()
     paper: Published | None = None
@@ -235,7 +224,7 @@ class Plan(Settings):
         try:
             super().__init__(**fields)
         except ValidationError as error:
-            raise ExperimentError(_explain(error)) from None
+            raise ExperimentError(f"plan: {field_fault(error, [*Plan.model_fields])}") from None
 
     @field_validator("methods", mode="before")
     @classmethod
@@ -260,11 +249,6 @@ class Plan(Settings):
     def _pairs(cls, value: Any) -> Any:
         return [_client_pair(entry) for entry in ([value] if isinstance(value, int) else value)]
 
-    @field_validator("seeds", mode="before")
-    @classmethod
-    def _counted(cls, value: Any) -> Any:
-        return list(range(value)) if isinstance(value, int) else value
-
     @field_validator("methods", "seeds")
     @classmethod
     def _some_and_distinct(cls, value: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -275,7 +259,7 @@ class Plan(Settings):
 
     def fixed(self, overrides: Mapping[str, Any]) -> "Plan":
         """Returns the plan in which experiment fields win over everything it says."""
-        return Plan(**fix_fields(self.model_dump(), overrides))
+        return Plan(**_fix_fields(self.model_dump(), overrides))
 
     def to_yaml(self) -> str:
         """Returns the plan as YAML."""
@@ -325,25 +309,15 @@ def _variant(entry: Any) -> Any:
         return {"method": entry}
     own = set(Variant.model_fields)
     fields = {"method" if key == "name" else key: value for key, value in entry.items()}
-    beside = {key: value for key, value in fields.items() if key not in own}
-    kept = {key: value for key, value in fields.items() if key in own}
-    return merge(kept, {"settings": beside}) if beside else kept
+    settings = {key: value for key, value in fields.items() if key not in own}
+    rest = {key: value for key, value in fields.items() if key in own}
+    return merge(rest, {"settings": settings}) if settings else rest
 
 
 def _client_pair(entry: Any) -> Any:
     if isinstance(entry, Mapping):
         return (entry.get("number"), entry.get("per_round"))
     return (entry, None) if isinstance(entry, int) else entry
-
-
-def _explain(error: ValidationError) -> str:
-    fault = error.errors()[0]
-    where = ".".join(str(part) for part in fault["loc"])
-    if fault["type"] == "extra_forbidden":
-        fields = list(Plan.model_fields)
-        near = nearest(where, fields)
-        return f"a plan has no field {where!r}{near}; there are: {', '.join(fields)}"
-    return f"plan, {where}: {fault['msg'].removeprefix('Value error, ')} (got {fault['input']!r})"
 
 
 # The cells of a plan: one experiment for each method, hold-out, value of an axis and seed.
@@ -403,15 +377,22 @@ Point = tuple[str, dict[str, Any], str]
 
 def _axes(plan: Plan) -> list[list[Point | None]]:
     """Every axis between scenarios and methods; None stands for what ``base`` says."""
-    lambdas: list[Point | None] = [
+    shares: list[Point | None] = [
         ("heterogeneity", {"clients": {"heterogeneity": value}}, f"{value:g}")
         for value in plan.heterogeneity
     ]
-    clients: list[Point | None] = [_clients_point(pair) for pair in plan.clients]
+    clients: list[Point | None] = [
+        (
+            "clients",
+            {"clients": {"number": number, "per_round": per_round}},
+            f"{number}" if per_round is None else f"{per_round} of {number}",
+        )
+        for number, per_round in plan.clients
+    ]
     further: list[list[Point | None]] = [
         [setting_point(field, value) for value in values] for field, values in plan.settings.items()
     ]
-    return [lambdas or [None], clients or [None], *further]
+    return [shares or [None], clients or [None], *further]
 
 
 def _cell(
@@ -422,7 +403,7 @@ def _cell(
     points: Sequence[Point | None],
     seed: int,
 ) -> Cell:
-    known = method_class(variant.method).Settings.model_fields
+    own = method_class(variant.method).Settings.model_fields
     method = {"name": variant.method, "settings": variant.settings}
     fields = merge(expand(plan.base), {"method": method})
     if scenario is not None:
@@ -430,7 +411,7 @@ def _cell(
     used = [point for point in points if point is not None]
     for _, change, _ in used:
         settings = change.get("method", {}).get("settings", {})
-        if all(name in known for name in settings):
+        if all(name in own for name in settings):
             fields = merge(fields, change)
     fields = merge(fields, expand(variant.experiment))
     fields = merge(fields, variant.tuned.get(heading, {}))
@@ -440,24 +421,10 @@ def _cell(
     return Cell(variant.name, heading, conditions, seed, experiment)
 
 
-def _clients_point(pair: tuple[int, int | None]) -> Point:
-    number, per_round = pair
-    text = f"{number}" if per_round is None else f"{per_round} of {number}"
-    return "clients", {"clients": {"number": number, "per_round": per_round}}, text
-
-
 def setting_point(field: str, value: Any) -> Point:
     """Returns the point of an axis over a dotted experiment field at one of its values."""
-    first, *rest = field.split(".")
-    path = ["method", "settings", *rest] if first == "method" else [first, *rest]
-    nested: Any = value
-    for part in reversed(path):
-        nested = {part: nested}
-    return field.removeprefix("method."), nested, _text(value)
-
-
-def _text(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return field.removeprefix("method."), nested(_path(field), value), text
 
 
 def _check_fields(plan: Plan) -> None:
@@ -482,9 +449,8 @@ def _scenarios(plan: Plan) -> list[tuple[Any, str]]:
         data = base.get("data", {})
         source = str(data.get("source", "folder"))
         preset = str(base.get("preset") or preset_of(source))
-        domains = (
-            plan.domains or known_domains(source, preset) or _domains(source, data.get("root"))
-        )
+        domains = plan.domains or known_domains(source, preset)
+        domains = domains or load_source(source, data.get("root")).domain_names
         listed: list[Any] = list(scenarios(plan.hold_out, domains, preset))
     else:
         listed = [expand({"hold_out": entry})["hold_out"] for entry in plan.hold_out]
@@ -494,17 +460,13 @@ def _scenarios(plan: Plan) -> list[tuple[Any, str]]:
     return list(zip(listed, headings))
 
 
-def _domains(source: str, root: Any) -> tuple[str, ...]:
-    return tuple(load_source(source, root).domain_names)
-
-
 def _heading(held: Mapping[str, Any], with_val: bool = False) -> str:
-    def names(role: str) -> str:
-        value = held.get(role) or ()
-        return "+".join([value] if isinstance(value, str) else value)
-
-    text = names("test") or "as split"
-    return f"{text} (validated on {names('val')})" if with_val and names("val") else text
+    domains = {
+        role: value if isinstance(value, str) else "+".join(value or ())
+        for role, value in held.items()
+    }
+    text, val = domains.get("test") or "as split", domains.get("val")
+    return f"{text} (validated on {val})" if with_val and val else text
 
 
 def distinct(cells: Sequence[Cell]) -> Iterator[Experiment]:
@@ -521,12 +483,19 @@ def distinct(cells: Sequence[Cell]) -> Iterator[Experiment]:
 
 @dataclass(frozen=True)
 class Combination:
-    """Values for a method: of each field, in the order of the plan, its name and its text."""
+    """Values for a method, where something is held out.
+
+    Attributes:
+        method: the method's label.
+        held_out: the held-out test domains, as a column's heading.
+        values: of each field, in the order of the plan, its name and its text.
+        fields: the experiment fields that they are.
+    """
 
     method: str
     held_out: str
     values: tuple[tuple[str, str], ...]
-    changes: tuple[dict[str, Any], ...] = field(compare=False)
+    fields: dict[str, Any] = field(compare=False)
 
 
 def trials_of(plan: Plan) -> dict[Combination, list[Cell]]:
@@ -535,17 +504,24 @@ def trials_of(plan: Plan) -> dict[Combination, list[Cell]]:
     Raises:
         ExperimentError: a field is unknown, or a trial is no valid experiment.
     """
-    if plan.tune is None:
+    tune = plan.tune
+    if tune is None:
         return {}
-    base = plan.model_copy(update={"seeds": plan.tune.seeds, "tune": None})
+    tried = {variant.name: _axes_of(tune, variant) for variant in plan.methods}
+    used = {name for axes in tried.values() for axis in axes for name, *_ in axis}
+    for name in tune.settings:
+        if name.removeprefix("method.") not in used:
+            raise ExperimentError(
+                f"tune: {name} is tried for no method: none has it, or each entry fixes it"
+            )
     found: dict[Combination, list[Cell]] = {}
-    variants = {variant.name: variant for variant in plan.methods}
-    _require_some_use(plan.tune, plan.methods)
-    for cell in expand_plan(base):
-        for points in itertools.product(*_axes_of(plan.tune, variants[cell.method])):
+    for cell in expand_plan(plan.model_copy(update={"seeds": tune.seeds, "tune": None})):
+        for points in itertools.product(*tried[cell.method]):
             if points:
-                trial = _trial(cell, points, plan.tune)
-                found.setdefault(_combination(cell, points), []).append(trial)
+                values = tuple((name, text) for name, _, text in points)
+                fields = functools.reduce(merge, (change for _, change, _ in points))
+                combination = Combination(cell.method, cell.held_out, values, fields)
+                found.setdefault(combination, []).append(_trial(cell, combination, tune))
     return found
 
 
@@ -556,13 +532,10 @@ def with_values(plan: Plan, chosen: Iterable[Combination]) -> Plan:
         plan: the plan.
         chosen: one combination for each method and everything that is held out, at most.
     """
-    of: dict[str, dict[str, dict[str, Any]]] = {}
+    tuned: dict[str, dict[str, dict[str, Any]]] = {}
     for combination in chosen:
-        fields: dict[str, Any] = {}
-        for change in combination.changes:
-            fields = merge(fields, change)
-        of.setdefault(combination.method, {})[combination.held_out] = fields
-    methods = [v.model_copy(update={"tuned": of.get(v.name, {})}) for v in plan.methods]
+        tuned.setdefault(combination.method, {})[combination.held_out] = combination.fields
+    methods = [v.model_copy(update={"tuned": tuned.get(v.name, {})}) for v in plan.methods]
     return plan.model_copy(update={"methods": tuple(methods), "tune": None})
 
 
@@ -581,50 +554,34 @@ def table_cells(plan: Plan) -> list[Cell]:
     return [cell for one in plans for cell in expand_plan(one)]
 
 
-def _combination(cell: Cell, points: Sequence[Point]) -> Combination:
-    values = tuple((name, text) for name, _, text in points)
-    changes = tuple(change for _, change, _ in points)
-    return Combination(cell.method, cell.held_out, values, changes)
-
-
 def _axes_of(tune: Tune, variant: Variant) -> list[list[Point]]:
-    known = method_class(variant.method).Settings.model_fields
+    """What is tried for a method: fields that it has, and that its own entry does not fix."""
+    settings = method_class(variant.method).Settings.model_fields
     fixed = {*leaves(expand(variant.experiment)), *(f"method.{name}" for name in variant.settings)}
     return [
         [setting_point(name, value) for value in values]
         for name, values in tune.settings.items()
         if name not in fixed
-        and (not name.startswith("method.") or name.removeprefix("method.") in known)
+        and (not name.startswith("method.") or name.removeprefix("method.") in settings)
     ]
 
 
-def _require_some_use(tune: Tune, variants: Sequence[Variant]) -> None:
-    used = {name for variant in variants for axis in _axes_of(tune, variant) for name, *_ in axis}
-    for name in tune.settings:
-        if name.removeprefix("method.") not in used:
-            raise ExperimentError(
-                f"tune: {name} is tried for no method: none has it, or each entry fixes it"
-            )
-
-
-def _trial(cell: Cell, points: Sequence[Point], tune: Tune) -> Cell:
+def _trial(cell: Cell, combination: Combination, tune: Tune) -> Cell:
     """A cell with values, without its held-out domains."""
-    fields = cell.experiment.model_dump(mode="json")
     held = cell.experiment.hold_out
-    for _, change, _ in points:
-        fields = merge(fields, change)
-    fields["hold_out"] = {"test": [], "val": []}
-    fields["data"]["leave_out"] = [*held.test, *held.val]
     if not held.test and not held.val:
         raise ExperimentError(
             "tune: name the domains that are held out (hold_out), so that no trial opens them; a "
             "split file or a data set's own split does not say which domains they are"
         )
+    fields = merge(cell.experiment.model_dump(mode="json"), combination.fields)
+    fields["hold_out"] = {"test": [], "val": []}
+    fields["data"]["leave_out"] = [*held.test, *held.val]
     if not fields["data"]["id_val"]:
         raise ExperimentError("tune: there is no in-domain validation; set data.id_val above 0")
     if tune.rounds is not None:
         fields["train"]["rounds"] = tune.rounds
-    conditions = {**cell.conditions, **{name: text for name, _, text in points}}
+    conditions = {**cell.conditions, **dict(combination.values)}
     return replace(cell, experiment=Experiment(**fields), conditions=conditions)
 
 
@@ -661,27 +618,27 @@ MOST_JOBS = 16
 """Processes of half a gigabyte each: more would hardly be quicker."""
 
 
-def demo_plan(axes: Mapping[str, Any], said: Mapping[str, Any]) -> Plan:
+def demo_plan(axes: Mapping[str, Any], fields: Mapping[str, Any]) -> Plan:
     """Returns the demo's plan, with what the user says over it.
 
     Args:
         axes: fields of the plan.
-        said: fields of the experiment.
+        fields: of the experiment.
 
     Raises:
         ExperimentError: together they are no valid plan.
     """
     plan = merge(dict(DEMO), axes)
-    return Plan(**{**plan, "base": merge(plan["base"], said)})
+    return Plan(**{**plan, "base": merge(plan["base"], fields)})
 
 
-def jobs_of_demo(plan: Plan, said: int | None = None) -> int:
+def jobs_of_demo(plan: Plan, asked: int | None = None) -> int:
     """Returns how many processes carry the demo out; 0 where this one does it all the soonest.
 
     Args:
         plan: the demo's plan.
-        said: how many the user asks for; none for one on each core.
+        asked: how many the user asks for; none for one on each core.
     """
     runs = sum(1 for _ in distinct(expand_plan(plan)))
-    jobs = min(said or available_cores(), MOST_JOBS, runs)
+    jobs = min(asked or available_cores(), MOST_JOBS, runs)
     return jobs if jobs > 1 else 0

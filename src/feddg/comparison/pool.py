@@ -1,5 +1,6 @@
 """Many runs: in this process, in processes of their own, on a Ray cluster or under Slurm."""
 
+import functools
 import json
 import logging
 import os
@@ -8,12 +9,14 @@ import sys
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from queue import Queue
-from typing import IO, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from feddg.clients.threads import environment_of_job, threads_per_job
 from feddg.comparison.process import Job, Reporter, answer_to
@@ -57,7 +60,7 @@ class Watcher:
     def start(self, total: int, done: int, jobs: int) -> None:
         """``done`` of ``total`` runs were complete beforehand; ``jobs`` will go at once."""
 
-    def news(self, task: Task, facts: Mapping[str, Any]) -> None:
+    def news(self, task: Task, news: Mapping[str, Any]) -> None:
         """A run said something: see :class:`feddg.comparison.process.Reporter`."""
 
     def ended(self, outcome: Outcome) -> None:
@@ -74,172 +77,17 @@ def run_here(tasks: Sequence[Task], cache: Path, watcher: Watcher) -> Iterator[O
         How each ended. KeyboardInterrupt goes through, with the run's folder left to be continued.
     """
     for task in tasks:
-        outcome = _run_here(task, cache, watcher)
+        reporter = Reporter(functools.partial(watcher.news, task))
+        outcome = Outcome(task, "completed")
+        try:
+            carry_out(
+                task.folder, task.experiment, observer=reporter, cache=cache, keep_unstarted=True
+            )
+        except Exception as error:
+            log.debug("run %s", task.folder, exc_info=True)
+            outcome = Outcome(task, "failed", in_words(error))
         watcher.ended(outcome)
         yield outcome
-
-
-def _run_here(task: Task, cache: Path, watcher: Watcher) -> Outcome:
-    try:
-        reporter = Reporter(lambda facts: watcher.news(task, facts))
-        carry_out(task.folder, task.experiment, observer=reporter, cache=cache, keep_unstarted=True)
-    except Exception as error:
-        log.debug("run %s", task.folder, exc_info=True)
-        return Outcome(task, "failed", in_words(error))
-    return Outcome(task, "completed")
-
-
-class Processes:
-    """Carries tasks out, each in a process of its own, several at a time.
-
-    The processes are apart from this one's terminal, so Ctrl-C reaches this process alone, which
-    then asks them to stop: each ends with its run ready to be continued. They also stop by
-    themselves when this process dies.
-
-    Args:
-        jobs: how many at a time.
-        cache: folder for decoded pixels and twins.
-        logs: folder for what the processes print.
-        watcher: is told what happens.
-        reuse: whether a process carries out several tasks, one after another: no start for each,
-            but the peak memory that a run notes is that of all before it, too.
-    """
-
-    def __init__(
-        self, jobs: int, cache: Path, logs: Path, watcher: Watcher, *, reuse: bool = False
-    ) -> None:
-        self._jobs, self._cache, self._logs, self._watcher = jobs, cache, logs, watcher
-        self._reuse = reuse
-        self._idle: dict[int, subprocess.Popen[str]] = {}
-        self._threads = threads_per_job(jobs)
-        self._devices = _devices()
-        self._lock = threading.Lock()
-        self._alive: set[subprocess.Popen[str]] = set()
-        self._stopping = False
-
-    def run(self, tasks: Sequence[Task]) -> Iterator[Outcome]:
-        """Carries out the tasks.
-
-        Yields:
-            How each ended, in the order of ending.
-        """
-        waiting = list(reversed(tasks))
-        ended: Queue[Outcome] = Queue()
-
-        def work(place: int) -> None:
-            while True:
-                with self._lock:
-                    if self._stopping or not waiting:
-                        return
-                    task = waiting.pop()
-                ended.put(self._carry_out(task, place))
-
-        threads = [
-            threading.Thread(target=work, args=(place,), daemon=True)
-            for place in range(min(self._jobs, len(tasks)))
-        ]
-        for thread in threads:
-            thread.start()
-        try:
-            for _ in tasks:
-                outcome = ended.get()
-                self._watcher.ended(outcome)
-                yield outcome
-        finally:
-            self._stop()
-            for thread in threads:
-                thread.join()
-
-    def _carry_out(self, task: Task, place: int) -> Outcome:
-        try:
-            self._logs.mkdir(parents=True, exist_ok=True)
-            name = f"process{place + 1}" if self._reuse else task.folder.name
-            log_file = self._logs / f"{name}.log"
-            with log_file.open("a" if self._reuse else "w", encoding="utf-8") as log_to:
-                outcome = self._follow(task, place, log_to)
-        except OSError as error:
-            return Outcome(task, "failed", f"its process could not be started: {error}")
-        if log_file.stat().st_size == 0 and not self._reuse:
-            log_file.unlink()
-        return outcome
-
-    def _follow(self, task: Task, place: int, log_to: IO[str]) -> Outcome:
-        process = self._idle.pop(place, None) or self._start(log_to)
-        assert process.stdin is not None
-        assert process.stdout is not None
-        with suppress(BrokenPipeError):  # it died at once; its exit status tells
-            process.stdin.write(self._job(task, place).to_line())
-            process.stdin.flush()
-        last: Mapping[str, Any] = {}
-        for line in process.stdout:
-            last = json.loads(line)
-            self._watcher.news(task, last)
-            if self._reuse and last.get("ended") in ("completed", "failed"):
-                self._idle[place] = process
-                return Outcome(task, last["ended"], last.get("error"))
-        with process:
-            process.wait()
-        with self._lock:
-            self._alive.discard(process)
-        if "ended" in last:
-            return Outcome(task, last["ended"], last.get("error"))
-        return Outcome(task, "failed", f"{_death(process.returncode)}; see {log_to.name}")
-
-    def _job(self, task: Task, place: int) -> Job:
-        device = self._devices[place % len(self._devices)] if self._devices else None
-        return Job(
-            str(task.folder),
-            task.experiment.model_dump(mode="json"),
-            str(self._cache),
-            self._threads,
-            device if task.experiment.device == "auto" else None,
-            self._reuse,
-        )
-
-    def _start(self, log_to: IO[str]) -> "subprocess.Popen[str]":
-        with self._lock:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "feddg.comparison.process"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log_to,
-                text=True,
-                encoding="utf-8",
-                env=environment_of_job(self._threads),
-                start_new_session=True,
-            )
-            self._alive.add(process)
-        return process
-
-    def _stop(self) -> None:
-        with self._lock:
-            self._stopping = True
-            alive = list(self._alive)
-        for process in alive:
-            with suppress(OSError):
-                if process.stdin is not None:
-                    process.stdin.close()
-        for process in alive:
-            try:
-                process.wait(STOP_SECONDS)
-            except (subprocess.TimeoutExpired, KeyboardInterrupt):
-                process.kill()
-            if process in self._idle.values() and process.stdout is not None:
-                process.stdout.close()  # that of others is closed by who follows it
-
-
-def _devices() -> list[str]:
-    """One name per GPU, when there are several to spread the runs over."""
-    import torch
-
-    count = torch.cuda.device_count()
-    return [f"cuda:{i}" for i in range(count)] if count > 1 else []
-
-
-def _death(status: int) -> str:
-    if status == -9:
-        return "its process was killed, perhaps for want of memory"
-    return f"its process died ({'signal' if status < 0 else 'status'} {abs(status)})"
 
 
 # Launchers: what carries a comparison's runs out, on this machine or on others.
@@ -275,12 +123,12 @@ class Launcher(ABC):
         self, jobs: int, cache: Path, logs: Path, watcher: Watcher, options: Mapping[str, str]
     ) -> None:
         self.jobs, self.cache, self.logs, self.watcher = jobs, cache, logs, watcher
-        self.said = options
+        self.chosen = options
         for option in options:
             if option not in self.options:
-                known = ", ".join(self.options) or "none"
+                names = ", ".join(self.options) or "none"
                 raise ExperimentError(
-                    f"launcher {self.name!r} has no option {option!r}; it has: {known}"
+                    f"launcher {self.name!r} has no option {option!r}; it has: {names}"
                 )
 
     @abstractmethod
@@ -290,6 +138,36 @@ class Launcher(ABC):
         Yields:
             How each ended, in the order of ending.
         """
+
+    def number(self, option: str, default: float, kind: type[float] = int) -> Any:
+        """Returns an option's number, 0 or above.
+
+        Raises:
+            ExperimentError: it is none of this kind.
+        """
+        text = self.chosen.get(option, default)
+        try:
+            value = kind(text)
+        except ValueError:
+            value = -1
+        if not 0 <= value <= 10**6:
+            what = "a whole number" if kind is int else "a number"
+            raise ExperimentError(
+                f"launcher {self.name!r}, option {option!r}: {what}, not {text!r}"
+            )
+        return value
+
+    def engine(self, package: str) -> Any:
+        """Returns the package that a launcher hands runs to.
+
+        Raises:
+            ExperimentError: it is not installed.
+        """
+        try:
+            return import_module(package)
+        except ImportError:
+            remedy = f"pip install 'feddg[{self.name}]'"
+            raise ExperimentError(f"launcher {self.name!r} needs {package}: {remedy}") from None
 
     def job(self, task: Task, threads: int) -> Job:
         """Returns what a worker on any machine needs of a task."""
@@ -320,7 +198,12 @@ def register_launcher(cls: L) -> L:
 
 @register_launcher
 class LocalLauncher(Launcher):
-    """See :class:`feddg.comparison.pool.Processes`."""
+    """Runs in processes of this machine, several at a time.
+
+    The processes are apart from this one's terminal, so Ctrl-C reaches this process alone, which
+    then asks them to stop: each ends with its run ready to be continued. They also stop by
+    themselves when this process dies.
+    """
 
     name = "local"
     summary = "processes on this machine"
@@ -331,11 +214,126 @@ class LocalLauncher(Launcher):
 
     def run(self, tasks: Sequence[Task]) -> Iterator[Outcome]:
         """See :meth:`Launcher.run`."""
-        reuse = self.said.get("reuse", "no")
+        reuse = self.chosen.get("reuse", "no")
         if reuse not in ("yes", "no"):
             raise ExperimentError(f"launcher 'local': reuse must be yes or no (got {reuse!r})")
-        processes = Processes(self.jobs, self.cache, self.logs, self.watcher, reuse=reuse == "yes")
-        return processes.run(tasks)
+        self._reuse = reuse == "yes"
+        self._threads, self._devices = threads_per_job(self.jobs), _devices()
+        self._waiting = deque(tasks)
+        self._ended = Queue[Outcome]()
+        self._lock = threading.Lock()
+        self._alive: set[subprocess.Popen[str]] = set()
+        self.logs.mkdir(parents=True, exist_ok=True)
+        threads = [
+            threading.Thread(target=self._work, args=(place,), daemon=True)
+            for place in range(min(self.jobs, len(tasks)))
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            for _ in tasks:
+                outcome = self._ended.get()
+                self.watcher.ended(outcome)
+                yield outcome
+        finally:
+            self._stop()
+            for thread in threads:
+                thread.join()
+
+    def _work(self, place: int) -> None:
+        """Carries out tasks one after the other, as one of the ``jobs`` that go at once."""
+        process: subprocess.Popen[str] | None = None
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    break
+                task = self._waiting.popleft()
+                name = f"process{place + 1}" if self._reuse else task.folder.name
+                log_file = self.logs / f"{name}.log"
+                try:
+                    process = process or self._start(log_file)
+                except OSError as error:
+                    fault = f"its process could not be started: {error}"
+                    self._ended.put(Outcome(task, "failed", fault))
+                    continue
+            outcome = self._follow(process, task, place, log_file)
+            if outcome.status != "completed" or not self._reuse:
+                self._end(process)
+                process = None
+                if log_file.stat().st_size == 0:
+                    log_file.unlink()
+            self._ended.put(outcome)
+        if process is not None:
+            self._end(process)
+
+    def _start(self, log_file: Path) -> "subprocess.Popen[str]":
+        with log_file.open("a", encoding="utf-8") as log_to:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "feddg.comparison.process"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log_to,
+                text=True,
+                encoding="utf-8",
+                env=environment_of_job(self._threads),
+                start_new_session=True,
+            )
+        self._alive.add(process)
+        return process
+
+    def _follow(
+        self, process: "subprocess.Popen[str]", task: Task, place: int, log_file: Path
+    ) -> Outcome:
+        """Gives a process a task, and hears from it until it ends, or the process dies."""
+        assert process.stdin is not None
+        assert process.stdout is not None
+        job = self.job(task, self._threads)
+        if self._devices and task.experiment.device == "auto":
+            job = replace(job, device=self._devices[place % len(self._devices)])
+        with suppress(OSError, ValueError):  # it died at once, or is stopped: its output ends
+            process.stdin.write(job.to_line())
+            process.stdin.flush()
+        for line in process.stdout:
+            news = json.loads(line)
+            self.watcher.news(task, news)
+            if "ended" in news:
+                return Outcome(task, news["ended"], news.get("error"))
+        return Outcome(task, "failed", f"{_death(process.wait())}; see {log_file}")
+
+    def _end(self, process: "subprocess.Popen[str]") -> None:
+        """Ends an idle or dead process: the end of its input is its sign."""
+        with suppress(OSError), process:
+            pass
+        self._alive.discard(process)
+
+    def _stop(self) -> None:
+        """Asks processes that still run to stop, and ends those that do not."""
+        with self._lock:
+            self._waiting.clear()
+            alive = list(self._alive)
+        for process in alive:
+            with suppress(OSError):
+                if process.stdin is not None:
+                    process.stdin.close()
+        for process in alive:
+            try:
+                process.wait(STOP_SECONDS)
+            except (subprocess.TimeoutExpired, KeyboardInterrupt):
+                process.kill()
+
+
+def _devices() -> list[str]:
+    """One name per GPU, when there are several to spread the runs over."""
+    import torch
+
+    count = torch.cuda.device_count()
+    return [f"cuda:{i}" for i in range(count)] if count > 1 else []
+
+
+def _death(status: int) -> str:
+    if status == -9:
+        return "its process was killed, perhaps for want of memory"
+    return f"its process died ({'signal' if status < 0 else 'status'} {abs(status)})"
 
 
 # A Ray cluster: runs are handed to its nodes, as many at a time as asked for.
@@ -359,16 +357,11 @@ class RayLauncher(Launcher):
 
     def run(self, tasks: Sequence[Task]) -> Iterator[Outcome]:
         """See :meth:`Launcher.run`."""
-        try:
-            import ray
-        except ImportError:
-            raise ExperimentError(
-                "the launcher 'ray' needs Ray: pip install 'feddg[ray]'"
-            ) from None
-        cpus, gpus = _number(self.said, "cpus", 1.0), _number(self.said, "gpus", 0.0)
+        ray = self.engine("ray")
+        cpus, gpus = self.number("cpus", 1.0, float), self.number("gpus", 0.0, float)
         begun = not ray.is_initialized()
         if begun:
-            address = self.said.get("address") or os.environ.get("RAY_ADDRESS")
+            address = self.chosen.get("address") or os.environ.get("RAY_ADDRESS")
             try:
                 ray.init(address=address, log_to_driver=False, include_dashboard=False)
             except (ConnectionError, ValueError, RuntimeError) as error:
@@ -387,24 +380,14 @@ class RayLauncher(Launcher):
                 try:
                     answer = ray.get(ready)
                 except ray.exceptions.RayError as error:
-                    said = str(error).strip().splitlines()
-                    answer = {"ended": "failed", "error": f"its node failed: {said[-1]}"}
+                    last = str(error).strip().splitlines()[-1]
+                    answer = {"ended": "failed", "error": f"its node failed: {last}"}
                 yield self.outcome(task, answer)
         finally:
             for ref in going:
                 ray.cancel(ref)
             if begun:
                 ray.shutdown()
-
-
-def _number(said: Any, name: str, default: float) -> float:
-    try:
-        value = float(said.get(name, default))
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 10**6:
-        raise ExperimentError(f"launcher 'ray', option {name!r}: a number, not {said[name]!r}")
-    return value
 
 
 # Slurm, by submitit: every run is a job of an array; this program waits for them.
@@ -434,29 +417,23 @@ class SlurmLauncher(Launcher):
 
     def run(self, tasks: Sequence[Task]) -> Iterator[Outcome]:
         """See :meth:`Launcher.run`."""
-        try:
-            import submitit
-        except ImportError:
-            raise ExperimentError(
-                "the launcher 'slurm' needs submitit: pip install 'feddg[slurm]'"
-            ) from None
-        said, cpus = self.said, _whole(self.said, "cpus", 1)
-        cluster = said.get("cluster", "slurm")
+        submitit = self.engine("submitit")
+        cpus, cluster = self.number("cpus", 1), self.chosen.get("cluster", "slurm")
         try:
             executor = submitit.AutoExecutor(self.logs / "jobs", cluster=cluster)
         except (RuntimeError, ValueError) as error:
             raise ExperimentError(f"launcher 'slurm': {error}") from None
         executor.update_parameters(
             name="feddg",
-            timeout_min=_whole(said, "minutes", 1440),
+            timeout_min=self.number("minutes", 1440),
             cpus_per_task=cpus,
-            mem_gb=_whole(said, "memory_gb", 8),
-            gpus_per_node=_whole(said, "gpus", 0) or None,
+            mem_gb=self.number("memory_gb", 8),
+            gpus_per_node=self.number("gpus", 0) or None,
         )
         if cluster == "slurm":
             executor.update_parameters(slurm_array_parallelism=max(1, self.jobs))
-            if "partition" in said:
-                executor.update_parameters(slurm_partition=said["partition"])
+            if "partition" in self.chosen:
+                executor.update_parameters(slurm_partition=self.chosen["partition"])
         # The local executor has no queue: it is given as many as may go at once.
         at_once = len(tasks) if cluster == "slurm" else max(1, self.jobs)
         waiting, going = list(tasks), list[tuple[Any, Task]]()
@@ -483,17 +460,5 @@ def _answer(job: Any) -> dict[str, str]:
     if error is None:
         answer: dict[str, str] = job.result()
         return answer
-    said = str(error).strip().splitlines() or [type(error).__name__]
-    return {"ended": "failed", "error": f"job {job.job_id} died: {said[0]}"}
-
-
-def _whole(said: Any, name: str, default: int) -> int:
-    try:
-        value = int(said.get(name, default))
-    except ValueError:
-        value = -1
-    if value < 0:
-        raise ExperimentError(
-            f"launcher 'slurm', option {name!r}: a whole number, not {said[name]!r}"
-        )
-    return value
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return {"ended": "failed", "error": f"job {job.job_id} died: {lines[0]}"}

@@ -1,10 +1,10 @@
 """One run in a process of its own: ``python -m feddg.comparison.process``.
 
-The first line of its input is a :class:`Job` as JSON; the end of its input tells it to stop. It
+A line of its input is a :class:`Job` as JSON; the end of its input tells it to stop. It
 answers on its output, one JSON object per line: what it is doing, and in the end how it went. A
 process of its own gives each run its own peak memory, and takes nothing down when it dies. Where
-runs are so short that starting processes would be most of the work, a job says that ``more`` may
-follow it, as further lines.
+runs are so short that starting processes would be most of the work, further jobs follow as further
+lines.
 """
 
 import _thread
@@ -41,7 +41,6 @@ class Job:
         cache: folder for decoded pixels and twins.
         threads: threads for tensor operations.
         device: overrides the experiment's device, which is no part of its identity.
-        more: whether another job may follow in the same process.
     """
 
     folder: str
@@ -49,7 +48,6 @@ class Job:
     cache: str
     threads: int
     device: str | None = None
-    more: bool = False
 
     def to_line(self) -> str:
         """Returns the job as one line of JSON."""
@@ -60,7 +58,7 @@ class Reporter(Observer):
     """Tells in few words what happens.
 
     Args:
-        tell: is given facts by name: ``rounds`` done (with a share of the one going on), ``of`` how
+        tell: is given news by name: ``rounds`` done (with a share of the one going on), ``of`` how
             many, ``work`` before training, ``scores``, how it ``ended``, the ``error``.
     """
 
@@ -94,17 +92,9 @@ class Reporter(Observer):
         held = [score for score in scores if score.split in ("test", "val")]
         self.say(scores="  ".join(f"{score.domain} {score.accuracy:.1%}" for score in held))
 
-    def say(self, **facts: Any) -> None:
-        """Tells facts."""
-        self._tell(facts)
-
-
-def _listen(lines: "SimpleQueue[str]", at_work: threading.Event) -> None:
-    for line in sys.stdin:
-        lines.put(line)
-    lines.put("")
-    if at_work.is_set():
-        _thread.interrupt_main()
+    def say(self, **news: Any) -> None:
+        """Tells news."""
+        self._tell(news)
 
 
 def main() -> int:
@@ -117,61 +107,38 @@ def main() -> int:
     out = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
-    def tell(facts: Mapping[str, Any]) -> None:
-        out.write(json.dumps(facts) + "\n")
+    def tell(news: Mapping[str, Any]) -> None:
+        out.write(json.dumps(news) + "\n")
         out.flush()
 
     while line := lines.get():
-        job = Job(**json.loads(line))
-        if not _answered(job, Reporter(tell), lines, at_work) or not job.more:
+        try:
+            at_work.set()
+            if not lines.empty():  # the end of the input, which came before anybody was at work
+                raise KeyboardInterrupt
+            answer = answer_to(line, Reporter(tell))
+            at_work.clear()
+        except KeyboardInterrupt:
+            tell({"ended": "interrupted"})
             break
+        tell(answer)
     return 0
 
 
-def _answered(
-    job: Job, reporter: Reporter, lines: "SimpleQueue[str]", at_work: threading.Event
-) -> bool:
-    """Carries out one job and tells how it ended; says whether it was left to its end."""
-    try:
-        at_work.set()
-        if not lines.empty():  # the end of the input, which came before anybody was at work
-            raise KeyboardInterrupt
-        _carry_out(job, reporter)
-        at_work.clear()
-    except KeyboardInterrupt:
-        reporter.say(ended="interrupted")
-        return False
-    except FeddgError as error:
-        at_work.clear()
-        reporter.say(ended="failed", error=str(error))
-    except Exception as error:
-        at_work.clear()
-        traceback.print_exc()
-        reporter.say(ended="failed", error=in_words(error))
-    else:
-        reporter.say(ended="completed")
-    return True
+def _listen(lines: "SimpleQueue[str]", at_work: threading.Event) -> None:
+    for line in sys.stdin:
+        lines.put(line)
+    lines.put("")
+    if at_work.is_set():
+        _thread.interrupt_main()
 
 
-def _carry_out(job: Job, observer: Observer) -> None:
-    share_of_process(job.threads)
-    experiment = Experiment(**job.experiment)
-    if job.device is not None:
-        experiment = experiment.model_copy(update={"device": job.device})
-    carry_out(
-        Path(job.folder),
-        experiment,
-        observer=observer,
-        cache=Path(job.cache),
-        keep_unstarted=True,
-    )
-
-
-def answer_to(line: str) -> dict[str, str]:
-    """Carries out a job wherever another engine put it, and returns how it ended.
+def answer_to(line: str, observer: Observer | None = None) -> dict[str, str]:
+    """Carries out a job, and returns how it ended.
 
     Args:
         line: a :class:`Job` as JSON.
+        observer: is told what happens.
 
     Returns:
         ``ended``, and the ``error`` if there was one.
@@ -179,14 +146,23 @@ def answer_to(line: str) -> dict[str, str]:
     job = Job(**json.loads(line))
     shared = Path(job.folder).parent
     if not shared.is_dir():
-        host = platform.node()
-        return {
-            "ended": "failed",
-            "error": f"{host} sees no folder {shared}: all machines must share it, and the images",
-        }
+        fault = f"{platform.node()} sees no folder {shared}: all machines must share it, and images"
+        return {"ended": "failed", "error": fault}
+    share_of_process(job.threads)
     try:
-        _carry_out(job, Observer())
+        experiment = Experiment(**job.experiment)
+        if job.device is not None:
+            experiment = experiment.model_copy(update={"device": job.device})
+        carry_out(
+            Path(job.folder),
+            experiment,
+            observer=observer or Observer(),
+            cache=Path(job.cache),
+            keep_unstarted=True,
+        )
     except Exception as error:
+        if not isinstance(error, FeddgError):
+            traceback.print_exc()
         return {"ended": "failed", "error": in_words(error)}
     return {"ended": "completed"}
 

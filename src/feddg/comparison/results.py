@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import (
@@ -27,7 +28,7 @@ from feddg.comparison.plan import Cell, Plan, expand_plan, table_cells
 from feddg.comparison.statistics import Accuracies, Key, best_other, paired_margin, spread
 from feddg.data.fingerprint import ImagesFile
 from feddg.diagnostics import Diagnostic, Severity, emit, gravest_first
-from feddg.errors import DataError, RunError
+from feddg.errors import DataError, RunError, field_fault
 from feddg.evaluation.metrics import METRICS
 from feddg.experiment import Experiment
 from feddg.messages import plain_text
@@ -76,17 +77,6 @@ if TYPE_CHECKING:
 
 
 TUNING: Final = "tuning.json"
-_TRIALS: Final = "trials.csv"
-
-
-def tuning_beside(file: Path) -> Path:
-    """Returns the file of what was tried and picked, beside the results file of a table."""
-    return file.with_suffix(f".{TUNING}")
-
-
-def trials_beside(file: Path) -> Path:
-    """Returns the results file of a table's trials, beside that of the table."""
-    return file.with_suffix(f".{_TRIALS}")
 
 
 class TriedRow(Row):
@@ -244,18 +234,18 @@ def measured_numbers(run: RunRecord) -> dict[str, float]:
     if rounds:
         trained = [r.seconds.get("train", 0.0) + r.seconds.get("aggregate", 0.0) for r in rounds]
         sent = [(r.bytes_up + r.bytes_down) / max(1, len(r.clients)) for r in rounds]
-        numbers["seconds"] = math.fsum(trained) / len(rounds)
-        numbers["images"] = math.fsum(r.images for r in rounds) / len(rounds)
+        numbers["seconds"] = fmean(trained)
+        numbers["images"] = fmean(r.images for r in rounds)
         if all(r.passes for r in rounds):
-            numbers["passes"] = math.fsum(r.passes for r in rounds) / len(rounds)
-        numbers["bytes"] = math.fsum(sent) / len(rounds)
+            numbers["passes"] = fmean(r.passes for r in rounds)
+        numbers["bytes"] = fmean(sent)
     return numbers
 
 
 def more_metrics(runs: Iterable[RunRecord]) -> list[str]:
     """Returns the names of all metrics that runs have, in the order of tables."""
-    known = {name for run in runs for split in SPLITS for name in run.evaluations.metrics(split)}
-    return [name for name in METRICS if name in known] + sorted(known - METRICS.keys())
+    names = {name for run in runs for split in SPLITS for name in run.evaluations.metrics(split)}
+    return [name for name in METRICS if name in names] + sorted(names - METRICS.keys())
 
 
 def constant_name(rule: SelectionRule) -> str:
@@ -289,14 +279,14 @@ def mean_step(evaluations: Evaluations, rounds: int, split: str = TEST) -> float
     Returns:
         The change, 0 to 1; None with fewer than two evaluations in the second half.
     """
-    values = {round: evaluations.accuracy(round, split) for round in evaluations.rounds}
-    known = [(round, value) for round, value in values.items() if value is not None]
-    pairs = list(itertools.pairwise((round, value) for round, value in known if round > rounds / 2))
-    if not pairs:
-        return None
-    closest = min(b - a for (a, _), (b, _) in pairs)
-    steps = [abs(y - x) for (a, x), (b, y) in pairs if b - a == closest]
-    return math.fsum(steps) / len(steps)
+    late = [
+        (round, value)
+        for round in evaluations.rounds
+        if round > rounds / 2 and (value := evaluations.accuracy(round, split)) is not None
+    ]
+    steps = [(b - a, abs(y - x)) for (a, x), (b, y) in itertools.pairwise(late)]
+    closest = min((gap for gap, _ in steps), default=0)
+    return fmean(step for gap, step in steps if gap == closest) if steps else None
 
 
 # What a result was made with: its images and the files that its experiment names, as hashes.
@@ -332,16 +322,6 @@ def hashes_now(experiment: Experiment, now: ImagesNow) -> dict[str, str]:
     elif weights is not None and (seen := stamp(Path(weights))) is not None:
         found[_WEIGHTS] = _digest(weights, seen)
     return found
-
-
-def others(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """Returns what has another content now; what is known of one side only is not compared."""
-    return [name for name in before.keys() & now.keys() if before[name] != now[name]]
-
-
-def are_the_same(before: Mapping[str, str], now: Mapping[str, str]) -> bool:
-    """Whether something is known of both sides, and all that is known of one is the other's."""
-    return bool(before) and before == now
 
 
 @lru_cache(maxsize=16)
@@ -383,6 +363,7 @@ _OF_PLACE = (
 )
 WAIT = 60.0
 """Seconds after which another process that writes the same file is taken to hang."""
+HELD_OUT = "held out"
 Place = tuple[str, str, tuple[tuple[str, str], ...], int]
 
 
@@ -461,6 +442,11 @@ class ResultRow(BaseModel):
         """What is held out, and the further axes' values."""
         further = [f"{axis} {value}" for axis, value in self.conditions.items()]
         return ", ".join([self.held_out, *further])
+
+    @property
+    def axes(self) -> dict[str, str]:
+        """The values of all axes beside method and seed."""
+        return {HELD_OUT: self.held_out, **self.conditions}
 
     def accuracy(self, rule: SelectionRule = FINAL, split: str = TEST) -> float | None:
         """Its accuracy from 0 to 1 under a selection rule, or None where it was not measured."""
@@ -581,16 +567,15 @@ def rounded(numbers: Mapping[str, float]) -> dict[str, float]:
 
 def to_text(rows: Sequence[ResultRow]) -> str:
     """Returns rows as CSV."""
-    names = list(dict.fromkeys(name for row in rows for name in row.numbers))
     out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([*_OF_PLACE, *names])
+    names = dict.fromkeys(name for row in rows for name in row.numbers)
+    writer = csv.DictWriter(out, [*_OF_PLACE, *names], lineterminator="\n")
+    writer.writeheader()
     for row in rows:
-        place: list[Any] = [getattr(row, name) for name in _OF_PLACE]
-        place[3], place[7] = _as_json(row.conditions), _as_json(row.hashes)
-        numbers = [row.numbers.get(name) for name in names]
-        written = ["" if number is None else f"{number:.7g}" for number in numbers]
-        writer.writerow(map(as_cell, [*place, *written]))
+        cells = {name: getattr(row, name) for name in _OF_PLACE}
+        cells |= {name: _as_json(cells[name]) for name in ("conditions", _HASHES)}
+        cells |= {name: f"{number:.7g}" for name, number in row.numbers.items()}
+        writer.writerow({name: as_cell(cell) for name, cell in cells.items()})
     return out.getvalue()
 
 
@@ -611,11 +596,8 @@ def _read(path: Path) -> Iterator[ResultRow]:
         try:
             place |= {name: json.loads(place[name] or "{}") for name in ("conditions", _HASHES)}
             yield ResultRow(**place, numbers={n: value for n, value in found.items() if value})  # type: ignore[arg-type]
-        except (ValueError, ValidationError, RecursionError) as error:
-            fault = str(error).splitlines()[0]
-            if isinstance(error, ValidationError):
-                first = error.errors()[0]
-                fault = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        except (ValueError, RecursionError) as error:
+            fault = field_fault(error) if isinstance(error, ValidationError) else str(error)
             raise RunError(f"{path}, line {line} is damaged: {fault}.") from None
 
 
@@ -646,25 +628,25 @@ def find_rows(
     rows: dict[str, list[ResultRow]] = {}
     for row in read_results(path):
         rows.setdefault(row.experiment, []).append(row)
-    places: dict[str, set[Place]] = {}
-    asked: dict[str, Cell] = {}
+    asked: dict[str, list[Cell]] = {}
     for cell in cells if rows else ():
         if cell.portable_id in rows:
-            id = cell.experiment.id
-            asked[id] = cell
-            places.setdefault(id, set()).add(ResultRow.of(cell).place)
+            asked.setdefault(cell.experiment.id, []).append(cell)
     found: dict[str, ResultRow] = {}
     changed: list[tuple[ResultRow, list[str]]] = []
     silent = 0
-    for id, cell in asked.items():
-        today = hashes_now(cell.experiment, now)
-        for row in rows[cell.portable_id]:
-            meant = row.experiment == id or row.place in places[id]
-            if are_the_same(row.hashes, today):
+    for id, own_cells in asked.items():
+        today = hashes_now(own_cells[0].experiment, now)
+        places = {ResultRow.of(cell).place for cell in own_cells}
+        for row in rows[own_cells[0].portable_id]:
+            same_place = row.experiment == id or row.place in places
+            common = row.hashes.keys() & today.keys()
+            other = [name for name in common if row.hashes[name] != today[name]]
+            if row.hashes and row.hashes == today:
                 found.setdefault(id, row)
-            elif meant and (names := others(row.hashes, today)):
-                changed.append((row, names))
-            elif meant:
+            elif same_place and other:
+                changed.append((row, other))
+            elif same_place:
                 found.setdefault(id, row)
                 silent += not row.hashes
     if silent:
@@ -689,7 +671,6 @@ def find_rows(
 
 
 COMPARISON = "comparison.json"
-HELD_OUT = "held out"
 _NOT_CONDITIONS = ("name", "device", "seed", "preset", "hold_out", "method", "precision")
 _COLUMNS = ("rule", "round", "split", "metric", "over", "value")
 
@@ -815,15 +796,15 @@ class Results:
         """The axes beside method and seed that have several values, with these, in order."""
         values: dict[str, dict[str, None]] = {}
         for place in self._places:
-            for axis, value in _axes_of(place).items():
+            for axis, value in place.axes.items():
                 values.setdefault(axis, {})[value] = None
-        return {axis: list(known) for axis, known in values.items() if len(known) > 1}
+        return {axis: list(own) for axis, own in values.items() if len(own) > 1}
 
     def column(self, place: ResultRow) -> str:
         """Returns the heading of the column that a place is in."""
         texts = [
             value if axis == HELD_OUT else f"{axis} {value}"
-            for axis, value in _axes_of(place).items()
+            for axis, value in place.axes.items()
             if axis in self.axes
         ]
         return ", ".join(texts) or place.held_out
@@ -837,8 +818,8 @@ class Results:
         """Returns the columns that share a value of an axis, by that value."""
         groups: dict[str, dict[str, None]] = {}
         for place in self._places:
-            if axis in _axes_of(place):
-                groups.setdefault(_axes_of(place)[axis], {})[self.column(place)] = None
+            if axis in place.axes:
+                groups.setdefault(place.axes[axis], {})[self.column(place)] = None
         return {value: list(columns) for value, columns in groups.items()}
 
     def frame(self) -> "DataFrame":
@@ -855,25 +836,20 @@ class Results:
     def _frame(self) -> "DataFrame":
         from pandas import DataFrame  # a third of a second, and a run needs none of it
 
-        axes = list(dict.fromkeys(axis for row in self.rows for axis in row.conditions))
+        axes = dict.fromkeys(axis for row in self.rows for axis in row.conditions)
         before = ["method", "column", "held_out", *axes, "seed"]
         behind = ["experiment", "machine", "version", _HASHES, "folder"]
-        places = DataFrame(
-            [
-                [row.method, self.column(row), row.held_out]
-                + [row.conditions.get(axis, "") for axis in axes]
-                + [row.seed, row.experiment, row.machine, row.version]
-                + [_as_json(row.hashes), row.folder]
-                for row in self.rows
-            ],
-            columns=[*before, *behind],
-        )
-        numbers = DataFrame(
-            [(i, *number) for i, row in enumerate(self.rows) for number in row.measured()],
-            columns=["row", *_COLUMNS],
-        ).astype({"row": int, "round": "Int64", "value": float})
-        whole = numbers.join(places, on="row")
-        return whole[[*before, *_COLUMNS, *behind]]
+        numbers = [
+            dict.fromkeys(axes, "")
+            | vars(row)
+            | row.conditions
+            | {"column": self.column(row), _HASHES: _as_json(row.hashes)}
+            | dict(zip(_COLUMNS, number))
+            for row in self.rows
+            for number in row.measured()
+        ]
+        frame = DataFrame(numbers, columns=[*before, *_COLUMNS, *behind])
+        return frame.astype({"round": "Int64", "value": float})
 
     @cached_property
     def _by_metric(self) -> dict[Any, "DataFrame"]:
@@ -891,13 +867,14 @@ class Results:
             over: how domains became one number.
         """
         part = self._by_metric.get((metric, rule, split, over))
-        found: dict[str, dict[Key, float]] = {method: {} for method in self.methods}
-        if part is not None:
-            cells = (part[name].tolist() for name in ("method", "column", "seed", "value"))
-            for method, column, seed, value in zip(*cells):
-                if value == value:
-                    found[method][column, seed] = value
-        return {method: values for method, values in found.items() if values}
+        if part is None:
+            return {}
+        part = part.dropna(subset="value")
+        return {
+            method: dict(zip(zip(own["column"], own["seed"].tolist()), own["value"].tolist()))
+            for method in self.methods
+            if len(own := part[part["method"] == method])
+        }
 
     def mean(
         self, method: str, metric: str, rule: str = "", split: str = "", over: str = ""
@@ -926,11 +903,6 @@ class Results:
         return [row.run for row in rows if row.run is not None]
 
 
-def _axes_of(place: ResultRow) -> dict[str, str]:
-    """The values of all axes beside method and seed."""
-    return {HELD_OUT: place.held_out, **place.conditions}
-
-
 def read_comparison(folder: Path) -> Results:
     """Reads what ``feddg compare`` wrote to a folder.
 
@@ -942,7 +914,7 @@ def read_comparison(folder: Path) -> Results:
         raise RunError(f"{folder} holds no comparison: there is no {COMPARISON} in it")
     runs = {name: RunRecord(folder / name) for name in {cell.folder for cell in content.cells}}
     complete = {name for name, run in runs.items() if run.status == "completed"}
-    known = {cell.folder for cell in content.cells if cell.numbers}
+    filled = complete | {cell.folder for cell in content.cells if cell.numbers}
     return Results(
         name=content.name,
         title=content.title or content.name,
@@ -950,9 +922,9 @@ def read_comparison(folder: Path) -> Results:
         rows=[
             cell.model_copy(update={"run": runs[cell.folder]}) if cell.folder in complete else cell
             for cell in content.cells
-            if cell.folder in complete | known
+            if cell.folder in filled
         ],
-        open=[(name, _state(runs[name])) for name in sorted(runs) if name not in complete | known],
+        open=[(name, _state(runs[name])) for name in sorted(runs) if name not in filled],
         differences=content.differences or (),
         paper=content.paper,
         planned=content.cells,
@@ -981,8 +953,10 @@ def results_of(folders: Sequence[Path], title: str | None = None) -> Results:
     labels = _labels(complete)
     conditions = _conditions(complete, labels)
     if len(set(labels)) == 1:
-        told = ([f"{axis} {value}" for axis, value in own.items() if value] for own in conditions)
-        labels = [", ".join([label, *own]) for label, own in zip(labels, told)]
+        labels = [
+            ", ".join([label, *(f"{axis} {value}" for axis, value in own.items() if value)])
+            for label, own in zip(labels, conditions)
+        ]
         conditions = [{} for _ in complete]
     rows = [
         ResultRow(
@@ -996,18 +970,15 @@ def results_of(folders: Sequence[Path], title: str | None = None) -> Results:
         for run, label, condition in zip(complete, labels, conditions)
     ]
     alike = Counter(row.place for row in rows)
-    named = title or f"{len(runs)} runs"
-    return Results(
-        name=named,
-        title=named,
-        rows=[
-            row.model_copy(update={"method": f"{row.method} ({row.folder})"})
-            if alike[row.place] > 1
-            else row
-            for row in rows
-        ],
-        open=[(run.folder.name, _state(run)) for run in runs if run.status != "completed"],
-    )
+    rows = [
+        row.model_copy(update={"method": f"{row.method} ({row.folder})"})
+        if alike[row.place] > 1
+        else row
+        for row in rows
+    ]
+    name = title or f"{len(runs)} runs"
+    incomplete = [(run.folder.name, _state(run)) for run in runs if run.status != "completed"]
+    return Results(name=name, title=name, rows=rows, open=incomplete)
 
 
 def _labels(runs: Sequence[RunRecord]) -> list[str]:
@@ -1040,7 +1011,7 @@ def _varying(rows: Sequence[Mapping[str, str]]) -> list[str]:
     return [key for key in keys if len({row.get(key) for row in rows}) > 1]
 
 
-# What must be known beside a method's accuracy in a comparison, gathered from its runs.
+# What must be read beside a method's accuracy in a comparison, gathered from its runs.
 
 
 def about_method(results: Results, method: str) -> list[Diagnostic]:
@@ -1062,11 +1033,11 @@ def about_method(results: Results, method: str) -> list[Diagnostic]:
 def _found_in(row: ResultRow, rule: SelectionRule) -> list[tuple[str, Severity]]:
     """What was found in a run, or what its row says of it."""
     if row.run is None:
-        known: dict[str, tuple[str, Severity]] = {
+        diagnosed: dict[str, tuple[str, Severity]] = {
             constant_name(rule): (MAJORITY, "warning"),
             RISING: (STILL_RISING, "note"),
         }
-        return [found for name, found in known.items() if row.numbers.get(name)]
+        return [found for name, found in diagnosed.items() if row.numbers.get(name)]
     evaluations = row.run.evaluations
     found = about_accuracy(evaluations, rule.choose(evaluations), weights=rule.weights)
     return [(one.code, one.severity) for one in found]
@@ -1079,11 +1050,10 @@ def about_margin(results: Results, best: str) -> Iterator[Diagnostic]:
     margin = paired_margin(accuracies[best], accuracies[other]) if other else None
     if other is None or margin is None:
         return
-    known = [
-        moved
+    steps = [
+        step
         for method in (best, other)
         for run in results.runs(method)
-        if (moved := fluctuation(run.evaluations)) is not None
+        if (step := fluctuation(run.evaluations)) is not None
     ]
-    mean = math.fsum(known) / len(known) if known else None
-    yield from about_fluctuation(mean, margin.mean)
+    yield from about_fluctuation(fmean(steps) if steps else None, margin.mean)

@@ -67,11 +67,11 @@ class Margin:
 
 def spread(values: Iterable[float]) -> Spread | None:
     """Returns mean and standard deviation, or None of nothing."""
-    known = list(values)
-    if not known:
+    numbers = list(values)
+    if not numbers:
         return None
-    deviation = float(np.std(known, ddof=1)) if len(known) > 1 else None
-    return Spread(math.fsum(known) / len(known), deviation, len(known))
+    deviation = float(np.std(numbers, ddof=1)) if len(numbers) > 1 else None
+    return Spread(math.fsum(numbers) / len(numbers), deviation, len(numbers))
 
 
 def average_over_columns(accuracies: Accuracies, columns: Sequence[str]) -> Spread | None:

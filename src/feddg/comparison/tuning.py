@@ -10,10 +10,10 @@ is trained on in the others.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from feddg.comparison.compare import Work, work_on
+from feddg.comparison.compare import Work, prepare_work
 from feddg.comparison.plan import (
     Cell,
     Combination,
@@ -33,8 +33,6 @@ from feddg.comparison.results import (
     results_files,
     rounded,
     score_name,
-    trials_beside,
-    tuning_beside,
 )
 from feddg.diagnostics import emit
 from feddg.errors import RunError
@@ -76,14 +74,13 @@ def prepare_trials(
         return None
     files = results_files(results)
     if files:  # a fault in the table's files is not to be found after the trials
-        TuningFile.read(tuning_beside(files[0]))
+        TuningFile.read(files[0].with_suffix(f".{TUNING}"))
         find_rows(files[0], table_cells(plan), ImagesNow(cache or cache_folder()), again=again)
-    trials = [trials_beside(file) for file in files]
+    trials = [file.with_suffix(".trials.csv") for file in files]
     trials = [file for file in trials if file == trials[0] or is_file(file)]
     trying = plan.model_copy(update={"name": f"{plan.name}, tuning", "title": None})
-    files = results_files(trials)
-    work = work_on(trying, cells, out / TRIALS, again=again, cache=cache, files=files)
-    return replace(work, drop_weights=drop_weights)
+    options: dict[str, Any] = {"again": again, "cache": cache, "drop_weights": drop_weights}
+    return prepare_work(trying, out / TRIALS, cells=cells, results=trials, **options)
 
 
 def picked(
@@ -102,25 +99,13 @@ def picked(
         RunError: no value of a method could be measured, or a file cannot be written.
     """
     assert plan.tune is not None
-    found = {
-        combination: _measured(cells, work, SELECTION_RULES.find(plan.tune.rule))
+    rule = SELECTION_RULES.find(plan.tune.rule)
+    tried = {
+        combination: _tried(combination, cells, work, rule)
         for combination, cells in trials_of(plan).items()
     }
-    best = _best(found)
-    rows = [
-        TriedRow(
-            method=combination.method,
-            held_out=combination.held_out,
-            values=dict(combination.values),
-            metric=scores.metric,
-            over=scores.over,
-            score=scores.mean,
-            trials=len(scores.values),
-            constant=scores.constant,
-            picked=combination in best,
-        )
-        for combination, scores in found.items()
-    ]
+    best = _best(tried)
+    rows = [row.model_copy(update={"picked": one in best}) for one, row in tried.items()]
     settings = plan.tune
     file = TuningFile(
         rule=settings.rule, rounds=settings.rounds, seeds=settings.seeds, tried=tuple(rows)
@@ -129,72 +114,59 @@ def picked(
         with changing(work.out.parent / TUNING):
             replace_text(work.out.parent / TUNING, file.to_text())
     for first in results_files(results)[:1] if write else ():
-        beside = tuning_beside(first)
+        beside = first.with_suffix(f".{TUNING}")
         with changing(beside):
             replace_text(beside, file.after(TuningFile.read(beside)).to_text())
     emit(*file.diagnostics())
     return with_values(plan, best)
 
 
-@dataclass(frozen=True)
-class _Scores:
-    """What the trials of a combination reached.
-
-    Attributes:
-        values: the metric on in-domain validation, by trial; None where there is none.
-        metric: its name.
-        over: how the domains became one number.
-        constant: in how many trials the model is no better than a constant one; None where this is
-            not on record.
-    """
-
-    values: Sequence[float | None]
-    metric: str
-    over: str
-    constant: int | None
-
-    @property
-    def mean(self) -> float | None:
-        """The mean over the trials; None unless all have a value."""
-        known = [value for value in self.values if value is not None]
-        return math.fsum(known) / len(known) if len(known) == len(self.values) else None
-
-
-def _measured(cells: Sequence[Cell], work: Work, rule: SelectionRule) -> _Scores:
-    """What the trials of one combination reached."""
+def _tried(
+    combination: Combination, cells: Sequence[Cell], work: Work, rule: SelectionRule
+) -> TriedRow:
+    """What the trials of a combination reached; not picked yet."""
     evaluate = cells[0].experiment.evaluate
     name = score_name(rule, evaluate.select_by, evaluate.select_over)
     numbers = [_numbers(cell, work) for cell in cells]
-    found = [one[key] for one in numbers if (key := constant_name(rule)) in one]
-    return _Scores(
-        values=[one.get(name) for one in numbers],
+    scores = [one[name] for one in numbers if name in one]
+    constant = [bool(one[key]) for one in numbers if (key := constant_name(rule)) in one]
+    return TriedRow(
+        method=combination.method,
+        held_out=combination.held_out,
+        values=dict(combination.values),
         metric=evaluate.select_by,
         over=evaluate.select_over,
-        constant=sum(map(bool, found)) if len(found) == len(numbers) else None,
+        score=math.fsum(scores) / len(scores) if len(scores) == len(cells) else None,
+        trials=len(cells),
+        constant=sum(constant) if len(constant) == len(cells) else None,
+        picked=False,
     )
 
 
 def _numbers(cell: Cell, work: Work) -> Mapping[str, float]:
     """The numbers of a trial; none if it is not complete."""
-    if (row := work.known.get(cell.experiment.id)) is not None:
+    if (row := work.rows.get(cell.experiment.id)) is not None:
         return row.numbers
     folder = work.folders[cell.experiment.id]
     return rounded(measured_numbers(read_run(folder))) if is_complete(folder) else {}
 
 
-def _best(found: Mapping[Combination, _Scores]) -> list[Combination]:
-    """The combination with the best mean of each method and hold-out; of equal ones the first."""
-    best: dict[tuple[str, str], tuple[float, Combination | None]] = {}
-    for combination, scores in found.items():
-        mean, key = scores.mean, (combination.method, combination.held_out)
-        good = -math.inf if mean is None else preferred(mean, scores.metric)
-        if good > best.get(key, (-math.inf, None))[0]:
-            best[key] = (good, combination)
-        best.setdefault(key, (-math.inf, None))
-    for (method, held_out), (_, picked_one) in best.items():
-        if picked_one is None:
+def _best(tried: Mapping[Combination, TriedRow]) -> list[Combination]:
+    """The combination with the best score of each method and hold-out; of equal ones the first."""
+    groups: dict[tuple[str, str], list[Combination]] = {}
+    for combination, row in tried.items():
+        group = groups.setdefault((row.method, row.held_out), [])
+        if row.score is not None and not math.isnan(row.score):
+            group.append(combination)
+    for (method, held_out), group in groups.items():
+        if not group:
             raise RunError(
                 f"tune: in every combination of values for {method} a trial failed, or has no "
                 f"value of what picks (evaluate.select_by), where {held_out} is held out; see above"
             )
-    return [combination for _, combination in best.values() if combination is not None]
+
+    def goodness(combination: Combination) -> float:
+        row = tried[combination]
+        return preferred(row.score or 0.0, row.metric)
+
+    return [max(group, key=goodness) for group in groups.values()]

@@ -280,9 +280,9 @@ class Federation:
 def _settings(
     method: Method, fields: dict[str, Any], clients: int, image_size: int
 ) -> ExperimentSettings:
-    said = expand(fields)
+    given = expand(fields)
     strange = [
-        path for path in leaves(said) if path.partition(".")[0] not in PARTS and path not in FIELDS
+        path for path in leaves(given) if path.partition(".")[0] not in PARTS and path not in FIELDS
     ]
     if strange:
         raise ExperimentError(
@@ -295,7 +295,7 @@ def _settings(
         "model": {"normalization": "train"},
     }
     preset = {name: part for name, part in method.presets.get("*", {}).items() if name != "method"}
-    return checked_settings(merge(merge(own, expand(preset)), said))
+    return checked_settings(merge(merge(own, expand(preset)), given))
 
 
 def read_images(
