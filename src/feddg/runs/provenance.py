@@ -227,7 +227,10 @@ def check_identity(folder: Path, experiment: Experiment) -> None:
         RunError: somebody changed the one or the other, or ids were other ones when it was begun.
     """
     named = re.search(r"-([0-9a-f]{8})(\.\d+)?$", folder.resolve().name)
-    found = {"name": named and named[1], "checkpoint": _trained(folder)}
+    index = None
+    with suppress(RunError):  # it is damaged; that is said when it is loaded
+        index = CheckpointIndex.read(folder / CHECKPOINTS / NEWEST)
+    found = {"name": named and named[1], "checkpoint": index and index.experiment}
     for where, id in found.items():
         if id and id != experiment.id:
             raise RunError(
@@ -235,11 +238,3 @@ def check_identity(folder: Path, experiment: Experiment) -> None:
                 f"is of {id}: one of them was changed, or another version of feddg began it. Put "
                 f"it back; otherwise `feddg run {EXPERIMENT}` makes a folder of its own"
             )
-
-
-def _trained(folder: Path) -> str | None:
-    try:
-        index = CheckpointIndex.read(folder / CHECKPOINTS / NEWEST)
-    except RunError:  # it is damaged; that is said when it is loaded
-        return None
-    return index.experiment if index else None
