@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -142,14 +142,6 @@ def threads(count: int | None) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def threads_beside(workers: int) -> AbstractContextManager[None]:
-    """Gives its block what it may compute with while ``workers`` clients are at work.
-
-    Beside several it is one thread: idle ones would wait by spinning, on the cores they need.
-    """
-    return threads(1 if workers > 1 else None)
 
 
 def share_of_process(count: int) -> None:
