@@ -168,10 +168,12 @@ class Server:
         self.method, self.state = method, state
         self.per_round, self.settings, self.seed = per_round, settings, seed
         self.ledger, self.checks, self.guards = ledger, checks, guards
-        self.transport, self._opened = transport, opened or OpenedSums()
-        self.masked = guards.masking and MaskedRounds(
-            transport, guards.masking, self._opened, settings.min_updates
-        )
+        self.transport, self._opened, self.masked = transport, opened, None
+        if guards.masking is not None:
+            self._opened = opened or OpenedSums()
+            self.masked = MaskedRounds(
+                transport, guards.masking, self._opened, settings.min_updates
+            )
         self._secret_rate = guards.secret_rate
         # A secret draw may be of nobody, and nobody may know.
         self._fewest = 0 if self._secret_rate is not None else settings.min_updates
@@ -294,7 +296,7 @@ class Server:
 
         A round whose sum was opened is of the same clients whenever it is done again.
         """
-        opened = self._opened.clients(round)
+        opened = self._opened.clients(round) if self._opened is not None else None
         if opened is not None:
             return list(opened)
         if self._secret_rate is not None:
