@@ -157,8 +157,8 @@ def share_of_client(at_once: int) -> int:
 def threads_per_job(jobs: int) -> int:
     """Returns the threads each of ``jobs`` processes may use; ``OMP_NUM_THREADS`` may say fewer."""
     share = max(1, available_cores() // max(1, jobs))
-    said = os.environ.get("OMP_NUM_THREADS", "")
-    return min(share, int(said)) if said.isdigit() and int(said) else share
+    limit = os.environ.get("OMP_NUM_THREADS", "")
+    return min(share, int(limit)) if limit.isdigit() and int(limit) else share
 
 
 def environment_of_job(count: int) -> dict[str, str]:

@@ -165,13 +165,13 @@ class _Round:
 
     def _shared(self, ids: list[int], keys: Tensor) -> dict[int, Message]:
         """Returns what clients sealed for each other, by client."""
-        told = Message({"ids": torch.tensor(ids), "keys": keys})
+        question = Message({"ids": torch.tensor(ids), "keys": keys})
         forms: dict[str, _Form] = {
             "shares": ((len(ids), SEALED), torch.uint8),
             "commitments": ((len(ids), 2, SECRET), torch.uint8),
             "commitment": ((SECRET,), torch.uint8),
         }
-        shared = self._asked(ids, SHARES, told, forms)
+        shared = self._asked(ids, SHARES, question, forms)
         self._enough(shared)
         return shared
 
@@ -275,8 +275,8 @@ class _Round:
 
     def _trained(self, members: list[int]) -> dict[int, Update]:
         extras = self._broadcast.extras
-        told = {f"{self._guard.name}/members": torch.tensor(members)}
-        broadcast = replace(self._broadcast, extras=Message(extras.tensors | told, extras.scalars))
+        named = {f"{self._guard.name}/members": torch.tensor(members)}
+        broadcast = replace(self._broadcast, extras=Message(extras.tensors | named, extras.scalars))
         length = 1 + sum(tensor.numel() for tensor in broadcast.weights.values())
         updates: dict[int, Update] = {}
         for reply in self._transport.train(members, broadcast):

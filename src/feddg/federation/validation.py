@@ -204,8 +204,8 @@ class MessageChecks(RoundHook):
         count, introduced = update.examples, self._introduced.get(update.client)
         if not update.members:
             if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-                said = plain_text(count, 40)
-                return f"reports {said} examples; an update needs a whole number of at least 1"
+                number = plain_text(count, 40)
+                return f"reports {number} examples; an update needs a whole number of at least 1"
             if introduced is not None and count != introduced:
                 return f"reports {count} examples, but introduced itself with {introduced}"
         fault = layout_fault(update.weights, self._weights) or self._statistics_fault(update)

@@ -211,17 +211,17 @@ def guard_of(choice: GuardChoice) -> Guard:
         raise ExperimentError(f"guard {guard.name}: {field_fault(error, known)}") from None
 
 
-def resolved_choice(said: Any) -> dict[str, Any]:
+def resolved_choice(written: Any) -> dict[str, Any]:
     """Returns a guard's name with all its settings, from what an experiment says of it.
 
     Raises:
         ExperimentError: it names no guard that can be had this way.
     """
     try:
-        choice = GuardChoice.model_validate(said)
+        choice = GuardChoice.model_validate(written)
     except ValidationError:
         raise ExperimentError(
-            f"guards: write names, or a name with settings, not {said!r}; there are: "
+            f"guards: write names, or a name with settings, not {written!r}; there are: "
             f"{GUARDS.names()}"
         ) from None
     if choice.name == Clipping.name:

@@ -4,7 +4,7 @@ import hashlib
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -575,7 +575,8 @@ class _Execution:
         if interpolation is not None:
             interpolation.completed(server.state)
         writer.keep(server.state, [row, *evaluations])
-        self._draw(lambda folder: found.draw(folder, server.state))
+        with self.folder.writing(FIGURES) as figures:
+            found.draw(figures, server.state)
 
     def _listen(self, done: int) -> None:
         from feddg.runs.tracking import trackers
@@ -595,15 +596,8 @@ class _Execution:
         write_alphas(self.folder, method, network, evaluation)
         write_warning_light(self.folder, model, evaluation)
         if self.experiment.evaluate.pictures and has_global_model(method, network):
-            seed = self.experiment.seed
-            self._draw(lambda folder: draw_unseen(folder, evaluation, model, classes, seed))
-
-    def _draw(self, draw: Callable[[Path], None]) -> None:
-        """Draws figures of the report."""
-        try:
-            draw(self.folder.path / FIGURES)
-        except OSError as error:
-            raise self.folder.unwritable(self.folder.path / FIGURES, error) from None
+            with self.folder.writing(FIGURES) as figures:
+                draw_unseen(figures, evaluation, model, classes, self.experiment.seed)
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:

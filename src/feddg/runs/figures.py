@@ -152,7 +152,7 @@ def draw_unseen(
     wrong, sureness, taken = surest_mistakes(logits, torch.from_numpy(evaluation.labels[rows]))
     if not len(wrong):
         return
-    told = [
+    texts = [
         f"{classes[evaluation.labels[row]]} taken for {classes[label]} ({share:.0%})"
         for row, label, share in zip(rows[wrong.numpy()], taken.tolist(), sureness.tolist())
     ]
@@ -162,7 +162,7 @@ def draw_unseen(
         "mistakes.png",
         _picture(evaluation, rows[wrong.numpy()]),
         f"The images of the unseen domain that the model is most surely wrong about{among}, row by "
-        f"row, with the probability it gave: {'; '.join(told)}. Where the label is what is wrong, "
+        f"row, with the probability it gave: {'; '.join(texts)}. Where the label is what is wrong, "
         "mend it.",
     )
 

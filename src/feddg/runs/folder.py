@@ -4,8 +4,8 @@ import errno
 import json
 import math
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -286,14 +286,24 @@ class RunFolder:
 
     # Whole files
 
+    @contextmanager
+    def writing(self, name: str) -> Iterator[Path]:
+        """Gives its block the place of a file of the run, or of a folder.
+
+        Raises:
+            RunError: it cannot be written there; says why, and how to go on.
+        """
+        path = self.path / name
+        self._written.add(path)
+        try:
+            yield path
+        except (OSError, SafetensorError) as error:
+            raise self.unwritable(path, error) from None
+
     def replace(self, name: str, content: str | bytes) -> None:
         """Replaces a file whole: after a crash it holds the old content or the new."""
-        data = content.encode() if isinstance(content, str) else content
-        self._written.add(self.path / name)
-        try:
-            replace_bytes(self.path / name, data)
-        except OSError as error:
-            raise self.unwritable(self.path / name, error) from None
+        with self.writing(name) as path:
+            replace_bytes(path, content.encode() if isinstance(content, str) else content)
 
     def write_json(self, name: str, content: JsonFile | dict[str, Any]) -> None:
         """Replaces a JSON file."""
@@ -307,25 +317,18 @@ class RunFolder:
         self, name: str, tensors: Weights, metadata: dict[str, str] | None = None
     ) -> None:
         """Replaces a safetensors file."""
-        self._written.add(self.path / name)
         own = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
-        try:
-            replace_file(self.path / name, lambda aside: save_file(own, aside, metadata))
-        except (OSError, SafetensorError) as error:
-            raise self.unwritable(self.path / name, error) from None
+        with self.writing(name) as path:
+            replace_file(path, lambda aside: save_file(own, aside, metadata))
 
     # Records
 
     def append(self, name: str, rows: Iterable[Row]) -> None:
         """Appends rows to a JSON-lines file and waits until they are on disk."""
         text = _lines(rows)
-        if not text:
-            return
-        self._written.add(self.path / name)
-        try:
-            append_text(self.path / name, text)
-        except OSError as error:
-            raise self.unwritable(self.path / name, error) from None
+        if text:
+            with self.writing(name) as path:
+                append_text(path, text)
 
     def replace_rows(self, name: str, rows: Iterable[Row]) -> None:
         """Replaces a JSON-lines file."""
@@ -406,15 +409,13 @@ class RunFolder:
             order = {"order": json.dumps(list(tensors))}
             self.write_tensors(f"{CHECKPOINTS}/{file}", tensors, order)
         names = {name, *files.values(), *(f"{MODELS}/{file}" for file in kept.values())}
-        try:
+        with self.writing(f"{CHECKPOINTS}/{NEWEST}"):
             checksums = {
                 file: known[file]
                 if file in known and file not in written
                 else checksum(_place(self.path, file))
                 for file in sorted(names)
             }
-        except OSError as error:
-            raise self.unwritable(self.path / CHECKPOINTS, error) from None
         index = CheckpointIndex(
             round=state.round,
             rounds=state.rounds,

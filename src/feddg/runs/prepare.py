@@ -84,12 +84,12 @@ def with_weights_at_hand(experiment: Experiment) -> Experiment:
     """
     if experiment.data.root is not None and not experiment.data.root.is_dir():
         return experiment  # which is an error, and the one thing to say
-    said = experiment.said
-    unsaid = not said.get("preset") and not {"weights", "backbone"} & {*said.get("model", {})}
-    if unsaid and not _can_be_had(experiment.model):
-        said = merge(said, {"model": {"weights": None}})
-        experiment = Experiment(**said)
-    found = explain(said)
+    written = experiment.said
+    named = written.get("preset") or {"weights", "backbone"} & {*written.get("model", {})}
+    if not named and not _can_be_had(experiment.model):
+        written = merge(written, {"model": {"weights": None}})
+        experiment = Experiment(**written)
+    found = explain(written)
     if any(setting.source.startswith(f"preset {SCRATCH}") for setting in found.values()):
         train = experiment.train
         emit(
