@@ -193,7 +193,7 @@ def build_guards(
     seen_to = privacy.style_epsilon is not None or privacy.open_styles
     covered = type(method).noises if seen_to else frozenset[str]()
     traits = traits_of(method, network, trains_statistics=trains_statistics, covered=covered)
-    require_compatible(guards, traits, method=method.name, updates=updates)
+    require_compatible(guards, traits, method, updates=updates)
     return Guards(guards, facts_of(method, network))
 
 

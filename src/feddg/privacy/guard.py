@@ -256,14 +256,14 @@ def traits_of(
 
 
 def require_compatible(
-    guards: Sequence[Guard], traits: Mapping[str, str | None], *, method: str, updates: int
+    guards: Sequence[Guard], traits: Mapping[str, str | None], method: Method, *, updates: int
 ) -> None:
     """Raises ExperimentError, with the reason, if the guards cannot do what they say.
 
     Args:
         guards: in their order.
         traits: what the method has that guards may break, see :func:`traits_of`.
-        method: its name.
+        method: whose updates pass.
         updates: clients of a round.
     """
     for one, other in itertools.combinations(guards, 2):
@@ -274,7 +274,7 @@ def require_compatible(
         for trait, reason in guard.breaks.items():
             if traits[trait]:
                 raise ExperimentError(
-                    f"{guard.name} does not go with {method}: {traits[trait]}, {reason}"
+                    f"{guard.name} does not go with {method.name}: {traits[trait]}, {reason}"
                 )
         if updates < guard.least:
             raise ExperimentError(
