@@ -19,7 +19,6 @@ from feddg.clients.threads import (
     share_of_client,
     side_by_side,
     threads,
-    threads_beside,
     threads_for,
 )
 from feddg.models.backbones import build_network
@@ -105,15 +104,6 @@ def test_a_block_has_its_threads_and_gives_them_back_after_a_fault():
     with pytest.raises(ZeroDivisionError), threads(before + 1):
         fail()
     assert torch.get_num_threads() == before
-
-
-def test_whoever_waits_beside_several_clients_has_one_thread():
-    with threads(3):
-        with threads_beside(1):
-            assert torch.get_num_threads() == 3
-        with threads_beside(2):
-            assert torch.get_num_threads() == 1
-        assert torch.get_num_threads() == 3
 
 
 # How much memory a client's turn takes: counted by hand, and never by touching the network.

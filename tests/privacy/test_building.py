@@ -79,7 +79,7 @@ def test_a_new_guard_is_one_definition_and_runs(toy, tmp_path):
     done = run(chosen, tmp_path, report=False, cache=tmp_path / "cache")
     layouts = [row for row in read_rows(done.folder / "ledger.jsonl") if row["kind"] == "layout"]
     assert {"toy/factor", "toy/halved"} <= {s for row in layouts for s in row["scalars"]}
-    with pytest.raises(ExperimentError, match=r"setting 'limt' is unknown .*did you mean 'limit'"):
+    with pytest.raises(ExperimentError, match=r"unknown field 'limt' .*did you mean 'limit'"):
         Experiment(guards=[{"name": "toy", "limt": 1}], **fields)
 
 
@@ -168,9 +168,9 @@ def test_every_spelling_of_a_guard_is_one_experiment():
         ({"guards": "medain"}, "did you mean 'median'"),
         (
             {"guards": [{"name": "krum", "bad_client": 2}]},
-            r"'bad_client' is unknown .did you mean 'bad_clients'",
+            r"unknown field 'bad_client' .did you mean 'bad_clients'",
         ),
-        ({"guards": [{"name": "krum", "bad_clients": 0}]}, "setting 'bad_clients'"),
+        ({"guards": [{"name": "krum", "bad_clients": 0}]}, "guard krum: bad_clients: "),
         ({"guards": ["clipping"]}, "privacy: {clipping: fixed}"),
         ({"guards": 3}, "guards: write names"),
         ({"guards": [{"settings": {}}]}, "guards: write names"),

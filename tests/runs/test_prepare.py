@@ -1,11 +1,164 @@
-"""What a run writes down about its machine."""
+"""Preparing a run: presets that learn without pretrained weights; memory given back."""
 
 import ctypes
+import logging
 import sys
+from pathlib import Path
 
 import pytest
+import torch
+from torch.nn.functional import cross_entropy
 
-from feddg.runs.prepare import give_memory_back
+from feddg.comparison.plan import Plan, plan_with_weights_at_hand
+from feddg.errors import WeightsError
+from feddg.experiment import Experiment, explain, load_experiment
+from feddg.models import backbones
+from feddg.runs import prepare
+from feddg.runs.prepare import give_memory_back, with_weights_at_hand
+from federations import federation
+
+FOLDER = {"data": {"source": "folder", "root": str(Path(__file__).parent)}, "hold_out": "c"}
+
+
+@pytest.mark.parametrize("weights", ["none", None])
+def test_no_weights_choose_a_small_network_that_learns(weights: str | None) -> None:
+    chosen = Experiment(**FOLDER, model={"weights": weights})
+    assert (chosen.model.backbone, chosen.data.image_size, chosen.train.lr) == ("cnn", 64, 1e-3)
+    assert chosen.model.normalization == "train"
+    found = explain({**FOLDER, "model": {"weights": weights}})
+    assert found["train.lr"].source == "preset scratch, without pretrained weights"
+    assert found["train.augmentation"].source == "preset folder"
+
+
+def test_what_the_user_says_stays_and_so_does_a_named_protocol() -> None:
+    said = {"model": {"backbone": "resnet18", "weights": None}, "train": {"lr": 0.01}}
+    chosen = Experiment(**FOLDER, **said)
+    assert (chosen.model.backbone, chosen.train.lr, chosen.data.image_size) == (
+        "resnet18",
+        0.01,
+        64,
+    )
+    named = Experiment(**FOLDER, preset="folder", model={"weights": None})
+    assert (named.model.backbone, named.train.lr) == ("resnet18", 3e-5)
+    digits = Experiment(data="digits", hold_out="sketch", model={"weights": None})
+    assert digits.id == Experiment(data="digits", hold_out="sketch").id
+    pretrained = Experiment(**FOLDER)
+    assert (pretrained.model.backbone, pretrained.model.weights) == ("resnet18", "imagenet")
+
+
+def test_a_method_s_own_optimizer_wins_over_the_preset() -> None:
+    chosen = Experiment(**FOLDER, method="scaffold", model={"weights": None})
+    assert (chosen.train.optimizer, chosen.train.lr, chosen.model.backbone) == ("sgd", 0.01, "cnn")
+
+
+def test_a_complete_experiment_is_left_as_it_is() -> None:
+    stored = Experiment(**FOLDER, preset="folder", model={"weights": None}).model_dump(mode="json")
+    again = Experiment(**stored)
+    assert (again.model.backbone, again.data.image_size) == ("resnet18", 128)
+
+
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing can be downloaded."""
+
+    def fetch(backbone: str) -> None:
+        raise WeightsError(f"cannot download ImageNet weights for {backbone!r}")
+
+    monkeypatch.setattr(prepare, "fetch_imagenet", fetch)
+
+
+def test_a_run_from_scratch_says_so_in_a_line(caplog: pytest.LogCaptureFixture) -> None:
+    chosen = Experiment(**FOLDER, model={"weights": None})
+    assert with_weights_at_hand(chosen) is chosen
+    (line,) = caplog.messages
+    assert "No pretrained weights: cnn at 64 pixels" in line
+    assert "--weights imagenet" in line
+    caplog.clear()
+    with_weights_at_hand(Experiment(data={"source": "digits"}, hold_out="sketch"))
+    assert not caplog.messages
+
+
+@pytest.mark.usefixtures("offline")
+def test_weights_that_cannot_be_had_lead_there_unless_they_were_asked_for(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    chosen = with_weights_at_hand(Experiment(**FOLDER))
+    assert chosen.id == Experiment(**FOLDER, model={"weights": None}).id
+    first, second = caplog.messages
+    assert "cannot download" in first
+    assert "learns from scratch" in second
+    caplog.clear()
+    file = tmp_path / "e.yaml"
+    file.write_text("data: {source: folder}\nmodel: {weights: imagenet}\n")
+    for asked in (
+        Experiment(**FOLDER, model={"weights": "imagenet"}),
+        Experiment(**FOLDER, backbone="resnet18"),
+        Experiment(**FOLDER, preset="folder"),
+        load_experiment(file, {"hold_out": "c"}),
+        Experiment(**FOLDER).model_copy(update={"seed": 1}),  # a copy says all it holds
+    ):
+        assert with_weights_at_hand(asked) is asked
+    assert not caplog.messages
+
+
+@pytest.mark.usefixtures("offline")
+def test_a_comparison_says_it_once_and_writes_it_into_its_plan(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    own = {"method": "fedprox", "experiment": {"model": {"weights": "imagenet"}}}
+    plan = Plan(base={"data": FOLDER["data"]}, methods=["fedavg", own], hold_out="lodo")
+    without = plan_with_weights_at_hand(plan)
+    assert without.base["model"] == {"weights": None}
+    assert without.methods == plan.methods
+    assert "No pretrained weights: cnn at 64 pixels" in caplog.text
+    caplog.clear()
+    assert plan_with_weights_at_hand(without) == without
+    assert "No pretrained weights: cnn at 64 pixels" in caplog.text
+    compared = plan.model_copy(update={"settings": {"model.weights": ("imagenet", None)}})
+    assert plan_with_weights_at_hand(compared) == compared
+
+
+def test_a_comparison_keeps_weights_that_can_be_had(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(prepare, "fetch_imagenet", lambda backbone: None)
+    plan = Plan(base={"data": FOLDER["data"]}, hold_out="lodo")
+    assert plan_with_weights_at_hand(plan) is plan
+    assert not caplog.messages
+
+
+def test_weights_on_this_machine_are_not_downloaded_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    asked = []
+    monkeypatch.setattr(backbones, "_imagenet", asked.append)
+    backbones.fetch_imagenet("resnet18")
+    assert asked == ["resnet18"]
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "resnet18-f37072fd.pth").touch()
+    backbones.fetch_imagenet("resnet18")
+    assert asked == ["resnet18"]
+
+
+def test_balanced_classes_count_alike_by_the_clients_own_numbers(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    from feddg.settings import TrainSettings
+
+    small = federation(train=TrainSettings(class_weights="balanced", batch_size=4))
+    client = small.client()
+    labels = torch.tensor([0, 0, 0, 1])
+    client.training = type("Held", (), {"labels": labels})()
+    logits = torch.randn(4, 3, generator=torch.manual_seed(0))
+    weights = torch.tensor([4 / (2 * 3), 4 / (2 * 1), 4.0 / 2])
+    expected = cross_entropy(logits, labels, weights)
+    torch.testing.assert_close(client.class_loss(logits, labels), expected)
+    each = cross_entropy(logits, labels, reduction="none")
+    alike = (each[:3].mean() + each[3]) / 2  # every class the client holds counts as much
+    torch.testing.assert_close(expected, alike)
+    with caplog.at_level(logging.WARNING):
+        assert all(torch.isfinite(value).all() for value in small.run(1).values())
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's own function")

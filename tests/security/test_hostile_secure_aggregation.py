@@ -716,7 +716,7 @@ def test_a_round_that_was_opened_is_of_the_same_clients_whatever_is_drawn():
     server = small.server
     opened = OpenedSums([OpenedSumRow(round=1, clients=other)])
     server._opened = opened
-    server.transport = MaskedRounds(small.transport, server.guards.masking, opened)
+    server.masked = MaskedRounds(small.transport, server.guards.masking, opened)
     row = server.round()
     assert row.clients == other
     assert server.sample(1, attempt=1) == other

@@ -278,18 +278,14 @@ class Client:
             logits: ``(B, classes)``.
             labels: ``(B,)`` class ids.
         """
-        smoothing = self.worker.train.label_smoothing
+        train, weights = self.worker.train, None
+        if train.class_weights != "none":  # their mean over the client's images is 1
+            counts = self.training.labels.bincount(minlength=logits.shape[1]).to(logits)
+            held = (counts > 0).sum()
+            weights = counts.sum() / (held * counts.clamp(min=1))
         return nn.functional.cross_entropy(
-            logits, labels, self._class_weights(logits), label_smoothing=smoothing
+            logits, labels, weights, label_smoothing=train.label_smoothing
         )
-
-    def _class_weights(self, logits: Tensor) -> Tensor | None:
-        """How much each class counts, ``(classes,)``; the mean over the client's images is 1."""
-        if self.worker.train.class_weights == "none":
-            return None
-        counts = self.training.labels.bincount(minlength=logits.shape[1]).to(logits)
-        held = (counts > 0).sum()
-        return counts.sum() / (held * counts.clamp(min=1))
 
     def stream(self, *names: str | int) -> torch.Generator:
         """Returns the client's own random stream of this round for a purpose."""
@@ -318,19 +314,23 @@ class Client:
 
         A last batch of one joins the batch before it: statistics over one example are undefined.
         """
-        order, chance = self.stream("order"), self.stream("augment")
-        self.views = {
-            name: view.to(self.device) if fits(view.nbytes, self.device) else view
-            for name, view in self.views.items()
-        }
-        for positions in self._positions(order):
-            yield self.batch(positions, chance)
+        order, augmentation = self.stream("order"), self.stream("augment")
+        for name, view in self.views.items():
+            if fits(view.nbytes, self.device):
+                self.views[name] = view.to(self.device)
+        train, steps = self.worker.train, 0
+        for _ in itertools.count() if train.local_steps else range(train.local_epochs):
+            drawn = torch.randperm(len(self.training), generator=order)
+            for positions in split_batches(drawn, train.batch_size):
+                yield self.batch(positions, augmentation)
+                steps += 1
+                if steps == train.local_steps:
+                    return
 
-    def batch(self, positions: Tensor, chance: torch.Generator) -> Batch:
-        """Returns the images at ``positions`` on the device, augmented by draws from ``chance``."""
+    def batch(self, positions: Tensor, generator: torch.Generator) -> Batch:
+        """Returns the images at ``positions`` on the device, augmented by random draws."""
         raw = self.training.images(positions, self.device)
-        drawn = draw(self.augmentation, len(positions), raw.shape[-1], chance)
-        drawn = drawn.to(self.device)
+        drawn = draw(self.augmentation, len(positions), raw.shape[-1], generator).to(self.device)
         views = {
             name: apply(rows_of(view, positions.to(view.device)).to(self.device), drawn)
             for name, view in self.views.items()
@@ -353,18 +353,6 @@ class Client:
             images, known = as_unit(chosen.images(positions, self.device)), chosen.labels[positions]
             yield Batch(images, known.to(self.device), positions, known_labels=known)
 
-    def _positions(self, order: torch.Generator) -> Iterator[Tensor]:
-        train = self.worker.train
-        epochs = itertools.count() if train.local_steps else range(train.local_epochs)
-        batches = (
-            positions
-            for _ in epochs
-            for positions in split_batches(
-                torch.randperm(len(self.training), generator=order), train.batch_size
-            )
-        )
-        return itertools.islice(batches, train.local_steps)
-
     def descend(self, terms: dict[str, Tensor]) -> None:
         """Takes one step of the client's optimizer down the sum of ``terms``, and logs them.
 
@@ -372,8 +360,9 @@ class Client:
         lies between the two. To read or change gradients, use :meth:`backward` and :meth:`step`, or
         give the optimizer a step hook.
         """
-        optimizer, clipping = self._optimizer(), self.worker.train.gradient_clipping
-        self.worker.stepper.descend(optimizer, _total(terms), clipping)
+        assert self.optimizer is not None, _NO_OPTIMIZER
+        clipping = self.worker.train.gradient_clipping
+        self.worker.stepper.descend(self.optimizer, _total(terms), clipping)
         self.log(terms)
 
     def backward(self, terms: dict[str, Tensor]) -> None:
@@ -386,12 +375,9 @@ class Client:
 
     def step(self) -> None:
         """Steps by the gradients that are there, lets them go, and counts the step."""
-        self.worker.stepper.step(self._optimizer(), self.worker.train.gradient_clipping)
+        assert self.optimizer is not None, _NO_OPTIMIZER
+        self.worker.stepper.step(self.optimizer, self.worker.train.gradient_clipping)
         self.steps += 1
-
-    def _optimizer(self) -> torch.optim.Optimizer:
-        assert self.optimizer is not None, "steps are for training; questions have no optimizer"
-        return self.optimizer
 
     def log(self, terms: dict[str, Tensor]) -> None:
         """Adds one step's loss terms to the round's means."""
@@ -410,8 +396,9 @@ class Client:
         Raises:
             ClientError: a term is not finite.
         """
-        means = {name: float(total) / max(self.steps, 1) for name, total in self._terms.items()}
-        for name, mean in means.items():
+        means = {}
+        for name, total in self._terms.items():
+            mean = means[name] = float(total) / max(self.steps, 1)
             if not math.isfinite(mean):
                 raise ClientError(
                     f"loss term {name!r} became {mean} in round {self.round}; "
@@ -430,6 +417,9 @@ class Client:
             return compute()
         file = folder / f"{self.examples.cache_key}-{key}.npy"
         return torch.from_numpy(kept_array(file, lambda: compute().cpu().numpy()))
+
+
+_NO_OPTIMIZER = "steps are for training; questions have no optimizer"
 
 
 def _total(terms: dict[str, Tensor]) -> Tensor:

@@ -2,8 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -73,8 +72,10 @@ class MemoryOrder(torch.optim.Optimizer):
             return
         for group in self.param_groups:
             for parameter in group["params"]:
-                state = spent.state.pop(parameter, {})
-                if state and all(t.dim() == 0 or _alike(t, parameter) for t in state.values()):
+                state, layout = spent.state.pop(parameter, {}), _memory_layout(parameter)
+                if state and all(
+                    t.dim() == 0 or _memory_layout(t) == layout for t in state.values()
+                ):
                     torch._foreach_zero_(list(state.values()))
                     self.state[parameter] = state
 
@@ -207,9 +208,8 @@ def _lay_out(*lists: list[Tensor]) -> None:
             into[place] = tensor
 
 
-def _alike(one: Tensor, other: Tensor) -> bool:
-    facts = ((t.shape, t.stride(), t.dtype, t.device) for t in (one, other))
-    return next(facts) == next(facts)
+def _memory_layout(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
 
 
 def _refusal(parameter: Tensor, fault: str, remedy: str) -> ClientError:
@@ -271,60 +271,39 @@ class Stepper:
             loss: a scalar.
             clipping: greatest global norm of the gradients; None for any.
         """
+        trained, pending = _parameters(optimizer), 0
+        watched = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+        large = sum(parameter.nbytes for parameter in trained) > PENDING_BYTES
+
+        def come_in(parameter: Tensor) -> None:
+            # By then nothing in the backward pass needs the old values of these parameters.
+            nonlocal pending
+            pending += parameter.nbytes
+            if pending > PENDING_BYTES:
+                pending = 0
+                self.step(optimizer)
+
+        hooks = []
         optimizer.zero_grad(set_to_none=True)
-        with _inside_the_backward_pass(optimizer, clipping):
+        if large and isinstance(optimizer, MemoryOrder) and clipping is None and not watched:
+            hooks = [p.register_post_accumulate_grad_hook(come_in) for p in trained]
+        try:
             loss.backward()  # type: ignore[no-untyped-call]
+        finally:
+            for hook in hooks:
+                hook.remove()
         self.step(optimizer, clipping)
 
     def step(self, optimizer: torch.optim.Optimizer, clipping: float | None = None) -> None:
         """Steps by the gradients that are there, clipped, and lets them go."""
         if clipping is not None:
             nn.utils.clip_grad_norm_(_parameters(optimizer), clipping)
-        _step(optimizer)
-
-
-def _step(optimizer: torch.optim.Optimizer) -> None:
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)  # their memory serves the next forward pass
-
-
-@contextmanager
-def _inside_the_backward_pass(
-    optimizer: torch.optim.Optimizer, clipping: float | None
-) -> Iterator[None]:
-    """Has the optimizer step whenever ``PENDING_BYTES`` of gradients have come in, where it may.
-
-    By then nothing in the backward pass needs the old values of these parameters.
-    """
-    trained = _parameters(optimizer)
-    watched = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
-    large = sum(_bytes(parameter) for parameter in trained) > PENDING_BYTES
-    if not isinstance(optimizer, MemoryOrder) or clipping is not None or watched or not large:
-        yield
-        return
-    pending = 0
-
-    def come_in(parameter: Tensor) -> None:
-        nonlocal pending
-        pending += _bytes(parameter)
-        if pending > PENDING_BYTES:
-            pending = 0
-            _step(optimizer)
-
-    hooks = [parameter.register_post_accumulate_grad_hook(come_in) for parameter in trained]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)  # their memory serves the next forward pass
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
 
 
 def _groups(network: nn.Module, train: TrainSettings) -> list[dict[str, Any]]:

@@ -33,8 +33,8 @@ def drawn_clients(
 
 def secret_clients(ids: Sequence[int], rate: float) -> list[int]:
     """Returns clients that each take part with probability ``rate``, by the system's entropy."""
-    chance = secrets.SystemRandom()
-    return [id for id in ids if chance.random() < rate]
+    rng = secrets.SystemRandom()
+    return [id for id in ids if rng.random() < rate]
 
 
 @dataclass(frozen=True)

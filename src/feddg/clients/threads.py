@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -144,14 +144,6 @@ def threads(count: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def threads_beside(workers: int) -> AbstractContextManager[None]:
-    """Gives its block what it may compute with while ``workers`` clients are at work.
-
-    Beside several it is one thread: idle ones would wait by spinning, on the cores they need.
-    """
-    return threads(1 if workers > 1 else None)
-
-
 def share_of_process(count: int) -> None:
     """Has this thread, and those it starts, compute with ``count`` CPU threads from now on."""
     torch.set_num_threads(count)
@@ -165,8 +157,8 @@ def share_of_client(at_once: int) -> int:
 def threads_per_job(jobs: int) -> int:
     """Returns the threads each of ``jobs`` processes may use; ``OMP_NUM_THREADS`` may say fewer."""
     share = max(1, available_cores() // max(1, jobs))
-    said = os.environ.get("OMP_NUM_THREADS", "")
-    return min(share, int(said)) if said.isdigit() and int(said) else share
+    limit = os.environ.get("OMP_NUM_THREADS", "")
+    return min(share, int(limit)) if limit.isdigit() and int(limit) else share
 
 
 def environment_of_job(count: int) -> dict[str, str]:

@@ -24,11 +24,11 @@ from feddg.comparison.results import (
 )
 from feddg.data.decoding import Reading
 from feddg.diagnostics import Diagnostic
-from feddg.errors import FeddgError, RunError
+from feddg.errors import FeddgError, RunError, first_names
 from feddg.experiment import Experiment
 from feddg.runs.execute import is_complete
 from feddg.runs.folder import EXPERIMENT, drop_weights
-from feddg.runs.prepare import Progress, cache_folder, first_names, load_table
+from feddg.runs.prepare import Progress, cache_folder, load_table
 from feddg.runs.provenance import ImagesNow, find_folder
 from feddg.runs.reading import read_run
 from feddg.settings import TORCHVISIONS

@@ -1,7 +1,7 @@
 """Averages over rounds beside the trained weights (tail, EMA), and server optimizers."""
 
 import math
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 
 import torch
 from torch import Tensor
@@ -39,31 +39,27 @@ class Means(RoundHook):
         settings: ServerSettings,
         kept: Collection[str] = MEANS,
     ) -> None:
-        self._local = local_names(method, network)
+        self._names = averaged_names(network.state_dict(), local_names(method, network))
         self._settings, self._kept = settings, kept
 
     def completed(self, state: State, round: Round) -> State:
-        """Takes in the model of the round."""
-        last = state.rounds or state.round
-        if TAIL in self._kept and state.round >= first_of_tail(self._settings.tail, last):
-            self._move(TAIL, state, lambda before: 1 / (before + 1))
-        if EMA in self._kept:
-            decay = self._settings.ema
-            self._move(EMA, state, lambda before: 1 - min(decay, before / (before + 9)))
+        """Takes in the model of the round: a mean moves on the way to it; the first is the mean."""
+        tail = first_of_tail(self._settings.tail, state.rounds or state.round)
+        new = [state.weights[name] for name in self._names]
+        for mean in self._kept:
+            if mean == TAIL and state.round < tail:
+                continue
+            begun, names = rounds_in(state, mean), [prefix_of(mean) + name for name in self._names]
+            share = 1 / (begun + 1)
+            if mean == EMA:
+                share = 1 - min(self._settings.ema, begun / (begun + 9))
+            if begun:
+                moved = mixed([state.extras[name] for name in names], new, share)
+            else:
+                moved = [tensor.detach().clone() for tensor in new]
+            state.extras.update(zip(names, moved))
+            state.extras[_COUNT + mean] = torch.tensor(begun + 1)
         return state
-
-    def _move(self, mean: str, state: State, share_after: Callable[[int], float]) -> None:
-        """Moves a mean on the way to the state's weights; the first model is it."""
-        names = averaged_names(state.weights, self._local)
-        new = [state.weights[name] for name in names]
-        begun, prefix = rounds_in(state, mean), prefix_of(mean)
-        if begun:
-            old = [state.extras[prefix + name] for name in names]
-            moved = mixed(old, new, share_after(begun))
-        else:
-            moved = [tensor.detach().clone() for tensor in new]
-        state.extras.update(zip([prefix + name for name in names], moved))
-        state.extras[_COUNT + mean] = torch.tensor(begun + 1)
 
 
 _COUNT = "served/rounds/"
@@ -181,25 +177,24 @@ class ServerOptimizer(RoundHook):
         before, weights = round.state.weights, dict(state.weights)
         for name in [k.removeprefix(MOMENTUM) for k in state.extras if k.startswith(MOMENTUM)]:
             change = state.weights[name].float() - before[name].float()
-            moved = before[name].float() + _move(self._settings, name, change, state.extras)
+            moved = before[name].float() + self._move(name, change, state.extras)
             weights[name] = moved.to(before[name].dtype)
         state.weights = weights
         return state
 
-
-def _move(settings: ServerSettings, name: str, change: Tensor, extras: Weights) -> Tensor:
-    momentum, beta1 = extras[MOMENTUM + name], settings.beta1
-    if settings.optimizer == "fedavgm":
-        momentum = extras[MOMENTUM + name] = beta1 * momentum - change
-        return -(settings.lr or 1.0) * momentum
-    momentum = extras[MOMENTUM + name] = beta1 * momentum + (1 - beta1) * change
-    squares = extras[SQUARES + name] = _squares(settings, extras[SQUARES + name], change.square())
-    return (settings.lr or 0.01) * momentum / (squares.sqrt() + settings.tau)
-
-
-def _squares(settings: ServerSettings, squares: Tensor, new: Tensor) -> Tensor:
-    if settings.optimizer == "fedadagrad":
-        return squares + new
-    if settings.optimizer == "fedadam":
-        return settings.beta2 * squares + (1 - settings.beta2) * new
-    return squares - (1 - settings.beta2) * new * torch.sign(squares - new)
+    def _move(self, name: str, change: Tensor, extras: Weights) -> Tensor:
+        chosen, momentum = self._settings, extras[MOMENTUM + name]
+        beta1, beta2 = chosen.beta1, chosen.beta2
+        if chosen.optimizer == "fedavgm":
+            momentum = extras[MOMENTUM + name] = beta1 * momentum - change
+            return -(chosen.lr or 1.0) * momentum
+        momentum = extras[MOMENTUM + name] = beta1 * momentum + (1 - beta1) * change
+        squares, new = extras[SQUARES + name], change.square()
+        if chosen.optimizer == "fedadagrad":
+            squares = squares + new
+        elif chosen.optimizer == "fedadam":
+            squares = beta2 * squares + (1 - beta2) * new
+        else:
+            squares = squares - (1 - beta2) * new * torch.sign(squares - new)
+        extras[SQUARES + name] = squares
+        return (chosen.lr or 0.01) * momentum / (squares.sqrt() + chosen.tau)

@@ -3,18 +3,12 @@
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import partial
 from itertools import islice
 from typing import TypeVar
 
 from feddg.clients.client import Client, Examples, Worker
-from feddg.clients.threads import (
-    share_of_client,
-    share_of_process,
-    side_by_side,
-    threads_beside,
-)
+from feddg.clients.threads import share_of_client, share_of_process, side_by_side, threads
 from feddg.errors import ClientError
 from feddg.federation.local_training import answer, describe, train
 from feddg.federation.transport import Ledger, Reply
@@ -93,7 +87,7 @@ class InProcess:
         def work(client: Client) -> Message:
             return describe(client, self._method, client.received)
 
-        return self._replies(clients, broadcast, ("describe", "describe"), work)
+        return self._answers(clients, broadcast, ("describe", "describe"), work)
 
     def ask(
         self, clients: Sequence[int], broadcast: Broadcast, name: str, question: Message
@@ -103,7 +97,7 @@ class InProcess:
         def work(client: Client) -> Message:
             return answer(client, self._method, name, question, self._guards)
 
-        return self._replies(clients, broadcast, (f"ask:{name}", f"answer:{name}"), work)
+        return self._answers(clients, broadcast, (f"ask:{name}", f"answer:{name}"), work)
 
     def train(self, clients: Sequence[int], broadcast: Broadcast) -> Iterator[Update | Refusal]:
         """See :class:`Transport`. Clients that train at once share the seconds they take."""
@@ -111,75 +105,70 @@ class InProcess:
         def work(client: Client) -> Update:
             return train(client, self._method, self._guards)
 
-        self._address(clients, broadcast, "train")
-        together = self._side_by_side(clients)
-        for number, reply in enumerate(self._turns(clients, broadcast, work)):
+        for reply in self._replies(clients, broadcast, "train", work):
             if isinstance(reply, Update):
-                reply.seconds /= len(self.workers) if number < together else 1
                 self.ledger.update(broadcast.round, reply)
             yield reply
 
-    def _replies(
+    def _answers(
         self,
         clients: Sequence[int],
         broadcast: Broadcast,
         purposes: tuple[str, str],
         work: Callable[[Client], Message],
     ) -> Iterator[Reply]:
-        self._address(clients, broadcast, purposes[0])
-        for id, reply in zip(clients, self._turns(clients, broadcast, work), strict=True):
+        replies = self._replies(clients, broadcast, purposes[0], work)
+        for id, reply in zip(clients, replies, strict=True):
             if isinstance(reply, Message):
                 self.ledger.message(broadcast.round, "up", id, purposes[1], reply)
             yield id, reply
 
-    def _address(self, clients: Sequence[int], broadcast: Broadcast, purpose: str) -> None:
+    def _replies(
+        self,
+        clients: Sequence[int],
+        broadcast: Broadcast,
+        purpose: str,
+        work: Callable[[Client], T],
+    ) -> Iterator[T | Refusal]:
+        """Sends clients the broadcast and yields what they answer, in their order."""
         for id in clients:
             self.ledger.broadcast(id, purpose, broadcast)
-
-    def _turns(
-        self, clients: Sequence[int], broadcast: Broadcast, work: Callable[[Client], T]
-    ) -> Iterator[T | Refusal]:
-        """Yields what clients answer, in their order."""
-        together = self._side_by_side(clients)
-        yield from self._at_once(clients[:together], broadcast, work)
+        together = side_by_side(len(clients), len(self.workers), self.workers[0].threads)
+        if together:
+            yield from self._at_once(clients[:together], broadcast, work)
         for id in clients[together:]:
             client = self.client(id, broadcast, self.workers[0])
             yield self._settled(client, partial(work, client))
 
-    def _side_by_side(self, clients: Sequence[int]) -> int:
-        return side_by_side(len(clients), len(self.workers), self.workers[0].threads)
-
     def _at_once(
         self, clients: Sequence[int], broadcast: Broadcast, work: Callable[[Client], T]
     ) -> Iterator[T | Refusal]:
-        """Has a worker's next client start when the answer of its last was consumed."""
-        coming = iter(clients)
+        """Has a worker's next client start when the answer of its last was consumed.
+
+        Turns under way end when the answers are left early, as by Ctrl-C.
+        """
+        coming, at_once = iter(clients), len(self.workers)
         under_way: deque[tuple[Client, Callable[[], T]]] = deque()
-        at_once = len(self.workers)
-        pool = ThreadPoolExecutor(
-            at_once, initializer=partial(share_of_process, share_of_client(at_once))
-        )
-        with self._stopped_on_faults(pool), threads_beside(at_once):
-
-            def start_next(worker: Worker) -> None:
-                for id in islice(coming, 1):
-                    client = self.client(id, broadcast, worker)
-                    under_way.append((client, pool.submit(work, client).result))
-
-            for worker in self.workers:
-                start_next(worker)
-            while under_way:
-                client, result = under_way.popleft()
-                yield self._settled(client, result)
-                start_next(client.worker)
-
-    @contextmanager
-    def _stopped_on_faults(self, pool: ThreadPoolExecutor) -> Iterator[None]:
-        """Ends the turns under way when its block is left early, as by Ctrl-C."""
+        set_threads = partial(share_of_process, share_of_client(at_once))
         try:
-            with pool:
+            # Idle threads of this one would wait by spinning, on the cores that clients need.
+            with ThreadPoolExecutor(at_once, initializer=set_threads) as pool, threads(1):
+
+                def start_next(worker: Worker) -> None:
+                    for id in islice(coming, 1):
+                        client = self.client(id, broadcast, worker)
+                        under_way.append((client, pool.submit(work, client).result))
+
                 try:
-                    yield
+                    for worker in self.workers:
+                        start_next(worker)
+                    while under_way:
+                        client, result = under_way.popleft()
+                        reply = self._settled(client, result)
+                        if isinstance(reply, Update):
+                            reply.seconds /= at_once
+                        yield reply
+                        start_next(client.worker)
                 except BaseException:
                     for worker in self.workers:
                         worker.stopped.set()

@@ -13,7 +13,6 @@ from feddg.clients.threads import threads
 from feddg.errors import ClientError
 from feddg.messages import Message, Update, Weights, first_not_finite
 from feddg.methods.base import Method, local_names
-from feddg.models.network import Network
 from feddg.privacy.building import NO_GUARDS, Guards
 from feddg.rng import add_noise
 
@@ -91,22 +90,9 @@ class BestOfSteps:
 # any layer, and the noise is :mod:`feddg.rng`'s. A network must treat every image by itself.
 
 
-class _Logits(nn.Module):
-    """The network's logits, as its training has them."""
-
-    def __init__(self, network: Network) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Maps ``(B, 3, H, W)`` to ``(B, classes)``."""
-        logits: Tensor = self.network.classifier(self.network.features(images))
-        return logits
-
-
 def image_gradients(client: Client, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
     """Returns each image's gradient by parameter, ``(B, ...)``, and the losses ``(B,)``."""
-    model = _Logits(client.network)
+    model = client.network
     trained = {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
     fixed = {n: p.detach() for n, p in model.named_parameters() if not p.requires_grad}
     fixed |= dict(model.named_buffers())
@@ -117,7 +103,7 @@ def image_gradients(client: Client, batch: Batch) -> tuple[dict[str, Tensor], Te
 
     both = vmap(grad_and_value(loss), in_dims=(None, 0, 0), randomness="different")
     gradients, losses = both(trained, batch.images.contiguous(), batch.labels)
-    return {n.removeprefix("network."): g for n, g in gradients.items()}, losses
+    return gradients, losses
 
 
 def clipped_sum(gradients: dict[str, Tensor], norm: float) -> dict[str, Tensor]:
@@ -199,8 +185,12 @@ def train(client: Client, method: Method, guards: Guards = NO_GUARDS) -> Update:
     client.worker.stepper.keep(client.optimizer)
     state = client.network.state_dict()
     client.memory.update({name: state[name].detach().clone() for name in local})
-    if client.memory:
-        _require_finite_memory(client)
+    spoiled = first_not_finite(client.memory.items()) if client.memory else None
+    if spoiled is not None:
+        raise ClientError(
+            f"{spoiled!r} became infinite or NaN in round {client.round}; "
+            f"lower train.lr (now {client.worker.train.lr:g})"
+        )
     seconds = time.perf_counter() - started
     if local >= state.keys():
         state = {}  # nothing is shared, so nothing leaves
@@ -242,13 +232,3 @@ def _start(client: Client, method: Method) -> set[str]:
     load_weights(client.network, client.received)
     load_weights(client.network, {n: t for n, t in client.memory.items() if n in local})
     return local
-
-
-def _require_finite_memory(client: Client) -> None:
-    """Raises ClientError before a diverged client remembers what would spoil its next rounds."""
-    name = first_not_finite(client.memory.items())
-    if name is not None:
-        raise ClientError(
-            f"{name!r} became infinite or NaN in round {client.round}; "
-            f"lower train.lr (now {client.worker.train.lr:g})"
-        )

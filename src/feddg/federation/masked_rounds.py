@@ -1,12 +1,11 @@
-"""A transport whose updates come back as one sum: secure aggregation's side of the server.
+"""Rounds whose updates come back as one sum: secure aggregation's side of the server.
 
-It asks the questions of :mod:`feddg.privacy.secure_aggregation` over any other transport, which
-enters every one of them, with its keys and shares, in the ledger. What the server loop is given is
-one update: the mean of those whose clients stayed, and a refusal for each that did not. Where a sum
+It asks the questions of :mod:`feddg.privacy.secure_aggregation` over any transport, which enters
+every one of them, with its keys and shares, in the ledger. What the server loop is given is one
+update: the mean of those whose clients stayed, and a refusal for each that did not. Where a sum
 cannot be had or believed, the round's error says whose fault it is, or that this cannot be told.
 """
 
-import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 from feddg.errors import NotEnoughUpdates
-from feddg.federation.transport import Ledger, Reply, Transport
+from feddg.federation.transport import Transport
 from feddg.messages import Broadcast, Message, Refusal, Update
 from feddg.methods.base import clients_said
 from feddg.privacy import secure_aggregation as masking
@@ -34,8 +33,7 @@ from feddg.privacy.secure_aggregation import (
 )
 from feddg.records import OpenedSumRow
 
-log = logging.getLogger("feddg")
-Form = tuple[tuple[int, ...], torch.dtype]
+_Form = tuple[tuple[int, ...], torch.dtype]
 
 
 class OpenedSums:
@@ -66,7 +64,7 @@ class OpenedSums:
 
 
 class MaskedRounds:
-    """Carries rounds whose updates only their sum can be read of; see :class:`Transport`.
+    """Trains clients so that only the sum of their updates can be read.
 
     Args:
         transport: what carries the messages.
@@ -79,41 +77,11 @@ class MaskedRounds:
         self,
         transport: Transport,
         guard: SecureAggregation,
-        opened: OpenedSums | None = None,
+        opened: OpenedSums,
         fewest: int = 1,
     ) -> None:
-        self._inner, self._guard = transport, guard
-        self._opened, self._fewest = opened or OpenedSums(), fewest
-        self.memories, self.remembered = transport.memories, transport.remembered
-        self.introduced: Mapping[int, int] = transport.introduced
-
-    @property
-    def ledger(self) -> Ledger:
-        """Where every message is entered."""
-        return self._inner.ledger
-
-    @ledger.setter
-    def ledger(self, ledger: Ledger) -> None:
-        self._inner.ledger = ledger
-
-    @property
-    def clients(self) -> Sequence[int]:
-        """See :class:`Transport`."""
-        return self._inner.clients
-
-    def descriptions(self, clients: Sequence[int], broadcast: Broadcast) -> Iterator[Reply]:
-        """See :class:`Transport`."""
-        return self._inner.descriptions(clients, broadcast)
-
-    def hand_out(self, agreed: Message | None, *, again: bool = False) -> None:
-        """See :class:`Transport`."""
-        self._inner.hand_out(agreed, again=again)
-
-    def ask(
-        self, clients: Sequence[int], broadcast: Broadcast, name: str, question: Message
-    ) -> Iterator[Reply]:
-        """See :class:`Transport`."""
-        return self._inner.ask(clients, broadcast, name, question)
+        self.transport, self.guard = transport, guard
+        self.opened, self.fewest = opened, fewest
 
     def train(self, clients: Sequence[int], broadcast: Broadcast) -> Iterator[Update | Refusal]:
         """Yields a refusal for every client that is lost on the way, then the mean of the others.
@@ -121,7 +89,7 @@ class MaskedRounds:
         Raises:
             NotEnoughUpdates: there is no mean that could be used; says why.
         """
-        round = _Round(self._inner, self._guard, broadcast, self._opened, self._fewest)
+        round = _Round(self, broadcast)
         try:
             mean = round.mean(list(clients))
         except _NoSum as error:
@@ -138,17 +106,10 @@ class _NoSum(Exception):
 class _Round:
     """One round of the protocol, at the server."""
 
-    def __init__(
-        self,
-        transport: Transport,
-        guard: SecureAggregation,
-        broadcast: Broadcast,
-        opened: OpenedSums,
-        fewest: int,
-    ) -> None:
-        self._transport, self._guard, self._broadcast = transport, guard, broadcast
-        self._opened, self._fewest = opened, fewest
-        self._needed = 0
+    def __init__(self, rounds: MaskedRounds, broadcast: Broadcast) -> None:
+        self._transport, self._guard = rounds.transport, rounds.guard
+        self._opened, self._fewest = rounds.opened, rounds.fewest
+        self._broadcast, self._needed = broadcast, 0
         self._held: Mapping[int, Mapping[int, bool]] = {}
         self.refusals: list[Refusal] = []
 
@@ -179,7 +140,8 @@ class _Round:
         liars += [id for id, private in secret if masking.public_key(private) != public[id]]
         for id in liars:
             self._refuse(id, "shared another secret than it committed itself to")
-        sums = [_vector(updates[id]) for id in survivors]
+        masked = [updates[id].extras.tensors[MASKED] for id in survivors]
+        sums = [tensor.numpy().view(numpy.uint64) for tensor in masked]
         total = unmasked(sums, seeds, secret, [(id, public[id]) for id in survivors])
         return self._update(total, [updates[id] for id in survivors], liars)
 
@@ -203,13 +165,13 @@ class _Round:
 
     def _shared(self, ids: list[int], keys: Tensor) -> dict[int, Message]:
         """Returns what clients sealed for each other, by client."""
-        told = Message({"ids": torch.tensor(ids), "keys": keys})
-        forms: dict[str, Form] = {
+        question = Message({"ids": torch.tensor(ids), "keys": keys})
+        forms: dict[str, _Form] = {
             "shares": ((len(ids), SEALED), torch.uint8),
             "commitments": ((len(ids), 2, SECRET), torch.uint8),
             "commitment": ((SECRET,), torch.uint8),
         }
-        shared = self._asked(ids, SHARES, told, forms)
+        shared = self._asked(ids, SHARES, question, forms)
         self._enough(shared)
         return shared
 
@@ -226,7 +188,7 @@ class _Round:
             "shares": torch.stack([shared[id].tensors["shares"] for id in members]),
             "commitments": torch.stack([shared[id].tensors["commitments"] for id in members]),
         }
-        forms: dict[str, Form] = {"held": ((len(members),), torch.bool)}
+        forms: dict[str, _Form] = {"held": ((len(members),), torch.bool)}
         replies = self._asked(members, CHECK, Message(question), forms)
         held = {
             id: dict(zip(members, reply.tensors["held"].tolist())) for id, reply in replies.items()
@@ -259,7 +221,7 @@ class _Round:
     ) -> dict[int, dict[int, bytes]]:
         """Returns enough shares of each member's secret, by member and the holder's place."""
         question = Message({"survivors": torch.tensor(survivors)})
-        forms: dict[str, Form] = {"opened": ((len(members), SECRET), torch.uint8)}
+        forms: dict[str, _Form] = {"opened": ((len(members), SECRET), torch.uint8)}
         shares: dict[int, dict[int, bytes]] = {id: {} for id in members}
         replies = self._asked(survivors, UNMASK, question, forms)
         if len(replies) < self._needed:
@@ -313,15 +275,20 @@ class _Round:
 
     def _trained(self, members: list[int]) -> dict[int, Update]:
         extras = self._broadcast.extras
-        told = {f"{self._guard.name}/members": torch.tensor(members)}
-        broadcast = replace(self._broadcast, extras=Message(extras.tensors | told, extras.scalars))
+        named = {f"{self._guard.name}/members": torch.tensor(members)}
+        broadcast = replace(self._broadcast, extras=Message(extras.tensors | named, extras.scalars))
         length = 1 + sum(tensor.numel() for tensor in broadcast.weights.values())
         updates: dict[int, Update] = {}
         for reply in self._transport.train(members, broadcast):
             if isinstance(reply, Update):
                 fault = _fault(reply.extras, {MASKED: ((length,), torch.int64)})
                 fault = fault or ("sent weights that are not masked" if reply.weights else None)
-                fault = fault or self._count_fault(reply)
+                registered = self._transport.introduced.get(reply.client, reply.examples)
+                if not fault and reply.examples != registered:
+                    fault = (
+                        f"reports {reply.examples} examples, but introduced itself with "
+                        f"{registered}"
+                    )
                 if fault is None:
                     kept = Message({MASKED: reply.extras.tensors[MASKED].cpu().clone()})
                     updates[reply.client] = replace(reply, extras=kept, terms={})
@@ -331,7 +298,7 @@ class _Round:
         return updates
 
     def _asked(
-        self, ids: list[int], name: str, question: Message, forms: Mapping[str, Form]
+        self, ids: list[int], name: str, question: Message, forms: Mapping[str, _Form]
     ) -> dict[int, Message]:
         """Returns the well-formed answers to a step, by client."""
         answers: dict[int, Message] = {}
@@ -349,12 +316,6 @@ class _Round:
     def _refuse(self, id: int, reason: str) -> None:
         if all(known.client != id for known in self.refusals):
             self.refusals.append(Refusal(id, reason))
-
-    def _count_fault(self, update: Update) -> str | None:
-        registered = self._transport.introduced.get(update.client, update.examples)
-        if update.examples == registered:
-            return None
-        return f"reports {update.examples} examples, but introduced itself with {registered}"
 
     def _enough(self, left: Iterable[int], needed: int | None = None) -> list[int]:
         """Returns the clients that are left, ascending, if a sum of them may be opened and used."""
@@ -379,7 +340,7 @@ class _Round:
         return _NoSum("; ".join([why, *known]))
 
 
-def _fault(message: Message, forms: Mapping[str, Form]) -> str | None:
+def _fault(message: Message, forms: Mapping[str, _Form]) -> str | None:
     """Says what is not as declared, or None."""
     if message.scalars or message.tensors.keys() != forms.keys():
         return "it holds something else than was asked for"
@@ -388,8 +349,3 @@ def _fault(message: Message, forms: Mapping[str, Form]) -> str | None:
         if tuple(tensor.shape) != shape or tensor.dtype != dtype:
             return f"its {name!r} has another form than was asked for"
     return None
-
-
-def _vector(update: Update) -> numpy.ndarray:
-    found: numpy.ndarray = update.extras.tensors[MASKED].numpy().view(numpy.uint64)
-    return found

@@ -5,7 +5,6 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from feddg.clients.sampling import drawn_clients, secret_clients
 from feddg.errors import ClientError, NotEnoughUpdates, RunError
@@ -20,40 +19,6 @@ from feddg.privacy.building import NO_GUARDS, Guards
 from feddg.records import Groups, RoundRow
 from feddg.settings import ExperimentSettings, ServerSettings
 from feddg.styles.statistics import StyleNoise
-
-# The server's state before the first round.
-
-
-def initial_state(
-    method: Method,
-    network: Network,
-    clients: int,
-    *,
-    rounds: int,
-    settings: ServerSettings,
-    guards: Guards = NO_GUARDS,
-) -> State:
-    """Returns the state before round 1 for a freshly built network.
-
-    Args:
-        method: what will be run.
-        network: what it trains.
-        clients: how many there are in all.
-        rounds: how many there will be, for schedules.
-        settings: the server's; its optimizer may keep tensors in the state.
-        guards: may keep tensors in the state, too.
-    """
-    weights: Weights = {name: clone(t) for name, t in network.state_dict().items()}
-    extras = method.initial_extras(network, clients)
-    extras |= averages.initial_extras(settings, method, network)
-    extras |= guards.initial_extras()
-    return State(weights, extras, rounds=rounds)
-
-
-def clone(tensor: Tensor) -> Tensor:
-    """Returns an independent copy."""
-    return tensor.detach().clone()
-
 
 log = logging.getLogger("feddg")
 
@@ -182,6 +147,7 @@ class Server:
     Attributes:
         hooks: all that happens in a round beside the method.
         groups: how the method grouped the clients in the setup phase, if it did.
+        masked: trains the clients where the server sees only sums of updates; None elsewhere.
     """
 
     def __init__(
@@ -202,10 +168,10 @@ class Server:
         self.method, self.state = method, state
         self.per_round, self.settings, self.seed = per_round, settings, seed
         self.ledger, self.checks, self.guards = ledger, checks, guards
-        self.transport, self._opened = transport, opened
+        self.transport, self._opened, self.masked = transport, opened, None
         if guards.masking is not None:
             self._opened = opened or OpenedSums()
-            self.transport = MaskedRounds(
+            self.masked = MaskedRounds(
                 transport, guards.masking, self._opened, settings.min_updates
             )
         self._secret_rate = guards.secret_rate
@@ -279,7 +245,8 @@ class Server:
         for round in self._attempts():
             with round.attempted():
                 sent = self.hooks.broadcast(self.method.broadcast(self.state), round)
-                updates = self.hooks.received(self.transport.train(round.clients, sent), round)
+                carrier = self.masked or self.transport
+                updates = self.hooks.received(carrier.train(round.clients, sent), round)
                 state = self.method.aggregate(self.state.next(), updates)
                 self.state = self.hooks.completed(state, round)
         return round.row
@@ -329,10 +296,9 @@ class Server:
 
         A round whose sum was opened is of the same clients whenever it is done again.
         """
-        if self._opened is not None:
-            opened = self._opened.clients(round)
-            if opened is not None:
-                return list(opened)
+        opened = self._opened.clients(round) if self._opened is not None else None
+        if opened is not None:
+            return list(opened)
         if self._secret_rate is not None:
             return secret_clients(self.transport.clients, self._secret_rate)
         return drawn_clients(self.transport.clients, self.per_round, self.seed, round, attempt)
@@ -340,16 +306,12 @@ class Server:
 
 def _stacked(messages: list[Message]) -> Weights:
     """Stacks tensors that every message holds in the same shape."""
-    first = messages[0].tensors
-    alike = [
-        name
-        for name, tensor in first.items()
-        if all(m.tensors.get(name, _NOTHING).shape == tensor.shape for m in messages)
-    ]
-    return {name: torch.stack([m.tensors[name].cpu() for m in messages]) for name in alike}
-
-
-_NOTHING = torch.empty(0, 0, 0, 0, 0)
+    stacked = {}
+    for name, first in messages[0].tensors.items():
+        held = [m.tensors[name].cpu() for m in messages if name in m.tensors]
+        if len(held) == len(messages) and all(t.shape == first.shape for t in held):
+            stacked[name] = torch.stack(held)
+    return stacked
 
 
 def build_server(
@@ -374,22 +336,21 @@ def build_server(
         guards: what happens to updates on their way.
         style_noise: how styles are noised before they leave a client, if they are.
         ledger: where every message is entered; nowhere by default.
-        state: where to start; before round 1 by default.
+        state: where to start; by default before round 1, with a freshly built network.
         **more: of :class:`Server`.
     """
     count = len(transport.clients)
+    if state is None:
+        weights = {name: tensor.detach().clone() for name, tensor in network.state_dict().items()}
+        extras = method.initial_extras(network, count)
+        extras |= averages.initial_extras(settings.server, method, network)
+        extras |= guards.initial_extras()
+        state = State(weights, extras, rounds=settings.train.rounds)
+        state.to(next(network.parameters()).device)
     return Server(
         method,
         transport,
-        state
-        or initial_state(
-            method,
-            network,
-            count,
-            rounds=settings.train.rounds,
-            settings=settings.server,
-            guards=guards,
-        ),
+        state,
         per_round=settings.clients.per_round,
         settings=settings.server,
         seed=settings.seed,

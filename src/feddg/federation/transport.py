@@ -42,9 +42,9 @@ class Ledger:
 
     def update(self, round: int, update: Update) -> None:
         """Enters a client's update."""
-        said: dict[str, Scalar] = {f"terms/{name}": value for name, value in update.terms.items()}
-        said |= {"examples": update.examples, "images": update.images, "seconds": update.seconds}
-        extras = Message(update.extras.tensors, {**update.extras.scalars, **said})
+        logs: dict[str, Scalar] = {f"terms/{name}": value for name, value in update.terms.items()}
+        logs |= {"examples": update.examples, "images": update.images, "seconds": update.seconds}
+        extras = Message(update.extras.tensors, {**update.extras.scalars, **logs})
         self._enter(round, "up", update.client, "update", update.weights, extras)
 
     def message(

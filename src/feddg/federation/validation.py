@@ -15,7 +15,6 @@ from feddg.messages import (
     Known,
     Message,
     Refusal,
-    Scalar,
     Sent,
     Update,
     Weights,
@@ -205,8 +204,8 @@ class MessageChecks(RoundHook):
         count, introduced = update.examples, self._introduced.get(update.client)
         if not update.members:
             if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-                said = plain_text(count, 40)
-                return f"reports {said} examples; an update needs a whole number of at least 1"
+                number = plain_text(count, 40)
+                return f"reports {number} examples; an update needs a whole number of at least 1"
             if introduced is not None and count != introduced:
                 return f"reports {count} examples, but introduced itself with {introduced}"
         fault = layout_fault(update.weights, self._weights) or self._statistics_fault(update)
@@ -270,23 +269,20 @@ class MessageChecks(RoundHook):
         declared = self._sent.get(purpose, {})
         bound: dict[str, int] = {}
         met: set[str] = set()
-        for name, value in _entries(message):
+        for name, value in (*message.tensors.items(), *message.scalars.items()):
             key = next((key for key in declared if fnmatchcase(name, key)), None)
             if key is None:
                 return f"has an undeclared entry {plain_text(name, 60)!r}"
             met.add(key)
-            fault = self._entry_fault(declared[key], known, name, value, bound)
+            form = declared[key]
+            if isinstance(value, Tensor):
+                fault = form.tensor_fault(self._method, known, name, value, bound)
+            else:
+                fault = form.number_fault(self._method, known, name, value)
             if fault is not None:
                 return f"its {plain_text(name, 60)!r} {fault}"
         missing = sorted(declared.keys() - met)
         return f"lacks {missing[0]!r}" if missing else None
-
-    def _entry_fault(
-        self, form: Sent, known: Known, name: str, value: Tensor | Scalar, bound: dict[str, int]
-    ) -> str | None:
-        if isinstance(value, Tensor):
-            return form.tensor_fault(self._method, known, name, value, bound)
-        return form.number_fault(self._method, known, name, value)
 
 
 def layout_fault(weights: Weights, expected: Mapping[str, Tensor]) -> str | None:
@@ -303,8 +299,3 @@ def layout_fault(weights: Weights, expected: Mapping[str, Tensor]) -> str | None
             got = f"{tuple(tensor.shape)} {tensor.dtype}"
             return f"weight {name!r} is {got}, expected {tuple(want.shape)} {want.dtype}"
     return None
-
-
-def _entries(message: Message) -> Iterator[tuple[str, Tensor | Scalar]]:
-    yield from message.tensors.items()
-    yield from message.scalars.items()

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal
@@ -191,20 +191,13 @@ class Account:
     """What a run has spent, by kind of message and unit.
 
     Args:
-        rows: of earlier parts of the run.
         write: keeps a row, so that it is on disk when the call returns.
     """
 
-    def __init__(
-        self,
-        rows: Iterable[PrivacyRow] = (),
-        write: Callable[[PrivacyRow], None] = lambda row: None,
-    ) -> None:
+    def __init__(self, write: Callable[[PrivacyRow], None] = lambda row: None) -> None:
         self._write = write
         self._known: dict[tuple[str, Unit], dict[int, list[float]]] = defaultdict(dict)
         self._secret: dict[tuple[str, Unit], list[tuple[float, float]]] = defaultdict(list)
-        for row in rows:
-            self.enter(row)
 
     def charge(self, release: Release, delta: float, budget: float | None = None) -> None:
         """Enters a release that is about to be made.

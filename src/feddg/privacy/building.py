@@ -8,18 +8,18 @@ from torch import nn
 
 from feddg.clients.sampling import Schedule
 from feddg.diagnostics import Diagnostic
-from feddg.errors import ExperimentError, nearest
+from feddg.errors import ExperimentError, field_fault
 from feddg.messages import Message, Sent, Update, Weights
 from feddg.methods.base import Method, local_names, shared_parameters
 from feddg.privacy.accounting import Account, require_meaning
 from feddg.privacy.guard import (
     GUARDS,
     MEMORY,
-    Circumstances,
     Guard,
     WeightFacts,
     require_compatible,
     require_styles,
+    traits_of,
     under,
 )
 from feddg.privacy.noise import Clipping, NoisedRecords, NoisedStyles
@@ -192,8 +192,8 @@ def build_guards(
         guards.insert(0, NoisedRecords(privacy, planned, epochs))
     seen_to = privacy.style_epsilon is not None or privacy.open_styles
     covered = type(method).noises if seen_to else frozenset[str]()
-    circumstances = Circumstances(trains_statistics, covered)
-    require_compatible(guards, method, network, circumstances=circumstances, updates=updates)
+    traits = traits_of(method, network, trains_statistics=trains_statistics, covered=covered)
+    require_compatible(guards, traits, method, updates=updates)
     return Guards(guards, facts_of(method, network))
 
 
@@ -207,27 +207,21 @@ def guard_of(choice: GuardChoice) -> Guard:
     try:
         return guard(guard.Settings(**choice.settings))
     except ValidationError as error:
-        fault = error.errors()[0]
-        field = ".".join(str(part) for part in fault["loc"])
         known = list(guard.Settings.model_fields)
-        wrong = f": {fault['msg']} (got {fault['input']!r})"
-        if fault["type"] == "extra_forbidden":
-            listing = ", ".join(known) or "none at all"
-            wrong = f" is unknown{nearest(field, known)}; it has: {listing}"
-        raise ExperimentError(f"guard {guard.name}, setting {field!r}{wrong}") from None
+        raise ExperimentError(f"guard {guard.name}: {field_fault(error, known)}") from None
 
 
-def resolved_choice(said: Any) -> dict[str, Any]:
+def resolved_choice(written: Any) -> dict[str, Any]:
     """Returns a guard's name with all its settings, from what an experiment says of it.
 
     Raises:
         ExperimentError: it names no guard that can be had this way.
     """
     try:
-        choice = GuardChoice.model_validate(said)
+        choice = GuardChoice.model_validate(written)
     except ValidationError:
         raise ExperimentError(
-            f"guards: write names, or a name with settings, not {said!r}; there are: "
+            f"guards: write names, or a name with settings, not {written!r}; there are: "
             f"{GUARDS.names()}"
         ) from None
     if choice.name == Clipping.name:

@@ -17,7 +17,7 @@ every method goes through are after pfl-research (Granqvist et al., NeurIPS 2024
 """
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeVar
 
@@ -63,8 +63,7 @@ class Guard(RoundHook):
         name: registry name, and prefix of all it sends or keeps.
         summary: one line.
         Settings: the pydantic model of its settings.
-        breaks: what of a method it cannot survive, by :data:`feddg.privacy.guard.TRAITS`,
-            and why.
+        breaks: what of a method it cannot survive, by :data:`TRAITS`, and why.
         looks: whether it looks at single updates at the server, though it fuses nothing.
         sums: whether the server sees nothing but sums of updates; it has :meth:`mask` and
             :meth:`answer`.
@@ -213,87 +212,58 @@ def register(guard: G) -> G:
 
 
 # Which methods survive which guards, and which guards each other: the one place that decides.
-#
-# A method's traits are read from what it declares and overrides; a guard says which it breaks.
 
 
 DESCRIPTIONS, EXTRAS, LOCAL = "descriptions", "extras", "local entries"
 FUSION, STATISTICS, TRAINING = "own fusion", "trained statistics", "own training"
+TRAITS = (TRAINING, DESCRIPTIONS, EXTRAS, LOCAL, FUSION, STATISTICS)
+"""What of a method a guard may break."""
 
 
-@dataclass(frozen=True)
-class Circumstances:
-    """What decides beside the method and its network.
+def traits_of(
+    method: Method, network: nn.Module, *, trains_statistics: bool, covered: frozenset[str]
+) -> dict[str, str | None]:
+    """Returns what a method has of each of :data:`TRAITS`, or None, from what it declares.
 
-    Attributes:
+    Args:
+        method: whose updates pass.
+        network: what it trains.
         trains_statistics: whether batch normalisation's running statistics are trained.
         covered: entries of what the method sends that are seen to otherwise.
     """
+    kind = type(method)
+    found: dict[str, str | None] = dict.fromkeys(TRAITS)
 
-    trains_statistics: bool = False
-    covered: frozenset[str] = frozenset()
+    def first_own(*hooks: str) -> str | None:
+        return next((h for h in hooks if getattr(kind, h) is not getattr(Method, h)), None)
 
-
-Trait = Callable[[Method, nn.Module, Circumstances], str | None]
-
-
-def _sent(method: Method, *, in_update: bool, covered: frozenset[str] = frozenset()) -> str | None:
-    more = sorted(type(method).sends.keys() - Method.sends.keys() - covered)
-    found = [entry for entry in more if entry.startswith("update/") == in_update]
-    if not found:
-        return None
-    return f"{found[0]} ({type(method).sends[found[0]]}) leaves the client as well"
-
-
-def _local(method: Method, network: nn.Module) -> str | None:
-    names = sorted(local_names(method, network))
-    return f"{names[0]!r} and {len(names) - 1} more stay with each client" if names else None
-
-
-def _fusion(method: Method) -> str | None:
-    for hook in ("aggregate", "share", "after_round"):
-        if getattr(type(method), hook) is not getattr(Method, hook):
-            return f"it has its own {hook!r}, which is made for every client's own update"
-    return None
-
-
-def _training(method: Method) -> str | None:
-    for hook in ("network", "begin", "loss", "head_loss", "step", "optimizer"):
-        if getattr(type(method), hook) is not getattr(Method, hook):
-            return f"it trains in its own way ({hook!r})"
-    return None
-
-
-TRAITS: dict[str, Trait] = {
-    TRAINING: lambda method, network, at: _training(method),
-    DESCRIPTIONS: lambda method, network, at: _sent(method, in_update=False, covered=at.covered),
-    EXTRAS: lambda method, network, at: _sent(method, in_update=True),
-    LOCAL: lambda method, network, at: _local(method, network),
-    FUSION: lambda method, network, at: _fusion(method),
-    STATISTICS: lambda method, network, at: (
-        "it trains running statistics of batch normalisation"
-        if at.trains_statistics and statistics_names(network)
-        else None
-    ),
-}
-"""What a guard may break, with the finding in a method, network and normalisation, or None."""
+    for entry in sorted(kind.sends.keys() - Method.sends.keys(), reverse=True):
+        trait = EXTRAS if entry.startswith("update/") else DESCRIPTIONS
+        if trait == EXTRAS or entry not in covered:
+            found[trait] = f"{entry} ({kind.sends[entry]}) leaves the client as well"
+    local = sorted(local_names(method, network))
+    if local:
+        found[LOCAL] = f"{local[0]!r} and {len(local) - 1} more stay with each client"
+    hook = first_own("aggregate", "share", "after_round")
+    if hook is not None:
+        found[FUSION] = f"it has its own {hook!r}, which is made for every client's own update"
+    hook = first_own("network", "begin", "loss", "head_loss", "step", "optimizer")
+    if hook is not None:
+        found[TRAINING] = f"it trains in its own way ({hook!r})"
+    if trains_statistics and statistics_names(network):
+        found[STATISTICS] = "it trains running statistics of batch normalisation"
+    return found
 
 
 def require_compatible(
-    guards: Sequence[Guard],
-    method: Method,
-    network: nn.Module,
-    *,
-    circumstances: Circumstances,
-    updates: int,
+    guards: Sequence[Guard], traits: Mapping[str, str | None], method: Method, *, updates: int
 ) -> None:
     """Raises ExperimentError, with the reason, if the guards cannot do what they say.
 
     Args:
         guards: in their order.
+        traits: what the method has that guards may break, see :func:`traits_of`.
         method: whose updates pass.
-        network: what it trains.
-        circumstances: what else decides.
         updates: clients of a round.
     """
     for one, other in itertools.combinations(guards, 2):
@@ -302,10 +272,9 @@ def require_compatible(
             raise ExperimentError(fault)
     for guard in guards:
         for trait, reason in guard.breaks.items():
-            found = TRAITS[trait](method, network, circumstances)
-            if found:
+            if traits[trait]:
                 raise ExperimentError(
-                    f"{guard.name} does not go with {method.name}: {found}, {reason}"
+                    f"{guard.name} does not go with {method.name}: {traits[trait]}, {reason}"
                 )
         if updates < guard.least:
             raise ExperimentError(

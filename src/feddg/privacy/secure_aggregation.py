@@ -198,12 +198,6 @@ def decoded(total: numpy.ndarray, received: Weights) -> tuple[Weights, int]:
     return {name: weights[name] for name in received}, count
 
 
-def added(values: numpy.ndarray, more: numpy.ndarray, plus: bool) -> numpy.ndarray:
-    """Returns ``values + more`` modulo 2^64, or their difference."""
-    found: numpy.ndarray = values + more if plus else values - more
-    return found
-
-
 def unmasked(
     sums: Sequence[numpy.ndarray],
     seeds: Sequence[bytes],
@@ -226,7 +220,7 @@ def unmasked(
     for gone, private in lost:
         for id, public in left:
             more = mask(agreed(private, public, "mask"), len(total))
-            total = added(total, more, id > gone)
+            total = total + more if id > gone else total - more
     return total
 
 
@@ -354,8 +348,11 @@ class SecureAggregation(Guard):
         if "ids" in secrets:
             raise ClientError("has shared its secrets already")
         ids, keys = question.tensors["ids"].cpu(), question.tensors["keys"].cpu()
-        place = self._place(id, ids)
-        self._require_one_sum(round, set(ids.tolist()), secrets)
+        listed = ids.tolist()
+        if len(set(listed)) < len(listed) or id not in listed or len(listed) < FEWEST:
+            raise ClientError(f"masks with at least {FEWEST} clients, itself among them, each once")
+        place = listed.index(id)
+        self._require_one_sum(round, set(listed), secrets)
         own = _bytes(secrets["own"])
         public = [_bytes(pair) for pair in keys]
         if public[place] != [public_key(key) for key in own]:
@@ -366,7 +363,7 @@ class SecureAggregation(Guard):
         of_key, of_seed = (split(s, needed, len(ids)) for s in (own[0], seed))
         pairs = [one + other for one, other in zip(of_key, of_seed)]
         rows = [bytes(SEALED)] * len(ids)
-        for other, to in enumerate(ids.tolist()):
+        for other, to in enumerate(listed):
             if other != place:
                 key = agreed(own[1], public[other][1], "shares")
                 rows[other] = sealed(key, pairs[other], (round, id, to))
@@ -430,8 +427,8 @@ class SecureAggregation(Guard):
         values = values + mask(bytes(secrets["seed"].tolist()), len(values))
         for id in members.tolist():
             if id != update.client:
-                seed = agreed(own[0], keys[places[id]][0], "mask")
-                values = added(values, mask(seed, len(values)), update.client < id)
+                more = mask(agreed(own[0], keys[places[id]][0], "mask"), len(values))
+                values = values + more if update.client < id else values - more
         secrets |= {"members": members.clone(), KNOWN + "id": torch.tensor(update.client)}
         tried = _tried(int(secrets["round"]))
         secrets[f"{tried}{sum(name.startswith(tried) for name in secrets)}"] = ids.clone()
@@ -474,12 +471,6 @@ class SecureAggregation(Guard):
         secrets |= {"round": torch.tensor(round), KNOWN + "round": torch.tensor(round)}
         secrets[KNOWN + "opened"] = torch.tensor(sorted(survivors))
         return Message({"opened": _rows(rows)})
-
-    def _place(self, id: int, ids: Tensor) -> int:
-        listed = ids.tolist()
-        if len(set(listed)) < len(listed) or id not in listed or len(listed) < FEWEST:
-            raise ClientError(f"masks with at least {FEWEST} clients, itself among them, each once")
-        return listed.index(id)
 
     def _require_members(self, id: int, told: Tensor, among: Sequence[int], least: int) -> None:
         listed = told.tolist()

@@ -17,10 +17,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from feddg.data.pixels import as_unit
 from feddg.errors import RunError
 from feddg.federation.inprocess import InProcess
-from feddg.messages import Message, Update, Weights
-from feddg.methods.base import Method, Redraws, has_global_model, title_of
+from feddg.messages import Update, Weights
+from feddg.methods.base import Redraws, has_global_model, title_of
 from feddg.records import client_name
 from feddg.rng import stream
+from feddg.runs.figures import some_of_each
 from feddg.runs.folder import SNAPSHOTS, checkpoint_weights
 from feddg.runs.model import Subject, load_subject
 from feddg.runs.prepare import Progress, cache_folder
@@ -35,8 +36,12 @@ PER_DOMAIN = 150
 
 def feature_maps(subject: Subject, folder: Path, progress: Progress) -> dict[str, Any]:
     """t-SNE maps of some images' features before training, at snapshots, and at the end."""
-    rows = _some_of_each_domain(subject)
     table, held = subject.images.table, subject.images.splits
+    # Of training domains from the part that nobody trained on, if there is one.
+    rows = numpy.concatenate([held.test, held.val, held.id_test, held.id_val])
+    trained = ~numpy.isin(table.domains[held.train], table.domains[rows])
+    rows = numpy.concatenate([rows, held.train[trained]])
+    rows = some_of_each(table.domains, rows, PER_DOMAIN, subject.experiment.seed, "t-SNE")
     weights = {0: subject.first} | snapshots(folder) | {subject.state.round: subject.state.weights}
     maps = []
     for done, (round_, of_round) in enumerate(sorted(weights.items())):
@@ -68,20 +73,6 @@ def snapshots(folder: Path) -> dict[int, Weights]:
         except (OSError, SafetensorError, ValueError) as error:
             raise RunError(f"{file} is damaged: {why(error)}. Delete it, or run again.") from None
     return found
-
-
-def _some_of_each_domain(subject: Subject) -> numpy.ndarray:
-    """Some rows of each domain, of training domains from the part nobody trained on if there is."""
-    splits, domains = subject.images.splits, subject.images.table.domains
-    unused = numpy.concatenate([splits.test, splits.val, splits.id_test, splits.id_val])
-    chosen = []
-    for domain in numpy.unique(domains):
-        own = unused[domains[unused] == domain]
-        if len(own) == 0:
-            own = splits.train[domains[splits.train] == domain]
-        chance = stream(subject.experiment.seed, "t-SNE", int(domain))
-        chosen.append(own[torch.randperm(len(own), generator=chance)[:PER_DOMAIN].numpy()])
-    return numpy.concatenate(chosen)
 
 
 def over_batches(subject: Subject, rows: numpy.ndarray, work: Callable[[Tensor], Tensor]) -> Tensor:
@@ -163,56 +154,48 @@ class Plane:
 
     Attributes:
         origin: the first model.
-        along: unit direction to the second.
+        along: unit direction to the second, over all floats in their order ``(n,)``.
         across: unit direction to the third, made orthogonal to ``along``.
     """
 
     origin: Weights
-    along: Weights
-    across: Weights
+    along: Tensor
+    across: Tensor
 
     @classmethod
     def through(cls, first: Weights, second: Weights, third: Weights) -> "Plane":
         """Returns the plane; of three models on one line, ``across`` is zero."""
-        along = _unit(_minus(second, first))
-        whole = rest = _minus(third, first)
+        start = _vector(first, first)
+        along = _unit(_vector(second, first) - start)
+        whole = rest = _vector(third, first) - start
         for _ in range(2):  # once more takes away what rounding left
-            shadow = _dot(rest, along)
-            rest = {name: t - shadow * along[name] for name, t in rest.items()}
-        if _dot(rest, rest) <= ON_ONE_LINE**2 * _dot(whole, whole):
-            rest = {name: torch.zeros_like(t) for name, t in rest.items()}
+            rest = rest - rest.dot(along) * along
+        if rest.dot(rest) <= ON_ONE_LINE**2 * whole.dot(whole):
+            rest = torch.zeros_like(rest)
         return cls(first, along, _unit(rest))
 
     def place(self, weights: Weights) -> tuple[float, float]:
         """Returns a model's coordinates in the plane."""
-        offset = _minus(weights, self.origin)
-        return _dot(offset, self.along), _dot(offset, self.across)
+        offset = _vector(weights, self.origin) - _vector(self.origin, self.origin)
+        return float(offset.dot(self.along)), float(offset.dot(self.across))
 
     def weights(self, x: float, y: float) -> Weights:
         """Returns the model at a place; entries that are no floats are the first model's."""
-        moved = {
-            name: self.origin[name] + x * self.along[name] + y * self.across[name]
-            for name in self.along
-        }
-        return self.origin | moved
+        moved = _vector(self.origin, self.origin) + x * self.along + y * self.across
+        own = {n: t for n, t in self.origin.items() if t.is_floating_point()}
+        parts = moved.split([tensor.numel() for tensor in own.values()])
+        return self.origin | {n: part.view_as(own[n]) for n, part in zip(own, parts)}
 
 
-def _floats(weights: Weights) -> Weights:
-    return {name: t.float() for name, t in weights.items() if t.is_floating_point()}
+def _vector(weights: Weights, like: Weights) -> Tensor:
+    """Returns all floats of a model in one vector, in the order of another one's entries."""
+    names = [name for name, tensor in like.items() if tensor.is_floating_point()]
+    return torch.cat([weights[name].float().flatten() for name in names])
 
 
-def _minus(one: Weights, other: Weights) -> Weights:
-    taken = _floats(other)
-    return {name: t - taken[name] for name, t in _floats(one).items()}
-
-
-def _dot(one: Weights, other: Weights) -> float:
-    return float(sum((one[name] * other[name]).sum().double() for name in other))
-
-
-def _unit(direction: Weights) -> Weights:
-    length = _dot(direction, direction) ** 0.5
-    return {name: t / length if length else t for name, t in direction.items()}
+def _unit(direction: Tensor) -> Tensor:
+    length = direction.norm()
+    return direction / length if length else direction
 
 
 def _ticks(places: Sequence[float]) -> list[float]:
@@ -222,10 +205,9 @@ def _ticks(places: Sequence[float]) -> list[float]:
 
 
 def _sample(rows: numpy.ndarray, subject: Subject, name: str) -> numpy.ndarray:
-    chance = stream(subject.experiment.seed, "landscape", name)
-    chosen: numpy.ndarray = torch.randperm(len(rows), generator=chance).numpy()
-    taken: numpy.ndarray = rows[chosen[:LANDSCAPE_IMAGES]]
-    return taken
+    generator = stream(subject.experiment.seed, "landscape", name)
+    chosen: numpy.ndarray = rows[torch.randperm(len(rows), generator=generator).numpy()]
+    return chosen[:LANDSCAPE_IMAGES]
 
 
 def _losses(subject: Subject, weights: Weights, rows: dict[str, numpy.ndarray]) -> dict[str, float]:
@@ -250,31 +232,24 @@ MOST_CLIENTS, GREY_IMAGES, GREY_BINS = 6, 64, 32
 def grey_levels(subject: Subject, progress: Progress) -> dict[str, Any]:
     """Histograms of some clients' grey levels, before and after the method re-draws images."""
     domains = subject.main_domains()
-    order = numpy.lexsort((numpy.arange(len(domains)), _occurrence(domains)))
+    # First one client of each domain, then a second one, ...
+    earlier = [int((domains[:i] == domain).sum()) for i, domain in enumerate(domains)]
+    order = numpy.argsort(earlier, kind="stable")
     before, after, names = [], [], []
     for done, client in enumerate(order[:MOST_CLIENTS].tolist()):
         progress("grey levels", done, min(len(order), MOST_CLIENTS))
         images = subject.images.examples(client).images()[:GREY_IMAGES]
         if len(images) == 0:
             continue
-        redrawn = _redrawn(subject.method, images, subject.state.agreed)
+        redrawn = None
+        if isinstance(subject.method, Redraws):
+            with torch.no_grad():
+                redrawn = subject.method.preview(images, subject.state.agreed)
         before.append(grey_histogram(images))
         after.append(None if redrawn is None else grey_histogram(redrawn))
         domain = subject.images.partition.domain_ids[int(domains[client])]
         names.append(f"{client_name(client)}, {subject.images.table.domain_names[domain]}")
     return {"clients": names, "before": before, "after": after}
-
-
-def _occurrence(values: numpy.ndarray) -> numpy.ndarray:
-    """How often each value stood before in the array: 0 for the first of its kind."""
-    return numpy.array([int((values[:i] == v).sum()) for i, v in enumerate(values)])
-
-
-def _redrawn(method: Method, images: Tensor, agreed: Message | None) -> Tensor | None:
-    if not isinstance(method, Redraws):
-        return None
-    with torch.no_grad():
-        return method.preview(images, agreed)
 
 
 def grey_histogram(images: Tensor) -> list[float]:
@@ -311,8 +286,12 @@ def analyse(
     if not has_global_model(subject.method, subject.worker.network):
         name = subject.method.name
         raise RunError(f"{folder}: under {name} there is no global model to look into")
-    rival = None if beside is None else _rival(Path(beside), subject)
-    rival_name = "" if beside is None else f"{title_of(read_run(Path(beside)).method)} model"
+    rival, rival_name = None, ""
+    if beside is not None:
+        rival, own = checkpoint_weights(Path(beside)), subject.state.weights
+        if {n: t.shape for n, t in rival.items()} != {n: t.shape for n, t in own.items()}:
+            raise RunError(f"{beside} trained another network; name a run with the same one")
+        rival_name = f"{title_of(read_run(Path(beside)).method)} model"
     content = {
         "features": feature_maps(subject, Path(folder), progress),
         "landscape": loss_landscape(subject, rival, rival_name, progress),
@@ -325,11 +304,3 @@ def analyse(
     except OSError as error:
         raise RunError(f"Cannot write {path}: {why(error)}.") from None
     return path
-
-
-def _rival(folder: Path, subject: Subject) -> Weights:
-    weights = checkpoint_weights(folder)
-    own = subject.state.weights
-    if {n: t.shape for n, t in weights.items()} != {n: t.shape for n, t in own.items()}:
-        raise RunError(f"{folder} trained another network; name a run with the same one")
-    return weights

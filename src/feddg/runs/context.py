@@ -3,7 +3,7 @@
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -125,16 +125,6 @@ SHARES = tuple(tenth / 10 for tenth in range(1, 11))
 """Shares of the served weights among which ``auto`` chooses."""
 
 
-def _require_validation(experiment: Experiment, evaluation: Evaluation | None) -> None:
-    """Raises ExperimentError where a share is to be chosen on images that nobody set aside."""
-    splits = evaluation.splits if evaluation is not None else {}
-    if experiment.server.interpolate == "auto" and ID_VAL not in splits:
-        raise ExperimentError(
-            "server.interpolate: auto chooses on in-domain validation images, and there are none "
-            "here; set data.id_val above 0, or say a share such as 0.5"
-        )
-
-
 class Interpolation(RoundHook):
     """Makes the interpolated weights of a run, and keeps them.
 
@@ -145,6 +135,9 @@ class Interpolation(RoundHook):
         evaluation: what ``auto`` chooses on.
         folder: the run's.
         models: the models the run keeps.
+
+    Raises:
+        ExperimentError: a share is to be chosen on images that nobody set aside.
     """
 
     def __init__(
@@ -156,8 +149,17 @@ class Interpolation(RoundHook):
         folder: RunFolder,
         models: KeptModels,
     ) -> None:
-        _require_validation(experiment, evaluation)
-        if experiment.server.interpolate != "none" and experiment.model.weights is None:
+        self._settings, self._first = experiment.server, experiment.train.head_rounds
+        self._method, self._network, self._evaluation = method, network, evaluation
+        self._folder, self._models = folder, models
+        if self._settings.interpolate == "auto" and (
+            evaluation is None or ID_VAL not in evaluation.splits
+        ):
+            raise ExperimentError(
+                "server.interpolate: auto chooses on in-domain validation images, and there are "
+                "none here; set data.id_val above 0, or say a share such as 0.5"
+            )
+        if experiment.model.weights is None:
             emit(
                 Diagnostic(
                     "interpolates-random-weights",
@@ -167,24 +169,15 @@ class Interpolation(RoundHook):
                     "Choose pretrained weights (model.weights), or do not interpolate.",
                 )
             )
-        self._settings, self._first = experiment.server, experiment.train.head_rounds
-        self._method, self._network, self._evaluation = method, network, evaluation
-        self._folder, self._models = folder, models
 
-    def completed(self, state: State, round: Round) -> State:
-        """See :meth:`note`."""
-        self.note(state)
+    def completed(self, state: State, round: Round | None = None) -> State:
+        """Keeps the weights that training of the whole network starts from, when it does."""
+        if state.round == self._first:
+            self._models.keep(START, f"round-{state.round}.safetensors", state.weights)
         return state
 
-    def note(self, state: State) -> None:
-        """Keeps the weights that training of the whole network starts from, when it does."""
-        if self._settings.interpolate != "none" and state.round == self._first:
-            self._models.keep(START, f"round-{state.round}.safetensors", state.weights)
-
-    def finish(self, state: State) -> Weights | None:
-        """Returns the interpolated weights after the last round, kept; None if none are wanted."""
-        if self._settings.interpolate == "none":
-            return None
+    def finish(self, state: State) -> Weights:
+        """Returns the interpolated weights after the last round, which the run keeps from now."""
         start, end = self._models.read(START), served(state, self._settings.serve)
         local = local_names(self._method, self._network)
         tried: dict[float, float] = {}
@@ -196,24 +189,18 @@ class Interpolation(RoundHook):
         weights = interpolated(start, end, share, local)
         self._models.keep(INTERPOLATED, f"{INTERPOLATED}.safetensors", weights)
         self._models.drop(START)
-        _write(self._folder, share, tried)
+        content = {"share": share, "in_domain_validation": {str(s): a for s, a in tried.items()}}
+        self._folder.replace(f"{MODELS}/interpolation.json", json.dumps(content, indent=1) + "\n")
+        log.info("interpolated: %g of the served weights", share)
         return weights
 
     def _accuracy(self, weights: Weights) -> float:
         """Returns the in-domain validation accuracy, mean over domains; no other split is seen."""
         assert self._evaluation is not None
-        splits = {ID_VAL: self._evaluation.splits[ID_VAL]}
-        load_weights(self._network, weights)
-        scores = replace(self._evaluation, splits=splits).scores(
-            self._method.predictor(self._network)
-        )
+        in_domain = {ID_VAL: self._evaluation.splits[ID_VAL]}
+        evaluation = replace(self._evaluation, splits=in_domain)
+        scores = evaluation.scores(predictor(self._method, self._network, weights))
         return sum(score.accuracy for score in scores) / len(scores)
-
-
-def _write(folder: RunFolder, share: float, tried: Mapping[float, float]) -> None:
-    content = {"share": share, "in_domain_validation": {str(s): a for s, a in tried.items()}}
-    folder.replace(f"{MODELS}/interpolation.json", json.dumps(content, indent=1) + "\n")
-    log.info("interpolated: %g of the served weights", share)
 
 
 # Which weights are measured after a round, and the measuring: the global model or clients' own.
@@ -235,8 +222,7 @@ def measured(
     method = server.method
     if has_global_model(method, network):
         return evaluation.scores(predictor(method, network, weights))
-    memories = server.transport.memories
-    ids = server.transport.clients
+    memories, ids = server.transport.memories, server.transport.clients
     local = local_names(method, network)
     waiting = sum(id not in memories for id in ids)
     found: list[list[Score]] = []
@@ -245,8 +231,7 @@ def measured(
     for id in ids:
         if id in memories:
             own = {name: tensor for name, tensor in memories[id].items() if name in local}
-            load_weights(network, own)
-            found.append(evaluation.scores(method.predictor(network)))
+            found.append(evaluation.scores(predictor(method, network, own)))
     return [mean_score(scores) for scores in zip(*found, strict=True)]
 
 
@@ -258,7 +243,7 @@ class Measurer(RoundHook):
         network: takes the weights in turn.
         evaluation: the images here, if any.
         elsewhere: measures where other images are.
-        interpolation: mixes the final weights with those that training began from.
+        interpolation: mixes the final weights with those that training began from, if asked to.
         observer: is told the scores.
 
     Attributes:
@@ -273,7 +258,7 @@ class Measurer(RoundHook):
         network: Network,
         evaluation: Evaluation | None,
         elsewhere: Elsewhere,
-        interpolation: Interpolation,
+        interpolation: Interpolation | None,
         observer: Observer,
     ) -> None:
         self._experiment, self._network = experiment, network
@@ -313,5 +298,6 @@ class Measurer(RoundHook):
             wanted = due or mean == self._experiment.server.serve
             if wanted and rounds_in(state, mean):
                 found[mean] = served(state, mean)
-        mixture = self._interpolation.finish(state) if last else None
-        return found if mixture is None else found | {INTERPOLATED: mixture}
+        if last and self._interpolation is not None:
+            found[INTERPOLATED] = self._interpolation.finish(state)
+        return found

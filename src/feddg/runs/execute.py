@@ -4,7 +4,7 @@ import hashlib
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,10 +30,9 @@ from feddg.evaluation.accuracy import (
 from feddg.experiment import Experiment, load_stored
 from feddg.federation.averages import served
 from feddg.federation.masked_rounds import OpenedSums
-from feddg.federation.server import Server, build_server, initial_state
+from feddg.federation.server import Server, build_server
 from feddg.federation.transport import Ledger, Transport
 from feddg.methods.base import Round, RoundHook, State, has_global_model
-from feddg.models.network import Network
 from feddg.privacy.accounting import Account
 from feddg.privacy.building import Guards
 from feddg.records import (
@@ -247,14 +246,15 @@ def _chosen(record: RunRecord, rule: SelectionRule) -> dict[str, Any] | None:
     round = rule.choose(record.evaluations)
     if round is None:
         return None
+    evaluations = record.evaluations.of(rule.weights)
     scores: dict[str, Any] = {"round": round}
     for split in SPLITS:
-        rows = record.evaluations.of(rule.weights).at(round, split)
+        rows = evaluations.at(round, split)
         if rows:
             scores[split] = {
                 "accuracy": rule.measure(record.evaluations, round, split),
                 "loss": sum(row.loss for row in rows) / len(rows),
-                "metrics": _aggregates(record.evaluations.of(rule.weights), round, split),
+                "metrics": _aggregates(evaluations, round, split),
                 "domains": {row.domain: _domain(record.evaluations, row) for row in rows},
             }
     return scores
@@ -262,15 +262,13 @@ def _chosen(record: RunRecord, rule: SelectionRule) -> dict[str, Any] | None:
 
 def _aggregates(evaluations: Evaluations, round: int, split: str) -> dict[str, dict[str, float]]:
     """Every metric of a split over its domains, by metric and aggregate, as far as known."""
-    found = {
-        metric: {
-            name: value
-            for name in AGGREGATES
-            if (value := evaluations.value(round, split, metric, name)) is not None
-        }
-        for metric in evaluations.metrics(split)
-    }
-    return {metric: values for metric, values in found.items() if values}
+    found: dict[str, dict[str, float]] = {}
+    for metric in evaluations.metrics(split):
+        for name in AGGREGATES:
+            value = evaluations.value(round, split, metric, name)
+            if value is not None:
+                found.setdefault(metric, {})[name] = value
+    return found
 
 
 def _domain(evaluations: Evaluations, row: EvaluationRow) -> dict[str, Any]:
@@ -482,8 +480,6 @@ class _Execution:
     prepare: Prepare
     snapshots: Collection[int] = ()
     seconds: dict[str, float] = field(default_factory=dict)
-    network: Network = field(init=False)
-    classes: tuple[str, ...] = ()
     diagnostics: list[Diagnostic] = field(default_factory=list)
 
     def carry_out(self) -> None:
@@ -503,120 +499,105 @@ class _Execution:
     def _run(self) -> None:
         experiment, folder = self.experiment, self.folder
         checkpoint = folder.load_checkpoint()
+        done = checkpoint.state.round if checkpoint else 0
         with self.timed("prepare"):
             memories = checkpoint.memories if checkpoint else {}
             found = self.prepare(experiment, self.cache, self.observer.work, memories)
-            self.network = found.worker.network
-            self.classes = tuple(found.clients.classes)
-        transport, clients = found.transport, len(found.transport.clients)
-        last = checkpoint.state.round if checkpoint else -1
-        layouts = folder.cut_records(last, keep_ledger=found.remote)
-        state = checkpoint.state if checkpoint else self._first_state(found, clients)
-        state.rounds = experiment.train.rounds
-        state = state.to(found.worker.device)
-        files = checkpoint.models if checkpoint else {}
-        before = read_run(folder.path).metrics.evaluations
-        kept = KeptModels(folder, files, before, experiment.evaluate)
-        writer = Records(folder, transport, kept, self.snapshots)
-        ledger = Ledger(writer.carried if found.remote else writer.entered, layouts)
-        found.guards.charge_to(open_account(folder, found.guards, state.round))
-        if found.evaluation is not None:
-            thin = about_support(found.evaluation.support(), found.clients.classes)
+        method, guards, evaluation = found.method, found.guards, found.evaluation
+        network, device = found.worker.network, found.worker.device
+        layouts = folder.cut_records(done if checkpoint else -1, keep_ledger=found.remote)
+        kept = KeptModels(
+            folder,
+            checkpoint.models if checkpoint else {},
+            read_run(folder.path).metrics.evaluations,
+            experiment.evaluate,
+        )
+        writer = Records(folder, found.transport, kept, self.snapshots)
+        guards.charge_to(open_account(folder, guards, done))
+        if evaluation is not None:
+            thin = about_support(evaluation.support(), found.clients.classes)
             # Whoever resumes a run was told when it began.
             emit(*thin) if checkpoint is None else self.diagnostics.extend(thin)
-        self.diagnostics.extend(found.guards.diagnostics)
-        for one in found.guards.diagnostics:
+        self.diagnostics.extend(guards.diagnostics)
+        for one in guards.diagnostics:
             self.observer.diagnostic(one)
-        self._listen(state.round)
-        interpolation = Interpolation(
-            experiment, found.method, self.network, found.evaluation, folder, kept
-        )
+        self._listen(done)
+        interpolation = None
+        if experiment.server.interpolate != "none":
+            interpolation = Interpolation(experiment, method, network, evaluation, folder, kept)
         measurer = Measurer(
-            experiment,
-            self.network,
-            found.evaluation,
-            found.elsewhere,
-            interpolation,
-            self.observer,
+            experiment, network, evaluation, found.elsewhere, interpolation, self.observer
         )
-        means = means_of(experiment, found.method, self.network)
         server = measurer.server = build_server(
-            found.method,
-            transport,
-            self.network,
+            method,
+            found.transport,
+            network,
             experiment,
-            guards=found.guards,
+            guards=guards,
             style_noise=found.worker.style_noise,
-            ledger=ledger,
-            state=state,
-            opened=opened_sums(folder) if found.guards.masking else None,
+            ledger=Ledger(writer.carried if found.remote else writer.entered, layouts),
+            state=checkpoint.state.to(device) if checkpoint else None,
+            opened=opened_sums(folder) if guards.masking else None,
             hooks=[
-                *means,
+                *means_of(experiment, method, network),
                 Progress(self.observer),
                 measurer,
-                *([interpolation] if experiment.server.interpolate != "none" else []),
+                *filter(None, [interpolation]),
                 writer,
             ],
         )
         if checkpoint is None:
-            self._describe(found)
-            with self.timed("setup"):
-                descriptions = server.setup(lambda *so_far: self.observer.work("setup", *so_far))
-            give_memory_back()
-            if descriptions:
-                folder.write_tensors("setup.safetensors", descriptions)
-            row = SetupRow(seconds=self.seconds["setup"], groups=server.groups)
-            evaluations = measurer.rows(state)
-            interpolation.note(state)
-            writer.keep(state, [row, *evaluations])
-            self._draw(lambda folder: found.draw(folder, state))
+            self._set_up(found, server, measurer, interpolation, writer)
         run_rounds(server)
-        if found.evaluation is not None:
-            self._last_figures(server, kept, found.evaluation)
+        if evaluation is not None:
+            self._last_figures(server, found, kept, evaluation)
 
-    def _first_state(self, found: Prepared, clients: int) -> State:
-        return initial_state(
-            found.method,
-            self.network,
-            clients,
-            rounds=self.experiment.train.rounds,
-            settings=self.experiment.server,
-            guards=found.guards,
-        )
-
-    def _listen(self, round: int) -> None:
-        from feddg.runs.tracking import trackers
-
-        self.observer = Together([self.observer, *trackers(self.folder.path)])
-        self.observer.start(self.experiment, round + 1)
-
-    def _describe(self, found: Prepared) -> None:
+    def _set_up(
+        self,
+        found: Prepared,
+        server: Server,
+        measurer: Measurer,
+        interpolation: Interpolation | None,
+        writer: Records,
+    ) -> None:
+        """Says what is run on what, has the clients describe themselves, and measures round 0."""
         self.folder.write_json("environment.json", environment(self.experiment, found.worker))
         self.folder.write_json("clients.json", found.clients)
         if found.contents is not None:
             self.folder.write_json(IMAGES, found.contents)
+        with self.timed("setup"):
+            descriptions = server.setup(lambda *so_far: self.observer.work("setup", *so_far))
+        give_memory_back()
+        if descriptions:
+            self.folder.write_tensors("setup.safetensors", descriptions)
+        row = SetupRow(seconds=self.seconds["setup"], groups=server.groups)
+        evaluations = measurer.rows(server.state)
+        if interpolation is not None:
+            interpolation.completed(server.state)
+        writer.keep(server.state, [row, *evaluations])
+        with self.folder.writing(FIGURES) as figures:
+            found.draw(figures, server.state)
 
-    def _last_figures(self, server: Server, kept: KeptModels, evaluation: Evaluation) -> None:
+    def _listen(self, done: int) -> None:
+        from feddg.runs.tracking import trackers
+
+        self.observer = Together([self.observer, *trackers(self.folder.path)])
+        self.observer.start(self.experiment, done + 1)
+
+    def _last_figures(
+        self, server: Server, found: Prepared, kept: KeptModels, evaluation: Evaluation
+    ) -> None:
         """Writes what is said of the model that the run ends with."""
+        method, network = found.method, found.worker.network
         weights = served(server.state, self.experiment.server.serve)
         if INTERPOLATED in kept.files:
             weights = kept.read(INTERPOLATED)
-        model = predictor(server.method, self.network, weights)
-        write_alphas(self.folder, server.method, self.network, evaluation)
+        model, classes = predictor(method, network, weights), tuple(found.clients.classes)
+        write_alphas(self.folder, method, network, evaluation)
         write_warning_light(self.folder, model, evaluation)
-        if self.experiment.evaluate.pictures and has_global_model(server.method, self.network):
-            self._draw(
-                lambda folder: draw_unseen(
-                    folder, evaluation, model, self.classes, self.experiment.seed
-                )
-            )
-
-    def _draw(self, draw: Callable[[Path], None]) -> None:
-        """Draws figures of the report."""
-        try:
-            draw(self.folder.path / FIGURES)
-        except OSError as error:
-            raise self.folder.unwritable(self.folder.path / FIGURES, error) from None
+        if self.experiment.evaluate.pictures and has_global_model(method, network):
+            with self.folder.writing(FIGURES) as figures:
+                draw_unseen(figures, evaluation, model, classes, self.experiment.seed)
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:

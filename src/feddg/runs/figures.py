@@ -34,13 +34,13 @@ def draw_figures(folder: Path, images: Images, method: Method, state: State, see
     """
     if not isinstance(method, Redraws):
         return
-    rows = _some_rows(images, seed)
-    originals = images.pixels.gather(rows)
+    domains = images.table.domains
+    rows = some_of_each(domains, images.splits.train, PER_DOMAIN, seed, "figure")
+    originals = images.pixels.gather(torch.from_numpy(rows))
     redrawn = method.preview(originals, state.agreed)
     if redrawn is None:
         return
-    table = images.table
-    names = [table.domain_names[d] for d in numpy.unique(table.domains[images.splits.train])]
+    names = [images.table.domain_names[d] for d in numpy.unique(domains[images.splits.train])]
     caption = (
         f"Training images ({', '.join(names)}; {PER_DOMAIN} each, in this order), every row of "
         "them above the same images re-drawn in the style that clients train against."
@@ -66,14 +66,24 @@ def add_figure(folder: Path, name: str, picture: Image.Image, caption: str) -> N
     replace_text(folder / CAPTIONS, json.dumps(captions))
 
 
-def _some_rows(images: Images, seed: int) -> torch.Tensor:
-    train, domains = images.splits.train, images.table.domains
-    rows = []
-    for domain in numpy.unique(domains[train]):
-        own = torch.from_numpy(train[domains[train] == domain])
-        chance = stream(seed, "figure", int(domain))
-        rows.append(own[torch.randperm(len(own), generator=chance)[:PER_DOMAIN]])
-    return torch.cat(rows)
+def some_of_each(
+    domains: numpy.ndarray, rows: numpy.ndarray, most: int, seed: int, purpose: str
+) -> numpy.ndarray:
+    """Returns rows drawn from each domain that they hold, at most so many of each.
+
+    Args:
+        domains: domain of every image.
+        rows: which images.
+        most: of a domain.
+        seed: the experiment's.
+        purpose: names the random stream.
+    """
+    drawn = []
+    for domain in numpy.unique(domains[rows]):
+        own = rows[domains[rows] == domain]
+        order = torch.randperm(len(own), generator=stream(seed, purpose, int(domain)))
+        drawn.append(own[order[:most].numpy()])
+    return numpy.concatenate(drawn)
 
 
 def grid(*rows: torch.Tensor) -> Image.Image:
@@ -142,7 +152,7 @@ def draw_unseen(
     wrong, sureness, taken = surest_mistakes(logits, torch.from_numpy(evaluation.labels[rows]))
     if not len(wrong):
         return
-    told = [
+    texts = [
         f"{classes[evaluation.labels[row]]} taken for {classes[label]} ({share:.0%})"
         for row, label, share in zip(rows[wrong.numpy()], taken.tolist(), sureness.tolist())
     ]
@@ -152,7 +162,7 @@ def draw_unseen(
         "mistakes.png",
         _picture(evaluation, rows[wrong.numpy()]),
         f"The images of the unseen domain that the model is most surely wrong about{among}, row by "
-        f"row, with the probability it gave: {'; '.join(told)}. Where the label is what is wrong, "
+        f"row, with the probability it gave: {'; '.join(texts)}. Where the label is what is wrong, "
         "mend it.",
     )
 

@@ -4,11 +4,11 @@ import errno
 import json
 import math
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
 from filelock import FileLock, Timeout
 from pydantic import ConfigDict, Field, NonNegativeInt
@@ -28,7 +28,6 @@ from feddg.runs.reading import (
     FINAL,
     SELECTION_RULES,
     Evaluations,
-    RunRecord,
     SelectionRule,
     find_rule,
     read_rows,
@@ -46,20 +45,22 @@ from feddg.storage import (
     why,
 )
 
-# The checkpoint: a run after its last completed round.
-#
-# ``checkpoint.json`` is its index: it names the files of the server's state and of what clients
-# remember, with their checksums. New files are written beside those it names, then the index is
-# renamed into place: a process killed at any moment leaves one whole checkpoint.
-
-
+EXPERIMENT, SUMMARY = "experiment.yaml", "summary.json"
+SNAPSHOTS, FIGURES, MODELS = "snapshots", "figures", "models"
+METRICS, LEDGER = "metrics.jsonl", "ledger.jsonl"
+PRIVACY, OPENED_SUMS = "privacy.jsonl", "opened_sums.jsonl"
+"""What was spent on noised releases, and whose masked sums were opened: never cut."""
 CHECKPOINTS, NEWEST = "checkpoint", "checkpoint.json"
 DROPPED = "weights-dropped"
 """A file beside the index of a run whose weights were deleted when it was complete."""
 
-MODEL_KEY = "models/"
-"""What the checksums' names of kept models begin with."""
-_ORDER = "order"
+# The checkpoint: a run after its last completed round.
+#
+# ``checkpoint.json`` is its index: it names the files of the server's state, of what clients
+# remember and of kept models, with their checksums. New files are written beside those it names,
+# then the index is renamed into place: a process killed at any moment leaves one whole checkpoint.
+
+
 _FileName = Annotated[str, Field(pattern=r"^[a-z0-9-]+\.safetensors$")]
 
 
@@ -89,7 +90,7 @@ class CheckpointIndex(JsonFile):
         memories: files of what clients remember, by the client's id.
         models: files in ``models/``, by the rule that chose them.
         experiment: the experiment's id.
-        checksums: CRC-32 of every file, by name.
+        checksums: CRC-32 of every file, by name; models' begin with ``models/``.
         checksum: CRC-32 of this index without it.
     """
 
@@ -105,197 +106,70 @@ class CheckpointIndex(JsonFile):
     checksums: dict[str, int]
     checksum: int = 0
 
-    @property
-    def files(self) -> set[str]:
-        """Names of all its files."""
-        return {self.state, *self.memories.values()}
-
-    def sealed(self) -> Self:
-        """Returns the index with its own checksum."""
-        return self.model_copy(update={"checksum": self._own_checksum()})
-
-    @classmethod
-    def read_whole(cls, path: Path) -> Self:
-        """Reads an index and compares it with its checksum.
-
-        Raises:
-            RunError: it is missing or damaged.
-        """
-        index = cls.read(path)
-        if index is None:
-            raise RunError(f"{path} is missing.")
-        if index.checksum != index._own_checksum():
-            raise RunError(f"{path} is damaged: its checksum is another one.")
-        return index
-
-    def load(self, folder: Path, names: Iterable[str]) -> dict[str, Weights]:
-        """Returns the tensors of some of its files, compared with their checksums.
-
-        Raises:
-            RunError: a file is missing or damaged.
-        """
-        return {name: self._checked(folder / name, _read_copies) for name in names}
-
-    def load_model(self, folder: Path, file: str) -> Weights:
-        """Returns the weights of a kept model in ``folder``.
-
-        Raises:
-            RunError: the file is missing or damaged.
-        """
-        return self._checked(folder / file, _read_copies, f"{MODEL_KEY}{file}")
-
-    def load_part(self, folder: Path, prefix: str) -> Weights:
-        """Returns the tensors of the state under a prefix such as ``weights/``, without it.
-
-        Raises:
-            RunError: the file is missing or damaged.
-        """
-        return self._checked(folder / self.state, lambda path: _read_part(path, prefix))
-
-    def _checked(
-        self, path: Path, read: Callable[[Path], Weights], key: str | None = None
-    ) -> Weights:
-        try:
-            if not is_file(path):
-                if is_file(path.parent.parent / CHECKPOINTS / DROPPED):
-                    raise RunError(
-                        f"{path.parent.parent} keeps no weights: they were deleted when it was "
-                        "complete (--drop-weights). Run its experiment.yaml in another folder"
-                    )
-                raise RunError(f"{path} is missing.")
-            if checksum(path) != self.checksums.get(key or path.name):
-                raise RunError(f"{path} is damaged: its checksum is another one.")
-            return read(path)
-        except (OSError, SafetensorError, ValueError, KeyError) as error:
-            raise RunError(f"{path} is damaged: {why(error)}.") from None
-
-    def _own_checksum(self) -> int:
+    def own_checksum(self) -> int:
+        """Returns the checksum of the index without the one it holds."""
         return zlib.crc32(self.model_dump_json(exclude={"checksum"}).encode())
 
 
-class Checkpoints:
-    """The checkpoint of a run folder, open for writing.
-
-    Args:
-        folder: where it is.
-        write_tensors: writes a file of tensors with metadata, by its name.
-        write_index: writes an index, by its name.
-        models: folder of the models that rules chose.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        write_tensors: Callable[[str, Weights, dict[str, str]], None],
-        write_index: Callable[[str, JsonFile], None],
-        models: Path,
-    ) -> None:
-        self._folder, self._models = folder, models
-        self._write_tensors, self._write_index = write_tensors, write_index
-        self._index: CheckpointIndex | None = None
-
-    @property
-    def models(self) -> set[str]:
-        """Names of the model files that it needs."""
-        return set(self._index.models.values()) if self._index else set()
-
-    def save(
-        self,
-        state: State,
-        memories: dict[int, Weights],
-        changed: set[int],
-        experiment: str,
-        models: Mapping[str, str],
-    ) -> None:
-        """Writes the state after a round; the one before stays until this one is whole.
-
-        Args:
-            state: the server's state.
-            memories: what clients remember.
-            changed: clients whose memory differs from the previous checkpoint.
-            experiment: the experiment's id.
-            models: files in ``models/`` that count now, by the rule that chose them.
-        """
-        before = self._index
-        files = dict(before.memories) if before else {}
-        sums = dict(before.checksums) if before else {}
-        for id in sorted(changed):
-            files[id] = f"memory-{id}-{state.round}.safetensors"
-            self._write_tensors(files[id], memories[id], _in_order(memories[id]))
-        name = f"state-{state.round}.safetensors"
-        tensors = _tensors(state)
-        self._write_tensors(name, tensors, _in_order(tensors))
-        new = {name, *(files[id] for id in changed)}
-        present = {name, *files.values()}
-        for file in present:
-            if file in new or file not in sums:
-                sums[file] = checksum(self._folder / file)
-        for file in models.values():
-            key = f"{MODEL_KEY}{file}"
-            present.add(key)
-            if key not in sums:
-                sums[key] = checksum(self._models / file)
-        index = CheckpointIndex(
-            round=state.round,
-            rounds=state.rounds,
-            state=name,
-            agreed=None if state.agreed is None else state.agreed.scalars,
-            memories=files,
-            models=dict(models),
-            experiment=experiment,
-            checksums={file: sums[file] for file in sorted(present)},
-        ).sealed()
-        self._write_index(NEWEST, index)
-        self._index = index
-        for left in self._folder.iterdir():
-            if left.name not in {NEWEST, *index.files}:
-                with suppress(OSError):
-                    left.unlink()
-
-    def load(self) -> Checkpoint | None:
-        """Returns the checkpoint, or None if none was ever written.
-
-        Raises:
-            RunError: it is damaged.
-        """
-        path = self._folder / NEWEST
-        try:
-            if not is_file(path):
-                return None
-            index = CheckpointIndex.read_whole(path)
-            checkpoint = self._loaded(index)
-        except RunError as error:
-            if is_file(self._folder / DROPPED):
-                raise
-            raise RunError(
-                f"{error} The run cannot go on without it; delete {self._folder.parent} to start "
-                "again."
-            ) from None
-        self._index = index
-        return checkpoint
-
-    def _loaded(self, index: CheckpointIndex) -> Checkpoint:
-        tensors = index.load(self._folder, index.files)
-        memories = {id: tensors[name] for id, name in index.memories.items()}
-        parts = tensors[index.state]
-        agreed = None
-        if index.agreed is not None:
-            agreed = Message(_under("agreed/", parts), index.agreed)
-        weights, extras = _under("weights/", parts), _under("extras/", parts)
-        state = State(weights, extras, agreed, index.round, index.rounds)
-        return Checkpoint(state, memories, index.models)
-
-
-def newest_index(folder: Path) -> CheckpointIndex:
-    """Returns the index of a run folder's checkpoint; only reads.
+def read_index(folder: Path) -> CheckpointIndex:
+    """Returns the index of a run folder's checkpoint.
 
     Raises:
         RunError: there is none, or it is damaged.
     """
     path = folder / CHECKPOINTS / NEWEST
-    if not is_file(path):
+    index = CheckpointIndex.read(path)
+    if index is None:
         raise RunError(f"{folder} holds no whole checkpoint: there is no {path}.")
-    return CheckpointIndex.read_whole(path)
+    if index.checksum != index.own_checksum():
+        raise RunError(f"{path} is damaged: its checksum is another one.")
+    return index
+
+
+def read_tensors(folder: Path, index: CheckpointIndex, name: str, prefix: str = "") -> Weights:
+    """Returns tensors of one of a checkpoint's files, in the order in which they were written.
+
+    The last bits of a sum over all of them depend on the order, and a run that goes on is to end in
+    the bits that it would have ended in.
+
+    Args:
+        folder: the run's.
+        index: names the files and their checksums.
+        name: the file's, as the checksums have it.
+        prefix: of the wanted tensors, which are returned by the rest of their names.
+
+    Raises:
+        RunError: the file is missing or damaged.
+    """
+    path = _place(folder, name)
+    try:
+        if not is_file(path):
+            if is_file(folder / CHECKPOINTS / DROPPED):
+                raise RunError(
+                    f"{folder} keeps no weights: they were deleted when it was complete "
+                    "(--drop-weights). Run its experiment.yaml in another folder"
+                )
+            raise RunError(f"{path} is missing.")
+        if checksum(path) != index.checksums.get(name):
+            raise RunError(f"{path} is damaged: its checksum is another one.")
+        with safe_open(path, framework="pt") as file:
+            names = list(file.keys())
+            order = json.loads((file.metadata() or {}).get("order", "null")) or names
+            if sorted(order) != sorted(names):
+                raise ValueError("it holds other tensors than it says")
+            wanted = [key for key in order if key.startswith(prefix)]
+            return {key.removeprefix(prefix): file.get_tensor(key).clone() for key in wanted}
+    except (OSError, SafetensorError, ValueError, KeyError) as error:
+        raise RunError(f"{path} is damaged: {why(error)}.") from None
+
+
+def _place(folder: Path, name: str) -> Path:
+    """Where a file of a checkpoint lies, by its name among the checksums."""
+    return folder / name if name.startswith(f"{MODELS}/") else folder / CHECKPOINTS / name
+
+
+def _under(prefix: str, tensors: Weights) -> Weights:
+    return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
 
 
 def checkpoint_weights(folder: Path, prefix: str = "weights/") -> Weights:
@@ -308,7 +182,8 @@ def checkpoint_weights(folder: Path, prefix: str = "weights/") -> Weights:
     Raises:
         RunError: there is no whole checkpoint.
     """
-    return newest_index(folder).load_part(folder / CHECKPOINTS, prefix)
+    index = read_index(folder)
+    return read_tensors(folder, index, index.state, prefix)
 
 
 def checkpoint_memories(folder: Path) -> dict[int, Weights]:
@@ -319,55 +194,8 @@ def checkpoint_memories(folder: Path) -> dict[int, Weights]:
     Raises:
         RunError: there is no whole checkpoint.
     """
-    index = newest_index(folder)
-    tensors = index.load(folder / CHECKPOINTS, index.memories.values())
-    return {id: tensors[name] for id, name in index.memories.items()}
-
-
-def _tensors(state: State) -> Weights:
-    agreed = (state.agreed or Message()).tensors
-    parts = {"weights": state.weights, "extras": state.extras, "agreed": agreed}
-    return {f"{part}/{key}": tensor for part, own in parts.items() for key, tensor in own.items()}
-
-
-def _under(prefix: str, tensors: Weights) -> Weights:
-    return {
-        name.removeprefix(prefix): tensor
-        for name, tensor in tensors.items()
-        if name.startswith(prefix)
-    }
-
-
-def _in_order(tensors: Weights) -> dict[str, str]:
-    """Returns the metadata that keeps the names in order, which the format itself does not."""
-    return {_ORDER: json.dumps(list(tensors))}
-
-
-def _read_copies(path: Path) -> Weights:
-    """Reads tensors in the order in which they were written, into memory of their own.
-
-    The last bits of a sum over all of them depend on the order, and a run that goes on is to end in
-    the bits that it would have ended in.
-    """
-    with safe_open(path, framework="pt") as file:
-        names = list(file.keys())
-        order = json.loads((file.metadata() or {}).get(_ORDER, "null")) or names
-        if sorted(order) != sorted(names):
-            raise ValueError("it holds other tensors than it says")
-        return {name: file.get_tensor(name).clone() for name in order}
-
-
-def _read_part(path: Path, prefix: str) -> Weights:
-    with safe_open(path, framework="pt") as file:
-        names = [key for key in file.keys() if key.startswith(prefix)]  # noqa: SIM118
-        return {key.removeprefix(prefix): file.get_tensor(key) for key in names}
-
-
-EXPERIMENT, SUMMARY = "experiment.yaml", "summary.json"
-SNAPSHOTS, FIGURES, MODELS = "snapshots", "figures", "models"
-METRICS, LEDGER = "metrics.jsonl", "ledger.jsonl"
-PRIVACY, OPENED_SUMS = "privacy.jsonl", "opened_sums.jsonl"
-"""What was spent on noised releases, and whose masked sums were opened: never cut."""
+    index = read_index(folder)
+    return {id: read_tensors(folder, index, name) for id, name in index.memories.items()}
 
 
 class RunFolder:
@@ -398,12 +226,7 @@ class RunFolder:
         for folder in (path, *(path / name for name in (CHECKPOINTS, FIGURES, SNAPSHOTS))):
             sweep_asides(folder)
         self._experiment = ""
-        self._checkpoints = Checkpoints(
-            path / CHECKPOINTS,
-            lambda name, *content: self.write_tensors(f"{CHECKPOINTS}/{name}", *content),
-            lambda name, index: self.write_json(f"{CHECKPOINTS}/{name}", index),
-            path / MODELS,
-        )
+        self._index: CheckpointIndex | None = None
 
     def remove_unstarted(self) -> None:
         """Removes the folder of a run that failed before its first round, if nobody else was here.
@@ -463,14 +286,24 @@ class RunFolder:
 
     # Whole files
 
+    @contextmanager
+    def writing(self, name: str) -> Iterator[Path]:
+        """Gives its block the place of a file of the run, or of a folder.
+
+        Raises:
+            RunError: it cannot be written there; says why, and how to go on.
+        """
+        path = self.path / name
+        self._written.add(path)
+        try:
+            yield path
+        except (OSError, SafetensorError) as error:
+            raise self.unwritable(path, error) from None
+
     def replace(self, name: str, content: str | bytes) -> None:
         """Replaces a file whole: after a crash it holds the old content or the new."""
-        data = content.encode() if isinstance(content, str) else content
-        self._written.add(self.path / name)
-        try:
-            replace_bytes(self.path / name, data)
-        except OSError as error:
-            raise self.unwritable(self.path / name, error) from None
+        with self.writing(name) as path:
+            replace_bytes(path, content.encode() if isinstance(content, str) else content)
 
     def write_json(self, name: str, content: JsonFile | dict[str, Any]) -> None:
         """Replaces a JSON file."""
@@ -484,25 +317,18 @@ class RunFolder:
         self, name: str, tensors: Weights, metadata: dict[str, str] | None = None
     ) -> None:
         """Replaces a safetensors file."""
-        self._written.add(self.path / name)
         own = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
-        try:
-            replace_file(self.path / name, lambda aside: save_file(own, aside, metadata))
-        except (OSError, SafetensorError) as error:
-            raise self.unwritable(self.path / name, error) from None
+        with self.writing(name) as path:
+            replace_file(path, lambda aside: save_file(own, aside, metadata))
 
     # Records
 
     def append(self, name: str, rows: Iterable[Row]) -> None:
         """Appends rows to a JSON-lines file and waits until they are on disk."""
         text = _lines(rows)
-        if not text:
-            return
-        self._written.add(self.path / name)
-        try:
-            append_text(self.path / name, text)
-        except OSError as error:
-            raise self.unwritable(self.path / name, error) from None
+        if text:
+            with self.writing(name) as path:
+                append_text(path, text)
 
     def replace_rows(self, name: str, rows: Iterable[Row]) -> None:
         """Replaces a JSON-lines file."""
@@ -521,7 +347,7 @@ class RunFolder:
             rows = read_rows(self.path / name) if last >= 0 else self._begun_again(name)
             kept = [row for row in rows if _round_of(row, self.path / name) <= last]
             layouts |= {str(row.get("id")) for row in kept if row.get("kind") == "layout"}
-            self._say_missing(name, kept, last_round)
+            self._warn_of_missing(name, kept, last_round)
             lines = (to_json(row, inf_nan_mode="null").decode() + "\n" for row in kept)
             self.replace(name, "".join(lines))
         return layouts
@@ -538,7 +364,7 @@ class RunFolder:
                 emit(Diagnostic("begins-again", "warning", text))
         return []
 
-    def _say_missing(self, name: str, rows: list[dict[str, Any]], last_round: int) -> None:
+    def _warn_of_missing(self, name: str, rows: list[dict[str, Any]], last_round: int) -> None:
         """Says which of the rounds that the checkpoint knows have no row."""
         kind = "round" if name == METRICS else "message"
         found = {row.get("round") for row in rows if row.get("kind") == kind}
@@ -560,22 +386,83 @@ class RunFolder:
         changed: set[int],
         models: Mapping[str, str] | None = None,
     ) -> None:
-        """Writes the state after a round, see :meth:`Checkpoints.save`.
+        """Writes the state after a round; the one before stays until this one is whole.
 
-        Models that it does not name are removed then.
+        Args:
+            state: the server's state.
+            memories: what clients remember.
+            changed: clients whose memory differs from the previous checkpoint.
+            models: files in ``models/`` that count now, by the rule that chose them; others are
+                removed.
         """
-        try:
-            self._checkpoints.save(state, memories, changed, self._experiment, models or {})
-        except OSError as error:
-            raise self.unwritable(self.path / CHECKPOINTS, error) from None
-        for file in (self.path / MODELS).glob("*.safetensors"):
-            if file.name not in self._checkpoints.models:
-                with suppress(OSError):
-                    file.unlink()
+        known = self._index.checksums if self._index else {}
+        agreed = (state.agreed or Message()).tensors
+        parts = {"weights": state.weights, "extras": state.extras, "agreed": agreed}
+        name = f"state-{state.round}.safetensors"
+        files = dict(self._index.memories) if self._index else {}
+        written = {name: {f"{part}/{n}": t for part, own in parts.items() for n, t in own.items()}}
+        for id in sorted(changed):
+            files[id] = f"memory-{id}-{state.round}.safetensors"
+            written[files[id]] = memories[id]
+        kept = dict(models or {})
+        for file, tensors in written.items():
+            order = {"order": json.dumps(list(tensors))}
+            self.write_tensors(f"{CHECKPOINTS}/{file}", tensors, order)
+        names = {name, *files.values(), *(f"{MODELS}/{file}" for file in kept.values())}
+        with self.writing(f"{CHECKPOINTS}/{NEWEST}"):
+            checksums = {
+                file: known[file]
+                if file in known and file not in written
+                else checksum(_place(self.path, file))
+                for file in sorted(names)
+            }
+        index = CheckpointIndex(
+            round=state.round,
+            rounds=state.rounds,
+            state=name,
+            agreed=None if state.agreed is None else state.agreed.scalars,
+            memories=files,
+            models=kept,
+            experiment=self._experiment,
+            checksums=checksums,
+        )
+        index = index.model_copy(update={"checksum": index.own_checksum()})
+        self.write_json(f"{CHECKPOINTS}/{NEWEST}", index)
+        self._index = index
+        for place in (self.path / CHECKPOINTS, self.path / MODELS):
+            for left in place.glob("*.safetensors"):
+                if left.name not in names and f"{MODELS}/{left.name}" not in names:
+                    with suppress(OSError):
+                        left.unlink()
 
     def load_checkpoint(self) -> Checkpoint | None:
-        """Returns the checkpoint, or None, see :meth:`Checkpoints.load`."""
-        return self._checkpoints.load()
+        """Returns the checkpoint, or None if none was ever written.
+
+        Raises:
+            RunError: it is damaged.
+        """
+        try:
+            if not is_file(self.path / CHECKPOINTS / NEWEST):
+                return None
+            index = read_index(self.path)
+            tensors = read_tensors(self.path, index, index.state)
+            memories = {id: read_tensors(self.path, index, n) for id, n in index.memories.items()}
+        except RunError as error:
+            if is_file(self.path / CHECKPOINTS / DROPPED):
+                raise
+            raise RunError(
+                f"{error} The run cannot go on without it; delete {self.path} to start again."
+            ) from None
+        self._index = index
+        agreed = index.agreed
+        state = State(
+            _under("weights/", tensors),
+            _under("extras/", tensors),
+            None if agreed is None else Message(_under("agreed/", tensors), agreed),
+            index.round,
+            index.rounds,
+        )
+        return Checkpoint(state, memories, index.models)
 
     def unwritable(self, path: Path, error: Exception) -> RunError:
         """Returns what to raise where a file of the run cannot be written."""
@@ -700,7 +587,8 @@ class KeptModels:
 
     def read(self, name: str) -> Weights:
         """Returns the weights of a kept model."""
-        return _read(self._folder.path, self.files[name])
+        folder = self._folder.path
+        return read_tensors(folder, read_index(folder), f"{MODELS}/{self.files[name]}")
 
     def drop(self, name: str) -> None:
         """Has the next checkpoint forget a model."""
@@ -735,11 +623,12 @@ def drop_weights(folder: Path) -> None:
 
 def served_rule(folder: Path) -> SelectionRule:
     """Returns the rule whose model a run serves: what ``server`` in its experiment says."""
-    if INTERPOLATED in _files(folder):
+    if INTERPOLATED in read_index(folder).models:
         return find_rule(INTERPOLATED)
     serve = load_stored(folder / EXPERIMENT).server.serve
-    # Until the tail begins, the last weights are served in its place.
-    return FINAL if serve == LAST or not _mean(folder, serve) else find_rule(serve)
+    # Until a mean begins, the last weights are served in its place.
+    begun = serve != LAST and checkpoint_weights(folder, f"extras/{prefix_of(serve)}")
+    return find_rule(serve) if begun else FINAL
 
 
 def kept_weights(folder: Path, rule: SelectionRule) -> tuple[Weights, int]:
@@ -748,56 +637,28 @@ def kept_weights(folder: Path, rule: SelectionRule) -> tuple[Weights, int]:
     Raises:
         RunError: there is no checkpoint, or no model by this rule; says why.
     """
+    index = read_index(folder)
     if rule.model == FINAL.model:
-        return checkpoint_weights(folder), _round(folder)
+        return read_tensors(folder, index, index.state, "weights/"), index.round
     if rule.weights in MEANS:
-        mean = _mean(folder, rule.weights)
-        if not mean:
-            raise RunError(_no_mean(folder, rule))
-        return checkpoint_weights(folder) | mean, _round(folder)
-    files = _files(folder)
-    if rule.model not in files:
-        raise RunError(_no_model(read_run(folder), rule))
+        mean = read_tensors(folder, index, index.state, f"extras/{prefix_of(rule.weights)}")
+        if mean:
+            return read_tensors(folder, index, index.state, "weights/") | mean, index.round
+        experiment, reason = load_stored(folder / EXPERIMENT), "its evaluate.averages is never"
+        if experiment.evaluate.averages != "never" or experiment.server.serve == rule.weights:
+            reason = f"the mean has not begun by round {index.round} of {experiment.train.rounds}"
+        raise RunError(f"{folder} keeps no {rule.model!r} model: {reason}")
     round = rule.choose(read_run(folder).evaluations)
-    return _read(folder, files[rule.model]), _round(folder) if round is None else round
-
-
-def _no_mean(folder: Path, rule: SelectionRule) -> str:
-    experiment = load_stored(folder / EXPERIMENT)
-    kept = experiment.evaluate.averages != "never" or experiment.server.serve == rule.weights
-    if not kept:
-        return f"{folder} keeps no {rule.model!r} model: its evaluate.averages is never"
-    return (
-        f"{folder} keeps no {rule.model!r} model after round {_round(folder)} of "
-        f"{experiment.train.rounds}: the mean has not begun"
-    )
-
-
-def _no_model(run: RunRecord, rule: SelectionRule) -> str:
-    start = f"{run.folder} has no {rule.model!r} model: "
+    if rule.model in index.models:
+        weights = read_tensors(folder, index, f"{MODELS}/{index.models[rule.model]}")
+        return weights, index.round if round is None else round
     if rule.weights == INTERPOLATED:
-        return start + "that takes server.interpolate, and the run's last round"
-    round = rule.choose(run.evaluations)
-    if round is not None:
-        return start + f"the rule chooses round {round}, whose weights this run did not keep"
-    needed = {
-        ID_VAL: "no in-domain validation images were measured (data.id_val sets some aside)",
-        VAL: "no held-out validation domain was measured (hold_out.val names one)",
-    }
-    return start + needed.get(rule.split or "", "the rule chooses no round yet")
-
-
-def _mean(folder: Path, mean: str) -> Weights:
-    return checkpoint_weights(folder, f"extras/{prefix_of(mean)}")
-
-
-def _round(folder: Path) -> int:
-    return newest_index(folder).round
-
-
-def _files(folder: Path) -> dict[str, str]:
-    return dict(newest_index(folder).models)
-
-
-def _read(folder: Path, file: str) -> Weights:
-    return newest_index(folder).load_model(folder / MODELS, file)
+        reason = "that takes server.interpolate, and the run's last round"
+    elif round is not None:
+        reason = f"the rule chooses round {round}, whose weights this run did not keep"
+    else:
+        reason = {
+            ID_VAL: "no in-domain validation images were measured (data.id_val sets some aside)",
+            VAL: "no held-out validation domain was measured (hold_out.val names one)",
+        }.get(rule.split or "", "the rule chooses no round yet")
+    raise RunError(f"{folder} has no {rule.model!r} model: {reason}")

@@ -61,17 +61,16 @@ def load_trained(folder: Path | str, device: str = "cpu", which: str | None = No
         RunError: the folder holds no model, or none by that rule.
     """
     path = Path(folder)
-    asked = None if which is None else find_rule(which)
+    rule = None if which is None else find_rule(which)
     clients = read_run(path).clients
     if clients is None:
         raise RunError(f"{path} stopped before training began: there is no model in it")
     experiment = load_stored(path / EXPERIMENT)
     # The run's own weights replace pretrained ones, so their file need not exist any more.
-    bare = experiment.model_copy(
-        update={"model": experiment.model.model_copy(update={"weights": None})}
-    )
+    model = experiment.model.model_copy(update={"weights": None})
+    bare = experiment.model_copy(update={"model": model})
     method, network = build(bare, len(clients.classes))
-    rule = asked or served_rule(path)
+    rule = rule or served_rule(path)
     weights, round = kept_weights(path, rule)
     load_weights(network, weights)
     if not has_global_model(method, network):
@@ -80,13 +79,13 @@ def load_trained(folder: Path | str, device: str = "cpu", which: str | None = No
             "that all share; the run's tables hold what was measured of them"
         )
     local = local_names(method, network)
-    own = {
-        id: {name: tensor for name, tensor in memory.items() if name in local}
-        for id, memory in checkpoint_memories(path).items()
-    }
-    parts = Parts({id: part for id, part in own.items() if part}, experiment.seed)
+    own = {}
+    for id, memory in checkpoint_memories(path).items():
+        part = {name: tensor for name, tensor in memory.items() if name in local}
+        if part:
+            own[id] = part
     network.to(choose_device(device)).eval()
-    names = tuple(clients.classes)
+    parts, names = Parts(own, experiment.seed), tuple(clients.classes)
     return Trained(experiment, method, network, parts, names, rule.model, round)
 
 

@@ -1,6 +1,8 @@
 """What a run tells whoever watches it; the command line's progress bars and TensorBoard listen."""
 
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 from feddg.diagnostics import Diagnostic
 from feddg.evaluation.accuracy import Score
@@ -35,46 +37,33 @@ class Observer:
         """The run ended: ``completed``, ``interrupted`` or ``failed``."""
 
 
-class Together(Observer):
+EVENTS = ("start", "diagnostic", "work", "client", "round", "scores", "end")
+"""Names of an observer's methods."""
+
+
+class Relay(Observer):
+    """Has every event at one method, with the event's name and content."""
+
+    def __init__(self) -> None:
+        for event in EVENTS:
+            setattr(self, event, partial(self.on_event, event))
+
+    def on_event(self, event: str, *content: Any) -> None:
+        """An event of :data:`EVENTS` happened."""
+        raise NotImplementedError
+
+
+class Together(Relay):
     """Passes everything on to several observers."""
 
     def __init__(self, observers: Sequence[Observer]) -> None:
+        super().__init__()
         self.observers = observers
 
-    def start(self, experiment: Experiment, first_round: int) -> None:
-        """See :class:`Observer`."""
+    def on_event(self, event: str, *content: Any) -> None:
+        """See :class:`Relay`."""
         for observer in self.observers:
-            observer.start(experiment, first_round)
-
-    def diagnostic(self, found: Diagnostic) -> None:
-        """See :class:`Observer`."""
-        for observer in self.observers:
-            observer.diagnostic(found)
-
-    def work(self, what: str, done: int, total: int) -> None:
-        """See :class:`Observer`."""
-        for observer in self.observers:
-            observer.work(what, done, total)
-
-    def client(self, round: int, reply: Update | Refusal) -> None:
-        """See :class:`Observer`."""
-        for observer in self.observers:
-            observer.client(round, reply)
-
-    def round(self, row: RoundRow) -> None:
-        """See :class:`Observer`."""
-        for observer in self.observers:
-            observer.round(row)
-
-    def scores(self, round: int, scores: Sequence[Score]) -> None:
-        """See :class:`Observer`."""
-        for observer in self.observers:
-            observer.scores(round, scores)
-
-    def end(self, status: str) -> None:
-        """See :class:`Observer`."""
-        for observer in self.observers:
-            observer.end(status)
+            getattr(observer, event)(*content)
 
 
 class Progress(RoundHook):

@@ -6,7 +6,7 @@ import math
 import os
 import platform
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -47,7 +47,7 @@ from feddg.data.partitions import counts_clients
 from feddg.data.pixels import PixelStore, open_pixels
 from feddg.data.splits import Splits, from_csv, from_roles, hold_out
 from feddg.diagnostics import Diagnostic, emit
-from feddg.errors import ExperimentError, WeightsError
+from feddg.errors import ExperimentError, WeightsError, first_names
 from feddg.evaluation.accuracy import Evaluation
 from feddg.experiment import Experiment, explain
 from feddg.methods.base import Method
@@ -68,7 +68,6 @@ from feddg.settings import (
     TORCHVISIONS,
     ExperimentSettings,
     ModelSettings,
-    PrivacySettings,
     merge,
 )
 from feddg.storage import cache_folder as cache_folder
@@ -85,12 +84,12 @@ def with_weights_at_hand(experiment: Experiment) -> Experiment:
     """
     if experiment.data.root is not None and not experiment.data.root.is_dir():
         return experiment  # which is an error, and the one thing to say
-    said = experiment.said
-    unsaid = not said.get("preset") and not {"weights", "backbone"} & {*said.get("model", {})}
-    if unsaid and not _can_be_had(experiment.model):
-        said = merge(said, {"model": {"weights": None}})
-        experiment = Experiment(**said)
-    found = explain(said)
+    written = experiment.said
+    named = written.get("preset") or {"weights", "backbone"} & {*written.get("model", {})}
+    if not named and not _can_be_had(experiment.model):
+        written = merge(written, {"model": {"weights": None}})
+        experiment = Experiment(**written)
+    found = explain(written)
     if any(setting.source.startswith(f"preset {SCRATCH}") for setting in found.values()):
         train = experiment.train
         emit(
@@ -226,29 +225,22 @@ class Images:
     contents: ImagesFile | None = None
     natural: bool = False
 
-    def peopled(self, experiment: Experiment) -> Experiment:
-        """Returns the experiment with as many clients as there are, where the images say so."""
-        if not self.natural:
-            return experiment
-        number, per_round = len(self.partition), experiment.clients.per_round
-        update = {"number": number, "per_round": per_round and min(per_round, number)}
-        clients = experiment.clients.model_copy(update=update)
-        return experiment.model_copy(update={"clients": clients})
-
     def trained_by(self, experiment: Experiment) -> Experiment:
         """Returns the experiment as it is carried out: how many clients there are, and their steps.
 
         ``train.local_epochs`` is in how many batches of a round an image can be, also where the
         way images were dealt out says how many steps there are.
         """
-        experiment = self.peopled(experiment)
-        if self.steps is None:
-            return experiment
-        held = torch.arange(int(self.partition.sizes.max()))
-        epochs = math.ceil(self.steps / len(split_batches(held, experiment.train.batch_size)))
-        update = {"local_steps": self.steps, "local_epochs": epochs}
-        train = experiment.train.model_copy(update=update)
-        return experiment.model_copy(update={"train": train})
+        clients, train = experiment.clients, experiment.train
+        if self.natural:
+            number = len(self.partition)
+            per_round = clients.per_round and min(clients.per_round, number)
+            clients = clients.model_copy(update={"number": number, "per_round": per_round})
+        if self.steps is not None:
+            held = torch.arange(int(self.partition.sizes.max()))
+            epochs = math.ceil(self.steps / len(split_batches(held, train.batch_size)))
+            train = train.model_copy(update={"local_steps": self.steps, "local_epochs": epochs})
+        return experiment.model_copy(update={"clients": clients, "train": train})
 
     def examples(self, client: int) -> Examples:
         """Returns the images of a client."""
@@ -256,13 +248,16 @@ class Images:
         return replace(own, validation=self._held(self.splits.id_val[self._validation[client]]))
 
     def _held(self, rows: numpy.ndarray) -> Examples:
+        # What is kept on disk of these images is found by the store's content and its rows.
+        digest = hashlib.blake2b(self.pixels.fingerprint.encode(), digest_size=12)
+        digest.update(rows.tobytes())
         return Examples(
             self.pixels,
             torch.from_numpy(rows),
             torch.from_numpy(self.table.labels[rows]),
             torch.from_numpy(self.table.domains[rows]),
             len(self.table.class_names),
-            self._key(rows),
+            digest.hexdigest(),
         )
 
     @cached_property
@@ -272,12 +267,6 @@ class Images:
         if self.natural and holders is not None and len(self.partition) > 1:
             return held_alike(holders[self.splits.train], holders[self.splits.id_val])
         return dealt_alike(self.partition, self.table.domains[self.splits.id_val], self.seed)
-
-    def _key(self, rows: numpy.ndarray) -> str:
-        """Identifies the images behind ``rows``: the store's content and which of its rows."""
-        digest = hashlib.blake2b(self.pixels.fingerprint.encode(), digest_size=12)
-        digest.update(rows.tobytes())
-        return digest.hexdigest()
 
 
 def load_images(experiment: Experiment, cache: Path | None, progress: Progress) -> Images:
@@ -347,29 +336,29 @@ def _steps_of_a_round(experiment: Experiment, share: Partition) -> int:
 
 def _splits(experiment: Experiment, table: ImageTable, bad: list[BadImage]) -> Splits:
     data, held = experiment.data, experiment.hold_out
-    if data.split_file is not None and (held.test or held.val):
-        raise ExperimentError(
-            f"the split file {data.split_file} already says what is held out; do not set hold_out"
-        )
+    held_out = [*held.test, *held.val]
     if data.split_file is not None:
+        if held_out:
+            raise ExperimentError(
+                f"the split file {data.split_file} already says what is held out; do not set "
+                "hold_out"
+            )
         return from_csv(table, data.split_file, [image.path for image in bad])
-    in_domain = table.split is not None and {"train", "id_val", "id_test"}.issuperset(table.split)
-    # Where domains are known by name, one of them is meant to be held out.
-    official = table.split is not None and not (in_domain and DATA_SETS.find(data.source).domains)
-    if official and table.split is not None and not held.test and not held.val:
+    if not held_out and table.split is not None and is_split(experiment, table):
         return from_roles(table.split)
-    if not held.test and not held.val and not data.leave_out:
+    if not held_out and not data.leave_out:
         raise ExperimentError(
             "name the domain nobody trains on: --hold-out DOMAIN, one of "
-            f"{first_names(table.domain_names)}"
+            f"{first_names(table.domain_names, 12)}"
         )
+    in_domain = _in_domain(table)
     if table.split is not None and data.own_split and not in_domain:
         emit(
             Diagnostic(
                 "own-split-unused",
                 "warning",
                 "The data set's own split holds domains out; it is not used, as hold_out names "
-                f"{first_names((*held.test, *held.val))}.",
+                f"{first_names(held_out)}.",
             )
         )
     return hold_out(
@@ -399,12 +388,6 @@ def is_split(experiment: Experiment, table: ImageTable) -> bool:
 def _in_domain(table: ImageTable) -> bool:
     """Whether there is an official split that holds no domain out."""
     return table.split is not None and {"train", "id_val", "id_test"}.issuperset(table.split)
-
-
-def first_names(names: Sequence[str], shown: int = 12) -> str:
-    """Returns the first names, and how many more there are."""
-    more = f" and {len(names) - shown} more" if len(names) > shown else ""
-    return ", ".join(names[:shown]) + more
 
 
 def build(experiment: ExperimentSettings, classes: int) -> tuple[Method, Network]:
@@ -482,6 +465,9 @@ def build_worker(experiment: ExperimentSettings, network: Network, cache: Path |
     device = choose_device(experiment.device)
     precision = choose_precision(experiment.precision, device)
     network.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    privacy, style_noise = experiment.privacy, None
+    if privacy.style_epsilon is not None:
+        style_noise = StyleNoise(style_multiplier(privacy), privacy.style_unit, privacy.style_norm)
     return Worker(
         network,
         experiment.train,
@@ -494,17 +480,9 @@ def build_worker(experiment: ExperimentSettings, network: Network, cache: Path |
         experiment.model.normalization == "frozen",
         cache,
         threads=threads_for(network, device),
-        style_noise=_style_noise(experiment.privacy),
-        record_noise=record_noise(
-            experiment.privacy, _schedule(experiment), experiment.train.local_epochs
-        ),
+        style_noise=style_noise,
+        record_noise=record_noise(privacy, _schedule(experiment), experiment.train.local_epochs),
     )
-
-
-def _style_noise(privacy: PrivacySettings) -> StyleNoise | None:
-    if privacy.style_epsilon is None:
-        return None
-    return StyleNoise(style_multiplier(privacy), privacy.style_unit, privacy.style_norm)
 
 
 def build_workers(
@@ -538,13 +516,7 @@ def build_workers(
 
 def build_evaluation(experiment: Experiment, images: Images, worker: Worker) -> Evaluation:
     """Returns what the global model is measured on after a round."""
-    splits = images.splits
-    rows = {
-        "test": splits.test,
-        "val": splits.val,
-        "id_test": splits.id_test,
-        "id_val": splits.id_val,
-    }
+    rows = {name: getattr(images.splits, name) for name in ("test", "val", "id_test", "id_val")}
     return Evaluation(
         images.pixels,
         {name: part for name, part in rows.items() if len(part)},

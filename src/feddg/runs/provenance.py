@@ -129,7 +129,9 @@ def find_folder(
         DataError: the images cannot be listed.
     """
     first = begun or Path(out) / experiment.label
-    folders = [first, *_later(first)]
+    folders = [first]
+    while (later := _numbered(first, len(folders) + 1)).is_dir():
+        folders.append(later)
     begun_folders = [folder for folder in folders if has_begun(folder)]
     if not begun_folders:
         return folders[-1]
@@ -174,14 +176,6 @@ def has_begun(folder: Path) -> bool:
     return (folder / "checkpoint" / "checkpoint.json").is_file()
 
 
-def _later(first: Path) -> list[Path]:
-    found, number = [], 2
-    while (path := _numbered(first, number)).is_dir():
-        found.append(path)
-        number += 1
-    return found
-
-
 def _numbered(first: Path, number: int) -> Path:
     return first.with_name(f"{first.name}.{number}")
 
@@ -209,8 +203,8 @@ def training_depth(folder: Path) -> int:
     Raises:
         RunError: the file is damaged.
     """
-    known = ImagesFile.read(folder / IMAGES)
-    return max(known.depths.values(), default=0) if known is not None else 0
+    images = ImagesFile.read(folder / IMAGES)
+    return 0 if images is None else max(images.depths.values(), default=0)
 
 
 # Whether a run's folder still says the experiment that its name and its checkpoint say.
@@ -227,7 +221,10 @@ def check_identity(folder: Path, experiment: Experiment) -> None:
         RunError: somebody changed the one or the other, or ids were other ones when it was begun.
     """
     named = re.search(r"-([0-9a-f]{8})(\.\d+)?$", folder.resolve().name)
-    found = {"name": named and named[1], "checkpoint": _trained(folder)}
+    index = None
+    with suppress(RunError):  # it is damaged; that is said when it is loaded
+        index = CheckpointIndex.read(folder / CHECKPOINTS / NEWEST)
+    found = {"name": named and named[1], "checkpoint": index and index.experiment}
     for where, id in found.items():
         if id and id != experiment.id:
             raise RunError(
@@ -235,11 +232,3 @@ def check_identity(folder: Path, experiment: Experiment) -> None:
                 f"is of {id}: one of them was changed, or another version of feddg began it. Put "
                 f"it back; otherwise `feddg run {EXPERIMENT}` makes a folder of its own"
             )
-
-
-def _trained(folder: Path) -> str | None:
-    try:
-        index = CheckpointIndex.read(folder / CHECKPOINTS / NEWEST)
-    except RunError:  # it is damaged; that is said when it is loaded
-        return None
-    return index.experiment if index else None

@@ -144,14 +144,10 @@ class Evaluations:
             if row.weights == weights:
                 self._by_round.setdefault(row.round, {})[row.split, row.domain] = row
         self.rounds: list[int] = sorted(self._by_round)
-        self._drop_unfinished_round()
-
-    def _drop_unfinished_round(self) -> None:
-        if len(self.rounds) < 2:
-            return
-        before, last = (self._by_round[round_].keys() for round_ in self.rounds[-2:])
-        if not before <= last:
-            self._by_round.pop(self.rounds.pop())
+        if len(self.rounds) > 1:
+            before, last = (self._by_round[round_].keys() for round_ in self.rounds[-2:])
+            if not before <= last:  # it was not finished
+                self._by_round.pop(self.rounds.pop())
 
     def of(self, weights: str) -> "Evaluations":
         """The evaluations of other weights: ``last``, ``tail``, ``ema``, ``interpolated``.
@@ -163,17 +159,14 @@ class Evaluations:
                 self._rows, weights, select_by=self.select_by, select_over=self.select_over
             )
             if weights != LAST:
-                found._keep_rounds_as_whole_as(self.of(LAST))
+                whole, own = self.of(LAST)._by_round, found._by_round
+                found.rounds = [
+                    r for r in found.rounds if r in whole and whole[r].keys() <= own[r].keys()
+                ]
+                found._by_round = {r: own[r] for r in found.rounds}
             found._others = self._others
             self._others[weights] = found
         return self._others[weights]
-
-    def _keep_rounds_as_whole_as(self, others: "Evaluations") -> None:
-        for round_ in self.rounds:
-            wanted = others._by_round.get(round_)
-            if wanted is None or not wanted.keys() <= self._by_round[round_].keys():
-                del self._by_round[round_]
-        self.rounds = sorted(self._by_round)
 
     def domains(self, split: str) -> list[str]:
         """Names of the domains evaluated in a split, in the order of writing."""
@@ -357,13 +350,15 @@ def served_rule(experiment: Mapping[str, Any], evaluations: Evaluations) -> Sele
 
 def _rule_of_weights(name: str, weights: str, when: str) -> SelectionRule:
     """Returns the rule that the named weights count, as they are after the last round."""
-    parts: dict[str, Any] = {"which": weights, "weights": weights, "optional": True, "when": when}
     return SelectionRule(
         name,
         weights,
         lambda evaluations: final_round(evaluations.of(weights)),
         measure=lambda evaluations, round, split: evaluations.of(weights).accuracy(round, split),
-        **parts,
+        which=weights,
+        weights=weights,
+        optional=True,
+        when=when,
     )
 
 
@@ -506,11 +501,11 @@ class RunRecord(Shown):
     @cached_property
     def evaluations(self) -> Evaluations:
         """The evaluations, for look-up by round, split and domain."""
-        said = self.experiment.get("evaluate") or {}
-        over = str(said.get("select_over"))
+        settings = self.experiment.get("evaluate") or {}
+        over = str(settings.get("select_over"))
         return Evaluations(
             self.metrics.evaluations,
-            select_by=str(said.get("select_by") or "accuracy"),
+            select_by=str(settings.get("select_by") or "accuracy"),
             select_over=over if over in AGGREGATES else "domain_mean",
         )
 

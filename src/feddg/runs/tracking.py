@@ -9,8 +9,9 @@ fails says so once and is left out: it never ends a run.
 
 import logging
 import os
+import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -24,7 +25,7 @@ from feddg.errors import RunError, nearest
 from feddg.evaluation.accuracy import Score
 from feddg.experiment import Experiment
 from feddg.records import RoundRow
-from feddg.runs.observer import Observer
+from feddg.runs.observer import Observer, Relay
 from feddg.runs.reading import flatten
 
 CHOICE = "FEDDG_TRACK"
@@ -109,7 +110,8 @@ class MLflow(Tracker):
     def write(self, step: int, values: dict[str, float]) -> None:
         """See :class:`Tracker`."""
         for name, value in values.items():
-            self._client.log_metric(self._run, _plain(name), value, step=step)
+            key = re.sub(r"[^\w\-. /]", "_", name) or "unnamed"  # the letters that MLflow allows
+            self._client.log_metric(self._run, key, value, step=step)
 
     def end(self, status: str) -> None:
         """Closes the MLflow run."""
@@ -147,35 +149,21 @@ class WeightsAndBiases(Tracker):
         self._run.finish(exit_code=0 if status == "completed" else 1)
 
 
-class Guarded(Observer):
+class Guarded(Relay):
     """Passes everything on until it fails once; then says so and stays silent."""
 
     def __init__(self, name: str, tracker: Tracker) -> None:
-        self._name, self._tracker, self._sound = name, tracker, True
+        super().__init__()
+        self._name, self._tracker, self._failed = name, tracker, False
 
-    def start(self, experiment: Experiment, first_round: int) -> None:
-        """See :class:`Observer`."""
-        self._try(self._tracker.start, experiment, first_round)
-
-    def round(self, row: RoundRow) -> None:
-        """See :class:`Observer`."""
-        self._try(self._tracker.round, row)
-
-    def scores(self, round: int, scores: Sequence[Score]) -> None:
-        """See :class:`Observer`."""
-        self._try(self._tracker.scores, round, scores)
-
-    def end(self, status: str) -> None:
-        """See :class:`Observer`."""
-        self._try(self._tracker.end, status)
-
-    def _try(self, work: Callable[..., None], *arguments: Any) -> None:
-        if not self._sound:
+    def on_event(self, event: str, *content: Any) -> None:
+        """See :class:`Relay`."""
+        if self._failed:
             return
         try:
-            work(*arguments)
+            getattr(self._tracker, event)(*content)
         except Exception as error:
-            self._sound = False
+            self._failed = True
             log.warning("%s no longer tracks this run: %s", self._name, error)
 
 
@@ -204,9 +192,3 @@ def _imported(name: str) -> ModuleType:
         return import_module(name)
     except ImportError as error:
         raise RunError(f"{name} is not installed ({error}); pip install 'feddg[{name}]'") from None
-
-
-def _plain(name: str) -> str:
-    """A name with the letters that MLflow allows."""
-    allowed = "".join(c if c.isalnum() or c in "_-. /" else "_" for c in name)
-    return allowed or "unnamed"
