@@ -40,7 +40,7 @@ PYTHON = {
     "Comparisons": ("feddg.comparison.compare", ("Comparison",)),
     "Watching a run": ("feddg.runs.observer", ("Observer",)),
     "Methods": ("feddg.methods.base", ("Method", "MethodSettings")),
-    "Guards": ("feddg.privacy.guard", ("Guard",)),
+    "Defences": ("feddg.privacy.defence", ("Defence",)),
     "Errors": ("feddg.errors", ("FeddgError",)),
 }
 

@@ -430,7 +430,7 @@ CASES += [
                 "clients: {number: 2, per_round: 9}\n",
                 "per_round is 9",
             ),
-            ("a guard is a number", "guards: [3]\n", "guards"),
+            ("a defence is a number", "defences: [3]\n", "defences"),
         )
     ),
     *(

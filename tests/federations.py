@@ -20,9 +20,9 @@ from feddg.methods.base import Method, Round, RoundHook, State
 from feddg.methods.composition import build_method
 from feddg.models.backbones import build_network
 from feddg.models.normalization import batch_norms
-from feddg.privacy.building import Guards, build_guards
+from feddg.privacy.building import Defences, build_defences
 from feddg.rng import numpy_stream
-from feddg.settings import GuardChoice, PrivacySettings, ServerSettings, TrainSettings
+from feddg.settings import DefenceChoice, PrivacySettings, ServerSettings, TrainSettings
 from feddg.simple import Federation
 
 CLASSES, SIZE = 3, 16
@@ -62,7 +62,7 @@ class SmallFederation(Federation):
         threads: of each; None where they share the process's, as a large network's do.
         privacy: how updates are clipped and noised.
         device: where clients train.
-        guards: names and settings of others.
+        defences: names and settings of others.
     """
 
     method: Method
@@ -83,7 +83,7 @@ class SmallFederation(Federation):
     privacy: dict[str, Any] = field(default_factory=dict)
     style_noise: Any = None
     device: str = "cpu"
-    guards: tuple[tuple[str, dict[str, Any]], ...] = ()
+    defences: tuple[tuple[str, dict[str, Any]], ...] = ()
 
     def __post_init__(self) -> None:
         images, labels = colored_images(sum(self.sizes))
@@ -102,17 +102,17 @@ class SmallFederation(Federation):
         )
         workers = [self.new_worker() for _ in range(self.at_once)]
         self.network = workers[0].network
-        guards = self.built_guards()
-        clients = InProcess(self.method, workers, len(self.sizes), self.examples, guards=guards)
+        defences = self.built_defences()
+        clients = InProcess(self.method, workers, len(self.sizes), self.examples, defences=defences)
         ledger = Ledger(lambda row: self.ledger.append(row.model_dump()))
         hooks = [Replies(self.replies)]
-        self._start(self.method, settings, clients, guards, hooks, ledger=ledger)
+        self._start(self.method, settings, clients, defences, hooks, ledger=ledger)
 
-    def built_guards(self) -> Guards:
+    def built_defences(self) -> Defences:
         """What happens to updates on their way, as an experiment would have it."""
-        return build_guards(
+        return build_defences(
             PrivacySettings(**self.privacy),
-            [GuardChoice(name=name, settings=settings) for name, settings in self.guards],
+            [DefenceChoice(name=name, settings=settings) for name, settings in self.defences],
             self.method,
             self.network,
             trains_statistics=not self.freeze,

@@ -136,7 +136,7 @@ class HostileFederation:
         small = self.small
         self.transport.gather(self.minimum)
         self.transport.fields = {"classes": "[]", "domains": "[]"}
-        guards = small.built_guards()
+        defences = small.built_defences()
         network, sites = small.network, len(small.sizes)
         self.server = Server(
             small.method,
@@ -151,12 +151,12 @@ class HostileFederation:
                 network,
                 sites,
                 image_size=SIZE,
-                also=guards.sends,
+                also=defences.sends,
                 introduced=self.transport.introduced,
                 train=small.train,
                 style_noise=small.style_noise,
             ),
-            guards=guards,
+            defences=defences,
         )
         self.server.setup()
         for _ in range(rounds):

@@ -13,7 +13,7 @@ from feddg.errors import ExperimentError
 from feddg.experiment import SCHEMA, Experiment, explain, load_experiment, load_stored
 from feddg.methods.base import METHODS, MethodSettings
 from feddg.methods.baselines import FedAvg
-from feddg.privacy.guard import GUARDS
+from feddg.privacy.defence import DEFENCES
 from feddg.settings import ExperimentSettings, leaves, merge
 
 
@@ -146,7 +146,7 @@ def test_a_run_folders_experiment_of_another_version_is_refused_in_one_line(
     tmp_path, change, words
 ):
     file = tmp_path / "experiment.yaml"
-    whole = Experiment(data="digits", method="pardon", guards="median")
+    whole = Experiment(data="digits", method="pardon", defences="median")
     file.write_text(whole.to_yaml())
     assert load_stored(file) == whole
     fields = yaml.safe_load(whole.to_yaml())
@@ -226,7 +226,7 @@ def test_a_changed_default_raises_the_schema():
     kinds = {
         "": {"": ExperimentSettings},
         "method": {name: method.Settings for name, method in METHODS.items()},
-        "guard": {name: guard.Settings for name, guard in GUARDS.items()},
+        "defence": {name: defence.Settings for name, defence in DEFENCES.items()},
         "data": {name: source.options for name, source in DATA_SETS.items() if source.options},
     }
     defaults = {
@@ -244,13 +244,13 @@ def test_a_changed_default_raises_the_schema():
 
 
 def test_an_id_depends_on_nothing_that_is_said_as_it_is_anyway():
-    one = Experiment(data="digits", hold_out="sketch", method="pardon", guards="median")
+    one = Experiment(data="digits", hold_out="sketch", method="pardon", defences="median")
     assert Experiment(**one.model_dump(mode="json")).id == one.id
     more = Experiment(
         data={"source": "digits", "id_val": 0.05},
         hold_out="sketch",
         method={"name": "pardon", "margin": 0.3},
-        guards="median",
+        defences="median",
         privacy={},
     )
     assert more.id == one.id

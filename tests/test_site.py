@@ -40,7 +40,7 @@ def test_the_reference_has_every_setting_and_every_command():
     made = module("generate_reference").pages()
     fields = leaves(ExperimentSettings().model_dump(mode="json"))
     for path in fields:
-        if path != "guards":
+        if path != "defences":
             assert f"`{path}`" in made["settings.md"], path
     for shown in COMMANDS:
         _, rest = command_of(shown.words)

@@ -33,7 +33,7 @@ from feddg.errors import DataError, ExperimentError, FeddgError, field_fault, ne
 from feddg.evaluation.metrics import METRICS
 from feddg.methods.base import Method
 from feddg.methods.composition import build_method, method_class
-from feddg.privacy.building import guard_of, resolved_choice
+from feddg.privacy.building import defence_of, resolved_choice
 from feddg.settings import (
     SHORTHANDS,
     TORCHVISIONS,
@@ -68,8 +68,8 @@ class Experiment(ExperimentSettings):
     """One experiment, complete.
 
     Shorthands are accepted wherever they are unambiguous: ``data="digits"``, ``method="pardon"``,
-    ``hold_out="sketch"`` (or a list, or ``{"val": ..., "test": ...}``), ``guards="median"`` (or a
-    list), a method's or guard's settings directly beside its name, a method's class or object
+    ``hold_out="sketch"`` (or a list, or ``{"val": ..., "test": ...}``), ``defences="median"`` (or a
+    list), a method's or defence's settings directly beside its name, a method's class or object
     (``method=Pardon(gamma1=0.5)``), and ``rounds=20`` or ``lr=0.01`` for fields of the parts, as
     the command line's flags are called.
 
@@ -129,7 +129,7 @@ class Experiment(ExperimentSettings):
             content["model"]["weights"] = Path(str(self.model.weights))
         method = build_method(self.method.name, self.method.settings)
         content["method"] = self.method.name, _said(method.settings)
-        content["guards"] = [(one.name, _said(guard_of(one).settings)) for one in self.guards]
+        content["defences"] = [(one.name, _said(defence_of(one).settings)) for one in self.defences]
         definition = DATA_SETS.get(self.data.source)
         if definition is not None and definition.options is not None:
             content.setdefault("data", {})["options"] = _said(
@@ -279,10 +279,10 @@ def expand(fields: dict[str, Any]) -> dict[str, Any]:
         out["hold_out"] = {"test": held}
     if isinstance(out.get("method"), dict):
         out["method"] = _choice(out["method"])
-    guards = out.get("guards")
-    if guards is not None:
-        listed = guards if isinstance(guards, list | tuple) else [guards]
-        out["guards"] = [_choice(_plain(guard)) for guard in listed]
+    defences = out.get("defences")
+    if defences is not None:
+        listed = defences if isinstance(defences, list | tuple) else [defences]
+        out["defences"] = [_choice(_plain(defence)) for defence in listed]
     plain = {key: _plain(value) for key, value in out.items()}
     for part in _PARTS & plain.keys():
         if not isinstance(plain[part], Mapping):
@@ -299,7 +299,7 @@ def expand(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _choice(given: Any) -> Any:
-    """Writes out a method or guard whose settings may stand beside its name."""
+    """Writes out a method or defence whose settings may stand beside its name."""
     if isinstance(given, str):
         return {"name": given}
     if not isinstance(given, Mapping):
@@ -339,14 +339,14 @@ def complete(fields: Mapping[str, Any]) -> dict[str, Any]:
     name = str(choice.get("name", "fedavg")).lower()
     built = build_method(name, choice.get("settings", {}))
     resolved = {"name": method_class(name).name, "settings": built.settings.model_dump(mode="json")}
-    guards = [resolved_choice(choice) for choice in full.get("guards", ())]
+    defences = [resolved_choice(choice) for choice in full.get("defences", ())]
     return _decide(
         {
             **full,
             "preset": preset,
             "data": _with_options(full.get("data", {})),
             "method": resolved,
-            "guards": guards,
+            "defences": defences,
         }
     )
 

@@ -1,7 +1,7 @@
 """Things found by name: ours, a caller's own, and those of other packages.
 
-Methods, data sets, codecs, adaptations, guards, metrics and selection rules are each one definition
-kept in a registry. A registry finds our definitions in a module or in the modules of a package,
+Methods, data sets, codecs, adaptations, defences, metrics and selection rules are each one
+definition kept in a registry. A registry finds our definitions in a module or in the modules of a package,
 those of other packages through an entry-point group, and takes whatever a program registers.
 """
 

@@ -316,7 +316,7 @@ class ServerSettings(Settings):
     largest_change: Positive | None = Field(
         100.0,
         description="how many times the median change of earlier rounds (in the first: of the "
-        "round) an update's may be long; none for any, as under a guard that replaces the mean",
+        "round) an update's may be long; none for any, as under a defence that replaces the mean",
     )
     attempts: int = Field(
         2,
@@ -507,8 +507,8 @@ class PrivacySettings(Settings):
         return self
 
 
-class GuardChoice(Settings):
-    """A guard by name, with its settings."""
+class DefenceChoice(Settings):
+    """A defence by name, with its settings."""
 
     name: str
     settings: dict[str, Any] = Field(default_factory=dict)
@@ -534,7 +534,7 @@ class ExperimentSettings(Settings):
         PrivacySettings(),
         description="differential privacy: epsilon=8,delta=1e-5, and all other fields of privacy",
     )
-    guards: tuple[GuardChoice, ...] = Field(
+    defences: tuple[DefenceChoice, ...] = Field(
         (), description="what else happens to updates on their way, in order; see docs/security.md"
     )
     evaluate: EvaluateSettings = EvaluateSettings()

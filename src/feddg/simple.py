@@ -33,15 +33,15 @@ from feddg.methods.composition import method_class, works_on_embeddings
 from feddg.models.backbones import split_network, use_small_map_convolutions
 from feddg.models.network import Network
 from feddg.prediction.export import write_model
-from feddg.privacy.building import Guards
+from feddg.privacy.building import Defences
 from feddg.runs.context import in_process, measured, predictor
 from feddg.runs.execute import run_rounds
 from feddg.runs.folder import means_of
-from feddg.runs.prepare import build_workers, guards_for
+from feddg.runs.prepare import build_workers, defences_for
 from feddg.settings import ExperimentSettings, leaves, merge
 from feddg.storage import cache_folder
 
-PARTS = ("train", "server", "privacy", "guards", "seed", "device", "precision")
+PARTS = ("train", "server", "privacy", "defences", "seed", "device", "precision")
 FIELDS = ("clients.per_round", "model.normalization", "evaluate.batch_size")
 """What of an experiment a federation of one's own objects takes: whole parts, and single fields."""
 
@@ -79,7 +79,7 @@ class Federation:
         class_names: in the order of the logits; numbers by default.
         cache: a folder for what methods compute once; by default nothing is kept.
         **fields: of an experiment: ``lr``, ``batch_size``, ``local_epochs``, ``rounds``, ``seed``,
-            ``device``, ``clients_per_round``, ``augmentation``, ``privacy``, ``guards``, ...
+            ``device``, ``clients_per_round``, ``augmentation``, ``privacy``, ``defences``, ...
 
     Raises:
         ExperimentError: a field is unknown or out of range, an image or label cannot be used, or
@@ -129,19 +129,19 @@ class Federation:
             return network
 
         network = built()
-        guards = guards_for(settings, method, network)
+        defences = defences_for(settings, method, network)
         workers = build_workers(settings, network, cache, built)
         examples = _examples(held, start.classes)
-        transport = InProcess(method, workers, len(held), examples.__getitem__, guards=guards)
+        transport = InProcess(method, workers, len(held), examples.__getitem__, defences=defences)
         self.class_names = tuple(class_names or map(str, range(start.classes)))
-        self._start(method, settings, transport, guards)
+        self._start(method, settings, transport, defences)
 
     def _start(
         self,
         method: Method,
         settings: ExperimentSettings,
         transport: InProcess,
-        guards: Guards,
+        defences: Defences,
         hooks: Sequence[RoundHook] = (),
         **more: Any,
     ) -> None:
@@ -153,7 +153,7 @@ class Federation:
             transport,
             self.network,
             settings,
-            guards=guards,
+            defences=defences,
             style_noise=worker.style_noise,
             hooks=[*means_of(settings, method, self.network), *hooks],
             **more,
@@ -170,7 +170,7 @@ class Federation:
         found = in_process(experiment, cache or cache_folder(), lambda what, done, total: None, {})
         self = cls.__new__(cls)
         self.class_names = tuple(found.clients.classes)
-        self._start(found.method, experiment, cast(InProcess, found.transport), found.guards)
+        self._start(found.method, experiment, cast(InProcess, found.transport), found.defences)
         return self
 
     def fit(self, rounds: int | None = None) -> Self:

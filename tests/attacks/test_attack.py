@@ -322,7 +322,7 @@ def test_public_images_of_any_size_and_shape_will_do(place, tmp_path, runs, quic
 def summed(place):
     """A run whose server saw only sums."""
     model = {"backbone": "cnn_gn", "weights": None, "normalization": "frozen"}
-    fields = {**SMALL, "model": model, "guards": ["secure_aggregation"]}
+    fields = {**SMALL, "model": model, "defences": ["secure_aggregation"]}
     return trained_run(place / "runs", place / "cache", "fedavg", **fields)
 
 

@@ -1,4 +1,4 @@
-"""Guards over Flower's in-process grid: the same code and the same bits as in-process."""
+"""Defences over Flower's in-process grid: the same code and the same bits as in-process."""
 
 import json
 import math
@@ -29,8 +29,8 @@ def extras(path):
 CASES = {
     "fixed": {"privacy": {"clipping": "fixed", "clipping_norm": 0.2}},
     "adaptive": {"privacy": {"clipping": "adaptive", "clipping_norm": 0.25}, "method": "fedprox"},
-    "median": {"guards": "median"},
-    "bounding": {"guards": "norm_bounding", "server": {"optimizer": "fedavgm"}},
+    "median": {"defences": "median"},
+    "bounding": {"defences": "norm_bounding", "server": {"optimizer": "fedavgm"}},
 }
 
 
@@ -38,16 +38,16 @@ CASES = {
 def test_flower_gives_the_bits_of_the_in_process_transport(case, tmp_path, monkeypatch):
     left = {"in-process": [], "flower": []}
     where = "in-process"
-    from feddg.privacy.building import Guards
+    from feddg.privacy.building import Defences
 
-    original = Guards.protect
+    original = Defences.protect
 
     def noted(self, update, received, told, *more):
         update = original(self, update, received, told, *more)
         left[where].append((update.client, update.keep().weights, dict(update.extras.scalars)))
         return update
 
-    monkeypatch.setattr(Guards, "protect", noted)
+    monkeypatch.setattr(Defences, "protect", noted)
     chosen = experiment(train=TRAIN, **FROZEN, **CASES[case])
     expected = run(chosen, tmp_path / "in-process", cache=tmp_path / "cache", report=False)
     where = "flower"
@@ -81,7 +81,7 @@ def test_the_grid_carries_the_norm_the_bit_and_no_loss(tmp_path):
     updates = [reply for reply in replies if "weights" in reply.parts]
     assert [update.part("extras").scalars for update in updates] == [{"clipping/norm_bit": 1}] * 3
     assert all(not update.part("terms") for update in updates)
-    norm = extras(deployment.path)["extras/guards/clipping/norm"]
+    norm = extras(deployment.path)["extras/defences/clipping/norm"]
     assert norm.item() == pytest.approx(0.25 * math.exp(0.1))
 
 

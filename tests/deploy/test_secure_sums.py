@@ -30,7 +30,7 @@ FIELDS = {
     "model": {"backbone": "cnn_gn", "weights": None, "normalization": "frozen"},
     "train": {"rounds": 2, "local_steps": 2, "batch_size": 16},
 }
-GUARDS = {"guards": ["secure_aggregation"]}
+DEFENCES = {"defences": ["secure_aggregation"]}
 
 
 class FourSites(Deployment):
@@ -68,15 +68,15 @@ class FourSites(Deployment):
 
 def noted(monkeypatch):
     """Notes every update before it is masked, or leaves unmasked."""
-    from feddg.privacy.building import Guards
+    from feddg.privacy.building import Defences
 
-    single, original = [], Guards.protect
+    single, original = [], Defences.protect
 
     def protect(self, update, *more):
         single.append(update.keep())
         return original(self, update, *more)
 
-    monkeypatch.setattr(Guards, "protect", protect)
+    monkeypatch.setattr(Defences, "protect", protect)
     return single
 
 
@@ -102,7 +102,7 @@ def close(one, other):
 
 def test_the_plain_aggregate_and_no_single_update_on_record(tmp_path, monkeypatch):
     single = noted(monkeypatch)
-    plain, hidden = FourSites(tmp_path / "plain"), FourSites(tmp_path / "hidden", **GUARDS)
+    plain, hidden = FourSites(tmp_path / "plain"), FourSites(tmp_path / "hidden", **DEFENCES)
     expected = plain.start()
     sent, _ = plain.records()
     assert all(content in sent for content in content_of(single))  # as it is without masks
@@ -123,7 +123,7 @@ def test_the_plain_aggregate_and_no_single_update_on_record(tmp_path, monkeypatc
 
 
 def test_the_ledger_is_the_in_process_one(tmp_path):
-    hidden = FourSites(tmp_path, **GUARDS)
+    hidden = FourSites(tmp_path, **DEFENCES)
     hidden.start()
     purposes = {(way, purpose) for _, way, _, purpose, _ in ledger(hidden.path)}
     for step in ("keys", "shares", "check", "unmask"):
@@ -135,7 +135,7 @@ def test_the_ledger_is_the_in_process_one(tmp_path):
 @pytest.mark.parametrize("at", ["train", "query.ask"])
 def test_a_site_that_dies_in_the_middle_is_survived(tmp_path, at):
     hidden, plain = (
-        FourSites(tmp_path / name, **more) for name, more in (("h", GUARDS), ("p", {}))
+        FourSites(tmp_path / name, **more) for name, more in (("h", DEFENCES), ("p", {}))
     )
     asked = []
 
@@ -154,7 +154,7 @@ def test_a_site_that_dies_in_the_middle_is_survived(tmp_path, at):
 
 
 def test_a_sites_secrets_are_gone_after_the_round(tmp_path):
-    hidden = FourSites(tmp_path, **GUARDS)
+    hidden = FourSites(tmp_path, **DEFENCES)
     hidden.start()
     for site in SITES:
         files = list((tmp_path / site).rglob("secrets.safetensors"))
@@ -165,7 +165,7 @@ def test_a_sites_secrets_are_gone_after_the_round(tmp_path):
 
 def test_a_site_restarted_between_questions_goes_on(tmp_path, monkeypatch):
     # Every message meets a fresh process: what a site knows is what it has on disk.
-    hidden = FourSites(tmp_path, **GUARDS)
+    hidden = FourSites(tmp_path, **DEFENCES)
     seen, original = [], SecureAggregation.mask
 
     def mask(self, update, *more):
@@ -194,7 +194,7 @@ def secrets_of(loopback, site):
 def test_over_real_supernodes_a_site_is_killed_mid_round(tmp_path, monkeypatch):
     """The run ends well, the aggregate is that of those left, and no file holds one's update."""
     train = {"rounds": 2, "local_steps": 2, "batch_size": 16}
-    chosen = Experiment(**{**FIELDS, **GUARDS, "train": train})
+    chosen = Experiment(**{**FIELDS, **DEFENCES, "train": train})
     images = {name: f"digits:{of}" for name, of in SITES.items()}
     config = {"min-sites": 3, "round-deadline": 240.0}
     loopback = Loopback(tmp_path, chosen, tuple(SITES), images=images, **config)
@@ -230,7 +230,7 @@ def test_over_real_supernodes_a_site_is_killed_mid_round(tmp_path, monkeypatch):
 
 
 def test_in_process_and_flower_give_the_same_sum(tmp_path):
-    fields = {**FIELDS, **GUARDS, "clients": {"number": 3, "partition": "domain"}}
+    fields = {**FIELDS, **DEFENCES, "clients": {"number": 3, "partition": "domain"}}
     chosen = Experiment(**fields)
     deployment = Deployment(tmp_path, chosen)
     expected = run(chosen, tmp_path / "in-process", cache=tmp_path / "cache", report=False)

@@ -22,7 +22,7 @@ from feddg.methods.base import Method
 from feddg.models.precision import autocast
 from feddg.records import PRIVACY_ROWS
 from feddg.runs.observer import Observer
-from feddg.runs.prepare import build, guards_for
+from feddg.runs.prepare import build, defences_for
 from feddg.settings import TrainSettings
 from federations import SmallFederation, federation, same
 
@@ -268,16 +268,16 @@ def test_a_resumed_run_has_spent_the_steps_of_both_parts(method, dearest, tmp_pa
 def test_what_mixes_images_is_refused(change, words):
     experiment = Experiment(**{**FIELDS, **change}, privacy={"record_epsilon": 4})
     with pytest.raises(ExperimentError, match=words):
-        guards_for(experiment, *build(experiment, 10))
+        defences_for(experiment, *build(experiment, 10))
 
 
 def test_a_style_of_tiles_hides_a_client_and_no_image():
     tiled = {**FIELDS, "method": "pardon", "data": FIELDS["data"] | {"tile": 16}}
     experiment = Experiment(**tiled, privacy={"style_epsilon": 4})
     with pytest.raises(ExperimentError, match=r"style_epsilon is for one image, and data\.tile"):
-        guards_for(experiment, *build(experiment, 10))
+        defences_for(experiment, *build(experiment, 10))
     experiment = Experiment(**tiled, privacy={"style_epsilon": 4, "style_unit": "client"})
-    assert "for a client" in guards_for(experiment, *build(experiment, 10)).diagnostics[0].text
+    assert "for a client" in defences_for(experiment, *build(experiment, 10)).diagnostics[0].text
 
 
 # What a client does in a round, whatever carries the messages.

@@ -281,7 +281,7 @@ def test_they_do_not_run_over_a_network(name, tmp_path):
 @pytest.mark.parametrize(
     ("name", "change", "words"),
     [
-        ("local", {"guards": "median"}, "local sends no weights: leave out guards"),
+        ("local", {"defences": "median"}, "local sends no weights: leave out defences"),
         ("centralised", {"privacy": {"clipping": "fixed"}}, "leave out privacy"),
         ("local", {"server": {"optimizer": "fedadam"}}, "server.optimizer"),
         ("centralised", {"server": {"min_updates": 2}}, "set server.min_updates to 1"),

@@ -296,7 +296,7 @@ def test_the_protocol_presets():
 
 
 def test_trained_alone_is_what_a_lone_client_does():
-    """Guards the helper above: with one client, averaging deviations changes nothing."""
+    """Defences the helper above: with one client, averaging deviations changes nothing."""
     start = federation("silobn").server.state.weights
     alone = trained_alone(1, start, train=SGD)
     lone = federation(

@@ -28,7 +28,7 @@ from feddg.privacy.accounting import (
 from feddg.privacy.noise import Clipping
 from feddg.records import PRIVACY_ROWS
 from feddg.runs.observer import Observer
-from feddg.runs.prepare import build, guards_for
+from feddg.runs.prepare import build, defences_for
 from feddg.runs.reading import read_run
 from federations import federation
 
@@ -145,9 +145,9 @@ def chosen(privacy, **change):
     return Experiment(**{**SMALL, **change, "privacy": privacy})
 
 
-def guards_of(privacy):
+def defences_of(privacy):
     experiment = chosen(privacy)
-    return guards_for(experiment, *build(experiment, 10))
+    return defences_for(experiment, *build(experiment, 10))
 
 
 def carried_out(experiment, folder, **options):
@@ -186,7 +186,7 @@ def test_a_row_is_on_disk_before_anything_is_released():
         assert all(small.server.state.weights[n].equal(t) for n, t in state.items())
         raise OSError("the disk is full")
 
-    small.server.guards.charge_to(Account(write=write))
+    small.server.defences.charge_to(Account(write=write))
     with pytest.raises(OSError, match="full"):
         small.server.round()
     assert len(seen) == 1
@@ -308,22 +308,22 @@ def test_a_cut_off_last_line_was_never_released(tmp_path):
 )
 def test_what_cannot_be_met_says_what_could(privacy, words):
     with pytest.raises(ExperimentError, match=words):
-        guards_of(privacy)
+        defences_of(privacy)
 
 
 def test_the_value_that_could_be_met_can():
     first = chosen({"epsilon": 1.0, "noise_multiplier": 0.5})
     with pytest.raises(ExperimentError) as caught:
-        guards_for(first, *build(first, 10))
+        defences_for(first, *build(first, 10))
     named = float(str(caught.value).partition("to at least ")[2].split(",")[0])
     second = chosen({"epsilon": named, "noise_multiplier": 0.5})
-    guards = guards_for(second, *build(second, 10))
-    assert guards.afford(1, [0, 1, 2])
+    defences = defences_for(second, *build(second, 10))
+    assert defences.afford(1, [0, 1, 2])
 
 
 def test_a_delta_that_gives_a_client_away_is_said(caplog):
     experiment = chosen({"epsilon": 8, "delta": 0.5})
-    guards_for(experiment, *build(experiment, 10))
+    defences_for(experiment, *build(experiment, 10))
     assert "Set privacy.delta below 0.33" in caplog.text
 
 
@@ -341,7 +341,7 @@ def test_a_style_that_would_be_noise_alone_is_refused():
     styled = Experiment(**{**SMALL, "method": "pardon", "privacy": {"style_epsilon": 1e-9}})
     built = build(styled, 10)
     with pytest.raises(ExperimentError, match=words):
-        guards_for(styled, *built)
+        defences_for(styled, *built)
 
 
 @pytest.mark.parametrize(
@@ -355,7 +355,7 @@ def test_a_style_that_would_be_noise_alone_is_refused():
 def test_what_is_kept_and_says_nothing_is_warned_of(privacy, words, caplog):
     method = "pardon" if "style_epsilon" in privacy else "fedavg"
     experiment = Experiment(**{**SMALL, "method": method, "privacy": privacy})
-    guards_for(experiment, *build(experiment, 10))
+    defences_for(experiment, *build(experiment, 10))
     (said,) = [record.getMessage() for record in caplog.records]
     assert re.match(words, said)
 

@@ -1,4 +1,4 @@
-"""Guards by name: a new one is one definition; order, memory, names and the experiment."""
+"""Defences by name: a new one is one definition; order, memory, names and the experiment."""
 
 import pytest
 import torch
@@ -10,8 +10,8 @@ from feddg.errors import ClientError, ExperimentError
 from feddg.experiment import Experiment
 from feddg.federation.server import Hooks
 from feddg.messages import Sent
-from feddg.privacy.building import Guards
-from feddg.privacy.guard import GUARDS, Guard, WeightFacts, register
+from feddg.privacy.building import Defences
+from feddg.privacy.defence import DEFENCES, Defence, WeightFacts, register
 from feddg.runs.reading import read_rows
 from feddg.settings import Settings
 from federations import federation, same
@@ -23,7 +23,7 @@ class ToySettings(Settings):
     limit: int = Field(1000, description="largest number of images")
 
 
-class Toy(Guard):
+class Toy(Defence):
     """Halves every change, counts updates, and refuses clients with many images."""
 
     name = "toy"
@@ -65,26 +65,26 @@ class Toy(Guard):
 
 @pytest.fixture
 def toy():
-    assert "median" in GUARDS  # our own are found first
+    assert "median" in DEFENCES  # our own are found first
     register(Toy)
     yield
-    del GUARDS._found["toy"]
+    del DEFENCES._found["toy"]
 
 
-def test_a_new_guard_is_one_definition_and_runs(toy, tmp_path):
+def test_a_new_defence_is_one_definition_and_runs(toy, tmp_path):
     fields = {"data": {"source": "digits", "image_size": 16}, "hold_out": "sketch"}
     fields |= {"clients": 3, "train": {"rounds": 2, "local_steps": 1}}
-    chosen = Experiment(guards=[{"name": "toy", "limit": 5000}], **fields)
-    assert chosen.guards[0].settings == {"limit": 5000}
+    chosen = Experiment(defences=[{"name": "toy", "limit": 5000}], **fields)
+    assert chosen.defences[0].settings == {"limit": 5000}
     done = run(chosen, tmp_path, report=False, cache=tmp_path / "cache")
     layouts = [row for row in read_rows(done.folder / "ledger.jsonl") if row["kind"] == "layout"]
     assert {"toy/factor", "toy/halved"} <= {s for row in layouts for s in row["scalars"]}
     with pytest.raises(ExperimentError, match=r"unknown field 'limt' .*did you mean 'limit'"):
-        Experiment(guards=[{"name": "toy", "limt": 1}], **fields)
+        Experiment(defences=[{"name": "toy", "limt": 1}], **fields)
 
 
 def test_every_hook_is_called_with_what_it_promises(toy):
-    plain, halved = federation(), federation(guards=(("toy", {}),))
+    plain, halved = federation(), federation(defences=(("toy", {}),))
     start = {name: t.clone() for name, t in plain.server.state.weights.items()}
     for small in (plain, halved):
         small.run(1)
@@ -92,19 +92,19 @@ def test_every_hook_is_called_with_what_it_promises(toy):
         if tensor.is_floating_point():
             expected = (start[name] + plain.server.state.weights[name]) / 2
             torch.testing.assert_close(tensor, expected, rtol=1e-4, atol=1e-6)
-    assert halved.server.state.extras["guards/toy/seen"].item() == 3
+    assert halved.server.state.extras["defences/toy/seen"].item() == 3
     halved.server.round()
-    assert halved.server.state.extras["guards/toy/seen"].item() == 6
+    assert halved.server.state.extras["defences/toy/seen"].item() == 6
 
 
-def test_what_a_guard_refuses_is_refused_by_name(toy):
-    record = federation(guards=(("toy", {"limit": 6}),)).server.round()
+def test_what_a_defence_refuses_is_refused_by_name(toy):
+    record = federation(defences=(("toy", {"limit": 6}),)).server.round()
     assert [(r.client, r.reason) for r in record.refused] == [
         (0, "update refused: too many images")
     ]
 
 
-class Noting(Guard):
+class Noting(Defence):
     """Notes when it is called."""
 
     def __init__(self, name, calls):
@@ -122,10 +122,10 @@ class Noting(Guard):
 
 def test_the_server_undoes_in_the_other_order():
     calls = []
-    guards = Guards([Noting("inner", calls), Noting("outer", calls)], WeightFacts())
+    defences = Defences([Noting("inner", calls), Noting("outer", calls)], WeightFacts())
     small = federation(sizes=(5,))
-    small.transport._guards = guards
-    small.server.hooks = Hooks(reversed(guards.guards))
+    small.transport._defences = defences
+    small.server.hooks = Hooks(reversed(defences.defences))
     small.server.round()
     assert calls == [
         ("protect", "inner"),
@@ -135,27 +135,27 @@ def test_the_server_undoes_in_the_other_order():
     ]
 
 
-def test_no_guard_changes_nothing():
-    assert same(federation().run(), federation(guards=()).run())
+def test_no_defence_changes_nothing():
+    assert same(federation().run(), federation(defences=()).run())
 
 
 DIGITS = {"data": "digits", "hold_out": "sketch"}
 
 
-def test_asking_for_no_guard_makes_no_other_experiment():
+def test_asking_for_no_defence_makes_no_other_experiment():
     plain = Experiment(**DIGITS).id
-    assert Experiment(**DIGITS, guards=[], privacy={}).id == plain
+    assert Experiment(**DIGITS, defences=[], privacy={}).id == plain
     assert Experiment(**DIGITS, privacy={"clipping": "none"}).id == plain
 
 
-def test_every_spelling_of_a_guard_is_one_experiment():
-    short = Experiment(**DIGITS, guards="krum")
-    for guards in (["krum"], {"name": "krum"}, [{"name": "krum", "bad_clients": 1}]):
-        assert Experiment(**DIGITS, guards=guards).id == short.id
+def test_every_spelling_of_a_defence_is_one_experiment():
+    short = Experiment(**DIGITS, defences="krum")
+    for defences in (["krum"], {"name": "krum"}, [{"name": "krum", "bad_clients": 1}]):
+        assert Experiment(**DIGITS, defences=defences).id == short.id
     assert Experiment(**yaml.safe_load(short.to_yaml())).id == short.id
     others = [
-        Experiment(**DIGITS, guards=["norm_bounding", "median"]),
-        Experiment(**DIGITS, guards=["median", "norm_bounding"]),
+        Experiment(**DIGITS, defences=["norm_bounding", "median"]),
+        Experiment(**DIGITS, defences=["median", "norm_bounding"]),
         Experiment(**DIGITS, privacy={"clipping": "fixed"}),
         Experiment(**DIGITS),
     ]
@@ -165,15 +165,15 @@ def test_every_spelling_of_a_guard_is_one_experiment():
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"guards": "medain"}, "did you mean 'median'"),
+        ({"defences": "medain"}, "did you mean 'median'"),
         (
-            {"guards": [{"name": "krum", "bad_client": 2}]},
+            {"defences": [{"name": "krum", "bad_client": 2}]},
             r"unknown field 'bad_client' .did you mean 'bad_clients'",
         ),
-        ({"guards": [{"name": "krum", "bad_clients": 0}]}, "guard krum: bad_clients: "),
-        ({"guards": ["clipping"]}, "privacy: {clipping: fixed}"),
-        ({"guards": 3}, "guards: write names"),
-        ({"guards": [{"settings": {}}]}, "guards: write names"),
+        ({"defences": [{"name": "krum", "bad_clients": 0}]}, "defence krum: bad_clients: "),
+        ({"defences": ["clipping"]}, "privacy: {clipping: fixed}"),
+        ({"defences": 3}, "defences: write names"),
+        ({"defences": [{"settings": {}}]}, "defences: write names"),
         ({"privacy": {"clippin": "fixed"}}, "did you mean 'clipping'"),
         ({"privacy": {"clipping": "soft"}}, "privacy.clipping"),
         ({"privacy": {"clipping_norm": 0}}, "privacy.clipping_norm"),

@@ -13,9 +13,9 @@ from feddg.federation.server import Hooks
 from feddg.messages import Message, Refusal, Update
 from feddg.methods.base import Round, State
 from feddg.privacy.accounting import Account
-from feddg.privacy.guard import WeightFacts
+from feddg.privacy.defence import WeightFacts
 from feddg.privacy.noise import Clipping
-from feddg.runs.prepare import build, guards_for
+from feddg.runs.prepare import build, defences_for
 from feddg.settings import PrivacySettings, TrainSettings
 from federations import federation, same
 
@@ -23,10 +23,10 @@ from federations import federation, same
 def clipped(kind, norm, received, trained):
     """What leaves a client that was sent ``received`` and trained to ``trained``."""
     floats = frozenset(name for name, t in received.items() if t.is_floating_point())
-    guard = Clipping(PrivacySettings(clipping=kind))
+    defence = Clipping(PrivacySettings(clipping=kind))
     update = Update(0, 7, trained, terms={"cross_entropy": 2.0})
-    guard.facts = WeightFacts(floats, floats)
-    return guard.protect(update, received, Message({}, {"norm": norm}))
+    defence.facts = WeightFacts(floats, floats)
+    return defence.protect(update, received, Message({}, {"norm": norm}))
 
 
 @pytest.mark.parametrize("kind", ["fixed", "adaptive"])
@@ -77,26 +77,26 @@ def chosen(privacy=None, method="fedavg", **fields):
     return Experiment(method=method, privacy=settings, **fields)
 
 
-def guarded(**privacy):
+def defended(**privacy):
     experiment = chosen(privacy)
     method, network = build(experiment, 10)
-    guards = guards_for(experiment, method, network)
-    extras = guards.initial_extras()
-    return method, guards, lambda: State(dict(network.state_dict()), dict(extras))
+    defences = defences_for(experiment, method, network)
+    extras = defences.initial_extras()
+    return method, defences, lambda: State(dict(network.state_dict()), dict(extras))
 
 
-def released(method, guards, state, updates):
+def released(method, defences, state, updates):
     """The server's side of a round."""
-    hooks, round = Hooks(reversed(guards.guards)), Round(1, [], state)
+    hooks, round = Hooks(reversed(defences.defences)), Round(1, [], state)
     return hooks.completed(method.aggregate(state.next(), hooks.received(updates, round)), round)
 
 
 def test_the_mean_of_four_gets_noise_of_a_quarter_of_the_norm_times_the_multiplier():
-    method, guards, start = guarded(clipping="fixed", clipping_norm=2.0, noise_multiplier=3.0)
+    method, defences, start = defended(clipping="fixed", clipping_norm=2.0, noise_multiplier=3.0)
     sent = start().weights
     updates = [Update(k, 10**k, sent) for k in range(4)]
-    first, second = (released(method, guards, start(), updates).weights for _ in range(2))
-    trained = sorted(guards.facts.trained)
+    first, second = (released(method, defences, start(), updates).weights for _ in range(2))
+    trained = sorted(defences.facts.trained)
     noise = torch.cat([(first[n].double() - sent[n].double()).flatten() for n in trained])
     assert len(noise) > 10_000
     low, high = stats.chi2.ppf([5e-10, 1 - 5e-10], len(noise))
@@ -109,40 +109,44 @@ def test_the_mean_of_four_gets_noise_of_a_quarter_of_the_norm_times_the_multipli
 
 
 def test_every_client_counts_the_same():
-    method, guards, start = guarded(clipping="fixed", clipping_norm=1e9)
+    method, defences, start = defended(clipping="fixed", clipping_norm=1e9)
     sent = start().weights
     updates = [
         Update(k, examples, {n: torch.full_like(t, k) for n, t in sent.items()})
         for k, examples in enumerate((1, 10, 1000))
     ]
-    found = released(method, guards, start(), updates).weights
-    for name in guards.facts.trained:
+    found = released(method, defences, start(), updates).weights
+    for name in defences.facts.trained:
         torch.testing.assert_close(found[name], torch.ones_like(found[name]))
 
 
 @pytest.mark.parametrize(("bits", "factor"), [((1, 1), 0.1), ((0, 0), -0.1), ((1, 0), 0.0)])
 def test_the_norm_grows_while_most_updates_are_clipped(bits, factor):
-    method, guards, start = guarded(clipping="adaptive", clipping_norm=0.5)
+    method, defences, start = defended(clipping="adaptive", clipping_norm=0.5)
     updates = [
         Update(k, 5, start().weights, Message({}, {"clipping/norm_bit": bit}))
         for k, bit in enumerate(bits)
     ]
-    found = released(method, guards, start(), updates)
+    found = released(method, defences, start(), updates)
     told = (
-        Hooks(guards.guards).broadcast(method.broadcast(found), Round(2, [], found)).extras.scalars
+        Hooks(defences.defences)
+        .broadcast(method.broadcast(found), Round(2, [], found))
+        .extras.scalars
     )
     assert told == {"clipping/norm": pytest.approx(0.5 * math.exp(factor))}
 
 
 def test_the_count_of_clipped_updates_is_noised_too():
     settings = {"clipping": "adaptive", "clipping_norm": 0.5, "noise_multiplier": 1.0}
-    method, guards, start = guarded(**settings)
+    method, defences, start = defended(**settings)
     update = Update(0, 5, start().weights, Message({}, {"clipping/norm_bit": 1}))
     norms = []
     for _ in range(100):
-        guards.charge_to(Account())  # of a run that has spent nothing: to add up 100 takes minutes
-        state = released(method, guards, start(), [update])
-        norms.append(float(state.extras["guards/clipping/norm"]))
+        defences.charge_to(
+            Account()
+        )  # of a run that has spent nothing: to add up 100 takes minutes
+        state = released(method, defences, start(), [update])
+        norms.append(float(state.extras["defences/clipping/norm"]))
     shares = numpy.array([0.5 - math.log(norm / 0.5) / 0.2 for norm in norms])  # noise alone
     low, high = stats.chi2.ppf([5e-10, 1 - 5e-10], len(shares))
     assert low < (shares**2).sum() < high
@@ -166,11 +170,11 @@ def test_in_process_no_update_is_longer_than_the_norm_and_none_is_refused():
     change = [small.server.state.weights[n].double() - t.double() for n, t in start.items()]
     length = math.sqrt(sum(float(part.square().sum()) for part in change))
     assert 0.05 < length <= 0.25 + 1e-6
-    norm = small.server.state.extras["guards/clipping/norm"]
+    norm = small.server.state.extras["defences/clipping/norm"]
     assert norm.item() == pytest.approx(0.25 * math.exp(0.1))  # all three were clipped
 
 
-def test_the_ledger_lists_what_the_guard_says_and_nothing_else():
+def test_the_ledger_lists_what_the_defence_says_and_nothing_else():
     small, plain = loud(clipping="adaptive"), federation(train=LOUD, freeze=True)
     said = []
     for run in (small, plain):
@@ -179,8 +183,8 @@ def test_the_ledger_lists_what_the_guard_says_and_nothing_else():
         rows = [row for row in run.ledger if row["kind"] == "message"]
         said.append({(row["direction"], s) for row in rows for s in layouts[row["layout"]]})
     assert said[0] - said[1] == {("down", "clipping/norm"), ("up", "clipping/norm_bit")}
-    guard = small.server.guards.guards[0]
-    assert [f"clipping/{entry.removeprefix('update/')}" for entry in guard.sends] == [
+    defence = small.server.defences.defences[0]
+    assert [f"clipping/{entry.removeprefix('update/')}" for entry in defence.sends] == [
         "clipping/norm_bit"
     ]
 
@@ -197,7 +201,7 @@ def test_the_variance_of_the_released_mean_in_process(method):
         for z in (0.0, 2.0)
     ]
     quiet, noisy = (run.run(1) for run in runs)
-    names = sorted(runs[0].server.guards.facts.trained)
+    names = sorted(runs[0].server.defences.facts.trained)
     noise = torch.cat([(noisy[n].double() - quiet[n].double()).flatten() for n in names])
     deviation = 2.0 * 0.25 / 3
     low, high = stats.chi2.ppf([5e-10, 1 - 5e-10], len(noise))
@@ -261,10 +265,10 @@ def test_honest_rounding_is_never_refused(norm, scale):
     trained = {"a": sent["a"] + torch.randn(300, 300, generator=chance)}
     update = clipped("fixed", norm, sent, trained)
     facts = WeightFacts(frozenset("a"), frozenset("a"))
-    guard = Clipping(PrivacySettings(clipping="fixed", clipping_norm=norm))
-    guard.facts, state = facts, State(sent)
-    guard.remember(state, guard.initial_memory())
-    assert guard.received(update, Round(1, [], state)) is update
+    defence = Clipping(PrivacySettings(clipping="fixed", clipping_norm=norm))
+    defence.facts, state = facts, State(sent)
+    defence.remember(state, defence.initial_memory())
+    assert defence.received(update, Round(1, [], state)) is update
 
 
 def test_a_wide_norm_without_noise_is_fedavg_with_equal_counts():
@@ -285,12 +289,12 @@ def test_clients_that_train_at_once_clip_alike():
 
 def test_a_failed_round_leaves_the_norm_alone_and_a_restart_goes_on_from_it():
     small = loud(clipping="adaptive", clipping_norm=0.25)
-    before = small.server.state.extras["guards/clipping/norm"].clone()
+    before = small.server.state.extras["defences/clipping/norm"].clone()
     original = small.transport.train
     small.transport.train = lambda clients, broadcast: iter([Refusal(id, "no") for id in clients])
     with pytest.raises(Exception, match="0 good updates"):
         small.server.round()
-    assert torch.equal(small.server.state.extras["guards/clipping/norm"], before)
+    assert torch.equal(small.server.state.extras["defences/clipping/norm"], before)
     small.transport.train = original
     small.server.round()
     state = small.server.state
@@ -300,7 +304,7 @@ def test_a_failed_round_leaves_the_norm_alone_and_a_restart_goes_on_from_it():
         run.server.round()
     assert same(again.server.state.weights, small.server.state.weights)
     assert same(again.server.state.extras, small.server.state.extras)
-    assert not torch.equal(state.extras["guards/clipping/norm"], before)
+    assert not torch.equal(state.extras["defences/clipping/norm"], before)
 
 
 # What it goes with
@@ -321,20 +325,20 @@ UNSOUND = {
 def test_methods_that_clipping_does_not_protect_are_refused(name):
     experiment = chosen(method=name)
     with pytest.raises(ExperimentError, match=UNSOUND[name]):
-        guards_for(experiment, *build(experiment, 10))
+        defences_for(experiment, *build(experiment, 10))
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedprox", "mixstyle", "jigen", "randaug+rsc"])
 def test_methods_whose_server_takes_the_mean_of_weights_are_protected(name):
     experiment = chosen(method=name)
-    assert guards_for(experiment, *build(experiment, 10)).guards
+    assert defences_for(experiment, *build(experiment, 10)).defences
 
 
 def test_running_statistics_are_refused_unless_frozen():
     def protected(normalization):
         model = {"backbone": "resnet18", "weights": None, "normalization": normalization}
         experiment = chosen(model=model)
-        return guards_for(experiment, *build(experiment, 10))
+        return defences_for(experiment, *build(experiment, 10))
 
     with pytest.raises(ExperimentError, match=r"set model.normalization to frozen"):
         protected("train")

@@ -14,11 +14,11 @@ from feddg.experiment import Experiment
 from feddg.messages import Update
 from feddg.methods.base import Method, Round, State
 from feddg.privacy import robust
-from feddg.privacy.building import guard_of
-from feddg.privacy.guard import WeightFacts
+from feddg.privacy.building import defence_of
+from feddg.privacy.defence import WeightFacts
 from feddg.privacy.robust import distance, length, scores, squared_distances
-from feddg.runs.prepare import build, guards_for
-from feddg.settings import GuardChoice, ServerSettings, TrainSettings
+from feddg.runs.prepare import build, defences_for
+from feddg.settings import DefenceChoice, ServerSettings, TrainSettings
 from federations import federation, same
 
 NAMES = frozenset({"a", "b"})
@@ -37,12 +37,12 @@ def updates_of(rows):
 
 
 def fused(name, rows, **settings):
-    """What a guard makes of FedAvg's server, as one row."""
+    """What a defence makes of FedAvg's server, as one row."""
     rows = torch.as_tensor(rows, dtype=torch.float32)
-    guard = guard_of(GuardChoice(name=name, settings=settings))
+    defence = defence_of(DefenceChoice(name=name, settings=settings))
     sent = updates_of(torch.zeros(1, rows.shape[1]))[0].weights
-    guard.facts, round = WeightFacts(NAMES, NAMES), Round(1, [], State(sent))
-    state = Method().aggregate(State(sent), guard.collected(iter(updates_of(rows)), round))
+    defence.facts, round = WeightFacts(NAMES, NAMES), Round(1, [], State(sent))
+    state = Method().aggregate(State(sent), defence.collected(iter(updates_of(rows)), round))
     return torch.cat([state.weights["a"], state.weights["b"].flatten()])
 
 
@@ -101,8 +101,8 @@ def test_bounding_by_the_median_of_the_rounds_lengths():
 
 
 def test_counters_take_the_lower_median():
-    guard = guard_of(GuardChoice(name="median"))
-    (update,) = guard.collected(iter(updates_of(rows_of(4))), Round(1, [], State({})))
+    defence = defence_of(DefenceChoice(name="median"))
+    (update,) = defence.collected(iter(updates_of(rows_of(4))), Round(1, [], State({})))
     assert update.weights["n"].item() == 1
     assert update.weights["n"].dtype == torch.int64
 
@@ -113,7 +113,7 @@ WITHSTANDS = {
     "krum": (3, {"bad_clients": 3}),
     "norm_bounding": (4, {}),
 }
-"""Break-down points of 10 clients, as the guards' modules state them."""
+"""Break-down points of 10 clients, as the defences' modules state them."""
 
 
 def attacked(bad, attack, seed=0):
@@ -188,14 +188,14 @@ TRAIN = TrainSettings(rounds=2, batch_size=4, optimizer="sgd", lr=0.05)
 TEN = {"sizes": (6,) * 10, "train": TRAIN}
 
 
-def poisoned(bad, *guards):
+def poisoned(bad, *defences):
     """Ten clients, the first ``bad`` of which send a million everywhere, statistics too.
 
     Returns:
         The federation, and what its honest clients send.
     """
-    free = ServerSettings(largest_change=None)  # what the guards do by themselves
-    small, honest = federation(guards=guards, server_settings=free, **TEN), []
+    free = ServerSettings(largest_change=None)  # what the defences do by themselves
+    small, honest = federation(defences=defences, server_settings=free, **TEN), []
     original = small.transport.train
 
     def train(clients, broadcast):
@@ -234,18 +234,18 @@ def test_bounded_bad_clients_move_a_round_by_less_than_the_norm_and_unbounded_on
 
 
 def test_multi_krum_of_all_but_a_few_learns_as_the_mean_does():
-    small = federation(guards=(("krum", {"bad_clients": 1, "selected": 7}),), **TEN)
+    small = federation(defences=(("krum", {"bad_clients": 1, "selected": 7}),), **TEN)
     small.run(2)
     assert all(torch.isfinite(t).all() for t in small.server.state.weights.values())
 
 
 def test_clients_at_once_give_the_same_numbers():
-    one, other = (federation(guards=(("median", {}),), at_once=n, **TEN).run(1) for n in (1, 3))
+    one, other = (federation(defences=(("median", {}),), at_once=n, **TEN).run(1) for n in (1, 3))
     assert same(one, other)
 
 
 def test_too_few_good_updates_fail_the_round_with_the_reason():
-    small = federation(guards=(("krum", {}),), sizes=(6, 6, 6, 0, 0), train=TRAIN)
+    small = federation(defences=(("krum", {}),), sizes=(6, 6, 6, 0, 0), train=TRAIN)
     with pytest.raises(NotEnoughUpdates, match="krum needs 5 good updates in a round, and 3 came"):
         small.server.round()
     assert small.server.state.round == 0
@@ -266,52 +266,54 @@ COMBINED = {
 }
 
 
-@pytest.mark.parametrize(("guard", "method"), COMBINED)
-def test_methods_that_do_not_survive_a_guard_are_refused_with_the_reason(guard, method):
+@pytest.mark.parametrize(("defence", "method"), COMBINED)
+def test_methods_that_do_not_survive_a_defence_are_refused_with_the_reason(defence, method):
     fields = {"data": "digits", "hold_out": "sketch", "clients": 10}
-    chosen = Experiment(method=method, guards=guard, **fields)
-    with pytest.raises(ExperimentError, match=COMBINED[guard, method]):
-        guards_for(chosen, *build(chosen, 10))
+    chosen = Experiment(method=method, defences=defence, **fields)
+    with pytest.raises(ExperimentError, match=COMBINED[defence, method]):
+        defences_for(chosen, *build(chosen, 10))
 
 
-@pytest.mark.parametrize("guard", ["median", "trimmed_mean", "krum", "norm_bounding"])
+@pytest.mark.parametrize("defence", ["median", "trimmed_mean", "krum", "norm_bounding"])
 @pytest.mark.parametrize("method", ["fedavg", "fedbn", "pardon", "elcfs", "silobn", "jigen"])
-def test_methods_that_take_the_plain_mean_survive(guard, method):
-    chosen = Experiment(data="digits", hold_out="sketch", clients=10, method=method, guards=guard)
-    assert guards_for(chosen, *build(chosen, 10)).guards
+def test_methods_that_take_the_plain_mean_survive(defence, method):
+    chosen = Experiment(
+        data="digits", hold_out="sketch", clients=10, method=method, defences=defence
+    )
+    assert defences_for(chosen, *build(chosen, 10)).defences
 
 
-def test_guards_that_exclude_each_other_are_refused():
+def test_defences_that_exclude_each_other_are_refused():
     def built(**fields):
         model = {"backbone": "cnn", "weights": None, "normalization": "frozen"}
         data = {"data": "digits", "hold_out": "sketch", "clients": 10, "model": model}
         chosen = Experiment(**data, **fields)
-        return guards_for(chosen, *build(chosen, 10))
+        return defences_for(chosen, *build(chosen, 10))
 
     for one, other in itertools.permutations(["median", "trimmed_mean", "krum"], 2):
         with pytest.raises(ExperimentError, match="each replace the mean; choose one"):
-            built(guards=[one, other])
+            built(defences=[one, other])
     with pytest.raises(ExperimentError, match="named twice"):
-        built(guards=["median", "median"])
+        built(defences=["median", "median"])
     noisy = {"clipping": "fixed", "noise_multiplier": 1.0}
     with pytest.raises(ExperimentError, match="noise is made for a plain mean"):
-        built(guards="median", privacy=noisy)
-    clipped = built(guards=["norm_bounding", "median"], privacy={"clipping": "fixed"})
-    assert [guard.name for guard in clipped.guards] == ["clipping", "norm_bounding", "median"]
+        built(defences="median", privacy=noisy)
+    clipped = built(defences=["norm_bounding", "median"], privacy={"clipping": "fixed"})
+    assert [defence.name for defence in clipped.defences] == ["clipping", "norm_bounding", "median"]
 
 
 @pytest.mark.parametrize(
-    ("guard", "words"),
+    ("defence", "words"),
     [
         ({"name": "krum", "bad_clients": 4}, "krum needs 11 updates in a round, and there are 10"),
         ({"name": "krum", "selected": 9}, "krum needs 12 updates"),
         ({"name": "trimmed_mean", "bad_clients": 5}, "needs 11 updates"),
     ],
 )
-def test_more_bad_clients_than_it_withstands_are_refused(guard, words):
-    chosen = Experiment(data="digits", hold_out="sketch", clients=10, guards=guard)
+def test_more_bad_clients_than_it_withstands_are_refused(defence, words):
+    chosen = Experiment(data="digits", hold_out="sketch", clients=10, defences=defence)
     with pytest.raises(ExperimentError, match=words):
-        guards_for(chosen, *build(chosen, 10))
+        defences_for(chosen, *build(chosen, 10))
 
 
 # Lengths and robust, against one sum in float64.

@@ -22,16 +22,16 @@ from feddg.privacy.secure_aggregation import (
     decoded,
     encoded,
 )
-from feddg.runs.prepare import build, guards_for
+from feddg.runs.prepare import build, defences_for
 from feddg.settings import TrainSettings
 from federations import federation, same
 
 TRAIN = TrainSettings(rounds=2, batch_size=4)
-GUARD = (("secure_aggregation", {}),)
+DEFENCE = (("secure_aggregation", {}),)
 
 
 def masked(method="fedavg", sizes=(7, 5, 6, 4), **options):
-    return federation(method, sizes=sizes, guards=GUARD, freeze=True, **options)
+    return federation(method, sizes=sizes, defences=DEFENCE, freeze=True, **options)
 
 
 # The mathematics
@@ -207,44 +207,44 @@ def test_with_too_few_left_nothing_is_unmasked():
 # A client's own caution
 
 
-def at_client(guard, id=0, others=(1, 2)):
+def at_client(defence, id=0, others=(1, 2)):
     secrets, round = {}, 1
-    keys = guard.answer(id, round, KEYS, Message(), secrets).tensors["keys"]
-    more = [guard.answer(k, round, KEYS, Message(), {}).tensors["keys"] for k in others]
+    keys = defence.answer(id, round, KEYS, Message(), secrets).tensors["keys"]
+    more = [defence.answer(k, round, KEYS, Message(), {}).tensors["keys"] for k in others]
     told = Message({"ids": torch.tensor([id, *others]), "keys": torch.stack([keys, *more])})
     return secrets, told
 
 
 def test_a_client_masks_and_opens_once():
-    guard, ids = SecureAggregation(), (0, 1, 2)
+    defence, ids = SecureAggregation(), (0, 1, 2)
     secrets = {id: {} for id in ids}
-    keys = [guard.answer(id, 1, KEYS, Message(), secrets[id]).tensors["keys"] for id in ids]
+    keys = [defence.answer(id, 1, KEYS, Message(), secrets[id]).tensors["keys"] for id in ids]
     told = Message({"ids": torch.tensor(ids), "keys": torch.stack(keys)})
-    heard = checked(guard, ids, secrets, told)
+    heard = checked(defence, ids, secrets, told)
     received = {"a": torch.zeros(3)}
     update = Update(0, 4, {"a": torch.ones(3)})
-    guard.mask(update, received, heard, secrets[0])
+    defence.mask(update, received, heard, secrets[0])
     with pytest.raises(ClientError, match="one update a round"):
-        guard.mask(update, received, heard, secrets[0])
+        defence.mask(update, received, heard, secrets[0])
     with pytest.raises(ClientError, match="shared its secrets already"):
-        guard.answer(0, 1, SHARES, told, secrets[0])
+        defence.answer(0, 1, SHARES, told, secrets[0])
     left = Message({"survivors": torch.tensor(ids)})
     with pytest.raises(ClientError, match="out of turn"):
-        guard.answer(0, 2, UNMASK, left, secrets[0])
-    guard.answer(0, 1, UNMASK, left, secrets[0])
+        defence.answer(0, 2, UNMASK, left, secrets[0])
+    defence.answer(0, 1, UNMASK, left, secrets[0])
     known = {f"known/{name}" for name in ("id", "round", "opened", "tried/1/0")}
     assert set(secrets[0]) == {"round", *known}
     with pytest.raises(ClientError, match="nothing to unmask"):
-        guard.answer(0, 1, UNMASK, left, secrets[0])
+        defence.answer(0, 1, UNMASK, left, secrets[0])
 
 
-def checked(guard, ids, secrets, told):
+def checked(defence, ids, secrets, told):
     """Has clients share their secrets and check them; returns what the server tells them next."""
-    replies = [guard.answer(id, 1, SHARES, told, secrets[id]).tensors for id in ids]
+    replies = [defence.answer(id, 1, SHARES, told, secrets[id]).tensors for id in ids]
     table = {n: torch.stack([reply[n] for reply in replies]) for n in ("shares", "commitments")}
     question = Message({"members": torch.tensor(ids), **table})
     for id in ids:
-        assert guard.answer(id, 1, CHECK, question, secrets[id]).tensors["held"].all()
+        assert defence.answer(id, 1, CHECK, question, secrets[id]).tensors["held"].all()
     return Message({"members": torch.tensor(ids)})
 
 
@@ -260,13 +260,13 @@ def checked(guard, ids, secrets, told):
     ],
 )
 def test_a_client_is_not_told_anything(change, words):
-    guard = SecureAggregation()
-    secrets, told = at_client(guard)
+    defence = SecureAggregation()
+    secrets, told = at_client(defence)
     told.tensors |= change(told.tensors)
     if len(told.tensors["ids"]) < len(told.tensors["keys"]):
         told.tensors["keys"] = told.tensors["keys"][: len(told.tensors["ids"])]
     with pytest.raises(ClientError, match=words):
-        guard.answer(0, 1, SHARES, told, secrets)
+        defence.answer(0, 1, SHARES, told, secrets)
 
 
 @pytest.mark.parametrize("survivors", [[0, 1], [1, 2, 3], [0, 1, 9], [0, 1, 1]])
@@ -298,9 +298,9 @@ MODEL = {"backbone": "cnn", "weights": None, "normalization": "frozen"}
 
 def refused(method="fedavg", **fields):
     base = {"data": "digits", "hold_out": "sketch", "clients": 4, "model": MODEL}
-    fields = {"guards": ["secure_aggregation"], **fields}
+    fields = {"defences": ["secure_aggregation"], **fields}
     experiment = Experiment(**{**base, "method": method, **fields})
-    return guards_for(experiment, *build(experiment, 10))
+    return defences_for(experiment, *build(experiment, 10))
 
 
 @pytest.mark.parametrize(
@@ -310,8 +310,8 @@ def refused(method="fedavg", **fields):
         ({"method": "fpl"}, "does not go with fpl: update/fpl"),
         ({"method": "fedgma"}, "own 'aggregate'.*nothing but their sum"),
         ({"method": "pardon"}, "describe/style .* would see of each client"),
-        ({"guards": ["secure_aggregation", "median"]}, "exclude each other: median looks at"),
-        ({"guards": ["norm_bounding", "secure_aggregation"]}, "norm_bounding looks at single"),
+        ({"defences": ["secure_aggregation", "median"]}, "exclude each other: median looks at"),
+        ({"defences": ["norm_bounding", "secure_aggregation"]}, "norm_bounding looks at single"),
         ({"privacy": {"clipping": "adaptive"}}, "which client's update was clipped"),
         (
             {
@@ -329,16 +329,16 @@ def test_what_it_does_not_go_with_is_refused_before_round_1(fields, words):
 
 
 def test_noise_goes_with_it_and_clients_count_alike():
-    guards = refused(privacy={"epsilon": 8})
-    assert [guard.name for guard in guards.guards] == ["clipping", "secure_aggregation"]
+    defences = refused(privacy={"epsilon": 8})
+    assert [defence.name for defence in defences.defences] == ["clipping", "secure_aggregation"]
     small = masked(privacy={"clipping": "fixed", "clipping_norm": 1e6})
     plain = federation(
         sizes=(7, 5, 6, 4), freeze=True, privacy={"clipping": "fixed", "clipping_norm": 1e6}
     )
-    small.server.guards.charge_to(Account())
+    small.server.defences.charge_to(Account())
     for run in (small, plain):
         run.server.round()
-    for name in small.server.guards.facts.trained:
+    for name in small.server.defences.facts.trained:
         torch.testing.assert_close(
             small.server.state.weights[name], plain.server.state.weights[name], rtol=1e-5, atol=1e-6
         )

@@ -12,7 +12,7 @@ from feddg.clients.sampling import Schedule
 from feddg.messages import Message, Update
 from feddg.methods.base import Round, State, weighted_mean
 from feddg.privacy.accounting import Account
-from feddg.privacy.guard import WeightFacts
+from feddg.privacy.defence import WeightFacts
 from feddg.privacy.noise import Clipping
 from feddg.settings import PrivacySettings
 
@@ -27,14 +27,14 @@ def weights(change):
     return {"a": SENT["a"] + values[:2], "b": SENT["b"] + values[2:][None]}
 
 
-def guard(**fields):
+def defence(**fields):
     found = Clipping(PrivacySettings(**{"clipping": "fixed", **fields}), Schedule(4))
     found.facts = FACTS
     return found
 
 
 def begun(own):
-    """A round of the guard's, and what its clients are told."""
+    """A round of the defence's, and what its clients are told."""
     state = State(SENT)
     own.remember(state, own.initial_memory())
     return Round(1, [], state), Message({}, {"norm": own.settings.clipping_norm})
@@ -62,7 +62,7 @@ def released(own, changes, examples):
     st.sampled_from([0.01, 1.0, 50.0]),
 )
 def test_no_client_moves_the_sum_by_more_than_the_norm(clients, at, norm):
-    own = guard(clipping_norm=norm)
+    own = defence(clipping_norm=norm)
     changes, examples = zip(*clients)
     silent = list(changes)
     silent[at % len(changes)] = [0.0] * 4
@@ -74,7 +74,7 @@ def test_no_client_moves_the_sum_by_more_than_the_norm(clients, at, norm):
 @settings(max_examples=200, deadline=None)
 @given(CHANGE, CHANGE, st.sampled_from([0.01, 1.0, 50.0]))
 def test_two_updates_of_a_client_are_at_most_two_norms_apart(one, other, norm):
-    own = guard(clipping_norm=norm)
+    own = defence(clipping_norm=norm)
     told = Message({}, {"norm": norm})
     left, right = (own.protect(Update(0, 1, weights(c)), SENT, told).weights for c in (one, other))
     parts = [float((left[n].double() - right[n].double()).square().sum()) for n in left]
@@ -83,7 +83,7 @@ def test_two_updates_of_a_client_are_at_most_two_norms_apart(one, other, norm):
 
 
 def test_over_10_000_draws_the_released_mean_has_the_stated_variance():
-    own = guard(clipping_norm=0.5, noise_multiplier=1.5)
+    own = defence(clipping_norm=0.5, noise_multiplier=1.5)
     updates = [Update(k, 1, SENT) for k in range(3)]
     own.account = Free()
     big = {n: t.double() for n, t in SENT.items()}
@@ -108,7 +108,7 @@ class Free(Account):
 
 
 def test_noise_at_the_client_has_the_stated_variance_and_leaves_the_rest_alone():
-    own = guard(clipping_norm=0.5, noise_multiplier=2.0, noised_at="client")
+    own = defence(clipping_norm=0.5, noise_multiplier=2.0, noised_at="client")
     own.facts = WeightFacts(frozenset("ab"), frozenset("a"))
     big = {"a": torch.zeros(20_000, dtype=torch.float64), "b": torch.ones(3)}
     told = Message({}, {"norm": 0.5})

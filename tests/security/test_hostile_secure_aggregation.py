@@ -51,7 +51,7 @@ class Lied:
     def __init__(self, sizes=SIZES, server=None, **options):
         self.small = federation(
             sizes=sizes,
-            guards=(("secure_aggregation", {}),),
+            defences=(("secure_aggregation", {}),),
             freeze=True,
             server_settings=server or ServerSettings(),
             **options,
@@ -414,7 +414,7 @@ class Sites:
     """
 
     def __init__(self, folder, count, run="run"):
-        self.guard, self.folder, self.count, self.run = SecureAggregation(), folder, count, run
+        self.defence, self.folder, self.count, self.run = SecureAggregation(), folder, count, run
         self.opened, self.refused = {}, []
 
     def memory(self, site):
@@ -439,7 +439,7 @@ class Sites:
             said[id] = self.at(
                 id,
                 round,
-                lambda s, number=number: self.guard.answer(number, round, step, question, s),
+                lambda s, number=number: self.defence.answer(number, round, step, question, s),
             )
         return {id: reply for id, reply in said.items() if reply is not None}
 
@@ -454,7 +454,7 @@ class Sites:
         told = Message({"ids": torch.tensor(numbers), "keys": public})
         shared = self.ask(ids, round, SHARES, told, calls)
         members = sorted(shared)
-        if len(members) < self.guard.needed(len(ids)):
+        if len(members) < self.defence.needed(len(ids)):
             return None
         said = [(calls or {}).get(id, id) for id in members]
         table = {
@@ -470,7 +470,7 @@ class Sites:
             weights = {"a": torch.eye(self.count)[id]}
             update = Update((calls or {}).get(id, id), 1, weights)
             sent[id] = self.at(
-                id, round, lambda s, u=update: self.guard.mask(u, received, heard, s)
+                id, round, lambda s, u=update: self.defence.mask(u, received, heard, s)
             )
         return {"ids": ids, "public": public, "members": members, "sent": sent}
 
@@ -481,7 +481,7 @@ class Sites:
         numbers = [(calls or {}).get(id, id) for id in survivors]
         question = Message({"survivors": torch.tensor(numbers)})
         replies = self.ask(survivors if asked is None else asked, round, UNMASK, question, calls)
-        needed = self.guard.needed(len(begun["ids"]))
+        needed = self.defence.needed(len(begun["ids"]))
         if len(replies) < needed:
             return
         secrets = {
@@ -646,15 +646,15 @@ def test_too_few_strange_or_other_survivors_are_not_unmasked(tmp_path, survivors
 
 @pytest.mark.parametrize("members", [[0, 1], [0, 1, 2, 9], [0, 1, 1, 2], [1, 2, 3]])
 def test_an_update_is_not_masked_among_too_few_or_strangers(tmp_path, members):
-    guard, secrets = SecureAggregation(), {id: {} for id in range(4)}
-    keys = [guard.answer(id, 1, KEYS, Message(), secrets[id]).tensors["keys"] for id in secrets]
+    defence, secrets = SecureAggregation(), {id: {} for id in range(4)}
+    keys = [defence.answer(id, 1, KEYS, Message(), secrets[id]).tensors["keys"] for id in secrets]
     told = Message({"ids": torch.arange(4), "keys": torch.stack(keys)})
-    replies = [guard.answer(id, 1, SHARES, told, secrets[id]).tensors for id in secrets]
+    replies = [defence.answer(id, 1, SHARES, told, secrets[id]).tensors for id in secrets]
     table = {n: torch.stack([r[n] for r in replies]) for n in ("shares", "commitments")}
-    guard.answer(0, 1, CHECK, Message({"members": torch.arange(4), **table}), secrets[0])
+    defence.answer(0, 1, CHECK, Message({"members": torch.arange(4), **table}), secrets[0])
     update, received = Update(0, 1, {"a": torch.ones(2)}), {"a": torch.zeros(2)}
     with pytest.raises(ClientError, match="too few clients that are left, or of strange ones"):
-        guard.mask(update, received, Message({"members": torch.tensor(members)}), secrets[0])
+        defence.mask(update, received, Message({"members": torch.tensor(members)}), secrets[0])
 
 
 def test_what_was_opened_outlives_a_site_and_its_damage_is_said(tmp_path):
@@ -676,7 +676,7 @@ EXPERIMENT = Experiment(
     clients={"number": 4, "partition": "iid"},
     model={"backbone": "cnn_gn", "weights": None, "normalization": "frozen"},
     train={"rounds": 1, "local_steps": 1, "batch_size": 8},
-    guards=["secure_aggregation"],
+    defences=["secure_aggregation"],
     device="cpu",
     precision="float32",
 )
@@ -716,7 +716,7 @@ def test_a_round_that_was_opened_is_of_the_same_clients_whatever_is_drawn():
     server = small.server
     opened = OpenedSums([OpenedSumRow(round=1, clients=other)])
     server._opened = opened
-    server.masked = MaskedRounds(small.transport, server.guards.masking, opened)
+    server.masked = MaskedRounds(small.transport, server.defences.masking, opened)
     row = server.round()
     assert row.clients == other
     assert server.sample(1, attempt=1) == other

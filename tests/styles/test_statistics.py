@@ -18,7 +18,7 @@ from feddg.errors import ExperimentError
 from feddg.experiment import Experiment
 from feddg.privacy.accounting import gaussian_epsilon
 from feddg.records import PRIVACY_ROWS
-from feddg.runs.prepare import build, guards_for
+from feddg.runs.prepare import build, defences_for
 from feddg.styles import statistics
 from feddg.styles.codec import load_codec
 from feddg.styles.codecs import ColorsCodec
@@ -591,7 +591,7 @@ def test_a_run_with_both_counts_both(tmp_path, unit):
 
 def refused(method, privacy, **settings):
     experiment = chosen(method, privacy, **settings)
-    return guards_for(experiment, *build(experiment, 10))
+    return defences_for(experiment, *build(experiment, 10))
 
 
 @pytest.mark.parametrize(
@@ -612,9 +612,9 @@ def test_styles_that_cannot_be_protected_are_refused(method, privacy, settings, 
 
 @pytest.mark.parametrize("more", [{"open_styles": True}, {"style_epsilon": 1}])
 def test_updates_can_be_protected_beside_styles(more):
-    guards = refused("pardon", {"epsilon": 8, **more})
-    assert guards.noised
-    assert len(guards.diagnostics) == (1 if "open_styles" in more else 2)
+    defences = refused("pardon", {"epsilon": 8, **more})
+    assert defences.noised
+    assert len(defences.diagnostics) == (1 if "open_styles" in more else 2)
 
 
 def test_the_reference_is_no_image_of_anybody():

@@ -7,7 +7,7 @@ Geiping et al., "Inverting Gradients - How easy is it to break privacy in federa
 
 with signed steps of Adam, images held in [0, 1], and the labels known to the attacker. The client
 takes one step on its whole batch without augmentation, which is the case that favours the attacker
-most; guards do what they do in the run. Under Adam the first change is nearly the sign of the
+most; defences do what they do in the run. Under Adam the first change is nearly the sign of the
 gradient, and the search compares with that.
 """
 

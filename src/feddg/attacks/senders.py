@@ -22,10 +22,10 @@ from feddg.messages import Broadcast, Known, Message, Sent, Update, Weights
 from feddg.methods.base import Method, Round, local_names
 from feddg.models.network import Network
 from feddg.models.normalization import statistics_names
-from feddg.privacy.building import Guards
+from feddg.privacy.building import Defences
 from feddg.rng import stream
 from feddg.runs.model import Subject
-from feddg.runs.prepare import guards_for
+from feddg.runs.prepare import defences_for
 
 # What a method sends beside weights, found by what it declares: the entries an attack can read.
 #
@@ -350,23 +350,23 @@ class Senders:
         self.subject = subject
 
     @cached_property
-    def guards(self) -> Guards:
+    def defences(self) -> Defences:
         """What happens to updates on their way, as in the run."""
         subject = self.subject
         experiment = subject.images.trained_by(subject.experiment)
-        return guards_for(experiment, subject.method, subject.worker.network)
+        return defences_for(experiment, subject.method, subject.worker.network)
 
     @property
     def only_sums(self) -> bool:
         """Whether the server could read no single update."""
-        return self.guards.masking is not None
+        return self.defences.masking is not None
 
     @property
     def broadcast(self) -> Broadcast:
         """What the clients of the next round are sent."""
         sent = self.subject.method.broadcast(self.subject.state)
         round = Round(sent.round, [], self.subject.state)
-        return Hooks(self.guards.guards).broadcast(sent, round)
+        return Hooks(self.defences.defences).broadcast(sent, round)
 
     def real(self, entry: SentEntry, clients: Sequence[int]) -> dict[int, Tensor]:
         """Returns what clients of the run send under an entry.
@@ -440,7 +440,7 @@ class Senders:
         subject = self.subject
         count = len(subject.images.partition)
         own = dict(memories)
-        transport = InProcess(subject.method, [worker], count, hold, own, self.guards)
+        transport = InProcess(subject.method, [worker], count, hold, own, self.defences)
         transport.hand_out(subject.state.agreed, again=True)
         return transport
 

@@ -198,7 +198,7 @@ class Client:
         worker: the machinery it trains with.
         round: the round it is in, from 1; 0 during setup.
         memory: tensors it keeps between its rounds; nothing unless the method writes here.
-        secrets: what guards keep at it within a round; never in a checkpoint, never sent.
+        secrets: what defences keep at it within a round; never in a checkpoint, never sent.
         agreed: what the setup phase agreed on, or None.
         extras: what this round's broadcast holds beside the weights.
         received: the weights this round's broadcast held.

@@ -11,7 +11,7 @@ from feddg.data.pixels import ArrayPixels
 from feddg.diagnostics import Diagnostic
 from feddg.experiment import Experiment
 from feddg.records import ClientsTable
-from feddg.runs.prepare import build, clients_table, deal, guards_for
+from feddg.runs.prepare import build, clients_table, deal, defences_for
 from feddg.runs.reading import RunRecord
 
 
@@ -52,7 +52,7 @@ class Forecast:
         pixel_bytes: the decoded images of the whole data set.
         weights: how many numbers the network has.
         weight_bytes: bytes of the network, its gradients and its optimizer's memory.
-        diagnostics: what the guards guarantee.
+        diagnostics: what the defences guarantee.
     """
 
     splits: dict[str, int]
@@ -77,7 +77,7 @@ def forecast(experiment: Experiment) -> Forecast:
     images = deal(experiment, table, ArrayPixels(numpy.empty((0, size, size, 3), numpy.uint8)), [])
     method, network = build(experiment, len(table.class_names))
     method.read_files()
-    guards = guards_for(images.trained_by(experiment), method, network)
+    defences = defences_for(images.trained_by(experiment), method, network)
     weights = sum(parameter.numel() for parameter in network.parameters())
     train = experiment.train
     remembered = 2 if train.optimizer == "adam" else 1 if train.momentum else 0
@@ -89,5 +89,5 @@ def forecast(experiment: Experiment) -> Forecast:
         len(table) * size * size * 3,
         weights,
         weights * 4 * copies,
-        guards.diagnostics,
+        defences.diagnostics,
     )

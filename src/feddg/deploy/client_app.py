@@ -89,7 +89,7 @@ def _describe(site: Site, parcel: Parcel) -> Parcel:
 
 def _train(site: Site, parcel: Parcel) -> Parcel:
     turn = site.turn(parcel)
-    update = train(turn.client, turn.method, turn.guards)
+    update = train(turn.client, turn.method, turn.defences)
     turn.keep()
     return update_parcel(update)
 
@@ -97,7 +97,7 @@ def _train(site: Site, parcel: Parcel) -> Parcel:
 def _ask(site: Site, parcel: Parcel) -> Parcel:
     turn = site.turn(parcel, after_training=True)
     question = Order.read(parcel).question
-    reply = answer(turn.client, turn.method, question, turn.client.extras, turn.guards)
+    reply = answer(turn.client, turn.method, question, turn.client.extras, turn.defences)
     turn.keep()
     return Parcel(parts={"reply": reply})
 

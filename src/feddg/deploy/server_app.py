@@ -33,7 +33,7 @@ from feddg.report import ensure_report
 from feddg.runs.context import Prepared
 from feddg.runs.execute import Run, carry_out
 from feddg.runs.observer import Observer
-from feddg.runs.prepare import Progress, build, build_worker, cache_folder, guards_for
+from feddg.runs.prepare import Progress, build, build_worker, cache_folder, defences_for
 from feddg.settings import Positive, Settings
 from feddg.storage import replace_text
 
@@ -285,7 +285,7 @@ def _prepared(
     transport.on_introduction(join)
     method, network = build(experiment, len(classes))
     emit(*method.diagnostics(experiment))
-    guards = guards_for(experiment, method, network)
+    defences = defences_for(experiment, method, network)
     worker = build_worker(experiment, network, cache)
     return Prepared(
         method,
@@ -294,7 +294,7 @@ def _prepared(
         _evaluation(deployment, experiment, classes, worker, cache),
         _clients_table(names, found, classes, so_far.domains),
         JudgeScores(transport, len(classes)),
-        guards=guards,
+        defences=defences,
         remote=True,
     )
 
@@ -310,7 +310,7 @@ def _say_who_outweighs(images: Mapping[str, int]) -> None:
                 "warning",
                 f"Site {name} says that it has {images[name]} images: in a mean by images it is "
                 f"{share:.0%} of the model, whatever the others send.",
-                "Ask it, or use a guard that counts sites alike.",
+                "Ask it, or use a defence that counts sites alike.",
             )
         )
 

@@ -31,10 +31,10 @@ from feddg.experiment import Experiment
 from feddg.federation.local_training import load_weights
 from feddg.messages import Message, Weights, on_device
 from feddg.methods.base import Method
-from feddg.privacy.building import Guards
+from feddg.privacy.building import Defences
 from feddg.privacy.secure_aggregation import KNOWN
 from feddg.records import client_name
-from feddg.runs.prepare import Images, build, build_worker, cache_folder, guards_for, load_images
+from feddg.runs.prepare import Images, build, build_worker, cache_folder, defences_for, load_images
 from feddg.runs.provenance import methods_files
 from feddg.settings import Settings
 from feddg.storage import entries, open_file, parse_fields, replace_bytes, replace_text, why
@@ -104,7 +104,7 @@ class SiteMemory:
                 file.unlink(missing_ok=True)
 
     def secrets(self, round: int) -> Weights:
-        """Returns what guards keep at the site: within a round, nothing of another one; and beyond.
+        """Returns what defences keep at the site: within a round, nothing of another one; and beyond.
 
         Raises:
             RunError: it is damaged; names the file.
@@ -118,7 +118,7 @@ class SiteMemory:
         return known | (found if "round" in found and int(found["round"]) == round else {})
 
     def keep_secrets(self, round: int, secrets: Weights) -> None:
-        """Files what guards keep: beyond a round first, so that it is there when it is needed."""
+        """Files what defences keep: beyond a round first, so that it is there when it is needed."""
         own = {name: tensor.cpu().contiguous() for name, tensor in secrets.items()}
         for file, content in (
             (self._known, {n: t for n, t in own.items() if n.startswith(KNOWN)}),
@@ -426,7 +426,7 @@ class Turn:
 
     client: Client
     method: Method
-    guards: Guards
+    defences: Defences
     memory: SiteMemory
 
     def keep(self) -> None:
@@ -521,8 +521,8 @@ class Site:
             extras=_extras(parcel, worker.device),
             secrets=memory.secrets(order.round),
         )
-        guards = guards_for(self.experiment, method, worker.network)
-        return Turn(client, method, guards, memory)
+        defences = defences_for(self.experiment, method, worker.network)
+        return Turn(client, method, defences, memory)
 
     def _build(self, classes: int) -> tuple[Method, Worker]:
         # All weights come with the message: a site needs no pretrained ones.

@@ -14,7 +14,7 @@ from feddg.federation.local_training import answer, describe, train
 from feddg.federation.transport import Ledger, Reply
 from feddg.messages import Broadcast, Message, Refusal, Update, Weights, on_device
 from feddg.methods.base import Method
-from feddg.privacy.building import NO_GUARDS, Guards
+from feddg.privacy.building import NO_DEFENCES, Defences
 
 T = TypeVar("T")
 
@@ -32,7 +32,7 @@ class InProcess:
         count: number of clients.
         examples: returns the images of a client.
         memories: what clients remember, by id, from a checkpoint.
-        guards: see every update before it leaves its client.
+        defences: see every update before it leaves its client.
     """
 
     def __init__(
@@ -42,10 +42,10 @@ class InProcess:
         count: int,
         examples: Callable[[int], Examples],
         memories: dict[int, Weights] | None = None,
-        guards: Guards = NO_GUARDS,
+        defences: Defences = NO_DEFENCES,
     ) -> None:
         self._method, self.workers, self.examples = method, workers, examples
-        self._count, self._guards = count, guards
+        self._count, self._defences = count, defences
         self._agreed: Message | None = None
         self.ledger = Ledger(lambda row: None)
         self.introduced: Mapping[int, int] = {}
@@ -95,7 +95,7 @@ class InProcess:
         """See :class:`Transport`."""
 
         def work(client: Client) -> Message:
-            return answer(client, self._method, name, question, self._guards)
+            return answer(client, self._method, name, question, self._defences)
 
         return self._answers(clients, broadcast, (f"ask:{name}", f"answer:{name}"), work)
 
@@ -103,7 +103,7 @@ class InProcess:
         """See :class:`Transport`. Clients that train at once share the seconds they take."""
 
         def work(client: Client) -> Update:
-            return train(client, self._method, self._guards)
+            return train(client, self._method, self._defences)
 
         for reply in self._replies(clients, broadcast, "train", work):
             if isinstance(reply, Update):

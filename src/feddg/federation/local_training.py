@@ -13,7 +13,7 @@ from feddg.clients.threads import threads
 from feddg.errors import ClientError
 from feddg.messages import Message, Update, Weights, first_not_finite
 from feddg.methods.base import Method, local_names
-from feddg.privacy.building import NO_GUARDS, Guards
+from feddg.privacy.building import NO_DEFENCES, Defences
 from feddg.rng import add_noise
 
 # A client's choice among the models of its own round (FedIG's appendix A.2).
@@ -149,10 +149,10 @@ def describe(client: Client, method: Method, weights: Weights) -> Message:
         return method.describe(client) or Message()
 
 
-def train(client: Client, method: Method, guards: Guards = NO_GUARDS) -> Update:
+def train(client: Client, method: Method, defences: Defences = NO_DEFENCES) -> Update:
     """Trains one client for a round, from the weights it received and what it remembers.
 
-    The guards see the update before it leaves.
+    The defences see the update before it leaves.
 
     The update's weights are the network's live tensors (see :class:`feddg.messages.Update`).
 
@@ -196,19 +196,19 @@ def train(client: Client, method: Method, guards: Guards = NO_GUARDS) -> Update:
         state = {}  # nothing is shared, so nothing leaves
     update = Update(client.id, len(client.examples), state, extras, terms, seconds, images)
     update.passes = client.passes
-    if not guards.guards:
+    if not defences.defences:
         return update
-    return guards.protect(update, client.received, client.extras, client.secrets)
+    return defences.protect(update, client.received, client.extras, client.secrets)
 
 
 def answer(
-    client: Client, method: Method, name: str, question: Message, guards: Guards = NO_GUARDS
+    client: Client, method: Method, name: str, question: Message, defences: Defences = NO_DEFENCES
 ) -> Message:
     """Answers a question of the server's under the weights that came with it, in eval mode.
 
-    A guard's own question needs no weights.
+    A defence's own question needs no weights.
     """
-    own = guards.answer(client.id, client.round, name, question, client.secrets)
+    own = defences.answer(client.id, client.round, name, question, client.secrets)
     if own is not None:
         return own
     with _turn(client), torch.no_grad(), client.worker.autocast():

@@ -68,7 +68,7 @@ class MaskedRounds:
 
     Args:
         transport: what carries the messages.
-        guard: secure aggregation, as the clients have it.
+        defence: secure aggregation, as the clients have it.
         opened: whose sums were opened before.
         fewest: updates below which the server would not use a sum, so that none is opened.
     """
@@ -76,11 +76,11 @@ class MaskedRounds:
     def __init__(
         self,
         transport: Transport,
-        guard: SecureAggregation,
+        defence: SecureAggregation,
         opened: OpenedSums,
         fewest: int = 1,
     ) -> None:
-        self.transport, self.guard = transport, guard
+        self.transport, self.defence = transport, defence
         self.opened, self.fewest = opened, fewest
 
     def train(self, clients: Sequence[int], broadcast: Broadcast) -> Iterator[Update | Refusal]:
@@ -107,7 +107,7 @@ class _Round:
     """One round of the protocol, at the server."""
 
     def __init__(self, rounds: MaskedRounds, broadcast: Broadcast) -> None:
-        self._transport, self._guard = rounds.transport, rounds.guard
+        self._transport, self._defence = rounds.transport, rounds.defence
         self._opened, self._fewest = rounds.opened, rounds.fewest
         self._broadcast, self._needed = broadcast, 0
         self._held: Mapping[int, Mapping[int, bool]] = {}
@@ -119,7 +119,7 @@ class _Round:
         Raises:
             _NoSum: there is none that could be used.
         """
-        self._needed = self._guard.needed(len(clients))
+        self._needed = self._defence.needed(len(clients))
         ids, keys = self._keys(clients)
         shared = self._shared(ids, keys)
         members = self._checked(sorted(shared), shared, ids)
@@ -160,7 +160,7 @@ class _Round:
             else:
                 continue
             del replies[id]
-        ids = self._enough(replies, self._guard.needed(len(replies)))
+        ids = self._enough(replies, self._defence.needed(len(replies)))
         return ids, torch.stack([replies[id].tensors["keys"] for id in ids])
 
     def _shared(self, ids: list[int], keys: Tensor) -> dict[int, Message]:
@@ -251,7 +251,7 @@ class _Round:
 
     def _update(self, total: numpy.ndarray, updates: list[Update], liars: list[int]) -> Update:
         ids = [update.client for update in updates]
-        expected = len(ids) if self._guard.alike else sum(update.examples for update in updates)
+        expected = len(ids) if self._defence.alike else sum(update.examples for update in updates)
         try:
             weights, count = decoded(total, self._broadcast.weights)
         except ValueError:
@@ -275,7 +275,7 @@ class _Round:
 
     def _trained(self, members: list[int]) -> dict[int, Update]:
         extras = self._broadcast.extras
-        named = {f"{self._guard.name}/members": torch.tensor(members)}
+        named = {f"{self._defence.name}/members": torch.tensor(members)}
         broadcast = replace(self._broadcast, extras=Message(extras.tensors | named, extras.scalars))
         length = 1 + sum(tensor.numel() for tensor in broadcast.weights.values())
         updates: dict[int, Update] = {}

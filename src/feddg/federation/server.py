@@ -15,7 +15,7 @@ from feddg.federation.validation import ChangeSizes, MessageChecks
 from feddg.messages import Broadcast, Message, Refusal, Update, Weights
 from feddg.methods.base import Method, Round, RoundHook, State, clients_said
 from feddg.models.network import Network
-from feddg.privacy.building import NO_GUARDS, Guards
+from feddg.privacy.building import NO_DEFENCES, Defences
 from feddg.records import Groups, RoundRow
 from feddg.settings import ExperimentSettings, ServerSettings
 from feddg.styles.statistics import StyleNoise
@@ -140,7 +140,7 @@ class Server:
         seed: the experiment's seed.
         ledger: where every message is entered.
         checks: what clients' messages are compared with.
-        guards: what happens to updates on their way.
+        defences: what happens to updates on their way.
         opened: whose masked sums the run has opened.
         hooks: what else happens in a round, after what is said here.
 
@@ -161,25 +161,25 @@ class Server:
         seed: int,
         ledger: Ledger,
         checks: MessageChecks,
-        guards: Guards = NO_GUARDS,
+        defences: Defences = NO_DEFENCES,
         opened: OpenedSums | None = None,
         hooks: Iterable[RoundHook] = (),
     ) -> None:
         self.method, self.state = method, state
         self.per_round, self.settings, self.seed = per_round, settings, seed
-        self.ledger, self.checks, self.guards = ledger, checks, guards
+        self.ledger, self.checks, self.defences = ledger, checks, defences
         self.transport, self._opened, self.masked = transport, opened, None
-        if guards.masking is not None:
+        if defences.masking is not None:
             self._opened = opened or OpenedSums()
             self.masked = MaskedRounds(
-                transport, guards.masking, self._opened, settings.min_updates
+                transport, defences.masking, self._opened, settings.min_updates
             )
-        self._secret_rate = guards.secret_rate
+        self._secret_rate = defences.secret_rate
         # A secret draw may be of nobody, and nobody may know.
         self._fewest = 0 if self._secret_rate is not None else settings.min_updates
         self._refusals = Refusals(ledger)
-        changes = ChangeSizes(None if guards.sees_all else settings.largest_change, checks.heads)
-        chain: list[RoundHook] = [self._refusals, checks, changes, *reversed(guards.guards)]
+        changes = ChangeSizes(None if defences.sees_all else settings.largest_change, checks.heads)
+        chain: list[RoundHook] = [self._refusals, checks, changes, *reversed(defences.defences)]
         if settings.optimizer != "none":
             chain.append(averages.ServerOptimizer(settings))
         if type(method).after_round is not Method.after_round:
@@ -206,7 +206,7 @@ class Server:
         if not self.method.has_setup or self.state.agreed is not None:
             return {}
         ids = self.transport.clients
-        self.guards.describing(ids)
+        self.defences.describing(ids)
 
         def counted(replies: Iterator[Reply]) -> Iterator[Reply]:
             for done, reply in enumerate(replies, start=1):
@@ -285,7 +285,7 @@ class Server:
     def affordable(self, state: State) -> bool:
         """Whether the round after a state stays within what may be spent on it."""
         round = state.round + 1
-        return self.guards.afford(round, self.sample(round))
+        return self.defences.afford(round, self.sample(round))
 
     def is_last(self, state: State) -> bool:
         """Whether no round follows a state."""
@@ -320,7 +320,7 @@ def build_server(
     network: Network,
     settings: ExperimentSettings,
     *,
-    guards: Guards = NO_GUARDS,
+    defences: Defences = NO_DEFENCES,
     style_noise: StyleNoise | None = None,
     ledger: Ledger | None = None,
     state: State | None = None,
@@ -333,7 +333,7 @@ def build_server(
         transport: what carries the messages.
         network: what is trained.
         settings: an experiment's.
-        guards: what happens to updates on their way.
+        defences: what happens to updates on their way.
         style_noise: how styles are noised before they leave a client, if they are.
         ledger: where every message is entered; nowhere by default.
         state: where to start; by default before round 1, with a freshly built network.
@@ -344,7 +344,7 @@ def build_server(
         weights = {name: tensor.detach().clone() for name, tensor in network.state_dict().items()}
         extras = method.initial_extras(network, count)
         extras |= averages.initial_extras(settings.server, method, network)
-        extras |= guards.initial_extras()
+        extras |= defences.initial_extras()
         state = State(weights, extras, rounds=settings.train.rounds)
         state.to(next(network.parameters()).device)
     return Server(
@@ -360,11 +360,11 @@ def build_server(
             network,
             count,
             image_size=settings.data.image_size,
-            also=guards.sends,
+            also=defences.sends,
             introduced=transport.introduced,
             train=settings.train,
             style_noise=style_noise,
         ),
-        guards=guards,
+        defences=defences,
         **more,
     )

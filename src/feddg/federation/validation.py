@@ -149,7 +149,7 @@ class MessageChecks(RoundHook):
         network: what it trains.
         clients: how many clients there are.
         image_size: side of the training images, pixels; 0 where nobody said.
-        also: further declared entries, for example of guards.
+        also: further declared entries, for example of defences.
         introduced: how many images clients introduced themselves with, where they did.
         train: how clients train, which bounds what gradients they can speak of.
         style_noise: how styles are noised before they leave a client, if they are.

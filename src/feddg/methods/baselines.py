@@ -107,8 +107,8 @@ class FedProx(Method):
 # What the reference lines around a federation have in common: they are none themselves.
 
 
-def refuse_guards(experiment: ExperimentSettings, method: str, reason: str) -> None:
-    """Refuses guards and update privacy.
+def refuse_defences(experiment: ExperimentSettings, method: str, reason: str) -> None:
+    """Refuses defences and update privacy.
 
     Args:
         experiment: what is to be run.
@@ -119,7 +119,7 @@ def refuse_guards(experiment: ExperimentSettings, method: str, reason: str) -> N
         ExperimentError: the experiment has some.
     """
     for field, given in (
-        ("guards", bool(experiment.guards)),
+        ("defences", bool(experiment.defences)),
         ("privacy", experiment.privacy.clipping != "none"),
     ):
         if given:
@@ -152,7 +152,7 @@ class Centralised(Method):
         are dealt out as the experiment says first, for their number of steps; then all images go to
         one client. A round is no whole number of passes over the images in general: each round
         begins a new random order. The optimizer starts afresh each round, as every client's does.
-        Guards and update privacy are refused, for one client has nobody to hide among. It combines
+        Defences and update privacy are refused, for one client has nobody to hide among. It combines
         with methods that change what a client does by itself (`centralised+mixstyle`). It runs in
         one process: over a network it would have to send images.
     """
@@ -166,7 +166,7 @@ class Centralised(Method):
 
     def check(self, experiment: ExperimentSettings) -> None:
         """Refuses what needs several clients."""
-        refuse_guards(experiment, self.name, "has one client, with nobody to hide among")
+        refuse_defences(experiment, self.name, "has one client, with nobody to hide among")
         if experiment.server.min_updates > 1:
             raise ExperimentError(
                 f"{self.name} has one client; set server.min_updates to 1 (it is "
@@ -202,7 +202,7 @@ class Local(Method):
         round than there are, clients train in as few rounds as in a federation. Every optimizer
         starts afresh each round, as in FedAvg. An evaluation takes as many passes as there are
         clients (evaluate.every makes them rarer). The starting network is sent until every client
-        has trained once. A run of this method has no model to be loaded afterwards. Guards, update
+        has trained once. A run of this method has no model to be loaded afterwards. Defences, update
         privacy and server optimizers are refused: nothing is sent that they could work on. It
         combines with methods that change what a client does by itself (`local+mixstyle`). It runs
         in one process: over a network the models stay at the sites, where nobody could measure
@@ -219,7 +219,7 @@ class Local(Method):
 
     def check(self, experiment: ExperimentSettings) -> None:
         """Refuses what would work on updates: there are none."""
-        refuse_guards(experiment, self.name, "sends no weights")
+        refuse_defences(experiment, self.name, "sends no weights")
         if experiment.server.optimizer != "none":
             raise ExperimentError(
                 f"{self.name} sends no weights for server.optimizer to work on; set it to none"

@@ -159,7 +159,7 @@ class Scaffold(Method):
 def _possible(known: Known, name: str) -> Range:
     """Returns which changes of a control can follow from how the sender moved the weights.
 
-    The change is ``(x - y) / (K lr) - c``. Twice as far is allowed, for guards that shorten what
+    The change is ``(x - y) / (K lr) - c``. Twice as far is allowed, for defences that shorten what
     leaves a client; a control beyond that would have every honest client leap with its next steps.
     """
     if known.kept and name not in known.kept:

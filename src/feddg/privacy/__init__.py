@@ -1,5 +1,5 @@
 """What happens to an update on its way: clipping, noise, robust aggregation; for every method.
 
 ``base`` holds the hooks, ``chain`` what the round loop calls, ``compatibility`` which methods and
-guards go together. Every other module is one guard.
+defences go together. Every other module is one defence.
 """

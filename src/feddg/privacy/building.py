@@ -12,10 +12,10 @@ from feddg.errors import ExperimentError, field_fault
 from feddg.messages import Message, Sent, Update, Weights
 from feddg.methods.base import Method, local_names, shared_parameters
 from feddg.privacy.accounting import Account, require_meaning
-from feddg.privacy.guard import (
-    GUARDS,
+from feddg.privacy.defence import (
+    DEFENCES,
     MEMORY,
-    Guard,
+    Defence,
     WeightFacts,
     require_compatible,
     require_styles,
@@ -24,48 +24,48 @@ from feddg.privacy.guard import (
 )
 from feddg.privacy.noise import Clipping, NoisedRecords, NoisedStyles
 from feddg.privacy.secure_aggregation import SecureAggregation
-from feddg.settings import GuardChoice, PrivacySettings
+from feddg.settings import DefenceChoice, PrivacySettings
 
-# All guards of a run, as the clients call them; at the server each is a hook of the round.
+# All defences of a run, as the clients call them; at the server each is a hook of the round.
 #
-# Guards compose like layers: at the client in the order they are declared, the first nearest to
-# the training; at the server the other way round. What a guard says travels among a message's
+# Defences compose like layers: at the client in the order they are declared, the first nearest to
+# the training; at the server the other way round. What a defence says travels among a message's
 # extras under its name, so the ledger lists it.
 
 
-class Guards:
-    """The guards of a run, in their order.
+class Defences:
+    """The defences of a run, in their order.
 
     Args:
-        guards: none lets everything pass.
+        defences: none lets everything pass.
         facts: about the weights.
     """
 
-    def __init__(self, guards: Sequence[Guard] = (), facts: WeightFacts | None = None) -> None:
-        self.guards, self.facts = tuple(guards), facts or WeightFacts()
-        for guard in self.guards:
-            guard.facts = self.facts
+    def __init__(self, defences: Sequence[Defence] = (), facts: WeightFacts | None = None) -> None:
+        self.defences, self.facts = tuple(defences), facts or WeightFacts()
+        for defence in self.defences:
+            defence.facts = self.facts
 
     def charge_to(self, account: Account) -> None:
-        """Has the guards enter what is spent in an account."""
-        for guard in self.guards:
-            guard.account = account
+        """Has the defences enter what is spent in an account."""
+        for defence in self.defences:
+            defence.account = account
 
     @property
     def sends(self) -> dict[str, Sent]:
-        """The forms of all that the guards add to what leaves a client."""
+        """The forms of all that the defences add to what leaves a client."""
         return {
-            f"{purpose}/{guard.name}/{name}": form
-            for guard in self.guards
-            for purpose, _, name, form in ((*k.partition("/"), v) for k, v in guard.sends.items())
+            f"{purpose}/{defence.name}/{name}": form
+            for defence in self.defences
+            for purpose, _, name, form in ((*k.partition("/"), v) for k, v in defence.sends.items())
         }
 
     def initial_extras(self) -> Weights:
-        """Returns the guards' tensors before round 1, under their names among the extras."""
+        """Returns the defences' tensors before round 1, under their names among the extras."""
         return {
-            f"{MEMORY}{guard.name}/{name}": tensor
-            for guard in self.guards
-            for name, tensor in guard.initial_memory().items()
+            f"{MEMORY}{defence.name}/{name}": tensor
+            for defence in self.defences
+            for name, tensor in defence.initial_memory().items()
         }
 
     def protect(
@@ -82,59 +82,59 @@ class Guards:
         Raises:
             ClientError: it may not leave.
         """
-        for guard in self.guards:
-            told = under(f"{guard.name}/", extras)
-            update = guard.protect(update, received, told)
-            if guard.sums:
+        for defence in self.defences:
+            told = under(f"{defence.name}/", extras)
+            update = defence.protect(update, received, told)
+            if defence.sums:
                 secrets = {} if secrets is None else secrets
-                update = guard.mask(update, received, told, secrets)
+                update = defence.mask(update, received, told, secrets)
         return update
 
     @property
     def masking(self) -> SecureAggregation | None:
         """What hides single updates from the server, if anything does."""
-        return next((g for g in self.guards if isinstance(g, SecureAggregation)), None)
+        return next((g for g in self.defences if isinstance(g, SecureAggregation)), None)
 
     def answer(
         self, id: int, round: int, name: str, question: Message, secrets: Weights
     ) -> Message | None:
-        """At a client: answers a question of a guard's; None where it is no guard's.
+        """At a client: answers a question of a defence's; None where it is no defence's.
 
         Raises:
             ClientError: it does not.
         """
-        for guard in self.guards:
-            if name.startswith(f"{guard.name}:"):
-                return guard.answer(id, round, name, question, secrets)
+        for defence in self.defences:
+            if name.startswith(f"{defence.name}:"):
+                return defence.answer(id, round, name, question, secrets)
         return None
 
     @property
     def noised(self) -> bool:
         """Whether one of them gives differential privacy of updates."""
-        return any(guard.noised for guard in self.guards)
+        return any(defence.noised for defence in self.defences)
 
     @property
     def sees_all(self) -> bool:
         """Whether no update may be left out for being unlike the others.
 
-        A guard that withstands bad updates must see them all: it counts on their number. And under
+        A defence that withstands bad updates must see them all: it counts on their number. And under
         noise no client's update may decide whether another's is used.
         """
-        return self.noised or any(guard.fuses for guard in self.guards)
+        return self.noised or any(defence.fuses for defence in self.defences)
 
     @property
     def secret_rate(self) -> float | None:
         """With which probability each client takes part, if nobody may know who does."""
-        return next((g.secret_rate for g in self.guards if g.secret_rate is not None), None)
+        return next((g.secret_rate for g in self.defences if g.secret_rate is not None), None)
 
     @property
     def diagnostics(self) -> list[Diagnostic]:
         """What they guarantee."""
-        return [guard.diagnostic for guard in self.guards if guard.diagnostic]
+        return [defence.diagnostic for defence in self.defences if defence.diagnostic]
 
     def afford(self, round: int, clients: Sequence[int]) -> bool:
         """Whether a round with these clients stays within what may be spent."""
-        return all(guard.affords(round, clients) for guard in self.guards)
+        return all(defence.affords(round, clients) for defence in self.defences)
 
     def describing(self, clients: Sequence[int]) -> None:
         """These clients are about to describe themselves.
@@ -142,16 +142,16 @@ class Guards:
         Raises:
             BudgetSpent: they may not.
         """
-        for guard in self.guards:
-            guard.describing(clients)
+        for defence in self.defences:
+            defence.describing(clients)
 
 
-NO_GUARDS = Guards()
+NO_DEFENCES = Defences()
 
 
-def build_guards(
+def build_defences(
     privacy: PrivacySettings,
-    choices: Iterable[GuardChoice],
+    choices: Iterable[DefenceChoice],
     method: Method,
     network: nn.Module,
     *,
@@ -159,12 +159,12 @@ def build_guards(
     updates: int,
     schedule: Schedule | None = None,
     epochs: int = 1,
-) -> Guards:
-    """Returns a run's guards: clipping first, if asked for, then those named.
+) -> Defences:
+    """Returns a run's defences: clipping first, if asked for, then those named.
 
     Args:
         privacy: how updates are clipped and noised.
-        choices: guards by name.
+        choices: defences by name.
         method: whose updates pass.
         network: what it trains.
         trains_statistics: whether batch normalisation's running statistics are trained.
@@ -177,63 +177,63 @@ def build_guards(
     """
     planned = schedule or Schedule(updates)
     require_meaning(privacy, planned.clients)
-    guards: list[Guard] = [guard_of(choice) for choice in choices]
+    defences: list[Defence] = [defence_of(choice) for choice in choices]
     if privacy.clipping != "none":
-        guards.insert(0, Clipping(privacy, planned))
+        defences.insert(0, Clipping(privacy, planned))
     # What is masked last can still be changed before.
-    guards.sort(key=lambda guard: guard.sums)
-    for guard in guards:
-        if isinstance(guard, SecureAggregation):
-            guard.alike = privacy.clipping != "none"
+    defences.sort(key=lambda defence: defence.sums)
+    for defence in defences:
+        if isinstance(defence, SecureAggregation):
+            defence.alike = privacy.clipping != "none"
     require_styles(privacy, method)
     if privacy.style_epsilon is not None:
-        guards.insert(0, NoisedStyles(privacy))
+        defences.insert(0, NoisedStyles(privacy))
     if privacy.record_epsilon is not None:
-        guards.insert(0, NoisedRecords(privacy, planned, epochs))
+        defences.insert(0, NoisedRecords(privacy, planned, epochs))
     seen_to = privacy.style_epsilon is not None or privacy.open_styles
     covered = type(method).noises if seen_to else frozenset[str]()
     traits = traits_of(method, network, trains_statistics=trains_statistics, covered=covered)
-    require_compatible(guards, traits, method, updates=updates)
-    return Guards(guards, facts_of(method, network))
+    require_compatible(defences, traits, method, updates=updates)
+    return Defences(defences, facts_of(method, network))
 
 
-def guard_of(choice: GuardChoice) -> Guard:
-    """Returns the guard that an experiment names.
+def defence_of(choice: DefenceChoice) -> Defence:
+    """Returns the defence that an experiment names.
 
     Raises:
         ExperimentError: it is unknown, or a setting is unknown or out of range.
     """
-    guard = GUARDS.find(choice.name)
+    defence = DEFENCES.find(choice.name)
     try:
-        return guard(guard.Settings(**choice.settings))
+        return defence(defence.Settings(**choice.settings))
     except ValidationError as error:
-        known = list(guard.Settings.model_fields)
-        raise ExperimentError(f"guard {guard.name}: {field_fault(error, known)}") from None
+        known = list(defence.Settings.model_fields)
+        raise ExperimentError(f"defence {defence.name}: {field_fault(error, known)}") from None
 
 
 def resolved_choice(written: Any) -> dict[str, Any]:
-    """Returns a guard's name with all its settings, from what an experiment says of it.
+    """Returns a defence's name with all its settings, from what an experiment says of it.
 
     Raises:
-        ExperimentError: it names no guard that can be had this way.
+        ExperimentError: it names no defence that can be had this way.
     """
     try:
-        choice = GuardChoice.model_validate(written)
+        choice = DefenceChoice.model_validate(written)
     except ValidationError:
         raise ExperimentError(
-            f"guards: write names, or a name with settings, not {written!r}; there are: "
-            f"{GUARDS.names()}"
+            f"defences: write names, or a name with settings, not {written!r}; there are: "
+            f"{DEFENCES.names()}"
         ) from None
     if choice.name == Clipping.name:
         raise ExperimentError(
-            "guards: clipping is asked for as `privacy: {clipping: fixed}` (or adaptive)"
+            "defences: clipping is asked for as `privacy: {clipping: fixed}` (or adaptive)"
         )
-    settings = guard_of(choice).settings.model_dump(mode="json")
+    settings = defence_of(choice).settings.model_dump(mode="json")
     return {"name": choice.name, "settings": settings}
 
 
 def facts_of(method: Method, network: nn.Module) -> WeightFacts:
-    """Returns what guards need to know of a method's weights."""
+    """Returns what defences need to know of a method's weights."""
     local, state = local_names(method, network), network.state_dict()
     floats = {name for name, tensor in state.items() if tensor.is_floating_point()}
     return WeightFacts(frozenset(floats - local), frozenset(shared_parameters(method, network)))

@@ -26,14 +26,14 @@ from feddg.privacy.accounting import (
     sampled_epsilon,
     sampled_noise,
 )
-from feddg.privacy.guard import (
+from feddg.privacy.defence import (
     DESCRIPTIONS,
     EXTRAS,
     FUSION,
     LOCAL,
     STATISTICS,
     TRAINING,
-    Guard,
+    Defence,
     WeightFacts,
     register,
 )
@@ -50,7 +50,7 @@ _NOBODY = -1
 
 
 @register
-class Clipping(Guard):
+class Clipping(Defence):
     """Changes of bounded length, and noise on their mean."""
 
     name = "clipping"
@@ -153,7 +153,7 @@ class Clipping(Guard):
         return Release("update", round, clients, noise, noised_at=where, rate=rate)
 
     def affords(self, round: int, clients: Sequence[int]) -> bool:
-        """See :class:`Guard`."""
+        """See :class:`Defence`."""
         chosen = self.settings
         if not chosen.epsilon:
             return True
@@ -288,7 +288,7 @@ def _noised(trained: Weights, sent: Weights, facts: WeightFacts, deviation: floa
 
 # Image privacy: a client's steps are noised, so that no image shows in what it trains (DP-SGD).
 #
-# The client does it (:mod:`feddg.federation.local_training`), whoever the server is; this guard
+# The client does it (:mod:`feddg.federation.local_training`), whoever the server is; this defence
 # says what it guarantees, counts what it costs, and refuses what would go around it.
 #
 # An image is in one batch of every epoch of every round its client takes part in: so many
@@ -306,7 +306,7 @@ def record_noise(privacy: PrivacySettings, schedule: Schedule, epochs: int) -> R
     return RecordNoise(rounded_up(once * math.sqrt(schedule.most * epochs)), privacy.record_norm)
 
 
-class NoisedRecords(Guard):
+class NoisedRecords(Defence):
     """Steps that say little about an image.
 
     Args:
@@ -347,7 +347,7 @@ class NoisedRecords(Guard):
         return Release("update", round, clients, noise, "image", "client", times=times)
 
     def affords(self, round: int, clients: Sequence[int]) -> bool:
-        """See :class:`Guard`."""
+        """See :class:`Defence`."""
         chosen, release = self.settings, self._release(round, clients)
         return self.account.affords(release, chosen.delta, chosen.record_epsilon)
 
@@ -368,8 +368,8 @@ class NoisedRecords(Guard):
 
 # Style privacy: the moments that a client describes itself with are noised before they leave.
 #
-# The client's method does it (:mod:`feddg.styles.statistics`); this guard says what it guarantees,
-# counts what it costs, and is why other guards let the description pass. Styles leave once, before
+# The client's method does it (:mod:`feddg.styles.statistics`); this defence says what it guarantees,
+# counts what it costs, and is why other defences let the description pass. Styles leave once, before
 # round 1.
 
 
@@ -380,7 +380,7 @@ def style_multiplier(privacy: PrivacySettings) -> float:
     return rounded_up(gaussian_noise(privacy.style_epsilon, privacy.delta))
 
 
-class NoisedStyles(Guard):
+class NoisedStyles(Defence):
     """Styles that say little about an image, or a client."""
 
     name = "noised_styles"

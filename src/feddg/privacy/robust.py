@@ -14,7 +14,7 @@ from torch import Tensor
 from feddg.errors import NotEnoughUpdates
 from feddg.messages import Update, Weights
 from feddg.methods.base import Round
-from feddg.privacy.guard import EXTRAS, FUSION, Guard, register
+from feddg.privacy.defence import EXTRAS, FUSION, Defence, register
 from feddg.settings import Positive, Settings
 
 _BLOCK = 1 << 18
@@ -93,7 +93,7 @@ def shrunk(trained: Weights, sent: Weights, names: Iterable[str], norm: float) -
     return trained | {n: x + (trained[n].detach() - x) * (norm / found) for n, x in moved.items()}
 
 
-# What guards share that wait for all updates of a round: keep them, and fuse them by rank.
+# What defences share that wait for all updates of a round: keep them, and fuse them by rank.
 #
 # Memory: one model per client of the round, and pieces of at most 32 MiB.
 
@@ -102,16 +102,16 @@ _PIECE = 1 << 22
 """Numbers that are looked at together."""
 
 
-def kept(guard: Guard, updates: Iterable[Update]) -> list[Update]:
+def kept(defence: Defence, updates: Iterable[Update]) -> list[Update]:
     """Returns copies of all updates.
 
     Raises:
-        NotEnoughUpdates: there are fewer than the guard needs.
+        NotEnoughUpdates: there are fewer than the defence needs.
     """
     copies = [update.keep() for update in updates]
-    if len(copies) < guard.least:
+    if len(copies) < defence.least:
         raise NotEnoughUpdates(
-            f"{guard.name} needs {guard.least} good updates in a round, and {len(copies)} came"
+            f"{defence.name} needs {defence.least} good updates in a round, and {len(copies)} came"
         )
     return copies
 
@@ -176,7 +176,7 @@ class KrumSettings(Settings):
 
 
 @register
-class Krum(Guard):
+class Krum(Defence):
     """The mean of the updates that lie closest together."""
 
     name = "krum"
@@ -242,7 +242,7 @@ def squared_distances(updates: Sequence[Update], sent: Weights, names: Sequence[
 
 
 @register
-class Median(Guard):
+class Median(Defence):
     """The coordinate-wise median in place of the mean."""
 
     name = "median"
@@ -282,7 +282,7 @@ class TrimmedMeanSettings(Settings):
 
 
 @register
-class TrimmedMean(Guard):
+class TrimmedMean(Defence):
     """The mean of each weight's middle values."""
 
     name = "trimmed_mean"
@@ -328,7 +328,7 @@ class NormBoundingSettings(Settings):
 
 
 @register
-class NormBounding(Guard):
+class NormBounding(Defence):
     """Long changes are shortened at the server."""
 
     name = "norm_bounding"

@@ -15,7 +15,7 @@ from feddg.diagnostics import Diagnostic
 from feddg.errors import ClientError
 from feddg.messages import Message, Sent, Update, Weights
 from feddg.methods.base import Round, clients_said
-from feddg.privacy.guard import DESCRIPTIONS, EXTRAS, FUSION, Guard, register
+from feddg.privacy.defence import DESCRIPTIONS, EXTRAS, FUSION, Defence, register
 from feddg.settings import Settings
 
 # The cryptography of masked sums: keys, masks, shares of secrets; all of it from kept libraries.
@@ -245,7 +245,7 @@ class SecureAggregationSettings(Settings):
 
 
 @register
-class SecureAggregation(Guard):
+class SecureAggregation(Defence):
     """Updates masked so that only their sum can be read."""
 
     name = "secure_aggregation"

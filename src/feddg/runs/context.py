@@ -31,7 +31,7 @@ from feddg.methods.base import (
 )
 from feddg.methods.composition import build_method
 from feddg.models.network import Network
-from feddg.privacy.building import NO_GUARDS, Guards
+from feddg.privacy.building import NO_DEFENCES, Defences
 from feddg.records import ID_VAL, INTERPOLATED, LAST, ClientsTable, EvaluationRow
 from feddg.runs.figures import draw_figures
 from feddg.runs.folder import MODELS, START, KeptModels, RunFolder
@@ -42,7 +42,7 @@ from feddg.runs.prepare import (
     build_evaluation,
     build_workers,
     clients_table,
-    guards_for,
+    defences_for,
     load_images,
 )
 
@@ -62,7 +62,7 @@ class Prepared:
         clients: who holds what, for ``clients.json``.
         elsewhere: measures the global model where the images are.
         draw: writes the report's figures once the method has agreed on something.
-        guards: what happens to updates on their way.
+        defences: what happens to updates on their way.
         remote: whether clients are elsewhere, so that what was sent is sent, whatever came of it.
         contents: which images are trained and tested on, where they are here.
     """
@@ -74,7 +74,7 @@ class Prepared:
     clients: ClientsTable
     elsewhere: Elsewhere = lambda server, broadcast, scores: ()
     draw: Callable[[Path, State], None] = lambda folder, state: None
-    guards: Guards = NO_GUARDS
+    defences: Defences = NO_DEFENCES
     remote: bool = False
     contents: ImagesFile | None = None
 
@@ -92,7 +92,7 @@ def in_process(
     method, network = build(experiment, len(images.table.class_names))
     emit(*method.diagnostics(experiment))
     experiment = images.trained_by(experiment)
-    guards = guards_for(experiment, method, network)
+    defences = defences_for(experiment, method, network)
     workers = build_workers(experiment, network, cache)
     worker = workers[0]
 
@@ -102,11 +102,11 @@ def in_process(
     return Prepared(
         method,
         worker,
-        InProcess(method, workers, len(images.partition), images.examples, memories, guards),
+        InProcess(method, workers, len(images.partition), images.examples, memories, defences),
         build_evaluation(experiment, images, worker),
         clients_table(images),
         draw=draw if experiment.evaluate.pictures else lambda folder, state: None,
-        guards=guards,
+        defences=defences,
         contents=images.contents,
     )
 

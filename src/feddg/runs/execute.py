@@ -34,7 +34,7 @@ from feddg.federation.server import Server, build_server
 from feddg.federation.transport import Ledger, Transport
 from feddg.methods.base import Round, RoundHook, State, has_global_model
 from feddg.privacy.accounting import Account
-from feddg.privacy.building import Guards
+from feddg.privacy.building import Defences
 from feddg.records import (
     ID_VAL,
     INTERPOLATED,
@@ -141,12 +141,12 @@ class Records(RoundHook):
 log = logging.getLogger("feddg")
 
 
-def open_account(folder: RunFolder, guards: Guards, rounds: int) -> Account:
+def open_account(folder: RunFolder, defences: Defences, rounds: int) -> Account:
     """Returns the account of a run, which goes on from the rows in its folder.
 
     Args:
         folder: the run's.
-        guards: what happens to updates on their way.
+        defences: what happens to updates on their way.
         rounds: how many the checkpoint has.
 
     Raises:
@@ -157,7 +157,7 @@ def open_account(folder: RunFolder, guards: Guards, rounds: int) -> Account:
         folder.replace_rows(PRIVACY, rows)  # without a line that was cut off
     account = Account(write=lambda row: folder.append(PRIVACY, [row]))
     missing = set(range(1, rounds + 1)) - {row.round for row in rows if row.message == "update"}
-    if guards.noised and missing:
+    if defences.noised and missing:
         raise RunError(
             f"{folder.path / PRIVACY} lacks round {min(missing)}: what was spent on it is not "
             "known, so nothing more can be promised; put the file back, or begin a new run"
@@ -503,7 +503,7 @@ class _Execution:
         with self.timed("prepare"):
             memories = checkpoint.memories if checkpoint else {}
             found = self.prepare(experiment, self.cache, self.observer.work, memories)
-        method, guards, evaluation = found.method, found.guards, found.evaluation
+        method, defences, evaluation = found.method, found.defences, found.evaluation
         network, device = found.worker.network, found.worker.device
         layouts = folder.cut_records(done if checkpoint else -1, keep_ledger=found.remote)
         kept = KeptModels(
@@ -513,13 +513,13 @@ class _Execution:
             experiment.evaluate,
         )
         writer = Records(folder, found.transport, kept, self.snapshots)
-        guards.charge_to(open_account(folder, guards, done))
+        defences.charge_to(open_account(folder, defences, done))
         if evaluation is not None:
             thin = about_support(evaluation.support(), found.clients.classes)
             # Whoever resumes a run was told when it began.
             emit(*thin) if checkpoint is None else self.diagnostics.extend(thin)
-        self.diagnostics.extend(guards.diagnostics)
-        for one in guards.diagnostics:
+        self.diagnostics.extend(defences.diagnostics)
+        for one in defences.diagnostics:
             self.observer.diagnostic(one)
         self._listen(done)
         interpolation = None
@@ -533,11 +533,11 @@ class _Execution:
             found.transport,
             network,
             experiment,
-            guards=guards,
+            defences=defences,
             style_noise=found.worker.style_noise,
             ledger=Ledger(writer.carried if found.remote else writer.entered, layouts),
             state=checkpoint.state.to(device) if checkpoint else None,
-            opened=opened_sums(folder) if guards.masking else None,
+            opened=opened_sums(folder) if defences.masking else None,
             hooks=[
                 *means_of(experiment, method, network),
                 Progress(self.observer),

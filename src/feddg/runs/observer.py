@@ -19,7 +19,7 @@ class Observer:
         """The run begins; ``first_round`` is above 1 when it continues."""
 
     def diagnostic(self, found: Diagnostic) -> None:
-        """What a guard guarantees, before anything is sent."""
+        """What a defence guarantees, before anything is sent."""
 
     def work(self, what: str, done: int, total: int) -> None:
         """Preparation goes on: decoding images, describing clients."""

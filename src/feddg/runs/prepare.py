@@ -60,7 +60,7 @@ from feddg.models.backbones import (
 )
 from feddg.models.network import Network
 from feddg.models.precision import autocast, choose_device, choose_precision
-from feddg.privacy.building import Guards, build_guards
+from feddg.privacy.building import Defences, build_defences
 from feddg.privacy.noise import record_noise, style_multiplier
 from feddg.records import BadImageRow, ClientRow, ClientsTable
 from feddg.runs.provenance import named_files
@@ -411,7 +411,7 @@ def build(experiment: ExperimentSettings, classes: int) -> tuple[Method, Network
     return method, network
 
 
-def guards_for(experiment: ExperimentSettings, method: Method, network: Network) -> Guards:
+def defences_for(experiment: ExperimentSettings, method: Method, network: Network) -> Defences:
     """Returns what happens to updates on their way, at a client and at the server.
 
     Args:
@@ -420,7 +420,7 @@ def guards_for(experiment: ExperimentSettings, method: Method, network: Network)
         network: what it trains.
 
     Raises:
-        ExperimentError: the guards cannot protect what the method sends.
+        ExperimentError: the defences cannot protect what the method sends.
     """
     clients, train = experiment.clients, experiment.train
     hides_images = experiment.privacy.hides_images
@@ -441,9 +441,9 @@ def guards_for(experiment: ExperimentSettings, method: Method, network: Network)
             "privacy.record_epsilon bounds what one image does to a step, and under "
             "train.class_weights it changes how much all others count: set it to none"
         )
-    return build_guards(
+    return build_defences(
         experiment.privacy,
-        experiment.guards,
+        experiment.defences,
         method,
         network,
         trains_statistics=experiment.model.normalization == "train",

@@ -149,7 +149,7 @@ class WeightsAndBiases(Tracker):
         self._run.finish(exit_code=0 if status == "completed" else 1)
 
 
-class Guarded(Relay):
+class FaultTolerant(Relay):
     """Passes everything on until it fails once; then says so and stays silent."""
 
     def __init__(self, name: str, tracker: Tracker) -> None:
@@ -183,7 +183,7 @@ def trackers(folder: Path) -> list[Observer]:
                 f"unknown tracker {name!r}{nearest(name, TRACKERS)}; there are: "
                 f"{', '.join(TRACKERS)} (TensorBoard is always on)"
             )
-        chosen.append(Guarded(name, TRACKERS[name](folder)))
+        chosen.append(FaultTolerant(name, TRACKERS[name](folder)))
     return [TensorBoard(folder), *chosen]
 
 

@@ -1,4 +1,4 @@
-"""A guard: what happens to an update between the client that trains and the server that aggregates.
+"""A defence: what happens to an update between the client that trains and the server that aggregates.
 
 At the client::
 
@@ -11,7 +11,7 @@ At the server it is a hook of the round (:class:`feddg.methods.base.RoundHook`):
     collected                             sees the stream of those accepted; may wait for all
     completed                             sees the method's aggregate and what it started from
 
-A guard keeps no state but its run's account: what lasts is in :meth:`Guard.memory`, which
+A defence keeps no state but its run's account: what lasts is in :meth:`Defence.memory`, which
 checkpoints keep. So one object serves every transport and several threads. Hooks at both sides that
 every method goes through are after pfl-research (Granqvist et al., NeurIPS 2024).
 """
@@ -48,16 +48,16 @@ class WeightFacts:
     trained: frozenset[str] = frozenset()
 
 
-MEMORY = "guards/"
-"""Prefix of all guards' tensors among the state's extras, where checkpoints keep them."""
+MEMORY = "defences/"
+"""Prefix of all defences' tensors among the state's extras, where checkpoints keep them."""
 
 
-class NoGuardSettings(Settings):
-    """For guards that have none."""
+class NoDefenceSettings(Settings):
+    """For defences that have none."""
 
 
-class Guard(RoundHook):
-    """Base of all guards: lets everything pass.
+class Defence(RoundHook):
+    """Base of all defences: lets everything pass.
 
     Attributes:
         name: registry name, and prefix of all it sends or keeps.
@@ -67,14 +67,14 @@ class Guard(RoundHook):
         looks: whether it looks at single updates at the server, though it fuses nothing.
         sums: whether the server sees nothing but sums of updates; it has :meth:`mask` and
             :meth:`answer`.
-        fuses: whether it decides by itself what many updates become; only one guard can.
-        facts: what both sides know of the weights; given with the guard's place in a run.
+        fuses: whether it decides by itself what many updates become; only one defence can.
+        facts: what both sides know of the weights; given with the defence's place in a run.
         account: what the run has spent.
     """
 
     name: ClassVar[str]
     summary: ClassVar[str] = ""
-    Settings: ClassVar[type[BaseModel]] = NoGuardSettings
+    Settings: ClassVar[type[BaseModel]] = NoDefenceSettings
     breaks: ClassVar[dict[str, str]] = {}
     fuses: ClassVar[bool] = False
     looks: ClassVar[bool] = False
@@ -98,7 +98,7 @@ class Guard(RoundHook):
     def sends(self) -> dict[str, Sent]:
         """What it adds to what leaves a client, as ``update/name`` of the ledger, with what it is.
 
-        Names are without the guard's prefix.
+        Names are without the defence's prefix.
         """
         return {}
 
@@ -129,19 +129,19 @@ class Guard(RoundHook):
         """
 
     def initial_memory(self) -> Weights:
-        """Returns the guard's tensors before round 1."""
+        """Returns the defence's tensors before round 1."""
         return {}
 
     def memory(self, state: State) -> Weights:
-        """Returns the guard's tensors in a state."""
+        """Returns the defence's tensors in a state."""
         return under(f"{MEMORY}{self.name}/", Message(state.extras)).tensors
 
     def remember(self, state: State, memory: Weights) -> None:
-        """Replaces tensors of the guard's in a state that is not in use yet."""
+        """Replaces tensors of the defence's in a state that is not in use yet."""
         state.extras |= {f"{MEMORY}{self.name}/{name}": t for name, t in memory.items()}
 
     def told(self, broadcast: Broadcast, **scalars: int | float | str) -> Broadcast:
-        """Returns a broadcast with what the guard tells clients, under its prefix."""
+        """Returns a broadcast with what the defence tells clients, under its prefix."""
         own = Message({}, {f"{self.name}/{name}": value for name, value in scalars.items()})
         return replace(broadcast, extras=joined(broadcast.extras, own))
 
@@ -151,7 +151,7 @@ class Guard(RoundHook):
         Args:
             update: as trained; its tensors may be the network's own, so they are never changed.
             received: the weights that the client was sent.
-            told: what the server said under the guard's name.
+            told: what the server said under the defence's name.
 
         Raises:
             ClientError: it may not leave.
@@ -162,9 +162,9 @@ class Guard(RoundHook):
         """At the client, last of all: returns the update as the server may see it.
 
         Args:
-            update: as the other guards let it pass.
+            update: as the other defences let it pass.
             received: the weights that the client was sent.
-            told: what the server said under the guard's name.
+            told: what the server said under the defence's name.
             secrets: what the client keeps to itself in this round; changed in place.
         """
         return update
@@ -172,7 +172,7 @@ class Guard(RoundHook):
     def answer(
         self, id: int, round: int, name: str, question: Message, secrets: Weights
     ) -> Message:
-        """At client ``id``: answers a question of the guard's own.
+        """At client ``id``: answers a question of the defence's own.
 
         Raises:
             ClientError: it does not.
@@ -180,7 +180,7 @@ class Guard(RoundHook):
         raise ClientError(f"was asked {name!r}, which {self.name} does not know")
 
     def add(self, update: Update, name: str, value: int | float | str) -> Update:
-        """Puts a number among what an update says, under the guard's prefix; returns the update."""
+        """Puts a number among what an update says, under the defence's prefix; returns the update."""
         scalars = {**update.extras.scalars, f"{self.name}/{name}": value}
         update.extras = Message(update.extras.tensors, scalars)
         return update
@@ -195,29 +195,29 @@ def under(prefix: str, message: Message) -> Message:
     )
 
 
-GUARDS: Registry[type[Guard]] = Registry(
-    "guard", "feddg.privacy", group="feddg.guards", error=ExperimentError
+DEFENCES: Registry[type[Defence]] = Registry(
+    "defence", "feddg.privacy", group="feddg.defences", error=ExperimentError
 )
-G = TypeVar("G", bound=type[Guard])
+G = TypeVar("G", bound=type[Defence])
 
 
-def register(guard: G) -> G:
-    """Class decorator that adds a guard under its name.
+def register(defence: G) -> G:
+    """Class decorator that adds a defence under its name.
 
     Raises:
-        ExperimentError: another guard has the name.
+        ExperimentError: another defence has the name.
     """
-    GUARDS.add(guard.name, guard)
-    return guard
+    DEFENCES.add(defence.name, defence)
+    return defence
 
 
-# Which methods survive which guards, and which guards each other: the one place that decides.
+# Which methods survive which defences, and which defences each other: the one place that decides.
 
 
 DESCRIPTIONS, EXTRAS, LOCAL = "descriptions", "extras", "local entries"
 FUSION, STATISTICS, TRAINING = "own fusion", "trained statistics", "own training"
 TRAITS = (TRAINING, DESCRIPTIONS, EXTRAS, LOCAL, FUSION, STATISTICS)
-"""What of a method a guard may break."""
+"""What of a method a defence may break."""
 
 
 def traits_of(
@@ -256,38 +256,38 @@ def traits_of(
 
 
 def require_compatible(
-    guards: Sequence[Guard], traits: Mapping[str, str | None], method: Method, *, updates: int
+    defences: Sequence[Defence], traits: Mapping[str, str | None], method: Method, *, updates: int
 ) -> None:
-    """Raises ExperimentError, with the reason, if the guards cannot do what they say.
+    """Raises ExperimentError, with the reason, if the defences cannot do what they say.
 
     Args:
-        guards: in their order.
-        traits: what the method has that guards may break, see :func:`traits_of`.
+        defences: in their order.
+        traits: what the method has that defences may break, see :func:`traits_of`.
         method: whose updates pass.
         updates: clients of a round.
     """
-    for one, other in itertools.combinations(guards, 2):
+    for one, other in itertools.combinations(defences, 2):
         fault = _conflict(one, other) or _conflict(other, one)
         if fault is not None:
             raise ExperimentError(fault)
-    for guard in guards:
-        for trait, reason in guard.breaks.items():
+    for defence in defences:
+        for trait, reason in defence.breaks.items():
             if traits[trait]:
                 raise ExperimentError(
-                    f"{guard.name} does not go with {method.name}: {traits[trait]}, {reason}"
+                    f"{defence.name} does not go with {method.name}: {traits[trait]}, {reason}"
                 )
-        if updates < guard.least:
+        if updates < defence.least:
             raise ExperimentError(
-                f"{guard.name} needs {guard.least} updates in a round, and there are {updates} "
+                f"{defence.name} needs {defence.least} updates in a round, and there are {updates} "
                 "clients in one; ask for more clients, or lower what it should withstand"
             )
 
 
-def _conflict(one: Guard, other: Guard) -> str | None:
+def _conflict(one: Defence, other: Defence) -> str | None:
     if one.name == other.name:
-        return f"guard {one.name} is named twice; once is enough"
+        return f"defence {one.name} is named twice; once is enough"
     if one.fuses and other.fuses:
-        return f"guards {one.name} and {other.name} each replace the mean; choose one"
+        return f"defences {one.name} and {other.name} each replace the mean; choose one"
     if one.sums and (other.fuses or other.looks):
         return (
             f"{one.name} and {other.name} exclude each other: {other.name} looks at single "
