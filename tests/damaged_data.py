@@ -1,4 +1,4 @@
-"""Damaged images, caches, twins, split files, weights, experiment files and plans."""
+"""Damaged images, caches, stylized copies, split files, weights, experiment files and plans."""
 
 import errno
 import os
@@ -22,7 +22,11 @@ from feddg.data.splits import from_csv
 from feddg.experiment import load_experiment
 from feddg.models.backbones import read_weights
 
-IMAGES, CACHE, TWINS = "Images", "The cache of decoded images", "Twins and other results kept"
+IMAGES, CACHE, STYLIZED = (
+    "Images",
+    "The cache of decoded images",
+    "stylized copies and other results kept",
+)
 FILES, PLANS, WEIGHTS = "An experiment file", "A plan", "Weights and split files"
 EPS = "%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\nshowpage\n"
 
@@ -226,7 +230,7 @@ def same_size_and_time(place: Place) -> None:
 
 def half_made(place: Place) -> None:
     cache = place.root / "cache"
-    left = [cache / f"partial-{'0' * 32}", cache / f".{'0' * 24}-twins.npy.4194305.1"]
+    left = [cache / f"partial-{'0' * 32}", cache / f".{'0' * 24}-stylized.npy.4194305.1"]
     left[0].mkdir(parents=True)
     left[1].write_text("half")
     for path in left:
@@ -299,7 +303,7 @@ def full_disk(place: Place) -> None:
 COMPUTED = "one line, and it is computed again"
 CASES += [
     *(
-        Case(TWINS, f"a file {how}", COMPUTED, kept(damage), said="is damaged .* computed again")
+        Case(STYLIZED, f"a file {how}", COMPUTED, kept(damage), said="is damaged .* computed again")
         for how, damage in {
             "is cut short": cut,
             "is empty": write(""),
@@ -309,14 +313,14 @@ CASES += [
         }.items()
     ),
     Case(
-        TWINS,
+        STYLIZED,
         "a file is a folder",
         "one line, and it is used without being kept",
         kept(folder, stays=True),
         said="Cannot keep what is computed once in .*: Is a directory",
     ),
     Case(
-        TWINS,
+        STYLIZED,
         "the disk is full",
         "one line, and it is used without being kept",
         full_disk,

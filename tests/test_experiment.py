@@ -331,8 +331,10 @@ def test_truth_is_no_number(part, field):
 def test_truth_is_no_number_of_a_method_either():
     with pytest.raises(ExperimentError, match="gamma1: must not be true or false"):
         Experiment(data="digits", hold_out="sketch", method={"name": "pardon", "gamma1": True})
-    twins = {"name": "pardon", "twin_cross_entropy": True}
-    assert Experiment(data="digits", method=twins).method.settings["twin_cross_entropy"] is True
+    stylized = {"name": "pardon", "stylized_cross_entropy": True}
+    assert (
+        Experiment(data="digits", method=stylized).method.settings["stylized_cross_entropy"] is True
+    )
 
 
 def test_a_rule_about_several_fields_is_said_without_all_of_them():

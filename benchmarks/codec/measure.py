@@ -3,8 +3,8 @@
 Four questions, all answered on images that no probe was fitted to:
 
 1. Content: does a classifier fitted to one domain's originals (and one fitted to all domains')
-   still read them after encoding and decoding, and after re-drawing them in every domain's style?
-2. Style: does a classifier of domains take an image re-drawn in domain D's pooled style for D?
+   still read them after encoding and decoding, and after stylizing them in every domain's style?
+2. Style: does a classifier of domains take an image stylized in domain D's pooled style for D?
 3. Fidelity and cost: error of encoding and decoding, distance to the style asked for, time.
 4. Use: do clients of few images, grouped by their styles alone (FINCH), group by domain?
 
@@ -70,7 +70,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--data", type=Path, required=True, help="folder of domain/class/image")
     parser.add_argument("--size", type=int, nargs="+", default=[64], help="image side, pixels")
     parser.add_argument("--fit", type=int, default=500, help="images per domain for the probes")
-    parser.add_argument("--test", type=int, default=150, help="images per domain to re-draw")
+    parser.add_argument("--test", type=int, default=150, help="images per domain to stylize")
     parser.add_argument("--content", default="photo", help="domain whose classes are read")
     parser.add_argument("--backbone", default="resnet18")
     parser.add_argument("--weights", default="imagenet", help="imagenet, or a weights file")
@@ -107,7 +107,7 @@ def measure_size(
         for strength in STRENGTHS:
             picture = _picture(codec, test, styles, strength)
             picture.save(options.pictures / f"{size}px_{strength}.png")
-    redrawn = {
+    stylized = {
         (source, target, strength): transfer(codec, test[source][0], styles[target], strength)
         for source in domains
         for target in domains
@@ -119,9 +119,9 @@ def measure_size(
         return _features(backbone, images)
 
     return {
-        "content": _content(features, options.content, fit, test, decoded, redrawn),
-        "style": _style(features, codec, fit, test, decoded, redrawn),
-        "style_distance": _style_distances(codec, test, styles, redrawn),
+        "content": _content(features, options.content, fit, test, decoded, stylized),
+        "style": _style(features, codec, fit, test, decoded, stylized),
+        "style_distance": _style_distances(codec, test, styles, stylized),
         "psnr_db": {d: _psnr(test[d][0], decoded[d]) for d in domains},
         "client_groups": _client_groups(codec, fit),
         "transfer_ms_per_image": _milliseconds(codec, test[domains[0]][0], styles[domains[0]]),
@@ -129,7 +129,7 @@ def measure_size(
 
 
 def _content(
-    features: Features, domain: str, fit: dict, test: dict, decoded: dict, redrawn: dict
+    features: Features, domain: str, fit: dict, test: dict, decoded: dict, stylized: dict
 ) -> dict:
     """Accuracy, %, of a classifier of classes fitted to a domain's originals.
 
@@ -137,20 +137,20 @@ def _content(
     theirs can hardly be read better. ``all_domains`` is the same of a classifier that was fitted
     to originals of every domain, and so knows their looks.
     """
-    one = _reading(features, [fit[domain]], domain, test, decoded, redrawn)
+    one = _reading(features, [fit[domain]], domain, test, decoded, stylized)
     known = [d for d in fit if d != domain]
     probe = _probe(features(fit[domain][0]), fit[domain][1])
     one["other_domains"] = {
         d: _share(probe.predict(features(test[d][0])) == test[d][1]) for d in known
     }
-    one["all_domains"] = _reading(features, list(fit.values()), domain, test, decoded, redrawn)
+    one["all_domains"] = _reading(features, list(fit.values()), domain, test, decoded, stylized)
     return one
 
 
 def _reading(
-    features: Features, fitted: list, domain: str, test: dict, decoded: dict, redrawn: dict
+    features: Features, fitted: list, domain: str, test: dict, decoded: dict, stylized: dict
 ) -> dict:
-    """Accuracy, %, on a domain's images as they are, decoded and re-drawn."""
+    """Accuracy, %, on a domain's images as they are, decoded and stylized."""
     labels = np.concatenate([labels for _, labels in fitted])
     probe = _probe(features(torch.cat([images for images, _ in fitted])), labels)
     truth = test[domain][1]
@@ -162,16 +162,16 @@ def _reading(
         "images": len(truth),
         "original": accuracy(test[domain][0]),
         "decoded": accuracy(decoded[domain]),
-        "redrawn": {
+        "stylized": {
             f"{target} {strength}": accuracy(images)
-            for (source, target, strength), images in redrawn.items()
+            for (source, target, strength), images in stylized.items()
             if source == domain
         },
     }
 
 
 def _style(
-    features: Features, codec: Codec, fit: dict, test: dict, decoded: dict, redrawn: dict
+    features: Features, codec: Codec, fit: dict, test: dict, decoded: dict, stylized: dict
 ) -> dict:
     """Shares, %, of images that a classifier of domains takes for the style's domain."""
     domains = list(fit)
@@ -182,7 +182,7 @@ def _style(
     }
     found = {}
     unseen = {"originals": {d: test[d][0] for d in domains}, "decoded": decoded}
-    seen = {key: features(images) for key, images in redrawn.items()}
+    seen = {key: features(images) for key, images in stylized.items()}
     for kind, images in fitted.items():
         probe = _probe(features(images), answers)
         plain = [probe.predict(features(unseen[kind][d])) for d in domains]
@@ -192,11 +192,11 @@ def _style(
                 target: _share(np.concatenate([p == i for j, p in enumerate(plain) if j != i]))
                 for i, target in enumerate(domains)
             },
-            "redrawn": {
+            "stylized": {
                 f"{source} to {target} {strength}": _share(
                     probe.predict(seen[source, target, strength]) == domains.index(target)
                 )
-                for source, target, strength in redrawn
+                for source, target, strength in stylized
                 if source != target
             },
         }
@@ -207,8 +207,8 @@ def _share(hits: np.ndarray) -> float:
     return round(100 * float(np.mean(hits)), 1)
 
 
-def _style_distances(codec: Codec, test: dict, styles: dict, redrawn: dict) -> dict:
-    """Distance to the style asked for, relative to its norm, before and after re-drawing."""
+def _style_distances(codec: Codec, test: dict, styles: dict, stylized: dict) -> dict:
+    """Distance to the style asked for, relative to its norm, before and after stylizing."""
 
     def distance(images: Tensor, style: Tensor) -> float:
         found = measure(codec, images).pooled().styles()[0]
@@ -219,7 +219,7 @@ def _style_distances(codec: Codec, test: dict, styles: dict, redrawn: dict) -> d
             distance(test[source][0], styles[target]),
             distance(images, styles[target]),
         ]
-        for (source, target, strength), images in redrawn.items()
+        for (source, target, strength), images in stylized.items()
         if strength == 1.0 and source != target
     }
 

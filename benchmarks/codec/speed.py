@@ -1,4 +1,4 @@
-"""How many images a second codecs re-draw, on one thread; measure while nothing else runs.
+"""How many images a second codecs stylize, on one thread; measure while nothing else runs.
 
     python benchmarks/codec/speed.py [--vgg19 ENCODER DECODER] [--size 64 --size 128]
 

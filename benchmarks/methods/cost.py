@@ -4,9 +4,9 @@
 
 PACS at 64 pixels, ResNet-18, 4 of 100 clients per round, one local epoch. Every method runs in a
 process of its own, where its rounds and FedAvg's take turns; printed is the median of the ratios.
-One-off work (styles, twins) is done before. Bytes are the ledger's, per client: in setup, and per
-round up and down. Memory is the peak of private memory beyond FedAvg's own process. Code lines
-leave out blank lines, comments and docstrings.
+One-off work (styles, stylized copies) is done before. Bytes are the ledger's, per client: in setup,
+and per round up and down. Memory is the peak of private memory beyond FedAvg's own process. Code
+lines leave out blank lines, comments and docstrings.
 """
 
 import argparse

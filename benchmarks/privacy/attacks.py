@@ -43,7 +43,7 @@ PUBLIC, SHOWN = 600, 3
 SCORES = ("FD", "KD", "score", "PD")
 """Columns for distances and score; the extractor that judged is the command's."""
 SHORT = {"rounds": 1, "local_steps": 1, "batch_size": 8}
-FLY = {"twins": "on_the_fly"}
+FLY = {"stylized": "on_the_fly"}
 EPOCH = {"rounds": 1, "batch_size": 32}
 RUNS: dict[str, tuple[str, dict, dict]] = {
     "pardon": ("pardon", FLY, SHORT),

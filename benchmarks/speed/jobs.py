@@ -113,7 +113,7 @@ class Federation(feddg.Federation):
         ]
 
     def begin_everywhere(self) -> None:
-        """Has every client do what it does once and keeps on disk: PARDON's draw their twins."""
+        """Has every client do what it does once and keeps on disk: PARDON's copies."""
         for id in self.transport.clients:
             self.method.begin(self._client(id, 0))
 

@@ -47,7 +47,7 @@ def compare(arguments: argparse.Namespace, precision: str) -> list[dict[str, obj
             job.experiment(method, precision, arguments.pacs, arguments.weights)
         )
         setup = timed(federation.server.setup)
-        twins = timed(federation.begin_everywhere)
+        stylized = timed(federation.begin_everywhere)
         same = BareLoop(federation, precision, passes=passes)
         naive = BareLoop(federation, "float32", naive=True, passes=passes)
         seconds: dict[str, list[float]] = {"feddg": [], "bare": [], "naive": []}
@@ -75,7 +75,7 @@ def compare(arguments: argparse.Namespace, precision: str) -> list[dict[str, obj
                 "to naive float32": quartiles(ratios["naive"]),
                 "images/s": round(per_second),
                 "setup s": round(setup, 2),
-                "twins s": round(twins, 2),
+                "stylized copies s": round(stylized, 2),
             }
         )
     return rows

@@ -2,12 +2,12 @@
 
     python benchmarks/speed/styles.py --pacs PACS --weights WEIGHTS
 
-The setup (every client measures its style, the server agrees on one) and the drawing of twins pass
-once over all images; so does one epoch of local training by every client, FedAvg's or PARDON's
-own, with which they are compared, alternately, on pixels already decoded. Of an epoch a tenth of
-the clients is timed, and counted by its images. Nothing else is taken from a cache. The paper:
-3.30 s of setup against 7.94 s of PARDON's local training, 0.42. Then FINCH and the median for N
-client styles.
+The setup (every client measures its style, the server agrees on one) and the drawing of stylized
+copies pass once over all images; so does one epoch of local training by every client, FedAvg's or
+PARDON's own, with which they are compared, alternately, on pixels already decoded. Of an epoch a
+tenth of the clients is timed, and counted by its images. Nothing else is taken from a cache. The
+paper: 3.30 s of setup against 7.94 s of PARDON's local training, 0.42. Then FINCH and the median
+for N client styles.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from feddg.styles.statistics import interpolation_style
 
 PART = 10
 """Clients of a hundred whose epoch is timed."""
-COLUMNS = ("setup", "twins", "FedAvg epoch", "PARDON epoch")
+COLUMNS = ("setup", "stylized", "FedAvg epoch", "PARDON epoch")
 
 
 def setup_to_epoch(arguments: argparse.Namespace, precision: str) -> None:
@@ -44,7 +44,7 @@ def setup_to_epoch(arguments: argparse.Namespace, precision: str) -> None:
 def seconds_of_each(
     arguments: argparse.Namespace, precision: str, decoded: str
 ) -> dict[str, float]:
-    """Times the setup, the twins and both epochs once, with decoded pixels in the cache alone."""
+    """Times setup, stylized copies and both epochs once; the cache holds decoded pixels alone."""
     with tempfile.TemporaryDirectory() as folder:
         cache = Path(shutil.copytree(decoded, folder, dirs_exist_ok=True))
         plain = federation(arguments, precision, "fedavg", cache)
@@ -52,7 +52,7 @@ def seconds_of_each(
         return {
             "setup": timed(pardon.server.setup),
             "FedAvg epoch": epoch(plain),
-            "twins": timed(pardon.begin_everywhere),
+            "stylized": timed(pardon.begin_everywhere),
             "PARDON epoch": epoch(pardon),
         }
 

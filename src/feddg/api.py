@@ -61,7 +61,7 @@ def run(
         experiment: what to run, or its file; ``fields`` are laid over it.
         out: the run folder's parent.
         observer: is told what happens; in a notebook, bars show it by default.
-        cache: folder for decoded pixels and twins; the user's cache by default.
+        cache: folder for decoded pixels and stylized copies; the user's cache by default.
         report: whether to write ``report.html`` and ``model_card.md`` at the end.
         snapshots: rounds whose global weights are kept, for ``feddg report --analyses``.
         again: whether to start anew, beside the old run, where its images were others.
@@ -234,7 +234,7 @@ def compare(
         overrides: experiment fields that win over everything the plan says.
         jobs: processes that run at once, each with its share of the cores; 0 runs everything in
             this process, where methods and sources registered by the caller are known.
-        cache: folder for decoded pixels and twins; the user's cache by default.
+        cache: folder for decoded pixels and stylized copies; the user's cache by default.
         watcher: is told what happens; in a notebook, bars show it by default.
         report: whether to write tables, ``report.html`` and each run's model card.
         again: whether to start runs anew, beside the old ones, whose images were others.
@@ -677,7 +677,7 @@ _HOME = {
     "feddg.serving.server": ("is_loopback", "serve"),
     "feddg.storage": ("KINDS", "OTHER", "cache_folder", "clear", "contents"),
     "feddg.styles.training": ("Recipe", "train_codec"),
-    "feddg.styles.transfer": ("redraw_files",),
+    "feddg.styles.transfer": ("stylize_files",),
 }
 
 

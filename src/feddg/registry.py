@@ -1,8 +1,9 @@
 """Things found by name: ours, a caller's own, and those of other packages.
 
 Methods, data sets, codecs, adaptations, defences, metrics and selection rules are each one
-definition kept in a registry. A registry finds our definitions in a module or in the modules of a package,
-those of other packages through an entry-point group, and takes whatever a program registers.
+definition kept in a registry. A registry finds our definitions in a module or in the modules of a
+package, those of other packages through an entry-point group, and takes whatever a program
+registers.
 """
 
 import importlib

@@ -370,7 +370,7 @@ class EvaluateSettings(Settings):
     batch_size: int = Field(256, ge=1, description="images per batch when measuring")
     pictures: bool = Field(
         True,
-        description="show images in the report: some of training as the method re-draws them, some "
+        description="show images in the report: some of training as the method stylizes them, some "
         "of the unseen domain, the surest mistakes; never those of a deployment's sites",
     )
     averages: Literal["last_round", "every", "never"] = Field(

@@ -334,7 +334,7 @@ def kept_array(path: Path, compute: Callable[[], numpy.ndarray]) -> numpy.ndarra
 
 # What is kept on disk between runs: where it is, how much, and how it is removed.
 #
-# Decoded pixels are written by :mod:`feddg.data.pixels`, re-drawn images and whatever else
+# Decoded pixels are written by :mod:`feddg.data.pixels`, stylized images and whatever else
 # methods compute once by :meth:`feddg.clients.client.Client.cached`.
 
 
@@ -344,7 +344,7 @@ KINDS = {
     "drawn": "images read or drawn from a data set's own files, as FEMNIST's",
     "taken": "images taken out of Hugging Face data sets",
     "hashes": "hashes of image files, to notice changes",
-    "twins": "images re-drawn in other styles, and what else methods compute once",
+    "stylized": "images stylized in other styles, and what else methods compute once",
     "partial": "left behind by processes that were killed, or being written",
 }
 OTHER = "other"
@@ -355,7 +355,7 @@ _NAMES = {
     "drawn": re.compile(r"drawn-[0-9a-f]{32}-(images|facts)\.npy"),
     "taken": re.compile(r"taken-[0-9a-f]{32}"),
     "hashes": re.compile(r"hashes-[0-9a-f]{32}\.json"),
-    "twins": re.compile(r"[0-9a-f]{24}-.+\.npy"),
+    "stylized": re.compile(r"[0-9a-f]{24}-.+\.npy"),
     "partial": re.compile(
         r"partial-[0-9a-f]{32}|\.([0-9a-f]{24}-|checked-|hashes-|drawn-).+\.\d+\.\d+"
     ),

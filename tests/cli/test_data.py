@@ -175,7 +175,7 @@ def filled(feddg, image_folder, tmp_path):
     assert feddg("data", "inspect", "--root", image_folder, "-q")[0] == 0
     cache = tmp_path / "cache"
     (cache / f"checked-{'0' * 32}.json").write_text("{}")
-    (cache / f"{'0' * 24}-twin-1.npy").write_bytes(b"12345")
+    (cache / f"{'0' * 24}-stylized-1.npy").write_bytes(b"12345")
     (cache / f"partial-{'0' * 32}").mkdir()
     (cache / "notes.txt").write_text("mine")
     (cache / "pixels-mine").mkdir()
@@ -187,7 +187,7 @@ def test_it_says_where_and_how_much(feddg, filled):
         "pixels": 1,
         "checks": 1,
         "hashes": 1,
-        "twins": 1,
+        "stylized": 1,
         "partial": 1,
         "other": 2,
     }
@@ -202,7 +202,7 @@ def test_it_says_where_and_how_much(feddg, filled):
 
 
 def test_clearing_removes_what_is_asked_for_and_never_what_is_not_ours(feddg, filled):
-    assert feddg("cache", "clear", "--kind", "twins", "--yes")[0] == 0
+    assert feddg("cache", "clear", "--kind", "stylized", "--yes")[0] == 0
     assert held(feddg) == {"pixels": 1, "checks": 1, "hashes": 1, "partial": 1, "other": 2}
     assert feddg("cache", "clear", "-y")[0] == 0
     assert held(feddg) == {"other": 2}

@@ -82,7 +82,7 @@ def test_style_transfer_of_files(feddg, image_folder, tmp_path):
 
 
 def test_style_transfer_keeps_shapes_goes_into_folders_and_skips_what_is_broken(feddg, tmp_path):
-    images, out = tmp_path / "images", tmp_path / "images" / "redrawn"
+    images, out = tmp_path / "images", tmp_path / "images" / "stylized"
     (images / "inner").mkdir(parents=True)
     Image.new("RGB", (60, 20), "red").save(images / "wide.jpg")
     Image.new("RGB", (60, 20), "red").save(images / "wide.png")

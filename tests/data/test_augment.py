@@ -336,9 +336,9 @@ def test_settings_that_only_just_change_nothing() -> None:
 
 def test_views_of_the_same_images_get_the_same_draw() -> None:
     images = noise(16, 12)
-    twins = images.flip(1)  # the same pictures with red and blue exchanged
+    stylized = images.flip(1)  # the same pictures with red and blue exchanged
     drawn = draw(CROP, 16, 12, chance())
-    assert torch.equal(apply(twins, drawn).flip(1), apply(images, drawn))
+    assert torch.equal(apply(stylized, drawn).flip(1), apply(images, drawn))
     colored = draw(PACS, 16, 12, chance())
     assert torch.equal(apply(images, colored), apply(images.clone(), colored))
 

@@ -23,7 +23,7 @@ from second_device import second_device, traffic
 from trained_runs import SETTINGS, trained_run, write_images
 
 VARIANTS = {
-    "pardon, twins of each batch": ("pardon", {"twins": "on_the_fly"}),
+    "pardon, stylized copies of each batch": ("pardon", {"stylized": "on_the_fly"}),
     "pardon, clusters of feature maps": ("pardon", {"local_features": "flatten"}),
     "pardon, ordinary triplets": ("pardon", {"contrastive": "ordinary"}),
     "ccst as PARDON has it": ("ccst", {"variant": "pardon"}),

@@ -86,12 +86,12 @@ def test_the_augmented_set_holds_every_original_once_when_k_is_n():
     assert torch.equal(examples.labels, own.labels.repeat(3))
     copies = [sum(torch.equal(image, x) for x in images) for image in originals(own)]
     assert copies == [1] * 7
-    redrawn = {
+    stylized = {
         id: transfer(load_codec("compact"), own.images(), bank["styles"][id], 1.0) for id in (1, 2)
     }
     for i in range(7):
         versions = [images[v * 7 + i] for v in range(3)]
-        for foreign in redrawn.values():
+        for foreign in stylized.values():
             expected = foreign[i].permute(1, 2, 0)
             closest = min(int((v.int() - expected.int()).abs().max()) for v in versions)
             assert closest <= 1  # batches of other sizes may round differently
@@ -145,15 +145,15 @@ def test_a_client_that_is_alone_trains_as_fedavg(settings):
     assert same(alone, federation(sizes=(9,)).run(1))
 
 
-def test_pardons_variant_pairs_images_with_twins_in_one_lasting_foreign_style():
+def test_pardons_variant_pairs_images_with_stylized_copies_in_one_lasting_foreign_style():
     small, bank = set_up({"variant": "pardon"})
     for id in range(3):
         client, again = begun(small, id), begun(small, id)
         style = client.scratch["style"]
         assert torch.equal(style, again.scratch["style"])
         assert int((bank["styles"] == style).all(2).all(1).nonzero()) != id
-        twins = transfer(load_codec("compact"), small.examples(id).images(), style, 0.5)
-        assert torch.equal(client.views["ccst"], twins.permute(0, 2, 3, 1))
+        stylized = transfer(load_codec("compact"), small.examples(id).images(), style, 0.5)
+        assert torch.equal(client.views["ccst"], stylized.permute(0, 2, 3, 1))
     client = begun(small)
     client.worker.freeze = True
     client.set_training()
@@ -164,15 +164,17 @@ def test_pardons_variant_pairs_images_with_twins_in_one_lasting_foreign_style():
         torch.testing.assert_close(terms[f"{name}cross_entropy"], expected)
 
 
-def test_cached_and_on_the_fly_twins_agree_without_augmentation():
+def test_cached_and_on_the_fly_stylized_copies_agree_without_augmentation():
     losses = []
-    for twins in ("cached", "on_the_fly"):
-        small, _ = set_up({"variant": "pardon", "twins": twins}, freeze=True)
+    for stylized in ("cached", "on_the_fly"):
+        small, _ = set_up({"variant": "pardon", "stylized": stylized}, freeze=True)
         client = begun(small)
         batch = client.batch(torch.arange(7), client.stream("augment"))
-        assert ("ccst" in batch.views) == (twins == "cached")
+        assert ("ccst" in batch.views) == (stylized == "cached")
         losses.append(small.method.loss(client, batch)["transferred_cross_entropy"].item())
-    assert losses[0] == pytest.approx(losses[1], rel=1e-2)  # cached twins are rounded to bytes
+    assert losses[0] == pytest.approx(
+        losses[1], rel=1e-2
+    )  # cached stylized copies are rounded to bytes
 
 
 def test_the_augmented_set_is_kept_on_disk_and_found_again(tmp_path):
@@ -198,8 +200,10 @@ def test_only_styles_and_weights_leave_the_client():
 
 
 def test_settings_that_contradict_each_other_and_pardons_strength():
-    with pytest.raises(ExperimentError, match="method ccst: twins: on_the_fly goes with variant"):
-        build_method("ccst", {"twins": "on_the_fly"})
+    with pytest.raises(
+        ExperimentError, match="method ccst: stylized: on_the_fly goes with variant"
+    ):
+        build_method("ccst", {"stylized": "on_the_fly"})
     assert build_method("ccst", {}).settings.strength == 1
     assert build_method("ccst", {"variant": "pardon"}).settings.strength == 0.5
     assert build_method("ccst", {"variant": "pardon", "strength": 1}).settings.strength == 1

@@ -95,8 +95,8 @@ def test_a_composition_has_all_names_settings_presets_and_promises():
 
 
 def test_rules_between_the_settings_of_a_part_hold_in_a_composition():
-    with pytest.raises(ExperimentError, match=r"ccst\+jigen: twins: on_the_fly goes with"):
-        build_method("ccst+jigen", {"twins": "on_the_fly"})
+    with pytest.raises(ExperimentError, match=r"ccst\+jigen: stylized: on_the_fly goes with"):
+        build_method("ccst+jigen", {"stylized": "on_the_fly"})
     assert build_method("ccst+jigen", {"variant": "pardon"}).settings.strength == 0.5
     with pytest.raises(ExperimentError, match="did you mean 'jigsaw_weight'"):
         build_method("ccst+jigen", {"jigsaw_weigth": 1})
@@ -105,8 +105,8 @@ def test_rules_between_the_settings_of_a_part_hold_in_a_composition():
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("ccst+pardon", "each exchange styles and re-draw images; choose one"),
-        ("pardon+ccst", "each exchange styles and re-draw images; choose one"),
+        ("ccst+pardon", "each exchange styles and stylize images; choose one"),
+        ("pardon+ccst", "each exchange styles and stylize images; choose one"),
         ("pardon+fisc", "a method cannot be combined with itself"),
         ("fedavg+jigen", "every method contains fedavg; leave it out"),
         ("randconv+pardon", "randconv replaces 'loss', so pardon's would never run, nor"),

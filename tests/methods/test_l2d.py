@@ -25,8 +25,8 @@ def drawn(*shape, seed=0):
 
 
 def test_supervised_contrast_is_the_sum_over_positive_pairs():
-    z, twins, labels = drawn(4, 6), drawn(4, 6, seed=1), torch.tensor([0, 1, 0, 2])
-    points = torch.cat([z, twins]).double().numpy()
+    z, stylized, labels = drawn(4, 6), drawn(4, 6, seed=1), torch.tensor([0, 1, 0, 2])
+    points = torch.cat([z, stylized]).double().numpy()
     points /= numpy.linalg.norm(points, axis=1, keepdims=True)
     classes, losses = [0, 1, 0, 2] * 2, []
     for i in range(8):
@@ -35,7 +35,7 @@ def test_supervised_contrast_is_the_sum_over_positive_pairs():
         positive = [j for j in others if classes[j] == classes[i]]
         chances = [numpy.exp(points[i] @ points[j] / 0.1) / total for j in positive]
         losses.append(-numpy.log(chances).mean())
-    result = supervised_contrast(z, twins, labels, 0.1).item()
+    result = supervised_contrast(z, stylized, labels, 0.1).item()
     assert result == pytest.approx(numpy.mean(losses), rel=1e-5)
 
 
@@ -156,13 +156,13 @@ def test_the_augmenters_step_goes_down_its_objective_and_moves_nothing_else():
         chance = client.stream("l2d", "augmenter", 1)
         fixed = client.lasting_stream("l2d", "convolutions")
         varied = small.method._varied(client, batch.images, fixed, random_mixture=False)
-        (z, twins), _, (mean, spread) = small.method._embedded(
+        (z, stylized), _, (mean, spread) = small.method._embedded(
             client.network, batch.images, varied, chance
         )
         others = torch.randperm(8, generator=chance)
         distance = (mean - z[others]).square() - (mean - z).square()
         club = (distance / spread.exp()).sum(1).mean() / 2
-        return class_discrepancy(z, twins, batch.labels) + 0.1 * club
+        return class_discrepancy(z, stylized, batch.labels) + 0.1 * club
 
     at_start = objective()
     gradients = torch.autograd.grad(at_start, list(client.scratch["l2d"].parameters()))

@@ -36,20 +36,20 @@ def unit(vector):
 
 def test_the_triplet_loss_is_an_explicit_loop():
     """Two candidates of the other class are equal, so that only the draw's choice is free."""
-    z, positives, twins = drawn(3, 4), drawn(3, 4, seed=1) * 3, drawn(3, 4, seed=2)
-    twins[1] = twins[0]
+    z, positives, stylized = drawn(3, 4), drawn(3, 4, seed=1) * 3, drawn(3, 4, seed=2)
+    stylized[1] = stylized[0]
     labels = [1, 1, 0]
     negative_of = [2, 2, 0]
     losses = []
     for i in range(3):
         anchor, positive, negative = (
-            unit(row.double().numpy()) for row in (z[i], positives[i], twins[negative_of[i]])
+            unit(row.double().numpy()) for row in (z[i], positives[i], stylized[negative_of[i]])
         )
         near, far = numpy.linalg.norm(anchor - positive), numpy.linalg.norm(anchor - negative)
         losses.append(max(0, near - far + 0.3))
     assert min(losses) == 0 < max(losses)  # both sides of the hinge
     chance = torch.Generator().manual_seed(0)
-    result = triplet(z, positives, twins, torch.tensor(labels), 0.3, chance).item()
+    result = triplet(z, positives, stylized, torch.tensor(labels), 0.3, chance).item()
     assert result == pytest.approx(numpy.mean(losses), rel=1e-5)
 
 
@@ -83,12 +83,12 @@ def test_equal_embeddings_have_a_finite_gradient():
 
 
 def test_both_forms_of_the_regularizer():
-    z, twins = drawn(5, 3), drawn(5, 3, seed=1)
-    a, b = z.double().numpy(), twins.double().numpy()
-    mean = regularizer(z, twins, "mean").item()
+    z, stylized = drawn(5, 3), drawn(5, 3, seed=1)
+    a, b = z.double().numpy(), stylized.double().numpy()
+    mean = regularizer(z, stylized, "mean").item()
     assert mean == pytest.approx(numpy.mean(a**2 + b**2), rel=1e-6)
     assert regularizer(z, None, "mean").item() == pytest.approx(numpy.mean(a**2), rel=1e-6)
-    for other in (twins, None):
+    for other in (stylized, None):
         total = regularizer(z, other, "sum").item()
         assert total == pytest.approx(numpy.mean(numpy.sum(a**2, axis=1)), rel=1e-6)
 
@@ -239,42 +239,42 @@ def test_the_loss_is_equation_nine_from_two_forward_passes():
     hook.remove()
     assert passes == [7, 7]
     style = small.server.state.agreed.tensors["style"]
-    twins = transfer(load_codec("compact"), client.examples.images(), style, 0.5)
-    z, z_twins = (small.network.features(x) for x in (batch.images, twins.float() / 255))
+    stylized = transfer(load_codec("compact"), client.examples.images(), style, 0.5)
+    z, z_stylized = (small.network.features(x) for x in (batch.images, stylized.float() / 255))
     chance = client.stream("negatives", 0)
     expected = {
         "cross_entropy": torch.nn.functional.cross_entropy(
             small.network.classifier(z), batch.labels
         ),
-        "triplet": 0.75 * triplet(z, z_twins, z_twins, batch.labels, 0.3, chance),
-        "regularizer": 0.2 * (z.square() + z_twins.square()).mean(),
+        "triplet": 0.75 * triplet(z, z_stylized, z_stylized, batch.labels, 0.3, chance),
+        "regularizer": 0.2 * (z.square() + z_stylized.square()).mean(),
     }
     assert terms.keys() == expected.keys()
     for name, term in expected.items():
         torch.testing.assert_close(terms[name], term)
 
 
-def test_cached_and_on_the_fly_twins_agree_without_augmentation():
-    cached, flying = (begun({"twins": kind}) for kind in ("cached", "on_the_fly"))
-    assert "twin" in cached[2].views
+def test_cached_and_on_the_fly_stylized_copies_agree_without_augmentation():
+    cached, flying = (begun({"stylized": kind}) for kind in ("cached", "on_the_fly"))
+    assert "stylized" in cached[2].views
     assert not flying[2].views
-    pairs = [small.method._twins(client, batch) for small, client, batch in (cached, flying)]
+    pairs = [small.method._stylized(client, batch) for small, client, batch in (cached, flying)]
     torch.testing.assert_close(*pairs, rtol=0, atol=0.51 / 255)  # cached ones are bytes
     terms = [small.method.loss(client, batch) for small, client, batch in (cached, flying)]
     for name, term in terms[0].items():
         torch.testing.assert_close(term, terms[1][name], rtol=1e-2, atol=1e-3)
 
 
-def test_twins_are_augmented_as_their_originals():
+def test_stylized_copies_are_augmented_as_their_originals():
     _, client, batch = begun({"strength": 0.0}, augmentation=find_augmentation("digits"))
     still = client.batch(torch.arange(7), client.stream("augment"))
-    assert torch.equal(batch.views["twin"], still.views["twin"])
+    assert torch.equal(batch.views["stylized"], still.views["stylized"])
     small, other, _ = begun({"strength": 0.0})
-    unmoved = client.views["twin"].permute(0, 3, 1, 2).float() / 255
-    moved = (batch.views["twin"] - unmoved).abs().amax((1, 2, 3)) > 1e-6
+    unmoved = client.views["stylized"].permute(0, 3, 1, 2).float() / 255
+    moved = (batch.views["stylized"] - unmoved).abs().amax((1, 2, 3)) > 1e-6
     original = small.examples(0).images().float() / 255
     assert torch.equal(moved, (batch.images - original).abs().amax((1, 2, 3)) > 1e-6)
-    assert other.views.keys() == {"twin"}
+    assert other.views.keys() == {"stylized"}
 
 
 TWO_ROUNDS = TrainSettings(rounds=2, batch_size=4)
@@ -301,7 +301,7 @@ def test_the_ablations_run_and_differ():
 
 def test_the_ablations_have_the_terms_that_they_name():
     for version, names in {
-        "v3": {"cross_entropy", "twin_cross_entropy", "regularizer"},
+        "v3": {"cross_entropy", "stylized_cross_entropy", "regularizer"},
         "v4": {"cross_entropy", "triplet", "regularizer"},
         "v5": {"cross_entropy", "triplet", "regularizer"},
     }.items():
@@ -333,7 +333,7 @@ def test_its_other_name():
     assert federation("fisc").method.name == "pardon"
 
 
-def test_twins_are_kept_on_disk_and_found_again(tmp_path):
+def test_stylized_copies_are_kept_on_disk_and_found_again(tmp_path):
     weights = federation("pardon", cache=tmp_path, train=TWO_ROUNDS).run()
     assert same(weights, federation("pardon", train=TWO_ROUNDS).run())
     files = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}

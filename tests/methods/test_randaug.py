@@ -55,10 +55,12 @@ def test_views_get_the_operations_of_their_originals():
     small = federation(Recorder(), sizes=(8,))
     client = small.client()
     batch = client.batch(torch.arange(8), client.stream("augment"))
-    twins = Batch(batch.images, batch.labels, batch.positions, {"twin": batch.images.clone()})
-    small.method.loss(client, twins)
+    stylized = Batch(
+        batch.images, batch.labels, batch.positions, {"stylized": batch.images.clone()}
+    )
+    small.method.loss(client, stylized)
     seen = client.scratch["batch"]
-    assert torch.equal(seen.images, seen.views["twin"])
+    assert torch.equal(seen.images, seen.views["stylized"])
     assert not torch.equal(seen.images, batch.images)
     assert 0 <= float(seen.images.min()) <= float(seen.images.max()) <= 1
 

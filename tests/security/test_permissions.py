@@ -83,7 +83,9 @@ def test_caches_are_for_their_owner_alone(original):
     assert {mode(p) for p in inside if p.is_file()} == {0o600}
 
 
-def test_twins_figures_and_snapshots_are_for_their_owner_alone(tmp_path, original, open_umask):
+def test_stylized_copies_figures_and_snapshots_are_for_their_owner_alone(
+    tmp_path, original, open_umask
+):
     experiment = load_experiment(
         original.folder / "experiment.yaml",
         {"method": {"name": "ccst", "settings": {}}, "train": {"rounds": 1}},
@@ -203,7 +205,7 @@ def test_an_unwritable_cache_is_said(nobody, caplog):
     with pytest.raises(DataError, match=r"Cannot write the pixel cache .*Permission denied"):
         open_pixels(from_folder(draw_images(nobody / "images")), 8, cache=nobody / "cache")
     with caplog.at_level(logging.WARNING, "feddg"):
-        found = kept_array(nobody / "cache" / "twins.npy", lambda: numpy.arange(3))
+        found = kept_array(nobody / "cache" / "stylized.npy", lambda: numpy.arange(3))
     assert found.tolist() == [0, 1, 2]
     assert "Cannot keep" in caplog.text
     assert "Permission denied" in caplog.text

@@ -114,22 +114,22 @@ def test_reconstruction_keeps_the_picture() -> None:
     disc = ((x - 32) ** 2 + (y - 32) ** 2 < 20**2).float()
     picture = (230 - 180 * disc).to(torch.uint8).expand(1, 3, 64, 64)
     codec = load_codec()
-    redrawn = transfer(codec, picture, torch.ones(2, codec.channels), 0.0)
-    difference = (redrawn.float() - picture.float()).abs().mean()
+    stylized = transfer(codec, picture, torch.ones(2, codec.channels), 0.0)
+    difference = (stylized.float() - picture.float()).abs().mean()
     assert difference < 30
 
 
 def test_transfer_is_deterministic_and_goes_by_chunks() -> None:
     codec, images, style = load_codec(), random_images(5, 3, 16, 20), random_style(64)
     before = images.clone()
-    redrawn = transfer(codec, images, style, 0.7)
-    assert redrawn.dtype == torch.uint8
-    assert redrawn.shape == images.shape
-    assert torch.equal(redrawn, transfer(codec, images, style, 0.7))
+    stylized = transfer(codec, images, style, 0.7)
+    assert stylized.dtype == torch.uint8
+    assert stylized.shape == images.shape
+    assert torch.equal(stylized, transfer(codec, images, style, 0.7))
     chunked = transfer(codec, images, style, 0.7, batch_size=2)
-    assert (chunked.int() - redrawn.int()).abs().max() <= 1  # a convolution may round differently
+    assert (chunked.int() - stylized.int()).abs().max() <= 1  # a convolution may round differently
     assert torch.equal(images, before)
-    assert not redrawn.is_inference()
+    assert not stylized.is_inference()
 
 
 def test_transfer_takes_one_style_per_image_and_no_images() -> None:

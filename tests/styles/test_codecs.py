@@ -327,8 +327,8 @@ def test_the_quarter_width_pair(shared_data: Path) -> None:
     y, x = torch.meshgrid(torch.arange(64), torch.arange(64), indexing="ij")
     disc = ((x - 32) ** 2 + (y - 32) ** 2 < 20**2).float()
     picture = (230 - 180 * disc).to(torch.uint8).expand(1, 3, 64, 64)
-    redrawn = transfer(codec, picture, torch.ones(2, codec.channels), 0.0)
-    assert (redrawn.float() - picture.float()).abs().mean() < 20
+    stylized = transfer(codec, picture, torch.ones(2, codec.channels), 0.0)
+    assert (stylized.float() - picture.float()).abs().mean() < 20
 
 
 def spoiled(weights: dict[str, Tensor], key: str, fault: str) -> dict[str, Tensor]:

@@ -371,11 +371,11 @@ def attack(
     typer.echo(f"report: {(folder / 'report.html').resolve()}")
 
 
-# ``feddg style``: train a style codec, or re-draw images with one.
+# ``feddg style``: train a style codec, or stylize images with one.
 
 
 style_app = typer.Typer(
-    help="Train a style codec, or re-draw images with one.",
+    help="Train a style codec, or stylize images with one.",
     no_args_is_help=True,
     suggest_commands=False,
 )
@@ -435,17 +435,17 @@ def style_train(
 
 @style_app.command("transfer")
 def style_transfer(
-    images: Annotated[Path, typer.Argument(help="an image or a folder of images to re-draw")],
+    images: Annotated[Path, typer.Argument(help="an image or a folder of images to stylize")],
     style: Annotated[Path, typer.Option(help="an image, or a folder whose pooled style to take")],
-    out: Annotated[Path, typer.Option(help="folder for the re-drawn images")],
+    out: Annotated[Path, typer.Option(help="folder for the stylized images")],
     strength: Annotated[float, typer.Option(min=0, max=1, help="adaIN blend")] = 1.0,
     size: Annotated[int, typer.Option(help="longer side of the results, pixels")] = 128,
     codec: Annotated[str, typer.Option(help="compact, modulated, vgg19 or colors")] = "compact",
     encoder: Annotated[Path | None, typer.Option(help="encoder weights")] = None,
     decoder: Annotated[Path | None, typer.Option(help="decoder weights")] = None,
 ) -> None:
-    """Re-draw images in the style of another image, or of a folder of images."""
-    done = api.redraw_files(
+    """Stylize images in the style of another image, or of a folder of images."""
+    done = api.stylize_files(
         images, style, out, strength, size, codec=codec, encoder=encoder, decoder=decoder
     )
     for path, reason in done.skipped:

@@ -320,7 +320,7 @@ def carry_out_work(
         work: what the plan comes to.
         jobs: processes that run at once, each with its share of the cores; 0 runs everything in
             this process, where methods and sources registered by the caller are known.
-        cache: folder for decoded pixels and twins; the user's cache by default.
+        cache: folder for decoded pixels and stylized copies; the user's cache by default.
         watcher: is told what happens.
         launcher: where runs go, with ``jobs`` above 0; see :mod:`feddg.comparison.pool`.
         launcher_options: what the launcher itself takes.

@@ -104,7 +104,7 @@ class Launcher(ABC):
 
     Args:
         jobs: how many at a time.
-        cache: folder for decoded pixels and twins.
+        cache: folder for decoded pixels and stylized copies.
         logs: folder for what the runs print.
         watcher: is told what happens.
         options: what the launcher itself takes.

@@ -38,7 +38,7 @@ class Job:
     Attributes:
         folder: the run's folder.
         experiment: the complete experiment.
-        cache: folder for decoded pixels and twins.
+        cache: folder for decoded pixels and stylized copies.
         threads: threads for tensor operations.
         device: overrides the experiment's device, which is no part of its identity.
     """

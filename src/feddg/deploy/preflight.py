@@ -203,7 +203,7 @@ def check_support(table: ImageTable) -> Diagnostic:
 
 
 def check_disk(table: ImageTable, experiment: Experiment, cache: Path) -> Diagnostic:
-    """Whether the cache folder can be written, and holds pixels, twins and memory."""
+    """Whether the cache folder can be written, and holds pixels, stylized copies and memory."""
     code, size = "disk", experiment.data.image_size
     pixels = len(table) * size * size * 3
     needed = 2 * pixels + 8 * _weight_bytes(experiment, len(table.class_names)) + SPARE_BYTES

@@ -80,7 +80,7 @@ def simulate(
         experiment: what to run.
         out: the run folder's parent.
         observer: is told what happens.
-        cache: folder for decoded pixels, twins and the clients' memory.
+        cache: folder for decoded pixels, stylized copies and the clients' memory.
         cpus: cores per client; as many clients work side by side as the machine has room for.
         gpus: share of a GPU per client.
 

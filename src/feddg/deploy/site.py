@@ -104,7 +104,7 @@ class SiteMemory:
                 file.unlink(missing_ok=True)
 
     def secrets(self, round: int) -> Weights:
-        """Returns what defences keep at the site: within a round, nothing of another one; and beyond.
+        """Returns what defences keep at the site: of this round, and beyond rounds.
 
         Raises:
             RunError: it is damaged; names the file.
@@ -366,7 +366,7 @@ class SiteConfig(Settings):
         description="folder root/domain/class/*, or root/class/* with `domain`; or digits:DOMAIN"
     )
     domain: str | None = Field(None, description="what the images of root/class/* are called")
-    cache: Path | None = Field(None, description="folder for pixels, twins and memory")
+    cache: Path | None = Field(None, description="folder for pixels, stylized copies and memory")
     device: str = Field("auto", description="auto, cpu, cuda, ...")
 
     @classmethod

@@ -561,7 +561,7 @@ def _plain(name: str) -> str:
 
 @runtime_checkable
 class Redraws(Protocol):
-    """A method whose clients train on re-drawn images."""
+    """A method whose clients train on stylized images."""
 
     def preview(self, images: Tensor, agreed: Message | None) -> Tensor | None:
         """Returns what the method makes of images.
@@ -571,7 +571,7 @@ class Redraws(Protocol):
             agreed: what the setup phase agreed on, if there was one.
 
         Returns:
-            Images of the same form, or None if nothing is re-drawn under these settings.
+            Images of the same form, or None if nothing is stylized under these settings.
         """
         ...
 

@@ -152,9 +152,9 @@ class Centralised(Method):
         are dealt out as the experiment says first, for their number of steps; then all images go to
         one client. A round is no whole number of passes over the images in general: each round
         begins a new random order. The optimizer starts afresh each round, as every client's does.
-        Defences and update privacy are refused, for one client has nobody to hide among. It combines
-        with methods that change what a client does by itself (`centralised+mixstyle`). It runs in
-        one process: over a network it would have to send images.
+        Defences and update privacy are refused, for one client has nobody to hide among. It
+        combines with methods that change what a client does by itself (`centralised+mixstyle`). It
+        runs in one process: over a network it would have to send images.
     """
 
     name = "centralised"
@@ -202,10 +202,10 @@ class Local(Method):
         round than there are, clients train in as few rounds as in a federation. Every optimizer
         starts afresh each round, as in FedAvg. An evaluation takes as many passes as there are
         clients (evaluate.every makes them rarer). The starting network is sent until every client
-        has trained once. A run of this method has no model to be loaded afterwards. Defences, update
-        privacy and server optimizers are refused: nothing is sent that they could work on. It
-        combines with methods that change what a client does by itself (`local+mixstyle`). It runs
-        in one process: over a network the models stay at the sites, where nobody could measure
+        has trained once. A run of this method has no model to be loaded afterwards. Defences,
+        update privacy and server optimizers are refused: nothing is sent that they could work on.
+        It combines with methods that change what a client does by itself (`local+mixstyle`). It
+        runs in one process: over a network the models stay at the sites, where nobody could measure
         them.
     """
 

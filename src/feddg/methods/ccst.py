@@ -1,4 +1,4 @@
-"""CCST: clients share their styles, and re-draw their images in each other's.
+"""CCST: clients share their styles, and stylize their images in each other's.
 
 Every client sends the style of its images, the moments of their feature maps; the server puts them
 in a bank for all. Before round 1 each client builds an augmented set: its images in the styles of
@@ -74,9 +74,9 @@ class CcstSettings(StyleSettings):
 
     @model_validator(mode="after")
     def _offline(self) -> "CcstSettings":
-        if self.variant == "paper" and self.twins == "on_the_fly":
+        if self.variant == "paper" and self.stylized == "on_the_fly":
             raise ValueError(
-                "twins: on_the_fly goes with variant: pardon; the paper's set is built once"
+                "stylized: on_the_fly goes with variant: pardon; the paper's set is built once"
             )
         return self
 
@@ -100,11 +100,11 @@ class Versions:
 
 @register
 class Ccst(StyleExchange, Method):
-    """Clients share styles and train on their images re-drawn in each other's."""
+    """Clients share styles and train on their images stylized in each other's."""
 
     name = "ccst"
     title = "CCST"
-    summary = "images re-drawn in other clients' styles (Chen et al. 2023)"
+    summary = "images stylized in other clients' styles (Chen et al. 2023)"
     settings: CcstSettings
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         name: _PARDON for name in ("pacs", "office_home", "iwildcam")
@@ -117,7 +117,7 @@ class Ccst(StyleExchange, Method):
         )
     }
     excludes: ClassVar[dict[str, str]] = {
-        "pardon": "ccst and pardon each exchange styles and re-draw images; choose one"
+        "pardon": "ccst and pardon each exchange styles and stylize images; choose one"
     }
 
     noises: ClassVar[frozenset[str]] = frozenset({"describe/styles"})
@@ -164,7 +164,7 @@ class Ccst(StyleExchange, Method):
         examples, views = client.examples, []
         chance = client.lasting_stream("ccst")
         for rows in draw_styles(owners, len(examples), self.settings.styles_per_image, chance):
-            self.draw_twins(client, "ccst", styles[rows], keep=owners[rows] == client.id)
+            self.stylize_all(client, "ccst", styles[rows], keep=owners[rows] == client.id)
             views.append(client.views.pop("ccst"))
         rows = torch.arange(len(views) * len(examples))
         if self.settings.epoch == "original":
@@ -186,22 +186,22 @@ class Ccst(StyleExchange, Method):
             return
         drawn = torch.randint(len(foreign), (), generator=client.lasting_stream("ccst"))
         client.scratch["style"] = style = styles[foreign[drawn]]
-        if self.settings.twins == "cached":
-            self.draw_twins(client, "ccst", style)
+        if self.settings.stylized == "cached":
+            self.stylize_all(client, "ccst", style)
 
     def loss(self, client: Client, batch: Batch) -> dict[str, Tensor]:
-        """The loss of the batch; in variant ``pardon``, and that of its re-drawn twins."""
+        """The loss of the batch; in variant ``pardon``, and that of its stylized copies."""
         terms = super().loss(client, batch)
         if "style" not in client.scratch:
             return terms
-        twins = batch.views.get("ccst")
-        if twins is None:
-            twins = self.redraw(batch, client.scratch["style"])
-        on_twins = super().loss(client, replace(batch, images=twins))
-        return terms | {f"transferred_{name}": term for name, term in on_twins.items()}
+        stylized = batch.views.get("ccst")
+        if stylized is None:
+            stylized = self.stylize(batch, client.scratch["style"])
+        on_stylized = super().loss(client, replace(batch, images=stylized))
+        return terms | {f"transferred_{name}": term for name, term in on_stylized.items()}
 
     def preview(self, images: Tensor, agreed: Message | None) -> Tensor | None:
-        """Images re-drawn in the bank's styles by turns, for the report."""
+        """Images stylized in the bank's styles by turns, for the report."""
         if not agreed:
             return None
         styles = agreed.tensors["styles"]

@@ -1,6 +1,6 @@
 """L2D: an augmentation network learns to make images of a client look unlike themselves.
 
-A small network of random convolutions with learnable scales and shifts re-draws each batch. The
+A small network of random convolutions with learnable scales and shifts stylizes each batch. The
 classifier trains on both versions and pulls their embeddings together; the augmentation network in
 turn is trained to carry as little of the original as it can while each class stays recognisable.
 Every client has its own augmentation network, which never leaves it.
@@ -66,7 +66,7 @@ class L2dSettings(MethodSettings):
 
 
 class Augmenter(nn.Module):
-    """Re-draws normalised images by random convolutions; its scales and shifts are learned.
+    """Stylizes normalised images by random convolutions; its scales and shifts are learned.
 
     Args:
         size: side of the images in pixels.
@@ -83,7 +83,7 @@ class Augmenter(nn.Module):
             self.shifts[str(kernel)] = 0.1 * torch.randn(shape, generator=chance)
 
     def forward(self, images: Tensor, chance: Generator, *, random_mixture: bool) -> Tensor:
-        """Returns logits of re-drawn images ``(B, 3, H, W)``; their sigmoid is RGB in [0, 1].
+        """Returns logits of stylized images ``(B, 3, H, W)``; their sigmoid is RGB in [0, 1].
 
         Args:
             images: normalised; may be smaller than ``size``.
@@ -176,13 +176,15 @@ class L2d(Method):
         chosen, chance = self.settings, client.stream("l2d", client.steps)
         with torch.no_grad():
             varied = self._varied(client, batch.images, chance, random_mixture=True)
-        (z, twins), judged, moments = self._embedded(client.network, batch.images, varied, chance)
+        (z, stylized), judged, moments = self._embedded(
+            client.network, batch.images, varied, chance
+        )
         terms = {n: term / 2 for n, term in self.head_loss(client, batch, z).items()}
-        on_twins = self.head_loss(client, batch, twins)
-        contrast = supervised_contrast(z, twins, batch.labels, chosen.contrast_temperature)
+        on_stylized = self.head_loss(client, batch, stylized)
+        contrast = supervised_contrast(z, stylized, batch.labels, chosen.contrast_temperature)
         return (
             terms
-            | {f"augmented_{n}": term / 2 for n, term in on_twins.items()}
+            | {f"augmented_{n}": term / 2 for n, term in on_stylized.items()}
             | {"contrast": chosen.contrastive_weight * contrast}
             | {"likelihood": -chosen.likelihood_weight * log_density(judged, *moments).mean()}
         )
@@ -193,10 +195,12 @@ class L2d(Method):
         chance = client.stream("l2d", "augmenter", client.steps)
         fixed = client.lasting_stream("l2d", "convolutions")
         varied = self._varied(client, batch.images, fixed, random_mixture=False)
-        (z, twins), judged, moments = self._embedded(client.network, batch.images, varied, chance)
+        (z, stylized), judged, moments = self._embedded(
+            client.network, batch.images, varied, chance
+        )
         others = torch.randperm(len(batch), generator=chance)
         information = log_density(judged, *moments) - log_density(judged[others], *moments)
-        objective = class_discrepancy(z, twins, batch.labels_here)
+        objective = class_discrepancy(z, stylized, batch.labels_here)
         objective = objective + self.settings.information_weight * information.sum(1).mean() / 2
         parameters = list(client.scratch["l2d"].parameters())
         gradients = torch.autograd.grad(objective, parameters, allow_unused=True)
@@ -297,16 +301,16 @@ def log_density(values: Tensor, mean: Tensor, log_variance: Tensor) -> Tensor:
     return -(mean - values).square() / log_variance.exp() - log_variance
 
 
-def supervised_contrast(z: Tensor, twins: Tensor, labels: Tensor, temperature: float) -> Tensor:
+def supervised_contrast(z: Tensor, stylized: Tensor, labels: Tensor, temperature: float) -> Tensor:
     """Returns the supervised contrastive loss (Khosla et al. 2020) of two views of a batch.
 
     Args:
         z: ``(B, d)``.
-        twins: ``(B, d)``.
+        stylized: ``(B, d)``.
         labels: ``(B,)``.
         temperature: above 0.
     """
-    unit = functional.normalize(torch.cat([z, twins]).float(), dim=1)
+    unit = functional.normalize(torch.cat([z, stylized]).float(), dim=1)
     itself = torch.eye(len(unit), dtype=torch.bool, device=unit.device)
     logs = (unit @ unit.T / temperature).masked_fill(itself, -math.inf).log_softmax(1)
     both = labels.repeat(2)
@@ -315,16 +319,16 @@ def supervised_contrast(z: Tensor, twins: Tensor, labels: Tensor, temperature: f
     return -closeness.mean()
 
 
-def class_discrepancy(z: Tensor, twins: Tensor, labels: Tensor) -> Tensor:
+def class_discrepancy(z: Tensor, stylized: Tensor, labels: Tensor) -> Tensor:
     """Returns the squared MMD between two views, class by class, averaged over the classes.
 
     Args:
         z: ``(B, d)``.
-        twins: ``(B, d)``.
+        stylized: ``(B, d)``.
         labels: ``(B,)``, on the CPU: nothing waits for the device to count a class.
     """
     rows = [(labels == c).nonzero().squeeze(1).to(z.device) for c in torch.unique(labels)]
-    return torch.stack([discrepancy(z[own], twins[own]) for own in rows]).mean()
+    return torch.stack([discrepancy(z[own], stylized[own]) for own in rows]).mean()
 
 
 def discrepancy(one: Tensor, other: Tensor) -> Tensor:

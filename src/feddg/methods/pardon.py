@@ -2,8 +2,8 @@
 
 Every client sends one style vector, the mean over the clusters of its images' styles. The server
 clusters these vectors in turn and takes the median of the groups into one interpolation style,
-which no single client owns. Every client re-draws its images in it and trains so that an image and
-its twin share an embedding and other classes' twins do not.
+which no single client owns. Every client stylizes its images in it and trains so that an image and
+its stylized copy share an embedding and other classes' stylized copies do not.
 
 Nguyen et al., "PARDON: Privacy-Aware and Robust Federated Domain Generalization" (ICDCS 2025), Eq.
 1 to 9; its longer version with the appendix is called FISC.
@@ -88,9 +88,11 @@ class PardonSettings(StyleSettings):
     )
     contrastive: Literal["transferred", "ordinary", "none"] = Field(
         "transferred",
-        description="positives: the image's own twin; a same-class image (v4); no term (v3)",
+        description="positives: an image's stylized copy; one of its class (v4); no term (v3)",
     )
-    twin_cross_entropy: bool = Field(False, description="train the classifier on twins too (v3)")
+    stylized_cross_entropy: bool = Field(
+        False, description="train the classifier on stylized copies too (v3)"
+    )
     local_clustering: bool = Field(True, description="FINCH inside each client, Eq. 1 (v1: off)")
     local_features: Literal["style", "flatten"] = Field(
         "style",
@@ -120,7 +122,7 @@ class PardonSettings(StyleSettings):
 ABLATIONS: dict[str, dict[str, Any]] = {
     "v1": {"local_clustering": False},
     "v2": {"server_clustering": False},
-    "v3": {"contrastive": "none", "twin_cross_entropy": True},
+    "v3": {"contrastive": "none", "stylized_cross_entropy": True},
     "v4": {"contrastive": "ordinary"},
     "v5": {},
 }
@@ -129,12 +131,12 @@ ABLATIONS: dict[str, dict[str, Any]] = {
 
 @register
 class Pardon(OneStyleEach):
-    """Each client sends one style; all train against twins in the median of the styles' groups."""
+    """Each client sends one style; all train against copies in the median of the groups' styles."""
 
     name = "pardon"
     title = "PARDON"
     aliases = ("fisc",)
-    summary = "one interpolation style, twins and a triplet loss (Nguyen et al. 2025)"
+    summary = "one interpolation style, stylized copies and a triplet loss (Nguyen et al. 2025)"
     settings: PardonSettings
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "office_home": {"method": {"gamma2": 0.1}},
@@ -144,8 +146,8 @@ class Pardon(OneStyleEach):
 
     @property
     def exchanges(self) -> bool:
-        """Whether there are twins, and so styles to exchange (ablation v4: no)."""
-        return self.settings.contrastive == "transferred" or self.settings.twin_cross_entropy
+        """Whether there are stylized copies, and so styles to exchange (ablation v4: no)."""
+        return self.settings.contrastive == "transferred" or self.settings.stylized_cross_entropy
 
     def style(self, client: Client, moments: FeatureMoments) -> Tensor:
         """The client's style (Eq. 1-2): mean over the FINCH clusters of its images."""
@@ -208,33 +210,33 @@ class Pardon(OneStyleEach):
         )
 
     def begin(self, client: Client) -> None:
-        """Draws the client's twins, or finds them on disk."""
+        """Draws the client's stylized copies, or finds them on disk."""
         super().begin(client)
-        if self.exchanges and self.settings.twins == "cached":
-            self.draw_twins(client, "twin", self._style(client.agreed))
+        if self.exchanges and self.settings.stylized == "cached":
+            self.stylize_all(client, "stylized", self._style(client.agreed))
 
     def _style(self, agreed: Message | None) -> Tensor:
         assert agreed is not None, "the server broadcasts the interpolation style before round 1"
         return agreed.tensors["style"]
 
-    def _twins(self, client: Client, batch: Batch) -> Tensor:
-        if self.settings.twins == "cached":
-            return batch.views["twin"]
-        return self.redraw(batch, self._style(client.agreed))
+    def _stylized(self, client: Client, batch: Batch) -> Tensor:
+        if self.settings.stylized == "cached":
+            return batch.views["stylized"]
+        return self.stylize(batch, self._style(client.agreed))
 
     def loss(self, client: Client, batch: Batch) -> dict[str, Tensor]:
         """Cross-entropy, triplet and regulariser (Eq. 7-9) from two forward passes."""
         network, chosen = client.network, self.settings
         embeddings = network.features(batch.images)
         terms = self.head_loss(client, batch, embeddings)
-        twins = network.features(self._twins(client, batch)) if self.exchanges else None
-        if twins is not None and chosen.twin_cross_entropy:
-            on_twins = self.head_loss(client, batch, twins)
-            terms |= {f"twin_{name}": term for name, term in on_twins.items()}
+        stylized = network.features(self._stylized(client, batch)) if self.exchanges else None
+        if stylized is not None and chosen.stylized_cross_entropy:
+            on_stylized = self.head_loss(client, batch, stylized)
+            terms |= {f"stylized_{name}": term for name, term in on_stylized.items()}
         chance = client.stream("negatives", client.steps)
-        if chosen.contrastive == "transferred" and twins is not None:
+        if chosen.contrastive == "transferred" and stylized is not None:
             terms["triplet"] = chosen.gamma1 * triplet(
-                embeddings, twins, twins, batch.labels_here, chosen.margin, chance
+                embeddings, stylized, stylized, batch.labels_here, chosen.margin, chance
             )
         elif chosen.contrastive == "ordinary":
             positives, anchored = nearest_of_class(embeddings, batch.labels_here)
@@ -249,12 +251,12 @@ class Pardon(OneStyleEach):
             )
         if chosen.gamma2:
             terms["regularizer"] = chosen.gamma2 * regularizer(
-                embeddings, twins, chosen.regularizer
+                embeddings, stylized, chosen.regularizer
             )
         return terms
 
     def preview(self, images: Tensor, agreed: Message | None) -> Tensor | None:
-        """Images re-drawn in the interpolation style, for the report."""
+        """Images stylized in the interpolation style, for the report."""
         if not agreed:
             return None
         return self.transferred(images, self._style(agreed))
@@ -321,7 +323,9 @@ def nearest_of_class(embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor
     return embeddings[nearest], has_partner
 
 
-def regularizer(embeddings: Tensor, twins: Tensor | None, form: Literal["mean", "sum"]) -> Tensor:
+def regularizer(
+    embeddings: Tensor, stylized: Tensor | None, form: Literal["mean", "sum"]
+) -> Tensor:
     """Returns the embedding regulariser.
 
     ``mean`` is the released code's mean over batch and dimensions of z^2 + z~^2; ``sum`` is Eq. 8,
@@ -330,4 +334,4 @@ def regularizer(embeddings: Tensor, twins: Tensor | None, form: Literal["mean", 
     squares = embeddings.float().square()
     if form == "sum":
         return squares.sum(1).mean()
-    return squares.mean() + (twins.float().square().mean() if twins is not None else 0.0)
+    return squares.mean() + (stylized.float().square().mean() if stylized is not None else 0.0)

@@ -1,4 +1,4 @@
-"""What the methods that re-draw images in another style share: settings, codec, cached twins."""
+"""What the methods that stylize images in another style share: settings, codec, cached copies."""
 
 import hashlib
 from collections.abc import Iterable, Sequence
@@ -27,11 +27,11 @@ at 8 x 8 80 of 84 % (``docs/codec.md``). With 4 x 4 CCST gained nothing that was
 
 
 class StyleSettings(MethodSettings):
-    """Which codec, and how strongly it re-draws."""
+    """Which codec, and how strongly it stylizes."""
 
     codec: str = Field(
         "compact",
-        description="what measures styles and re-draws: compact, modulated, colors, or the "
+        description="what measures styles and stylizes: compact, modulated, colors, or the "
         "papers' vgg19",
     )
     encoder: Path | None = Field(
@@ -47,8 +47,8 @@ class StyleSettings(MethodSettings):
     strength: Fraction = Field(
         0.5, description="AdaIN blend: 0.5 in PARDON's released code, 1 in the papers' equations"
     )
-    twins: Literal["cached", "on_the_fly"] = Field(
-        "cached", description="re-draw all images once, or each augmented batch anew"
+    stylized: Literal["cached", "on_the_fly"] = Field(
+        "cached", description="stylize all images once, or each augmented batch anew"
     )
     content_variance: Literal["n", "n-1"] = Field(
         "n", description="what a content map's variance divides by (papers' AdaIN code: n-1)"
@@ -94,7 +94,7 @@ def members(ids: Iterable[int], groups: Tensor) -> tuple[tuple[int, ...], ...]:
 
 
 class StyleExchange:
-    """Codec and twins for a method whose settings extend :class:`StyleSettings`."""
+    """Codec and stylized copies for a method whose settings extend :class:`StyleSettings`."""
 
     settings: StyleSettings
 
@@ -151,10 +151,10 @@ class StyleExchange:
         # A single image's share is the largest there is, where nobody said how many there are.
         return noised_range(self.codec(), known.noise, known.images or 1)
 
-    def draw_twins(
+    def stylize_all(
         self, client: Client, name: str, style: Tensor, keep: Tensor | None = None
     ) -> None:
-        """Makes ``client.views[name]``: all its images re-drawn in ``style``, kept on disk.
+        """Makes ``client.views[name]``: all its images stylized in ``style``, kept on disk.
 
         Args:
             client: whose images.
@@ -167,17 +167,17 @@ class StyleExchange:
         key.update(b"" if keep is None else keep.cpu().numpy().tobytes())
         key.update(b"n-1" if self.settings.correction else b"")
 
-        def redrawn() -> Tensor:
-            twins = client.examples.images()
-            chosen = torch.ones(len(twins), dtype=torch.bool) if keep is None else ~keep.cpu()
+        def draw() -> Tensor:
+            stylized = client.examples.images()
+            chosen = torch.ones(len(stylized), dtype=torch.bool) if keep is None else ~keep.cpu()
             styles = style if style.ndim == 2 else style[chosen.to(style.device)]
-            twins[chosen] = self.transferred(twins[chosen], styles, client.device)
-            return twins.permute(0, 2, 3, 1).contiguous()
+            stylized[chosen] = self.transferred(stylized[chosen], styles, client.device)
+            return stylized.permute(0, 2, 3, 1).contiguous()
 
-        client.views[name] = client.cached(f"twin-{key.hexdigest()}", redrawn)
+        client.views[name] = client.cached(f"stylized-{key.hexdigest()}", draw)
 
-    def redraw(self, batch: Batch, style: Tensor) -> Tensor:
-        """Returns a batch's augmented images re-drawn in ``style``, without gradient."""
+    def stylize(self, batch: Batch, style: Tensor) -> Tensor:
+        """Returns a batch's augmented images stylized in ``style``, without gradient."""
         codec = self.codec(batch.images.device)
         features, style = codec.encode(batch.images), style.to(batch.images.device)
         size = (batch.images.shape[-2], batch.images.shape[-1])
@@ -188,7 +188,7 @@ class StyleExchange:
     def transferred(
         self, images: Tensor, style: Tensor, device: torch.device | None = None
     ) -> Tensor:
-        """Returns uint8 images re-drawn as the settings say, where the images are.
+        """Returns uint8 images stylized as the settings say, where the images are.
 
         Args:
             images: ``(N, 3, H, W)`` uint8.

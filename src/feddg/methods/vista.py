@@ -64,9 +64,9 @@ from feddg.styles.statistics import FeatureMoments, client_style, finch, interpo
 class VistaSettings(StyleSettings):
     """Hyper-parameters of VISTA."""
 
-    codec: str = Field("colors", description="what measures styles and re-draws")
+    codec: str = Field("colors", description="what measures styles and stylizes")
     strength: Fraction = Field(1.0, description="largest u, of Eq. 3")
-    twins: Literal["on_the_fly"] = Field("on_the_fly", description="drawn anew in every step")
+    stylized: Literal["on_the_fly"] = Field("on_the_fly", description="drawn anew in every step")
     styles: Literal["groups", "median"] = Field(
         "groups", description="what the server sends: the groups' styles, or PARDON's one"
     )
@@ -87,8 +87,8 @@ class Vista(OneStyleEach):
     presets: ClassVar[dict[str, dict[str, Any]]] = {"*": {"server": {"serve": "ema"}}}
     excludes: ClassVar[dict[str, str]] = {
         "csac": "csac aligns the one pass of a batch, but vista makes several; choose one",
-        "pardon": "pardon and vista each exchange styles and re-draw images; choose one",
-        "ccst": "ccst and vista each exchange styles and re-draw images; choose one",
+        "pardon": "pardon and vista each exchange styles and stylize images; choose one",
+        "ccst": "ccst and vista each exchange styles and stylize images; choose one",
         "randconv": "vista has random convolutions of its own",
     }
 
@@ -158,8 +158,8 @@ class Vista(OneStyleEach):
         codec = self.codec(images.device)
         with torch.no_grad():
             maps = adain(codec.encode(images), styles.to(images.device)[drawn.to(images.device)])
-            redrawn = codec.decode(maps, (images.shape[-2], images.shape[-1]))
-            return images.lerp(redrawn.to(images), share.to(images))
+            stylized = codec.decode(maps, (images.shape[-2], images.shape[-1]))
+            return images.lerp(stylized.to(images), share.to(images))
 
 
 def _grouped(descriptions: Sequence[tuple[int, Message]]) -> tuple[Tensor, Tensor, Tensor]:

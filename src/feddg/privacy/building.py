@@ -117,8 +117,8 @@ class Defences:
     def sees_all(self) -> bool:
         """Whether no update may be left out for being unlike the others.
 
-        A defence that withstands bad updates must see them all: it counts on their number. And under
-        noise no client's update may decide whether another's is used.
+        A defence that withstands bad updates must see them all: it counts on their number. And
+        under noise no client's update may decide whether another's is used.
         """
         return self.noised or any(defence.fuses for defence in self.defences)
 

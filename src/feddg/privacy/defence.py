@@ -1,4 +1,4 @@
-"""A defence: what happens to an update between the client that trains and the server that aggregates.
+"""A defence: what happens to an update between the client and the server that aggregates.
 
 At the client::
 
@@ -180,7 +180,7 @@ class Defence(RoundHook):
         raise ClientError(f"was asked {name!r}, which {self.name} does not know")
 
     def add(self, update: Update, name: str, value: int | float | str) -> Update:
-        """Puts a number among what an update says, under the defence's prefix; returns the update."""
+        """Puts a number in an update, under the defence's prefix; returns the update."""
         scalars = {**update.extras.scalars, f"{self.name}/{name}": value}
         update.extras = Message(update.extras.tensors, scalars)
         return update

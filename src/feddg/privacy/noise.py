@@ -368,9 +368,9 @@ class NoisedRecords(Defence):
 
 # Style privacy: the moments that a client describes itself with are noised before they leave.
 #
-# The client's method does it (:mod:`feddg.styles.statistics`); this defence says what it guarantees,
-# counts what it costs, and is why other defences let the description pass. Styles leave once, before
-# round 1.
+# The client's method does it (:mod:`feddg.styles.statistics`); this defence says what it
+# guarantees, counts what it costs, and is why other defences let the description pass. Styles leave
+# once, before round 1.
 
 
 def style_multiplier(privacy: PrivacySettings) -> float:

@@ -230,7 +230,7 @@ MOST_CLIENTS, GREY_IMAGES, GREY_BINS = 6, 64, 32
 
 
 def grey_levels(subject: Subject, progress: Progress) -> dict[str, Any]:
-    """Histograms of some clients' grey levels, before and after the method re-draws images."""
+    """Histograms of some clients' grey levels, before and after the method stylizes images."""
     domains = subject.main_domains()
     # First one client of each domain, then a second one, ...
     earlier = [int((domains[:i] == domain).sum()) for i, domain in enumerate(domains)]
@@ -241,12 +241,12 @@ def grey_levels(subject: Subject, progress: Progress) -> dict[str, Any]:
         images = subject.images.examples(client).images()[:GREY_IMAGES]
         if len(images) == 0:
             continue
-        redrawn = None
+        stylized = None
         if isinstance(subject.method, Redraws):
             with torch.no_grad():
-                redrawn = subject.method.preview(images, subject.state.agreed)
+                stylized = subject.method.preview(images, subject.state.agreed)
         before.append(grey_histogram(images))
-        after.append(None if redrawn is None else grey_histogram(redrawn))
+        after.append(None if stylized is None else grey_histogram(stylized))
         domain = subject.images.partition.domain_ids[int(domains[client])]
         names.append(f"{client_name(client)}, {subject.images.table.domain_names[domain]}")
     return {"clients": names, "before": before, "after": after}
@@ -276,7 +276,7 @@ def analyse(
         folder: the run.
         beside: another run with the same network (a FedAvg run, say), whose global weights become
             a point of the loss landscape; a second client of this run is used without it.
-        cache: folder for decoded pixels and twins; the user's cache by default.
+        cache: folder for decoded pixels and stylized copies; the user's cache by default.
         progress: called with (what, done, total).
 
     Raises:

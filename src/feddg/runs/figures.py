@@ -25,9 +25,9 @@ PER_DOMAIN, WIDE, GAP, SCALE_TO = 4, 6, 2, 96
 
 
 def draw_figures(folder: Path, images: Images, method: Method, state: State, seed: int) -> None:
-    """Writes ``styles.png``: some training images above what the method re-draws them as.
+    """Writes ``styles.png``: some training images above what the method stylizes them as.
 
-    Methods that re-draw nothing leave no figure.
+    Methods that stylize nothing leave no figure.
 
     Raises:
         OSError: the figure cannot be written.
@@ -37,15 +37,15 @@ def draw_figures(folder: Path, images: Images, method: Method, state: State, see
     domains = images.table.domains
     rows = some_of_each(domains, images.splits.train, PER_DOMAIN, seed, "figure")
     originals = images.pixels.gather(torch.from_numpy(rows))
-    redrawn = method.preview(originals, state.agreed)
-    if redrawn is None:
+    stylized = method.preview(originals, state.agreed)
+    if stylized is None:
         return
     names = [images.table.domain_names[d] for d in numpy.unique(domains[images.splits.train])]
     caption = (
         f"Training images ({', '.join(names)}; {PER_DOMAIN} each, in this order), every row of "
-        "them above the same images re-drawn in the style that clients train against."
+        "them above the same images stylized in the style that clients train against."
     )
-    add_figure(folder, "styles.png", grid(originals, redrawn), caption)
+    add_figure(folder, "styles.png", grid(originals, stylized), caption)
 
 
 def add_figure(folder: Path, name: str, picture: Image.Image, caption: str) -> None:

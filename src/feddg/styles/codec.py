@@ -1,4 +1,4 @@
-"""Codecs: measure an image's style, and re-draw an image in another style (AdaIN).
+"""Codecs: measure an image's style, and stylize an image in another style (AdaIN).
 
 A codec is an encoder, whose feature map carries both content and style, and a decoder that turns
 such a map back into an image. Between the two, adaptive instance normalisation (Huang and
@@ -95,7 +95,7 @@ class Codec(nn.Module, ABC):
         """Returns the maps on which styles are measured: :meth:`encode`'s, unless said otherwise.
 
         With ``style_layer="conv4_1_pre"`` they are the last convolution's outputs before its
-        ReLU, on which PARDON's released code measures styles (it re-draws on the output).
+        ReLU, on which PARDON's released code measures styles (it stylizes on the output).
         """
         return self.encode(images)
 
@@ -228,7 +228,7 @@ def transfer(
     *,
     correction: int = 0,
 ) -> Tensor:
-    """Re-draws images in a style, on the codec's device.
+    """Stylizes images in a style, on the codec's device.
 
     Args:
         codec: encoder and decoder.
@@ -243,7 +243,7 @@ def transfer(
     """
     size = (images.shape[-2], images.shape[-1])
     batch_size = batch_size or images_at_once(images, codec.unit.device)
-    redrawn = torch.empty_like(images, memory_format=torch.contiguous_format)
+    stylized = torch.empty_like(images, memory_format=torch.contiguous_format)
     style = style.to(codec.unit.device)
     with torch.inference_mode():
         for start in range(0, len(images), batch_size):
@@ -251,5 +251,5 @@ def transfer(
             features = codec.encode(codec.prepared(images[part]))
             wanted = style[part] if style.ndim == 3 else style
             restyled = adain(features, wanted, strength, correction=correction)
-            redrawn[part] = (codec.decode(restyled, size) * 255).round().to(torch.uint8)
-    return redrawn
+            stylized[part] = (codec.decode(restyled, size) * 255).round().to(torch.uint8)
+    return stylized

@@ -273,7 +273,7 @@ def _layers(channels: int, plan: Plan) -> list[nn.Module]:
 class ColorsCodec(Codec):
     """The feature map is the image; a style is the mean and deviation of red, green and blue.
 
-    Re-drawing is thus the colour transfer of Reinhard et al. ("Color Transfer between Images",
+    Stylizing is thus the colour transfer of Reinhard et al. ("Color Transfer between Images",
     IEEE Computer Graphics and Applications, 2001), in RGB. What a method gains from a codec beyond
     it, it gains from texture.
     """

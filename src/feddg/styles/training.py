@@ -50,9 +50,9 @@ class TrainingBatch:
     """Images of one step, float RGB in [0, 1].
 
     Attributes:
-        contents: ``(B, 3, S, S)``, to be re-drawn.
+        contents: ``(B, 3, S, S)``, to be stylized.
         styles: ``(B, 3, S, S)``, to take the styles of.
-        counterparts: ``(B, 3, S, S)``, what re-drawing at strength 1 should give.
+        counterparts: ``(B, 3, S, S)``, what stylizing at strength 1 should give.
         known: ``(B, 1, 1, 1)``, 1 where the counterpart is one, 0 where it must not be looked at.
         strength: ``(B, 1, 1)`` in [0, 1].
         pool: neighbouring images that share one style.
@@ -168,7 +168,7 @@ def _images_of(folder: Path, side: int) -> list[Tensor]:
 # two terms (Huang and Belongie, ICCV 2017, equations 11 to 13) are taken in that network, so that
 # the codec's own encoder may be trained, too:
 #
-# - content: the re-drawn image's deepest map is that of the original with the style's moments;
+# - content: the stylized image's deepest map is that of the original with the style's moments;
 # - style: its channel moments at every scale are those of the style.
 #
 # Moments blend linearly with the strength. Further terms serve federated domain generalization:
@@ -177,7 +177,7 @@ def _images_of(folder: Path, side: int) -> list[Tensor]:
 # - counterpart: so does, at strength 1, what the content looks like in the style's variant;
 # - overshoot: colours outside [0, 1] are clamped before they are judged, and cost;
 # - critic: a small adversary on the network's maps (after Sauer et al., "Projected GANs Converge
-#   Faster", NeurIPS 2021), which knows the style asked for, cannot tell re-drawn from real images.
+#   Faster", NeurIPS 2021), which knows the style asked for, cannot tell stylized from real images.
 
 
 TERMS = ("content", "style", "reconstruction", "counterpart", "overshoot", "critic")
@@ -187,7 +187,7 @@ STRONG = 0.8
 
 
 class LossNetwork:
-    """The frozen maps that re-drawn images are judged on.
+    """The frozen maps that stylized images are judged on.
 
     Args:
         encoder: VGG-like layers.
@@ -222,7 +222,7 @@ class LossNetwork:
 
 
 class Critic(nn.Module):
-    """Tells images of a style's collection from re-drawn ones, by all maps but the shallowest.
+    """Tells images of a style's collection from stylized ones, by all maps but the shallowest.
 
     Args:
         widths: channels of the maps it is given, from shallow to deep.
@@ -267,7 +267,7 @@ class Critic(nn.Module):
 def judge(
     codec: ConvolutionalCodec, network: LossNetwork, critic: Critic | None, batch: TrainingBatch
 ) -> tuple[list[Tensor], Tensor | None]:
-    """Re-draws a batch and returns what is wrong with it.
+    """Stylizes a batch and returns what is wrong with it.
 
     Returns:
         The scalars that :data:`TERMS` names, in its order, and the critic's own loss, or None where
@@ -280,7 +280,7 @@ def judge(
         asked = [pooled(moments(features), batch.pool) for features in real]
         wanted = [torch.lerp(moments(b), a, batch.strength) for b, a in zip(before, asked)]
         target = adain(before[-1], wanted[-1])
-    drawn = redraw(codec, batch)
+    drawn = stylize(codec, batch)
     visible = drawn.clamp(0, 1)
     after = network.maps(visible)
     same = (batch.strength == 0).float()[..., None]
@@ -300,7 +300,7 @@ def judge(
     return terms, critic_loss
 
 
-def redraw(codec: ConvolutionalCodec, batch: TrainingBatch) -> Tensor:
+def stylize(codec: ConvolutionalCodec, batch: TrainingBatch) -> Tensor:
     """Returns the contents in their styles, ``(B, 3, S, S)``, not clamped, with gradient."""
     features = codec.encode(batch.contents.contiguous(memory_format=torch.channels_last))
     styles = codec.encode(batch.styles.contiguous(memory_format=torch.channels_last))
@@ -559,7 +559,7 @@ def train_codec(
     The same folder, images, files and recipe give the same weights, interrupted or not.
 
     Args:
-        content: folders of photographs to re-draw, searched in depth.
+        content: folders of photographs to stylize, searched in depth.
         style: folders of images to take styles from, beside variants of both.
         out: folder for ``encoder.safetensors``, ``decoder.safetensors``, ``loss.csv`` and the
             state to continue from.

@@ -21,7 +21,7 @@ LEAST_SIDE = 16
 
 
 @dataclass(frozen=True)
-class Redrawn:
+class StylizedFiles:
     """What became of image files.
 
     Attributes:
@@ -33,7 +33,7 @@ class Redrawn:
     skipped: Sequence[tuple[Path, str]]
 
 
-def redraw_files(
+def stylize_files(
     images: Path,
     style: Path,
     out: Path,
@@ -43,8 +43,8 @@ def redraw_files(
     codec: str = "compact",
     encoder: Path | None = None,
     decoder: Path | None = None,
-) -> Redrawn:
-    """Re-draws images and writes them as PNG files of the same names, in folders of the same names.
+) -> StylizedFiles:
+    """Stylizes images and writes them as PNG files of the same names, in folders of the same names.
 
     Images keep their shape. A file that cannot be used is left out and named in the result.
 
@@ -76,12 +76,12 @@ def redraw_files(
         names = _names(files, images, out)
         written = []
         for file, pixels in _decoded(files, size, skipped):
-            redrawn = transfer(chosen, pixels[None], target, strength)[0]
-            _write(names[file], Image.fromarray(redrawn.permute(1, 2, 0).numpy()))
+            stylized = transfer(chosen, pixels[None], target, strength)[0]
+            _write(names[file], Image.fromarray(stylized.permute(1, 2, 0).numpy()))
             written.append(names[file])
     if not written:
         raise DataError(f"no image in {images} can be used: {_first(skipped)}")
-    return Redrawn(written, skipped)
+    return StylizedFiles(written, skipped)
 
 
 def _write(path: Path, image: Image.Image) -> None:

@@ -1,15 +1,17 @@
-"""What does PARDON's triplet loss still find to do? Images and their twins, seen by trained models.
+"""What does PARDON's triplet loss still find to do? Images and copies, seen by models.
 
-    python benchmarks/styles/twins.py PARDON_RUN [RUN ...] [--strengths 0.5 1.0]
+    python benchmarks/styles/stylized.py PARDON_RUN [RUN ...] [--strengths 0.5 1.0]
 
-re-draws images of the training domains that nobody trained on (in-domain validation and test) in
+stylizes images of the training domains that nobody trained on (in-domain validation and test) in
 the run's interpolation style and shows them to its model before training, to the trained one, and
 to those of further runs with the same held-out domains. Printed for each, as a Markdown table:
 
-- accuracy on the images and on their twins, percent;
-- the distance of an image's embedding to that of its twin, and to twins of other classes, of unit
+- accuracy on the images and on their stylized copies, percent;
+- the distance of an image's embedding to that of its stylized copy, and to stylized copies of other
+  classes, of unit
   length both, so 0 to 2;
-- triplets inside the margin: the share of (image, twin, twin of another class) that Eq. 7 punishes,
+- triplets inside the margin: the share of (image, stylized copy, stylized copy of another class)
+  that Eq. 7 punishes,
   percent, and its mean. Over all such triplets, not over drawn ones.
 """
 
@@ -29,7 +31,7 @@ from feddg.runs.prepare import build, cache_folder, load_images
 from feddg.styles.codec import transfer
 
 HEADER = (
-    "| model | strength | accuracy on images | on twins | distance to twin | to twins of other "
+    "| model | strength | accuracy on images | on copies | distance to copy | to copies of other "
     "classes | triplets inside the margin | mean of Eq. 7 |\n|---|---|---|---|---|---|---|---|"
 )
 
@@ -56,7 +58,7 @@ def main() -> None:
     originals = images.pixels.gather(held)
     labels = torch.from_numpy(images.table.labels)[held]
     style = checkpoint.state.agreed.tensors["style"]
-    twins = {s: transfer(method.codec(), originals, style, s) for s in options.strengths}
+    stylized = {s: transfer(method.codec(), originals, style, s) for s in options.strengths}
     networks = {"before training": network.eval()}
     for run in options.runs:
         trained = load_trained(run)
@@ -66,23 +68,23 @@ def main() -> None:
     margin = method.settings.margin
     print(f"{len(labels)} images, margin {margin}\n\n{HEADER}")
     for name, network in networks.items():
-        for strength, redrawn in twins.items():
-            cells = compare(network, originals, redrawn, labels, margin)
+        for strength, copies in stylized.items():
+            cells = compare(network, originals, copies, labels, margin)
             print(f"| {name} | {strength:g} | " + " | ".join(cells) + " |")
 
 
 def compare(
-    network: Network, originals: Tensor, twins: Tensor, labels: Tensor, margin: float
+    network: Network, originals: Tensor, stylized: Tensor, labels: Tensor, margin: float
 ) -> list[str]:
-    """Returns one row's cells for uint8 images and their twins, both ``(N, 3, H, W)``."""
-    (own, on_images), (other, on_twins) = seen(network, originals), seen(network, twins)
+    """Returns one row's cells for uint8 images and their stylized copies, both ``(N, 3, H, W)``."""
+    (own, on_images), (other, on_stylized) = seen(network, originals), seen(network, stylized)
     distances = torch.cdist(own, other)
     to_twin = distances.diagonal()
     of_other_class = labels[:, None] != labels[None, :]
     punished = (to_twin[:, None] - distances + margin).clamp(min=0)[of_other_class]
     return [
         f"{100 * (on_images == labels).float().mean():.1f}",
-        f"{100 * (on_twins == labels).float().mean():.1f}",
+        f"{100 * (on_stylized == labels).float().mean():.1f}",
         f"{to_twin.mean():.3f}",
         f"{distances[of_other_class].mean():.3f}",
         f"{100 * (punished > 0).float().mean():.1f}",
