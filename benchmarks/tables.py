@@ -16,7 +16,7 @@ from feddg.records import ID_TEST, TEST
 from feddg.report.results_page import between_marks, search_table
 from feddg.report.tables import margin_text, spread_text
 from feddg.report.text import readable, spelled
-from feddg.runs.reading import EMA_MEAN, FINAL, TAIL_MEAN
+from feddg.runs.reading import EMA_MEAN, FINAL, SWA_MEAN
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / "docs" / "results" / "data"
@@ -65,7 +65,7 @@ def campaign(names: Sequence[str], left_out: Sequence[str] = ()) -> str:
     """
     rows = [row for name in names for row in read_results(DATA / f"{name}.csv")]
     results = Results.of_rows([row for row in rows if row.method not in left_out])
-    found = {rule: results.accuracies(rule) for rule in (FINAL, TAIL_MEAN, EMA_MEAN)}
+    found = {rule: results.accuracies(rule) for rule in (FINAL, SWA_MEAN, EMA_MEAN)}
     shown = []
     for method in results.methods:
         means = [average_over_columns(found[rule][method], results.columns) for rule in found]
@@ -94,7 +94,7 @@ def learning_rates(name: str, *columns: str) -> str:
         known["rate"] = f"{float(known['train.lr']):.0e}".replace("e-0", "e-")
         groups.setdefault(tuple(known[column] for column in columns), []).append(row.numbers)
     numbers = [
-        f"{split}_{rule}" for split in ("id_val", "test") for rule in ("final", "tail", "ema")
+        f"{split}_{rule}" for split in ("id_val", "test") for rule in ("final", "swa", "ema")
     ]
     body = [
         [*key, *(f"{100 * statistics.mean(row[n] for row in rows):.1f}" for n in numbers)]

@@ -278,7 +278,7 @@ def read(name: str, damage: Callable[[Path], Any]) -> Callable[[Place], None]:
     return play
 
 
-def served(place: Place, damage: Callable[[Path], Any], name: str) -> None:
+def served_by(place: Place, damage: Callable[[Path], Any], name: str) -> None:
     damage(place.finished / name)
     load_trained(place.finished)
 
@@ -366,7 +366,7 @@ CASES += [
             READ,
             f"the model is loaded, and the {what}",
             "error: no other round's model is taken for it",
-            partial(served, damage=damage, name=name),
+            partial(served_by, damage=damage, name=name),
             error=error,
         )
         for what, name, damage, error in (

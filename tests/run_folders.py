@@ -13,7 +13,7 @@ from feddg.evaluation.metrics import Predictions, measure
 from feddg.records import (
     EMA,
     LAST,
-    TAIL,
+    SWA,
     BadImageRow,
     ClientRow,
     ClientsTable,
@@ -61,7 +61,7 @@ class FolderMaker:
 
     def accuracy(self, split: str, domain: int, round_: int, weights: str = LAST) -> float:
         level = {"test": 0.55, "val": 0.6, "id_val": 0.8, "id_test": 0.79}[split] + self.gain
-        level += {LAST: 0.0, TAIL: 0.03, EMA: 0.02}[weights]
+        level += {LAST: 0.0, SWA: 0.03, EMA: 0.02}[weights]
         start = 1 / len(self.classes)
         wobble = 0.02 * math.sin(3 * round_ + domain + len(split))
         return round(start + (level - start) * (1 - math.exp(-round_ / 3)) + wobble, 4)
@@ -120,7 +120,7 @@ class FolderMaker:
         for round_ in range(1, self.rounds + 1):
             rows += [self.round_row(round_), *self.evaluation_rows(round_)]
         if self.rounds == self.planned:
-            rows += [*self.evaluation_rows(self.rounds, TAIL)]
+            rows += [*self.evaluation_rows(self.rounds, SWA)]
             rows += [*self.evaluation_rows(self.rounds, EMA)]
         return rows
 

@@ -276,9 +276,9 @@ def test_defaults_of_another_packages_settings_count(monkeypatch):
         {"train": {"schedule_steps": [0.25]}},
         {"train": {"label_smoothing": 0.1}},
         {"train": {"head_rounds": 1}},
-        {"server": {"serve": "tail"}},
-        {"server": {"interpolate": 0.5}},
-        {"server": {"interpolate": "auto"}},
+        {"server": {"averaging": "swa"}},
+        {"server": {"wise_ft": 0.5}},
+        {"server": {"wise_ft": "auto"}},
         {"evaluate": {"averages": "never"}},
     ],
 )
@@ -310,10 +310,10 @@ def test_none_stays_a_word_where_it_is_one(tmp_path, monkeypatch):
     said = Experiment(
         data={"source": "folder", "root": "none", "image_size": 32},
         train={"augmentation": "none"},
-        server={"interpolate": "none"},
+        server={"wise_ft": "none"},
     )
     assert said.data.root == tmp_path / "none"
-    assert (said.train.augmentation, said.server.interpolate) == ("none", "none")
+    assert (said.train.augmentation, said.server.wise_ft) == ("none", "none")
     assert Experiment(data="digits", hold_out="ink", preset="none").preset == "digits"
     with pytest.raises(ExperimentError, match=r"train\.rounds"):
         Experiment(data="digits", train={"rounds": "none"})
@@ -321,7 +321,7 @@ def test_none_stays_a_word_where_it_is_one(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("part", "field"),
-    [("train", "lr"), ("train", "rounds"), ("server", "interpolate"), ("train", "local_steps")],
+    [("train", "lr"), ("train", "rounds"), ("server", "wise_ft"), ("train", "local_steps")],
 )
 def test_truth_is_no_number(part, field):
     with pytest.raises(ExperimentError, match=rf"^{part}\.{field}: must not be true or false"):

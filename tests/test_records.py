@@ -263,4 +263,4 @@ def test_a_summary_holds_what_every_rule_chose(tmp_path):
     assert found["final"] == {"round": 3, "test": {"loss": None}}
     assert found["status"] == "completed"
     with pytest.raises(KeyError):
-        found["tail"]
+        found["swa"]

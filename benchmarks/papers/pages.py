@@ -19,7 +19,7 @@ from feddg.records import TEST
 from feddg.report.results_page import BEGIN, END, REFERENCE, between_marks, cells_run, remade
 from feddg.report.tables import margin_text, mark, spread_text
 from feddg.report.text import readable, spelled
-from feddg.runs.reading import FINAL, TAIL_MEAN
+from feddg.runs.reading import FINAL, SWA_MEAN
 
 ROOT = Path(__file__).resolve().parents[2]
 PLANS = Path("benchmarks/papers/short")
@@ -93,7 +93,7 @@ def listing(names: Sequence[str], root: Path = ROOT) -> str:
 
 def short_table(results: Results) -> str:
     """Accuracy of the last model, of the averaged weights and in the paper; leads over FedAvg."""
-    final, tail = results.accuracies(FINAL), results.accuracies(TAIL_MEAN)
+    final, tail = results.accuracies(FINAL), results.accuracies(SWA_MEAN)
     constant = results.no_better_than_constant()
     printed = (results.paper or {}).get("values", {}).get(TEST, {})
     methods = [method for method in results.methods if method in final]

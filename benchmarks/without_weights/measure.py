@@ -7,7 +7,7 @@
 held out once: with the weights, and as a run goes without any, all else as it is by default but
 64 pixels for both. ``serve``: the built-in digits written out as folders, each domain held out, as
 runs without weights go by default but at 32 pixels: the last round's model and the mean of the
-later rounds' ("tail") on the same images. Printed: one row a run, accuracy in percent.
+later rounds' ("swa") on the same images. Printed: one row a run, accuracy in percent.
 """
 
 import argparse

@@ -160,7 +160,7 @@ def numbered_lines(text: str) -> list[tuple[int, str]]:
 TEST, VAL, ID_VAL, ID_TEST = "test", "val", "id_val", "id_test"
 SPLITS: Final = (TEST, VAL, ID_VAL, ID_TEST)
 """Held-out test and validation domains; in-domain validation and test images."""
-LAST, TAIL, EMA, INTERPOLATED = "last", "tail", "ema", "interpolated"
+LAST, SWA, EMA, WISE_FT = "last", "swa", "ema", "wise_ft"
 """Weights of the last round; means over rounds; mixed with the starting point."""
 Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
 """A float; ``null`` stands for one that is not finite, which JSON cannot hold."""
@@ -257,7 +257,7 @@ class EvaluationRow(Row):
         metrics: further numbers by name; see :mod:`feddg.evaluation.metrics`.
         confusion: ``confusion[true][predicted]`` counts, or None when not recorded.
         weights: which weights were measured: those of the ``last`` round, the mean over rounds
-            called ``tail`` or ``ema``, or the ``interpolated`` ones.
+            called ``swa`` or ``ema``, or the ``wise_ft`` ones.
     """
 
     identity: ClassVar = ("round", "split", "domain", "weights")

@@ -340,21 +340,22 @@ class ServerSettings(Settings):
     tau: Positive = Field(
         1e-3, description="adaptivity: added to the root of the squares (Reddi et al. 2021)"
     )
-    serve: Literal["last", "tail", "ema"] = Field(
-        "last",
-        description="which weights are the result: the last round's, the mean of the last rounds' "
-        "(tail), or an exponential mean of all rounds' (ema)",
+    averaging: Literal["none", "swa", "ema"] = Field(
+        "none",
+        description="which weights are the result: the last round's (none), the mean of the last "
+        "rounds' (swa), or an exponential mean of all rounds' (ema)",
     )
-    tail: Annotated[float, Field(gt=0, le=1)] = Field(
-        0.5, description="tail: the share of the rounds, from the end, that are averaged"
+    swa_fraction: Annotated[float, Field(gt=0, le=1)] = Field(
+        0.5, description="swa: the share of the rounds, from the end, that are averaged"
     )
-    ema: Annotated[float, Field(ge=0, lt=1)] = Field(
+    ema_decay: Annotated[float, Field(ge=0, lt=1)] = Field(
         0.9, description="ema: how much of the mean a round leaves in place"
     )
-    interpolate: Literal["none", "auto"] | Fraction = Field(
+    wise_ft: Literal["none", "auto"] | Fraction = Field(
         "none",
-        description="after the last round: share of the served weights in a mixture with those "
-        "that training of the whole network started from; auto chooses it on in-domain validation",
+        description="after the last round: share of the averaged weights in a mixture with those "
+        "that training of the whole network started from (WiSE-FT); auto chooses it on in-domain "
+        "validation",
     )
 
 
@@ -571,7 +572,7 @@ SHORTHANDS = {
     "weights": "model.weights",
     "embedding": "model.embedding",
     "normalization": "model.normalization",
-    "serve": "server.serve",
+    "averaging": "server.averaging",
     "eval_every": "evaluate.every",
 }
 """Short names of fields, dotted: in Python and in files as they are, on the command line as flags.

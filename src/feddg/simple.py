@@ -24,7 +24,7 @@ from feddg.data.pixels import ArrayPixels
 from feddg.errors import ExperimentError, FeddgError
 from feddg.evaluation.accuracy import Evaluation, Score
 from feddg.experiment import Experiment, checked_settings, expand
-from feddg.federation.averages import served
+from feddg.federation.averages import averaged
 from feddg.federation.inprocess import InProcess
 from feddg.federation.server import build_server
 from feddg.messages import Weights
@@ -193,8 +193,8 @@ class Federation:
 
     @property
     def weights(self) -> Weights:
-        """The global weights, or their mean over rounds where ``serve`` asks for it."""
-        return served(self.server.state, self.settings.server.serve)
+        """The global weights, or their mean over rounds where ``averaging`` asks for it."""
+        return averaged(self.server.state, self.settings.server.averaging)
 
     @property
     def model(self) -> nn.Module:

@@ -50,12 +50,12 @@ def test_what_the_tail_explains_of_a_lead(page):
             method=method,
             held_out=held_out,
             seed=0,
-            numbers={"test_final": final, "test_tail": tail},
+            numbers={"test_final": final, "test_swa": tail},
         )
         for number, (method, held_out) in enumerate(itertools.product(rows, "abc"))
         for final, tail in [rows[method]]
     ]
     lines = page.tables(Results.of_rows(results)).splitlines()
-    start = next(i for i, line in enumerate(lines) if "both with their tails" in line)
+    start = next(i for i, line in enumerate(lines) if "both with SWA" in line)
     found = [cell.split(" (")[0].strip() for cell in lines[start + 2].split("|")[1:-1]]
     assert found == ["MixStyle", "+10.0", "+4.0", "+7.0"]

@@ -148,7 +148,7 @@ def test_a_shortened_plan_is_the_papers_made_small(name):
         said = cell.experiment
         assert (said.data.image_size, said.model.backbone) == (96, "resnet18")
         assert f"{said.train.rounds} rounds" in told
-        assert (said.server.serve, said.evaluate.averages) == ("tail", "every")
+        assert (said.server.averaging, said.evaluate.averages) == ("swa", "every")
 
 
 @pytest.fixture(scope="module")

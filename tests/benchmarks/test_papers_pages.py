@@ -30,10 +30,10 @@ def made_up(cell, final, tail, best, experiment=None):
         machine="x86_64, cpu, float32, 1 threads",
         numbers={
             "test_final": final,
-            "test_tail": tail,
+            "test_swa": tail,
             "test_best_by_id_val": best,
             "val_final": final / 2,
-            "movement_last": 0.02,
+            "fluctuation_last": 0.02,
         },
     )
 
@@ -96,7 +96,7 @@ def test_the_page_of_a_table_is_made_from_its_file(folder, pages):
     assert "6 cells ran with another experiment than the plan's to the letter" in text
     for words, shift in (
         ("**Final round.**", 0),
-        ("**Mean of the tail.**", 0.03),
+        ("**Mean of the last rounds.**", 0.03),
         ("**Best in-domain validation.**", 0.01),
     ):
         table = rows_after(text, words)
@@ -109,7 +109,7 @@ def test_the_page_of_a_table_is_made_from_its_file(folder, pages):
         assert table["CCST"][3] == table["CCST"][4] == "not run"
         assert set(table["FPL"][:5]) == {"not run"}
         assert table["FedAvg"][5] == "2.0"
-    tails = rows_after(text, "**Margins, mean of the tail.**")
+    tails = rows_after(text, "**Margins, mean of the last rounds.**")
     margins = rows_after(text, "**Margins, final round.**")
     differences = [
         100 * (accuracy("pardon", c, s) - accuracy("fedavg", c, s))

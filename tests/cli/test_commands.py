@@ -129,7 +129,7 @@ def test_the_demos_plan_holds_every_domain_out_under_the_mean_of_the_last_rounds
     assert plan.hold_out == "lodo"
     assert len(plan.methods) >= 3
     assert len(plan.seeds) >= 2
-    assert plan.base["server"]["serve"] == "tail"
+    assert plan.base["server"]["averaging"] == "swa"
     assert plan.base["train"]["rounds"] == 3
 
 

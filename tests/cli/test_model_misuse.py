@@ -32,7 +32,7 @@ ENDS = {
     ),
     "no such rule": (["predict", "{run}", "new", "--out", "x.csv", "--which", "bset"], "'bset'"),
     "a model that it has not": (
-        ["predict", "{run}", "new", "--out", "x.csv", "--which", "interpolated"],
+        ["predict", "{run}", "new", "--out", "x.csv", "--which", "wise_ft"],
         "no 'interpolated' model",
     ),
     "an unfinished run, strictly": (

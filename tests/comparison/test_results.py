@@ -32,7 +32,7 @@ from feddg.data.fingerprint import ImagesFile
 from feddg.errors import ExperimentError, RunError
 from feddg.records import EvaluationRow
 from feddg.report.results_page import planned_tables
-from feddg.runs.reading import FINAL, TAIL_MEAN, Evaluations, read_rows, read_run
+from feddg.runs.reading import FINAL, SWA_MEAN, Evaluations, read_rows, read_run
 
 PLAN = {
     "name": "mine",
@@ -58,7 +58,7 @@ RESULTS = st.builds(
     machine=TEXT,
     hashes=st.dictionaries(TEXT, TEXT, max_size=2),
     numbers=st.fixed_dictionaries(
-        {}, optional={"test_final": SHARE, "val_tail": SHARE, "seconds": st.integers(0, 99999)}
+        {}, optional={"test_final": SHARE, "val_swa": SHARE, "seconds": st.integers(0, 99999)}
     ),
 )
 
@@ -91,7 +91,7 @@ def evaluation(round, domain, accuracy, split="test"):
     )
 
 
-def test_movement_is_the_mean_change_of_the_second_half():
+def test_fluctuation_is_the_mean_change_of_the_second_half():
     by_round = {1: (0.9, 0.1), 2: (0.1, 0.1), 3: (0.2, 0.4), 4: (0.6, 0.4), 5: (0.5, 0.1)}
     rows = [
         evaluation(round, domain, value)
@@ -118,7 +118,7 @@ def test_a_comparison_keeps_its_results_and_never_runs_them_again(tmp_path):
         assert result.experiment == cell.experiment.portable_id
         assert (result.held_out, result.seed, result.conditions) == ("sketch", 0, {})
         rows = read_rows(run.folder / "metrics.jsonl")
-        for rule, weights in ((FINAL, "last"), (TAIL_MEAN, "tail")):
+        for rule, weights in ((FINAL, "last"), (SWA_MEAN, "swa")):
             last = [
                 row["accuracy"]
                 for row in rows
@@ -495,7 +495,7 @@ def test_a_model_that_learned_nothing_is_marked_wherever_its_number_stands(tmp_p
     assert learned["test_final"] > 0.2
     assert not_learned["test_final"] < 0.2
     assert (learned["constant_final"], not_learned["constant_final"]) == (0, 1)
-    assert not_learned["constant_tail"] == 1
+    assert not_learned["constant_swa"] == 1
     shown = reported(file)[1]
     told = [line for line in shown.splitlines() if "Still" in line and "|" in line]
     *with_marks, costs = told

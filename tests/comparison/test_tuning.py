@@ -242,7 +242,7 @@ class Names(Watcher):
 @pytest.mark.parametrize(
     ("rule", "evaluate"),
     [
-        ("Mean of the tail", {}),
+        ("Mean of the last rounds", {}),
         ("Final round", {"select_by": "calibration_error", "select_over": "worst_domain"}),
     ],
 )
@@ -251,7 +251,7 @@ def test_trials_that_were_kept_are_not_run_again(tmp_path, rule, evaluate):
     said = plan(methods=["fedavg"], hold_out=["sketch"])
     said["tune"] = {"settings": {"train.lr": [1e-4, 0.01]}, "rounds": 2, "rule": rule}
     said["base"]["evaluate"] |= evaluate
-    said["base"]["server"] = {"serve": "tail"}
+    said["base"]["server"] = {"averaging": "swa"}
     kept, first, second = tmp_path / "table.csv", Names(), Names()
     where = {"cache": tmp_path / "cache", "report": False, "results": kept}
     compare(said, tmp_path / "a", watcher=first, drop_weights=True, **where)

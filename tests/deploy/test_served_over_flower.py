@@ -24,7 +24,7 @@ TRAIN = {
     "head_rounds": 1,
     "label_smoothing": 0.1,
 }
-SERVER = {"serve": "tail", "interpolate": 0.7}
+SERVER = {"averaging": "swa", "wise_ft": 0.7}
 
 
 def kept(path):
@@ -63,5 +63,5 @@ def test_sites_that_only_evaluate_measure_the_means_too(tmp_path):
     judged.grid.connect("sketch", nodes)
     judged.start()
     ours, theirs = (rows(one.path) for one in (own, judged))
-    assert {key[-1] for key in ours} == {"last", "tail", "ema", "interpolated"}
+    assert {key[-1] for key in ours} == {"last", "swa", "ema", "wise_ft"}
     assert theirs == ours

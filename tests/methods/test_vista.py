@@ -123,8 +123,8 @@ def test_it_serves_an_exponential_mean_unless_told_otherwise():
     from feddg.experiment import Experiment
 
     fields = {"data": "digits", "hold_out": "sketch", "method": "vista"}
-    assert Experiment(**fields).server.serve == "ema"
-    assert Experiment(**fields, server={"serve": "last"}).server.serve == "last"
+    assert Experiment(**fields).server.averaging == "ema"
+    assert Experiment(**fields, server={"averaging": "none"}).server.averaging == "last"
 
 
 @pytest.mark.parametrize("other", ["pardon", "ccst", "randconv", "fedig", "fedig-a"])

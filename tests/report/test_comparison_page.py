@@ -31,7 +31,7 @@ from feddg.report.tables import (
     paper_table,
     rules_table,
 )
-from feddg.runs.reading import FINAL, INTERPOLATION, SELECTION_RULES
+from feddg.runs.reading import FINAL, SELECTION_RULES, WISE_FT_RULE
 from run_folders import FolderMaker
 
 SCENARIOS = ("photo", "sketch")
@@ -103,7 +103,7 @@ def frame(makers):
         held_out = max(rounds, key=lambda r: maker.accuracy("val", 0, r))
         chosen = {
             FINAL.name: (6, "last"),
-            "Mean of the tail": (6, "tail"),
+            "Mean of the last rounds": (6, "swa"),
             "Exponential mean": (6, "ema"),
             "Best in-domain validation": (in_domain, "last"),
             "Best held-out validation": (held_out, "last"),
@@ -126,7 +126,7 @@ def shown(mean, deviation):
     return f"{100 * mean:.1f} ± {100 * deviation:.1f}"
 
 
-RULES = [rule for rule in SELECTION_RULES.values() if rule is not INTERPOLATION]
+RULES = [rule for rule in SELECTION_RULES.values() if rule is not WISE_FT_RULE]
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)

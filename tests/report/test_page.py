@@ -126,7 +126,7 @@ def test_the_final_table_shows_the_rules_by_name(folder_maker, read_page):
     held_out = [maker.accuracy("val", 0, r) for r in range(1, 7)]
     chosen = {
         "Final round": (6, "last"),
-        "Mean of the tail": (6, "tail"),
+        "Mean of the last rounds": (6, "swa"),
         "Exponential mean": (6, "ema"),
         "Best in-domain validation": (1 + int(np.argmax(in_domain)), "last"),
         "Best held-out validation": (1 + int(np.argmax(held_out)), "last"),

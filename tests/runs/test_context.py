@@ -30,7 +30,7 @@ SMALL = {
     "precision": "float32",
     "device": "cpu",
 }
-RULES = ("final", "tail", "ema", "best_in_domain", "best_held_out")
+RULES = ("final", "swa", "ema", "best_in_domain", "best_held_out")
 
 
 def experiment(**change) -> Experiment:
@@ -46,7 +46,7 @@ def cache(tmp_path_factory):
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory, cache):
     """A run of which every round's model was kept as a snapshot."""
-    chosen, out = experiment(server={"interpolate": "auto"}), tmp_path_factory.mktemp("runs")
+    chosen, out = experiment(server={"wise_ft": "auto"}), tmp_path_factory.mktemp("runs")
     return run(chosen, out, cache=cache, snapshots=range(ROUNDS + 1)).folder
 
 
@@ -81,13 +81,13 @@ def mean_accuracy(rows, split, weights="last"):
     return {round: math.fsum(values) / len(values) for round, values in found.items()}
 
 
-def test_tail_and_ema_are_those_of_a_plain_loop_over_the_saved_models(finished):
+def test_swa_and_ema_are_those_of_a_plain_loop_over_the_saved_models(finished):
     models = snapshots(finished)
     tail = moved(models[3], models[4], 1 / 2)
     ema = models[1]
     for before, model in enumerate(models[2:], start=1):
         ema = moved(ema, model, 1 - min(0.9, before / (before + 9)))
-    assert same(weights_of(finished, "tail"), tail)
+    assert same(weights_of(finished, "swa"), tail)
     assert same(weights_of(finished, "ema"), ema)
     assert same(weights_of(finished, "final"), models[4])
 
@@ -95,7 +95,7 @@ def test_tail_and_ema_are_those_of_a_plain_loop_over_the_saved_models(finished):
 def test_every_rule_is_what_an_independent_calculation_finds(finished, cache):
     rows, models = rows_of(finished), snapshots(finished)
     summary = json.loads((finished / "summary.json").read_text())
-    chosen = {"final": ROUNDS, "tail": ROUNDS, "ema": ROUNDS, "interpolated": ROUNDS}
+    chosen = {"final": ROUNDS, "swa": ROUNDS, "ema": ROUNDS, "wise_ft": ROUNDS}
     for which, split in (("best_in_domain", "id_val"), ("best_held_out", "val")):
         by_round = {r: a for r, a in mean_accuracy(rows, split).items() if r > 0}
         chosen[which] = min(r for r, a in by_round.items() if a == max(by_round.values()))
@@ -105,7 +105,7 @@ def test_every_rule_is_what_an_independent_calculation_finds(finished, cache):
     for which, round in chosen.items():
         rule = find_rule(which)
         assert rule.choose(read_run(finished).evaluations) == round
-        weights = which if which in ("tail", "ema", "interpolated") else "last"
+        weights = which if which in ("swa", "ema", "wise_ft") else "last"
         expected = mean_accuracy(rows, "test", weights)[round]
         assert summary[rule.key]["round"] == round
         assert summary[rule.key]["test"]["accuracy"] == expected
@@ -120,39 +120,37 @@ def test_every_rule_is_what_an_independent_calculation_finds(finished, cache):
 def test_a_model_is_loaded_by_its_rule(finished):
     images = torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     logits = {}
-    for which in (*RULES, "interpolated"):
+    for which in (*RULES, "wise_ft"):
         trained = load_trained(finished, which=which)
         assert trained.which == which
         assert same(dict(trained.network.state_dict()), weights_of(finished, which))
         with torch.no_grad():
             logits[which] = load_model(finished, which=which)(images)
-    assert not torch.equal(logits["final"], logits["tail"])
+    assert not torch.equal(logits["final"], logits["swa"])
     with torch.no_grad():
-        assert torch.equal(load_model(finished)(images), logits["interpolated"])
+        assert torch.equal(load_model(finished)(images), logits["wise_ft"])
 
 
 def test_only_files_that_a_rule_needs_are_kept(finished):
     index = json.loads((finished / "checkpoint/checkpoint.json").read_text())["models"]
-    assert index.keys() == {"best_in_domain", "best_held_out", "interpolated"}
+    assert index.keys() == {"best_in_domain", "best_held_out", "wise_ft"}
     files = {file.name for file in (finished / "models").iterdir()}
     kept = [json.loads(path.read_text()) for path in (finished / "checkpoint").glob("*.json")]
     needed = {name for checkpoint in kept for name in checkpoint["models"].values()}
     assert needed >= {*index.values()}
-    assert files == needed | {"interpolation.json"}
+    assert files == needed | {"wise_ft.json"}
 
 
-def test_the_interpolation_chose_on_in_domain_validation_alone(finished):
-    choice = json.loads((finished / "models/interpolation.json").read_text())
+def test_wise_ft_chose_on_in_domain_validation_alone(finished):
+    choice = json.loads((finished / "models/wise_ft.json").read_text())
     tried = {float(s): a for s, a in choice["in_domain_validation"].items()}
     assert choice["share"] == max(s for s, a in tried.items() if a == max(tried.values()))
     models = snapshots(finished)
     if choice["share"] < 1:
-        assert same(
-            weights_of(finished, "interpolated"), moved(models[0], models[4], choice["share"])
-        )
+        assert same(weights_of(finished, "wise_ft"), moved(models[0], models[4], choice["share"]))
     else:
-        assert same(weights_of(finished, "interpolated"), models[4])
-    assert mean_accuracy(rows_of(finished), "id_val", "interpolated")[ROUNDS] == max(tried.values())
+        assert same(weights_of(finished, "wise_ft"), models[4])
+    assert mean_accuracy(rows_of(finished), "id_val", "wise_ft")[ROUNDS] == max(tried.values())
 
 
 def everything(folder: Path) -> dict[str, bytes]:
@@ -168,7 +166,7 @@ def everything(folder: Path) -> dict[str, bytes]:
     }
 
 
-@pytest.mark.parametrize("fatal", ["state-1", "state-3", "state-4", "round-", "interpolated"])
+@pytest.mark.parametrize("fatal", ["state-1", "state-3", "state-4", "round-", "wise_ft"])
 def test_a_run_that_breaks_off_anywhere_ends_the_same(
     finished, tmp_path, cache, monkeypatch, fatal
 ):
@@ -181,7 +179,7 @@ def test_a_run_that_breaks_off_anywhere_ends_the_same(
             raise KeyboardInterrupt
         real(tensors, path, metadata)
 
-    chosen = experiment(server={"interpolate": "auto"})
+    chosen = experiment(server={"wise_ft": "auto"})
     monkeypatch.setattr(folder_module, "save_file", breaks)
     with pytest.raises(KeyboardInterrupt):
         run(chosen, tmp_path, cache=cache, report=False)
@@ -191,27 +189,27 @@ def test_a_run_that_breaks_off_anywhere_ends_the_same(
 
 
 def test_what_is_served_is_measured_whenever_the_last_weights_are(tmp_path, cache):
-    chosen = experiment(server={"serve": "ema"}, evaluate={"averages": "never"})
+    chosen = experiment(server={"averaging": "ema"}, evaluate={"averages": "never"})
     folder = run(chosen, tmp_path, cache=cache, report=False).folder
     measured = defaultdict(set)
     for row in rows_of(folder):
         measured[row["weights"]].add(row["round"])
     assert measured == {"last": {0, 1, 2, 3, 4}, "ema": {1, 2, 3, 4}}
     assert load_trained(folder).which == "ema"
-    with pytest.raises(RunError, match=r"no 'tail' model: its evaluate\.averages is never"):
-        load_model(folder, which="tail")
-    with pytest.raises(RunError, match=r"'interpolated' model: that takes server\.interpolate"):
-        load_model(folder, which="interpolated")
+    with pytest.raises(RunError, match=r"no 'swa' model: its evaluate\.averages is never"):
+        load_model(folder, which="swa")
+    with pytest.raises(RunError, match=r"'wise_ft' model: that takes server\.wise_ft"):
+        load_model(folder, which="wise_ft")
 
 
 def test_means_are_measured_every_time_where_asked_for(tmp_path, cache):
-    chosen = experiment(evaluate={"averages": "every", "every": 2}, server={"tail": 0.25})
+    chosen = experiment(evaluate={"averages": "every", "every": 2}, server={"swa_fraction": 0.25})
     folder = run(chosen, tmp_path, cache=cache, report=False).folder
     measured = defaultdict(set)
     for row in rows_of(folder):
         measured[row["weights"]].add(row["round"])
-    assert measured == {"last": {0, 2, 4}, "ema": {2, 4}, "tail": {4}}
-    assert same(weights_of(folder, "tail"), checkpoint_weights(folder))
+    assert measured == {"last": {0, 2, 4}, "ema": {2, 4}, "swa": {4}}
+    assert same(weights_of(folder, "swa"), checkpoint_weights(folder))
 
 
 def test_a_rule_without_a_model_says_why(finished, tmp_path, cache):
@@ -225,18 +223,18 @@ def test_a_rule_without_a_model_says_why(finished, tmp_path, cache):
 
 def test_auto_needs_in_domain_validation(tmp_path, cache):
     data = {**SMALL["data"], "id_val": 0.0}
-    with pytest.raises(ExperimentError, match=r"server\.interpolate: auto.*set data\.id_val"):
-        run(experiment(data=data, server={"interpolate": "auto"}), tmp_path, cache=cache)
+    with pytest.raises(ExperimentError, match=r"server\.wise_ft: auto.*set data\.id_val"):
+        run(experiment(data=data, server={"wise_ft": "auto"}), tmp_path, cache=cache)
 
 
-def test_interpolation_starts_where_training_of_the_whole_network_does(tmp_path, cache):
+def test_wise_ft_starts_where_training_of_the_whole_network_does(tmp_path, cache):
     chosen = experiment(
-        train={"head_rounds": 2}, server={"interpolate": 0.5, "serve": "tail", "tail": 0.25}
+        train={"head_rounds": 2}, server={"wise_ft": 0.5, "averaging": "swa", "swa_fraction": 0.25}
     )
     folder = run(chosen, tmp_path, cache=cache, snapshots=range(ROUNDS + 1), report=False).folder
     models = snapshots(folder)
     expected = moved(models[2], models[4], 0.5)
-    assert same(weights_of(folder, "interpolated"), expected)
+    assert same(weights_of(folder, "wise_ft"), expected)
     for name, tensor in models[2].items():
         if name.startswith("featurizer."):
             assert torch.equal(tensor, models[0][name])
@@ -248,11 +246,11 @@ def test_interpolation_starts_where_training_of_the_whole_network_does(tmp_path,
 
 def test_adaptations_are_measured_on_the_model_that_is_asked_for(finished, cache):
     ours = {}
-    for which in ("final", "tail"):
+    for which in ("final", "swa"):
         found = evaluate_run(finished, ["global"], which=which, cache=cache)
         ours[which] = {(row.split, row.domain): row.accuracy for row in found.scores}
         assert {row.which for row in found.scores} == {which}
     for row in rows_of(finished):
-        which = {"last": "final", "tail": "tail"}.get(row["weights"])
+        which = {"last": "final", "swa": "swa"}.get(row["weights"])
         if which and row["round"] == ROUNDS:
             assert ours[which][row["split"], row["domain"]] == row["accuracy"]

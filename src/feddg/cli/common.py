@@ -217,7 +217,7 @@ AgainOption = Annotated[
 WhichOption = Annotated[
     str | None,
     typer.Option(
-        help="the model: final, tail, ema, best_in_domain, best_held_out, interpolated; by "
+        help="the model: final, swa, ema, best_in_domain, best_held_out, wise_ft; by "
         "default what the run serves"
     ),
 ]
@@ -351,7 +351,7 @@ PANELS = {
     "Clients": "clients clients_per_round heterogeneity alpha partition shards quantity_alpha",
     "Model and training": "rounds local_epochs local_steps batch_size optimizer lr schedule "
     "augmentation backbone weights embedding normalization",
-    "Run": "serve privacy eval_every seed precision device name preset",
+    "Run": "averaging privacy eval_every seed precision device name preset",
 }
 FLAGS = tuple(Flag(field, panel) for panel, fields in PANELS.items() for field in fields.split())
 PRESET_PARTS = ("data", "clients", "model", "train", "server")

@@ -45,13 +45,13 @@ def results_table(folders: Sequence[Path]) -> Table:
     Beside every accuracy: its 95 % interval, balanced accuracy, and the share of the largest class.
     """
     records = [read_run(folder) for folder in folders]
-    rules = dict.fromkeys(record.served.name.lower() for record in records)
+    rules = dict.fromkeys(record.default_rule.name.lower() for record in records)
     table = Table(title=f"accuracy, {' and '.join(rules)}")
     table.add_column("split")
     table.add_column("domain")
     table.add_column("largest\nclass", justify="right")
     for record in records:
-        rule = f" ({record.served.name.lower()})" if len(rules) > 1 else ""
+        rule = f" ({record.default_rule.name.lower()})" if len(rules) > 1 else ""
         warnings = warning_words(about_result(record))
         name = escape(f"{record.method}{rule}{f' ({warnings})' if warnings else ''}")
         table.add_column(f"{name}\n(95 % interval)\nbalanced", justify="right")
@@ -91,8 +91,8 @@ def _rows(records: Sequence[RunRecord]) -> list[tuple[str, str]]:
 
 
 def _last_row(record: RunRecord, split: str, domain: str) -> EvaluationRow | None:
-    evaluations = record.evaluations.of(record.served.weights)
-    round_ = record.served.choose(record.evaluations)
+    evaluations = record.evaluations.of(record.default_rule.weights)
+    round_ = record.default_rule.choose(record.evaluations)
     return evaluations.get(round_, split, domain) if round_ is not None else None
 
 
@@ -157,8 +157,8 @@ def print_comparison(done: Comparison, *, explained: bool = False) -> None:
     console = Console()
     results = done.results
     if results.rows:
-        console.print(as_rich(accuracy_table(results, results.served)))
-        margins = margin_table(results, results.served)
+        console.print(as_rich(accuracy_table(results, results.default_rule)))
+        margins = margin_table(results, results.default_rule)
         if margins is not None:
             console.print(as_rich(margins))
         print_line(console, conclusion(results).text)

@@ -603,7 +603,7 @@ DEMO: Mapping[str, Any] = {
             "lr": 3e-3,
             "augmentation": "none",
         },
-        "server": {"serve": "tail", "tail": 0.34},
+        "server": {"averaging": "swa", "swa_fraction": 0.34},
         "evaluate": {"every": 2},
     },
     "methods": ["fedavg", "mixstyle", "pardon"],

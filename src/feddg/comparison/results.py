@@ -37,7 +37,7 @@ from feddg.records import (
     ID_VAL,
     LAST,
     SPLITS,
-    TAIL,
+    SWA,
     TEST,
     JsonFile,
     Number,
@@ -61,10 +61,10 @@ from feddg.runs.reading import (
     Evaluations,
     RunRecord,
     SelectionRule,
+    common_rule,
     flatten,
     is_run,
     read_run,
-    served_by_all,
 )
 from feddg.settings import TORCHVISIONS, OneLine
 from feddg.storage import Stamp, alone, is_file, private_folder, read_text, replace_text, stamp, why
@@ -200,8 +200,8 @@ def measured_numbers(run: RunRecord) -> dict[str, float]:
         ``rising``: 1 where the model is no better on the test domains than one that always names
         the same class, and where its accuracy there was still rising at the last round, else 0
         (see :mod:`feddg.runs.diagnostics`); where no test domain is held out, as in the trials of a
-        ``tune`` section, this is of in-domain validation. ``movement_last`` and
-        ``movement_tail``: by how much the accuracy on the test domains changes from one evaluated
+        ``tune`` section, this is of in-domain validation. ``fluctuation_last`` and
+        ``fluctuation_swa``: by how much the accuracy on the test domains changes from one evaluated
         round to the next, mean over the second half of the rounds, of the last weights and of the
         tail's mean. By round, means: ``seconds`` of training and aggregation, ``images`` of
         training steps, each once a step, ``passes`` of images through the networks where they were
@@ -226,10 +226,10 @@ def measured_numbers(run: RunRecord) -> dict[str, float]:
             numbers[constant_name(rule)] = float(MAJORITY in codes)
             if rule is FINAL:
                 numbers[RISING] = float(STILL_RISING in codes)
-    for weights in (LAST, TAIL):
+    for weights in (LAST, SWA):
         moved = mean_step(found.of(weights), run.rounds_done)
         if moved is not None:
-            numbers[f"movement_{weights}"] = moved
+            numbers[f"fluctuation_{weights}"] = moved
     rounds = run.metrics.rounds
     if rounds:
         trained = [r.seconds.get("train", 0.0) + r.seconds.get("aggregate", 0.0) for r in rounds]
@@ -768,9 +768,9 @@ class Results:
         return sum(row.experiment in wanted for row in self.rows)
 
     @cached_property
-    def served(self) -> SelectionRule:
+    def default_rule(self) -> SelectionRule:
         """The rule of the models that the runs serve; the final round's where they differ."""
-        return served_by_all(self.runs())
+        return common_rule(self.runs())
 
     @cached_property
     def _places(self) -> Sequence[ResultRow]:
@@ -1021,7 +1021,7 @@ def about_method(results: Results, method: str) -> list[Diagnostic]:
     """
     rows = results.of(method)
     runs = {row.run.folder if row.run else row.folder or row.key: row for row in rows}.values()
-    counts = Counter(found for row in runs for found in _found_in(row, results.served))
+    counts = Counter(found for row in runs for found in _found_in(row, results.default_rule))
     gathered = []
     for (code, severity), count in counts.most_common():
         often = "all" if count == len(runs) else str(count)
@@ -1045,7 +1045,7 @@ def _found_in(row: ResultRow, rule: SelectionRule) -> list[tuple[str, Severity]]
 
 def about_margin(results: Results, best: str) -> Iterator[Diagnostic]:
     """Says so where accuracy fluctuates by more than the best method is above the next one."""
-    accuracies = results.accuracies(results.served)
+    accuracies = results.accuracies(results.default_rule)
     other = best_other(best, accuracies)
     margin = paired_margin(accuracies[best], accuracies[other]) if other else None
     if other is None or margin is None:

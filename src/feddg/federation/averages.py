@@ -1,4 +1,4 @@
-"""Averages over rounds beside the trained weights (tail, EMA), and server optimizers."""
+"""Averages over rounds of the trained weights (SWA, EMA), and server optimizers."""
 
 import math
 from collections.abc import Collection, Iterable
@@ -9,15 +9,15 @@ from torch import Tensor
 from feddg.messages import Weights
 from feddg.methods.base import Method, Round, RoundHook, State, local_names, shared_parameters
 from feddg.models.network import Network
-from feddg.records import EMA, LAST, TAIL
+from feddg.records import EMA, SWA
 from feddg.settings import ServerSettings
 
-MEANS = (TAIL, EMA)
+MEANS = (SWA, EMA)
 """The means that can be kept, by name."""
 
 
-def first_of_tail(share: float, rounds: int) -> int:
-    """Returns the first round of the tail: the last ``share`` of the rounds, at least one."""
+def first_averaged_round(share: float, rounds: int) -> int:
+    """Returns the first of the last ``share`` of the rounds, at least one: what SWA averages."""
     # 0.1 of 30 rounds is 3, whatever the last bit says.
     return rounds - max(1, math.ceil(share * rounds - 1e-9)) + 1
 
@@ -28,7 +28,7 @@ class Means(RoundHook):
     Args:
         method: whose weights they are; says which entries stay with the clients.
         network: what it trains.
-        settings: the tail's share and the ema's decay.
+        settings: SWA's share of the rounds and the EMA's decay.
         kept: which means are kept.
     """
 
@@ -44,15 +44,15 @@ class Means(RoundHook):
 
     def completed(self, state: State, round: Round) -> State:
         """Takes in the model of the round: a mean moves on the way to it; the first is the mean."""
-        tail = first_of_tail(self._settings.tail, state.rounds or state.round)
+        first = first_averaged_round(self._settings.swa_fraction, state.rounds or state.round)
         new = [state.weights[name] for name in self._names]
         for mean in self._kept:
-            if mean == TAIL and state.round < tail:
+            if mean == SWA and state.round < first:
                 continue
             begun, names = rounds_in(state, mean), [prefix_of(mean) + name for name in self._names]
             share = 1 / (begun + 1)
             if mean == EMA:
-                share = 1 - min(self._settings.ema, begun / (begun + 9))
+                share = 1 - min(self._settings.ema_decay, begun / (begun + 9))
             if begun:
                 moved = mixed([state.extras[name] for name in names], new, share)
             else:
@@ -62,7 +62,7 @@ class Means(RoundHook):
         return state
 
 
-_COUNT = "served/rounds/"
+_COUNT = "averages/rounds/"
 
 
 def rounds_in(state: State, mean: str) -> int:
@@ -70,23 +70,23 @@ def rounds_in(state: State, mean: str) -> int:
     return int(state.extras.get(_COUNT + mean, 0))
 
 
-def served(state: State, which: str) -> Weights:
-    """Returns the weights called ``which``: ``last``, ``tail`` or ``ema``.
+def averaged(state: State, which: str) -> Weights:
+    """Returns the weights called ``which``: ``swa`` or ``ema``.
 
-    Those of a mean that has not begun are the last ones.
+    The last ones for any other name, and where a mean has not begun.
     """
-    if which == LAST or not rounds_in(state, which):
+    if not rounds_in(state, which):
         return state.weights
     extras, prefix = state.extras, prefix_of(which)
     return {name: extras.get(prefix + name, own) for name, own in state.weights.items()}
 
 
-def interpolated(start: Weights, end: Weights, share: float, local: Collection[str]) -> Weights:
+def wise_ft(start: Weights, end: Weights, share: float, local: Collection[str]) -> Weights:
     """Returns weights on the way from ``start`` to ``end`` (WiSE-FT, Eq. 2).
 
     Args:
         start: where the training of the whole network started.
-        end: the served weights.
+        end: the averaged weights.
         share: how far along, in [0, 1]; 1 is ``end`` itself.
         local: entries that stay with the clients; these, and integers, are those of ``end``.
     """
@@ -118,7 +118,7 @@ def averaged_names(weights: Weights, local: Collection[str]) -> list[str]:
 
 def prefix_of(mean: str) -> str:
     """Returns what the names of a mean's entries begin with, among the state's extras."""
-    return f"served/{mean}/"
+    return f"averages/{mean}/"
 
 
 # Server optimizers: the mean of a round's updates is a direction, not yet the new weights.

@@ -84,7 +84,7 @@ class Vista(OneStyleEach):
     title = "VISTA"
     summary = "views in all groups' styles under random convolutions, consistent (ours)"
     settings: VistaSettings
-    presets: ClassVar[dict[str, dict[str, Any]]] = {"*": {"server": {"serve": "ema"}}}
+    presets: ClassVar[dict[str, dict[str, Any]]] = {"*": {"server": {"averaging": "ema"}}}
     excludes: ClassVar[dict[str, str]] = {
         "csac": "csac aligns the one pass of a batch, but vista makes several; choose one",
         "pardon": "pardon and vista each exchange styles and stylize images; choose one",

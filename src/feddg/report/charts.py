@@ -610,7 +610,7 @@ def axis_curves(results: Results, name: str) -> Chart | None:
     numbers = [value for value in values.values() if value is not None]
     if name == HELD_OUT or len(numbers) < len(values) or len(values) < 2:
         return None
-    accuracies, columns = results.accuracies(results.served), results.columns_by(name)
+    accuracies, columns = results.accuracies(results.default_rule), results.columns_by(name)
     curves: dict[str, list[Point]] = {}
     deviations: dict[str, list[float]] = {}
     for method in results.methods:

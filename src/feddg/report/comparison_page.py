@@ -60,7 +60,7 @@ FEW_SETTINGS = 10
 def comparison_page(results: Results) -> Page:
     """The page of a comparison."""
     best = tables.about_best(results)
-    accuracies = results.accuracies(results.served)
+    accuracies = results.accuracies(results.default_rule)
     base = "fedavg" if "fedavg" in accuracies else next(iter(accuracies), "")
     sections = [
         _accuracy_section(results),
@@ -68,7 +68,7 @@ def comparison_page(results: Results) -> Page:
         section_of("Metrics", _metrics_table(results)),
         section_of(
             "Margins and ranks",
-            margins := tables.margin_table(results, results.served),
+            margins := tables.margin_table(results, results.default_rule),
             charts.margin_plot(accuracies, base) if margins else None,
             charts.rank_plot(accuracies) if margins else None,
         ),
@@ -123,13 +123,13 @@ def _title(results: Results) -> str:
 
 
 def _facts(results: Results) -> list[Facts]:
-    accuracies, best = results.accuracies(results.served), tables.leader_of(results)
+    accuracies, best = results.accuracies(results.default_rule), tables.leader_of(results)
     facts = [
         Fact(
             spelled(method),
             tables.spread_text(average_over_columns(own, results.columns)),
             tables.method_warnings(results, method)
-            or f"held-out test, {results.served.name.lower()}, %",
+            or f"held-out test, {results.default_rule.name.lower()}, %",
             accent=best is not None and best.is_decided and method == best.method,
         )
         for method, own in accuracies.items()
@@ -138,7 +138,7 @@ def _facts(results: Results) -> list[Facts]:
 
 
 def _accuracy_section(results: Results) -> Section | None:
-    rule = results.served
+    rule = results.default_rule
     blocks: list[Block] = [tables.accuracy_table(results, rule)]
     if len(results.columns) > MOST_COLUMNS and len(results.axes) > 1:
         by_axis = [tables.accuracy_table(results, rule, axis=axis) for axis in results.axes]
@@ -180,7 +180,7 @@ def _rules_section(results: Results) -> Section:
     others = [
         Fold(f"{rule.name}, every column", [tables.accuracy_table(results, rule)])
         for rule in SELECTION_RULES.values()
-        if rule != results.served and results.accuracies(rule)
+        if rule != results.default_rule and results.accuracies(rule)
     ]
     return Section("Which round counts", [tables.rules_table(results), *others])
 
@@ -265,8 +265,8 @@ def _runs_section(results: Results) -> Section:
         column("Seed", lambda row: str(row.seed)),
         column(
             "Test",
-            lambda row: Cell(percent(row.accuracy(results.served)), strong=True),
-            results.served.name.lower(),
+            lambda row: Cell(percent(row.accuracy(results.default_rule)), strong=True),
+            results.default_rule.name.lower(),
         ),
         text_column("Folder", lambda row: row.folder),
     ]

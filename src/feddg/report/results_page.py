@@ -27,7 +27,7 @@ from feddg.report.tables import (
 )
 from feddg.report.text import spelled
 from feddg.runs.diagnostics import STILL_RISING
-from feddg.runs.reading import BEST_IN_DOMAIN, EMA_MEAN, FINAL, TAIL_MEAN, SelectionRule
+from feddg.runs.reading import BEST_IN_DOMAIN, EMA_MEAN, FINAL, SWA_MEAN, SelectionRule
 from feddg.storage import read_text
 from feddg.text import MISSING, counted, percent, readable
 
@@ -125,7 +125,7 @@ def _machines(results: Results) -> str:
 
 def _fluctuation_column(results: Results, heading: str, weights: str) -> MethodColumn:
     """How far a method's accuracy moves from round to round, mean over its runs."""
-    return column(heading, lambda m: percent(results.mean(m, f"movement_{weights}")))
+    return column(heading, lambda m: percent(results.mean(m, f"fluctuation_{weights}")))
 
 
 def _marked(results: Results, rules: Sequence[SelectionRule], method: str) -> str:
@@ -146,7 +146,7 @@ def planned_tables(results: Results, tuning: TuningFile | None = None) -> str:
     """
     parts: list[str] = []
     if results.rows:
-        rules = (FINAL, TAIL_MEAN, BEST_IN_DOMAIN)
+        rules = (FINAL, SWA_MEAN, BEST_IN_DOMAIN)
         parts += [_planned_accuracy(results, rule) for rule in rules]
         parts += [_planned_margins(results, rule) for rule in rules[:2]]
     parts += _beside_the_paper(results)
@@ -215,7 +215,7 @@ def _beside_the_paper(results: Results) -> list[str]:
     return [*parts, "\n".join(f"- {note}" for note in results.paper.get("notes", ()))]
 
 
-# Without a plan: what the file has, methods ranked, and what the mean of the tail explains.
+# Without a plan: what the file has, methods ranked, and what the mean of the last rounds explains.
 
 
 def tables(results: Results) -> str:
@@ -247,13 +247,13 @@ def _accuracy(results: Results) -> str:
     def average(heading: str, rule: SelectionRule, split: str = TEST) -> MethodColumn:
         return accuracy_column(results, heading, rule, results.columns, split=split, published=True)
 
-    final, tail = results.accuracies(FINAL), results.accuracies(TAIL_MEAN)
+    final, tail = results.accuracies(FINAL), results.accuracies(SWA_MEAN)
     columns = [
-        *(average(r.name.lower(), r) for r in (FINAL, TAIL_MEAN, EMA_MEAN, BEST_IN_DOMAIN)),
-        _margin_column("tail minus final", tail, final),
-        _fluctuation_column(results, "movement, last", "last"),
-        _fluctuation_column(results, "movement, tail", "tail"),
-        average("in-domain test, tail", TAIL_MEAN, ID_TEST),
+        *(average(r.name.lower(), r) for r in (FINAL, SWA_MEAN, EMA_MEAN, BEST_IN_DOMAIN)),
+        _margin_column("SWA minus final", tail, final),
+        _fluctuation_column(results, "fluctuation, last", "last"),
+        _fluctuation_column(results, "fluctuation, SWA", "swa"),
+        average("in-domain test, SWA", SWA_MEAN, ID_TEST),
     ]
     caption = (
         "Accuracy on the unseen domain, average over the columns, percent, mean ± standard "
@@ -275,21 +275,21 @@ def _by_column(results: Results) -> str:
 
 def _margins(results: Results) -> str:
     best, *others = _ranked(results)
-    found = {rule: results.accuracies(rule) for rule in (FINAL, TAIL_MEAN, EMA_MEAN)}
+    found = {rule: results.accuracies(rule) for rule in (FINAL, SWA_MEAN, EMA_MEAN)}
     columns = [
         _margin_column(rule.name.lower(), dict.fromkeys(others, own.get(best, {})), own)
         for rule, own in found.items()
         if own
     ]
-    named = partial(_marked, results, (FINAL, TAIL_MEAN))
+    named = partial(_marked, results, (FINAL, SWA_MEAN))
     caption = f"{named(best)} minus each other method, paired by column and seed:"
     return _with_caption(caption, by_method(others, columns, named=named))
 
 
 def _explained(results: Results) -> str:
-    """How much of each method's lead over plain averaging the mean of the tail explains."""
-    final, tail = results.accuracies(FINAL), results.accuracies(TAIL_MEAN)
-    named = partial(_marked, results, (FINAL, TAIL_MEAN))
+    """How much of each method's lead over plain averaging the mean of the last rounds explains."""
+    final, tail = results.accuracies(FINAL), results.accuracies(SWA_MEAN)
+    named = partial(_marked, results, (FINAL, SWA_MEAN))
     name = named(REFERENCE)
     if REFERENCE not in final:
         return f"Without {name} nobody's lead can be explained."
@@ -297,12 +297,12 @@ def _explained(results: Results) -> str:
     plain, averaged = (dict.fromkeys(methods, found.get(REFERENCE, {})) for found in (final, tail))
     columns = [
         _margin_column("both final", final, plain),
-        _margin_column(f"{name} with its tail", final, averaged),
-        _margin_column("both with their tails", tail, averaged),
+        _margin_column(f"{name} with its SWA", final, averaged),
+        _margin_column("both with SWA", tail, averaged),
     ]
     caption = (
         f"Lead over {name}, paired by column and seed: as tables have it, with both models of the "
-        f"last round; what is left of it when only {name} serves its tail; and when both do."
+        f"last round; what is left of it when only {name} is averaged; and when both do."
     )
     return _with_caption(caption, by_method(methods, columns, named=named))
 
@@ -346,9 +346,9 @@ def _ranked(results: Results) -> list[str]:
 
 
 def _ranking_rule(results: Results) -> SelectionRule:
-    """The mean of the tail, or the final round where a method has no tail."""
-    has_tails = list(results.accuracies(TAIL_MEAN)) == results.methods
-    return TAIL_MEAN if has_tails else FINAL
+    """The mean of the last rounds, or the final round where a method has none."""
+    has_tails = list(results.accuracies(SWA_MEAN)) == results.methods
+    return SWA_MEAN if has_tails else FINAL
 
 
 # A search: validation domains only.

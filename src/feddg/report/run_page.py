@@ -170,21 +170,21 @@ def _day(run: RunRecord) -> datetime | None:
         return None
 
 
-def _served_accuracy(run: RunRecord) -> SplitAccuracy | None:
+def _default_accuracy(run: RunRecord) -> SplitAccuracy | None:
     """The accuracy of the model that the run serves on the held-out test domains."""
-    rule = run.served
+    rule = run.default_rule
     return split_accuracy(run.evaluations.of(rule.weights), rule.choose(run.evaluations))
 
 
 def result_sentence(run: RunRecord) -> str:
     """The result in plain words, with the reference values of its accuracy."""
-    rule = run.served
+    rule = run.default_rule
     accuracy = rule.measure(run.evaluations, rule.choose(run.evaluations), TEST)
     if accuracy is None:
         return "The held-out test domain has not been evaluated yet."
     round_ = final_round(run.evaluations)
     when = "before any training" if round_ == 0 else f"after {counted(round_ or 0, 'round')}"
-    at = _served_accuracy(run)
+    at = _default_accuracy(run)
     interval = f" (95 % interval {interval_words(at.accuracy)})" if at else ""
     warnings = warning_words(about_result(run))
     start = f"{warnings}: {when}" if warnings else when
@@ -222,7 +222,7 @@ def _status_text(run: RunRecord) -> str:
 
 
 def _key_facts(run: RunRecord) -> Facts:
-    rule = run.served
+    rule = run.default_rule
     chosen = rule.choose(run.evaluations)
     in_domain = {s: rule.measure(run.evaluations, chosen, s) for s in (ID_TEST, ID_VAL)}
     split = ID_VAL if in_domain[ID_TEST] is None else ID_TEST
@@ -245,7 +245,7 @@ def _key_facts(run: RunRecord) -> Facts:
 
 
 def _accuracy_facts(run: RunRecord) -> Iterator[Fact]:
-    rule, at = run.served, _served_accuracy(run)
+    rule, at = run.default_rule, _default_accuracy(run)
     accuracy = rule.measure(run.evaluations, rule.choose(run.evaluations), TEST)
     note = f"95 % interval {interval_words(at.accuracy)}" if at else f"correct, {rule.name.lower()}"
     yield Fact("Held-out test", percent_sign(accuracy), note, accent=True)

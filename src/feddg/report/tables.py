@@ -452,7 +452,7 @@ class Leader:
 
 def leader_of(results: Results) -> Leader | None:
     """The method with the best average; None where none has every column."""
-    found = results.accuracies(results.served)
+    found = results.accuracies(results.default_rule)
     spreads = {m: average_over_columns(values, results.columns) for m, values in found.items()}
     averages = {method: one.mean for method, one in spreads.items() if one is not None}
     if not averages:
@@ -494,7 +494,7 @@ def conclusion(results: Results) -> Diagnostic:
     over = "" if len(results.columns) == 1 else f", averaged over {len(results.columns)} columns"
     text = (
         f"{question}{spelled(best.method)} recognised {percent_sign(best.average)} of the "
-        f"held-out test images {results.served.when}{over}{but(best.method)}"
+        f"held-out test images {results.default_rule.when}{over}{but(best.method)}"
     )
     if best.other is None or best.margin is None:
         return Diagnostic("one-method", "note", f"{text}.")
@@ -520,7 +520,7 @@ def about_results(results: Results) -> list[Diagnostic]:
     ]
     best = leader_of(results)
     found += about_margin(results, best.method) if best is not None else ()
-    if len({run.served.name for run in results.runs()}) > 1:
+    if len({run.default_rule.name for run in results.runs()}) > 1:
         text = (
             "The runs serve different models (final round, means over rounds): the numbers are "
             "the final round's for all; the others are under “Which round counts”."

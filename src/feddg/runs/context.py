@@ -15,7 +15,7 @@ from feddg.diagnostics import Diagnostic, emit
 from feddg.errors import ExperimentError
 from feddg.evaluation.accuracy import Evaluation, Score, mean_score
 from feddg.experiment import Experiment
-from feddg.federation.averages import MEANS, interpolated, rounds_in, served
+from feddg.federation.averages import MEANS, averaged, rounds_in, wise_ft
 from feddg.federation.inprocess import InProcess
 from feddg.federation.local_training import load_weights
 from feddg.federation.server import Server
@@ -32,7 +32,7 @@ from feddg.methods.base import (
 from feddg.methods.composition import build_method
 from feddg.models.network import Network
 from feddg.privacy.building import NO_DEFENCES, Defences
-from feddg.records import ID_VAL, INTERPOLATED, LAST, ClientsTable, EvaluationRow
+from feddg.records import ID_VAL, LAST, WISE_FT, ClientsTable, EvaluationRow
 from feddg.runs.figures import draw_figures
 from feddg.runs.folder import MODELS, START, KeptModels, RunFolder
 from feddg.runs.observer import Observer
@@ -111,7 +111,7 @@ def in_process(
     )
 
 
-# The end of a run that interpolates: served weights mixed with those that training started from.
+# WiSE-FT at the end of a run: averaged weights mixed with those that training started from.
 #
 # Wortsman et al., "Robust Fine-Tuning of Zero-Shot Models" (CVPR 2022), mix the fine-tuned weights
 # with those before: the mixture keeps what the pretrained network knew of other domains. Training
@@ -122,11 +122,11 @@ def in_process(
 log = logging.getLogger("feddg")
 
 SHARES = tuple(tenth / 10 for tenth in range(1, 11))
-"""Shares of the served weights among which ``auto`` chooses."""
+"""Shares of the averaged weights among which ``auto`` chooses."""
 
 
-class Interpolation(RoundHook):
-    """Makes the interpolated weights of a run, and keeps them.
+class WiseFT(RoundHook):
+    """Makes the WiSE-FT weights of a run, and keeps them.
 
     Args:
         experiment: what is run.
@@ -152,21 +152,21 @@ class Interpolation(RoundHook):
         self._settings, self._first = experiment.server, experiment.train.head_rounds
         self._method, self._network, self._evaluation = method, network, evaluation
         self._folder, self._models = folder, models
-        if self._settings.interpolate == "auto" and (
+        if self._settings.wise_ft == "auto" and (
             evaluation is None or ID_VAL not in evaluation.splits
         ):
             raise ExperimentError(
-                "server.interpolate: auto chooses on in-domain validation images, and there are "
+                "server.wise_ft: auto chooses on in-domain validation images, and there are "
                 "none here; set data.id_val above 0, or say a share such as 0.5"
             )
         if experiment.model.weights is None:
             emit(
                 Diagnostic(
-                    "interpolates-random-weights",
+                    "wise-ft-from-random-weights",
                     "warning",
-                    "server.interpolate mixes in the weights that training started from, and "
+                    "server.wise_ft mixes in the weights that training started from, and "
                     "these are random.",
-                    "Choose pretrained weights (model.weights), or do not interpolate.",
+                    "Choose pretrained weights (model.weights), or leave server.wise_ft away.",
                 )
             )
 
@@ -177,21 +177,21 @@ class Interpolation(RoundHook):
         return state
 
     def finish(self, state: State) -> Weights:
-        """Returns the interpolated weights after the last round, which the run keeps from now."""
-        start, end = self._models.read(START), served(state, self._settings.serve)
+        """Returns the mixed weights after the last round, which the run keeps from now."""
+        start, end = self._models.read(START), averaged(state, self._settings.averaging)
         local = local_names(self._method, self._network)
         tried: dict[float, float] = {}
-        if self._settings.interpolate == "auto":
-            tried = {s: self._accuracy(interpolated(start, end, s, local)) for s in SHARES}
+        if self._settings.wise_ft == "auto":
+            tried = {s: self._accuracy(wise_ft(start, end, s, local)) for s in SHARES}
             share = max(SHARES, key=lambda s: (tried[s], s))
         else:
-            share = float(self._settings.interpolate)
-        weights = interpolated(start, end, share, local)
-        self._models.keep(INTERPOLATED, f"{INTERPOLATED}.safetensors", weights)
+            share = float(self._settings.wise_ft)
+        weights = wise_ft(start, end, share, local)
+        self._models.keep(WISE_FT, f"{WISE_FT}.safetensors", weights)
         self._models.drop(START)
         content = {"share": share, "in_domain_validation": {str(s): a for s, a in tried.items()}}
-        self._folder.replace(f"{MODELS}/interpolation.json", json.dumps(content, indent=1) + "\n")
-        log.info("interpolated: %g of the served weights", share)
+        self._folder.replace(f"{MODELS}/wise_ft.json", json.dumps(content, indent=1) + "\n")
+        log.info("WiSE-FT: %g of the averaged weights", share)
         return weights
 
     def _accuracy(self, weights: Weights) -> float:
@@ -243,7 +243,7 @@ class Measurer(RoundHook):
         network: takes the weights in turn.
         evaluation: the images here, if any.
         elsewhere: measures where other images are.
-        interpolation: mixes the final weights with those that training began from, if asked to.
+        wise_ft: mixes the final weights with those that training began from, if asked to.
         observer: is told the scores.
 
     Attributes:
@@ -258,12 +258,12 @@ class Measurer(RoundHook):
         network: Network,
         evaluation: Evaluation | None,
         elsewhere: Elsewhere,
-        interpolation: Interpolation | None,
+        wise_ft: WiseFT | None,
         observer: Observer,
     ) -> None:
         self._experiment, self._network = experiment, network
         self._evaluation, self._elsewhere = evaluation, elsewhere
-        self._interpolation, self._observer = interpolation, observer
+        self._wise_ft, self._observer = wise_ft, observer
 
     def completed(self, state: State, round: Round) -> State:
         """Measures the round's model, if it is due."""
@@ -295,9 +295,9 @@ class Measurer(RoundHook):
         if not has_global_model(self.server.method, self._network):
             return found
         for mean in MEANS:
-            wanted = due or mean == self._experiment.server.serve
+            wanted = due or mean == self._experiment.server.averaging
             if wanted and rounds_in(state, mean):
-                found[mean] = served(state, mean)
-        if last and self._interpolation is not None:
-            found[INTERPOLATED] = self._interpolation.finish(state)
+                found[mean] = averaged(state, mean)
+        if last and self._wise_ft is not None:
+            found[WISE_FT] = self._wise_ft.finish(state)
         return found

@@ -354,7 +354,7 @@ def _end_steps(evaluations: Evaluations, split: str) -> list[float]:
 
 def about_result(run: RunRecord) -> list[Diagnostic]:
     """Returns what must be known beside the accuracy of the model that the run serves."""
-    rule = run.served
+    rule = run.default_rule
     classes = run.clients.classes if run.clients else ()
     chosen = rule.choose(run.evaluations)
     return about_accuracy(run.evaluations, chosen, weights=rule.weights, classes=classes)

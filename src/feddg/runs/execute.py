@@ -28,7 +28,7 @@ from feddg.evaluation.accuracy import (
     energy_threshold,
 )
 from feddg.experiment import Experiment, load_stored
-from feddg.federation.averages import served
+from feddg.federation.averages import averaged
 from feddg.federation.masked_rounds import OpenedSums
 from feddg.federation.server import Server, build_server
 from feddg.federation.transport import Ledger, Transport
@@ -37,10 +37,10 @@ from feddg.privacy.accounting import Account
 from feddg.privacy.building import Defences
 from feddg.records import (
     ID_VAL,
-    INTERPOLATED,
     OPENED_SUM_ROWS,
     PRIVACY_ROWS,
     SPLITS,
+    WISE_FT,
     EnergyThreshold,
     EvaluationRow,
     JsonFile,
@@ -51,10 +51,10 @@ from feddg.records import (
     SummaryFile,
 )
 from feddg.runs.context import (
-    Interpolation,
     Measurer,
     Prepare,
     Prepared,
+    WiseFT,
     in_process,
     predictor,
 )
@@ -387,7 +387,7 @@ class Run(Shown):
         The mean over the test domains, by the rule and weights of the model that the run serves.
         """
         record = self.record
-        rule, found = record.served, record.evaluations
+        rule, found = record.default_rule, record.evaluations
         return rule.measure(found, rule.choose(found), "test")
 
     def frame(self) -> "DataFrame":
@@ -522,11 +522,11 @@ class _Execution:
         for one in defences.diagnostics:
             self.observer.diagnostic(one)
         self._listen(done)
-        interpolation = None
-        if experiment.server.interpolate != "none":
-            interpolation = Interpolation(experiment, method, network, evaluation, folder, kept)
+        wise_ft = None
+        if experiment.server.wise_ft != "none":
+            wise_ft = WiseFT(experiment, method, network, evaluation, folder, kept)
         measurer = Measurer(
-            experiment, network, evaluation, found.elsewhere, interpolation, self.observer
+            experiment, network, evaluation, found.elsewhere, wise_ft, self.observer
         )
         server = measurer.server = build_server(
             method,
@@ -542,12 +542,12 @@ class _Execution:
                 *means_of(experiment, method, network),
                 Progress(self.observer),
                 measurer,
-                *filter(None, [interpolation]),
+                *filter(None, [wise_ft]),
                 writer,
             ],
         )
         if checkpoint is None:
-            self._set_up(found, server, measurer, interpolation, writer)
+            self._set_up(found, server, measurer, wise_ft, writer)
         run_rounds(server)
         if evaluation is not None:
             self._last_figures(server, found, kept, evaluation)
@@ -557,7 +557,7 @@ class _Execution:
         found: Prepared,
         server: Server,
         measurer: Measurer,
-        interpolation: Interpolation | None,
+        wise_ft: WiseFT | None,
         writer: Records,
     ) -> None:
         """Says what is run on what, has the clients describe themselves, and measures round 0."""
@@ -572,8 +572,8 @@ class _Execution:
             self.folder.write_tensors("setup.safetensors", descriptions)
         row = SetupRow(seconds=self.seconds["setup"], groups=server.groups)
         evaluations = measurer.rows(server.state)
-        if interpolation is not None:
-            interpolation.completed(server.state)
+        if wise_ft is not None:
+            wise_ft.completed(server.state)
         writer.keep(server.state, [row, *evaluations])
         with self.folder.writing(FIGURES) as figures:
             found.draw(figures, server.state)
@@ -589,9 +589,9 @@ class _Execution:
     ) -> None:
         """Writes what is said of the model that the run ends with."""
         method, network = found.method, found.worker.network
-        weights = served(server.state, self.experiment.server.serve)
-        if INTERPOLATED in kept.files:
-            weights = kept.read(INTERPOLATED)
+        weights = averaged(server.state, self.experiment.server.averaging)
+        if WISE_FT in kept.files:
+            weights = kept.read(WISE_FT)
         model, classes = predictor(method, network, weights), tuple(found.clients.classes)
         write_alphas(self.folder, method, network, evaluation)
         write_warning_light(self.folder, model, evaluation)

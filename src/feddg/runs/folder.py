@@ -23,7 +23,7 @@ from feddg.federation.averages import MEANS, Means, prefix_of
 from feddg.messages import Message, Weights
 from feddg.methods.base import Method, State
 from feddg.models.network import Network
-from feddg.records import ID_VAL, INTERPOLATED, LAST, VAL, EvaluationRow, JsonFile, MetricsRow, Row
+from feddg.records import ID_VAL, LAST, VAL, WISE_FT, EvaluationRow, JsonFile, MetricsRow, Row
 from feddg.runs.reading import (
     FINAL,
     SELECTION_RULES,
@@ -61,7 +61,7 @@ DROPPED = "weights-dropped"
 # then the index is renamed into place: a process killed at any moment leaves one whole checkpoint.
 
 
-_FileName = Annotated[str, Field(pattern=r"^[a-z0-9-]+\.safetensors$")]
+_FileName = Annotated[str, Field(pattern=r"^[a-z0-9_-]+\.safetensors$")]
 
 
 @dataclass
@@ -597,8 +597,8 @@ class KeptModels:
 
 def means_of(experiment: ExperimentSettings, method: Method, network: Network) -> list[Means]:
     """Returns what keeps the means over rounds that an experiment serves or measures, if any."""
-    serve, kept = experiment.server.serve, experiment.evaluate.averages != "never"
-    wanted = [mean for mean in MEANS if kept or mean == serve]
+    averaging, kept = experiment.server.averaging, experiment.evaluate.averages != "never"
+    wanted = [mean for mean in MEANS if kept or mean == averaging]
     return [Means(method, network, experiment.server, wanted)] if wanted else []
 
 
@@ -621,14 +621,14 @@ def drop_weights(folder: Path) -> None:
 # Finding a model again
 
 
-def served_rule(folder: Path) -> SelectionRule:
-    """Returns the rule whose model a run serves: what ``server`` in its experiment says."""
-    if INTERPOLATED in read_index(folder).models:
-        return find_rule(INTERPOLATED)
-    serve = load_stored(folder / EXPERIMENT).server.serve
-    # Until a mean begins, the last weights are served in its place.
-    begun = serve != LAST and checkpoint_weights(folder, f"extras/{prefix_of(serve)}")
-    return find_rule(serve) if begun else FINAL
+def default_rule(folder: Path) -> SelectionRule:
+    """Returns the rule whose model a run hands out: what ``server`` in its experiment says."""
+    if WISE_FT in read_index(folder).models:
+        return find_rule(WISE_FT)
+    averaging = load_stored(folder / EXPERIMENT).server.averaging
+    # Until a mean begins, the last weights stand in for it.
+    begun = averaging != "none" and checkpoint_weights(folder, f"extras/{prefix_of(averaging)}")
+    return find_rule(averaging) if begun else FINAL
 
 
 def kept_weights(folder: Path, rule: SelectionRule) -> tuple[Weights, int]:
@@ -645,15 +645,15 @@ def kept_weights(folder: Path, rule: SelectionRule) -> tuple[Weights, int]:
         if mean:
             return read_tensors(folder, index, index.state, "weights/") | mean, index.round
         experiment, reason = load_stored(folder / EXPERIMENT), "its evaluate.averages is never"
-        if experiment.evaluate.averages != "never" or experiment.server.serve == rule.weights:
+        if experiment.evaluate.averages != "never" or experiment.server.averaging == rule.weights:
             reason = f"the mean has not begun by round {index.round} of {experiment.train.rounds}"
         raise RunError(f"{folder} keeps no {rule.model!r} model: {reason}")
     round = rule.choose(read_run(folder).evaluations)
     if rule.model in index.models:
         weights = read_tensors(folder, index, f"{MODELS}/{index.models[rule.model]}")
         return weights, index.round if round is None else round
-    if rule.weights == INTERPOLATED:
-        reason = "that takes server.interpolate, and the run's last round"
+    if rule.weights == WISE_FT:
+        reason = "that takes server.wise_ft, and the run's last round"
     elif round is not None:
         reason = f"the rule chooses round {round}, whose weights this run did not keep"
     else:

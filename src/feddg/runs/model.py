@@ -16,7 +16,7 @@ from feddg.messages import Weights, on_device
 from feddg.methods.base import Method, State, has_global_model, local_names
 from feddg.models.network import Network
 from feddg.models.precision import choose_device
-from feddg.runs.folder import EXPERIMENT, RunFolder, checkpoint_memories, kept_weights, served_rule
+from feddg.runs.folder import EXPERIMENT, RunFolder, checkpoint_memories, default_rule, kept_weights
 from feddg.runs.prepare import Images, Progress, build, build_worker, load_images
 from feddg.runs.provenance import ImagesNow, check_images
 from feddg.runs.reading import find_rule, read_run, require_run
@@ -70,7 +70,7 @@ def load_trained(folder: Path | str, device: str = "cpu", which: str | None = No
     model = experiment.model.model_copy(update={"weights": None})
     bare = experiment.model_copy(update={"model": model})
     method, network = build(bare, len(clients.classes))
-    rule = rule or served_rule(path)
+    rule = rule or default_rule(path)
     weights, round = kept_weights(path, rule)
     load_weights(network, weights)
     if not has_global_model(method, network):
@@ -102,9 +102,9 @@ def load_model(
         device: where the model goes.
         adapt: a test-time adaptation, such as ``iabn`` or ``fixed:alpha=0.3``; none for the
             method's own way to predict. See :mod:`feddg.evaluation.adaptation`.
-        which: the model by a selection rule: ``final``, ``tail``, ``ema``, ``best_in_domain``,
-            ``best_held_out`` or ``interpolated``; by default what ``server.serve`` and
-            ``server.interpolate`` of the experiment say.
+        which: the model by a selection rule: ``final``, ``swa``, ``ema``, ``best_in_domain``,
+            ``best_held_out`` or ``wise_ft``; by default what ``server.averaging`` and
+            ``server.wise_ft`` of the experiment say.
 
     Returns:
         A module that maps RGB images in [0, 1], ``(B, 3, H, W)`` at the run's image size, to

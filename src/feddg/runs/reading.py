@@ -19,13 +19,13 @@ from feddg.records import (
     ATTACK_ROWS,
     EMA,
     ID_VAL,
-    INTERPOLATED,
     LAST,
     LEDGER_ROWS,
     METRICS_ROWS,
     PRIVACY_ROWS,
-    TAIL,
+    SWA,
     VAL,
+    WISE_FT,
     AdaptationRow,
     AttackRow,
     ClientsTable,
@@ -150,7 +150,7 @@ class Evaluations:
                 self._by_round.pop(self.rounds.pop())
 
     def of(self, weights: str) -> "Evaluations":
-        """The evaluations of other weights: ``last``, ``tail``, ``ema``, ``interpolated``.
+        """The evaluations of other weights: ``last``, ``swa``, ``ema``, ``wise_ft``.
 
         Only whole rounds: those in which all was measured that was measured of the last weights.
         """
@@ -333,18 +333,18 @@ def _best_round(evaluations: Evaluations, split: str) -> int | None:
     return max(trained, key=lambda r: (trained[r], -r), default=None)
 
 
-def served_rule(experiment: Mapping[str, Any], evaluations: Evaluations) -> SelectionRule:
-    """Returns the rule of the model that a run serves: the one a user is handed.
+def default_rule(experiment: Mapping[str, Any], evaluations: Evaluations) -> SelectionRule:
+    """Returns the rule of the model that a run hands out: averaged weights where it has any.
 
     Args:
         experiment: the resolved experiment, nested.
-        evaluations: the run's; where the served weights are not measured yet, the final round's
+        evaluations: the run's; where these weights are not measured yet, the final round's
             count.
     """
     server = experiment.get("server") or {}
-    wanted = {TAIL: TAIL_MEAN, EMA: EMA_MEAN}.get(str(server.get("serve")), FINAL)
-    if str(server.get("interpolate") or "none") != "none":
-        wanted = INTERPOLATION
+    wanted = {SWA: SWA_MEAN, EMA: EMA_MEAN}.get(str(server.get("averaging")), FINAL)
+    if str(server.get("wise_ft") or "none") != "none":
+        wanted = WISE_FT_RULE
     return wanted if wanted.choose(evaluations) is not None else FINAL
 
 
@@ -365,8 +365,8 @@ def _rule_of_weights(name: str, weights: str, when: str) -> SelectionRule:
 FINAL: Final = add_rule(
     SelectionRule("Final round", "final", final_round, when="after the final round")
 )
-TAIL_MEAN: Final = add_rule(
-    _rule_of_weights("Mean of the tail", TAIL, "by the mean of the later rounds' models")
+SWA_MEAN: Final = add_rule(
+    _rule_of_weights("Mean of the last rounds", SWA, "by the mean of the last rounds' models")
 )
 EMA_MEAN: Final = add_rule(
     _rule_of_weights("Exponential mean", EMA, "by the exponential mean of the rounds' models")
@@ -391,10 +391,8 @@ BEST_HELD_OUT: Final = add_rule(
         when="after the round that is best on held-out validation",
     )
 )
-INTERPOLATION: Final = add_rule(
-    _rule_of_weights(
-        "Interpolated", INTERPOLATED, "by a mix of the final model and the one it began from"
-    )
+WISE_FT_RULE: Final = add_rule(
+    _rule_of_weights("WiSE-FT", WISE_FT, "by a mix of the final model and the one it began from")
 )
 
 
@@ -510,9 +508,9 @@ class RunRecord(Shown):
         )
 
     @cached_property
-    def served(self) -> SelectionRule:
+    def default_rule(self) -> SelectionRule:
         """The rule of the model that the run serves, which headlines speak of."""
-        return served_rule(self.experiment, self.evaluations)
+        return default_rule(self.experiment, self.evaluations)
 
     def frame(self) -> "DataFrame":
         """Returns all that was measured, a row each: round, split, domain, weights, metric, value.
@@ -597,9 +595,9 @@ def read_captions(folder: Path) -> dict[str, str]:
     return {name: str(caption) for name, caption in captions.items()}
 
 
-def served_by_all(runs: Iterable[RunRecord]) -> SelectionRule:
+def common_rule(runs: Iterable[RunRecord]) -> SelectionRule:
     """Returns the rule of the models that runs serve; the final round's where they differ."""
-    rules = {run.served.name: run.served for run in runs}
+    rules = {run.default_rule.name: run.default_rule for run in runs}
     return next(iter(rules.values())) if len(rules) == 1 else FINAL
 
 

@@ -119,7 +119,7 @@ register_data_set(
             "train": {"lr": 3e-5, "augmentation": "pacs"},
             # Single rounds are noise on an unseen domain, and this mean forgets soon enough for
             # models that still rise; see docs/benchmarks.md.
-            "server": {"serve": "ema"},
+            "server": {"averaging": "ema"},
         },
     )
 )
