@@ -333,7 +333,7 @@ def test_iwildcams_images_lie_in_train_whatever_their_split(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("id_val", "extra", r"row \d+ of metadata.csv has the split 'extra'"),
+        ("id_val", "extra", r"row \d+ of metadata.csv has 'extra' as split"),
         ("train-1-0-0.jpg", "../x.jpg", r"row \d+ of metadata.csv has '\.\./x\.jpg' as filename"),
         ("filename", "file", "no column 'filename'"),
     ],

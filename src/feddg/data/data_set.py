@@ -3,16 +3,18 @@
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from feddg.data.augment import GENERAL_AUGMENTATIONS, AugmentSettings
 from feddg.data.images import ImageTable
-from feddg.errors import DataError, ExperimentError, nearest
+from feddg.errors import DataError, ExperimentError, field_fault, nearest
 from feddg.registry import Registry
 from feddg.settings import DataSettings, Settings
+from feddg.storage import read_fields_of
 
 Loader = Callable[..., ImageTable]
 ANY = "folder"
@@ -86,6 +88,10 @@ class DataSet:
             ``id_val``, ``id_test``). The loader gives each image's role in ``ImageTable.split``,
             and an experiment that holds nothing out uses it.
         publication: whom to cite, and what is allowed.
+        around: names of folders that archives put around the images.
+        spellings: further names that folders of domains and classes have, with those used here.
+        parts: folders that some archives have between domain and class, with the role of their
+            images (``train``, ``id_val``, ``id_test``; empty for none).
         layouts: the folders it is known to come as, a line each.
         protocol: one line: how papers use it, which the preset follows.
         clients: who really holds an image, in a word or two; empty where nobody knows.
@@ -105,6 +111,9 @@ class DataSet:
     counts: Mapping[str, int] = field(default_factory=dict)
     split_counts: Mapping[str, int] = field(default_factory=dict)
     publication: Publication | None = None
+    around: tuple[str, ...] = ()
+    spellings: Mapping[str, str] = field(default_factory=dict)
+    parts: Mapping[str, str] = field(default_factory=dict)
     layouts: tuple[str, ...] = ()
     protocol: str = ""
     clients: str = ""
@@ -161,6 +170,24 @@ def register_data_set(definition: DataSet) -> DataSet:
         DataError: another data set has the name.
     """
     return DATA_SETS.add(definition.name, definition)
+
+
+def define(name: str, load: Loader | None = None, options: type[Settings] | None = None) -> DataSet:
+    """Registers one of our own data sets, of which ``sets/definitions.yaml`` says the rest.
+
+    Args:
+        name: what it is called.
+        load: see :class:`DataSet`, as the next.
+        options: what ``data.options`` may say.
+    """
+    fields = {**_definitions()[name], "name": name, "load": load, "options": options}
+    return register_data_set(TypeAdapter(DataSet).validate_python(fields))
+
+
+@cache
+def _definitions() -> dict[str, Any]:
+    file = Path(__file__).parent / "sets" / "definitions.yaml"
+    return read_fields_of(file, "The list of data sets", DataError)
 
 
 def from_loader(name: str, load: Loader) -> DataSet:
@@ -269,22 +296,15 @@ def load_images_of(data: DataSettings) -> ImageTable:
     return load_source(data.source, data.root, **data.options).without(data.leave_out)
 
 
-def checked_options(definition: DataSet, said: Mapping[str, object]) -> dict[str, object]:
-    """Returns all options of a data set, those that were not said by their defaults.
+def checked_options(definition: DataSet, given: Mapping[str, object]) -> dict[str, object]:
+    """Returns all options of a data set, those that were not given by their defaults.
 
     Raises:
         DataError: an option is unknown or has no value that it takes.
     """
     assert definition.options is not None
     try:
-        return dict(definition.options(**said))
+        return dict(definition.options(**given))
     except ValidationError as error:
-        fault = error.errors()[0]
-        name = ".".join(map(str, fault["loc"]))
-        fields = definition.options.model_fields
-        if fault["type"] == "extra_forbidden":
-            raise DataError(
-                f"the data set {definition.name!r} has no option {name!r}{nearest(name, fields)}; "
-                f"there are: {', '.join(fields)}"
-            ) from None
-        raise DataError(f"data.options.{name}: {fault['msg']} (got {fault['input']!r})") from None
+        fault = field_fault(error, list(definition.options.model_fields))
+        raise DataError(f"data set {definition.name!r}, data.options: {fault}") from None

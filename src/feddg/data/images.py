@@ -141,6 +141,7 @@ def register_heif() -> None:
 IMAGE_SUFFIXES = frozenset(usable_formats())
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 """Control characters, line ends, and bytes that are no UTF-8: no file we write could hold them."""
+_COLUMNS = ("labels", "domains", "images", "split", "clients", "listed_rows")
 LAYOUT = "<root>/<domain>/<class>/<image>, for example images/sketch/dog/0001.jpg"
 
 
@@ -180,14 +181,16 @@ class ImageTable:
     listed_rows: np.ndarray | None = None
 
     def __post_init__(self) -> None:
-        for name in ("labels", "domains", "images", "split", "clients", "listed_rows"):
+        for name in _COLUMNS:
             column = getattr(self, name)
             if column is not None and len(column) != len(self.paths):
                 raise ValueError(f"{name} has {len(column)} rows, paths has {len(self.paths)}")
         if (self.root is None) == (self.images is None):
             raise ValueError("an ImageTable has either a root folder or rendered images")
-        _check_positions("labels", self.labels, len(self.class_names))
-        _check_positions("domains", self.domains, len(self.domain_names))
+        for name, size in (("labels", len(self.class_names)), ("domains", len(self.domain_names))):
+            places = getattr(self, name)
+            if len(places) and not (places.min() >= 0 and places.max() < size):
+                raise ValueError(f"{name} must lie in 0..{size - 1}")
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -195,16 +198,10 @@ class ImageTable:
     def take(self, rows: Sequence[int] | np.ndarray) -> "ImageTable":
         """Returns the table of these rows, in this order; class and domain names stay whole."""
         rows = np.asarray(rows, dtype=np.int64)
-        return replace(
-            self,
-            paths=tuple(self.paths[row] for row in rows.tolist()),
-            labels=self.labels[rows],
-            domains=self.domains[rows],
-            images=None if self.images is None else self.images[rows],
-            split=None if self.split is None else self.split[rows],
-            clients=None if self.clients is None else self.clients[rows],
-            listed_rows=None if self.listed_rows is None else self.listed_rows[rows],
-        )
+        columns = {
+            name: column[rows] for name in _COLUMNS if (column := getattr(self, name)) is not None
+        }
+        return replace(self, paths=tuple(self.paths[row] for row in rows.tolist()), **columns)
 
     def without(self, domains: Iterable[str]) -> "ImageTable":
         """Returns the table without some domains, which it does not name any more either.
@@ -270,28 +267,27 @@ def from_folder(root: Path | str) -> ImageTable:
     root = Path(root).expanduser()
     check_folder(root)
     found = [
-        (domain, label, file)
+        (domain, label, f"{domain}/{path}")
         for domain in folder_names(root)
-        for label in folder_names(root / domain)
-        for file in image_names(root / domain / label)
+        for label, path in _class_images(root / domain)
     ]
     if not found:
-        raise DataError(
-            f"No images were found in {root} as {LAYOUT}. {_what_is_there(root)} "
-            f"Image files end in {', '.join(sorted(IMAGE_SUFFIXES))}."
-        )
-    domains, labels, files = zip(*found)
-    domain_names, domain_ids = np.unique(domains, return_inverse=True)
-    class_names, label_ids = np.unique(labels, return_inverse=True)
-    _report_empty(root, set(domain_names.tolist()), set(class_names.tolist()))
-    return ImageTable(
-        paths=tuple("/".join(parts) for parts in zip(domains, labels, files)),
-        labels=label_ids.astype(np.int64),
-        domains=domain_ids.astype(np.int64),
-        class_names=tuple(class_names.tolist()),
-        domain_names=tuple(domain_names.tolist()),
-        root=root,
-    )
+        raise _no_images(root, LAYOUT)
+    domains, labels, paths = zip(*found)
+    table, classes = listed_images(root, paths, labels, domains), set(labels)
+    for domain in folder_names(root):
+        if domain not in table.domain_names:
+            text = f"{root / domain} has no class folder with images and is left out."
+            emit(Diagnostic("folder-left-out", "warning", text))
+            continue
+        for label in folder_names(root / domain):
+            if label not in classes:
+                text = (
+                    f"Class '{label}' has no images in any domain and is left out "
+                    f"({root / domain / label})."
+                )
+                emit(Diagnostic("folder-left-out", "warning", text))
+    return table
 
 
 def from_class_folders(root: Path | str, domain: str) -> ImageTable:
@@ -306,32 +302,30 @@ def from_class_folders(root: Path | str, domain: str) -> ImageTable:
     """
     root = Path(root).expanduser()
     check_folder(root)
-    found = [(label, file) for label in folder_names(root) for file in image_names(root / label)]
+    found = list(_class_images(root))
     if not found:
-        raise DataError(
-            f"No images were found in {root} as <root>/<class>/<image>. {_what_is_there(root)} "
-            f"Image files end in {', '.join(sorted(IMAGE_SUFFIXES))}."
-        )
-    labels, files = zip(*found)
-    class_names, label_ids = np.unique(labels, return_inverse=True)
-    return ImageTable(
-        paths=tuple(f"{label}/{file}" for label, file in zip(labels, files)),
-        labels=label_ids.astype(np.int64),
-        domains=np.zeros(len(files), dtype=np.int64),
-        class_names=tuple(class_names.tolist()),
-        domain_names=(domain,),
-        root=root,
+        raise _no_images(root, "<root>/<class>/<image>")
+    labels, paths = zip(*found)
+    return listed_images(root, paths, labels, [domain] * len(paths))
+
+
+def _class_images(folder: Path) -> Iterator[tuple[str, str]]:
+    """Yields class and path of the images in class folders, sorted by both."""
+    for label in folder_names(folder):
+        for name in image_names(folder / label):
+            yield label, f"{label}/{name}"
+
+
+def _no_images(root: Path, layout: str) -> DataError:
+    return DataError(
+        f"No images were found in {root} as {layout}. {_what_is_there(root)} "
+        f"Image files end in {', '.join(sorted(IMAGE_SUFFIXES))}."
     )
 
 
 def plain_name(name: str) -> str:
     """Returns a name as it is compared: lower case, without blanks, ``_`` and ``-``."""
     return re.sub(r"[\s_-]", "", name).lower()
-
-
-def _check_positions(what: str, positions: np.ndarray, size: int) -> None:
-    if len(positions) and not (positions.min() >= 0 and positions.max() < size):
-        raise ValueError(f"{what} must lie in 0..{size - 1}")
 
 
 def check_folder(root: Path) -> None:
@@ -421,31 +415,13 @@ def _what_is_there(root: Path) -> str:
     return f"It holds the folders {', '.join(names[:10])}, without images."
 
 
-def _report_empty(root: Path, domain_names: set[str], class_names: set[str]) -> None:
-    for domain in folder_names(root):
-        if domain not in domain_names:
-            text = f"{root / domain} has no class folder with images and is left out."
-            emit(Diagnostic("folder-left-out", "warning", text))
-            continue
-        for label in folder_names(root / domain):
-            if label not in class_names:
-                text = (
-                    f"Class '{label}' has no images in any domain and is left out "
-                    f"({root / domain / label})."
-                )
-                emit(Diagnostic("folder-left-out", "warning", text))
-
-
-# Images that a file lists, or that are drawn: rows with names become an ``ImageTable``.
-
-
 def listed_images(
     root: Path,
     paths: Iterable[str],
     labels: Sequence[str],
     domains: Sequence[str],
     *,
-    listed_in: str,
+    listed_in: str = "",
     split: Sequence[str] | None = None,
     clients: Sequence[str] | None = None,
     listed_rows: Sequence[int] | None = None,
@@ -459,7 +435,7 @@ def listed_images(
         paths: of the images, below ``root``.
         labels: the class of each.
         domains: the domain of each.
-        listed_in: the file that lists them.
+        listed_in: the file that lists them; empty where all images below ``root`` are meant.
         split: the role of each; None where there is none.
         clients: who holds each; None where nobody knows.
         listed_rows: the row of each in that file, as a person counts; None for no telling.

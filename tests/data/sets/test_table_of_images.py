@@ -291,9 +291,9 @@ def test_options_are_part_of_the_experiment(tmp_path: Path) -> None:
     other = experiment_of(file, data={"options": {"label": "diagnosis"}})
     assert one.id != other.id
     assert one.data.options["label"] == "label", "what is not said is written out"
-    with pytest.raises(ExperimentError, match=r"no option 'lable' \(did you mean 'label'\?\)"):
+    with pytest.raises(ExperimentError, match=r"unknown field 'lable' \(did you mean 'label'\?\)"):
         experiment_of(file, data={"options": {"lable": "x"}})
-    with pytest.raises(ExperimentError, match=r"data\.options\.label"):
+    with pytest.raises(ExperimentError, match=r"data\.options: label"):
         experiment_of(file, data={"options": {"label": 3}})
 
 

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from pydantic import Field
 
-from feddg.data.data_set import DataSet, register_data_set
+from feddg.data.data_set import define
 from feddg.data.images import ImageTable, listed_images, roles_of_domains
 from feddg.data.published import taken_images
 from feddg.errors import DataError, nearest
@@ -278,13 +278,4 @@ def _class_names(found: Any, label: str, labels: Sequence[str]) -> list[str]:
     return sorted(present, key=int) if numbers else present
 
 
-register_data_set(
-    DataSet(
-        name="huggingface",
-        summary="a data set of Hugging Face, on disk or from the hub, with a column for domains",
-        load=list_hugging_face,
-        options=HuggingFaceOptions,
-        layouts=("a folder that `save_to_disk` of `datasets` wrote, or a name on the hub",),
-        clients="as a column or a partitioner of Flower says",
-    )
-)
+define("huggingface", list_hugging_face, HuggingFaceOptions)

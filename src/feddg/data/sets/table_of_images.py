@@ -6,7 +6,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from pydantic import Field
 
 from feddg.data.columns import TABLES, Columns, read_columns
-from feddg.data.data_set import DataSet, register_data_set
+from feddg.data.data_set import define
 from feddg.data.images import ImageTable, listed_images, roles_of_domains
 from feddg.data.published import needs_root
 from feddg.errors import DataError
@@ -190,14 +190,4 @@ def _roles(found: Columns, name: str, rows: Sequence[int], domains: Sequence[str
     return roles_of_domains(said, domains)
 
 
-register_data_set(
-    DataSet(
-        name="table",
-        summary="a table of one's own: CSV or Parquet with the columns path, label and domain, "
-        "perhaps client and split",
-        load=list_table,
-        options=TableOptions,
-        layouts=("a `.csv` or `.parquet` file, or a folder with `table.csv`",),
-        clients="as the column client says",
-    )
-)
+define("table", list_table, TableOptions)
