@@ -27,7 +27,7 @@ from feddg.data.data_set import (
     preset_of,
     presets,
 )
-from feddg.data.partitions import counts_clients, rules_of
+from feddg.data.partition import counts_clients, rules_of
 from feddg.diagnostics import Diagnostic, emit
 from feddg.errors import DataError, ExperimentError, FeddgError, nearest
 from feddg.evaluation.metrics import METRICS

@@ -42,8 +42,7 @@ from feddg.data.inspection import (
     ignored_files,
     survey,
 )
-from feddg.data.partition import Partition, dealt_alike, held_alike, partition
-from feddg.data.partitions import counts_clients
+from feddg.data.partition import Partition, counts_clients, dealt_alike, held_alike, partition
 from feddg.data.pixels import PixelStore, open_pixels
 from feddg.data.splits import Splits, from_csv, from_roles, hold_out
 from feddg.diagnostics import Diagnostic, emit
