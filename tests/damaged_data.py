@@ -190,12 +190,7 @@ CASES: list[Case] = [
 ]
 
 
-def entry(cache: Path) -> Path:
-    (found,) = cache.glob("pixels-*")
-    return found
-
-
-def cached(name: str, damage: Callable[[Path], Any]) -> Callable[[Place], None]:
+def cached(kind: str, damage: Callable[[Path], Any]) -> Callable[[Place], None]:
     """Opens images from a cache that was damaged; what comes out is what went in."""
 
     def play(place: Place) -> None:
@@ -203,10 +198,12 @@ def cached(name: str, damage: Callable[[Path], Any]) -> Callable[[Place], None]:
         _, first = opened(place.images, cache)
         expected = first.gather(range(24))
         first.close()
-        damage(entry(cache) / name)
+        (file,) = cache.glob(f"{kind}-*")
+        damage(file)
         _, again = opened(place.images, cache)
         assert (again.gather(range(24)) == expected).all()
-        damaged_no_more = numpy.load(entry(cache) / "pixels.npy")
+        (pixels,) = cache.glob("pixels-*")
+        damaged_no_more = numpy.load(pixels)
         assert (damaged_no_more.transpose(0, 3, 1, 2) == expected.numpy()).all()
 
     return play
@@ -240,17 +237,18 @@ def pickled(path: Path) -> None:
 
 
 AGAIN = "one line, and the images are decoded again"
+DAMAGED = "is damaged; the images are decoded"
 CASES += [
     *(
-        Case(CACHE, f"`{name}` {how}", happens, cached(name, damage), said=line)
-        for name, how, damage, happens, line in (
-            ("pixels.npy", "is cut short", cut, AGAIN, "is damaged; the images are decoded"),
-            ("pixels.npy", "is missing", os.unlink, AGAIN, "is damaged; the images are decoded"),
-            ("pixels.npy", "is a pipe", pipe, AGAIN, "is damaged; the images are decoded"),
-            ("pixels.npy", "holds a pickle", pickled, AGAIN, "is damaged; the images are decoded"),
-            ("facts.json", "has a flipped bit", lambda p: flip(p, 0.5), AGAIN, "is damaged; the"),
-            ("facts.json", "is deep", write(DEEP), AGAIN, "is damaged; the images are decoded"),
-            ("facts.json", "is a pipe", pipe, AGAIN, "is damaged; the images are decoded"),
+        Case(CACHE, f"`{kind}-*` {how}", happens, cached(kind, damage), said=line)
+        for kind, how, damage, happens, line in (
+            ("pixels", "is cut short", cut, AGAIN, DAMAGED),
+            ("pixels", "is missing", os.unlink, "the images are decoded again", ""),
+            ("pixels", "is a pipe", pipe, AGAIN, DAMAGED),
+            ("pixels", "holds a pickle", pickled, AGAIN, DAMAGED),
+            ("checked", "has a flipped bit", lambda p: flip(p, 0.5), AGAIN, DAMAGED),
+            ("checked", "is deep", write(DEEP), AGAIN, DAMAGED),
+            ("checked", "is a pipe", pipe, AGAIN, DAMAGED),
         )
     ),
     Case(

@@ -27,7 +27,7 @@ from feddg.clients.threads import (
     threads_for,
 )
 from feddg.data.data_set import DATA_SETS, SCRATCH, find_augmentation, load_images_of
-from feddg.data.decoding import BadImage, Reading, whole_images
+from feddg.data.decoding import Reading, whole_images
 from feddg.data.fingerprint import ContentHashes, ImagesFile, file_of, images_file
 from feddg.data.images import ImageTable
 from feddg.data.inspection import (
@@ -43,7 +43,7 @@ from feddg.data.inspection import (
     survey,
 )
 from feddg.data.partition import Partition, counts_clients, dealt_alike, held_alike, partition
-from feddg.data.pixels import PixelStore, open_pixels
+from feddg.data.pixels import BadImage, PixelStore, open_pixels
 from feddg.data.splits import Splits, from_csv, from_roles, hold_out
 from feddg.diagnostics import Diagnostic, emit
 from feddg.errors import ExperimentError, WeightsError
