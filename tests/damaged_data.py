@@ -243,7 +243,7 @@ CASES += [
         Case(CACHE, f"`{kind}-*` {how}", happens, cached(kind, damage), said=line)
         for kind, how, damage, happens, line in (
             ("pixels", "is cut short", cut, AGAIN, DAMAGED),
-            ("pixels", "is missing", os.unlink, "the images are decoded again", ""),
+            ("pixels", "is missing", os.unlink, "the images are decoded again", None),
             ("pixels", "is a pipe", pipe, AGAIN, DAMAGED),
             ("pixels", "holds a pickle", pickled, AGAIN, DAMAGED),
             ("checked", "has a flipped bit", lambda p: flip(p, 0.5), AGAIN, DAMAGED),
@@ -357,8 +357,8 @@ CASES += [
         ),
         ("the split file is missing", split(lambda p: None), "No such file"),
         ("the split file is a pipe", split(pipe), "it is a pipe"),
-        ("the split file is not UTF-8", split(lambda p: p.write_bytes(b"\xff")), "cannot be read"),
-        ("the split file lacks columns", split(write("a,b\n")), "has no column path and no split"),
+        ("the split file is not UTF-8", split(lambda p: p.write_bytes(b"\xff")), "not UTF-8"),
+        ("the split file lacks columns", split(write("a,b\n")), "has no column 'split'"),
         (
             "the split file lists an image twice",
             split(write("split,path\ntrain,a/cat/0.png\ntest,a/cat/0.png\n")),

@@ -182,6 +182,11 @@ class Samples:
     values: np.ndarray
     alpha: bool = False
 
+    @property
+    def colours(self) -> np.ndarray:
+        """The values without transparency."""
+        return self.values[:, :, :-1] if self.alpha else self.values
+
 
 def is_deep(image: Image.Image) -> bool:
     """Whether an opened file holds more than 8 bits, or more bands, than Pillow would hand out."""
@@ -295,15 +300,17 @@ def to_image(samples: Samples, reading: Reading, bits: int = 0) -> Image.Image:
 
 
 def _choose(samples: Samples, bands: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray | None]:
-    values, count = samples.values, samples.values.shape[2]
+    values, colours = samples.values, samples.colours
     if bands:
-        if max(bands) > count:
-            raise UnusableImageError(f"it has {count} bands, and data.bands asks for {max(bands)}")
+        if max(bands) > values.shape[2]:
+            raise UnusableImageError(
+                f"it has {values.shape[2]} bands, and data.bands asks for {max(bands)}"
+            )
         return values[:, :, [band - 1 for band in bands]], None
-    colours = count - 1 if samples.alpha else count
-    if colours > 4 or colours == 2:
-        raise UnusableImageError(f"it has {colours} bands: choose three with data.bands: [3, 2, 1]")
-    return values[:, :, : min(colours, 3)], values[:, :, -1:] if samples.alpha else None
+    count = colours.shape[2]
+    if count > 4 or count == 2:
+        raise UnusableImageError(f"it has {count} bands: choose three with data.bands: [3, 2, 1]")
+    return colours[:, :, :3], values[:, :, -1:] if samples.alpha else None
 
 
 def _to_bytes(values: np.ndarray, range: ValueRange, bits: int) -> np.ndarray:

@@ -7,9 +7,10 @@ asking again costs a look at each file's entry in its folder, and only changed f
 import base64
 import hashlib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,6 @@ from feddg.storage import Stamp, open_file, replace_bytes, stamp
 SHOWN = 3
 """Paths named in a difference."""
 
-_HASH_BYTES, _PART_BYTES = 8, 2**20
 _Known = dict[str, tuple[int, int, int, str]]
 _KNOWN = TypeAdapter(_Known)
 
@@ -84,8 +84,7 @@ class ImagesFile(JsonFile):
         Two that are equal have images without a :func:`difference`.
         """
         parts = [self.count, self.labels, self.rendered, sorted(self.contents().items())]
-        text = repr(parts).encode("utf-8", "surrogateescape")
-        return _text(hashlib.blake2b(text, digest_size=_HASH_BYTES).digest())
+        return _hash([repr(parts).encode("utf-8", "surrogateescape")])
 
 
 @dataclass(frozen=True)
@@ -184,13 +183,11 @@ class ContentHashes:
 
     def see(self, path: str) -> tuple[int, str]:
         """Returns size and hash of a file; several threads may call it at once."""
-        return self._known_already(path) or self._read(path)
+        return self._remembered(path) or self._read(path)
 
-    def _known_already(self, path: str) -> tuple[int, str] | None:
+    def _remembered(self, path: str) -> tuple[int, str] | None:
         known = self._known.get(path)
-        if known is None or known[:3] != self._stamp(path):
-            return None
-        return known[0], known[3]
+        return None if known is None or known[:3] != self._stamp(path) else (known[0], known[3])
 
     def _stamp(self, path: str) -> Stamp | None:
         return stamp(f"{self._root}/{path}")  # a Path takes as long as the look at the file
@@ -213,12 +210,10 @@ class ContentHashes:
         Raises:
             DataError: the cache cannot be written.
         """
-        distinct = sorted(set(paths))
-        known = {path: self._known_already(path) for path in distinct}
+        known = {path: self._remembered(path) for path in sorted(set(paths))}
         new = [path for path, content in known.items() if content is None]
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
             read = dict(zip(new, pool.map(self._read, new)))
-        found = {path: content or read[path] for path, content in known.items()}
         if self._fresh and self._file is not None:
             try:
                 replace_bytes(self._file, _KNOWN.dump_json(self._known))
@@ -228,7 +223,7 @@ class ContentHashes:
                     "Free some space there, or name another cache folder."
                 ) from None
             self._fresh = False
-        return found
+        return {path: content or read[path] for path, content in known.items()}
 
 
 def images_file(table: ImageTable, hashes: ContentHashes | None) -> ImagesFile:
@@ -242,13 +237,20 @@ def images_file(table: ImageTable, hashes: ContentHashes | None) -> ImagesFile:
         DataError: the cache cannot be written.
     """
     if table.images is not None or hashes is None:
-        rendered = "" if table.images is None else _hash_array(table.images)
+        rendered = ""
+        if table.images is not None:
+            shape = repr(table.images.shape).encode()
+            rendered = _hash([shape, np.ascontiguousarray(table.images).data])
         return ImagesFile(count=len(table), labels=_labels(table), rendered=rendered, folders={})
+    folders: dict[str, FolderImages] = {}
+    for path, (size, content) in sorted(hashes.of(map(file_of, table.paths)).items()):
+        folder, _, name = path.rpartition("/")
+        images = folders.setdefault(folder, FolderImages(names=[], sizes=[], hashes=[]))
+        images.names.append(name)
+        images.sizes.append(size)
+        images.hashes.append(content)
     return ImagesFile(
-        root=str(table.root),
-        count=len(table),
-        labels=_labels(table),
-        folders=_by_folder(hashes.of(map(file_of, table.paths))),
+        root=str(table.root), count=len(table), labels=_labels(table), folders=folders
     )
 
 
@@ -257,34 +259,13 @@ def file_of(path: str) -> str:
     return Tile.named(path).file
 
 
-def _by_folder(contents: Mapping[str, tuple[int, str]]) -> dict[str, FolderImages]:
-    columns: dict[str, tuple[list[str], list[int], list[str]]] = {}
-    for path, (size, content) in sorted(contents.items()):
-        folder, _, name = path.rpartition("/")
-        names, sizes, hashes = columns.setdefault(folder, ([], [], []))
-        names.append(name)
-        sizes.append(size)
-        hashes.append(content)
-    return {
-        folder: FolderImages(names=names, sizes=sizes, hashes=hashes)
-        for folder, (names, sizes, hashes) in columns.items()
-    }
-
-
 def _labels(table: ImageTable) -> str:
     """A hash of what every path is and where; the order of rows, classes and domains is none."""
     rows = sorted(
         f"{path}\0{table.class_names[label]}\0{table.domain_names[domain]}"
         for path, label, domain in zip(table.paths, table.labels.tolist(), table.domains.tolist())
     )
-    text = "\n".join(rows).encode("utf-8", "surrogateescape")
-    return _text(hashlib.blake2b(text, digest_size=_HASH_BYTES).digest())
-
-
-def _hash_array(images: np.ndarray) -> str:
-    content = hashlib.blake2b(repr(images.shape).encode(), digest_size=_HASH_BYTES)
-    content.update(np.ascontiguousarray(images).data)
-    return _text(content.digest())
+    return _hash(["\n".join(rows).encode("utf-8", "surrogateescape")])
 
 
 def hash_file(path: Path) -> str:
@@ -293,12 +274,12 @@ def hash_file(path: Path) -> str:
     Raises:
         OSError: it cannot be read.
     """
-    content = hashlib.blake2b(digest_size=_HASH_BYTES)
     with open_file(path) as file:
-        while part := file.read(_PART_BYTES):
-            content.update(part)
-    return _text(content.digest())
+        return _hash(iter(partial(file.read, 2**20), b""))
 
 
-def _text(content: bytes) -> str:
-    return base64.urlsafe_b64encode(content).decode().rstrip("=")
+def _hash(parts: Iterable[bytes | memoryview]) -> str:
+    content = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        content.update(part)
+    return base64.urlsafe_b64encode(content.digest()).decode().rstrip("=")

@@ -1,6 +1,5 @@
 """Folders of published data sets: found below the root, named and ordered as the papers do."""
 
-import hashlib
 import io
 import json
 import shutil
@@ -15,6 +14,7 @@ from PIL import Image
 
 from feddg.data.columns import Columns, read_columns
 from feddg.data.data_set import DataSet
+from feddg.data.decoding import hash_of
 from feddg.data.images import (
     ImageTable,
     check_folder,
@@ -369,7 +369,7 @@ def kept_drawn(files: Sequence[Path], how: str, draw: Callable[[], Drawn]) -> Dr
     """
     once = cache(draw)
     stamps = [[str(file.resolve()), *(stamp(file) or ())] for file in files]
-    key = hashlib.blake2b(json.dumps([how, stamps]).encode(), digest_size=16).hexdigest()
+    key = hash_of([how, stamps])
     images = kept_array(cache_folder() / f"drawn-{key}-images.npy", lambda: once()[0])
     facts = kept_array(cache_folder() / f"drawn-{key}-facts.npy", lambda: once()[1])
     return images, facts
@@ -406,8 +406,7 @@ def taken_images(
     Raises:
         DataError: the cache cannot be written, or whatever ``contents`` raises.
     """
-    name = hashlib.blake2b(json.dumps(list(key)).encode(), digest_size=16).hexdigest()
-    folder = cache_folder() / f"taken-{name}"
+    folder = cache_folder() / f"taken-{hash_of(list(key))}"
     if not (folder / LISTING).is_file():
         aside = cache_folder() / f"partial-{uuid.uuid4().hex}"
         try:
