@@ -362,10 +362,9 @@ def _with_options(data: Mapping[str, Any]) -> Mapping[str, Any]:
     if definition is None or definition.options is None or not isinstance(said, Mapping):
         return data
     try:
-        checked_options(definition, said)
+        options = checked_options(definition, said).model_dump(mode="json")
     except DataError as error:
         raise ExperimentError(str(error)) from None
-    options = definition.options(**said).model_dump(mode="json")
     return {**data, "options": options}
 
 

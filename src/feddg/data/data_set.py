@@ -70,10 +70,10 @@ class DataSet:
     Attributes:
         name: what ``data.source`` and ``preset`` call it.
         summary: one line.
-        load: lists the images: ``(root, **options) -> ImageTable``, ``root`` a folder or None. None
+        load: lists the images: ``(root, options) -> ImageTable``, ``root`` a folder or None. None
             for a protocol without images of its own.
-        options: what ``data.options`` may say; the fields are what ``load`` takes beside ``root``.
-            None where it takes nothing, or checks for itself.
+        options: what ``data.options`` may say, as ``load`` takes it beside ``root``. None where it
+            takes nothing, or keywords that it checks for itself.
         instead: what to do where there is no ``load``, as the end of a sentence.
         preset: values of an experiment's fields; None for those of ``folder``. It is what
             ``preset`` names, whatever the source, and methods may have presets beside it.
@@ -279,11 +279,11 @@ def load_source(name: str, root: Path | str | None = None, **options: object) ->
             cannot be listed.
     """
     definition = DATA_SETS.find(name)
-    if definition.options is not None:
-        options = checked_options(definition, options)
     if definition.load is None:
         raise DataError(f"The data set '{name}' cannot be read as a source: {definition.instead}.")
     folder = None if root is None else Path(root).expanduser()
+    if definition.options is not None:
+        return definition.load(folder, checked_options(definition, options))
     try:
         inspect.signature(definition.load).bind(folder, **options)
     except TypeError as error:
@@ -296,7 +296,7 @@ def load_images_of(data: DataSettings) -> ImageTable:
     return load_source(data.source, data.root, **data.options).without(data.leave_out)
 
 
-def checked_options(definition: DataSet, given: Mapping[str, object]) -> dict[str, object]:
+def checked_options(definition: DataSet, given: Mapping[str, object]) -> Settings:
     """Returns all options of a data set, those that were not given by their defaults.
 
     Raises:
@@ -304,7 +304,7 @@ def checked_options(definition: DataSet, given: Mapping[str, object]) -> dict[st
     """
     assert definition.options is not None
     try:
-        return dict(definition.options(**given))
+        return definition.options(**given)
     except ValidationError as error:
         fault = field_fault(error, list(definition.options.model_fields))
         raise DataError(f"data set {definition.name!r}, data.options: {fault}") from None

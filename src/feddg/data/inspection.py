@@ -545,47 +545,25 @@ def _half_transparent(alpha: np.ndarray) -> bool:
 # How the images of each domain are stored: sizes, kinds, bit depths and values.
 
 
-@dataclass(frozen=True)
-class StoredImages:
-    """How one domain's images are stored.
-
-    Attributes:
-        files: how many there are, unusable ones included.
-        smallest: width and height of the image with the fewest pixels; (0, 0) if none opens.
-        middle: of the one in the middle.
-        largest: of the one with the most.
-        modes: how many files there are of each kind, such as ``RGB`` or ``uint16 x 4``.
-        bits: bit depth that the values of the sample use.
-        low: smallest value in the sample, over all bands.
-        high: largest.
-        mean: mean value.
-        sampled: files whose values were looked at.
-    """
-
-    files: int
-    smallest: tuple[int, int]
-    middle: tuple[int, int]
-    largest: tuple[int, int]
-    modes: dict[str, int]
-    bits: int
-    low: float
-    high: float
-    mean: float
-    sampled: int
-
-
-def stored_images(table: ImageTable) -> dict[str, StoredImages]:
+def stored_images(table: ImageTable) -> dict[str, dict[str, Any]]:
     """Looks at the head of every file, and at the values of up to ``SAMPLE`` of each domain.
 
     Args:
         table: all images; none of rendered ones are looked at.
+
+    Returns:
+        By domain: ``files`` (how many, unusable ones included); width and height of the image with
+        the fewest pixels (``smallest``, (0, 0) if none opens), of the one in the middle
+        (``middle``) and of the one with the most (``largest``); ``modes`` (files of each kind, such
+        as ``RGB`` or ``uint16 x 4``); and of the sample ``bits`` (the depth that values use),
+        ``low``, ``high`` and ``mean`` (of the values over all bands) and ``sampled`` (files).
     """
     if table.root is None:
         return {}
     root = table.root
     with quiet_pillow(tiled=True), ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         return {
-            domain: _domain(
+            domain: _stored(
                 list(pool.map(lambda file: _head(root / file), files)),
                 list(pool.map(lambda file: _values(root / file), evenly(files, SAMPLE))),
             )
@@ -593,27 +571,29 @@ def stored_images(table: ImageTable) -> dict[str, StoredImages]:
         }
 
 
-def _domain(
+def _stored(
     heads: Sequence[tuple[int, int, str] | None],
     values: Sequence[tuple[int, float, float, float] | None],
-) -> StoredImages:
-    known = sorted((head for head in heads if head), key=lambda head: (head[0] * head[1], head))
-    sizes = [(width, height) for width, height, _ in known] or [(0, 0)]
-    looked = [found for found in values if found]
-    modes = Counter(mode for _, _, mode in known)
-    unusable = len(heads) - len(known)
-    return StoredImages(
-        files=len(heads),
-        smallest=sizes[0],
-        middle=sizes[len(sizes) // 2],
-        largest=sizes[-1],
-        modes=dict(modes.most_common()) | ({"cannot be opened": unusable} if unusable else {}),
-        bits=max((bits for bits, *_ in looked), default=0),
-        low=min((low for _, low, _, _ in looked), default=0.0),
-        high=max((high for _, _, high, _ in looked), default=0.0),
-        mean=float(np.mean([mean for *_, mean in looked])) if looked else 0.0,
-        sampled=len(looked),
-    )
+) -> dict[str, Any]:
+    opened = sorted((head for head in heads if head), key=lambda head: (head[0] * head[1], head))
+    sizes = [(width, height) for width, height, _ in opened] or [(0, 0)]
+    modes = dict(Counter(mode for _, _, mode in opened).most_common())
+    if len(opened) < len(heads):
+        modes["cannot be opened"] = len(heads) - len(opened)
+    sample = [found for found in values if found]
+    bits, low, high, mean = zip(*sample) if sample else ((0,), (0.0,), (0.0,), (0.0,))
+    return {
+        "files": len(heads),
+        "smallest": sizes[0],
+        "middle": sizes[len(sizes) // 2],
+        "largest": sizes[-1],
+        "modes": modes,
+        "bits": max(bits),
+        "low": min(low),
+        "high": max(high),
+        "mean": float(np.mean(mean)),
+        "sampled": len(sample),
+    }
 
 
 def _head(path: Path) -> tuple[int, int, str] | None:

@@ -408,14 +408,11 @@ class Mix:
             weights: ``(C,)`` positive: how large clients are to be; None for all alike.
         """
         shared, own = self.heterogeneity, 1 - self.heterogeneity
+        weights = np.ones(clients) if weights is None else weights
         columns = []
         for total, home in zip(totals.tolist(), self.homes):
-            if weights is None:
-                target = np.full(clients, shared * total / clients)
-                target[home] += own * total / len(home)
-            else:
-                target = shared * total * weights / weights.sum()
-                target[home] += own * total * weights[home] / weights[home].sum()
+            target = shared * total * weights / weights.sum()
+            target[home] += own * total * weights[home] / weights[home].sum()
             columns.append(target)
         return np.stack(columns, axis=1)
 

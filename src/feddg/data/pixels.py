@@ -183,7 +183,7 @@ def _cached_pixels(
             found = open_array(pixels, writable=False)
         except (OSError, ValueError):
             found = np.empty(0)
-        if bad is not None and (found.shape, found.dtype) == (files.shape, np.uint8):
+        if bad is not None and found.shape == files.shape and found.dtype == np.uint8:
             return found, bad
         logger.warning("The pixel cache %s is damaged; the images are decoded again.", pixels)
     with _writing_to(cache):

@@ -24,6 +24,7 @@ from feddg.data.images import (
     is_image,
     listed_images,
     plain_name,
+    usable_formats,
 )
 from feddg.diagnostics import Diagnostic, emit
 from feddg.errors import DataError
@@ -384,11 +385,6 @@ def as_rgb(grey: np.ndarray) -> np.ndarray:
 
 
 LISTING = ".paths.json"
-_SUFFIXES = {"JPEG": ".jpg", "PNG": ".png", "WEBP": ".webp", "TIFF": ".tif", "BMP": ".bmp"} | {
-    "GIF": ".gif",
-    "JPEG2000": ".jp2",
-    "AVIF": ".avif",
-}
 
 
 def taken_images(
@@ -434,8 +430,9 @@ def _write(folder: Path, name: str, content: bytes) -> str:
 
 
 def _suffix(content: bytes) -> str:
+    suffixes = {name: suffix for suffix, name in reversed(usable_formats().items())}
     try:
         with Image.open(io.BytesIO(content)) as image:
-            return _SUFFIXES.get(str(image.format), ".png")
+            return suffixes.get(str(image.format), ".png")
     except Exception:  # decoding says what is wrong with it
         return ".png"

@@ -39,7 +39,7 @@ class DomainNetOptions(Settings):
     )
 
 
-def list_domain_net(root: Path | None, duplicates: Path | None = None) -> ImageTable:
+def list_domain_net(root: Path | None, options: DomainNetOptions) -> ImageTable:
     """DomainNet: the official folders, with the official lists where they are beside them.
 
     Where the lists are there, labels and the split are theirs; otherwise labels are in the order of
@@ -47,7 +47,7 @@ def list_domain_net(root: Path | None, duplicates: Path | None = None) -> ImageT
 
     Args:
         root: the folder of the six domains, or one around it.
-        duplicates: a file of images to leave out.
+        options: which images to leave out.
 
     Raises:
         DataError: a domain is missing, or a list cannot be read.
@@ -57,7 +57,7 @@ def list_domain_net(root: Path | None, duplicates: Path | None = None) -> ImageT
     if table is None:
         table = rename(from_folder(folder), DOMAIN_NET)
     with_copies = {name: count + REMOVED[name] for name, count in DOMAIN_NET.counts.items()}
-    file = duplicates or _duplicates_beside(folder)
+    file = options.duplicates or _duplicates_beside(folder)
     if file is not None:
         table = _without(table, file)
     elif len(table) > sum(DOMAIN_NET.counts.values()):

@@ -44,15 +44,7 @@ class TableOptions(Settings):
     )
 
 
-def list_table(
-    root: Path | None,
-    images: Path | None = None,
-    path: str = "path",
-    label: str = "label",
-    domain: str = "domain",
-    client: str | None = None,
-    split: str | None = None,
-) -> ImageTable:
+def list_table(root: Path | None, options: TableOptions) -> ImageTable:
     """Images that a table lists, with a class and a domain, perhaps a client and a split each.
 
     ``val`` and ``test`` of a domain that also trains are in-domain validation and test.
@@ -60,26 +52,22 @@ def list_table(
     Args:
         root: the table, or a folder with ``table.csv``, ``images.csv`` or ``metadata.csv`` (or
             ``.parquet``).
-        images: folder that paths are relative to; None for the table's.
-        path: column of the images' files.
-        label: column of their classes.
-        domain: column of their domains.
-        client: column of who holds them; None for ``client``, where there is one.
-        split: column of their roles; None for ``split``, where there is one.
+        options: names of its columns, and the folder of the images.
 
     Raises:
         DataError: a column is missing, or a row is wrong: it is named.
     """
     file = _table(needs_root("table", root))
-    wanted = [path, label, domain, *(name for name in (client, split) if name is not None)]
+    path, label, domain = options.path, options.label, options.domain
+    named = [name for name in (options.client, options.split) if name is not None]
     found = read_columns(
         file,
-        wanted,
+        [path, label, domain, *named],
         ("client", "split"),
         "Say what it is called: --set data.options.path=NAME, and label, domain, client, split so.",
     )
-    client, split = client or "client", split or "split"
-    folder = file.parent if images is None else images
+    client, split = options.client or "client", options.split or "split"
+    folder = options.images or file.parent
     if not folder.is_dir():
         raise DataError(f"The folder of the images, {folder}, does not exist.")
     for name in (path, label, domain, *(one for one in (client, split) if one in found)):
