@@ -19,7 +19,8 @@ from feddg.errors import DataError
 from published_trees import LAYOUTS, images, office_home
 
 MAKE = {name: layout.make for name, layout in LAYOUTS.items()} | {
-    "office_home": partial(office_home, classes=3)
+    "office_home": partial(office_home, classes=3),
+    "office_home_dassl": partial(trees.office_home_dassl, classes=3),
 }
 
 
@@ -104,7 +105,7 @@ def by_split(table: ImageTable) -> dict[str, int]:
 def test_every_layout_is_read_whole(name: str, tmp_path: Path) -> None:
     layout = LAYOUTS[name]
     definition = DATA_SETS[layout.source]
-    root = layout.make(tmp_path / "images")
+    root = MAKE[name](tmp_path / "images")
     table = load_source(layout.source, root)
     if definition.domains:
         assert table.domain_names == definition.domains
@@ -143,8 +144,8 @@ def test_office_home_in_its_four_spellings(fourth: str, tmp_path: Path) -> None:
 
 
 def test_office_home_of_dassl_keeps_its_split(tmp_path: Path) -> None:
-    table = load_source("office_home", trees.office_home_dassl(tmp_path))
-    assert by_split(table) == {"train": 4 * 65 * 2, "id_val": 4 * 65 * 2}
+    table = load_source("office_home", trees.office_home_dassl(tmp_path, classes=3))
+    assert by_split(table) == {"train": 4 * 3 * 2, "id_val": 4 * 3 * 2}
     assert all(
         ("/val/" in path) == (role == "id_val") for path, role in zip(table.paths, table.split)
     )

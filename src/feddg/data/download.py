@@ -11,7 +11,6 @@ import uuid
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from lzma import LZMAError
 from pathlib import Path
 from typing import IO
@@ -38,7 +37,6 @@ _TIMEOUT = (30, 60)
 """Seconds to connect, and to wait for the next bytes."""
 _CHUNK = 1 << 14
 """Bytes at a time: no more are lost when a connection is cut."""
-_MOST_REDIRECTS = 10
 _RESERVE = 1 << 28
 """Bytes that are left free on the disk."""
 _CUT = (
@@ -153,7 +151,10 @@ def _fetch(file: PublishedFile, part: Path, progress: Progress) -> None:
         headers["Range"] = f"bytes={come}-"
         if same_if:
             headers["If-Range"] = same_if
-    with requests.Session() as session, _opened(session, file.address, headers) as answer:
+    with (
+        _Session() as session,
+        session.get(file.address, headers=headers, stream=True, timeout=_TIMEOUT) as answer,
+    ):
         code, (start, total) = answer.status_code, _range(answer)
         if code in _LATER:
             raise _Again(f"the server says {code} {answer.reason}")
@@ -175,28 +176,21 @@ def _fetch(file: PublishedFile, part: Path, progress: Progress) -> None:
         _write(file, part, answer, start, total, progress)
 
 
-@contextmanager
-def _opened(
-    session: requests.Session, address: str, headers: dict[str, str]
-) -> Iterator[requests.Response]:
-    """Opens an address, following redirects from https to https, or from http to either."""
-    start = urlsplit(address)
-    for _ in range(_MOST_REDIRECTS):
-        here = urlsplit(address)
-        if here.scheme not in ("http", "https"):
-            raise DataError(f"{address} is no address of http or https.")
-        if start.scheme == "https" and here.scheme != "https":
-            raise DataError(f"Refused: {start.netloc} leads to {address}, which is not encrypted.")
-        answer = session.get(
-            address, headers=headers, stream=True, timeout=_TIMEOUT, allow_redirects=False
-        )
-        if not answer.is_redirect:
-            with answer:
-                yield answer
-            return
-        answer.close()
-        address = urljoin(address, answer.headers["Location"])
-    raise DataError(f"{start.geturl()} leads in a circle.")
+class _Session(requests.Session):
+    """Follows redirects from https to https, or from http to either, and to nowhere else."""
+
+    def get_redirect_target(self, resp: requests.Response) -> str | None:
+        target = super().get_redirect_target(resp)
+        if target is not None:
+            address = urljoin(resp.url, target)
+            here, there = urlsplit(resp.url), urlsplit(address)
+            if there.scheme not in ("http", "https"):
+                raise DataError(f"{address} is no address of http or https.")
+            if here.scheme == "https" and there.scheme != "https":
+                raise DataError(
+                    f"Refused: {here.netloc} leads to {address}, which is not encrypted."
+                )
+        return target
 
 
 def _range(answer: requests.Response) -> tuple[int, int]:

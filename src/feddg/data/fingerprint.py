@@ -137,12 +137,11 @@ def difference(before: ImagesFile, now: ImagesFile) -> Difference:
     A file that is gone is none that has changed: whoever needs it says so.
     """
     both = sorted(before.files.keys() & now.files.keys())
-    other = tuple(field for field in both if before.files[field] != now.files[field])
-    return replace(_difference_of_images(before, now), files=other)
-
-
-def _difference_of_images(before: ImagesFile, now: ImagesFile) -> Difference:
+    files = tuple(field for field in both if before.files[field] != now.files[field])
     old, new = before.contents(), now.contents()
+    if not old and not new:
+        facts = [(one.rendered, one.labels, one.count) for one in (before, now)]
+        return Difference(rendered=facts[0] != facts[1], files=files)
     gone = {content for path, (_, content) in old.items() if path not in new and content}
     fresh = sorted(new.keys() - old.keys())
     moved = tuple(path for path in fresh if new[path][1] in gone)
@@ -154,10 +153,7 @@ def _difference_of_images(before: ImagesFile, now: ImagesFile) -> Difference:
         moved=moved,
         changed=tuple(sorted(path for path in old.keys() & new.keys() if old[path] != new[path])),
     )
-    if found or old:
-        return found or Difference(labels=before.labels != now.labels)
-    same = (before.rendered, before.labels, before.count) == (now.rendered, now.labels, now.count)
-    return Difference(rendered=not same)
+    return replace(found, labels=not found and before.labels != now.labels, files=files)
 
 
 class ContentHashes:

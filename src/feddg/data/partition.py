@@ -793,22 +793,13 @@ def _known(dealing: Dealing) -> np.ndarray:
     return dealing.holders
 
 
-def _number(dealing: Dealing) -> int:
-    return len(np.unique(_known(dealing)))
-
-
-def _natural_owners(dealing: Dealing) -> np.ndarray:
-    owners: np.ndarray = np.unique(_known(dealing), return_inverse=True)[1]
-    return owners.astype(np.int64)
-
-
 register_partition(
     PartitionRule(
         name="client",
         kind="whole",
         summary="who really holds the data, as the images say: as many clients as there are",
-        decide=_natural_owners,
-        number=_number,
+        decide=lambda dealing: np.unique(_known(dealing), return_inverse=True)[1].astype(np.int64),
+        number=lambda dealing: len(np.unique(_known(dealing))),
         aliases=("natural",),
     )
 )

@@ -376,9 +376,37 @@ def kept_drawn(files: Sequence[Path], how: str, draw: Callable[[], Drawn]) -> Dr
     return images, facts
 
 
-def as_rgb(grey: np.ndarray) -> np.ndarray:
-    """Returns ``(n, height, width)`` grey images as ``(n, height, width, 3)``, not copied."""
-    return np.broadcast_to(grey[..., None], (*grey.shape, 3))
+def rendered_table(
+    grey: np.ndarray,
+    labels: np.ndarray,
+    domains: np.ndarray,
+    class_names: tuple[str, ...],
+    domain_names: tuple[str, ...],
+    split: np.ndarray | None = None,
+    clients: np.ndarray | None = None,
+) -> ImageTable:
+    """Returns the table of images that come from no files of their own.
+
+    Args:
+        grey: ``(n, height, width)`` uint8.
+        labels: ``(n,)`` the class of each, as the next a position among names.
+        domains: ``(n,)`` its domain.
+        class_names: what the labels mean.
+        domain_names: what the domains are called.
+        split: ``(n,)`` the role of each.
+        clients: ``(n,)`` who holds each.
+    """
+    names = enumerate(zip(domains.tolist(), labels.tolist()))
+    return ImageTable(
+        tuple(f"{domain_names[domain]}/{class_names[label]}/{i}" for i, (domain, label) in names),
+        labels,
+        domains,
+        class_names,
+        domain_names,
+        images=np.broadcast_to(grey[..., None], (*grey.shape, 3)),
+        split=split,
+        clients=clients,
+    )
 
 
 # Images taken out of a data set that holds their bytes, kept in the cache as files.

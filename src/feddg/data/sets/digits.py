@@ -10,7 +10,13 @@ from PIL import Image
 
 from feddg.data.data_set import define
 from feddg.data.images import ImageTable
-from feddg.data.published import Drawn, as_rgb, compare_counts, kept_drawn, published_root
+from feddg.data.published import (
+    Drawn,
+    compare_counts,
+    kept_drawn,
+    published_root,
+    rendered_table,
+)
 from feddg.errors import DataError
 from feddg.rng import numpy_stream
 from feddg.storage import open_file, why
@@ -141,19 +147,9 @@ def draw_rotated_mnist(root: Path | None) -> ImageTable:
         "rotated mnist 1",
         lambda: turned_digits(files, ANGLES),
     )
-    labels = facts["label"].astype(np.int64)
-    domains = facts["domain"].astype(np.int64)
-    table = ImageTable(
-        paths=tuple(
-            f"{ROTATED_MNIST.domains[domain]}/{label}/{number}"
-            for number, (domain, label) in enumerate(zip(domains.tolist(), labels.tolist()))
-        ),
-        labels=labels,
-        domains=domains,
-        class_names=ROTATED_MNIST.classes,
-        domain_names=ROTATED_MNIST.domains,
-        images=as_rgb(grey),
-    )
+    labels, domains = facts["label"].astype(np.int64), facts["domain"].astype(np.int64)
+    classes, names = ROTATED_MNIST.classes, ROTATED_MNIST.domains
+    table = rendered_table(grey, labels, domains, classes, names)
     compare_counts(ROTATED_MNIST, table)
     return table
 

@@ -8,16 +8,16 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from feddg.data.data_set import DataSet, define
-from feddg.data.images import ImageTable, positions
+from feddg.data.images import ImageTable, positions, roles_of_domains
 from feddg.data.published import (
     ROLES,
     Drawn,
-    as_rgb,
     compare_counts,
     folder_of,
     kept_drawn,
     list_published,
     read_metadata,
+    rendered_table,
 )
 from feddg.diagnostics import Diagnostic, emit
 from feddg.errors import DataError, field_fault
@@ -72,24 +72,11 @@ def list_leaf(folder: Path, definition: DataSet) -> ImageTable:
     writers = facts["writer"]
     names = tuple(np.unique(writers).tolist())
     labels = facts["label"].astype(np.int64)
-    training = set(writers[~facts["tests"]].tolist())
-    split = [
-        "train" if not tests else "id_test" if writer in training else "test"
-        for writer, tests in zip(writers.tolist(), facts["tests"].tolist())
-    ]
-    return ImageTable(
-        paths=tuple(
-            f"{writer}/{definition.classes[label]}/{number}"
-            for number, (writer, label) in enumerate(zip(writers.tolist(), labels.tolist()))
-        ),
-        labels=labels,
-        domains=positions(writers.tolist(), names),
-        class_names=definition.classes,
-        domain_names=names,
-        images=as_rgb(grey),
-        split=np.array(split) if parts["test"] else None,
-        clients=np.array(writers),
-    )
+    roles = ["test" if tests else "train" for tests in facts["tests"].tolist()]
+    split = np.array(roles_of_domains(roles, writers.tolist())) if parts["test"] else None
+    domains = positions(writers.tolist(), names)
+    clients = np.array(writers)
+    return rendered_table(grey, labels, domains, definition.classes, names, split, clients)
 
 
 def _read(train: list[Path], test: list[Path], classes: int) -> Drawn:

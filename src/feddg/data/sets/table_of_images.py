@@ -76,7 +76,11 @@ def list_table(root: Path | None, options: TableOptions) -> ImageTable:
             raise DataError(f"{found.row(empty)} has no {name}; fill it in, or take the row out.")
     paths = [_inside(found, index, text, folder) for index, text in enumerate(found[path])]
     rows = _once(found, paths, [name for name in (label, domain, client, split) if name in found])
-    _check_files(found, paths, rows, folder)
+    if not any(_is_there(folder / paths[row]) for row in rows[:20]):
+        raise DataError(  # single files are left out when they are decoded
+            f"{found.row(rows[0])}: there is no file {folder / paths[rows[0]]}. Paths are "
+            "relative to the table; for another folder: --set data.options.images=FOLDER."
+        )
     if len({found[label][row] for row in rows}) < 2:
         raise DataError(
             f"{file} holds the class {found[label][rows[0]]!r} only; there is nothing to tell "
@@ -155,27 +159,15 @@ def _once(found: Columns, paths: Sequence[str], names: Sequence[str]) -> list[in
     return list(first.values())
 
 
-def _check_files(found: Columns, paths: Sequence[str], rows: Sequence[int], folder: Path) -> None:
-    """Refuses a table none of whose files is there; single ones are left out when decoded."""
-    looked = rows[:20]
-    if not any(_is_there(folder / paths[row]) for row in looked):
-        raise DataError(
-            f"{found.row(looked[0])}: there is no file {folder / paths[looked[0]]}. Paths are "
-            "relative to the table; for another folder: --set data.options.images=FOLDER."
-        )
-
-
 def _roles(found: Columns, name: str, rows: Sequence[int], domains: Sequence[str]) -> list[str]:
-    said = []
-    for row in rows:
-        role = ROLES.get(found[name][row].lower())
-        if role is None:
-            raise DataError(
-                f"{found.row(row)} has {found[name][row]!r} as {name}; expected train, val or "
-                "test (or id_val, id_test)."
-            )
-        said.append(role)
-    return roles_of_domains(said, domains)
+    roles = [ROLES.get(found[name][row].lower()) for row in rows]
+    if None in roles:
+        row = rows[roles.index(None)]
+        raise DataError(
+            f"{found.row(row)} has {found[name][row]!r} as {name}; expected train, val or test (or "
+            "id_val, id_test)."
+        )
+    return roles_of_domains([role for role in roles if role], domains)
 
 
 define("table", list_table, TableOptions)
