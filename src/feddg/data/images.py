@@ -3,14 +3,13 @@
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path, PurePosixPath
-from types import MappingProxyType
 from typing import IO
 
 import numpy as np
@@ -39,25 +38,24 @@ _AVIF = {".avif": "AVIF"}
 _HEIF = {".heic": "HEIF", ".heif": "HEIF"}
 """Photos of phones: decoded by the optional package pillow-heif."""
 
-_SLIDES = "whole-slide images: cut them into tiles first, for example with OpenSlide"
-_MEDICAL = "convert them to PNG or TIFF first"
-_NUMBERS = "arrays: write them as PNG or TIFF first"
-_PACKED = "archives: unpack them"
-_FILMS = "films: write their frames as images first"
-_RAW = "raw photos: develop them to JPEG or TIFF first"
-REMEDIES: Mapping[str, str] = MappingProxyType(
-    {suffix: "needs `pip install 'feddg[heic]'`" for suffix in _HEIF}
-    | {suffix: "this Pillow was built without JPEG 2000" for suffix in _JPEG2000}
-    | {suffix: "this Pillow was built without AVIF" for suffix in _AVIF}
-    | dict.fromkeys((".svs", ".ndpi", ".mrxs", ".scn", ".vms", ".bif"), _SLIDES)
-    | dict.fromkeys((".dcm", ".nii", ".mha", ".mhd", ".nrrd"), _MEDICAL)
-    | dict.fromkeys((".npy", ".npz", ".mat", ".h5", ".hdf5", ".nc"), _NUMBERS)
-    | dict.fromkeys((".zip", ".tar", ".gz", ".tgz", ".7z", ".rar"), _PACKED)
-    | dict.fromkeys((".mp4", ".avi", ".mov", ".mkv", ".webm"), _FILMS)
-    | dict.fromkeys((".cr2", ".cr3", ".nef", ".arw", ".dng", ".orf", ".raf"), _RAW)
-    | dict.fromkeys((".svg", ".eps", ".pdf", ".ai"), "drawings: write them as PNG first")
-    | dict.fromkeys((".ecw", ".sid", ".img", ".vrt"), "convert them to TIFF first")
-)
+_REMEDIES = {
+    "needs `pip install 'feddg[heic]'`": tuple(_HEIF),
+    "this Pillow was built without JPEG 2000": tuple(_JPEG2000),
+    "this Pillow was built without AVIF": tuple(_AVIF),
+    "whole-slide images: cut them into tiles first, for example with OpenSlide": (
+        *(".svs", ".ndpi", ".mrxs", ".scn", ".vms", ".bif"),
+    ),
+    "convert them to PNG or TIFF first": (".dcm", ".nii", ".mha", ".mhd", ".nrrd"),
+    "arrays: write them as PNG or TIFF first": (".npy", ".npz", ".mat", ".h5", ".hdf5", ".nc"),
+    "archives: unpack them": (".zip", ".tar", ".gz", ".tgz", ".7z", ".rar"),
+    "films: write their frames as images first": (".mp4", ".avi", ".mov", ".mkv", ".webm"),
+    "raw photos: develop them to JPEG or TIFF first": (
+        *(".cr2", ".cr3", ".nef", ".arw", ".dng", ".orf", ".raf"),
+    ),
+    "drawings: write them as PNG first": (".svg", ".eps", ".pdf", ".ai"),
+    "convert them to TIFF first": (".ecw", ".sid", ".img", ".vrt"),
+}
+REMEDIES = {suffix: remedy for remedy, suffixes in _REMEDIES.items() for suffix in suffixes}
 """Suffixes of files that hold images all the same, and what to do about them."""
 
 

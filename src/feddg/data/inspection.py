@@ -7,7 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -283,65 +283,51 @@ def _pair(files: Sequence[str], groups: list[list[int]]) -> str:
 
 DEEPER, OUTSIDE, LEFT_OUT = "in deeper folders", "outside a class folder", "of folders left out"
 UNLISTED = "images that are not in"
+_LEVELS = 2
+"""Folders that an image lies in: domain and class."""
 
 
-@dataclass
-class Ignored:
-    """Files of one kind that are not used.
-
-    Attributes:
-        count: how many.
-        examples: the first paths, below the root.
-    """
-
-    count: int = 0
-    examples: list[str] = field(default_factory=list)
-
-    def add(self, path: str) -> None:
-        """Counts a file."""
-        self.count += 1
-        if len(self.examples) < SHOWN:
-            self.examples.append(path)
-
-
-def ignored_files(table: ImageTable, depth: int = 3) -> dict[str, Ignored]:
-    """Counts the files below a table's root that are none of its rows; hidden ones do not count.
+def ignored_files(table: ImageTable) -> dict[str, list[str]]:
+    """Finds the files below a table's root that are none of its rows; hidden ones do not count.
 
     Args:
         table: all images, those included that cannot be decoded.
-        depth: how many parts the path of an image has: domain, class and file.
 
     Returns:
-        By kind: where an image lies that is not used, or the suffix of another file.
+        Their paths by kind: where an image lies that is not used, or the suffix of another file.
     """
-    found: dict[str, Ignored] = {}
+    found: dict[str, list[str]] = {}
     if table.root is None:
         return found
     used = set(map(file_of, table.paths))
     for path in _files(table.root):
-        if path not in used:
-            kind = _kind(path, depth)
-            if table.listed_in and kind in (DEEPER, OUTSIDE, LEFT_OUT):
-                kind = f"{UNLISTED} {table.listed_in}"
-            found.setdefault(kind, Ignored()).add(path)
+        if path in used:
+            continue
+        kind = os.path.splitext(path)[1].lower() or "without a suffix"
+        if kind in IMAGE_SUFFIXES and table.listed_in:
+            kind = f"{UNLISTED} {table.listed_in}"
+        elif kind in IMAGE_SUFFIXES:
+            deeper = path.count("/") - _LEVELS
+            kind = DEEPER if deeper > 0 else OUTSIDE if deeper < 0 else LEFT_OUT
+        found.setdefault(kind, []).append(path)
     return found
 
 
-def about_ignored(found: dict[str, Ignored]) -> Iterator[Diagnostic]:
+def about_ignored(found: Mapping[str, Sequence[str]]) -> Iterator[Diagnostic]:
     """Says what is ignored: images and what holds images as warnings, other files as a note."""
     others = []
-    for kind, ignored in sorted(found.items()):
+    for kind, paths in sorted(found.items()):
         if kind in (DEEPER, OUTSIDE, LEFT_OUT):
-            text = f"Ignored: {_files_text(ignored)} {kind}."
+            text = f"Ignored: {_files_text(paths)} {kind}."
             advice = "Images lie as <root>/<domain>/<class>/<image>."
             yield Diagnostic("ignored-images", "warning", text, advice)
         elif kind in REMEDIES:
-            text = f"Ignored: {_files_text(ignored)} ending in {kind}: {REMEDIES[kind]}."
+            text = f"Ignored: {_files_text(paths)} ending in {kind}: {REMEDIES[kind]}."
             yield Diagnostic("ignored-images", "warning", text)
         elif kind.startswith(UNLISTED):
-            yield Diagnostic("ignored-images", "note", f"Ignored: {ignored.count:,} {kind}.")
+            yield Diagnostic("ignored-images", "note", f"Ignored: {len(paths):,} {kind}.")
         else:
-            others.append(f"{ignored.count} {kind}")
+            others.append(f"{len(paths)} {kind}")
     if others:
         text = f"Ignored, as they are no images: {', '.join(others)}."
         yield Diagnostic("ignored-files", "note", text)
@@ -356,18 +342,10 @@ def _files(root: Path) -> Iterator[str]:
                 yield name if below == "." else f"{below}/{name}"
 
 
-def _kind(path: str, depth: int) -> str:
-    suffix = os.path.splitext(path)[1].lower()
-    if suffix not in IMAGE_SUFFIXES:
-        return suffix or "without a suffix"
-    parts = path.count("/") + 1
-    return DEEPER if parts > depth else OUTSIDE if parts < depth else LEFT_OUT
-
-
-def _files_text(ignored: Ignored) -> str:
-    more = ", ..." if ignored.count > len(ignored.examples) else ""
-    files = "file" if ignored.count == 1 else "files"
-    return f"{ignored.count:,} {files} ({', '.join(ignored.examples)}{more})"
+def _files_text(paths: Sequence[str]) -> str:
+    more = ", ..." if len(paths) > SHOWN else ""
+    files = "file" if len(paths) == 1 else "files"
+    return f"{len(paths):,} {files} ({', '.join(paths[:SHOWN])}{more})"
 
 
 # What a table of images holds, in plain numbers and names.
@@ -434,16 +412,14 @@ def survey(table: ImageTable) -> Survey:
     assert table.root is not None
     root, depths, veiled = table.root, dict[str, int](), dict[str, str]()
     for domain, files in files_by_domain(table).items():
-        candidates = [file for file in files if file.lower().endswith(_MAYBE_DEEP)]
-        chosen = evenly(candidates, SAMPLE)
+        chosen = evenly([file for file in files if file.lower().endswith(_MAYBE_DEEP)], SAMPLE)
         with quiet_pillow(), ThreadPoolExecutor(os.cpu_count() or 1) as pool:
             looks = list(pool.map(lambda file: _look(root / file), chosen))
-        found = [bits for bits, _ in looks if bits]
-        if found:
-            depths[domain] = max(found)
-        doubtful = [file for file, (_, veil) in zip(chosen, looks) if veil]
-        if doubtful:
-            veiled[domain] = doubtful[0]
+        if bits := max((bits for bits, _ in looks), default=0):
+            depths[domain] = bits
+        for file, (_, veil) in zip(chosen, looks):
+            if veil:
+                veiled.setdefault(domain, file)
     return Survey(depths, veiled)
 
 

@@ -111,7 +111,7 @@ def inspect_experiment(experiment: Experiment, progress: Progress) -> dict[str, 
     data = experiment.data
     whole = load_images_of(data)
     found["stored"] = stored_images(whole)
-    found["ignored"] = {kind: one.count for kind, one in loaded.ignored.items()}
+    found["ignored"] = {kind: len(paths) for kind, paths in loaded.ignored.items()}
     diagnostics = table_diagnostics(loaded)
     found["bad_images"] = [{"path": image.path, "reason": image.reason} for image in bad]
     stopped = any(one.severity == "error" for one in diagnostics)

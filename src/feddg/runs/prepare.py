@@ -31,7 +31,6 @@ from feddg.data.decoding import Reading, whole_images
 from feddg.data.fingerprint import ContentHashes, ImagesFile, file_of, images_file
 from feddg.data.images import ImageTable
 from feddg.data.inspection import (
-    Ignored,
     Survey,
     about_clients,
     about_copies,
@@ -126,7 +125,7 @@ Progress = Callable[[str, int, int], None]
 class Loaded(NamedTuple):
     """The experiment's images: usable rows and their pixels, files left out, which they are.
 
-    ``ignored`` counts, by kind, what lies in their folder and is none of them; ``surveyed`` says
+    ``ignored`` lists, by kind, what lies in their folder and is none of them; ``surveyed`` says
     how they are stored, ``reading`` what is made of it.
     """
 
@@ -134,7 +133,7 @@ class Loaded(NamedTuple):
     pixels: PixelStore
     bad: list[BadImage]
     contents: ImagesFile
-    ignored: dict[str, Ignored]
+    ignored: dict[str, list[str]]
     surveyed: Survey
     reading: Reading
 

@@ -45,11 +45,12 @@ def list_camera_traps(root: Path, images: Path, definition: DataSet) -> ImageTab
     label_of: dict[str, str] = {}
     place_of: dict[str, str] = {}
     for file in files:
-        for name, place, label in _annotated(file):
-            if f"location_{place}" in definition.domains and label in definition.classes:
+        for name, number, label in _annotated(file):
+            place = f"location_{number}"
+            if place in definition.domains and label in definition.classes:
                 # An image of two animals: the first class counts, whatever the order of files.
                 label_of[name] = min(label, label_of.get(name, label))
-                place_of[name] = f"location_{place}"
+                place_of[name] = place
     names = sorted(label_of)
     if not names:
         raise DataError(f"The annotations below {root} name no image of {definition.title}.")
