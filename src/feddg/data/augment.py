@@ -154,8 +154,8 @@ class Draw:
 
     def to(self, device: torch.device | str) -> "Draw":
         """Returns the same choices on another device."""
-        parts = (getattr(self, part.name) for part in fields(self))
-        return Draw(*(None if part is None else part.to(device) for part in parts))
+        tensors = {part.name: getattr(self, part.name) for part in fields(self)}
+        return replace(self, **{n: one.to(device) for n, one in tensors.items() if one is not None})
 
 
 def draw(settings: AugmentSettings, count: int, size: int, generator: Generator) -> Draw:

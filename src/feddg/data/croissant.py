@@ -94,8 +94,8 @@ def croissant(
         "version": "1.0.0",
     }
     if about is not None:
-        said = {"citeAs": about.citation, "license": about.licence, "url": about.address}
-        found |= {name: text for name, text in said.items() if text}
+        texts = {"citeAs": about.citation, "license": about.licence, "url": about.address}
+        found |= {name: text for name, text in texts.items() if text}
     found["distribution"] = [
         {
             "@type": "cr:FileObject",

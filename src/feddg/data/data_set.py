@@ -232,12 +232,12 @@ def find_augmentation(name: str) -> AugmentSettings:
     Raises:
         ExperimentError: there is none; names the nearest, and all.
     """
-    known = augmentations()
-    if name not in known:
+    found = augmentations()
+    if name not in found:
         raise ExperimentError(
-            f"unknown augmentation {name!r}{nearest(name, known)}; there are: {', '.join(known)}"
+            f"unknown augmentation {name!r}{nearest(name, found)}; there are: {', '.join(found)}"
         )
-    return known[name]
+    return found[name]
 
 
 # Where images come from: a data set's own function, found by name, gives an ``ImageTable``.

@@ -576,9 +576,9 @@ def _unusable(path: ImageSource, error: Exception) -> UnusableImageError:
     return UnusableImageError(f"cannot be decoded: {text}")
 
 
-def hash_of(facts: object, content: np.ndarray | None = None) -> str:
-    """Returns 32 characters that stand for some facts, written as JSON, and an array's bytes."""
-    digest = hashlib.blake2b(json.dumps(facts).encode(), digest_size=16)
+def hash_of(value: object, content: np.ndarray | None = None) -> str:
+    """Returns 32 characters that stand for a value, written as JSON, and an array's bytes."""
+    digest = hashlib.blake2b(json.dumps(value).encode(), digest_size=16)
     if content is not None:
         digest.update(np.ascontiguousarray(content).data)
     return digest.hexdigest()

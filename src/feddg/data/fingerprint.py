@@ -25,8 +25,8 @@ from feddg.storage import Stamp, open_file, replace_bytes, stamp
 SHOWN = 3
 """Paths named in a difference."""
 
-_Known = dict[str, tuple[int, int, int, str]]
-_KNOWN = TypeAdapter(_Known)
+_Hashes = dict[str, tuple[int, int, int, str]]
+_HASHES = TypeAdapter(_Hashes)
 
 
 class FolderImages(Row):
@@ -140,8 +140,8 @@ def difference(before: ImagesFile, now: ImagesFile) -> Difference:
     files = tuple(field for field in both if before.files[field] != now.files[field])
     old, new = before.contents(), now.contents()
     if not old and not new:
-        facts = [(one.rendered, one.labels, one.count) for one in (before, now)]
-        return Difference(rendered=facts[0] != facts[1], files=files)
+        parts = [(one.rendered, one.labels, one.count) for one in (before, now)]
+        return Difference(rendered=parts[0] != parts[1], files=files)
     gone = {content for path, (_, content) in old.items() if path not in new and content}
     fresh = sorted(new.keys() - old.keys())
     moved = tuple(path for path in fresh if new[path][1] in gone)
@@ -168,22 +168,22 @@ class ContentHashes:
         self._root = root.resolve()
         name = hashlib.blake2b(os.fsencode(self._root), digest_size=16).hexdigest()
         self._file = None if cache is None else cache / f"hashes-{name}.json"
-        self._known: _Known = {}
+        self._hashes: _Hashes = {}
         self._fresh = False
         if self._file is not None:
             try:
                 with open_file(self._file) as file:
-                    self._known = _KNOWN.validate_json(file.read())
+                    self._hashes = _HASHES.validate_json(file.read())
             except (OSError, ValidationError):
-                self._known = {}  # not there yet, or damaged: files are read again
+                self._hashes = {}  # not there yet, or damaged: files are read again
 
     def see(self, path: str) -> tuple[int, str]:
         """Returns size and hash of a file; several threads may call it at once."""
         return self._remembered(path) or self._read(path)
 
     def _remembered(self, path: str) -> tuple[int, str] | None:
-        known = self._known.get(path)
-        return None if known is None or known[:3] != self._stamp(path) else (known[0], known[3])
+        entry = self._hashes.get(path)
+        return None if entry is None or entry[:3] != self._stamp(path) else (entry[0], entry[3])
 
     def _stamp(self, path: str) -> Stamp | None:
         return stamp(f"{self._root}/{path}")  # a Path takes as long as the look at the file
@@ -196,7 +196,7 @@ class ContentHashes:
             content = hash_file(self._root / path)
         except OSError:
             return -1, ""
-        self._known[path] = (*now, content)
+        self._hashes[path] = (*now, content)
         self._fresh = True
         return now[0], content
 
@@ -206,20 +206,20 @@ class ContentHashes:
         Raises:
             DataError: the cache cannot be written.
         """
-        known = {path: self._remembered(path) for path in sorted(set(paths))}
-        new = [path for path, content in known.items() if content is None]
+        found = {path: self._remembered(path) for path in sorted(set(paths))}
+        new = [path for path, content in found.items() if content is None]
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
             read = dict(zip(new, pool.map(self._read, new)))
         if self._fresh and self._file is not None:
             try:
-                replace_bytes(self._file, _KNOWN.dump_json(self._known))
+                replace_bytes(self._file, _HASHES.dump_json(self._hashes))
             except OSError as error:
                 raise DataError(
                     f"Cannot write {self._file}: {error.strerror or error}. "
                     "Free some space there, or name another cache folder."
                 ) from None
             self._fresh = False
-        return {path: content or read[path] for path, content in known.items()}
+        return {path: content or read[path] for path, content in found.items()}
 
 
 def images_file(table: ImageTable, hashes: ContentHashes | None) -> ImagesFile:

@@ -67,10 +67,10 @@ def heif_is_known() -> bool:
 def usable_formats() -> dict[str, str]:
     """Returns Pillow's names of the formats that can be decoded here, by suffix."""
     found = dict(_ALWAYS)
-    known = features.get_supported()
-    if "jpg_2000" in known:
+    supported = features.get_supported()
+    if "jpg_2000" in supported:
         found |= _JPEG2000
-    if "avif" in known:
+    if "avif" in supported:
         found |= _AVIF
     return found | _HEIF if heif_is_known() else found
 
@@ -210,14 +210,14 @@ class ImageTable:
         left_out = {self.domain_id(name) for name in domains}
         if not left_out:
             return self
-        kept = [id for id in range(len(self.domain_names)) if id not in left_out]
-        if not kept:
+        remaining = [id for id in range(len(self.domain_names)) if id not in left_out]
+        if not remaining:
             raise DataError("Every domain is to be left out; leave one to train on.")
-        table = self.take(np.flatnonzero(np.isin(self.domains, kept)))
+        table = self.take(np.flatnonzero(np.isin(self.domains, remaining)))
         return replace(
             table,
-            domains=np.searchsorted(kept, table.domains),
-            domain_names=tuple(self.domain_names[id] for id in kept),
+            domains=np.searchsorted(remaining, table.domains),
+            domain_names=tuple(self.domain_names[id] for id in remaining),
         )
 
     def domain_id(self, name: str) -> int:
@@ -232,10 +232,10 @@ class ImageTable:
         if name in self.domain_names:
             return self.domain_names.index(name)
         wanted = plain_name(name)
-        known = [plain_name(domain) for domain in self.domain_names]
-        matches = [i for i, domain in enumerate(known) if domain == wanted]
+        plain_names = [plain_name(domain) for domain in self.domain_names]
+        matches = [i for i, domain in enumerate(plain_names) if domain == wanted]
         if len(wanted) == 1 and not matches:
-            matches = [i for i, domain in enumerate(known) if domain.startswith(wanted)]
+            matches = [i for i, domain in enumerate(plain_names) if domain.startswith(wanted)]
         if len(matches) == 1:
             return matches[0]
         raise DataError(

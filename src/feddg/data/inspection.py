@@ -414,10 +414,10 @@ def survey(table: ImageTable) -> Survey:
     for domain, files in files_by_domain(table).items():
         chosen = evenly([file for file in files if file.lower().endswith(_MAYBE_DEEP)], SAMPLE)
         with quiet_pillow(), ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            looks = list(pool.map(lambda file: _look(root / file), chosen))
-        if bits := max((bits for bits, _ in looks), default=0):
+            found = list(pool.map(lambda file: _look(root / file), chosen))
+        if bits := max((bits for bits, _ in found), default=0):
             depths[domain] = bits
-        for file, (_, veil) in zip(chosen, looks):
+        for file, (_, veil) in zip(chosen, found):
             if veil:
                 veiled.setdefault(domain, file)
     return Survey(depths, veiled)

@@ -101,8 +101,8 @@ class DecodedFiles:
         if table.root is None or len(table) == 0:
             raise DataError("There are no images to open: the table is empty.")
         domains = (table.domain_names[domain] for domain in table.domains.tolist())
-        known = zip(table.paths, domains)
-        bits = {path: depths[domain] for path, domain in known if domain in depths}
+        by_path = zip(table.paths, domains)
+        bits = {path: depths[domain] for path, domain in by_path if domain in depths}
         paths = tuple(sorted(set(table.paths)))
         return cls(table.root.resolve(), paths, size, resize, seen, reading, bits)
 

@@ -142,9 +142,9 @@ def domains_folder(definition: DataSet, root: Path | None) -> Path:
 
 def _meant(definition: DataSet, name: str) -> str | None:
     """Returns the definition's name of a domain or class by a plain spelling of it."""
-    known = {plain_name(name): meant for name, meant in definition.spellings.items()}
-    known |= {plain_name(name): name for name in (*definition.domains, *definition.classes)}
-    return known.get(plain_name(name))
+    name_of = {plain_name(name): name for name in (*definition.domains, *definition.classes)}
+    name_of |= {plain_name(name): meant for name, meant in definition.spellings.items()}
+    return name_of.get(plain_name(name))
 
 
 def compare_counts(
@@ -354,7 +354,7 @@ def list_published(
 
 
 Drawn = tuple[np.ndarray, np.ndarray]
-"""``(n, height, width)`` uint8 grey images, and ``(n,)`` facts about each, a structured array."""
+"""``(n, height, width)`` uint8 grey images, and ``(n,)`` a structured array of what each is."""
 
 
 def kept_drawn(files: Sequence[Path], how: str, draw: Callable[[], Drawn]) -> Drawn:
@@ -372,8 +372,8 @@ def kept_drawn(files: Sequence[Path], how: str, draw: Callable[[], Drawn]) -> Dr
     stamps = [[str(file.resolve()), *(stamp(file) or ())] for file in files]
     key = hash_of([how, stamps])
     images = kept_array(cache_folder() / f"drawn-{key}-images.npy", lambda: once()[0])
-    facts = kept_array(cache_folder() / f"drawn-{key}-facts.npy", lambda: once()[1])
-    return images, facts
+    records = kept_array(cache_folder() / f"drawn-{key}-facts.npy", lambda: once()[1])
+    return images, records
 
 
 def rendered_table(

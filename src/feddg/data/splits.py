@@ -155,21 +155,21 @@ def _in_domain_roles(table: ImageTable, id_val: float, id_test: float, seed: int
     return roles
 
 
-def _spread(quotas: np.ndarray, room: np.ndarray, random: np.random.Generator) -> np.ndarray:
+def _spread(quotas: np.ndarray, most: np.ndarray, random: np.random.Generator) -> np.ndarray:
     """Rounds each domain's quotas per class to integers, by largest remainders.
 
     Args:
         quotas: ``(domains, classes)`` wanted numbers, each rounded down or up; the sum of each
-            row is kept, rounded, as far as there is room.
-        room: ``(domains, classes)`` largest numbers allowed.
+            row is kept, rounded, as far as ``most`` allows.
+        most: ``(domains, classes)`` largest numbers allowed.
         random: breaks ties, lest the first classes get all the left-overs.
     """
-    whole: np.ndarray = np.minimum(np.floor(quotas).astype(np.int64), room)
-    upper = np.minimum(np.ceil(quotas - 1e-9), room)
-    for quota, given, most in zip(quotas, whole, upper):
+    whole: np.ndarray = np.minimum(np.floor(quotas).astype(np.int64), most)
+    upper = np.minimum(np.ceil(quotas - 1e-9), most)
+    for quota, given, limit in zip(quotas, whole, upper):
         left = max(round(float(quota.sum())) - int(given.sum()), 0)
         order = np.lexsort((random.random(len(quota)), -np.round(quota - given, 9)))
-        given[order[given[order] < most[order]][:left]] += 1
+        given[order[given[order] < limit[order]][:left]] += 1
     return whole
 
 
@@ -231,9 +231,9 @@ def scenarios(protocol: str, domains: Sequence[str], preset: str = "") -> list[S
         ExperimentError: unknown protocol, or too few domains for it.
     """
     if protocol not in PROTOCOLS:
-        known = "; ".join(f"{name}: {text}" for name, text in PROTOCOLS.items())
+        protocols = "; ".join(f"{name}: {text}" for name, text in PROTOCOLS.items())
         raise ExperimentError(
-            f"unknown protocol {protocol!r}{nearest(protocol, PROTOCOLS)}; there are: {known}"
+            f"unknown protocol {protocol!r}{nearest(protocol, PROTOCOLS)}; there are: {protocols}"
         )
     needed = 2 if protocol == "lodo" else 3
     if len(domains) < needed:

@@ -172,12 +172,12 @@ def list_iwildcam(root: Path | None) -> ImageTable:
 def _class_names(folder: Path, count: int) -> list[str]:
     """Returns the names of the classes by their label; made up where no file says them."""
     file = folder / CATEGORIES
-    known: dict[int, str] = {}
+    name_of: dict[int, str] = {}
     if file.is_file():
         found = read_columns(file, ("y", "name"))
-        known = {y: name for y, name in zip(found.numbers("y"), found["name"]) if y != UNUSED}
-        count = max(count, max(known, default=-1) + 1)
-    names = [known.get(label) or f"class_{label}" for label in range(count)]
+        name_of = {y: name for y, name in zip(found.numbers("y"), found["name"]) if y != UNUSED}
+        count = max(count, max(name_of, default=-1) + 1)
+    names = [name_of.get(label) or f"class_{label}" for label in range(count)]
     return [name if names.count(name) == 1 else f"{name}_{y}" for y, name in enumerate(names)]
 
 

@@ -98,10 +98,10 @@ def turned_digits(files: Sequence[tuple[Path, Path]], angles: Sequence[float]) -
             for row, domain in zip(order.tolist(), domains.tolist())
         ]
     )
-    facts = np.zeros(len(digits), dtype=[("label", "i8"), ("domain", "i8")])
-    facts["label"], facts["domain"] = labels[order], domains
+    records = np.zeros(len(digits), dtype=[("label", "i8"), ("domain", "i8")])
+    records["label"], records["domain"] = labels[order], domains
     by_domain = np.argsort(domains, kind="stable")
-    return turned[by_domain], facts[by_domain]
+    return turned[by_domain], records[by_domain]
 
 
 def _read(file: Path, magic: int) -> np.ndarray:
@@ -142,12 +142,12 @@ def draw_rotated_mnist(root: Path | None) -> ImageTable:
         DataError: a file is missing or of another form.
     """
     files = mnist_files(published_root(ROTATED_MNIST, root))
-    grey, facts = kept_drawn(
+    grey, records = kept_drawn(
         [file for pair in files for file in pair],
         "rotated mnist 1",
         lambda: turned_digits(files, ANGLES),
     )
-    labels, domains = facts["label"].astype(np.int64), facts["domain"].astype(np.int64)
+    labels, domains = records["label"].astype(np.int64), records["domain"].astype(np.int64)
     classes, names = ROTATED_MNIST.classes, ROTATED_MNIST.domains
     table = rendered_table(grey, labels, domains, classes, names)
     compare_counts(ROTATED_MNIST, table)

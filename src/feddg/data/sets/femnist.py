@@ -64,15 +64,15 @@ def list_leaf(folder: Path, definition: DataSet) -> ImageTable:
     if not parts["train"]:
         raise DataError(f"{folder} holds no JSON files to train on: LEAF's are in train/.")
     count = len(definition.classes)
-    grey, facts = kept_drawn(
+    grey, records = kept_drawn(
         [*parts["train"], *parts["test"]],
         "leaf 1",
         lambda: _read(parts["train"], parts["test"], count),
     )
-    writers = facts["writer"]
+    writers = records["writer"]
     names = tuple(np.unique(writers).tolist())
-    labels = facts["label"].astype(np.int64)
-    roles = ["test" if tests else "train" for tests in facts["tests"].tolist()]
+    labels = records["label"].astype(np.int64)
+    roles = ["test" if tests else "train" for tests in records["tests"].tolist()]
     split = np.array(roles_of_domains(roles, writers.tolist())) if parts["test"] else None
     domains = positions(writers.tolist(), names)
     clients = np.array(writers)
@@ -81,7 +81,7 @@ def list_leaf(folder: Path, definition: DataSet) -> ImageTable:
 
 def _read(train: list[Path], test: list[Path], classes: int) -> Drawn:
     images: list[np.ndarray] = []
-    facts: list[tuple[str, int, bool]] = []
+    records: list[tuple[str, int, bool]] = []
     seen: set[bytes] = set()
     twice = 0
     for tests, files in ((False, train), (True, test)):
@@ -94,15 +94,15 @@ def _read(train: list[Path], test: list[Path], classes: int) -> Drawn:
                     continue
                 seen.add(key)
                 images.append(image)
-                facts.append((writer, label, tests))
+                records.append((writer, label, tests))
     if twice:
         text = f"{twice} images are stored twice, as LEAF does; each is used once."
         emit(Diagnostic("images-left-out", "warning", text))
     if not images:
         raise DataError("The JSON files hold no images.")
-    longest = max(len(writer) for writer, _, _ in facts)
+    longest = max(len(writer) for writer, _, _ in records)
     form = [("writer", f"U{longest or 1}"), ("label", "i8"), ("tests", "?")]
-    return np.stack(images), np.array(facts, dtype=form)
+    return np.stack(images), np.array(records, dtype=form)
 
 
 def _samples(file: Path, classes: int) -> Iterator[tuple[str, int, np.ndarray]]:

@@ -59,32 +59,36 @@ def clients_of(partitioner: Partitioner, whole: Any) -> list[str]:
     return [f"{owners[row]:0{width}}" for row in range(len(whole))]
 
 
-def clients_by_name(said: Mapping[str, Any], whole: Any) -> list[str]:
+def clients_by_name(settings: Mapping[str, Any], whole: Any) -> list[str]:
     """Returns who holds each row, by a partitioner of flwr-datasets.
 
     Args:
-        said: its name, and what it takes.
+        settings: its name, and what it takes.
         whole: a ``datasets.Dataset``.
 
     Raises:
         DataError: flwr-datasets is not there, or the partitioner cannot be used so.
     """
     try:
-        from flwr_datasets import partitioner as known
+        from flwr_datasets import partitioner as module
     except ImportError:
         raise DataError(
             "data.options.partitioner needs Flower's partitioners: `pip install flwr-datasets`."
         ) from None
     # Only what is one of them: an experiment's file must not name any other code.
-    names = [name for name in getattr(known, "__all__", dir(known)) if name.endswith("Partitioner")]
-    name = str(said.get("name", ""))
+    names = [
+        name for name in getattr(module, "__all__", dir(module)) if name.endswith("Partitioner")
+    ]
+    name = str(settings.get("name", ""))
     if name not in names:
         raise DataError(
             f"data.options.partitioner: unknown partitioner {name!r}{nearest(name, names)}; there "
             f"are: {', '.join(names)}"
         )
     try:
-        made = getattr(known, name)(**{key: value for key, value in said.items() if key != "name"})
+        made = getattr(module, name)(
+            **{key: value for key, value in settings.items() if key != "name"}
+        )
         return clients_of(made, whole)
     except DataError:
         raise
@@ -244,8 +248,8 @@ def _texts(part: str, found: Any, column: str) -> list[str]:
         unlabelled = value == -1 and isinstance(feature, datasets.ClassLabel)
         if value is None or value == "" or unlabelled:
             raise DataError(f"row {number} of the split {part} has no {column}.")
-        known = isinstance(feature, datasets.ClassLabel) and isinstance(value, int)
-        texts.append(str(feature.int2str(value) if known else value))
+        named = isinstance(feature, datasets.ClassLabel) and isinstance(value, int)
+        texts.append(str(feature.int2str(value) if named else value))
     return texts
 
 
