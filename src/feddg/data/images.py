@@ -17,7 +17,7 @@ from PIL import Image, features
 
 from feddg.diagnostics import Diagnostic, emit
 from feddg.errors import DataError, nearest
-from feddg.storage import entries, open_file, why
+from feddg.storage import entries, open_file, stamp, why
 
 # Which files are taken for images, and what is said of those that are not.
 
@@ -439,11 +439,20 @@ def listed_images(
         listed_rows: the row of each in that file, as a person counts; None for no telling.
         class_names: in the order of labels; sorted by default.
         domain_names: in their order; sorted by default.
+
+    Raises:
+        DataError: none of the first listed images is there.
     """
+    paths = tuple(paths)
+    if listed_in and paths and not any(stamp(root / path) for path in paths[:20]):
+        raise DataError(
+            f"{listed_in} lists images that are not there, the first as {root / paths[0]}. Put the "
+            "images there, or name the folder that holds them."
+        )
     class_names = tuple(class_names or sorted(set(labels)))
     domain_names = tuple(domain_names or sorted(set(domains)))
     return ImageTable(
-        paths=tuple(paths),
+        paths=paths,
         labels=positions(labels, class_names),
         domains=positions(domains, domain_names),
         class_names=class_names,

@@ -301,55 +301,6 @@ def read_metadata(
     return read_columns(file, wanted, optional)
 
 
-def list_published(
-    definition: DataSet,
-    root: Path,
-    paths: Sequence[str],
-    labels: Sequence[str],
-    domains: Sequence[str],
-    *,
-    listed_in: str,
-    split: Sequence[str] | None = None,
-    clients: Sequence[str] | None = None,
-    class_names: Sequence[str] | None = None,
-    domain_names: Sequence[str] | None = None,
-) -> ImageTable:
-    """Returns the table of a published data set's images, which a file lists.
-
-    Args:
-        definition: of the data set; its classes and domains are in this order.
-        root: see :func:`feddg.data.images.listed_images`, as the others.
-        paths: of the images.
-        labels: the class of each.
-        domains: the domain of each.
-        listed_in: the file that lists them.
-        split: the role of each.
-        clients: who holds each.
-        class_names: in their order, where the definition does not name them.
-        domain_names: in their order, where the definition does not name them.
-
-    Raises:
-        DataError: none of the first images is there: the file and they are not beside each other.
-    """
-    first = paths[:20]
-    if first and not any((root / path).is_file() for path in first):
-        raise DataError(
-            f"{listed_in} in {root} lists images that are not there, the first as {first[0]}. Put "
-            "the images there, or name another root."
-        )
-    return listed_images(
-        root,
-        paths,
-        labels,
-        domains,
-        listed_in=listed_in,
-        split=split,
-        clients=clients,
-        class_names=definition.classes or class_names,
-        domain_names=definition.domains or domain_names,
-    )
-
-
 # Images that a data set's files hold as numbers: read or drawn once, then kept in the cache.
 
 

@@ -9,12 +9,11 @@ import numpy as np
 
 from feddg.data.columns import read_columns
 from feddg.data.data_set import DataSet, define
-from feddg.data.images import ImageTable
+from feddg.data.images import ImageTable, listed_images
 from feddg.data.published import (
     METADATA,
     ROLES,
     compare_counts,
-    list_published,
     load_published,
     published_root,
     read_metadata,
@@ -54,13 +53,14 @@ def list_camera_traps(root: Path, images: Path, definition: DataSet) -> ImageTab
     names = sorted(label_of)
     if not names:
         raise DataError(f"The annotations below {root} name no image of {definition.title}.")
-    return list_published(
-        definition,
+    return listed_images(
         root,
         [(images / name).relative_to(root).as_posix() for name in names],
         [label_of[name] for name in names],
         [place_of[name] for name in names],
         listed_in="the annotations",
+        class_names=definition.classes,
+        domain_names=definition.domains,
     )
 
 
@@ -103,8 +103,7 @@ def list_camelyon17(root: Path | None) -> ImageTable:
     found = read_metadata(CAMELYON17, root, (*key, "tumor", "center", "split"))
     tumors, centers = found.check("tumor", "01"), found.check("center", "01234")
     hospitals = [f"hospital_{center}" for center in centers]
-    table = list_published(
-        CAMELYON17,
+    table = listed_images(
         found.file.parent,
         [
             f"patches/patient_{patient}_node_{node}/"
@@ -119,6 +118,8 @@ def list_camelyon17(root: Path | None) -> ImageTable:
             for center, split in zip(centers, found.check("split", "01"))
         ],
         clients=hospitals,
+        class_names=CAMELYON17.classes,
+        domain_names=CAMELYON17.domains,
     )
     compare_counts(CAMELYON17, table)
     return table
@@ -153,8 +154,7 @@ def list_iwildcam(root: Path | None) -> ImageTable:
     training = {place for place, role in zip(places, split) if role == "train"}
     order = sorted(set(places), key=lambda place: (place not in training, place))
     locations = [f"location_{place}" for place in places]
-    table = list_published(
-        IWILDCAM,
+    table = listed_images(
         found.file.parent,
         [f"train/{name}" for name in found["filename"]],
         [names[label] for label in labels],

@@ -7,8 +7,8 @@ import numpy as np
 from pydantic import Field
 
 from feddg.data.data_set import DataSet, define
-from feddg.data.images import ImageTable, from_folder
-from feddg.data.published import compare_counts, domains_folder, list_published, rename
+from feddg.data.images import ImageTable, from_folder, listed_images
+from feddg.data.published import compare_counts, domains_folder, rename
 from feddg.diagnostics import Diagnostic, emit
 from feddg.errors import DataError
 from feddg.settings import FixedPath, Settings
@@ -128,8 +128,7 @@ def _from_lists(folder: Path, definition: DataSet, places: Sequence[str]) -> Ima
     if not rows or len(set(class_names)) < len(class_names):
         raise DataError(f"The official lists in {folder} are empty, or one class has two labels.")
     paths, labels, domains, split = map(list, zip(*rows))
-    return list_published(
-        definition,
+    return listed_images(
         folder,
         paths,
         labels,
@@ -137,6 +136,7 @@ def _from_lists(folder: Path, definition: DataSet, places: Sequence[str]) -> Ima
         listed_in="the official lists",
         split=split,
         class_names=class_names,
+        domain_names=definition.domains,
     )
 
 

@@ -8,14 +8,13 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from feddg.data.data_set import DataSet, define
-from feddg.data.images import ImageTable, positions, roles_of_domains
+from feddg.data.images import ImageTable, listed_images, positions, roles_of_domains
 from feddg.data.published import (
     ROLES,
     Drawn,
     compare_counts,
     folder_of,
     kept_drawn,
-    list_published,
     read_metadata,
     rendered_table,
 )
@@ -164,8 +163,7 @@ def _listed(root: Path | None) -> ImageTable:
     numbers = found.numbers("domain_remapped")
     writers = found["domain"] if "domain" in found else [f"writer_{number}" for number in numbers]
     by_number = dict(sorted(zip(numbers, writers)))
-    return list_published(
-        FEMNIST,
+    return listed_images(
         found.file.parent,
         found["path"],
         [FEMNIST.classes[label] for label in found.numbers("y", len(FEMNIST.classes))],
@@ -173,6 +171,7 @@ def _listed(root: Path | None) -> ImageTable:
         listed_in=found.file.name,
         split=found.check("split", ROLES),
         clients=writers,
+        class_names=FEMNIST.classes,
         domain_names=list(dict.fromkeys([*by_number.values(), *writers])),
     )
 

@@ -11,6 +11,7 @@ from feddg.data.images import ImageTable, listed_images, roles_of_domains
 from feddg.data.published import needs_root
 from feddg.errors import DataError
 from feddg.settings import FixedPath, Settings
+from feddg.storage import stamp
 
 NAMES = ("table", "images", "metadata")
 """What the file may be called where ``root`` is a folder."""
@@ -76,11 +77,6 @@ def list_table(root: Path | None, options: TableOptions) -> ImageTable:
             raise DataError(f"{found.row(empty)} has no {name}; fill it in, or take the row out.")
     paths = [_inside(found, index, text, folder) for index, text in enumerate(found[path])]
     rows = _once(found, paths, [name for name in (label, domain, client, split) if name in found])
-    if not any(_is_there(folder / paths[row]) for row in rows[:20]):
-        raise DataError(  # single files are left out when they are decoded
-            f"{found.row(rows[0])}: there is no file {folder / paths[rows[0]]}. Paths are "
-            "relative to the table; for another folder: --set data.options.images=FOLDER."
-        )
     if len({found[label][row] for row in rows}) < 2:
         raise DataError(
             f"{file} holds the class {found[label][rows[0]]!r} only; there is nothing to tell "
@@ -117,7 +113,7 @@ def _table(root: Path) -> Path:
 def _inside(found: Columns, index: int, text: str, folder: Path) -> str:
     """Returns a path below the folder of the images, without steps that lead nowhere."""
     path = PurePosixPath(text)
-    if "\\" in text and not _is_there(folder / path):
+    if "\\" in text and stamp(folder / path) is None:
         path = PurePosixPath(PureWindowsPath(text).as_posix())  # written under Windows
     if path.is_absolute() and path.is_relative_to(folder):
         path = path.relative_to(folder)
@@ -136,13 +132,6 @@ def _inside(found: Columns, index: int, text: str, folder: Path) -> str:
         f"{found.row(index)} has the path {text!r}, which is not inside {folder}; name the folder "
         "that holds all images: --set data.options.images=FOLDER."
     )
-
-
-def _is_there(file: Path) -> bool:
-    try:
-        return file.is_file()
-    except OSError:  # such as a name that is too long to be one
-        return False
 
 
 def _once(found: Columns, paths: Sequence[str], names: Sequence[str]) -> list[int]:
