@@ -303,6 +303,18 @@ def register_partition(rule: PartitionRule) -> PartitionRule:
     return PARTITIONS.add(rule.name, rule, rule.aliases)
 
 
+def _rule(
+    name: str, kind: Kind, summary: str, **more: Any
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Registers the decorated function as what a rule decides."""
+
+    def register(decide: Callable[..., Any]) -> Callable[..., Any]:
+        rule = PartitionRule(name=name, kind=kind, summary=summary, decide=decide, **more)
+        return register_partition(rule).decide
+
+    return register
+
+
 def rules_of(names: str, settings: Mapping[str, Any]) -> list[PartitionRule]:
     """Returns the rules by which images are dealt out: domains, sizes, labels; or a whole one.
 
@@ -546,32 +558,23 @@ def deal_by_shares(
 # many homes as its size deserves, so that clients are about equally large.
 
 
-register_partition(
-    PartitionRule(
-        name="iid",
-        kind="domains",
-        summary="the global mix of domains everywhere",
-        decide=lambda dealing: Mix(proportional_homes(dealing.totals, dealing.clients), 1.0),
-    )
+@_rule("iid", "domains", "the global mix of domains everywhere")
+def _global_mix(dealing: Dealing) -> Mix:
+    return Mix(proportional_homes(dealing.totals, dealing.clients), 1.0)
+
+
+@_rule("domain", "domains", "one domain each, equally many clients for every domain")
+def _one_domain_mix(dealing: Dealing) -> Mix:
+    return Mix(equal_homes(dealing.totals, dealing.clients), 0.0)
+
+
+@_rule(
+    "heterogeneous",
+    "domains",
+    "main domains, of which clients.heterogeneity (lambda) says how much leaves home",
 )
-register_partition(
-    PartitionRule(
-        name="domain",
-        kind="domains",
-        summary="one domain each, equally many clients for every domain",
-        decide=lambda dealing: Mix(equal_homes(dealing.totals, dealing.clients), 0.0),
-    )
-)
-register_partition(
-    PartitionRule(
-        name="heterogeneous",
-        kind="domains",
-        summary="main domains, of which clients.heterogeneity (lambda) says how much leaves home",
-        decide=lambda dealing: Mix(
-            proportional_homes(dealing.totals, dealing.clients), dealing.heterogeneity
-        ),
-    )
-)
+def _home_mix(dealing: Dealing) -> Mix:
+    return Mix(proportional_homes(dealing.totals, dealing.clients), dealing.heterogeneity)
 
 
 # By label: each client has a taste, a Dirichlet draw around the global label shares.
@@ -581,6 +584,12 @@ register_partition(
 # Non-Identical Data Distribution for Federated Visual Classification", 2019).
 
 
+@_rule(
+    "dirichlet",
+    "labels",
+    "label shares drawn for each client with clients.alpha; sizes stay (Hsu 2019)",
+    setting="alpha",
+)
 def _dirichlet_owners(dealing: Dealing, shares: np.ndarray, targets: np.ndarray) -> np.ndarray:
     random = dealing.random
     assert dealing.alpha is not None
@@ -662,17 +671,6 @@ def _choose(
     return chosen
 
 
-register_partition(
-    PartitionRule(
-        name="dirichlet",
-        kind="labels",
-        summary="label shares drawn for each client with clients.alpha; sizes stay (Hsu 2019)",
-        decide=_dirichlet_owners,
-        setting="alpha",
-    )
-)
-
-
 # By label: each class is dealt out by a Dirichlet draw over the clients, sizes following.
 #
 # For every class the clients' shares of its images are drawn from Dir(alpha) (Yurochkin et al.,
@@ -682,6 +680,13 @@ register_partition(
 # same in all domains, and with all clients alike the shares are exactly the papers'.
 
 
+@_rule(
+    "class_dirichlet",
+    "labels",
+    "each class dealt out by a draw with clients.alpha; sizes follow (Yurochkin 2019)",
+    setting="alpha",
+    keeps_sizes=False,
+)
 def _class_dirichlet_owners(
     dealing: Dealing, shares: np.ndarray, targets: np.ndarray
 ) -> np.ndarray:
@@ -699,18 +704,6 @@ def _class_dirichlet_owners(
     return owners
 
 
-register_partition(
-    PartitionRule(
-        name="class_dirichlet",
-        kind="labels",
-        summary="each class dealt out by a draw with clients.alpha; sizes follow (Yurochkin 2019)",
-        decide=_class_dirichlet_owners,
-        setting="alpha",
-        keeps_sizes=False,
-    )
-)
-
-
 # By label: images sorted by class are cut into shards, and each client gets a few of them.
 #
 # With one domain and clients of one size these are the shards of McMahan et al., "Communication-
@@ -720,6 +713,13 @@ register_partition(
 # it holds the same few classes everywhere.
 
 
+@_rule(
+    "shards",
+    "labels",
+    "clients.shards runs of images sorted by class each (McMahan 2017: 2)",
+    setting="shards",
+    aliases=("pathological",),
+)
 def _shard_owners(dealing: Dealing, shares: np.ndarray, targets: np.ndarray) -> np.ndarray:
     assert dealing.shards is not None
     random, each = dealing.random, dealing.shards
@@ -741,18 +741,6 @@ def _shard_owners(dealing: Dealing, shares: np.ndarray, targets: np.ndarray) -> 
     return deal_by_shares(dealing.rows_by_domain, shares, random, dealing.classes, arrange)
 
 
-register_partition(
-    PartitionRule(
-        name="shards",
-        kind="labels",
-        summary="clients.shards runs of images sorted by class each (McMahan 2017: 2)",
-        decide=_shard_owners,
-        setting="shards",
-        aliases=("pathological",),
-    )
-)
-
-
 # By size: how many images clients hold is a Dirichlet draw.
 #
 # Clients' shares of all images are drawn from Dir(alpha) (Li et al., "Federated Learning on Non-
@@ -761,6 +749,12 @@ register_partition(
 # proportions.
 
 
+@_rule(
+    "quantity",
+    "sizes",
+    "sizes drawn with clients.quantity_alpha (Li 2022)",
+    setting="quantity_alpha",
+)
 def _weights(dealing: Dealing) -> np.ndarray:
     assert dealing.quantity_alpha is not None
     random = numpy_stream(dealing.seed, "partition", "quantity")
@@ -770,21 +764,10 @@ def _weights(dealing: Dealing) -> np.ndarray:
     return weights
 
 
-register_partition(
-    PartitionRule(
-        name="quantity",
-        kind="sizes",
-        summary="sizes drawn with clients.quantity_alpha (Li 2022)",
-        decide=_weights,
-        setting="quantity_alpha",
-    )
-)
-
-
 # By nature: a client is who really holds the data: a patient, a site, a writer, a camera.
 
 
-def _known(dealing: Dealing) -> np.ndarray:
+def _holders(dealing: Dealing) -> np.ndarray:
     if dealing.holders is None:
         raise DataError(
             "clients.partition client needs to know who holds each image, and these images do not "
@@ -793,16 +776,16 @@ def _known(dealing: Dealing) -> np.ndarray:
     return dealing.holders
 
 
-register_partition(
-    PartitionRule(
-        name="client",
-        kind="whole",
-        summary="who really holds the data, as the images say: as many clients as there are",
-        decide=lambda dealing: np.unique(_known(dealing), return_inverse=True)[1].astype(np.int64),
-        number=lambda dealing: len(np.unique(_known(dealing))),
-        aliases=("natural",),
-    )
+@_rule(
+    "client",
+    "whole",
+    "who really holds the data, as the images say: as many clients as there are",
+    number=lambda dealing: len(np.unique(_holders(dealing))),
+    aliases=("natural",),
 )
+def _natural_owners(dealing: Dealing) -> np.ndarray:
+    owners: np.ndarray = np.unique(_holders(dealing), return_inverse=True)[1]
+    return owners.astype(np.int64)
 
 
 # How unlike clients are: one number for each kind of skew, beside what chance alone would make.
