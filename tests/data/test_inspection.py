@@ -1,4 +1,4 @@
-""""""
+"""What is odd about images, labels, splits, copies and clients, and where it stops a run."""
 
 import json
 import logging

@@ -135,14 +135,6 @@ def test_counts_that_differ_are_a_warning_with_the_difference(
         assert f"({difference:+d})" in caplog.text
 
 
-@pytest.mark.parametrize("fourth", ["Real World", "Real_World", "RealWorld", "real_world"])
-def test_office_home_in_its_four_spellings(fourth: str, tmp_path: Path) -> None:
-    table = load_source("office_home", trees.office_home(tmp_path, fourth, classes=3))
-    assert table.domain_names[3] == "Real_World"
-    assert table.counts().sum() == 4 * 3 * 2
-    assert all(fourth in path for path, _, domain in rows(table) if domain == "Real_World")
-
-
 def test_office_home_of_dassl_keeps_its_split(tmp_path: Path) -> None:
     table = load_source("office_home", trees.office_home_dassl(tmp_path, classes=3))
     assert by_split(table) == {"train": 4 * 3 * 2, "id_val": 4 * 3 * 2}

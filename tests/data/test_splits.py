@@ -1,4 +1,4 @@
-""""""
+"""Which rows train, validate and test; split files; the protocols of benchmarks."""
 
 from pathlib import Path
 
