@@ -194,12 +194,7 @@ CASES: list[Case] = [
 ]
 
 
-def entry(cache: Path) -> Path:
-    (found,) = cache.glob("pixels-*")
-    return found
-
-
-def cached(name: str, damage: Callable[[Path], Any]) -> Callable[[Place], None]:
+def cached(kind: str, damage: Callable[[Path], Any]) -> Callable[[Place], None]:
     """Opens images from a cache that was damaged; what comes out is what went in."""
 
     def play(place: Place) -> None:
@@ -207,10 +202,12 @@ def cached(name: str, damage: Callable[[Path], Any]) -> Callable[[Place], None]:
         _, first = opened(place.images, cache)
         expected = first.gather(range(24))
         first.close()
-        damage(entry(cache) / name)
+        (file,) = cache.glob(f"{kind}-*")
+        damage(file)
         _, again = opened(place.images, cache)
         assert (again.gather(range(24)) == expected).all()
-        damaged_no_more = numpy.load(entry(cache) / "pixels.npy")
+        (pixels,) = cache.glob("pixels-*")
+        damaged_no_more = numpy.load(pixels)
         assert (damaged_no_more.transpose(0, 3, 1, 2) == expected.numpy()).all()
 
     return play
@@ -244,17 +241,18 @@ def pickled(path: Path) -> None:
 
 
 AGAIN = "one line, and the images are decoded again"
+DAMAGED = "is damaged; the images are decoded"
 CASES += [
     *(
-        Case(CACHE, f"`{name}` {how}", happens, cached(name, damage), said=line)
-        for name, how, damage, happens, line in (
-            ("pixels.npy", "is cut short", cut, AGAIN, "is damaged; the images are decoded"),
-            ("pixels.npy", "is missing", os.unlink, AGAIN, "is damaged; the images are decoded"),
-            ("pixels.npy", "is a pipe", pipe, AGAIN, "is damaged; the images are decoded"),
-            ("pixels.npy", "holds a pickle", pickled, AGAIN, "is damaged; the images are decoded"),
-            ("facts.json", "has a flipped bit", lambda p: flip(p, 0.5), AGAIN, "is damaged; the"),
-            ("facts.json", "is deep", write(DEEP), AGAIN, "is damaged; the images are decoded"),
-            ("facts.json", "is a pipe", pipe, AGAIN, "is damaged; the images are decoded"),
+        Case(CACHE, f"`{kind}-*` {how}", happens, cached(kind, damage), said=line)
+        for kind, how, damage, happens, line in (
+            ("pixels", "is cut short", cut, AGAIN, DAMAGED),
+            ("pixels", "is missing", os.unlink, "the images are decoded again", None),
+            ("pixels", "is a pipe", pipe, AGAIN, DAMAGED),
+            ("pixels", "holds a pickle", pickled, AGAIN, DAMAGED),
+            ("checked", "has a flipped bit", lambda p: flip(p, 0.5), AGAIN, DAMAGED),
+            ("checked", "is deep", write(DEEP), AGAIN, DAMAGED),
+            ("checked", "is a pipe", pipe, AGAIN, DAMAGED),
         )
     ),
     Case(
@@ -363,8 +361,8 @@ CASES += [
         ),
         ("the split file is missing", split(lambda p: None), "No such file"),
         ("the split file is a pipe", split(pipe), "it is a pipe"),
-        ("the split file is not UTF-8", split(lambda p: p.write_bytes(b"\xff")), "cannot be read"),
-        ("the split file lacks columns", split(write("a,b\n")), "has no column path and no split"),
+        ("the split file is not UTF-8", split(lambda p: p.write_bytes(b"\xff")), "not UTF-8"),
+        ("the split file lacks columns", split(write("a,b\n")), "has no column 'split'"),
         (
             "the split file lists an image twice",
             split(write("split,path\ntrain,a/cat/0.png\ntest,a/cat/0.png\n")),

@@ -63,8 +63,8 @@ def office_home(root: Path, fourth: str = "Real World", classes: int = 65) -> Pa
     return images(root, _folders(["OfficeHomeDataset_10072016"], domains, names))
 
 
-def office_home_dassl(root: Path) -> Path:
-    names = [name.lower() for name in DATA_SETS["office_home"].classes]
+def office_home_dassl(root: Path, classes: int = 65) -> Path:
+    names = [name.lower() for name in DATA_SETS["office_home"].classes[:classes]]
     domains = ["art", "clipart", "product", "real_world"]
     return images(root, _folders(["office_home_dg"], domains, ["train", "val"], names))
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from damage import draw_images
 from feddg.data.images import from_folder
-from feddg.data.splits import from_csv, hold_out, write_csv
+from feddg.data.splits import from_csv, hold_out
 from feddg.errors import RunError
 from feddg.records import (
     ADAPTATION_ROWS,
@@ -39,6 +39,7 @@ from feddg.records import (
 )
 from feddg.report.blocks import Cell, Column, Table
 from feddg.report.tables import to_csv
+from split_files import write_csv
 
 FORMULAS = [
     "'=",

@@ -27,7 +27,7 @@ from feddg.data.data_set import (
     preset_of,
     presets,
 )
-from feddg.data.partitions import counts_clients, rules_of
+from feddg.data.partition import counts_clients, rules_of
 from feddg.diagnostics import Diagnostic, emit
 from feddg.errors import DataError, ExperimentError, FeddgError, field_fault, nearest
 from feddg.evaluation.metrics import METRICS
@@ -358,10 +358,9 @@ def _with_options(data: Mapping[str, Any]) -> Mapping[str, Any]:
     if definition is None or definition.options is None or not isinstance(given, Mapping):
         return data
     try:
-        checked_options(definition, given)
+        options = checked_options(definition, given).model_dump(mode="json")
     except DataError as error:
         raise ExperimentError(str(error)) from None
-    options = definition.options(**given).model_dump(mode="json")
     return {**data, "options": options}
 
 

@@ -340,7 +340,7 @@ def kept_array(path: Path, compute: Callable[[], numpy.ndarray]) -> numpy.ndarra
 
 KINDS = {
     "pixels": "decoded images",
-    "checks": "which files cannot be used, of images too many to keep decoded",
+    "checks": "which image files cannot be used",
     "drawn": "images read or drawn from a data set's own files, as FEMNIST's",
     "taken": "images taken out of Hugging Face data sets",
     "hashes": "hashes of image files, to notice changes",
@@ -350,14 +350,14 @@ KINDS = {
 OTHER = "other"
 """Anything else in the folder: counted, never touched."""
 _NAMES = {
-    "pixels": re.compile(r"pixels-[0-9a-f]{32}"),
+    "pixels": re.compile(r"pixels-[0-9a-f]{32}(\.npy)?"),
     "checks": re.compile(r"checked-[0-9a-f]{32}\.json"),
     "drawn": re.compile(r"drawn-[0-9a-f]{32}-(images|facts)\.npy"),
     "taken": re.compile(r"taken-[0-9a-f]{32}"),
     "hashes": re.compile(r"hashes-[0-9a-f]{32}\.json"),
     "stylized": re.compile(r"[0-9a-f]{24}-.+\.npy"),
     "partial": re.compile(
-        r"partial-[0-9a-f]{32}|\.([0-9a-f]{24}-|checked-|hashes-|drawn-).+\.\d+\.\d+"
+        r"partial-[0-9a-f]{32}|\.([0-9a-f]{24}-|pixels-|checked-|hashes-|drawn-).+\.\d+\.\d+"
     ),
 }
 

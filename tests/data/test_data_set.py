@@ -330,8 +330,8 @@ def test_pacs_with_a_strange_class(tmp_path: Path) -> None:
         load_source("pacs", tmp_path)
 
 
-def office_home_tree(root: Path, fourth: str, plain: bool = False) -> Path:
-    classes = DATA_SETS["office_home"].classes
+def office_home_tree(root: Path, fourth: str, plain: bool = False, count: int = 65) -> Path:
+    classes = DATA_SETS["office_home"].classes[:count]
     if plain:
         classes = tuple(name.replace("_", " ").lower() for name in classes)
     return write_tree(root, ("Art", "Clipart", "Product", fourth), classes)
@@ -340,10 +340,10 @@ def office_home_tree(root: Path, fourth: str, plain: bool = False) -> Path:
 @pytest.mark.parametrize("fourth", ["Real World", "Real_World", "RealWorld", "real_world", "real"])
 @pytest.mark.parametrize("around", ["", "OfficeHomeDataset_10072016", "office_home"])
 def test_office_home_in_its_spellings(tmp_path: Path, fourth: str, around: str) -> None:
-    office_home_tree(tmp_path / around, fourth, plain=fourth == "real")
+    office_home_tree(tmp_path / around, fourth, plain=fourth == "real", count=5)
     table = load_source("office_home", tmp_path)
     assert table.domain_names == ("Art", "Clipart", "Product", "Real_World")
-    assert table.counts().tolist() == [[2] * 65] * 4
+    assert table.counts().tolist() == [[2] * 5 + [0] * 60] * 4
     assert table.class_names[0] == "Alarm_Clock"
     assert table.class_names == tuple(sorted(table.class_names))
     assert table.root == tmp_path / around

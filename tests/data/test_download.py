@@ -118,39 +118,32 @@ def test_a_server_without_ranges_sends_it_again(server: Served, tmp_path: Path, 
     assert path.read_bytes() == CONTENT
 
 
-def test_a_part_that_is_whole_already_is_not_asked_for_again(
-    server: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def part(server: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The part that an earlier call left, which gave up."""
     server.cuts[:] = [CUT, 0]
-    monkeypatch.setattr(module, "ATTEMPTS", 1)
-    with pytest.raises(DataError):
-        download(published(server), tmp_path, silent)
-    (tmp_path / ".images.zip.part").write_bytes(CONTENT)
-    path, _ = download(published(server), tmp_path, silent)
-    assert path.read_bytes() == CONTENT
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "ATTEMPTS", 1)
+        with pytest.raises(DataError):
+            download(published(server), tmp_path, silent)
+    return tmp_path / ".images.zip.part"
 
 
-def test_a_part_longer_than_the_file_begins_anew(
-    server: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("content", [CONTENT, CONTENT + b"more"])
+def test_a_part_that_is_whole_or_longer(
+    server: Served, tmp_path: Path, part: Path, content: bytes
 ) -> None:
-    server.cuts[:] = [CUT, 0]
-    monkeypatch.setattr(module, "ATTEMPTS", 1)
-    with pytest.raises(DataError):
-        download(published(server), tmp_path, silent)
-    monkeypatch.setattr(module, "ATTEMPTS", 3)
-    (tmp_path / ".images.zip.part").write_bytes(CONTENT + b"more")
+    part.write_bytes(content)
+    asked = len(server.asked)
     path, _ = download(published(server), tmp_path, silent)
     assert path.read_bytes() == CONTENT
+    assert len(server.asked) - asked == (1 if content == CONTENT else 2), "begun anew if longer"
 
 
 def test_a_damaged_part_does_not_pass_for_the_file(
-    server: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: Served, tmp_path: Path, part: Path
 ) -> None:
-    server.cuts[:] = [CUT, 0]
-    monkeypatch.setattr(module, "ATTEMPTS", 1)
-    with pytest.raises(DataError):
-        download(published(server), tmp_path, silent)
-    (tmp_path / ".images.zip.part").write_bytes(bytes(CUT))
+    part.write_bytes(bytes(CUT))
     with pytest.raises(DataError, match=r"not what was published.*It was deleted"):
         download(published(server), tmp_path, silent)
     path, _ = download(published(server), tmp_path, silent)
@@ -205,7 +198,7 @@ def test_redirects_are_followed(server: Served, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("target", "words"),
     [
-        ("/circle", "in a circle"),
+        ("/circle", "Cannot download .*redirects"),
         ("file:///etc/passwd", "no address of http or https"),
         ("ftp://127.0.0.1/x", "no address of http or https"),
     ],
@@ -218,20 +211,12 @@ def test_redirects_that_lead_nowhere(
         download(published(server, path="/circle"), tmp_path, silent)
 
 
-def test_an_encrypted_address_does_not_lead_to_one_that_is_not(
-    server: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def get(self, address: str, **options: object):
-        answer = module.requests.Response()
-        answer.status_code = 302
-        answer.headers["Location"] = server.address + PATH
-        answer.raw = io.BytesIO()
-        return answer
-
-    monkeypatch.setattr(module.requests.Session, "get", get)
-    file = PublishedFile(address="https://example.org/x", name="images.zip")
-    with pytest.raises(DataError, match="not encrypted"):
-        download(file, tmp_path, silent)
+def test_an_encrypted_address_does_not_lead_to_one_that_is_not() -> None:
+    answer = module.requests.Response()
+    answer.status_code, answer.url = 302, "https://example.org/x"
+    answer.headers["Location"] = "http://example.org/y"
+    with module._Session() as session, pytest.raises(DataError, match="not encrypted"):
+        session.get_redirect_target(answer)
 
 
 def test_an_answer_without_a_length_is_taken_whole(server: Served, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,6 @@ import pytest
 import torch
 from PIL import Image
 
-from feddg.data import decoding
 from feddg.data import pixels as pixel_cache
 from feddg.data.images import ImageTable
 from feddg.data.pixels import ArrayPixels, StreamingPixels, open_pixels
@@ -49,13 +49,13 @@ def table(tmp_path: Path) -> ImageTable:
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the files decoded so far."""
     names: list[str] = []
-    original = decoding.decode_image
+    original = pixel_cache.decode_parts
 
-    def counting(path: Path, *args) -> np.ndarray:
+    def counting(path: Path, *args) -> list[np.ndarray]:
         names.append(path.name)
         return original(path, *args)
 
-    monkeypatch.setattr(decoding, "decode_image", counting)
+    monkeypatch.setattr(pixel_cache, "decode_parts", counting)
     return names
 
 
@@ -156,7 +156,7 @@ def test_streaming_gives_the_same_pixels_and_fingerprint(
         assert streamed.fingerprint == stored.fingerprint
         assert torch.equal(streamed.gather(ROWS), stored.gather(ROWS))
         streamed.close()
-    assert len(decoded) == 2 * (6 + len(ROWS))  # each checks all files first
+    assert len(decoded) == 6 + 2 * len(ROWS)  # without a cache all files are checked first
 
 
 def test_the_check_of_a_streamed_table_is_remembered(
@@ -209,7 +209,7 @@ def test_bad_images_are_left_out_and_named_once(
         assert kept.labels.tolist() == [0, 0, 1, 1]
         assert torch.equal(store.gather(range(4)), expected([0, 2, 3, 5]))
         (line,) = [record.getMessage() for record in caplog.records]
-        assert line.startswith("2 of 6 images left out: 1.png (empty file); 4.png (not")
+        assert line.startswith("2 of 6 images left out: 1.png (empty file), 4.png (not")
 
 
 def test_many_bad_images_are_one_short_line(
@@ -219,7 +219,7 @@ def test_many_bad_images_are_one_short_line(
     with caplog.at_level(logging.WARNING, "feddg"):
         _, _, bad = open_pixels(table_of(table.root, paths), SIZE, cache=tmp_path)
     assert len(bad) == 8
-    assert caplog.messages[0].endswith("missing4.png (file not found); and 3 more.")
+    assert caplog.messages[0].endswith("missing4.png (file not found) and 3 more.")
 
 
 def test_bad_images_fail_where_asked(table: ImageTable, tmp_path: Path) -> None:
@@ -280,7 +280,7 @@ def test_an_empty_table_is_an_error(table: ImageTable) -> None:
 
 
 def left_behind(cache: Path) -> list[Path]:
-    return [path for path in cache.iterdir() if not path.name.startswith("pixels-")]
+    return [p for p in cache.iterdir() if not p.name.startswith(("pixels-", "checked-"))]
 
 
 def test_a_full_disk_is_reported_and_cleaned_up(
@@ -304,48 +304,51 @@ def test_a_cache_that_cannot_be_made_is_reported(table: ImageTable, tmp_path: Pa
         open_pixels(table, SIZE, cache=tmp_path / "file" / "cache")
 
 
-@pytest.mark.parametrize("damage", ["pixels.npy", "facts.json"])
+@pytest.mark.parametrize("damage", ["pixels", "checked"])
 def test_a_damaged_entry_is_made_again(table: ImageTable, tmp_path: Path, damage: str) -> None:
     cache = tmp_path / "cache"
     open_pixels(table, SIZE, cache=cache)
-    (entry,) = cache.iterdir()
-    os.truncate(entry / damage, (entry / damage).stat().st_size // 2)
+    (file,) = cache.glob(f"{damage}-*")
+    os.truncate(file, file.stat().st_size // 2)
     _, store, _ = open_pixels(table, SIZE, cache=cache)
     assert torch.equal(store.gather(range(6)), expected(list(range(6))))
     assert left_behind(cache) == []
 
 
-def test_the_second_to_finish_takes_what_the_first_made(
+def test_the_second_to_finish_takes_nothing_from_the_first(
     table: ImageTable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cache, original = tmp_path / "cache", pixel_cache._write_entry
+    cache, original = tmp_path / "cache", pixel_cache._decode_to
+    first = []
 
-    def overtaken(folder: Path, *args) -> None:
-        original(folder, *args)
-        monkeypatch.setattr(pixel_cache, "_write_entry", original)
-        open_pixels(table, SIZE, cache=cache)
+    def overtaken(file: Path, *args) -> None:
+        original(file, *args)
+        monkeypatch.setattr(pixel_cache, "_decode_to", original)
+        first.append(pool.submit(open_pixels, table, SIZE, cache=cache).result()[1])
 
-    monkeypatch.setattr(pixel_cache, "_write_entry", overtaken)
-    _, store, _ = open_pixels(table, SIZE, cache=cache)
-    assert torch.equal(store.gather(range(6)), expected(list(range(6))))
-    assert len(list(cache.iterdir())) == 1
+    monkeypatch.setattr(pixel_cache, "_decode_to", overtaken)
+    with ThreadPoolExecutor(1) as pool:
+        _, store, _ = open_pixels(table, SIZE, cache=cache)
+    for one in (*first, store):
+        assert torch.equal(one.gather(range(6)), expected(list(range(6))))
+    assert len(list(cache.iterdir())) == 2
 
 
 PROCESS = """
 import json, os, signal, sys, time
 from pathlib import Path
 import numpy as np
-from feddg.data import decoding, pixels
+from feddg.data import pixels
 from feddg.data.images import ImageTable
 root, cache, own, doomed = Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
-decode, count = decoding.decode_image, []
+decode, count = pixels.decode_parts, []
 def slowly(*args):
     count.append(1)
     time.sleep(0.05)
     if doomed == "doomed" and len(count) == 4:
         os.kill(os.getpid(), signal.SIGKILL)
     return decode(*args)
-decoding.decode_image = slowly
+pixels.decode_parts = slowly
 paths = tuple(sorted(path.name for path in root.iterdir()))
 zeros = np.zeros(len(paths), np.int64)
 own.touch()

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from feddg.clients.client import Examples
-from feddg.data.partition import partition
-from feddg.data.partitions import PARTITIONS
+from feddg.data.partition import PARTITIONS, partition
 from feddg.methods.base import methods
 from feddg.methods.composition import build_method, method_class
 from feddg.settings import TrainSettings

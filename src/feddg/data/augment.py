@@ -1,7 +1,7 @@
 """Variation of training images: by name, of a batch, each sample with its own draw."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, Literal
 
 import torch
@@ -154,13 +154,8 @@ class Draw:
 
     def to(self, device: torch.device | str) -> "Draw":
         """Returns the same choices on another device."""
-        return Draw(
-            None if self.places is None else self.places.to(device),
-            None if self.colors is None else self.colors.to(device),
-            self.contrast.to(device),
-            None if self.transposed is None else self.transposed.to(device),
-            None if self.hue is None else self.hue.to(device),
-        )
+        tensors = {part.name: getattr(self, part.name) for part in fields(self)}
+        return replace(self, **{n: one.to(device) for n, one in tensors.items() if one is not None})
 
 
 def draw(settings: AugmentSettings, count: int, size: int, generator: Generator) -> Draw:

@@ -94,8 +94,8 @@ def croissant(
         "version": "1.0.0",
     }
     if about is not None:
-        said = {"citeAs": about.citation, "license": about.licence, "url": about.address}
-        found |= {name: text for name, text in said.items() if text}
+        texts = {"citeAs": about.citation, "license": about.licence, "url": about.address}
+        found |= {name: text for name, text in texts.items() if text}
     found["distribution"] = [
         {
             "@type": "cr:FileObject",
@@ -112,71 +112,65 @@ def croissant(
 
 
 def _images(table: ImageTable) -> dict[str, Any]:
-    return {
-        "@type": "cr:RecordSet",
-        "@id": "images",
-        "name": "images",
-        "description": "the images: class, domain, and where known who holds them and their split",
-        "key": {"@id": "images/path"},
-        "field": [
-            {
-                "@type": "cr:Field",
-                "@id": f"images/{name}",
-                "name": name,
-                "description": COLUMNS[name],
-                "dataType": "sc:Text",
-                "source": {"fileObject": {"@id": "images-table"}, "extract": {"column": name}},
-            }
-            for name in _columns(table)
-        ],
-    }
+    about = "the images: class, domain, and where known who holds them and their split"
+    fields = [
+        _field(
+            "images",
+            name,
+            "sc:Text",
+            COLUMNS[name],
+            source={"fileObject": {"@id": "images-table"}, "extract": {"column": name}},
+        )
+        for name in _columns(table)
+    ]
+    return _record_set("images", about, fields, key={"@id": "images/path"})
 
 
 def _counts(table: ImageTable) -> dict[str, Any]:
-    kinds = {"domain": "sc:Text", "label": "sc:Text", "images": "sc:Integer"}
-    said = {"domain": "the domain", "label": "the class", "images": "how many images it has"}
+    about = "images of each class in each domain; classes without any are left out"
+    fields = [
+        _field("counts", "domain", "sc:Text", "the domain"),
+        _field("counts", "label", "sc:Text", "the class"),
+        _field("counts", "images", "sc:Integer", "how many images it has"),
+    ]
     rows = [
         {"counts/domain": domain, "counts/label": label, "counts/images": count}
         for domain, row in zip(table.domain_names, table.counts().tolist())
         for label, count in zip(table.class_names, row)
         if count
     ]
-    return {
-        "@type": "cr:RecordSet",
-        "@id": "counts",
-        "name": "counts",
-        "description": "images of each class in each domain; classes without any are left out",
-        "field": [
-            {
-                "@type": "cr:Field",
-                "@id": f"counts/{name}",
-                "name": name,
-                "description": said[name],
-                "dataType": kind,
-            }
-            for name, kind in kinds.items()
-        ],
-        "data": rows,
-    }
+    return _record_set("counts", about, fields, data=rows)
 
 
-def _columns(table: ImageTable) -> list[str]:
-    absent = {"client": table.clients is None, "split": table.split is None}
-    return [name for name in COLUMNS if not absent.get(name)]
+def _record_set(name: str, about: str, fields: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+    head = {"@type": "cr:RecordSet", "@id": name, "name": name, "description": about}
+    return {**head, "field": fields, **more}
 
 
-def _listing(table: ImageTable) -> bytes:
+def _field(records: str, name: str, kind: str, about: str, **more: Any) -> dict[str, Any]:
+    head = {"@type": "cr:Field", "@id": f"{records}/{name}", "name": name, "description": about}
+    return {**head, "dataType": kind, **more}
+
+
+def _columns(table: ImageTable) -> dict[str, list[str]]:
+    """Returns what the table of the images says of each, by column."""
     columns = {
         "path": list(table.paths),
         "label": [table.class_names[label] for label in table.labels.tolist()],
         "domain": [table.domain_names[domain] for domain in table.domains.tolist()],
-        "client": [] if table.clients is None else table.clients.tolist(),
-        "split": [] if table.split is None else table.split.tolist(),
     }
-    names = _columns(table)
+    if table.clients is not None:
+        columns["client"] = table.clients.tolist()
+    if table.split is not None:
+        columns["split"] = table.split.tolist()
+    return columns
+
+
+def _listing(table: ImageTable) -> bytes:
+    columns = _columns(table)
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(names)
-    for row in zip(*(columns[name] for name in names)):
+    writer.writerow(columns)
+    for row in zip(*columns.values()):
         writer.writerow(map(as_cell, row))
     return text.getvalue().encode()

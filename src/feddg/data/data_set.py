@@ -3,16 +3,18 @@
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from feddg.data.augment import GENERAL_AUGMENTATIONS, AugmentSettings
 from feddg.data.images import ImageTable
-from feddg.errors import DataError, ExperimentError, nearest
+from feddg.errors import DataError, ExperimentError, field_fault, nearest
 from feddg.registry import Registry
 from feddg.settings import DataSettings, Settings
+from feddg.storage import read_fields_of
 
 Loader = Callable[..., ImageTable]
 ANY = "folder"
@@ -68,10 +70,10 @@ class DataSet:
     Attributes:
         name: what ``data.source`` and ``preset`` call it.
         summary: one line.
-        load: lists the images: ``(root, **options) -> ImageTable``, ``root`` a folder or None. None
+        load: lists the images: ``(root, options) -> ImageTable``, ``root`` a folder or None. None
             for a protocol without images of its own.
-        options: what ``data.options`` may say; the fields are what ``load`` takes beside ``root``.
-            None where it takes nothing, or checks for itself.
+        options: what ``data.options`` may say, as ``load`` takes it beside ``root``. None where it
+            takes nothing, or keywords that it checks for itself.
         instead: what to do where there is no ``load``, as the end of a sentence.
         preset: values of an experiment's fields; None for those of ``folder``. It is what
             ``preset`` names, whatever the source, and methods may have presets beside it.
@@ -86,6 +88,10 @@ class DataSet:
             ``id_val``, ``id_test``). The loader gives each image's role in ``ImageTable.split``,
             and an experiment that holds nothing out uses it.
         publication: whom to cite, and what is allowed.
+        around: names of folders that archives put around the images.
+        spellings: further names that folders of domains and classes have, with those used here.
+        parts: folders that some archives have between domain and class, with the role of their
+            images (``train``, ``id_val``, ``id_test``; empty for none).
         layouts: the folders it is known to come as, a line each.
         protocol: one line: how papers use it, which the preset follows.
         clients: who really holds an image, in a word or two; empty where nobody knows.
@@ -105,6 +111,9 @@ class DataSet:
     counts: Mapping[str, int] = field(default_factory=dict)
     split_counts: Mapping[str, int] = field(default_factory=dict)
     publication: Publication | None = None
+    around: tuple[str, ...] = ()
+    spellings: Mapping[str, str] = field(default_factory=dict)
+    parts: Mapping[str, str] = field(default_factory=dict)
     layouts: tuple[str, ...] = ()
     protocol: str = ""
     clients: str = ""
@@ -163,6 +172,24 @@ def register_data_set(definition: DataSet) -> DataSet:
     return DATA_SETS.add(definition.name, definition)
 
 
+def define(name: str, load: Loader | None = None, options: type[Settings] | None = None) -> DataSet:
+    """Registers one of our own data sets, of which ``sets/definitions.yaml`` says the rest.
+
+    Args:
+        name: what it is called.
+        load: see :class:`DataSet`, as the next.
+        options: what ``data.options`` may say.
+    """
+    fields = {**_definitions()[name], "name": name, "load": load, "options": options}
+    return register_data_set(TypeAdapter(DataSet).validate_python(fields))
+
+
+@cache
+def _definitions() -> dict[str, Any]:
+    file = Path(__file__).parent / "sets" / "definitions.yaml"
+    return read_fields_of(file, "The list of data sets", DataError)
+
+
 def from_loader(name: str, load: Loader) -> DataSet:
     """Returns a data set of which nothing is known but its images."""
     first_line = (inspect.getdoc(load) or "").partition("\n")[0]
@@ -205,12 +232,12 @@ def find_augmentation(name: str) -> AugmentSettings:
     Raises:
         ExperimentError: there is none; names the nearest, and all.
     """
-    known = augmentations()
-    if name not in known:
+    found = augmentations()
+    if name not in found:
         raise ExperimentError(
-            f"unknown augmentation {name!r}{nearest(name, known)}; there are: {', '.join(known)}"
+            f"unknown augmentation {name!r}{nearest(name, found)}; there are: {', '.join(found)}"
         )
-    return known[name]
+    return found[name]
 
 
 # Where images come from: a data set's own function, found by name, gives an ``ImageTable``.
@@ -252,11 +279,11 @@ def load_source(name: str, root: Path | str | None = None, **options: object) ->
             cannot be listed.
     """
     definition = DATA_SETS.find(name)
-    if definition.options is not None:
-        options = checked_options(definition, options)
     if definition.load is None:
         raise DataError(f"The data set '{name}' cannot be read as a source: {definition.instead}.")
     folder = None if root is None else Path(root).expanduser()
+    if definition.options is not None:
+        return definition.load(folder, checked_options(definition, options))
     try:
         inspect.signature(definition.load).bind(folder, **options)
     except TypeError as error:
@@ -269,22 +296,15 @@ def load_images_of(data: DataSettings) -> ImageTable:
     return load_source(data.source, data.root, **data.options).without(data.leave_out)
 
 
-def checked_options(definition: DataSet, said: Mapping[str, object]) -> dict[str, object]:
-    """Returns all options of a data set, those that were not said by their defaults.
+def checked_options(definition: DataSet, given: Mapping[str, object]) -> Settings:
+    """Returns all options of a data set, those that were not given by their defaults.
 
     Raises:
         DataError: an option is unknown or has no value that it takes.
     """
     assert definition.options is not None
     try:
-        return dict(definition.options(**said))
+        return definition.options(**given)
     except ValidationError as error:
-        fault = error.errors()[0]
-        name = ".".join(map(str, fault["loc"]))
-        fields = definition.options.model_fields
-        if fault["type"] == "extra_forbidden":
-            raise DataError(
-                f"the data set {definition.name!r} has no option {name!r}{nearest(name, fields)}; "
-                f"there are: {', '.join(fields)}"
-            ) from None
-        raise DataError(f"data.options.{name}: {fault['msg']} (got {fault['input']!r})") from None
+        fault = field_fault(error, list(definition.options.model_fields))
+        raise DataError(f"data set {definition.name!r}, data.options: {fault}") from None

@@ -3,26 +3,20 @@
 import hashlib
 import json
 import logging
-import os
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, replace
 from math import ceil
-from pathlib import Path
 from threading import Lock
-from types import MappingProxyType
 from typing import Literal
 
 import numpy as np
-import PIL
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from feddg.data.images import ImageBytes, ImageSource, ImageTable, open_image, open_source
-from feddg.errors import DataError
+from feddg.data.images import ImageSource, ImageTable, open_image, open_source
 from feddg.settings import DataSettings
 
 # Large images cut into tiles: each tile a row, named after its image and its place in it.
@@ -94,8 +88,11 @@ def names_in(file: ImageSource, path: str, side: int) -> list[str]:
         path: what it is called.
         side: of a tile, in pixels.
     """
-    size = _size(file)
-    return [path] if size is None else tile_names(path, *size, side)
+    try:
+        with open_image(file) as image:  # as stored: a turned photograph is cut before it is turned
+            return tile_names(path, *image.size, side)
+    except Exception:  # decoding says what is wrong with it
+        return [path]
 
 
 def whole_images(table: ImageTable) -> tuple[ImageTable, np.ndarray]:
@@ -113,15 +110,6 @@ def whole_images(table: ImageTable) -> tuple[ImageTable, np.ndarray]:
 def _starts(length: int, side: int) -> Sequence[int]:
     last = max(length - side, 0)
     return [min(number * side, last) for number in range(ceil(length / side))]
-
-
-def _size(path: ImageSource) -> tuple[int, int] | None:
-    """Width and height as stored; a turned photograph is cut before it is turned upright."""
-    try:
-        with open_image(path) as image:
-            return image.size
-    except Exception:  # decoding says what is wrong with it
-        return None
 
 
 # From the numbers in a file to 8-bit colours: which bands, and which values are black and white.
@@ -194,6 +182,11 @@ class Samples:
     values: np.ndarray
     alpha: bool = False
 
+    @property
+    def colours(self) -> np.ndarray:
+        """The values without transparency."""
+        return self.values[:, :, :-1] if self.alpha else self.values
+
 
 def is_deep(image: Image.Image) -> bool:
     """Whether an opened file holds more than 8 bits, or more bands, than Pillow would hand out."""
@@ -202,9 +195,7 @@ def is_deep(image: Image.Image) -> bool:
         return bool(max(tags.get(_BITS, (1,))) > 8 or tags.get(_SAMPLES, 1) > 4)
     if image.mode not in _PLAIN_MODES:
         return True
-    return any(
-        "16B" in str(part) for tile in getattr(image, "tile", ()) for part in _parts(tile[3])
-    )
+    return any("16B" in str(tile[3]) for tile in getattr(image, "tile", ()))
 
 
 def read_samples(path: ImageSource, image: Image.Image) -> Samples:
@@ -221,7 +212,10 @@ def read_samples(path: ImageSource, image: Image.Image) -> Samples:
         extra = image.tag_v2.get(_EXTRA, ())  # type: ignore[attr-defined]
         return replace(read_tiff(path), alpha=bool(extra) and extra[-1] in _ALPHA)
     if image.format == "PNG" and is_deep(image) and image.mode in ("RGB", "RGBA"):
-        return Samples(_read_deep_png(path), image.mode == "RGBA")
+        from imagecodecs import png_decode
+
+        with open_source(path) as file:
+            return Samples(png_decode(file.read()), image.mode == "RGBA")
     if image.mode in ("P", "PA", "1", "YCbCr", "CMYK", "LAB", "HSV"):
         image = image.convert("RGBA" if image.has_transparency_data else "RGB")
     values = np.asarray(image)
@@ -306,15 +300,17 @@ def to_image(samples: Samples, reading: Reading, bits: int = 0) -> Image.Image:
 
 
 def _choose(samples: Samples, bands: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray | None]:
-    values, count = samples.values, samples.values.shape[2]
+    values, colours = samples.values, samples.colours
     if bands:
-        if max(bands) > count:
-            raise UnusableImageError(f"it has {count} bands, and data.bands asks for {max(bands)}")
+        if max(bands) > values.shape[2]:
+            raise UnusableImageError(
+                f"it has {values.shape[2]} bands, and data.bands asks for {max(bands)}"
+            )
         return values[:, :, [band - 1 for band in bands]], None
-    colours = count - 1 if samples.alpha else count
-    if colours > 4 or colours == 2:
-        raise UnusableImageError(f"it has {colours} bands: choose three with data.bands: [3, 2, 1]")
-    return values[:, :, : min(colours, 3)], values[:, :, -1:] if samples.alpha else None
+    count = colours.shape[2]
+    if count > 4 or count == 2:
+        raise UnusableImageError(f"it has {count} bands: choose three with data.bands: [3, 2, 1]")
+    return colours[:, :, :3], values[:, :, -1:] if samples.alpha else None
 
 
 def _to_bytes(values: np.ndarray, range: ValueRange, bits: int) -> np.ndarray:
@@ -348,18 +344,6 @@ def _stretch(values: np.ndarray) -> np.ndarray:
     stretched = np.nan_to_num((filled - low) / width).clip(0, 1) * 255
     pixels: np.ndarray = stretched.round().astype(np.uint8)
     return pixels
-
-
-def _read_deep_png(path: ImageSource) -> np.ndarray:
-    from imagecodecs import png_decode
-
-    with open_source(path) as file:
-        values: np.ndarray = png_decode(file.read())
-    return values
-
-
-def _parts(arguments: object) -> tuple[object, ...]:
-    return arguments if isinstance(arguments, tuple) else (arguments,)
 
 
 Resize = Literal["squash", "crop", "pad"]
@@ -449,17 +433,21 @@ def decode_parts(
             if image is None:
                 colours = to_image(read_tiff(path, most), reading, bits)
                 return [make_square(_part(colours, box), size, resize) for box in boxes]
-            pixels = _refuse_oversized(image, most)
-            with nullcontext() if pixels <= MOST_PIXELS else _ONE_HUGE_IMAGE:
+            width, height = image.size
+            if width * height > most:
+                remedy = "; cut it into tiles with data.tile: 512" if most == MOST_PIXELS else ""
+                raise OversizedImageError(f"{width} x {height} pixels, more than {most:,}{remedy}")
+            with nullcontext() if width * height <= MOST_PIXELS else _ONE_HUGE_IMAGE:
                 if None in boxes:
                     # A JPEG far larger than needed is decoded at 1/2, 1/4 or 1/8, never below
                     # three times the wanted size: several times faster, and hardly
                     # distinguishable after resizing.
                     image.draft(None, (3 * size, 3 * size))
                 colours = _to_rgb(path, image, reading, bits)
-                return [
-                    make_square(_upright(_part(colours, box), image), size, resize) for box in boxes
-                ]
+                turn = _ORIENTATIONS.get(_orientation(image))
+                parts = [_part(colours, box) for box in boxes]
+                upright = parts if turn is None else [part.transpose(turn) for part in parts]
+                return [make_square(part, size, resize) for part in upright]
     except UnusableImageError:
         raise
     except Exception as error:  # Pillow's decoders raise many kinds on a broken file
@@ -489,12 +477,12 @@ def upright_size(path: ImageSource) -> tuple[int, int]:
 def _opened(path: ImageSource) -> Iterator[Image.Image | None]:
     """Opens a file with Pillow; None for a TIFF of more bands than Pillow knows."""
     with ExitStack() as opened:
-        image = None
         try:
             image = opened.enter_context(open_image(path))
         except UnidentifiedImageError:
             if not is_tiff(path):
                 raise
+            image = None
         yield image
 
 
@@ -550,14 +538,6 @@ def make_square(image: Image.Image, size: int, resize: Resize = "squash") -> np.
     return np.array(canvas)
 
 
-def _refuse_oversized(image: Image.Image, most: int) -> int:
-    width, height = image.size
-    if width * height > most:
-        remedy = "; cut it into tiles with data.tile: 512" if most == MOST_PIXELS else ""
-        raise OversizedImageError(f"{width} x {height} pixels, more than {most:,}{remedy}")
-    return width * height
-
-
 def _to_rgb(path: ImageSource, image: Image.Image, reading: Reading, bits: int) -> Image.Image:
     if reading.bands or reading.range == "percentile" or is_deep(image):
         return to_image(read_samples(path, image), reading, bits)
@@ -568,11 +548,6 @@ def _to_rgb(path: ImageSource, image: Image.Image, reading: Reading, bits: int) 
         white = Image.new("RGBA", rgba.size, "white")
         return Image.alpha_composite(white, rgba).convert("RGB")
     return image.convert("RGB")
-
-
-def _upright(pixels: Image.Image, source: Image.Image) -> Image.Image:
-    transpose = _ORIENTATIONS.get(_orientation(source))
-    return pixels if transpose is None else pixels.transpose(transpose)
 
 
 def _orientation(source: Image.Image) -> int:
@@ -589,8 +564,9 @@ def _unusable(path: ImageSource, error: Exception) -> UnusableImageError:
     if isinstance(error, OSError) and error.errno is not None:
         return UnusableImageError(f"cannot be read: {error.strerror}")
     if isinstance(error, UnidentifiedImageError):
-        if _is_empty(path):
-            return UnusableImageError("empty file")
+        with open_source(path) as file:
+            if not file.read(1):
+                return UnusableImageError("empty file")
         return UnknownFormatError("not an image in a known format")
     if isinstance(error, Image.DecompressionBombError | Image.DecompressionBombWarning):
         return OversizedImageError(
@@ -600,141 +576,9 @@ def _unusable(path: ImageSource, error: Exception) -> UnusableImageError:
     return UnusableImageError(f"cannot be decoded: {text}")
 
 
-def _is_empty(path: ImageSource) -> bool:
-    if isinstance(path, ImageBytes):
-        return not path.content
-    return path.is_file() and path.stat().st_size == 0
-
-
-# The image files behind a table's rows, decoded to squares of bytes by a pool of threads.
-
-
-Progress = Callable[[int, int], None]
-
-_LAYOUT = 2
-"""Raise when the cache's layout or the way images are decoded changes."""
-_WAVE, _WAVE_OF_TILES = 256, 4
-"""Files decoded ahead of the one being written."""
-
-
-@dataclass(frozen=True)
-class BadImage:
-    """A file that was left out, and why."""
-
-    path: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class DecodedFiles:
-    """What a cache is made from: distinct files in path order, and how they are decoded."""
-
-    root: Path
-    paths: tuple[str, ...]
-    size: int
-    resize: Resize
-    seen: Callable[[str], object] | None = None
-    reading: Reading = AS_IT_IS
-    bits: Mapping[str, int] = field(default_factory=dict)
-
-    @classmethod
-    def of(
-        cls,
-        table: ImageTable,
-        size: int,
-        resize: Resize,
-        seen: Callable[[str], object] | None = None,
-        reading: Reading = AS_IT_IS,
-        depths: Mapping[str, int] = MappingProxyType({}),
-    ) -> "DecodedFiles":
-        """The files of a table; ``depths`` is the bit depth in use by domain name."""
-        if table.root is None or len(table) == 0:
-            raise DataError("There are no images to open: the table is empty.")
-        domains = (table.domain_names[domain] for domain in table.domains.tolist())
-        known = zip(table.paths, domains)
-        bits = {path: depths[domain] for path, domain in known if domain in depths}
-        paths = tuple(sorted(set(table.paths)))
-        return cls(table.root.resolve(), paths, size, resize, seen, reading, bits)
-
-    @cached_property
-    def by_file(self) -> dict[str, list[str]]:
-        """The rows' paths by the file they are from: itself, or the tiles of a larger image."""
-        found: dict[str, list[str]] = {}
-        for path in self.paths:
-            found.setdefault(Tile.named(path).file, []).append(path)
-        return found
-
-    @property
-    def cache_bytes(self) -> int:
-        """What their pixels need, in bytes."""
-        return len(self.paths) * self.size * self.size * 3
-
-    @cached_property
-    def key(self) -> str:
-        """A hash that changes whenever the decoded pixels could."""
-        return self.key_now()
-
-    def key_now(self) -> str:
-        """The same of the files as they are now."""
-        made_from = [_LAYOUT, PIL.__version__, str(self.root), self.size, self.resize]
-        made_from += [asdict(self.reading), sorted(self.bits.items())]
-        stamps = [
-            [paths, *stamp_of(self.root / file)] for file, paths in sorted(self.by_file.items())
-        ]
-        return hash_of([made_from, stamps])
-
-    def decode_all(
-        self, keep: Callable[[np.ndarray], object], progress: Progress | None
-    ) -> list[BadImage]:
-        """Hands every file's pixels to ``keep`` in path order, black ones for a bad file."""
-        total, bad = len(self.paths), []
-        black = np.zeros((self.size, self.size, 3), np.uint8)
-        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            for done, result in enumerate(self._decode_ahead(pool), start=1):
-                if isinstance(result, BadImage):
-                    bad.append(result)
-                keep(black if isinstance(result, BadImage) else result)
-                if progress is not None:
-                    progress(done, total)
-        return bad
-
-    def _decode_ahead(self, pool: ThreadPoolExecutor) -> Iterator[np.ndarray | BadImage]:
-        files = list(self.by_file.items())
-        wave = _WAVE if self.reading.tile is None else _WAVE_OF_TILES
-        for start in range(0, len(files), wave):
-            for found in pool.map(lambda item: self.decode(*item), files[start : start + wave]):
-                yield from found
-
-    def decode(self, file: str, paths: Sequence[str]) -> Sequence[np.ndarray | BadImage]:
-        """Decodes rows of one file: all of it, or its tiles."""
-        boxes = [Tile.named(path).box for path in paths]
-        look = (self.size, self.resize, self.reading, self.bits.get(paths[0], 0))
-        try:
-            if boxes == [None]:
-                return [decode_image(self.root / file, *look)]
-            return decode_parts(self.root / file, boxes, *look)
-        except UnusableImageError as error:
-            return [BadImage(path, str(error)) for path in paths]
-        finally:
-            if self.seen is not None:
-                self.seen(file)
-
-
-def stamp_of(path: Path) -> tuple[int, int, int]:
-    """Size, time of change, and the time nobody can set back: it tells of a change that kept both.
-
-    Not the file's number, which some network file systems make up anew with every mount.
-    """
-    try:
-        status = path.stat()
-    except OSError:
-        return -1, -1, -1
-    return status.st_size, status.st_mtime_ns, status.st_ctime_ns
-
-
-def hash_of(facts: object, content: np.ndarray | None = None) -> str:
-    """Returns 32 characters that stand for some facts, written as JSON, and an array's bytes."""
-    digest = hashlib.blake2b(json.dumps(facts).encode(), digest_size=16)
+def hash_of(value: object, content: np.ndarray | None = None) -> str:
+    """Returns 32 characters that stand for a value, written as JSON, and an array's bytes."""
+    digest = hashlib.blake2b(json.dumps(value).encode(), digest_size=16)
     if content is not None:
         digest.update(np.ascontiguousarray(content).data)
     return digest.hexdigest()

@@ -5,21 +5,19 @@ import re
 import shutil
 import stat
 import tarfile
+import textwrap
 import time
 import uuid
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
 from lzma import LZMAError
 from pathlib import Path
 from typing import IO
 from urllib.parse import urljoin, urlsplit
 
 import requests
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from feddg.data.data_set import DataSet, PublishedFile
 from feddg.errors import DataError
@@ -39,7 +37,6 @@ _TIMEOUT = (30, 60)
 """Seconds to connect, and to wait for the next bytes."""
 _CHUNK = 1 << 14
 """Bytes at a time: no more are lost when a connection is cut."""
-_MOST_REDIRECTS = 10
 _RESERVE = 1 << 28
 """Bytes that are left free on the disk."""
 _CUT = (
@@ -52,55 +49,8 @@ _RANGE = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)")
 _LATER = (408, 425, 429, 500, 502, 503, 504)
 
 
-class PartFacts(JsonFile):
-    """What is known of a file of which a part has come.
-
-    Attributes:
-        address: where it comes from.
-        same_if: what the server says as long as its file is the same; empty where it says nothing.
-    """
-
-    address: str
-    same_if: str = ""
-
-
 class _Again(Exception):
     """A try that ended without the whole file; the next may do better."""
-
-
-@dataclass
-class _Job:
-    """One file on its way."""
-
-    file: PublishedFile
-    folder: Path
-    progress: Progress
-
-    @property
-    def part(self) -> Path:
-        return self.folder / f".{self.file.name}.part"
-
-    @property
-    def facts(self) -> Path:
-        return self.folder / f".{self.file.name}.part.json"
-
-    def come(self) -> int:
-        """Bytes that have come so far."""
-        return self.part.stat().st_size if self.part.is_file() else 0
-
-    def forget(self) -> None:
-        """Removes what has come so far."""
-        self.part.unlink(missing_ok=True)
-        self.facts.unlink(missing_ok=True)
-
-    def known(self) -> PartFacts | None:
-        """What is known of the part; None where it cannot be gone on with."""
-        try:
-            known = PartFacts.model_validate_json(read_text(self.facts, DataError))
-        except (DataError, ValidationError):
-            return None
-        fits = known.address == self.file.address and (known.same_if or self.file.checksum)
-        return known if fits else None
 
 
 def download(file: PublishedFile, folder: Path, progress: Progress) -> tuple[Path, str]:
@@ -117,19 +67,18 @@ def download(file: PublishedFile, folder: Path, progress: Progress) -> tuple[Pat
     Raises:
         DataError: it cannot be had, or is not what was published.
     """
-    job = _Job(file, private_folder(folder), progress)
-    target = folder / file.name
+    target, part = private_folder(folder) / file.name, folder / f".{file.name}.part"
     with alone(target, DataError(f"Another process downloads to {folder} already.")):
         if not target.is_file():
-            _whole(job)
-            if wrong := _differs(job.part, file):
-                job.forget()
+            _fetch_all(file, part, progress)
+            if wrong := _differs(part, file):
+                _forget(part)
                 raise DataError(
                     f"What came from {file.address} is not what was published: {wrong}. It was "
                     "deleted; try again, or look at the official page."
                 )
-            job.part.replace(target)
-            job.facts.unlink(missing_ok=True)
+            part.replace(target)
+            _forget(part)
         elif wrong := _differs(target, file):  # somebody put it there: it is not ours to delete
             raise DataError(
                 f"{target} is there already and is not what was published: {wrong}. Move it away "
@@ -154,93 +103,94 @@ def _differs(path: Path, file: PublishedFile) -> str:
     return f"its {kind} is {found}, not {published}" if found != published.lower() else ""
 
 
-def _whole(job: _Job) -> None:
+def _version_of(part: Path) -> Path:
+    """The file that says which version of its file a part is of, in the server's words."""
+    return part.with_name(f"{part.name}.version")
+
+
+def _forget(part: Path) -> None:
+    part.unlink(missing_ok=True)
+    _version_of(part).unlink(missing_ok=True)
+
+
+def _size(part: Path) -> int:
+    return part.stat().st_size if part.is_file() else 0
+
+
+def _fetch_all(file: PublishedFile, part: Path, progress: Progress) -> None:
     """Fetches until everything is there."""
     vain = 0
     for _ in range(MOST_ATTEMPTS):
-        before = job.come()
+        before = _size(part)
         try:
-            _fetch(job)
+            _fetch(file, part, progress)
             return
         except (_Again, *_CUT) as error:
-            last = error
+            reason = textwrap.shorten(str(error) or type(error).__name__, 200)
         except requests.RequestException as error:
-            raise DataError(f"Cannot download {job.file.address}: {error}.") from None
-        vain = 0 if job.come() > before else vain + 1
+            raise DataError(f"Cannot download {file.address}: {error}.") from None
+        vain = 0 if _size(part) > before else vain + 1
         if vain >= ATTEMPTS:
             break
         time.sleep(min(PAUSE * 2**vain, _LONGEST_PAUSE))
     raise DataError(
-        f"Cannot download {job.file.address}: {_reason(last)}. {job.come():,} bytes have come; the "
-        "same command goes on from there."
+        f"Cannot download {file.address}: {reason}. {_size(part):,} bytes have come; the same "
+        "command goes on from there."
     )
 
 
-def _reason(error: Exception) -> str:
-    text = str(error) or type(error).__name__
-    return text if len(text) < 200 else f"{text[:200]}..."
-
-
-def _fetch(job: _Job) -> None:
+def _fetch(file: PublishedFile, part: Path, progress: Progress) -> None:
     """Asks once for what is missing, and writes what comes."""
-    come, known = job.come(), job.known()
-    if come and known is None:
-        job.forget()
-        come = 0
+    come, version = _size(part), _version_of(part)
+    same_if = read_text(version, DataError) if version.is_file() else ""
+    if not (same_if or file.checksum):
+        come = 0  # nothing would tell whether the rest is of the same file
     # As it is stored: a file that is packed on the way has no ranges of its own.
     headers = {"Accept-Encoding": "identity", "User-Agent": "feddg"}
-    if come and known is not None:
+    if come:
         headers["Range"] = f"bytes={come}-"
-        if known.same_if:
-            headers["If-Range"] = known.same_if
-    with requests.Session() as session, _opened(session, job.file.address, headers) as answer:
-        if answer.status_code == 416:
-            if _range(answer)[1] == come and come:
-                return
-            job.forget()
-            raise _Again("the server has another file now")
-        if answer.status_code in _LATER:
-            raise _Again(f"the server says {answer.status_code} {answer.reason}")
-        if answer.status_code not in (200, 206):
-            raise DataError(
-                f"Cannot download {job.file.address}: the server says {answer.status_code} "
-                f"{answer.reason}. Look at the official page whether it has moved."
-            )
-        start, total = 0, int(answer.headers.get("Content-Length") or 0)
-        if answer.status_code == 206:
-            start, total = _range(answer)
-            if start != come or not come:
-                job.forget()
-                raise _Again("the server sent another part than it was asked for")
-        elif job.come():
-            job.part.unlink()
-        facts = PartFacts(address=job.file.address, same_if=_same_if(answer))
-        replace_text(job.facts, facts.to_text())
-        _write(job, answer, start, total)
-
-
-@contextmanager
-def _opened(
-    session: requests.Session, address: str, headers: dict[str, str]
-) -> Iterator[requests.Response]:
-    """Opens an address, following redirects from https to https, or from http to either."""
-    start = urlsplit(address)
-    for _ in range(_MOST_REDIRECTS):
-        here = urlsplit(address)
-        if here.scheme not in ("http", "https"):
-            raise DataError(f"{address} is no address of http or https.")
-        if start.scheme == "https" and here.scheme != "https":
-            raise DataError(f"Refused: {start.netloc} leads to {address}, which is not encrypted.")
-        answer = session.get(
-            address, headers=headers, stream=True, timeout=_TIMEOUT, allow_redirects=False
-        )
-        if not answer.is_redirect:
-            with answer:
-                yield answer
+        if same_if:
+            headers["If-Range"] = same_if
+    with (
+        _Session() as session,
+        session.get(file.address, headers=headers, stream=True, timeout=_TIMEOUT) as answer,
+    ):
+        code, (start, total) = answer.status_code, _range(answer)
+        if code in _LATER:
+            raise _Again(f"the server says {code} {answer.reason}")
+        if code == 416 and come and come == total:
             return
-        answer.close()
-        address = urljoin(address, answer.headers["Location"])
-    raise DataError(f"{start.geturl()} leads in a circle.")
+        if code == 416 or (code == 206 and start != come):
+            _forget(part)
+            raise _Again("the server has another file now, or sent another part")
+        if code not in (200, 206):
+            raise DataError(
+                f"Cannot download {file.address}: the server says {code} {answer.reason}. Look at "
+                "the official page whether it has moved."
+            )
+        if code == 200:
+            start, total = 0, int(answer.headers.get("Content-Length") or 0)
+        tag = answer.headers.get("ETag", "")
+        weak = not tag or tag.startswith("W/")
+        replace_text(version, answer.headers.get("Last-Modified", "") if weak else tag)
+        _write(file, part, answer, start, total, progress)
+
+
+class _Session(requests.Session):
+    """Follows redirects from https to https, or from http to either, and to nowhere else."""
+
+    def get_redirect_target(self, resp: requests.Response) -> str | None:
+        target = super().get_redirect_target(resp)
+        if target is not None:
+            address = urljoin(resp.url, target)
+            here, there = urlsplit(resp.url), urlsplit(address)
+            if there.scheme not in ("http", "https"):
+                raise DataError(f"{address} is no address of http or https.")
+            if here.scheme == "https" and there.scheme != "https":
+                raise DataError(
+                    f"Refused: {here.netloc} leads to {address}, which is not encrypted."
+                )
+        return target
 
 
 def _range(answer: requests.Response) -> tuple[int, int]:
@@ -251,34 +201,37 @@ def _range(answer: requests.Response) -> tuple[int, int]:
     return int(found[1] or -1), 0 if found[3] == "*" else int(found[3])
 
 
-def _same_if(answer: requests.Response) -> str:
-    tag = answer.headers.get("ETag", "")
-    return answer.headers.get("Last-Modified", "") if not tag or tag.startswith("W/") else tag
-
-
-def _write(job: _Job, answer: requests.Response, start: int, total: int) -> None:
-    free = shutil.disk_usage(job.folder).free - _RESERVE
+def _write(
+    file: PublishedFile,
+    part: Path,
+    answer: requests.Response,
+    start: int,
+    total: int,
+    progress: Progress,
+) -> None:
+    """Writes what comes behind the first ``start`` bytes of a part; ``total`` is 0 if not known."""
+    free = shutil.disk_usage(part.parent).free - _RESERVE
     if total - start > free:
         raise DataError(
-            f"{job.file.name} needs {(total - start) / 1e9:.1f} GB, and {job.folder} has "
+            f"{file.name} needs {(total - start) / 1e9:.1f} GB, and {part.parent} has "
             f"{max(free, 0) / 1e9:.1f} GB to spare."
         )
     come, limit = start, total or start + free
     try:
-        with job.part.open("ab") as part:
-            job.part.chmod(0o600)
+        with part.open("ab" if start else "wb") as opened:
+            part.chmod(0o600)
             for chunk in answer.iter_content(_CHUNK):
                 come += len(chunk)
                 if come > limit:
-                    raise DataError(f"{job.file.address} sends more than it said; it is stopped.")
-                part.write(chunk)
+                    raise DataError(f"{file.address} sends more than it said; it is stopped.")
+                opened.write(chunk)
                 if come >> 20 != (come - len(chunk)) >> 20 or come == total:
-                    job.progress(f"downloading {job.file.name}, MB", come >> 20, total >> 20)
-            sync(part)
+                    progress(f"downloading {file.name}, MB", come >> 20, total >> 20)
+            sync(opened)
+    except requests.RequestException:
+        raise
     except OSError as error:
-        if isinstance(error, requests.RequestException):
-            raise
-        raise DataError(f"Cannot write {job.part}: {why(error)}.") from None
+        raise DataError(f"Cannot write {part}: {why(error)}.") from None
     if come < total:
         raise _Again(f"the connection was cut at {come:,} of {total:,} bytes")
 
@@ -292,17 +245,12 @@ MOST_TIMES = 50
 LEAST = 1 << 28
 """Bytes that any archive may hold."""
 _DEEPEST, _LONGEST = 32, 255
-_COPIED_AT_ONCE = 1 << 20
 _STRANGE = re.compile(r"[\x00-\x1f\x7f\\]|^[A-Za-z]:")
 
 
-@dataclass(frozen=True)
-class _Member:
-    """A file in an archive: its name, its size as the archive says it, and how it is opened."""
-
-    name: str
-    size: int
-    open: Callable[[], IO[bytes]]
+_Member = tuple[str, int, IO[bytes]]
+"""Name and size of a file in an archive, as that says them, and the file opened; neither kind of
+archive hands out more bytes of it than it says."""
 
 
 def unpack(archive: Path, folder: Path, progress: Progress) -> None:
@@ -341,41 +289,32 @@ def unpack(archive: Path, folder: Path, progress: Progress) -> None:
 
 
 def _write_all(archive: Path, folder: Path, progress: Progress) -> None:
-    size = archive.stat().st_size
     free = shutil.disk_usage(folder).free
-    most = min(max(LEAST, MOST_TIMES * size), free)
-    written, files = 0, 0
-    for member in _members(archive):
-        files += 1
+    most = min(max(LEAST, MOST_TIMES * archive.stat().st_size), free)
+    files = written = 0
+    for files, (name, size, source) in enumerate(_members(archive), start=1):
         if files > MOST_FILES:
             raise DataError(f"{archive.name} holds more than {MOST_FILES:,} files; it is refused.")
-        path = folder.joinpath(*_steps(archive, member.name))
-        _check_size(archive, written + member.size, most, free)
+        written += size
+        if written > most == free:
+            raise DataError(f"The disk is too full to unpack {archive.name}.")
+        if written > most:
+            raise DataError(
+                f"{archive.name} unpacks to more than {most / 1e9:.1f} GB, {MOST_TIMES} times its "
+                "size; no archive of images does, and it is refused."
+            )
+        path = folder.joinpath(*_steps(archive, name))
         private_folder(path.parent)
         try:
             target = path.open("xb")
         except FileExistsError:
-            raise DataError(f"{archive.name} holds {member.name!r} twice; it is refused.") from None
-        with target, member.open() as source:
-            while chunk := source.read(_COPIED_AT_ONCE):
-                written += len(chunk)
-                _check_size(archive, written, most, free)
-                target.write(chunk)
+            raise DataError(f"{archive.name} holds {name!r} twice; it is refused.") from None
+        with target, source:
+            shutil.copyfileobj(source, target)
         path.chmod(0o600)
         progress(f"unpacking {archive.name}", files, 0)
     if not files:
         raise DataError(f"{archive.name} holds no files.")
-
-
-def _check_size(archive: Path, size: int, most: int, free: int) -> None:
-    if size <= most:
-        return
-    if most == free:
-        raise DataError(f"The disk is too full to unpack {archive.name}.")
-    raise DataError(
-        f"{archive.name} unpacks to more than {most / 1e9:.1f} GB, {MOST_TIMES} times its size; no "
-        "archive of images does, and it is refused."
-    )
 
 
 def _steps(archive: Path, name: str) -> list[str]:
@@ -415,7 +354,7 @@ def _zipped(archive: Path) -> Iterator[_Member]:
             if stat.S_IFMT(mode) not in (0, stat.S_IFREG):
                 _refuse(archive, info.filename)
             try:
-                yield _Member(info.filename, info.file_size, partial(opened.open, info))
+                yield info.filename, info.file_size, opened.open(info)
             except NotImplementedError:
                 raise DataError(f"{archive.name} is packed in a way unknown here.") from None
 
@@ -430,13 +369,9 @@ def _tarred(archive: Path) -> Iterator[_Member]:
                 continue
             if not info.isreg() or info.issparse():
                 _refuse(archive, info.name)
-            yield _Member(info.name, info.size, partial(_open, opened, info))
-
-
-def _open(archive: tarfile.TarFile, info: tarfile.TarInfo) -> IO[bytes]:
-    found = archive.extractfile(info)
-    assert found is not None
-    return found
+            source = opened.extractfile(info)
+            assert source is not None
+            yield info.name, info.size, source
 
 
 def _refuse(archive: Path, name: str) -> None:
@@ -479,11 +414,9 @@ def about(definition: DataSet) -> list[str]:
         lines.append(f"Official page: {publication.address}")
     for file in publication.files:
         size = f", {file.bytes / 1e9:.1f} GB" if file.bytes else ""
-        lines.append(f"File: {file.address} ({file.name}{size}; {file.checksum or _NO_CHECKSUM})")
+        checksum = file.checksum or "no checksum published"
+        lines.append(f"File: {file.address} ({file.name}{size}; {checksum})")
     return lines
-
-
-_NO_CHECKSUM = "no checksum published"
 
 
 def get_data_set(
@@ -510,16 +443,11 @@ def get_data_set(
     for file in publication.files:
         if file.name in received.files:
             continue
-        found = _get(file, root, progress, keep)
-        received = Received(files={**received.files, file.name: found})
+        path, checksum = download(file, root, progress)
+        if file.unpack:
+            unpack(path, root / file.into, progress)
+            if not keep:
+                path.unlink()
+        received = Received(files={**received.files, file.name: checksum})
         replace_text(record, received.to_text())
     return dict(received.files)
-
-
-def _get(file: PublishedFile, root: Path, progress: Progress, keep: bool) -> str:
-    path, found = download(file, root, progress)
-    if file.unpack:
-        unpack(path, root / file.into, progress)
-        if not keep:
-            path.unlink()
-    return found

@@ -7,9 +7,10 @@ asking again costs a look at each file's entry in its folder, and only changed f
 import base64
 import hashlib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,9 +25,8 @@ from feddg.storage import Stamp, open_file, replace_bytes, stamp
 SHOWN = 3
 """Paths named in a difference."""
 
-_HASH_BYTES, _PART_BYTES = 8, 2**20
-_Known = dict[str, tuple[int, int, int, str]]
-_KNOWN = TypeAdapter(_Known)
+_Hashes = dict[str, tuple[int, int, int, str]]
+_HASHES = TypeAdapter(_Hashes)
 
 
 class FolderImages(Row):
@@ -84,8 +84,7 @@ class ImagesFile(JsonFile):
         Two that are equal have images without a :func:`difference`.
         """
         parts = [self.count, self.labels, self.rendered, sorted(self.contents().items())]
-        text = repr(parts).encode("utf-8", "surrogateescape")
-        return _text(hashlib.blake2b(text, digest_size=_HASH_BYTES).digest())
+        return _hash([repr(parts).encode("utf-8", "surrogateescape")])
 
 
 @dataclass(frozen=True)
@@ -138,12 +137,11 @@ def difference(before: ImagesFile, now: ImagesFile) -> Difference:
     A file that is gone is none that has changed: whoever needs it says so.
     """
     both = sorted(before.files.keys() & now.files.keys())
-    other = tuple(field for field in both if before.files[field] != now.files[field])
-    return replace(_difference_of_images(before, now), files=other)
-
-
-def _difference_of_images(before: ImagesFile, now: ImagesFile) -> Difference:
+    files = tuple(field for field in both if before.files[field] != now.files[field])
     old, new = before.contents(), now.contents()
+    if not old and not new:
+        parts = [(one.rendered, one.labels, one.count) for one in (before, now)]
+        return Difference(rendered=parts[0] != parts[1], files=files)
     gone = {content for path, (_, content) in old.items() if path not in new and content}
     fresh = sorted(new.keys() - old.keys())
     moved = tuple(path for path in fresh if new[path][1] in gone)
@@ -155,10 +153,7 @@ def _difference_of_images(before: ImagesFile, now: ImagesFile) -> Difference:
         moved=moved,
         changed=tuple(sorted(path for path in old.keys() & new.keys() if old[path] != new[path])),
     )
-    if found or old:
-        return found or Difference(labels=before.labels != now.labels)
-    same = (before.rendered, before.labels, before.count) == (now.rendered, now.labels, now.count)
-    return Difference(rendered=not same)
+    return replace(found, labels=not found and before.labels != now.labels, files=files)
 
 
 class ContentHashes:
@@ -173,24 +168,22 @@ class ContentHashes:
         self._root = root.resolve()
         name = hashlib.blake2b(os.fsencode(self._root), digest_size=16).hexdigest()
         self._file = None if cache is None else cache / f"hashes-{name}.json"
-        self._known: _Known = {}
+        self._hashes: _Hashes = {}
         self._fresh = False
         if self._file is not None:
             try:
                 with open_file(self._file) as file:
-                    self._known = _KNOWN.validate_json(file.read())
+                    self._hashes = _HASHES.validate_json(file.read())
             except (OSError, ValidationError):
-                self._known = {}  # not there yet, or damaged: files are read again
+                self._hashes = {}  # not there yet, or damaged: files are read again
 
     def see(self, path: str) -> tuple[int, str]:
         """Returns size and hash of a file; several threads may call it at once."""
-        return self._known_already(path) or self._read(path)
+        return self._remembered(path) or self._read(path)
 
-    def _known_already(self, path: str) -> tuple[int, str] | None:
-        known = self._known.get(path)
-        if known is None or known[:3] != self._stamp(path):
-            return None
-        return known[0], known[3]
+    def _remembered(self, path: str) -> tuple[int, str] | None:
+        entry = self._hashes.get(path)
+        return None if entry is None or entry[:3] != self._stamp(path) else (entry[0], entry[3])
 
     def _stamp(self, path: str) -> Stamp | None:
         return stamp(f"{self._root}/{path}")  # a Path takes as long as the look at the file
@@ -203,7 +196,7 @@ class ContentHashes:
             content = hash_file(self._root / path)
         except OSError:
             return -1, ""
-        self._known[path] = (*now, content)
+        self._hashes[path] = (*now, content)
         self._fresh = True
         return now[0], content
 
@@ -213,22 +206,20 @@ class ContentHashes:
         Raises:
             DataError: the cache cannot be written.
         """
-        distinct = sorted(set(paths))
-        known = {path: self._known_already(path) for path in distinct}
-        new = [path for path, content in known.items() if content is None]
+        found = {path: self._remembered(path) for path in sorted(set(paths))}
+        new = [path for path, content in found.items() if content is None]
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
             read = dict(zip(new, pool.map(self._read, new)))
-        found = {path: content or read[path] for path, content in known.items()}
         if self._fresh and self._file is not None:
             try:
-                replace_bytes(self._file, _KNOWN.dump_json(self._known))
+                replace_bytes(self._file, _HASHES.dump_json(self._hashes))
             except OSError as error:
                 raise DataError(
                     f"Cannot write {self._file}: {error.strerror or error}. "
                     "Free some space there, or name another cache folder."
                 ) from None
             self._fresh = False
-        return found
+        return {path: content or read[path] for path, content in found.items()}
 
 
 def images_file(table: ImageTable, hashes: ContentHashes | None) -> ImagesFile:
@@ -242,13 +233,20 @@ def images_file(table: ImageTable, hashes: ContentHashes | None) -> ImagesFile:
         DataError: the cache cannot be written.
     """
     if table.images is not None or hashes is None:
-        rendered = "" if table.images is None else _hash_array(table.images)
+        rendered = ""
+        if table.images is not None:
+            shape = repr(table.images.shape).encode()
+            rendered = _hash([shape, np.ascontiguousarray(table.images).data])
         return ImagesFile(count=len(table), labels=_labels(table), rendered=rendered, folders={})
+    folders: dict[str, FolderImages] = {}
+    for path, (size, content) in sorted(hashes.of(map(file_of, table.paths)).items()):
+        folder, _, name = path.rpartition("/")
+        images = folders.setdefault(folder, FolderImages(names=[], sizes=[], hashes=[]))
+        images.names.append(name)
+        images.sizes.append(size)
+        images.hashes.append(content)
     return ImagesFile(
-        root=str(table.root),
-        count=len(table),
-        labels=_labels(table),
-        folders=_by_folder(hashes.of(map(file_of, table.paths))),
+        root=str(table.root), count=len(table), labels=_labels(table), folders=folders
     )
 
 
@@ -257,34 +255,13 @@ def file_of(path: str) -> str:
     return Tile.named(path).file
 
 
-def _by_folder(contents: Mapping[str, tuple[int, str]]) -> dict[str, FolderImages]:
-    columns: dict[str, tuple[list[str], list[int], list[str]]] = {}
-    for path, (size, content) in sorted(contents.items()):
-        folder, _, name = path.rpartition("/")
-        names, sizes, hashes = columns.setdefault(folder, ([], [], []))
-        names.append(name)
-        sizes.append(size)
-        hashes.append(content)
-    return {
-        folder: FolderImages(names=names, sizes=sizes, hashes=hashes)
-        for folder, (names, sizes, hashes) in columns.items()
-    }
-
-
 def _labels(table: ImageTable) -> str:
     """A hash of what every path is and where; the order of rows, classes and domains is none."""
     rows = sorted(
         f"{path}\0{table.class_names[label]}\0{table.domain_names[domain]}"
         for path, label, domain in zip(table.paths, table.labels.tolist(), table.domains.tolist())
     )
-    text = "\n".join(rows).encode("utf-8", "surrogateescape")
-    return _text(hashlib.blake2b(text, digest_size=_HASH_BYTES).digest())
-
-
-def _hash_array(images: np.ndarray) -> str:
-    content = hashlib.blake2b(repr(images.shape).encode(), digest_size=_HASH_BYTES)
-    content.update(np.ascontiguousarray(images).data)
-    return _text(content.digest())
+    return _hash(["\n".join(rows).encode("utf-8", "surrogateescape")])
 
 
 def hash_file(path: Path) -> str:
@@ -293,12 +270,12 @@ def hash_file(path: Path) -> str:
     Raises:
         OSError: it cannot be read.
     """
-    content = hashlib.blake2b(digest_size=_HASH_BYTES)
     with open_file(path) as file:
-        while part := file.read(_PART_BYTES):
-            content.update(part)
-    return _text(content.digest())
+        return _hash(iter(partial(file.read, 2**20), b""))
 
 
-def _text(content: bytes) -> str:
-    return base64.urlsafe_b64encode(content).decode().rstrip("=")
+def _hash(parts: Iterable[bytes | memoryview]) -> str:
+    content = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        content.update(part)
+    return base64.urlsafe_b64encode(content.digest()).decode().rstrip("=")

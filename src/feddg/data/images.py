@@ -3,14 +3,13 @@
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path, PurePosixPath
-from types import MappingProxyType
 from typing import IO
 
 import numpy as np
@@ -18,7 +17,7 @@ from PIL import Image, features
 
 from feddg.diagnostics import Diagnostic, emit
 from feddg.errors import DataError, nearest
-from feddg.storage import entries, open_file, why
+from feddg.storage import entries, open_file, stamp, why
 
 # Which files are taken for images, and what is said of those that are not.
 
@@ -39,25 +38,24 @@ _AVIF = {".avif": "AVIF"}
 _HEIF = {".heic": "HEIF", ".heif": "HEIF"}
 """Photos of phones: decoded by the optional package pillow-heif."""
 
-_SLIDES = "whole-slide images: cut them into tiles first, for example with OpenSlide"
-_MEDICAL = "convert them to PNG or TIFF first"
-_NUMBERS = "arrays: write them as PNG or TIFF first"
-_PACKED = "archives: unpack them"
-_FILMS = "films: write their frames as images first"
-_RAW = "raw photos: develop them to JPEG or TIFF first"
-REMEDIES: Mapping[str, str] = MappingProxyType(
-    {suffix: "needs `pip install 'feddg[heic]'`" for suffix in _HEIF}
-    | {suffix: "this Pillow was built without JPEG 2000" for suffix in _JPEG2000}
-    | {suffix: "this Pillow was built without AVIF" for suffix in _AVIF}
-    | dict.fromkeys((".svs", ".ndpi", ".mrxs", ".scn", ".vms", ".bif"), _SLIDES)
-    | dict.fromkeys((".dcm", ".nii", ".mha", ".mhd", ".nrrd"), _MEDICAL)
-    | dict.fromkeys((".npy", ".npz", ".mat", ".h5", ".hdf5", ".nc"), _NUMBERS)
-    | dict.fromkeys((".zip", ".tar", ".gz", ".tgz", ".7z", ".rar"), _PACKED)
-    | dict.fromkeys((".mp4", ".avi", ".mov", ".mkv", ".webm"), _FILMS)
-    | dict.fromkeys((".cr2", ".cr3", ".nef", ".arw", ".dng", ".orf", ".raf"), _RAW)
-    | dict.fromkeys((".svg", ".eps", ".pdf", ".ai"), "drawings: write them as PNG first")
-    | dict.fromkeys((".ecw", ".sid", ".img", ".vrt"), "convert them to TIFF first")
-)
+_REMEDIES = {
+    "needs `pip install 'feddg[heic]'`": tuple(_HEIF),
+    "this Pillow was built without JPEG 2000": tuple(_JPEG2000),
+    "this Pillow was built without AVIF": tuple(_AVIF),
+    "whole-slide images: cut them into tiles first, for example with OpenSlide": (
+        *(".svs", ".ndpi", ".mrxs", ".scn", ".vms", ".bif"),
+    ),
+    "convert them to PNG or TIFF first": (".dcm", ".nii", ".mha", ".mhd", ".nrrd"),
+    "arrays: write them as PNG or TIFF first": (".npy", ".npz", ".mat", ".h5", ".hdf5", ".nc"),
+    "archives: unpack them": (".zip", ".tar", ".gz", ".tgz", ".7z", ".rar"),
+    "films: write their frames as images first": (".mp4", ".avi", ".mov", ".mkv", ".webm"),
+    "raw photos: develop them to JPEG or TIFF first": (
+        *(".cr2", ".cr3", ".nef", ".arw", ".dng", ".orf", ".raf"),
+    ),
+    "drawings: write them as PNG first": (".svg", ".eps", ".pdf", ".ai"),
+    "convert them to TIFF first": (".ecw", ".sid", ".img", ".vrt"),
+}
+REMEDIES = {suffix: remedy for remedy, suffixes in _REMEDIES.items() for suffix in suffixes}
 """Suffixes of files that hold images all the same, and what to do about them."""
 
 
@@ -69,10 +67,10 @@ def heif_is_known() -> bool:
 def usable_formats() -> dict[str, str]:
     """Returns Pillow's names of the formats that can be decoded here, by suffix."""
     found = dict(_ALWAYS)
-    known = features.get_supported()
-    if "jpg_2000" in known:
+    supported = features.get_supported()
+    if "jpg_2000" in supported:
         found |= _JPEG2000
-    if "avif" in known:
+    if "avif" in supported:
         found |= _AVIF
     return found | _HEIF if heif_is_known() else found
 
@@ -141,6 +139,7 @@ def register_heif() -> None:
 IMAGE_SUFFIXES = frozenset(usable_formats())
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 """Control characters, line ends, and bytes that are no UTF-8: no file we write could hold them."""
+_COLUMNS = ("labels", "domains", "images", "split", "clients", "listed_rows")
 LAYOUT = "<root>/<domain>/<class>/<image>, for example images/sketch/dog/0001.jpg"
 
 
@@ -180,14 +179,16 @@ class ImageTable:
     listed_rows: np.ndarray | None = None
 
     def __post_init__(self) -> None:
-        for name in ("labels", "domains", "images", "split", "clients", "listed_rows"):
+        for name in _COLUMNS:
             column = getattr(self, name)
             if column is not None and len(column) != len(self.paths):
                 raise ValueError(f"{name} has {len(column)} rows, paths has {len(self.paths)}")
         if (self.root is None) == (self.images is None):
             raise ValueError("an ImageTable has either a root folder or rendered images")
-        _check_positions("labels", self.labels, len(self.class_names))
-        _check_positions("domains", self.domains, len(self.domain_names))
+        for name, size in (("labels", len(self.class_names)), ("domains", len(self.domain_names))):
+            places = getattr(self, name)
+            if len(places) and not (places.min() >= 0 and places.max() < size):
+                raise ValueError(f"{name} must lie in 0..{size - 1}")
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -195,16 +196,10 @@ class ImageTable:
     def take(self, rows: Sequence[int] | np.ndarray) -> "ImageTable":
         """Returns the table of these rows, in this order; class and domain names stay whole."""
         rows = np.asarray(rows, dtype=np.int64)
-        return replace(
-            self,
-            paths=tuple(self.paths[row] for row in rows.tolist()),
-            labels=self.labels[rows],
-            domains=self.domains[rows],
-            images=None if self.images is None else self.images[rows],
-            split=None if self.split is None else self.split[rows],
-            clients=None if self.clients is None else self.clients[rows],
-            listed_rows=None if self.listed_rows is None else self.listed_rows[rows],
-        )
+        columns = {
+            name: column[rows] for name in _COLUMNS if (column := getattr(self, name)) is not None
+        }
+        return replace(self, paths=tuple(self.paths[row] for row in rows.tolist()), **columns)
 
     def without(self, domains: Iterable[str]) -> "ImageTable":
         """Returns the table without some domains, which it does not name any more either.
@@ -215,14 +210,14 @@ class ImageTable:
         left_out = {self.domain_id(name) for name in domains}
         if not left_out:
             return self
-        kept = [id for id in range(len(self.domain_names)) if id not in left_out]
-        if not kept:
+        remaining = [id for id in range(len(self.domain_names)) if id not in left_out]
+        if not remaining:
             raise DataError("Every domain is to be left out; leave one to train on.")
-        table = self.take(np.flatnonzero(np.isin(self.domains, kept)))
+        table = self.take(np.flatnonzero(np.isin(self.domains, remaining)))
         return replace(
             table,
-            domains=np.searchsorted(kept, table.domains),
-            domain_names=tuple(self.domain_names[id] for id in kept),
+            domains=np.searchsorted(remaining, table.domains),
+            domain_names=tuple(self.domain_names[id] for id in remaining),
         )
 
     def domain_id(self, name: str) -> int:
@@ -237,10 +232,10 @@ class ImageTable:
         if name in self.domain_names:
             return self.domain_names.index(name)
         wanted = plain_name(name)
-        known = [plain_name(domain) for domain in self.domain_names]
-        matches = [i for i, domain in enumerate(known) if domain == wanted]
+        plain_names = [plain_name(domain) for domain in self.domain_names]
+        matches = [i for i, domain in enumerate(plain_names) if domain == wanted]
         if len(wanted) == 1 and not matches:
-            matches = [i for i, domain in enumerate(known) if domain.startswith(wanted)]
+            matches = [i for i, domain in enumerate(plain_names) if domain.startswith(wanted)]
         if len(matches) == 1:
             return matches[0]
         raise DataError(
@@ -270,28 +265,27 @@ def from_folder(root: Path | str) -> ImageTable:
     root = Path(root).expanduser()
     check_folder(root)
     found = [
-        (domain, label, file)
+        (domain, label, f"{domain}/{path}")
         for domain in folder_names(root)
-        for label in folder_names(root / domain)
-        for file in image_names(root / domain / label)
+        for label, path in _class_images(root / domain)
     ]
     if not found:
-        raise DataError(
-            f"No images were found in {root} as {LAYOUT}. {_what_is_there(root)} "
-            f"Image files end in {', '.join(sorted(IMAGE_SUFFIXES))}."
-        )
-    domains, labels, files = zip(*found)
-    domain_names, domain_ids = np.unique(domains, return_inverse=True)
-    class_names, label_ids = np.unique(labels, return_inverse=True)
-    _report_empty(root, set(domain_names.tolist()), set(class_names.tolist()))
-    return ImageTable(
-        paths=tuple("/".join(parts) for parts in zip(domains, labels, files)),
-        labels=label_ids.astype(np.int64),
-        domains=domain_ids.astype(np.int64),
-        class_names=tuple(class_names.tolist()),
-        domain_names=tuple(domain_names.tolist()),
-        root=root,
-    )
+        raise _no_images(root, LAYOUT)
+    domains, labels, paths = zip(*found)
+    table, classes = listed_images(root, paths, labels, domains), set(labels)
+    for domain in folder_names(root):
+        if domain not in table.domain_names:
+            text = f"{root / domain} has no class folder with images and is left out."
+            emit(Diagnostic("folder-left-out", "warning", text))
+            continue
+        for label in folder_names(root / domain):
+            if label not in classes:
+                text = (
+                    f"Class '{label}' has no images in any domain and is left out "
+                    f"({root / domain / label})."
+                )
+                emit(Diagnostic("folder-left-out", "warning", text))
+    return table
 
 
 def from_class_folders(root: Path | str, domain: str) -> ImageTable:
@@ -306,32 +300,30 @@ def from_class_folders(root: Path | str, domain: str) -> ImageTable:
     """
     root = Path(root).expanduser()
     check_folder(root)
-    found = [(label, file) for label in folder_names(root) for file in image_names(root / label)]
+    found = list(_class_images(root))
     if not found:
-        raise DataError(
-            f"No images were found in {root} as <root>/<class>/<image>. {_what_is_there(root)} "
-            f"Image files end in {', '.join(sorted(IMAGE_SUFFIXES))}."
-        )
-    labels, files = zip(*found)
-    class_names, label_ids = np.unique(labels, return_inverse=True)
-    return ImageTable(
-        paths=tuple(f"{label}/{file}" for label, file in zip(labels, files)),
-        labels=label_ids.astype(np.int64),
-        domains=np.zeros(len(files), dtype=np.int64),
-        class_names=tuple(class_names.tolist()),
-        domain_names=(domain,),
-        root=root,
+        raise _no_images(root, "<root>/<class>/<image>")
+    labels, paths = zip(*found)
+    return listed_images(root, paths, labels, [domain] * len(paths))
+
+
+def _class_images(folder: Path) -> Iterator[tuple[str, str]]:
+    """Yields class and path of the images in class folders, sorted by both."""
+    for label in folder_names(folder):
+        for name in image_names(folder / label):
+            yield label, f"{label}/{name}"
+
+
+def _no_images(root: Path, layout: str) -> DataError:
+    return DataError(
+        f"No images were found in {root} as {layout}. {_what_is_there(root)} "
+        f"Image files end in {', '.join(sorted(IMAGE_SUFFIXES))}."
     )
 
 
 def plain_name(name: str) -> str:
     """Returns a name as it is compared: lower case, without blanks, ``_`` and ``-``."""
     return re.sub(r"[\s_-]", "", name).lower()
-
-
-def _check_positions(what: str, positions: np.ndarray, size: int) -> None:
-    if len(positions) and not (positions.min() >= 0 and positions.max() < size):
-        raise ValueError(f"{what} must lie in 0..{size - 1}")
 
 
 def check_folder(root: Path) -> None:
@@ -421,31 +413,13 @@ def _what_is_there(root: Path) -> str:
     return f"It holds the folders {', '.join(names[:10])}, without images."
 
 
-def _report_empty(root: Path, domain_names: set[str], class_names: set[str]) -> None:
-    for domain in folder_names(root):
-        if domain not in domain_names:
-            text = f"{root / domain} has no class folder with images and is left out."
-            emit(Diagnostic("folder-left-out", "warning", text))
-            continue
-        for label in folder_names(root / domain):
-            if label not in class_names:
-                text = (
-                    f"Class '{label}' has no images in any domain and is left out "
-                    f"({root / domain / label})."
-                )
-                emit(Diagnostic("folder-left-out", "warning", text))
-
-
-# Images that a file lists, or that are drawn: rows with names become an ``ImageTable``.
-
-
 def listed_images(
     root: Path,
     paths: Iterable[str],
     labels: Sequence[str],
     domains: Sequence[str],
     *,
-    listed_in: str,
+    listed_in: str = "",
     split: Sequence[str] | None = None,
     clients: Sequence[str] | None = None,
     listed_rows: Sequence[int] | None = None,
@@ -459,17 +433,26 @@ def listed_images(
         paths: of the images, below ``root``.
         labels: the class of each.
         domains: the domain of each.
-        listed_in: the file that lists them.
+        listed_in: the file that lists them; empty where all images below ``root`` are meant.
         split: the role of each; None where there is none.
         clients: who holds each; None where nobody knows.
         listed_rows: the row of each in that file, as a person counts; None for no telling.
         class_names: in the order of labels; sorted by default.
         domain_names: in their order; sorted by default.
+
+    Raises:
+        DataError: none of the first listed images is there.
     """
+    paths = tuple(paths)
+    if listed_in and paths and not any(stamp(root / path) for path in paths[:20]):
+        raise DataError(
+            f"{listed_in} lists images that are not there, the first as {root / paths[0]}. Put the "
+            "images there, or name the folder that holds them."
+        )
     class_names = tuple(class_names or sorted(set(labels)))
     domain_names = tuple(domain_names or sorted(set(domains)))
     return ImageTable(
-        paths=tuple(paths),
+        paths=paths,
         labels=positions(labels, class_names),
         domains=positions(domains, domain_names),
         class_names=class_names,

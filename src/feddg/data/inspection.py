@@ -7,7 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from feddg.data.fingerprint import file_of
 from feddg.data.images import IMAGE_SUFFIXES, REMEDIES, ImageTable, open_image, plain_name
 from feddg.data.splits import Splits
 from feddg.diagnostics import Diagnostic, Severity
+from feddg.errors import first_names
 
 HALF = 0.5
 """A class or client with more of the images than this, and than one and a half even shares."""
@@ -57,7 +58,7 @@ def about_labels(table: ImageTable, bad: Sequence[str] = ()) -> Iterator[Diagnos
             yield Diagnostic(
                 "similar-names",
                 "warning",
-                f"The {what} {listed(group)} differ in spelling only.",
+                f"The {what} {_quoted(group)} differ in spelling only.",
                 "If they are one, rename their folders.",
             )
     counts = table.counts()
@@ -65,11 +66,9 @@ def about_labels(table: ImageTable, bad: Sequence[str] = ()) -> Iterator[Diagnos
         if not images:
             out = sum(path.split("/")[0] == domain for path in bad)
             why = f": all its {out} files are left out" if out else ""
+            text = f"The domain '{domain}' has no usable image{why}."
             yield Diagnostic(
-                "domain-without-images",
-                "error",
-                f"The domain '{domain}' has no usable image{why}.",
-                "Repair them, or take the folder out.",
+                "domain-without-images", "error", text, "Repair them, or take the folder out."
             )
     classes = counts.sum(axis=0)
     unused = [name for name, images in zip(table.class_names, classes.tolist()) if not images]
@@ -82,25 +81,18 @@ def about_labels(table: ImageTable, bad: Sequence[str] = ()) -> Iterator[Diagnos
             "A classifier needs images of two classes at least.",
         )
     elif unused:
-        yield Diagnostic(
-            "class-without-images",
-            "warning",
-            f"There is no usable image of {classes_text(unused)} in any domain.",
-        )
+        text = f"There is no usable image of {_classes(unused)} in any domain."
+        yield Diagnostic("class-without-images", "warning", text)
     lacking = {
         domain: [name for name, images in zip(table.class_names, row) if not images]
         for domain, row in zip(table.domain_names, counts.tolist())
         if any(row) and not all(row)
     }
     if lacking:
-        parts = [
-            f"{domain} lacks {listed(names, quote=False)}"
-            for domain, names in list(lacking.items())[:SHOWN]
-        ]
-        more = f"; and {len(lacking) - SHOWN} more domains" if len(lacking) > SHOWN else ""
-        yield Diagnostic(
-            "missing-classes", "note", f"Some domains lack classes: {'; '.join(parts)}{more}."
-        )
+        parts = [f"{domain} lacks {first_names(names, SHOWN)}" for domain, names in lacking.items()]
+        more = f"; and {len(parts) - SHOWN} more domains" if len(parts) > SHOWN else ""
+        text = f"Some domains lack classes: {'; '.join(parts[:SHOWN])}{more}."
+        yield Diagnostic("missing-classes", "note", text)
 
 
 def about_splits(table: ImageTable, splits: Splits, *, chosen: bool) -> Iterator[Diagnostic]:
@@ -125,33 +117,36 @@ def about_splits(table: ImageTable, splits: Splits, *, chosen: bool) -> Iterator
         unseen = np.flatnonzero((trained == 0) & (counts > 0))
         if len(unseen):
             names = [table.class_names[i] for i in unseen]
-            images, held = int(counts[unseen].sum()), _domains(table, rows)
+            held = [table.domain_names[i] for i in np.unique(table.domains[rows])]
+            domains = "domain" if len(held) == 1 else "domains"
+            has = f"{'has' if len(held) == 1 else 'have'} {_images(counts[unseen].sum())}"
             stops: Severity = "error" if chosen and role == "test" else "warning"
             yield Diagnostic(
                 "class-not-trained",
                 stops,
-                f"No client trains on {classes_text(names)}, of which the held-out {role} "
-                f"{'domain' if len(held) == 1 else 'domains'} {listed(held)} "
-                f"{'has' if len(held) == 1 else 'have'} {images_text(images)}: they cannot be "
-                "recognised.",
+                f"No client trains on {_classes(names)}, of which the held-out {role} {domains} "
+                f"{_quoted(held)} {has}: they cannot be recognised.",
                 "Add images of other domains, or take the folders out.",
             )
-    yield from _about_common_class(table, trained)
-    yield from _about_validation(splits)
-
-
-def _about_common_class(table: ImageTable, trained: np.ndarray) -> Iterator[Diagnostic]:
-    present = int(np.count_nonzero(trained))
-    share = trained.max() / max(1, trained.sum())
+    present, largest = int(np.count_nonzero(trained)), int(trained.argmax())
+    share = trained[largest] / max(1, trained.sum())
     if present > 1 and share > max(HALF, 1.5 / present):
-        name = table.class_names[int(trained.argmax())]
         yield Diagnostic(
             "one-class-dominates",
             "warning",
-            f"{share:.0%} of the training images are of the class '{name}': always answering it "
-            "is right for as many.",
+            f"{share:.0%} of the training images are of the class '{table.class_names[largest]}': "
+            "always answering it is right for as many.",
             "Read the balanced accuracy, and try train.class_weights.",
         )
+    for where, rows in (("held-out", splits.val), ("training", splits.id_val)):
+        if 0 < len(rows) < SMALL_VALIDATION:
+            margin = 100 * 1.96 * (0.25 / len(rows)) ** 0.5
+            yield Diagnostic(
+                "small-validation",
+                "warning",
+                f"Validation on {where} domains has only {_images(len(rows))}: which round it "
+                f"picks is chance (an accuracy of 50 % is uncertain by {margin:.0f} points).",
+            )
 
 
 def about_clients(sizes: Sequence[int]) -> Iterator[Diagnostic]:
@@ -168,18 +163,6 @@ def about_clients(sizes: Sequence[int]) -> Iterator[Diagnostic]:
             f"Client {list(sizes).index(largest)} of {len(sizes)} holds {largest / total:.0%} of "
             "the training images: the average, which weighs clients by images, is mostly its own.",
         )
-
-
-def _about_validation(splits: Splits) -> Iterator[Diagnostic]:
-    for where, rows in (("held-out", splits.val), ("training", splits.id_val)):
-        if 0 < len(rows) < SMALL_VALIDATION:
-            margin = 100 * 1.96 * (0.25 / len(rows)) ** 0.5
-            yield Diagnostic(
-                "small-validation",
-                "warning",
-                f"Validation on {where} domains has only {images_text(len(rows))}: which round it "
-                f"picks is chance (an accuracy of 50 % is uncertain by {margin:.0f} points).",
-            )
 
 
 def about_copies(
@@ -201,13 +184,17 @@ def about_copies(
             those that measure, or among each other where single images are hidden.
         hides_images: the field whose epsilon is for a single image; empty for none.
     """
-    groups = _copies(files, contents)
-    if not groups:
-        return
-    files = _with_rows(table, files)
+    first = {file: row for row, file in reversed(list(enumerate(files)))}
+    by_content: dict[str, list[int]] = {}
+    for row in sorted(first.values()):
+        by_content.setdefault(contents[row], []).append(row)
+    groups = [rows for content, rows in by_content.items() if content and len(rows) > 1]
+    if table.listed_rows is not None:  # named with their row, where a table of a user's lists them
+        numbers = table.listed_rows.tolist()
+        files = [f"{file} (row {n} of {table.listed_in})" for file, n in zip(files, numbers)]
     kinds: dict[str, list[list[int]]] = {where: [] for where in COPIES}
     for rows in groups:
-        labels, domains = set(table.labels[rows].tolist()), set(table.domains[rows].tolist())
+        labels, domains = np.unique(table.labels[rows]), np.unique(table.domains[rows])
         where = "classes" if len(labels) > 1 else "domains" if len(domains) > 1 else "one-class"
         kinds[where].append(rows)
     for where, found in kinds.items():
@@ -215,46 +202,48 @@ def about_copies(
             severity, text = COPIES[where]
             text = f"{_contents(found)}, in {text} ({_pair(files, found)})."
             yield Diagnostic(f"copies-in-{where}", severity, text)
-    if splits is not None:
-        yield from _leaks(files, groups, splits, len(table), refuse)
-    if splits is not None and hides_images:
-        training = set(splits.train.tolist())
-        held = [own for rows in groups if len(own := [r for r in rows if r in training]) > 1]
-        if held:
-            yield Diagnostic(
-                "copies-weaken-epsilon",
-                "error" if refuse else "warning",
-                f"{hides_images} is for one file, and {_contents(held)} ({_pair(files, held)}): of "
-                "an image with copies more is told than that epsilon says.",
-                REMOVE if refuse else "",
-            )
-
-
-def _leaks(
-    files: Sequence[str], groups: list[list[int]], splits: Splits, count: int, refuse: bool
-) -> Iterator[Diagnostic]:
-    roles = np.full(count, "", dtype="<U7")
-    for role in ("train", "id_val", "id_test", "val", "test"):
-        roles[getattr(splits, role)] = role
-    leaked: dict[str, list[list[int]]] = {}
-    for rows in groups:
-        own = roles[rows].tolist()
-        training = [row for row, role in zip(rows, own) if role == "train"]
-        for role in dict.fromkeys(own):
-            measured = [row for row, other in zip(rows, own) if other == role]
-            if training and role not in ("train", ""):
-                leaked.setdefault(role, []).append([training[0], *measured])
+    if splits is None:
+        return
+    stops: Severity = "error" if refuse else "warning"
+    remedy = REMOVE if refuse else ""
+    training = set(splits.train.tolist())
+    leaked = dict(_leaks(groups, training, splits))
     if leaked:
-        images = {role: sum(len(rows) - 1 for rows in found) for role, found in leaked.items()}
-        each = ", ".join(f"{number} of {role}" for role, number in images.items())
+        images = ", ".join(
+            f"{sum(len(rows) - 1 for rows in found)} of {role}" for role, found in leaked.items()
+        )
         example = _pair(files, next(iter(leaked.values())))
         yield Diagnostic(
             "train-test-leak",
-            "error" if refuse else "warning",
-            f"Copies of training images are among those that measure ({each}; {example}): "
+            stops,
+            f"Copies of training images are among those that measure ({images}; {example}): "
             "accuracies are too high.",
-            REMOVE if refuse else "",
+            remedy,
         )
+    held = [own for rows in groups if len(own := [row for row in rows if row in training]) > 1]
+    if held and hides_images:
+        yield Diagnostic(
+            "copies-weaken-epsilon",
+            stops,
+            f"{hides_images} is for one file, and {_contents(held)} ({_pair(files, held)}): of "
+            "an image with copies more is told than that epsilon says.",
+            remedy,
+        )
+
+
+def _leaks(
+    groups: list[list[int]], training: set[int], splits: Splits
+) -> Iterator[tuple[str, list[list[int]]]]:
+    """Yields, for each role that measures, a training image and its copies of that role."""
+    for role in ("id_val", "id_test", "val", "test"):
+        measured = set(getattr(splits, role).tolist())
+        found = [
+            [next(row for row in rows if row in training), *copies]
+            for rows in groups
+            if not training.isdisjoint(rows) and (copies := [r for r in rows if r in measured])
+        ]
+        if found:
+            yield role, found
 
 
 def similar(names: Sequence[str]) -> list[list[str]]:
@@ -263,20 +252,15 @@ def similar(names: Sequence[str]) -> list[list[str]]:
     return [sorted(group) for group in groups if len(group) > 1]
 
 
-def listed(names: Sequence[str], *, quote: bool = True) -> str:
-    """Returns the first names, and how many more there are."""
-    shown = [f"'{name}'" if quote else name for name in names[:SHOWN]]
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(shown) + more
+def _quoted(names: Sequence[str]) -> str:
+    return first_names([f"'{name}'" for name in names], SHOWN)
 
 
-def classes_text(names: Sequence[str]) -> str:
-    """Returns ``the class 'a'`` or ``the classes 'a', 'b'``."""
-    return f"the {'class' if len(names) == 1 else 'classes'} {listed(names)}"
+def _classes(names: Sequence[str]) -> str:
+    return f"the {'class' if len(names) == 1 else 'classes'} {_quoted(names)}"
 
 
-def images_text(count: int) -> str:
-    """Returns ``1 image`` or ``5 images``."""
+def _images(count: int) -> str:
     return f"{count:,} image{'' if count == 1 else 's'}"
 
 
@@ -284,32 +268,9 @@ def _counts(table: ImageTable, rows: np.ndarray) -> np.ndarray:
     return np.bincount(table.labels[rows], minlength=len(table.class_names))
 
 
-def _domains(table: ImageTable, rows: np.ndarray) -> list[str]:
-    return [table.domain_names[i] for i in np.unique(table.domains[rows])]
-
-
-def _copies(files: Sequence[str], contents: Sequence[str]) -> list[list[int]]:
-    """Rows of different files with the same content, one row for each file."""
-    first = {file: row for row, file in reversed(list(enumerate(files)))}
-    twice = Counter(contents[row] for row in first.values() if contents[row])
-    groups: dict[str, list[int]] = {}
-    for row in sorted(first.values()):
-        if twice[contents[row]] > 1:
-            groups.setdefault(contents[row], []).append(row)
-    return list(groups.values())
-
-
-def _with_rows(table: ImageTable, files: Sequence[str]) -> Sequence[str]:
-    """Returns the files as messages name them: with their row, where a table of a user's lists."""
-    if table.listed_rows is None:
-        return files
-    rows = table.listed_rows.tolist()
-    return [f"{file} (row {row} of {table.listed_in})" for file, row in zip(files, rows)]
-
-
 def _contents(groups: list[list[int]]) -> str:
     files = sum(map(len, groups))
-    return f"{files} files are {images_text(len(groups))}"
+    return f"{files} files are {_images(len(groups))}"
 
 
 def _pair(files: Sequence[str], groups: list[list[int]]) -> str:
@@ -322,71 +283,54 @@ def _pair(files: Sequence[str], groups: list[list[int]]) -> str:
 
 DEEPER, OUTSIDE, LEFT_OUT = "in deeper folders", "outside a class folder", "of folders left out"
 UNLISTED = "images that are not in"
+_LEVELS = 2
+"""Folders that an image lies in: domain and class."""
 
 
-@dataclass
-class Ignored:
-    """Files of one kind that are not used.
-
-    Attributes:
-        count: how many.
-        examples: the first paths, below the root.
-    """
-
-    count: int = 0
-    examples: list[str] = field(default_factory=list)
-
-    def add(self, path: str) -> None:
-        """Counts a file."""
-        self.count += 1
-        if len(self.examples) < SHOWN:
-            self.examples.append(path)
-
-
-def ignored_files(table: ImageTable, depth: int = 3) -> dict[str, Ignored]:
-    """Counts the files below a table's root that are none of its rows; hidden ones do not count.
+def ignored_files(table: ImageTable) -> dict[str, list[str]]:
+    """Finds the files below a table's root that are none of its rows; hidden ones do not count.
 
     Args:
         table: all images, those included that cannot be decoded.
-        depth: how many parts the path of an image has: domain, class and file.
 
     Returns:
-        By kind: where an image lies that is not used, or the suffix of another file.
+        Their paths by kind: where an image lies that is not used, or the suffix of another file.
     """
-    found: dict[str, Ignored] = {}
+    found: dict[str, list[str]] = {}
     if table.root is None:
         return found
     used = set(map(file_of, table.paths))
     for path in _files(table.root):
-        if path not in used:
-            kind = _kind(path, depth)
-            if table.listed_in and kind in (DEEPER, OUTSIDE, LEFT_OUT):
-                kind = f"{UNLISTED} {table.listed_in}"
-            found.setdefault(kind, Ignored()).add(path)
+        if path in used:
+            continue
+        kind = os.path.splitext(path)[1].lower() or "without a suffix"
+        if kind in IMAGE_SUFFIXES and table.listed_in:
+            kind = f"{UNLISTED} {table.listed_in}"
+        elif kind in IMAGE_SUFFIXES:
+            deeper = path.count("/") - _LEVELS
+            kind = DEEPER if deeper > 0 else OUTSIDE if deeper < 0 else LEFT_OUT
+        found.setdefault(kind, []).append(path)
     return found
 
 
-def about_ignored(found: dict[str, Ignored]) -> Iterator[Diagnostic]:
+def about_ignored(found: Mapping[str, Sequence[str]]) -> Iterator[Diagnostic]:
     """Says what is ignored: images and what holds images as warnings, other files as a note."""
-    for kind in (DEEPER, OUTSIDE, LEFT_OUT):
-        if kind in found:
-            yield Diagnostic(
-                "ignored-images",
-                "warning",
-                f"Ignored: {_files_text(found[kind])} {kind}.",
-                "Images lie as <root>/<domain>/<class>/<image>.",
-            )
-    for suffix, ignored in found.items():
-        if suffix in REMEDIES:
-            text = f"Ignored: {_files_text(ignored)} ending in {suffix}: {REMEDIES[suffix]}."
+    others = []
+    for kind, paths in sorted(found.items()):
+        if kind in (DEEPER, OUTSIDE, LEFT_OUT):
+            text = f"Ignored: {_files_text(paths)} {kind}."
+            advice = "Images lie as <root>/<domain>/<class>/<image>."
+            yield Diagnostic("ignored-images", "warning", text, advice)
+        elif kind in REMEDIES:
+            text = f"Ignored: {_files_text(paths)} ending in {kind}: {REMEDIES[kind]}."
             yield Diagnostic("ignored-images", "warning", text)
-    others = {kind: one.count for kind, one in found.items() if kind not in REMEDIES}
-    others = {k: n for k, n in others.items() if k not in (DEEPER, OUTSIDE, LEFT_OUT)}
-    for kind in [kind for kind in others if kind.startswith(UNLISTED)]:
-        yield Diagnostic("ignored-images", "note", f"Ignored: {others.pop(kind):,} {kind}.")
+        elif kind.startswith(UNLISTED):
+            yield Diagnostic("ignored-images", "note", f"Ignored: {len(paths):,} {kind}.")
+        else:
+            others.append(f"{len(paths)} {kind}")
     if others:
-        counts = ", ".join(f"{number} {kind}" for kind, number in sorted(others.items()))
-        yield Diagnostic("ignored-files", "note", f"Ignored, as they are no images: {counts}.")
+        text = f"Ignored, as they are no images: {', '.join(others)}."
+        yield Diagnostic("ignored-files", "note", text)
 
 
 def _files(root: Path) -> Iterator[str]:
@@ -398,18 +342,10 @@ def _files(root: Path) -> Iterator[str]:
                 yield name if below == "." else f"{below}/{name}"
 
 
-def _kind(path: str, depth: int) -> str:
-    suffix = os.path.splitext(path)[1].lower()
-    if suffix not in IMAGE_SUFFIXES:
-        return suffix or "without a suffix"
-    parts = path.count("/") + 1
-    return DEEPER if parts > depth else OUTSIDE if parts < depth else LEFT_OUT
-
-
-def _files_text(ignored: Ignored) -> str:
-    more = ", ..." if ignored.count > len(ignored.examples) else ""
-    files = "file" if ignored.count == 1 else "files"
-    return f"{ignored.count:,} {files} ({', '.join(ignored.examples)}{more})"
+def _files_text(paths: Sequence[str]) -> str:
+    more = ", ..." if len(paths) > SHOWN else ""
+    files = "file" if len(paths) == 1 else "files"
+    return f"{len(paths):,} {files} ({', '.join(paths[:SHOWN])}{more})"
 
 
 # What a table of images holds, in plain numbers and names.
@@ -443,15 +379,8 @@ def inspect(table: ImageTable) -> dict[str, Any]:
             if not row.all()
         },
         "similar_classes": similar(names),
-        "split": _split_counts(table),
+        "split": None if table.split is None else dict(Counter(table.split.tolist())),
     }
-
-
-def _split_counts(table: ImageTable) -> dict[str, int] | None:
-    if table.split is None:
-        return None
-    split = table.split.tolist()
-    return {role: split.count(role) for role in dict.fromkeys(split)}
 
 
 # A look at some images of every domain: how they are stored, before they become 8-bit colours.
@@ -483,16 +412,14 @@ def survey(table: ImageTable) -> Survey:
     assert table.root is not None
     root, depths, veiled = table.root, dict[str, int](), dict[str, str]()
     for domain, files in files_by_domain(table).items():
-        candidates = [file for file in files if file.lower().endswith(_MAYBE_DEEP)]
-        chosen = evenly(candidates, SAMPLE)
+        chosen = evenly([file for file in files if file.lower().endswith(_MAYBE_DEEP)], SAMPLE)
         with quiet_pillow(), ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            looks = list(pool.map(lambda file: _look(root / file), chosen))
-        found = [bits for bits, _ in looks if bits]
-        if found:
-            depths[domain] = max(found)
-        doubtful = [file for file, (_, veil) in zip(chosen, looks) if veil]
-        if doubtful:
-            veiled[domain] = doubtful[0]
+            found = list(pool.map(lambda file: _look(root / file), chosen))
+        if bits := max((bits for bits, _ in found), default=0):
+            depths[domain] = bits
+        for file, (_, veil) in zip(chosen, found):
+            if veil:
+                veiled.setdefault(domain, file)
     return Survey(depths, veiled)
 
 
@@ -551,27 +478,19 @@ def evenly(items: Sequence[str], count: int) -> list[str]:
 
 def _look(file: Path) -> tuple[int, bool]:
     """The depth of a file, 0 for one of 8 bits or without one; and whether it seems veiled."""
-    try:
-        samples = samples_of(file, deep_only=True)
-    except Exception:  # decoding says what is wrong with it
-        return 0, False
+    samples = _samples(file, deep_only=True)
     if samples is None:
         return 0, False
-    values = samples.values
-    veil = samples.alpha and _half_transparent(values[:, :, -1])
-    colours = values[:, :, :-1] if samples.alpha else values
-    return (0 if values.dtype == np.uint8 else bits_used(colours)), veil
+    veil = samples.alpha and _half_transparent(samples.values[:, :, -1])
+    return (0 if samples.values.dtype == np.uint8 else bits_used(samples.colours)), veil
 
 
-def samples_of(path: Path, *, deep_only: bool = False) -> Samples | None:
-    """Returns the numbers of a file; None for one that is too large to look at.
+def _samples(path: Path, *, deep_only: bool = False) -> Samples | None:
+    """Returns the numbers of a file; None for one that is too large to look at, or damaged.
 
     Args:
         path: the file.
         deep_only: whether to leave out files of 8 bits without transparency.
-
-    Raises:
-        Exception: it cannot be decoded.
     """
     try:
         with open_image(path) as image:
@@ -581,7 +500,17 @@ def samples_of(path: Path, *, deep_only: bool = False) -> Samples | None:
                 return None
             return read_samples(path, image)
     except UnidentifiedImageError:
+        return _wide_samples(path)
+    except Exception:  # decoding says what is wrong with it
+        return None
+
+
+def _wide_samples(path: Path) -> Samples | None:
+    """Returns the numbers of a TIFF of more bands than Pillow knows; None if it is none."""
+    try:
         return read_tiff(path)
+    except Exception:  # decoding says what is wrong with it
+        return None
 
 
 def _half_transparent(alpha: np.ndarray) -> bool:
@@ -592,47 +521,25 @@ def _half_transparent(alpha: np.ndarray) -> bool:
 # How the images of each domain are stored: sizes, kinds, bit depths and values.
 
 
-@dataclass(frozen=True)
-class StoredImages:
-    """How one domain's images are stored.
-
-    Attributes:
-        files: how many there are, unusable ones included.
-        smallest: width and height of the image with the fewest pixels; (0, 0) if none opens.
-        middle: of the one in the middle.
-        largest: of the one with the most.
-        modes: how many files there are of each kind, such as ``RGB`` or ``uint16 x 4``.
-        bits: bit depth that the values of the sample use.
-        low: smallest value in the sample, over all bands.
-        high: largest.
-        mean: mean value.
-        sampled: files whose values were looked at.
-    """
-
-    files: int
-    smallest: tuple[int, int]
-    middle: tuple[int, int]
-    largest: tuple[int, int]
-    modes: dict[str, int]
-    bits: int
-    low: float
-    high: float
-    mean: float
-    sampled: int
-
-
-def stored_images(table: ImageTable) -> dict[str, StoredImages]:
+def stored_images(table: ImageTable) -> dict[str, dict[str, Any]]:
     """Looks at the head of every file, and at the values of up to ``SAMPLE`` of each domain.
 
     Args:
         table: all images; none of rendered ones are looked at.
+
+    Returns:
+        By domain: ``files`` (how many, unusable ones included); width and height of the image with
+        the fewest pixels (``smallest``, (0, 0) if none opens), of the one in the middle
+        (``middle``) and of the one with the most (``largest``); ``modes`` (files of each kind, such
+        as ``RGB`` or ``uint16 x 4``); and of the sample ``bits`` (the depth that values use),
+        ``low``, ``high`` and ``mean`` (of the values over all bands) and ``sampled`` (files).
     """
     if table.root is None:
         return {}
     root = table.root
     with quiet_pillow(tiled=True), ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         return {
-            domain: _domain(
+            domain: _stored(
                 list(pool.map(lambda file: _head(root / file), files)),
                 list(pool.map(lambda file: _values(root / file), evenly(files, SAMPLE))),
             )
@@ -640,27 +547,29 @@ def stored_images(table: ImageTable) -> dict[str, StoredImages]:
         }
 
 
-def _domain(
+def _stored(
     heads: Sequence[tuple[int, int, str] | None],
     values: Sequence[tuple[int, float, float, float] | None],
-) -> StoredImages:
-    known = sorted((head for head in heads if head), key=lambda head: (head[0] * head[1], head))
-    sizes = [(width, height) for width, height, _ in known] or [(0, 0)]
-    looked = [found for found in values if found]
-    modes = Counter(mode for _, _, mode in known)
-    unusable = len(heads) - len(known)
-    return StoredImages(
-        files=len(heads),
-        smallest=sizes[0],
-        middle=sizes[len(sizes) // 2],
-        largest=sizes[-1],
-        modes=dict(modes.most_common()) | ({"cannot be opened": unusable} if unusable else {}),
-        bits=max((bits for bits, *_ in looked), default=0),
-        low=min((low for _, low, _, _ in looked), default=0.0),
-        high=max((high for _, _, high, _ in looked), default=0.0),
-        mean=float(np.mean([mean for *_, mean in looked])) if looked else 0.0,
-        sampled=len(looked),
-    )
+) -> dict[str, Any]:
+    opened = sorted((head for head in heads if head), key=lambda head: (head[0] * head[1], head))
+    sizes = [(width, height) for width, height, _ in opened] or [(0, 0)]
+    modes = dict(Counter(mode for _, _, mode in opened).most_common())
+    if len(opened) < len(heads):
+        modes["cannot be opened"] = len(heads) - len(opened)
+    sample = [found for found in values if found]
+    bits, low, high, mean = zip(*sample) if sample else ((0,), (0.0,), (0.0,), (0.0,))
+    return {
+        "files": len(heads),
+        "smallest": sizes[0],
+        "middle": sizes[len(sizes) // 2],
+        "largest": sizes[-1],
+        "modes": modes,
+        "bits": max(bits),
+        "low": min(low),
+        "high": max(high),
+        "mean": float(np.mean(mean)),
+        "sampled": len(sample),
+    }
 
 
 def _head(path: Path) -> tuple[int, int, str] | None:
@@ -671,29 +580,21 @@ def _head(path: Path) -> tuple[int, int, str] | None:
             deep = is_deep(image) and image.mode in ("RGB", "RGBA")
             return (*image.size, f"16 bits x {bands}" if deep else image.mode)
     except UnidentifiedImageError:
-        return _wide_head(path)
+        samples = _wide_samples(path)
+        if samples is None:
+            return None
+        height, width, bands = samples.values.shape
+        return width, height, f"{samples.values.dtype} x {bands}"
     except Exception:  # decoding says what is wrong with it
         return None
-
-
-def _wide_head(path: Path) -> tuple[int, int, str] | None:
-    try:
-        values = read_tiff(path).values
-    except Exception:  # no TIFF either
-        return None
-    height, width, bands = values.shape
-    return width, height, f"{values.dtype} x {bands}"
 
 
 def _values(path: Path) -> tuple[int, float, float, float] | None:
     """Bit depth, smallest, largest and mean value of a file."""
-    try:
-        samples = samples_of(path)
-    except Exception:  # decoding says what is wrong with it
+    samples = _samples(path)
+    numbers = np.empty(0) if samples is None else samples.colours
+    numbers = numbers[np.isfinite(numbers)]
+    if not len(numbers):
         return None
-    if samples is None or not np.isfinite(samples.values).any():
-        return None
-    values = samples.values[:, :, :-1] if samples.alpha else samples.values
-    numbers = values[np.isfinite(values)]
-    bits = 8 if values.dtype == np.uint8 else bits_used(values)
+    bits = 8 if numbers.dtype == np.uint8 else bits_used(numbers)
     return bits, float(numbers.min()), float(numbers.max()), float(numbers.mean())

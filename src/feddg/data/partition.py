@@ -1,15 +1,26 @@
-"""Who holds what: training images partitioned over clients, and how unlike clients are."""
+"""Who holds what: training images partitioned over clients by rules, and how unlike clients are.
 
-from collections.abc import Iterator
+How clients differ is decided in three independent steps: which domains they hold (a rule of kind
+``domains``), how large they are (``sizes``) and which classes they get (``labels``). A rule of kind
+``whole`` decides by itself.
+"""
+
+import heapq
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any, Literal
 
 import numpy as np
 from scipy.special import gammaln
 
-from feddg.data.partitions import Dealing, Rounding, owners_by, rules_of
-from feddg.errors import DataError
+from feddg.errors import DataError, ExperimentError
+from feddg.registry import Registry, is_called
 from feddg.rng import numpy_stream
+
+Rounding = Literal["strict", "official"]
+Kind = Literal["domains", "sizes", "labels", "whole"]
+_KINDS: tuple[Kind, ...] = ("domains", "sizes", "labels", "whole")
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +85,7 @@ def partition(
         domains: ``(n,)`` domain of each image; any integers.
         labels: ``(n,)`` class of each image.
         clients: number of clients, C.
-        scheme: names of rules, joined by ``+``; see :mod:`feddg.data.partitions`.
+        scheme: names of rules, joined by ``+``; see :data:`PARTITIONS`.
         heterogeneity: lambda, from 1 (every client has the global mix) to 0 (one main domain each).
         alpha: concentration of the labels: small for clients with few classes each, large for the
             same classes everywhere. ``None`` for no Dirichlet skew.
@@ -96,10 +107,14 @@ def partition(
             an argument out of range, or a client without images (``official`` rounding only).
         ExperimentError: rules that are unknown or contradict each other.
     """
-    for name, value in (("alpha", alpha), ("quantity_alpha", quantity_alpha), ("shards", shards)):
+    if len(labels) != len(domains):
+        raise ValueError(f"{len(labels)} labels for {len(domains)} domains")
+    settings = {"alpha": alpha, "shards": shards, "quantity_alpha": quantity_alpha}
+    for name, value in settings.items():
         if value is not None and not (0 < value < np.inf):
             raise DataError(f"{name} must be a positive number, not {value}.")
-    settings = {"alpha": alpha, "shards": shards, "quantity_alpha": quantity_alpha}
+    if not 0 <= heterogeneity <= 1:
+        raise DataError(f"heterogeneity must lie between 0 and 1, not {heterogeneity}.")
     rules = rules_of(scheme, settings)
     dealing = Dealing(
         domains=np.asarray(domains, dtype=np.int64),
@@ -111,12 +126,17 @@ def partition(
         holders=holders,
         **settings,  # type: ignore[arg-type]
     )
-    number = next((rule.number for rule in rules if rule.number is not None), None)
-    if number is not None:
-        clients = number(dealing)
-        dealing = replace(dealing, clients=clients)
-    _check(domains, labels, clients, heterogeneity)
-    found = Partition(owners_by(rules, dealing), dealing.domains, clients)
+    for rule in rules:
+        if rule.number is not None:
+            clients = rule.number(dealing)
+            dealing = replace(dealing, clients=clients)
+    if clients < 1:
+        raise DataError(f"There must be at least one client, not {clients}.")
+    if clients > len(domains):
+        raise DataError(
+            f"{clients} clients cannot share {len(domains)} training images. Use fewer clients."
+        )
+    found = Partition(_owners(rules, dealing), dealing.domains, clients)
     if not found.sizes.all():
         empty = int(np.argmin(found.sizes))
         raise DataError(
@@ -165,17 +185,607 @@ def held_alike(holders: np.ndarray, further: np.ndarray) -> list[np.ndarray]:
     return np.split(rows, np.cumsum(sizes)[:-1])
 
 
-def _check(domains: np.ndarray, labels: np.ndarray, clients: int, heterogeneity: float) -> None:
-    if len(labels) != len(domains):
-        raise ValueError(f"{len(labels)} labels for {len(domains)} domains")
-    if clients < 1:
-        raise DataError(f"There must be at least one client, not {clients}.")
-    if clients > len(domains):
-        raise DataError(
-            f"{clients} clients cannot share {len(domains)} training images. Use fewer clients."
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Dealing:
+    """Images to deal out, and by which settings; what rules are asked with.
+
+    Attributes:
+        domains: ``(n,)`` domain of each image; any integers.
+        labels: ``(n,)`` class of each image; any integers.
+        clients: number of clients, C.
+        seed: the experiment's seed.
+        heterogeneity: lambda, from 1 (every client has the global mix) to 0 (one main domain each).
+        alpha: Dirichlet concentration over labels.
+        shards: label shards per client.
+        quantity_alpha: Dirichlet concentration over client sizes.
+        rounding: who gets the images left over when shares are rounded down.
+        holders: ``(n,)`` who really holds each image, by name; None where nobody knows.
+    """
+
+    domains: np.ndarray
+    labels: np.ndarray
+    clients: int
+    seed: int
+    heterogeneity: float = 0.1
+    alpha: float | None = None
+    shards: int | None = None
+    quantity_alpha: float | None = None
+    rounding: Rounding = "strict"
+    holders: np.ndarray | None = None
+
+    @cached_property
+    def columns(self) -> np.ndarray:
+        """``(n,)`` int64: the place of each image's domain among those that occur, ascending."""
+        found: np.ndarray = np.unique(self.domains, return_inverse=True)[1]
+        return found
+
+    @cached_property
+    def totals(self) -> np.ndarray:
+        """``(D,)`` int64: images of each domain that occurs."""
+        return np.bincount(self.columns)
+
+    @cached_property
+    def classes(self) -> np.ndarray:
+        """``(n,)`` int64: the place of each image's label among those that occur, ascending."""
+        found: np.ndarray = np.unique(self.labels, return_inverse=True)[1]
+        return found
+
+    @cached_property
+    def rows_by_domain(self) -> list[np.ndarray]:
+        """For each domain that occurs, the positions of its images, ascending."""
+        order = np.argsort(self.columns, kind="stable")
+        return np.split(order, np.cumsum(self.totals)[:-1])
+
+    @cached_property
+    def random(self) -> np.random.Generator:
+        """Where the draws come from that decide which images a client gets."""
+        return numpy_stream(self.seed, "partition")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PartitionRule:
+    """A way to deal images out, for one kind of skew.
+
+    Attributes:
+        name: its name in ``clients.partition``.
+        kind: what it decides, and with it what ``decide`` returns:
+            ``domains``: ``decide(dealing) -> Mix``, who is at home where;
+            ``sizes``: ``decide(dealing) -> (C,)`` float, positive weights of the clients;
+            ``labels``: ``decide(dealing, shares, targets) -> (n,)`` int64, the owner of each image,
+            from ``(C, D)`` images per client and domain, whole and before rounding;
+            ``whole``: ``decide(dealing) -> (n,)`` int64, the owner of each image.
+        summary: one line.
+        decide: see ``kind``; it draws from ``dealing.random`` or from streams of its own.
+        setting: the field of ``clients`` without which it cannot work; None if there is none.
+        aliases: other names that the field has for it.
+        keeps_sizes: for labels: whether every client ends with the images that ``shares`` says.
+        number: ``(dealing) -> C``: how many clients there are, where the images say so and
+            ``clients.number`` does not; ``dealing.clients`` is then this.
+    """
+
+    name: str
+    kind: Kind
+    summary: str
+    decide: Callable[..., Any]
+    setting: str | None = None
+    aliases: tuple[str, ...] = ()
+    keeps_sizes: bool = True
+    number: Callable[[Dealing], int] | None = None
+
+    @property
+    def defined_by(self) -> Callable[..., Any]:
+        """What tells it from another definition of the same name."""
+        return self.decide
+
+
+PARTITIONS: Registry[PartitionRule] = Registry(
+    "partition",
+    "feddg.data.partition",
+    group="feddg.partitions",
+    error=ExperimentError,
+    named=lambda rule: (rule.name, *rule.aliases),
+    adopt=lambda name, loaded: is_called(name, loaded, PartitionRule, ExperimentError),
+)
+"""All rules by name; those joined by ``+`` decide together."""
+
+SETTING_RULES = {"alpha": "dirichlet", "shards": "shards", "quantity_alpha": "quantity"}
+"""The rule that a setting stands for where none that reads it is named."""
+EVERYWHERE = "iid"
+"""The rule for domains where none is named."""
+
+
+def register_partition(rule: PartitionRule) -> PartitionRule:
+    """Makes a rule known.
+
+    Raises:
+        ExperimentError: another one has its name.
+    """
+    return PARTITIONS.add(rule.name, rule, rule.aliases)
+
+
+def _rule(
+    name: str, kind: Kind, summary: str, **more: Any
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Registers the decorated function as what a rule decides."""
+
+    def register(decide: Callable[..., Any]) -> Callable[..., Any]:
+        rule = PartitionRule(name=name, kind=kind, summary=summary, decide=decide, **more)
+        return register_partition(rule).decide
+
+    return register
+
+
+def rules_of(names: str, settings: Mapping[str, Any]) -> list[PartitionRule]:
+    """Returns the rules by which images are dealt out: domains, sizes, labels; or a whole one.
+
+    Args:
+        names: names of rules, joined by ``+``.
+        settings: fields of ``clients`` by name, for what names do not say.
+
+    Raises:
+        ExperimentError: a rule is unknown, two are of one kind, a rule lacks its setting, or a
+            setting has no rule that reads it.
+    """
+    rules = [PARTITIONS.find(name.strip()) for name in names.split("+")]
+    read = {rule.setting for rule in rules}
+    for setting, name in SETTING_RULES.items():
+        if settings.get(setting) is not None and setting not in read:
+            rules.append(PARTITIONS[name])
+    for kind in _KINDS:
+        alike = [rule.name for rule in rules if rule.kind == kind]
+        if len(alike) > 1:
+            raise ExperimentError(
+                f"clients.partition: {alike[0]} and {alike[1]} both decide the {kind} of clients; "
+                "name one"
+            )
+    whole = [rule.name for rule in rules if rule.kind == "whole"]
+    if whole and len(rules) > 1:
+        other = next(rule.name for rule in rules if rule.name != whole[0])
+        raise ExperimentError(
+            f"clients.partition: {whole[0]} decides by itself who holds what; leave out {other}"
         )
-    if not 0 <= heterogeneity <= 1:
-        raise DataError(f"heterogeneity must lie between 0 and 1, not {heterogeneity}.")
+    for rule in rules:
+        if rule.setting is not None and settings.get(rule.setting) is None:
+            raise ExperimentError(f"clients.partition: {rule.name} needs clients.{rule.setting}")
+    if not whole and all(rule.kind != "domains" for rule in rules):
+        rules.append(PARTITIONS[EVERYWHERE])
+    return sorted(rules, key=lambda rule: _KINDS.index(rule.kind))
+
+
+def counts_clients(names: str) -> bool:
+    """Whether the images say how many clients there are, by rules joined by ``+``.
+
+    Raises:
+        ExperimentError: a rule is unknown.
+    """
+    return any(PARTITIONS.find(name.strip()).number is not None for name in names.split("+"))
+
+
+def _owners(rules: list[PartitionRule], dealing: Dealing) -> np.ndarray:
+    """Returns ``(n,)`` int64: the client that holds each image, by rules of :func:`rules_of`."""
+    decide = {rule.kind: rule for rule in rules}
+    if "whole" in decide:
+        owners: np.ndarray = decide["whole"].decide(dealing)
+        return owners
+    mix: Mix = decide["domains"].decide(dealing)
+    weights = decide["sizes"].decide(dealing) if "sizes" in decide else None
+    targets = mix.targets(dealing.totals, dealing.clients, weights)
+    shares = whole_shares(targets, dealing.totals, mix.homes, dealing.rounding)
+    labels = decide.get("labels")
+    if labels is None:
+        owners = deal_by_shares(dealing.rows_by_domain, shares, dealing.random)
+    else:
+        owners = labels.decide(dealing, shares, targets)
+    if weights is None and (labels is None or labels.keeps_sizes):
+        return owners
+    return _one_each(owners, dealing, targets)
+
+
+def _one_each(owners: np.ndarray, dealing: Dealing, targets: np.ndarray) -> np.ndarray:
+    """Gives every client that drew less than half an image one of its main domain."""
+    sizes = np.bincount(owners, minlength=dealing.clients)
+    for client in np.flatnonzero(sizes == 0).tolist():
+        rows = dealing.rows_by_domain[int(targets[client].argmax())]
+        held = np.bincount(owners[rows], minlength=dealing.clients)
+        can_give = sizes > 1
+        giver = int(np.where(can_give & (held > 0), held, 0).argmax())
+        if not held[giver] or not can_give[giver]:
+            rows, giver = np.arange(len(owners)), int(sizes.argmax())
+        owners[rows[owners[rows] == giver][-1]] = client
+        sizes[client] += 1
+        sizes[giver] -= 1
+    return owners
+
+
+@dataclass(frozen=True, eq=False)
+class Mix:
+    """Which domains clients hold, and how strictly.
+
+    Attributes:
+        homes: for each domain, the clients at home in it.
+        heterogeneity: lambda: the share of every domain that is dealt out to all clients alike.
+    """
+
+    homes: list[np.ndarray]
+    heterogeneity: float
+
+    def targets(
+        self, totals: np.ndarray, clients: int, weights: np.ndarray | None = None
+    ) -> np.ndarray:
+        """Returns ``(C, D)`` float: images of each domain that a client is to hold.
+
+        Args:
+            totals: ``(D,)`` images of each domain.
+            clients: number of clients, C.
+            weights: ``(C,)`` positive: how large clients are to be; None for all alike.
+        """
+        shared, own = self.heterogeneity, 1 - self.heterogeneity
+        weights = np.ones(clients) if weights is None else weights
+        columns = []
+        for total, home in zip(totals.tolist(), self.homes):
+            target = shared * total * weights / weights.sum()
+            target[home] += own * total * weights[home] / weights[home].sum()
+            columns.append(target)
+        return np.stack(columns, axis=1)
+
+
+def proportional_homes(totals: np.ndarray, clients: int) -> list[np.ndarray]:
+    """Returns the home clients of each domain, such that clients are about equally large.
+
+    With more domains than clients, whole domains go, largest first, to the smallest client.
+    """
+    if len(totals) > clients:
+        return _packed(totals, clients)
+    homes = np.ones(len(totals), dtype=np.int64)
+    # A heap of (-images per home, domain): equal crowding goes to the first domain.
+    crowded = [(-float(total), domain) for domain, total in enumerate(totals)]
+    heapq.heapify(crowded)
+    for _ in range(clients - len(totals)):
+        domain = crowded[0][1]
+        homes[domain] += 1
+        heapq.heapreplace(crowded, (-totals[domain] / homes[domain], domain))
+    return _contiguous(homes)
+
+
+def equal_homes(totals: np.ndarray, clients: int) -> list[np.ndarray]:
+    """Returns equally many home clients for each domain; the largest have one more if need be.
+
+    Raises:
+        DataError: a domain has fewer images than home clients, or there are fewer clients than
+            domains.
+    """
+    if clients < len(totals):
+        raise DataError(
+            f"One domain per client needs at least {len(totals)} clients, one for each training "
+            f"domain; there are {clients}. Use more clients or the partition 'heterogeneous'."
+        )
+    homes = np.full(len(totals), clients // len(totals))
+    homes[np.argsort(-totals, kind="stable")[: clients % len(totals)]] += 1
+    crowded = np.flatnonzero(homes > totals)
+    if len(crowded):
+        raise DataError(
+            f"{homes[crowded[0]]} clients cannot share a domain of {totals[crowded[0]]} training "
+            "images. Use fewer clients."
+        )
+    return _contiguous(homes)
+
+
+def _contiguous(homes: np.ndarray) -> list[np.ndarray]:
+    """Lays the clients out side by side: the first ``homes[0]`` are at home in domain 0, ..."""
+    return np.split(np.arange(homes.sum()), np.cumsum(homes)[:-1])
+
+
+def _packed(totals: np.ndarray, clients: int) -> list[np.ndarray]:
+    """Gives whole domains, largest first, to the client with the fewest images so far."""
+    homes = np.empty((len(totals), 1), dtype=np.int64)
+    smallest = [(0, client) for client in range(clients)]
+    for domain in np.argsort(-totals, kind="stable"):
+        images, client = smallest[0]
+        homes[domain] = client
+        heapq.heapreplace(smallest, (images + int(totals[domain]), client))
+    return list(homes)
+
+
+def whole_shares(
+    targets: np.ndarray, totals: np.ndarray, homes: list[np.ndarray], rounding: str
+) -> np.ndarray:
+    """Rounds targets to integers that add up to each domain's images.
+
+    Args:
+        targets: ``(C, D)`` images each client is to hold of each domain.
+        totals: ``(D,)`` images of each domain.
+        homes: for each domain, the clients at home in it.
+        rounding: who gets what is left over: first the homes of the domain, then the clients
+            furthest below their own total (``strict``); or simply the first clients (``official``).
+
+    Returns:
+        ``(C, D)`` int64.
+    """
+    owed = np.zeros(len(targets))
+    columns = []
+    for target, total, home in zip(targets.T, totals.tolist(), homes):
+        # Sums such as 0.1 * 10 + 0.9 * 10 may end just below the integer they stand for.
+        shares: np.ndarray = np.floor(target + 1e-9).astype(np.int64)
+        left = total - int(shares.sum())
+        if rounding == "official":
+            first = np.arange(left)
+        else:
+            stranger = np.ones(len(target), dtype=bool)
+            stranger[home] = False
+            short = np.round(owed + target - shares, 6)
+            first = np.lexsort((-short, stranger))[:left]
+        shares[first] += 1
+        owed += target - shares
+        columns.append(shares)
+    return np.stack(columns, axis=1)
+
+
+def deal_by_shares(
+    rows_by_domain: list[np.ndarray],
+    shares: np.ndarray,
+    random: np.random.Generator,
+    classes: np.ndarray | None = None,
+    arrange: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None,
+) -> np.ndarray:
+    """Returns ``(n,)`` int64: the owner of each image, when clients hold what ``shares`` says.
+
+    Args:
+        rows_by_domain: for each domain, the positions of its images.
+        shares: ``(C, D)`` images per client and domain.
+        random: where the order of a domain's images comes from.
+        classes: ``(n,)`` class of each image; needed with ``arrange``.
+        arrange: ``(places, classes) -> owners``, the client of each image of a domain, its images
+            by class; None for chance.
+    """
+    owners = np.empty(sum(map(len, rows_by_domain)), dtype=np.int64)
+    for rows, share in zip(rows_by_domain, shares.T):
+        places = np.repeat(np.arange(len(share)), share)
+        rows = random.permutation(rows)
+        if arrange is not None:
+            assert classes is not None
+            rows = rows[np.argsort(classes[rows], kind="stable")]
+            places = arrange(places, classes[rows])
+        owners[rows] = places
+    return owners
+
+
+# By domain: the global mix everywhere; one domain each; or main domains, part of which leaves home.
+#
+# Of the last, a client is to hold ``n(c, d) = lambda * n_d / C + (1 - lambda) * [c is a home of d]
+# * n_d / homes(d)`` images of domain ``d`` (Bai, Bagchi and Inouye, "Benchmarking Algorithms for
+# Federated Domain Generalization", ICLR 2024): with heterogeneity lambda = 1 every one of the ``C``
+# clients has the global mix of domains, with lambda = 0 each domain stays at home. A domain has as
+# many homes as its size deserves, so that clients are about equally large.
+
+
+@_rule("iid", "domains", "the global mix of domains everywhere")
+def _global_mix(dealing: Dealing) -> Mix:
+    return Mix(proportional_homes(dealing.totals, dealing.clients), 1.0)
+
+
+@_rule("domain", "domains", "one domain each, equally many clients for every domain")
+def _one_domain_mix(dealing: Dealing) -> Mix:
+    return Mix(equal_homes(dealing.totals, dealing.clients), 0.0)
+
+
+@_rule(
+    "heterogeneous",
+    "domains",
+    "main domains, of which clients.heterogeneity (lambda) says how much leaves home",
+)
+def _home_mix(dealing: Dealing) -> Mix:
+    return Mix(proportional_homes(dealing.totals, dealing.clients), dealing.heterogeneity)
+
+
+# By label: each client has a taste, a Dirichlet draw around the global label shares.
+#
+# A client fills the places it has in each domain according to its taste, as long as images last;
+# how many it holds of which domain stays as it is (Hsu, Qi and Brown, "Measuring the Effects of
+# Non-Identical Data Distribution for Federated Visual Classification", 2019).
+
+
+@_rule(
+    "dirichlet",
+    "labels",
+    "label shares drawn for each client with clients.alpha; sizes stay (Hsu 2019)",
+    setting="alpha",
+)
+def _dirichlet_owners(dealing: Dealing, shares: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    random = dealing.random
+    assert dealing.alpha is not None
+    tastes = _tastes(dealing.labels, dealing.clients, dealing.alpha, random)
+    return deal_by_shares(
+        dealing.rows_by_domain,
+        shares,
+        random,
+        dealing.classes,
+        lambda places, classes: _by_taste(places, classes, tastes, random),
+    )
+
+
+def _tastes(
+    labels: np.ndarray, clients: int, alpha: float, random: np.random.Generator
+) -> np.ndarray:
+    """Returns ``(clients, classes)`` label shares, one draw per client.
+
+    With equally frequent classes this is the symmetric Dirichlet distribution of parameter alpha;
+    otherwise its mean is the global label shares.
+    """
+    _, counts = np.unique(labels, return_counts=True)
+    shares = counts / counts.sum()
+    # A little of the mean is mixed in, so that a client whose favourites are gone still chooses.
+    tastes: np.ndarray = (
+        random.dirichlet(alpha * len(shares) * shares, size=clients) + 1e-9 * shares
+    )
+    return tastes
+
+
+def _by_taste(
+    places: np.ndarray, classes: np.ndarray, tastes: np.ndarray, random: np.random.Generator
+) -> np.ndarray:
+    """Fills places with images of one domain according to each client's taste.
+
+    All places choose a class at once; of a class in short supply a random part of them get it, and
+    the others choose again among what is left.
+
+    Args:
+        places: ``(n,)`` the client of each place.
+        classes: ``(n,)`` the classes of the images to give away, ascending.
+        tastes: ``(clients, classes)`` label shares.
+        random: where the choices come from.
+
+    Returns:
+        ``(n,)`` the client of each image.
+    """
+    supply = np.bincount(classes, minlength=tastes.shape[1])
+    start = np.cumsum(supply) - supply
+    owners = np.empty_like(places)
+    waiting = random.permutation(places)
+    while len(waiting):
+        choices = _choose(waiting, tastes, supply > 0, random)
+        order = np.argsort(choices, kind="stable")
+        waiting, choices = waiting[order], choices[order]
+        demand = np.bincount(choices, minlength=len(supply))
+        turn = np.arange(len(choices)) - (np.cumsum(demand) - demand)[choices]
+        served = turn < supply[choices]
+        owners[(start[choices] + turn)[served]] = waiting[served]
+        taken = np.minimum(demand, supply)
+        start, supply = start + taken, supply - taken
+        waiting = random.permutation(waiting[~served])
+    return owners
+
+
+def _choose(
+    places: np.ndarray, tastes: np.ndarray, available: np.ndarray, random: np.random.Generator
+) -> np.ndarray:
+    """Returns a class for each place, drawn with its client's taste among the available ones."""
+    clients, client = np.unique(places, return_inverse=True)
+    upto = np.cumsum(tastes[clients] * available, axis=1)
+    # One search for all: client k's cumulative shares lie in the interval (k, k + 1].
+    upto = upto / upto[:, -1:] + np.arange(len(clients))[:, None]
+    found: np.ndarray = np.searchsorted(
+        upto.ravel(), client + random.random(len(places)), side="right"
+    )
+    classes = tastes.shape[1]
+    chosen: np.ndarray = np.clip(found - client * classes, 0, classes - 1)
+    return chosen
+
+
+# By label: each class is dealt out by a Dirichlet draw over the clients, sizes following.
+#
+# For every class the clients' shares of its images are drawn from Dir(alpha) (Yurochkin et al.,
+# "Bayesian Nonparametric Federated Learning of Neural Networks", ICML 2019; the label skew of Li
+# et al., "Federated Learning on Non-IID Data Silos", ICDE 2022), so that clients differ in size,
+# too. Under a domain skew, the draws weigh what a client is to hold of each domain: they are the
+# same in all domains, and with all clients alike the shares are exactly the papers'.
+
+
+@_rule(
+    "class_dirichlet",
+    "labels",
+    "each class dealt out by a draw with clients.alpha; sizes follow (Yurochkin 2019)",
+    setting="alpha",
+    keeps_sizes=False,
+)
+def _class_dirichlet_owners(
+    dealing: Dealing, shares: np.ndarray, targets: np.ndarray
+) -> np.ndarray:
+    assert dealing.alpha is not None
+    random, classes = dealing.random, int(dealing.classes.max()) + 1
+    # Normalised gamma variates are a Dirichlet draw; tiny ones that round to zero stay a share.
+    drawn = random.gamma(dealing.alpha, size=(dealing.clients, classes)) + 1e-12
+    owners = np.empty(len(dealing.domains), dtype=np.int64)
+    for rows, target in zip(dealing.rows_by_domain, targets.T):
+        for of_class in range(classes):
+            own = random.permutation(rows[dealing.classes[rows] == of_class])
+            weight = target * drawn[:, of_class]
+            bounds = np.round(np.cumsum(weight) / weight.sum() * len(own)).astype(np.int64)
+            owners[own] = np.repeat(np.arange(dealing.clients), np.diff(bounds, prepend=0))
+    return owners
+
+
+# By label: images sorted by class are cut into shards, and each client gets a few of them.
+#
+# With one domain and clients of one size these are the shards of McMahan et al., "Communication-
+# Efficient Learning of Deep Networks from Decentralized Data" (AISTATS 2017), which the field
+# calls the pathological split: two shards for each of 100 clients. Under a domain or size skew a
+# client's images of every domain come in as many shards, in the same order in all domains, so that
+# it holds the same few classes everywhere.
+
+
+@_rule(
+    "shards",
+    "labels",
+    "clients.shards runs of images sorted by class each (McMahan 2017: 2)",
+    setting="shards",
+    aliases=("pathological",),
+)
+def _shard_owners(dealing: Dealing, shares: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    assert dealing.shards is not None
+    random, each = dealing.random, dealing.shards
+    if dealing.clients * each > len(dealing.labels):
+        raise DataError(
+            f"{dealing.clients} clients with {each} shards each need at least "
+            f"{dealing.clients * each} training images; there are {len(dealing.labels)}. Use fewer "
+            "shards or fewer clients."
+        )
+    # Which client holds each shard, in the order in which they lie along the sorted images.
+    order = random.permutation(dealing.clients * each)
+
+    def arrange(places: np.ndarray, classes: np.ndarray) -> np.ndarray:
+        held = np.bincount(places, minlength=dealing.clients)
+        client, number = np.divmod(order, each)
+        sizes = held[client] // each + (number < held[client] % each)
+        return np.repeat(client, sizes)
+
+    return deal_by_shares(dealing.rows_by_domain, shares, random, dealing.classes, arrange)
+
+
+# By size: how many images clients hold is a Dirichlet draw.
+#
+# Clients' shares of all images are drawn from Dir(alpha) (Li et al., "Federated Learning on Non-
+# IID Data Silos: An Experimental Study", ICDE 2022, section IV-C); a small alpha for few large
+# clients and many small ones. Under a domain skew the homes of a domain share it in these
+# proportions.
+
+
+@_rule(
+    "quantity",
+    "sizes",
+    "sizes drawn with clients.quantity_alpha (Li 2022)",
+    setting="quantity_alpha",
+)
+def _weights(dealing: Dealing) -> np.ndarray:
+    assert dealing.quantity_alpha is not None
+    random = numpy_stream(dealing.seed, "partition", "quantity")
+    drawn = random.gamma(dealing.quantity_alpha, size=dealing.clients)
+    # Nobody is to hold nothing: the least is a thousandth of the mean.
+    weights: np.ndarray = np.maximum(drawn, max(1e-3 * drawn.mean(), 1e-12))
+    return weights
+
+
+# By nature: a client is who really holds the data: a patient, a site, a writer, a camera.
+
+
+def _holders(dealing: Dealing) -> np.ndarray:
+    if dealing.holders is None:
+        raise DataError(
+            "clients.partition client needs to know who holds each image, and these images do not "
+            "say: give a table with the column client (--data table), or choose another partition."
+        )
+    return dealing.holders
+
+
+@_rule(
+    "client",
+    "whole",
+    "who really holds the data, as the images say: as many clients as there are",
+    number=lambda dealing: len(np.unique(_holders(dealing))),
+    aliases=("natural",),
+)
+def _natural_owners(dealing: Dealing) -> np.ndarray:
+    owners: np.ndarray = np.unique(_holders(dealing), return_inverse=True)[1]
+    return owners.astype(np.int64)
 
 
 # How unlike clients are: one number for each kind of skew, beside what chance alone would make.
@@ -223,9 +833,10 @@ def skew_of(domains: np.ndarray, labels: np.ndarray) -> Skew:
         labels: ``(C, K)`` images per client and class.
     """
     sizes = np.asarray(domains).sum(axis=1)
+    domains, labels = np.asarray(domains), np.asarray(labels)
     return Skew(
-        _distance(np.asarray(domains)),
-        _distance(np.asarray(labels)),
+        Distance(total_variation(domains), _by_chance(domains)),
+        Distance(total_variation(labels), _by_chance(labels)),
         gini(sizes),
         int(sizes.min()) if len(sizes) else 0,
         int(sizes.max(initial=0)),
@@ -253,10 +864,6 @@ def gini(sizes: np.ndarray) -> float:
         return 0.0
     ranks = np.arange(1, count + 1)
     return float(2 * (ranks * ordered).sum() / (count * ordered.sum()) - (count + 1) / count)
-
-
-def _distance(counts: np.ndarray) -> Distance:
-    return Distance(total_variation(counts), _by_chance(counts))
 
 
 def _by_chance(counts: np.ndarray) -> float:

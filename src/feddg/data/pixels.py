@@ -8,203 +8,214 @@ the same interface.
 
 import json
 import logging
+import math
 import os
 import shutil
 import time
-import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from threading import Lock
+from types import MappingProxyType
 from typing import Literal, get_args
 
 import numpy as np
+import PIL
 import torch
 from PIL import Image
 from torch import Tensor
 
 from feddg.data.decoding import (
     AS_IT_IS,
-    BadImage,
-    DecodedFiles,
-    Progress,
     Reading,
     Resize,
     Tile,
+    UnusableImageError,
     cut,
+    decode_parts,
     hash_of,
     make_square,
     quiet_pillow,
-    stamp_of,
 )
 from feddg.data.images import ImageTable
 from feddg.data.inspection import Survey, survey
 from feddg.diagnostics import Diagnostic, emit
-from feddg.errors import DataError
+from feddg.errors import DataError, first_names
 from feddg.storage import (
-    FILE_MODE,
     open_array,
     open_file,
     private_folder,
+    replace_file,
     replace_text,
+    stamp,
     sweep_asides,
-    sync,
-    sync_folder,
 )
 
-# Pixels that stay on the device: an image is sent to it once, not with every batch.
-#
-# A copy from ordinary memory makes the host wait until the device has done all that was asked of
-# it, so a batch sent with every step leaves the device idle between steps.
+Progress = Callable[[int, int], None]
 
-
-SHARE = 0.25
-"""Of a device's free memory, what pixels may take; the rest is for networks and feature maps."""
-
-
-class ResidentPixels:
-    """Rows of an array on a device, sent when they are first asked for."""
-
-    def __init__(self, shape: tuple[int, ...], device: torch.device) -> None:
-        """Reserves memory for all rows; sends none.
-
-        Args:
-            shape: ``(count, size, size, 3)``.
-            device: not the CPU.
-        """
-        with torch.inference_mode(False):  # who evaluates first must not be the only one to write
-            self._pixels = torch.empty(shape, dtype=torch.uint8, device=device)
-        self._sent = np.zeros(shape[0], dtype=bool)
-
-    def gather(self, rows: np.ndarray, read: Callable[[np.ndarray], np.ndarray]) -> Tensor:
-        """Returns rows, ``(len(rows), 3, size, size)`` uint8 in channels-last memory order.
-
-        Args:
-            rows: ``(B,)`` int64, repeats allowed.
-            read: returns the pixels of rows that were never sent, ``(n, size, size, 3)`` uint8.
-        """
-        device = self._pixels.device
-        new = np.unique(rows[~self._sent[rows]])
-        if len(new):
-            self._pixels[torch.from_numpy(new).to(device)] = torch.from_numpy(read(new)).to(device)
-            self._sent[new] = True
-        chosen = self._pixels.index_select(0, torch.from_numpy(rows).to(device))
-        return chosen.permute(0, 3, 1, 2)
-
-
-def fits(count: int, device: torch.device) -> bool:
-    """Whether so many bytes may stay on a device; never on one that does not tell its memory."""
-    memory = getattr(torch.get_device_module(device), "mem_get_info", None)
-    return memory is not None and count <= SHARE * memory(device)[0]
-
-
-# The cache of decoded pixels: one folder per set of files, whole or not there at all.
-#
-# Its name is a hash of what it was made from, so a changed file or another resolution never meets
-# a stale one. One that is not as large as its header says is decoded again.
-
-
-logger = logging.getLogger("feddg")
-
-_PIXELS, _FACTS = "pixels.npy", "facts.json"
+_LAYOUT = 2
+"""Raise when the cache's layout or the way images are decoded changes."""
+_WAVE, _WAVE_OF_TILES = 256, 4
+"""Files decoded ahead of the one being written."""
 _LEFT = 86_400
 """Age in seconds of what no living process can be writing any more."""
 
+logger = logging.getLogger("feddg")
+
 
 @dataclass(frozen=True)
-class CacheEntry:
-    """A cache entry: what was decoded, and what could not be."""
+class BadImage:
+    """A file that was left out, and why."""
 
-    pixels: np.ndarray
-    bad: list[BadImage]
-
-
-def cached_entry(files: DecodedFiles, cache: Path, progress: Progress | None) -> CacheEntry:
-    """Opens the cache entry of some files, making it first if it is not there."""
-    entry = cache / f"pixels-{files.key}"
-    found = _open_entry(entry, files)
-    if found is None:
-        with _writing_to(cache):
-            _make_entry(entry, files, progress)
-        found = _open_entry(entry, files)
-    if found is None:
-        raise DataError(f"The pixel cache {entry} is damaged. Delete that folder and try again.")
-    return found
+    path: str
+    reason: str
 
 
-def _open_entry(folder: Path, files: DecodedFiles) -> CacheEntry | None:
-    """Opens an entry; None if there is none, or if it is no whole one of these files."""
-    if not folder.is_dir():
-        return None
-    bad = _read_bad(folder / _FACTS)
-    try:
-        pixels = open_array(folder / _PIXELS, writable=False)
-    except (OSError, ValueError):
-        pixels = np.empty(0)
-    count = len(files.paths)
-    whole = pixels.shape == (count, files.size, files.size, 3) and pixels.dtype == np.uint8
-    if bad is None or not whole:
-        logger.warning("The pixel cache %s is damaged; the images are decoded again.", folder)
-        return None
-    return CacheEntry(pixels, bad)
+@dataclass(frozen=True)
+class DecodedFiles:
+    """What a cache is made from: distinct files in path order, and how they are decoded."""
 
+    root: Path
+    paths: tuple[str, ...]
+    size: int
+    resize: Resize
+    seen: Callable[[str], object] | None = None
+    reading: Reading = AS_IT_IS
+    bits: Mapping[str, int] = field(default_factory=dict)
 
-def _make_entry(entry: Path, files: DecodedFiles, progress: Progress | None) -> None:
-    """Writes an entry aside and renames it: it is there whole or not at all.
+    @classmethod
+    def of(
+        cls,
+        table: ImageTable,
+        size: int,
+        resize: Resize,
+        seen: Callable[[str], object] | None = None,
+        reading: Reading = AS_IT_IS,
+        depths: Mapping[str, int] = MappingProxyType({}),
+    ) -> "DecodedFiles":
+        """The files of a table; ``depths`` is the bit depth in use by domain name."""
+        if table.root is None or len(table) == 0:
+            raise DataError("There are no images to open: the table is empty.")
+        domains = (table.domain_names[domain] for domain in table.domains.tolist())
+        by_path = zip(table.paths, domains)
+        bits = {path: depths[domain] for path, domain in by_path if domain in depths}
+        paths = tuple(sorted(set(table.paths)))
+        return cls(table.root.resolve(), paths, size, resize, seen, reading, bits)
 
-    Two processes may do so at once; the first rename wins and the other's work is thrown away.
-    """
-    _sweep(entry.parent)
-    aside = _new_folder(entry.parent)
-    try:
-        _write_entry(aside, files, progress)
+    @cached_property
+    def by_file(self) -> dict[str, list[str]]:
+        """The rows' paths by the file they are from: itself, or the tiles of a larger image."""
+        found: dict[str, list[str]] = {}
+        for path in self.paths:
+            found.setdefault(Tile.named(path).file, []).append(path)
+        return found
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """Of the array of all pixels: ``(files, size, size, 3)``."""
+        return len(self.paths), self.size, self.size, 3
+
+    @cached_property
+    def key(self) -> str:
+        """A hash that changes whenever the decoded pixels could."""
+        return self.key_now()
+
+    def key_now(self) -> str:
+        """The same of the files as they are now."""
+        made_from = [_LAYOUT, PIL.__version__, str(self.root), self.size, self.resize]
+        made_from += [asdict(self.reading), sorted(self.bits.items())]
+        stamps = [
+            [paths, *(stamp(self.root / file) or (-1, -1, -1))]
+            for file, paths in sorted(self.by_file.items())
+        ]
+        return hash_of([made_from, stamps])
+
+    def decode_all(
+        self, keep: Callable[[np.ndarray], object], progress: Progress | None
+    ) -> list[BadImage]:
+        """Hands every file's pixels to ``keep`` in path order, black ones for a bad file."""
+        bad: list[BadImage] = []
+        black = np.zeros(self.shape[1:], np.uint8)
+        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            for done, result in enumerate(self._decode_ahead(pool), start=1):
+                if isinstance(result, BadImage):
+                    bad.append(result)
+                keep(black if isinstance(result, BadImage) else result)
+                if progress is not None:
+                    progress(done, len(self.paths))
+        return bad
+
+    def _decode_ahead(self, pool: ThreadPoolExecutor) -> Iterator[np.ndarray | BadImage]:
+        files = list(self.by_file.items())
+        wave = _WAVE if self.reading.tile is None else _WAVE_OF_TILES
+        for start in range(0, len(files), wave):
+            for found in pool.map(lambda item: self.decode(*item), files[start : start + wave]):
+                yield from found
+
+    def decode(self, file: str, paths: Sequence[str]) -> Sequence[np.ndarray | BadImage]:
+        """Decodes rows of one file: all of it, or its tiles."""
+        boxes = [Tile.named(path).box for path in paths]
+        bits = self.bits.get(paths[0], 0)
         try:
-            aside.rename(entry)
-            sync_folder(entry.parent)
-        except OSError:
-            if _open_entry(entry, files) is None:  # damaged, or a plain failure to rename
-                shutil.rmtree(entry, ignore_errors=True)
-                aside.rename(entry)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+            return decode_parts(self.root / file, boxes, self.size, self.resize, self.reading, bits)
+        except UnusableImageError as error:
+            return [BadImage(path, str(error)) for path in paths]
+        finally:
+            if self.seen is not None:
+                self.seen(file)
 
 
-def _write_entry(folder: Path, files: DecodedFiles, progress: Progress | None) -> None:
+# The cache of decoded pixels: an array of the pixels, and a list of the files that are bad.
+
+
+def _cached_pixels(
+    files: DecodedFiles, cache: Path, progress: Progress | None
+) -> tuple[np.ndarray, list[BadImage]]:
+    """Returns the pixels of some files from the cache, decoded first if they are not there."""
+    pixels, checked = cache / f"pixels-{files.key}.npy", cache / f"checked-{files.key}.json"
+    if pixels.exists():
+        bad = _read_bad(checked)
+        try:
+            found = open_array(pixels, writable=False)
+        except (OSError, ValueError):
+            found = np.empty(0)
+        if bad is not None and found.shape == files.shape and found.dtype == np.uint8:
+            return found, bad
+        logger.warning("The pixel cache %s is damaged; the images are decoded again.", pixels)
+    with _writing_to(cache):
+        replace_file(pixels, lambda aside: _decode_to(aside, checked, files, progress))
+    return open_array(pixels, writable=False), _read_bad(checked) or []
+
+
+def _decode_to(file: Path, checked: Path, files: DecodedFiles, progress: Progress | None) -> None:
     # Plain writes, not a memory map: on a full disk a map kills the process, a write raises.
-    header = {
-        "descr": "|u1",
-        "fortran_order": False,
-        "shape": (len(files.paths), files.size, files.size, 3),
-    }
-    with (folder / _PIXELS).open("wb") as file:
-        np.lib.format.write_array_header_1_0(file, header)
-        bad = files.decode_all(lambda pixels: file.write(pixels.tobytes()), progress)
-        sync(file)
-    (folder / _PIXELS).chmod(FILE_MODE)
+    header = {"descr": "|u1", "fortran_order": False, "shape": files.shape}
+    with file.open("wb") as opened:
+        np.lib.format.write_array_header_1_0(opened, header)
+        bad = files.decode_all(lambda pixels: opened.write(pixels.tobytes()), progress)
     if files.key_now() != files.key:
         raise DataError(
             f"Images in {files.root} were changed while they were decoded. Start again when "
             "nothing writes there any more."
         )
-    _write_bad(folder / _FACTS, bad)
+    _write_bad(checked, bad)
 
 
-def bad_images_of(
+def _bad_images(
     files: DecodedFiles, cache: Path | None, progress: Progress | None
 ) -> list[BadImage]:
     """Finds the bad files by decoding everything once; a cache folder remembers the answer."""
-    if cache is None:
-        return files.decode_all(lambda pixels: None, progress)
-    answer = cache / f"checked-{files.key}.json"
-    bad = _read_bad(answer)
+    checked = None if cache is None else cache / f"checked-{files.key}.json"
+    bad = None if checked is None else _read_bad(checked)
     if bad is None:
         bad = files.decode_all(lambda pixels: None, progress)
-        with _writing_to(cache):
-            _sweep(cache)
-            _write_bad(answer, bad)
+        if cache is not None and checked is not None:
+            with _writing_to(cache):
+                _write_bad(checked, bad)
     return bad
 
 
@@ -226,8 +237,13 @@ def _write_bad(path: Path, bad: list[BadImage]) -> None:
 
 @contextmanager
 def _writing_to(cache: Path) -> Iterator[None]:
+    """Removes what processes that were killed more than a day ago left in the folder."""
     try:
         private_folder(cache)
+        for left in cache.glob("partial-*"):
+            if time.time() - left.stat().st_mtime > _LEFT:
+                shutil.rmtree(left, ignore_errors=True)
+        sweep_asides(cache, older_than=_LEFT)
         yield
     except OSError as error:
         raise DataError(
@@ -236,17 +252,17 @@ def _writing_to(cache: Path) -> Iterator[None]:
         ) from error
 
 
-def _new_folder(cache: Path) -> Path:
-    folder = cache / f"partial-{uuid.uuid4().hex}"
-    return private_folder(folder)
+# What is gathered from: pixels in an array, or decoded on demand.
 
 
-def _sweep(cache: Path) -> None:
-    """Removes what processes that were killed more than a day ago left behind."""
-    for left in cache.glob("partial-*"):
-        if time.time() - stamp_of(left)[1] / 1e9 > _LEFT:
-            shutil.rmtree(left, ignore_errors=True)
-    sweep_asides(cache, older_than=_LEFT)
+SHARE = 0.25
+"""Of a device's free memory, what pixels may take; the rest is for networks and feature maps."""
+
+
+def fits(count: int, device: torch.device) -> bool:
+    """Whether so many bytes may stay on a device; never on one that does not tell its memory."""
+    memory = getattr(torch.get_device_module(device), "mem_get_info", None)
+    return memory is not None and count <= SHARE * memory(device)[0]
 
 
 BUDGET_BYTES = 16 * 2**30
@@ -314,7 +330,7 @@ class ArrayPixels(PixelStore):
         super().__init__(pixels.shape[1], fingerprint)
         self._pixels = pixels
         self._positions = np.arange(len(pixels)) if positions is None else positions
-        self._resident: dict[torch.device, ResidentPixels | None] = {}
+        self._on_device: dict[torch.device, tuple[Tensor, np.ndarray] | None] = {}
 
     def __len__(self) -> int:
         return len(self._positions)
@@ -324,23 +340,36 @@ class ArrayPixels(PixelStore):
         return _channels_last(self._read(self._positions[np.asarray(rows, dtype=np.int64)]))
 
     def gather_to(self, rows: Rows, device: torch.device) -> Tensor:
-        """Copies the pixels of some rows to a device, where they stay if there is room for all."""
+        """Copies the pixels of some rows to a device, where they stay if there is room for all.
+
+        An image is sent once, when it is first asked for: a copy from ordinary memory with every
+        batch would make the host wait for the device, and leave that idle between steps.
+        """
         if device.type == "cpu":
             return self.gather(rows)
-        if device not in self._resident:
-            room = fits(self._pixels.nbytes, device)
-            self._resident[device] = ResidentPixels(self._pixels.shape, device) if room else None
-        resident = self._resident[device]
-        if resident is None:
+        if device not in self._on_device:
+            self._on_device[device] = None
+            if fits(self._pixels.nbytes, device):
+                with torch.inference_mode(False):  # who evaluates first is not the only writer
+                    pixels = torch.empty(self._pixels.shape, dtype=torch.uint8, device=device)
+                self._on_device[device] = pixels, np.zeros(len(pixels), dtype=bool)
+        held = self._on_device[device]
+        if held is None:
             return super().gather_to(rows, device)
-        return resident.gather(self._positions[np.asarray(rows, dtype=np.int64)], self._read)
+        (pixels, sent), places = held, self._positions[np.asarray(rows, dtype=np.int64)]
+        new = np.unique(places[~sent[places]])
+        if len(new):
+            pixels[torch.from_numpy(new).to(device)] = torch.from_numpy(self._read(new)).to(device)
+            sent[new] = True
+        chosen = pixels.index_select(0, torch.from_numpy(places).to(device))
+        return chosen.permute(0, 3, 1, 2)
 
     def _read(self, positions: np.ndarray) -> np.ndarray:
         return np.take(self._pixels, positions, axis=0)
 
     def close(self) -> None:
         """Lets go of the array or map, and of what devices hold of it."""
-        self._resident = {}
+        self._on_device = {}
         self._pixels = np.empty((0, self.size, self.size, 3), np.uint8)
         self._positions = self._positions[:0]
 
@@ -435,39 +464,35 @@ def open_pixels(
             table = cut(table, reading.tile)
     depths = (surveyed or survey(table)).depths if table.root is not None else {}
     files = DecodedFiles.of(table, size, resize, seen, reading, depths)
-    if tiled and files.cache_bytes > budget_bytes:
+    needed = math.prod(files.shape)
+    if tiled and needed > budget_bytes:
         raise DataError(
-            f"{len(files.paths):,} tiles need {files.cache_bytes / 2**30:.1f} GB of pixels: raise "
+            f"{len(files.paths):,} tiles need {needed / 2**30:.1f} GB of pixels: raise "
             "data.pixel_budget_gb, choose larger tiles, or a smaller image size."
         )
-    entry = None
+    pixels = None
     with quiet_pillow(tiled=tiled):
-        if cache is None or files.cache_bytes > budget_bytes:
-            bad = bad_images_of(files, cache, progress)
+        if cache is None or needed > budget_bytes:
+            bad = _bad_images(files, cache, progress)
         else:
-            entry = cached_entry(files, cache, progress)
-            bad = entry.bad
-    once = [BadImage(Tile.named(image.path).file, image.reason) for image in bad]
-    _complain(list(dict.fromkeys(once)), len(files.by_file), on_bad_image)
+            pixels, bad = _cached_pixels(files, cache, progress)
     broken = {image.path for image in bad}
-    kept = table.take([row for row, path in enumerate(table.paths) if path not in broken])
-    return kept, _store(files, kept, entry), list({image.path: image for image in once}.values())
+    once = {file: image.reason for image in bad for file in [Tile.named(image.path).file]}
+    bad = [BadImage(file, reason) for file, reason in once.items()]
+    _complain(bad, len(files.by_file), on_bad_image)
+    usable = table.take([row for row, path in enumerate(table.paths) if path not in broken])
+    fingerprint = hash_of([files.key, usable.paths])
+    if pixels is None:
+        return usable, StreamingPixels(files, usable.paths, fingerprint), bad
+    place = {path: index for index, path in enumerate(files.paths)}
+    positions = np.array([place[path] for path in usable.paths])
+    return usable, ArrayPixels(pixels, positions, fingerprint), bad
 
 
 def _rendered(images: np.ndarray, size: int, resize: Resize) -> PixelStore:
     if images.shape[1:3] != (size, size):
         images = np.stack([make_square(Image.fromarray(image), size, resize) for image in images])
-    fingerprint = hash_of(images.shape, images)
-    return ArrayPixels(images, fingerprint=fingerprint)
-
-
-def _store(files: DecodedFiles, table: ImageTable, entry: CacheEntry | None) -> PixelStore:
-    fingerprint = hash_of([files.key, table.paths])
-    if entry is None:
-        return StreamingPixels(files, table.paths, fingerprint)
-    place = {path: index for index, path in enumerate(files.paths)}
-    positions = np.array([place[path] for path in table.paths])
-    return ArrayPixels(entry.pixels, positions, fingerprint)
+    return ArrayPixels(images, fingerprint=hash_of(images.shape, images))
 
 
 def as_unit(images: Tensor, device: torch.device | str | None = None) -> Tensor:
@@ -492,14 +517,13 @@ def _check_settings(size: int, resize: str, on_bad_image: str) -> None:
 def _complain(bad: list[BadImage], total: int, on_bad_image: str) -> None:
     if not bad:
         return
-    named = "; ".join(f"{image.path} ({image.reason})" for image in bad[:5])
-    more = f"; and {len(bad) - 5} more" if len(bad) > 5 else ""
+    named = first_names([f"{image.path} ({image.reason})" for image in bad])
     if len(bad) == total:
-        raise DataError(f"None of the {total} images can be used: {named}{more}.")
+        raise DataError(f"None of the {total} images can be used: {named}.")
     if on_bad_image == "fail":
         raise DataError(
-            f"{len(bad)} of {total} images cannot be used: {named}{more}. "
+            f"{len(bad)} of {total} images cannot be used: {named}. "
             "Repair or remove them, or set on_bad_image: skip."
         )
-    text = f"{len(bad)} of {total} images left out: {named}{more}."
+    text = f"{len(bad)} of {total} images left out: {named}."
     emit(Diagnostic("images-left-out", "warning", text))

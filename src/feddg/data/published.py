@@ -1,12 +1,10 @@
 """Folders of published data sets: found below the root, named and ordered as the papers do."""
 
-import hashlib
 import io
 import json
-import os
 import shutil
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -14,14 +12,19 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from feddg.data.columns import Columns, read_columns
 from feddg.data.data_set import DataSet
+from feddg.data.decoding import hash_of
 from feddg.data.images import (
     ImageTable,
+    check_folder,
     folder_names,
     from_folder,
     image_names,
     is_image,
+    listed_images,
     plain_name,
+    usable_formats,
 )
 from feddg.diagnostics import Diagnostic, emit
 from feddg.errors import DataError
@@ -33,11 +36,16 @@ from feddg.storage import (
     private_folder,
     read_text,
     replace_text,
+    stamp,
     why,
 )
 
+ROLES = ("train", "val", "test", "id_val", "id_test")
+METADATA = "metadata.csv"
 _LAYOUT_FOLDERS = {"train", "test", "val", "alldata", "images", "patches", "raw", "full"}
 """Plain names of folders that layouts have themselves: nobody's wrapper."""
+_LITTER = ("__MACOSX", "Thumbs.db", "desktop.ini")
+"""What systems and archivers leave."""
 
 
 def needs_root(source: str, root: Path | None) -> Path:
@@ -62,34 +70,44 @@ def published_root(definition: DataSet, root: Path | None) -> Path:
         DataError: no folder was given, or one cannot be read.
     """
     folder = needs_root(definition.name, root)
+    check_folder(folder)
     own = _LAYOUT_FOLDERS | {plain_name(name) for name in definition.domains}
-    while folder.is_dir():
-        inside = [one.name for one in entries(folder, DataError) if _counts(one.name)]
-        if len(inside) != 1 or plain_name(inside[0]) in own:
-            break
+    while len(inside := _names(folder)) == 1 and plain_name(inside[0]) not in own:
         only = folder / inside[0]
-        if not only.is_dir() or not any(_counts(one.name) for one in _no_images(only)):
+        if not only.is_dir() or all(map(is_image, _names(only))):
             break
         folder = only
     return folder
 
 
-def _counts(name: str) -> bool:
-    """Whether an entry of a folder is somebody's, and not left by a system or an archiver."""
-    return name[0] != "." and name not in ("__MACOSX", "Thumbs.db", "desktop.ini")
+def _names(folder: Path) -> list[str]:
+    found = (entry.name for entry in entries(folder, DataError))
+    return [name for name in found if name[0] != "." and name not in _LITTER]
 
 
-def _no_images(folder: Path) -> Iterator[os.DirEntry[str]]:
-    return (one for one in entries(folder, DataError) if not is_image(one.name))
+def folder_of(definition: DataSet, root: Path | None, holds: Callable[[Path], bool]) -> Path | None:
+    """Returns the folder of a data set: the root, or one in folders that archives put around it.
+
+    Args:
+        definition: with the names of those folders.
+        root: where to look.
+        holds: says whether a folder is the one.
+
+    Raises:
+        DataError: no root was given, or a folder cannot be read.
+    """
+    around = {plain_name(name) for name in definition.around}
+    level = [published_root(definition, root)]
+    for _ in range(3):
+        for folder in level:
+            if holds(folder):
+                return folder
+        inside = [folder / name for folder in level for name in folder_names(folder)]
+        level = [folder for folder in inside if plain_name(folder.name) in around]
+    return None
 
 
-def load_published(
-    definition: DataSet,
-    root: Path | None,
-    around: Collection[str] = (),
-    spellings: Mapping[str, str] | None = None,
-    parts: Mapping[str, str] | None = None,
-) -> ImageTable:
+def load_published(definition: DataSet, root: Path | None) -> ImageTable:
     """Lists the images of a data set whose domains and classes are known, ``domain/class/image``.
 
     Domains and classes get the names and the order of the definition, whatever the spelling of
@@ -97,32 +115,36 @@ def load_published(
     out, and counts that differ from the published ones are logged, as copies differ.
 
     Args:
-        definition: with ``domains``, ``classes`` and perhaps ``counts``.
+        definition: with ``domains``, and perhaps ``classes``, ``counts``, folders ``around``,
+            further ``spellings`` and ``parts``.
         root: the folder of the domains, or one around it.
-        around: names of folders that archives put around the domains.
-        spellings: further names of domains and classes, with the definition's.
-        parts: folders that some archives have between domain and class, with the role of their
-            images (``train``, ``id_val``, ``id_test``; empty for none).
 
     Raises:
         DataError: no root, a domain is missing, or a class folder is none of the definition's.
     """
-    known = known_names(definition, spellings)
-    folder = domains_folder(published_root(definition, root), definition, around, known)
-    domains = [name for name in _inside(folder) if known.get(plain_name(name))]
-    if parts and any(_has_parts(folder / domain, parts) for domain in domains):
-        listed = from_parts(folder, domains, parts)
-    else:
-        listed = from_folder(folder)
-    table = rename(listed, definition, known)
+    folder = domains_folder(definition, root)
+    found = [name for name in folder_names(folder) if _meant(definition, name)]
+    inside = {plain_name(part) for name in found for part in folder_names(folder / name)}
+    listed = _from_parts(folder, found, definition) if inside & set(definition.parts) else None
+    table = rename(listed or from_folder(folder), definition)
     compare_counts(definition, table)
     return table
 
 
-def known_names(definition: DataSet, spellings: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Returns the definition's name of every domain and class by its plain spellings."""
-    known = {plain_name(name): name for name in (*definition.domains, *definition.classes)}
-    return known | {plain_name(name): meant for name, meant in (spellings or {}).items()}
+def domains_folder(definition: DataSet, root: Path | None) -> Path:
+    """Returns the folder that holds the domains; the root where none does."""
+
+    def holds(folder: Path) -> bool:
+        return any(_meant(definition, name) in definition.domains for name in folder_names(folder))
+
+    return folder_of(definition, root, holds) or published_root(definition, root)
+
+
+def _meant(definition: DataSet, name: str) -> str | None:
+    """Returns the definition's name of a domain or class by a plain spelling of it."""
+    name_of = {plain_name(name): name for name in (*definition.domains, *definition.classes)}
+    name_of |= {plain_name(name): meant for name, meant in definition.spellings.items()}
+    return name_of.get(plain_name(name))
 
 
 def compare_counts(
@@ -136,69 +158,48 @@ def compare_counts(
         *alternatives: counts by domain that are as good as the definition's.
     """
     found = dict(zip(table.domain_names, table.counts().sum(axis=1).tolist()))
-    if not any(found == dict(counts) for counts in alternatives):
-        for domain, images in found.items():
-            published = definition.counts.get(domain, images)
-            if images != published:
-                emit(_other_count(definition, table, domain, published, images))
-    if definition.split_counts and table.split is not None:
-        roles = table.split.tolist()
-        for role, published in definition.split_counts.items():
-            images = roles.count(role)
-            if images != published:
-                emit(_other_count(definition, table, f"its split {role}", published, images))
-    classes = len(table.class_names)
-    if definition.number_of_classes and classes != definition.number_of_classes:
-        text = (
-            f"{definition.title} has {definition.number_of_classes} classes; {table.root} holds "
-            f"{classes}."
-        )
+    published = {} if found in map(dict, alternatives) else definition.counts
+    differences = [(name, published[name], found[name]) for name in found if name in published]
+    if table.split is not None:
+        split = table.split.tolist()
+        differences += [
+            (f"its split {role}", count, split.count(role))
+            for role, count in definition.split_counts.items()
+        ]
+    texts = [
+        f"{definition.title} has {count} images in {where}; {table.root} holds {images} "
+        f"({images - count:+d})."
+        for where, count, images in differences
+        if images != count
+    ]
+    classes, expected = len(table.class_names), definition.number_of_classes
+    if expected and classes != expected:
+        texts.append(f"{definition.title} has {expected} classes; {table.root} holds {classes}.")
+    for text in texts:
         emit(Diagnostic("other-count", "warning", text))
 
 
-def _other_count(
-    definition: DataSet, table: ImageTable, where: str, published: int, images: int
-) -> Diagnostic:
-    text = (
-        f"{definition.title} has {published} images in {where}; {table.root} holds {images} "
-        f"({images - published:+d})."
-    )
-    return Diagnostic("other-count", "warning", text)
+_RANK = ("", "train", "id_val", "id_test")
 
 
-def from_parts(folder: Path, domains: Collection[str], parts: Mapping[str, str]) -> ImageTable:
+def _from_parts(folder: Path, domains: Collection[str], definition: DataSet) -> ImageTable:
     """Lists images that lie as ``domain/part/class/image``, each once.
 
     Where one part holds all images that others repeat, it is the one without a role, and an image
     has the role of the other part that holds a file of its class, name and size. An image in parts
     of two roles validates rather than trains, and tests rather than validates.
-
-    Args:
-        folder: holds the domains.
-        domains: their folders.
-        parts: see :func:`load_published`.
     """
     rows: list[tuple[str, str, str, str]] = []
     for domain in domains:
-        rows += _domain_rows(folder, domain, parts)
+        rows += _domain_rows(folder, domain, definition.parts)
     if not rows:
-        raise DataError(f"{folder} holds no images in {', '.join(parts)} below its domains.")
+        parts = ", ".join(definition.parts)
+        raise DataError(f"{folder} holds no images in {parts} below its domains.")
     paths, labels, names, roles = zip(*rows)
-    domain_names, domain_ids = np.unique(names, return_inverse=True)
-    class_names, label_ids = np.unique(labels, return_inverse=True)
-    return ImageTable(
-        paths=paths,
-        labels=label_ids.astype(np.int64),
-        domains=domain_ids.astype(np.int64),
-        class_names=tuple(class_names.tolist()),
-        domain_names=tuple(domain_names.tolist()),
-        root=folder,
-        split=np.array(roles) if any(role != "train" for role in roles) else None,
-        listed_in="its published layout",
+    split = roles if any(role != "train" for role in roles) else None
+    return listed_images(
+        folder, paths, labels, names, listed_in="its published layout", split=split
     )
-
-
-_RANK = ("", "train", "id_val", "id_test")
 
 
 def _domain_rows(
@@ -225,31 +226,13 @@ def _domain_rows(
     return [(paths[key], key[0], domain, roles[key] or "train") for key in sorted(paths)]
 
 
-def _inside(folder: Path) -> list[str]:
-    return folder_names(folder) if folder.is_dir() else []
+def rename(table: ImageTable, definition: DataSet) -> ImageTable:
+    """Gives a table the names and order of a benchmark; images of other domains are left out.
 
-
-def _has_parts(domain: Path, parts: Mapping[str, str]) -> bool:
-    return any(plain_name(name) in parts for name in folder_names(domain))
-
-
-def domains_folder(
-    root: Path, definition: DataSet, around: Collection[str], known: Mapping[str, str]
-) -> Path:
-    """Returns the folder that holds the domains: ``root``, or one known folder inside it."""
-    wrappers = {plain_name(name) for name in around}
-    while root.is_dir():
-        inside = {plain_name(name): root / name for name in folder_names(root)}
-        nested = [path for name, path in inside.items() if name in wrappers]
-        if len(nested) != 1 or any(known.get(name) in definition.domains for name in inside):
-            return root
-        root = nested[0]
-    return root
-
-
-def rename(table: ImageTable, definition: DataSet, known: Mapping[str, str]) -> ImageTable:
-    """Gives a table the names and order of a benchmark; images of other domains are left out."""
-    domain_of = _positions(table.domain_names, definition.domains, known)
+    Where the definition does not name its classes, they stay.
+    """
+    classes = definition.classes or table.class_names
+    domain_of = _places(definition, table.domain_names, definition.domains)
     missing = [name for i, name in enumerate(definition.domains) if i not in domain_of]
     if missing:
         raise DataError(
@@ -259,37 +242,70 @@ def rename(table: ImageTable, definition: DataSet, known: Mapping[str, str]) -> 
     if extra:
         text = f"{table.root}: {', '.join(extra)} left out; not a domain of it."
         emit(Diagnostic("folder-left-out", "warning", text))
-    kept = table.take(np.flatnonzero(domain_of[table.domains] >= 0))
-    class_of = _positions(kept.class_names, definition.classes, known)
-    strange = [kept.class_names[i] for i in np.unique(kept.labels) if class_of[i] < 0]
+    table = table.take(np.flatnonzero(domain_of[table.domains] >= 0))
+    class_of = _places(definition, table.class_names, classes)
+    strange = [table.class_names[i] for i in np.unique(table.labels) if class_of[i] < 0]
     if strange:
         raise DataError(
             f"{table.root} has unexpected class folders: {', '.join(strange)}. Expected "
-            f"{', '.join(definition.classes)}. For other images, use the source 'folder'."
+            f"{', '.join(classes)}. For other images, use the source 'folder'."
         )
     return replace(
-        kept,
-        labels=class_of[kept.labels],
-        domains=domain_of[kept.domains],
-        class_names=definition.classes,
+        table,
+        labels=class_of[table.labels],
+        domains=domain_of[table.domains],
+        class_names=classes,
         domain_names=definition.domains,
     )
 
 
-def _positions(
-    found: tuple[str, ...], wanted: tuple[str, ...], known: Mapping[str, str]
-) -> np.ndarray:
-    """Returns, for each found name, its position among the wanted ones; -1 if it has none."""
-    position = {name: i for i, name in enumerate(wanted)}
-    places = [position.get(known.get(plain_name(name), ""), -1) for name in found]
-    return np.array(places, dtype=np.int64)
+def _places(definition: DataSet, found: Sequence[str], names: Sequence[str]) -> np.ndarray:
+    """Returns, for each found name, its position among the definition's; -1 if it has none."""
+    place = {name: i for i, name in enumerate(names)}
+    return np.array(
+        [place.get(_meant(definition, name) or name, -1) for name in found], dtype=np.int64
+    )
+
+
+# Data sets that a file lists, as those of WILDS: ``metadata.csv``, and the images below it.
+
+
+def read_metadata(
+    definition: DataSet,
+    root: Path | None,
+    wanted: Collection[str],
+    optional: Collection[str] = (),
+    files: Collection[str] = (METADATA,),
+) -> Columns:
+    """Reads the metadata of a data set of WILDS.
+
+    Args:
+        definition: of the data set.
+        root: its folder, or one around it.
+        wanted: columns that must be there.
+        optional: columns that may be there.
+        files: names of the metadata file, the first that is there.
+
+    Raises:
+        DataError: it is not there, or cannot be read.
+    """
+    folder = folder_of(definition, root, lambda place: any((place / f).is_file() for f in files))
+    if folder is None:
+        start = published_root(definition, root)
+        there = ", ".join(sorted(path.name for path in start.iterdir())[:10]) or "nothing"
+        raise DataError(
+            f"{start} holds no {' or '.join(files)}, as {definition.title} has it in "
+            f"{' or '.join(definition.around)}. Found: {there}."
+        )
+    file = next(folder / name for name in files if (folder / name).is_file())
+    return read_columns(file, wanted, optional)
 
 
 # Images that a data set's files hold as numbers: read or drawn once, then kept in the cache.
 
 
 Drawn = tuple[np.ndarray, np.ndarray]
-"""``(n, height, width)`` uint8 grey images, and ``(n,)`` facts about each, a structured array."""
+"""``(n, height, width)`` uint8 grey images, and ``(n,)`` a structured array of what each is."""
 
 
 def kept_drawn(files: Sequence[Path], how: str, draw: Callable[[], Drawn]) -> Drawn:
@@ -304,35 +320,50 @@ def kept_drawn(files: Sequence[Path], how: str, draw: Callable[[], Drawn]) -> Dr
         DataError: a file is gone, or whatever ``draw`` raises.
     """
     once = cache(draw)
-    stamps = []
-    for file in files:
-        try:
-            status = file.stat()
-        except OSError as error:
-            raise DataError(f"Cannot read {file}: {why(error)}.") from None
-        stamps.append([str(file.resolve()), status.st_size, status.st_mtime_ns, status.st_ctime_ns])
-    key = hashlib.blake2b(json.dumps([how, stamps]).encode(), digest_size=16).hexdigest()
+    stamps = [[str(file.resolve()), *(stamp(file) or ())] for file in files]
+    key = hash_of([how, stamps])
     images = kept_array(cache_folder() / f"drawn-{key}-images.npy", lambda: once()[0])
-    facts = kept_array(cache_folder() / f"drawn-{key}-facts.npy", lambda: once()[1])
-    if len(images) != len(facts):
-        raise DataError(f"The cache holds two things as drawn-{key}: `feddg cache clear`.")
-    return images, facts
+    records = kept_array(cache_folder() / f"drawn-{key}-facts.npy", lambda: once()[1])
+    return images, records
 
 
-def as_rgb(grey: np.ndarray) -> np.ndarray:
-    """Returns ``(n, height, width)`` grey images as ``(n, height, width, 3)``, not copied."""
-    return np.broadcast_to(grey[..., None], (*grey.shape, 3))
+def rendered_table(
+    grey: np.ndarray,
+    labels: np.ndarray,
+    domains: np.ndarray,
+    class_names: tuple[str, ...],
+    domain_names: tuple[str, ...],
+    split: np.ndarray | None = None,
+    clients: np.ndarray | None = None,
+) -> ImageTable:
+    """Returns the table of images that come from no files of their own.
+
+    Args:
+        grey: ``(n, height, width)`` uint8.
+        labels: ``(n,)`` the class of each, as the next a position among names.
+        domains: ``(n,)`` its domain.
+        class_names: what the labels mean.
+        domain_names: what the domains are called.
+        split: ``(n,)`` the role of each.
+        clients: ``(n,)`` who holds each.
+    """
+    names = enumerate(zip(domains.tolist(), labels.tolist()))
+    return ImageTable(
+        tuple(f"{domain_names[domain]}/{class_names[label]}/{i}" for i, (domain, label) in names),
+        labels,
+        domains,
+        class_names,
+        domain_names,
+        images=np.broadcast_to(grey[..., None], (*grey.shape, 3)),
+        split=split,
+        clients=clients,
+    )
 
 
 # Images taken out of a data set that holds their bytes, kept in the cache as files.
 
 
 LISTING = ".paths.json"
-_SUFFIXES = {"JPEG": ".jpg", "PNG": ".png", "WEBP": ".webp", "TIFF": ".tif", "BMP": ".bmp"} | {
-    "GIF": ".gif",
-    "JPEG2000": ".jp2",
-    "AVIF": ".avif",
-}
 
 
 def taken_images(
@@ -350,8 +381,7 @@ def taken_images(
     Raises:
         DataError: the cache cannot be written, or whatever ``contents`` raises.
     """
-    name = hashlib.blake2b(json.dumps(list(key)).encode(), digest_size=16).hexdigest()
-    folder = cache_folder() / f"taken-{name}"
+    folder = cache_folder() / f"taken-{hash_of(list(key))}"
     if not (folder / LISTING).is_file():
         aside = cache_folder() / f"partial-{uuid.uuid4().hex}"
         try:
@@ -379,8 +409,9 @@ def _write(folder: Path, name: str, content: bytes) -> str:
 
 
 def _suffix(content: bytes) -> str:
+    suffixes = {name: suffix for suffix, name in reversed(usable_formats().items())}
     try:
         with Image.open(io.BytesIO(content)) as image:
-            return _SUFFIXES.get(str(image.format), ".png")
+            return suffixes.get(str(image.format), ".png")
     except Exception:  # decoding says what is wrong with it
         return ".png"

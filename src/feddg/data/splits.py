@@ -1,7 +1,5 @@
 """Which rows train, validate and test, and the protocols of published benchmarks."""
 
-import csv
-import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import permutations
@@ -9,15 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
+from feddg.data.columns import read_columns
 from feddg.data.data_set import DATA_SETS
 from feddg.data.images import ImageTable, plain_name
-from feddg.errors import DataError, ExperimentError, nearest
-from feddg.records import as_cell, from_cell
+from feddg.errors import DataError, ExperimentError, first_names, nearest
 from feddg.rng import numpy_stream
-from feddg.storage import open_file, why
-
-COLUMNS = ("", "split", "domain_remapped", "domain", "category", "y", "path")
-"""The columns of the FedDG benchmark's split files; the first one numbers the rows."""
 
 Scenario = dict[str, tuple[str, ...]]
 
@@ -129,7 +123,10 @@ def from_csv(table: ImageTable, csv_path: Path | str, skipped: Iterable[str] = (
             the table's do not match one to one.
     """
     csv_path = Path(csv_path).expanduser()
-    role_of = _read(csv_path)
+    found = read_columns(
+        csv_path, ("split", "path"), remedy="A split file says both of each image."
+    )
+    role_of = _unique(csv_path, zip(found["path"], found["split"]))
     paths, left_out = list(table.paths), set(skipped)
     if not role_of.keys() >= set(paths):
         # Copies spell folders differently (Real World, real_world): compare plain names.
@@ -137,31 +134,6 @@ def from_csv(table: ImageTable, csv_path: Path | str, skipped: Iterable[str] = (
         paths, left_out = [_plain_path(p) for p in paths], {_plain_path(p) for p in left_out}
     _check_match(csv_path, set(role_of), set(paths), left_out)
     return from_roles(np.array([role_of[path] for path in paths]))
-
-
-def write_csv(table: ImageTable, splits: Splits, path: Path | str) -> None:
-    """Writes splits as a benchmark's file, which ``from_csv`` reads back."""
-    roles = np.full(len(table), "", dtype="<U7")
-    for role in ROLES:
-        roles[getattr(splits, role)] = role
-    with Path(path).open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        for row in np.flatnonzero(roles != "").tolist():
-            domain, label = int(table.domains[row]), int(table.labels[row])
-            names = (domain, table.domain_names[domain], table.class_names[label])
-            cells = (row, roles[row], *names, label, table.paths[row])
-            writer.writerow(map(as_cell, cells))
-
-
-def leave_one_out(domain_names: Sequence[str]) -> list[Scenario]:
-    """Returns all scenarios that test on one domain and train on the others."""
-    return [{"test": (name,), "val": ()} for name in domain_names]
-
-
-def leave_two_out(domain_names: Sequence[str]) -> list[Scenario]:
-    """Returns all scenarios with one domain for validation, one for test, the others to train."""
-    return [{"test": (test,), "val": (val,)} for val, test in permutations(domain_names, 2)]
 
 
 def _in_domain_roles(table: ImageTable, id_val: float, id_test: float, seed: int) -> np.ndarray:
@@ -183,40 +155,22 @@ def _in_domain_roles(table: ImageTable, id_val: float, id_test: float, seed: int
     return roles
 
 
-def _spread(quotas: np.ndarray, room: np.ndarray, random: np.random.Generator) -> np.ndarray:
+def _spread(quotas: np.ndarray, most: np.ndarray, random: np.random.Generator) -> np.ndarray:
     """Rounds each domain's quotas per class to integers, by largest remainders.
 
     Args:
         quotas: ``(domains, classes)`` wanted numbers, each rounded down or up; the sum of each
-            row is kept, rounded, as far as there is room.
-        room: ``(domains, classes)`` largest numbers allowed.
+            row is kept, rounded, as far as ``most`` allows.
+        most: ``(domains, classes)`` largest numbers allowed.
         random: breaks ties, lest the first classes get all the left-overs.
     """
-    whole: np.ndarray = np.minimum(np.floor(quotas).astype(np.int64), room)
-    upper = np.minimum(np.ceil(quotas - 1e-9), room)
-    for quota, given, most in zip(quotas, whole, upper):
+    whole: np.ndarray = np.minimum(np.floor(quotas).astype(np.int64), most)
+    upper = np.minimum(np.ceil(quotas - 1e-9), most)
+    for quota, given, limit in zip(quotas, whole, upper):
         left = max(round(float(quota.sum())) - int(given.sum()), 0)
         order = np.lexsort((random.random(len(quota)), -np.round(quota - given, 9)))
-        given[order[given[order] < most[order]][:left]] += 1
+        given[order[given[order] < limit[order]][:left]] += 1
     return whole
-
-
-def _read(csv_path: Path) -> dict[str, str]:
-    """Returns the split of each path a benchmark's file lists."""
-    try:
-        with open_file(csv_path) as file:
-            text = file.read().decode("utf-8-sig")
-        lines = csv.DictReader(io.StringIO(text, newline=""))
-        missing = {"split", "path"} - set(lines.fieldnames or ())
-        if missing:
-            raise DataError(
-                f"Split file {csv_path} has no column {' and no '.join(sorted(missing))}; "
-                f"expected {', '.join(COLUMNS[1:])}."
-            )
-        found = [(from_cell(line["path"] or ""), line["split"] or "") for line in lines]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"Split file {csv_path} cannot be read: {why(error)}.") from None
-    return _unique(csv_path, found)
 
 
 def _unique(csv_path: Path, found: Iterable[tuple[str, str]]) -> dict[str, str]:
@@ -234,15 +188,14 @@ def _plain_path(path: str) -> str:
 
 
 def _check_match(csv_path: Path, listed: set[str], present: set[str], skipped: set[str]) -> None:
-    absent, unlisted = sorted(listed - present - skipped), sorted(present - listed)
     for paths, what in (
-        (absent, "lists {} images that are not in the data"),
-        (unlisted, "does not list {} images of the data"),
+        (listed - present - skipped, "lists {} images that are not in the data"),
+        (present - listed, "does not list {} images of the data"),
     ):
         if paths:
             raise DataError(
-                f"Split file {csv_path} {what.format(len(paths))}: {', '.join(paths[:3])}"
-                f"{', ...' if len(paths) > 3 else ''}. Paths must read domain/class/file."
+                f"Split file {csv_path} {what.format(len(paths))}: "
+                f"{first_names(sorted(paths), 3)}. Paths must read domain/class/file."
             )
 
 
@@ -278,17 +231,17 @@ def scenarios(protocol: str, domains: Sequence[str], preset: str = "") -> list[S
         ExperimentError: unknown protocol, or too few domains for it.
     """
     if protocol not in PROTOCOLS:
-        known = "; ".join(f"{name}: {text}" for name, text in PROTOCOLS.items())
+        protocols = "; ".join(f"{name}: {text}" for name, text in PROTOCOLS.items())
         raise ExperimentError(
-            f"unknown protocol {protocol!r}{nearest(protocol, PROTOCOLS)}; there are: {known}"
+            f"unknown protocol {protocol!r}{nearest(protocol, PROTOCOLS)}; there are: {protocols}"
         )
     needed = 2 if protocol == "lodo" else 3
     if len(domains) < needed:
         raise ExperimentError(f"{protocol} needs {needed} domains or more, got {list(domains)}")
     if protocol == "lodo":
-        return leave_one_out(domains)
+        return [{"test": (name,), "val": ()} for name in domains]
     if protocol == "ltdo-all":
-        return leave_two_out(domains)
+        return [{"test": (test,), "val": (val,)} for val, test in permutations(domains, 2)]
     validates: Mapping[str, str] = DATA_SETS[preset].validated_by if preset in DATA_SETS else {}
     if set(validates) != set(domains):
         validates = dict(zip(domains, (*domains[1:], domains[0])))

@@ -17,7 +17,7 @@ from flwr.app import Message as Envelope
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from feddg.data.partitions import counts_clients
+from feddg.data.partition import counts_clients
 from feddg.deploy import client_app
 from feddg.deploy.site import SIMULATED
 from feddg.deploy.transport import FlowerTransport, Policy

@@ -97,7 +97,7 @@ def inspect_experiment(experiment: Experiment, progress: Progress) -> dict[str, 
     Returns:
         What :func:`feddg.data.inspection.inspect` returns, ``bad_images``, ``diagnostics``
         (what is odd, see :class:`feddg.diagnostics.Diagnostic`), ``stored`` (by domain, see
-        :class:`feddg.data.inspection.StoredImages`), ``ignored`` (files by kind) and, when it is
+        :func:`feddg.data.inspection.stored_images`), ``ignored`` (files by kind) and, when it is
         known how images are split, ``splits`` (images per role), ``clients`` and
         ``clients_by_class`` (images of each client by domain and by class, those that it has none
         of left out) and ``skew`` (see :class:`feddg.data.partition.Skew`).
@@ -110,8 +110,8 @@ def inspect_experiment(experiment: Experiment, progress: Progress) -> dict[str, 
     found = inspect(table)
     data = experiment.data
     whole = load_images_of(data)
-    found["stored"] = {domain: asdict(one) for domain, one in stored_images(whole).items()}
-    found["ignored"] = {kind: one.count for kind, one in loaded.ignored.items()}
+    found["stored"] = stored_images(whole)
+    found["ignored"] = {kind: len(paths) for kind, paths in loaded.ignored.items()}
     diagnostics = table_diagnostics(loaded)
     found["bad_images"] = [{"path": image.path, "reason": image.reason} for image in bad]
     stopped = any(one.severity == "error" for one in diagnostics)

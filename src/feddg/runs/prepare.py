@@ -27,11 +27,10 @@ from feddg.clients.threads import (
     threads_for,
 )
 from feddg.data.data_set import DATA_SETS, SCRATCH, find_augmentation, load_images_of
-from feddg.data.decoding import BadImage, Reading, whole_images
+from feddg.data.decoding import Reading, whole_images
 from feddg.data.fingerprint import ContentHashes, ImagesFile, file_of, images_file
 from feddg.data.images import ImageTable
 from feddg.data.inspection import (
-    Ignored,
     Survey,
     about_clients,
     about_copies,
@@ -42,9 +41,8 @@ from feddg.data.inspection import (
     ignored_files,
     survey,
 )
-from feddg.data.partition import Partition, dealt_alike, held_alike, partition
-from feddg.data.partitions import counts_clients
-from feddg.data.pixels import PixelStore, open_pixels
+from feddg.data.partition import Partition, counts_clients, dealt_alike, held_alike, partition
+from feddg.data.pixels import BadImage, PixelStore, open_pixels
 from feddg.data.splits import Splits, from_csv, from_roles, hold_out
 from feddg.diagnostics import Diagnostic, emit
 from feddg.errors import ExperimentError, WeightsError, first_names
@@ -126,7 +124,7 @@ Progress = Callable[[str, int, int], None]
 class Loaded(NamedTuple):
     """The experiment's images: usable rows and their pixels, files left out, which they are.
 
-    ``ignored`` counts, by kind, what lies in their folder and is none of them; ``surveyed`` says
+    ``ignored`` lists, by kind, what lies in their folder and is none of them; ``surveyed`` says
     how they are stored, ``reading`` what is made of it.
     """
 
@@ -134,7 +132,7 @@ class Loaded(NamedTuple):
     pixels: PixelStore
     bad: list[BadImage]
     contents: ImagesFile
-    ignored: dict[str, Ignored]
+    ignored: dict[str, list[str]]
     surveyed: Survey
     reading: Reading
 

@@ -8,10 +8,15 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from feddg.data.augment import AugmentSettings
-from feddg.data.data_set import DataSet, Publication, PublishedFile, register_data_set
-from feddg.data.images import ImageTable, check_folder
-from feddg.data.published import Drawn, as_rgb, compare_counts, kept_drawn, published_root
+from feddg.data.data_set import define
+from feddg.data.images import ImageTable
+from feddg.data.published import (
+    Drawn,
+    compare_counts,
+    kept_drawn,
+    published_root,
+    rendered_table,
+)
 from feddg.errors import DataError
 from feddg.rng import numpy_stream
 from feddg.storage import open_file, why
@@ -30,33 +35,7 @@ def draw_digits(root: Path | None = None) -> ImageTable:
     return render_digits()
 
 
-register_data_set(
-    DataSet(
-        name="digits",
-        summary="handwritten digits drawn in ink, chalk, photo and sketch; built in",
-        load=draw_digits,
-        preset={
-            "data": {"image_size": 32},
-            "clients": {"number": 6, "heterogeneity": 0.1},
-            "model": {"backbone": "cnn", "weights": None},
-            "train": {
-                "rounds": 10,
-                "local_epochs": 2,
-                "batch_size": 16,
-                "lr": 1e-3,
-                "augmentation": "digits",
-            },
-        },
-        domains=("ink", "chalk", "photo", "sketch"),
-        augmentation=AugmentSettings(shift=2),  # digits keep their orientation and colours
-        classes=tuple(str(digit) for digit in range(10)),
-        publication=Publication(
-            citation="Scans: E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, "
-            "UCI Machine Learning Repository 1998",
-            address="https://archive.ics.uci.edu/dataset/80",
-        ),
-    )
-)
+define("digits", draw_digits)
 
 
 # MNIST's own files (IDX), and its digits turned.
@@ -76,7 +55,6 @@ def mnist_files(root: Path) -> list[tuple[Path, Path]]:
     Raises:
         DataError: one is missing.
     """
-    check_folder(root)
     return [
         (_find(root, f"{part}-images", "idx3"), _find(root, f"{part}-labels", "idx1"))
         for part in PARTS
@@ -120,10 +98,10 @@ def turned_digits(files: Sequence[tuple[Path, Path]], angles: Sequence[float]) -
             for row, domain in zip(order.tolist(), domains.tolist())
         ]
     )
-    facts = np.zeros(len(digits), dtype=[("label", "i8"), ("domain", "i8")])
-    facts["label"], facts["domain"] = labels[order], domains
+    records = np.zeros(len(digits), dtype=[("label", "i8"), ("domain", "i8")])
+    records["label"], records["domain"] = labels[order], domains
     by_domain = np.argsort(domains, kind="stable")
-    return turned[by_domain], facts[by_domain]
+    return turned[by_domain], records[by_domain]
 
 
 def _read(file: Path, magic: int) -> np.ndarray:
@@ -149,13 +127,6 @@ def _read(file: Path, magic: int) -> np.ndarray:
 
 
 ANGLES = (0, 15, 30, 45, 60, 75)
-_STORE = "https://ossci-datasets.s3.amazonaws.com/mnist/"
-_MD5 = {
-    "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
-    "train-labels-idx1-ubyte.gz": "d53e105ee54ea40749a09fcbcd1e9432",
-    "t10k-images-idx3-ubyte.gz": "9fb629c4189551a2d022fa330f9573f3",
-    "t10k-labels-idx1-ubyte.gz": "ec29112dd5afa0611ce80d1b7f02629c",
-}
 
 
 def draw_rotated_mnist(root: Path | None) -> ImageTable:
@@ -171,61 +142,16 @@ def draw_rotated_mnist(root: Path | None) -> ImageTable:
         DataError: a file is missing or of another form.
     """
     files = mnist_files(published_root(ROTATED_MNIST, root))
-    grey, facts = kept_drawn(
+    grey, records = kept_drawn(
         [file for pair in files for file in pair],
         "rotated mnist 1",
         lambda: turned_digits(files, ANGLES),
     )
-    labels = facts["label"].astype(np.int64)
-    domains = facts["domain"].astype(np.int64)
-    table = ImageTable(
-        paths=tuple(
-            f"{ROTATED_MNIST.domains[domain]}/{label}/{number}"
-            for number, (domain, label) in enumerate(zip(domains.tolist(), labels.tolist()))
-        ),
-        labels=labels,
-        domains=domains,
-        class_names=ROTATED_MNIST.classes,
-        domain_names=ROTATED_MNIST.domains,
-        images=as_rgb(grey),
-    )
+    labels, domains = records["label"].astype(np.int64), records["domain"].astype(np.int64)
+    classes, names = ROTATED_MNIST.classes, ROTATED_MNIST.domains
+    table = rendered_table(grey, labels, domains, classes, names)
     compare_counts(ROTATED_MNIST, table)
     return table
 
 
-ROTATED_MNIST = register_data_set(
-    DataSet(
-        name="rotated_mnist",
-        summary="Rotated MNIST (Ghifary et al. 2015, as in DomainBed): digits turned by 0 to 75 "
-        "degrees",
-        load=draw_rotated_mnist,
-        preset={
-            "data": {"image_size": 28},
-            "clients": {"number": 5, "partition": "domain"},
-            "model": {"backbone": "cnn", "weights": None},
-            "train": {"rounds": 20, "batch_size": 64, "lr": 1e-3, "augmentation": "rotated_mnist"},
-        },
-        domains=tuple(f"angle_{angle}" for angle in ANGLES),
-        augmentation=AugmentSettings(),  # what turns or shifts would blur the domains
-        classes=tuple(str(digit) for digit in range(10)),
-        counts={
-            f"angle_{angle}": len(range(place, 70_000, len(ANGLES)))
-            for place, angle in enumerate(ANGLES)
-        },
-        publication=Publication(
-            citation="M. Ghifary, W. B. Kleijn, M. Zhang and D. Balduzzi, Domain Generalization "
-            "for Object Recognition with Multi-task Autoencoders, ICCV 2015; digits: Y. LeCun, "
-            "C. Cortes and C. J. C. Burges, The MNIST Database",
-            address="http://yann.lecun.com/exdb/mnist/",
-            files=tuple(
-                PublishedFile(address=_STORE + name, name=name, checksum=f"md5:{md5}", unpack=False)
-                for name, md5 in _MD5.items()
-            ),
-        ),
-        layouts=(
-            "`{train,t10k}-{images-idx3,labels-idx1}-ubyte`, each as it is or `.gz`, in the root, "
-            "`raw/` or `MNIST/raw/`",
-        ),
-        protocol="one angle held out (DomainBed, FedSR)",
-    )
-)
+ROTATED_MNIST = define("rotated_mnist", draw_rotated_mnist)

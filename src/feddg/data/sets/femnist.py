@@ -1,20 +1,25 @@
 """FEMNIST: handwritten digits and letters of 3,550 writers, each a domain; LEAF's files."""
 
 import hashlib
-import string
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from feddg.data.augment import AugmentSettings
-from feddg.data.columns import Columns, check_images, holding, read_metadata, roles
-from feddg.data.data_set import DataSet, Publication, register_data_set
-from feddg.data.images import ImageTable, listed_images, positions
-from feddg.data.published import Drawn, as_rgb, compare_counts, kept_drawn, published_root
+from feddg.data.data_set import DataSet, define
+from feddg.data.images import ImageTable, listed_images, positions, roles_of_domains
+from feddg.data.published import (
+    ROLES,
+    Drawn,
+    compare_counts,
+    folder_of,
+    kept_drawn,
+    read_metadata,
+    rendered_table,
+)
 from feddg.diagnostics import Diagnostic, emit
-from feddg.errors import DataError
+from feddg.errors import DataError, field_fault
 from feddg.storage import open_file, why
 
 # LEAF's JSON files of images: users, and for each of them lists of pixels and labels.
@@ -58,37 +63,24 @@ def list_leaf(folder: Path, definition: DataSet) -> ImageTable:
     if not parts["train"]:
         raise DataError(f"{folder} holds no JSON files to train on: LEAF's are in train/.")
     count = len(definition.classes)
-    grey, facts = kept_drawn(
+    grey, records = kept_drawn(
         [*parts["train"], *parts["test"]],
         "leaf 1",
         lambda: _read(parts["train"], parts["test"], count),
     )
-    writers = facts["writer"]
+    writers = records["writer"]
     names = tuple(np.unique(writers).tolist())
-    labels = facts["label"].astype(np.int64)
-    training = set(writers[~facts["tests"]].tolist())
-    split = [
-        "train" if not tests else "id_test" if writer in training else "test"
-        for writer, tests in zip(writers.tolist(), facts["tests"].tolist())
-    ]
-    return ImageTable(
-        paths=tuple(
-            f"{writer}/{definition.classes[label]}/{number}"
-            for number, (writer, label) in enumerate(zip(writers.tolist(), labels.tolist()))
-        ),
-        labels=labels,
-        domains=positions(writers.tolist(), names),
-        class_names=definition.classes,
-        domain_names=names,
-        images=as_rgb(grey),
-        split=np.array(split) if parts["test"] else None,
-        clients=np.array(writers),
-    )
+    labels = records["label"].astype(np.int64)
+    roles = ["test" if tests else "train" for tests in records["tests"].tolist()]
+    split = np.array(roles_of_domains(roles, writers.tolist())) if parts["test"] else None
+    domains = positions(writers.tolist(), names)
+    clients = np.array(writers)
+    return rendered_table(grey, labels, domains, definition.classes, names, split, clients)
 
 
 def _read(train: list[Path], test: list[Path], classes: int) -> Drawn:
     images: list[np.ndarray] = []
-    facts: list[tuple[str, int, bool]] = []
+    records: list[tuple[str, int, bool]] = []
     seen: set[bytes] = set()
     twice = 0
     for tests, files in ((False, train), (True, test)):
@@ -101,15 +93,15 @@ def _read(train: list[Path], test: list[Path], classes: int) -> Drawn:
                     continue
                 seen.add(key)
                 images.append(image)
-                facts.append((writer, label, tests))
+                records.append((writer, label, tests))
     if twice:
         text = f"{twice} images are stored twice, as LEAF does; each is used once."
         emit(Diagnostic("images-left-out", "warning", text))
     if not images:
         raise DataError("The JSON files hold no images.")
-    longest = max(len(writer) for writer, _, _ in facts)
+    longest = max(len(writer) for writer, _, _ in records)
     form = [("writer", f"U{longest or 1}"), ("label", "i8"), ("tests", "?")]
-    return np.stack(images), np.array(facts, dtype=form)
+    return np.stack(images), np.array(records, dtype=form)
 
 
 def _samples(file: Path, classes: int) -> Iterator[tuple[str, int, np.ndarray]]:
@@ -119,10 +111,8 @@ def _samples(file: Path, classes: int) -> Iterator[tuple[str, int, np.ndarray]]:
     except OSError as error:
         raise DataError(f"Cannot read {file}: {why(error)}.") from None
     except ValidationError as error:
-        fault = error.errors()[0]
-        where = ".".join(map(str, fault["loc"])) or "its content"
         raise DataError(
-            f"{file} is no file of LEAF's: {where}: {fault['msg']}. Expected users, and in "
+            f"{file} is no file of LEAF's: {field_fault(error)[:300]}. Expected users, and in "
             "user_data for each of them x (784 numbers an image) and y."
         ) from None
     for user in content.users:
@@ -140,7 +130,6 @@ def _samples(file: Path, classes: int) -> Iterator[tuple[str, int, np.ndarray]]:
             yield user, label, np.round(grey * 255).astype(np.uint8).reshape(SIDE, SIDE)
 
 
-AROUND = ("femnist_v1.0", "femnist", "data")
 TABLES = ("metadata.csv", "femnist_new_metadata.csv")
 JSONS = ("all_data/*.json", "train/*.json", "test/*.json", "*.json")
 
@@ -154,14 +143,13 @@ def list_femnist(root: Path | None) -> ImageTable:
     Raises:
         DataError: there is neither, or a file is of another form.
     """
-    folder = published_root(FEMNIST, root)
-    if holding(folder, TABLES, AROUND) is not None:
-        table = _listed(folder)
+    if folder_of(FEMNIST, root, lambda folder: any((folder / f).is_file() for f in TABLES)):
+        table = _listed(root)
     else:
-        home = holding(folder, JSONS, AROUND)
+        home = folder_of(FEMNIST, root, lambda folder: any(any(folder.glob(f)) for f in JSONS))
         if home is None:
             raise DataError(
-                f"{folder} holds neither LEAF's JSON files (all_data/, or train/ and test/) nor "
+                f"{root} holds neither LEAF's JSON files (all_data/, or train/ and test/) nor "
                 f"{' or '.join(TABLES)}."
             )
         table = list_leaf(home, FEMNIST)
@@ -169,67 +157,23 @@ def list_femnist(root: Path | None) -> ImageTable:
     return table
 
 
-def _listed(root: Path) -> ImageTable:
+def _listed(root: Path | None) -> ImageTable:
     wanted, optional = ("path", "split", "y", "domain_remapped"), ("domain",)
-    found = read_metadata(root, FEMNIST.title, AROUND, wanted, optional, TABLES)
-    labels = found.numbers("y")
-    for index, label in enumerate(labels):
-        if not 0 <= label < len(FEMNIST.classes):
-            raise DataError(f"{found.row(index)} has y {label}; expected 0 to 61.")
-    check_images(found.file.parent, found["path"], found.file.name)
-    writers, order = _writers(found)
+    found = read_metadata(FEMNIST, root, wanted, optional, TABLES)
+    numbers = found.numbers("domain_remapped")
+    writers = found["domain"] if "domain" in found else [f"writer_{number}" for number in numbers]
+    by_number = dict(sorted(zip(numbers, writers)))
     return listed_images(
         found.file.parent,
         found["path"],
-        [FEMNIST.classes[label] for label in labels],
+        [FEMNIST.classes[label] for label in found.numbers("y", len(FEMNIST.classes))],
         writers,
         listed_in=found.file.name,
-        split=roles(found),
+        split=found.check("split", ROLES),
         clients=writers,
         class_names=FEMNIST.classes,
-        domain_names=order,
+        domain_names=list(dict.fromkeys([*by_number.values(), *writers])),
     )
 
 
-def _writers(found: Columns) -> tuple[list[str], list[str]]:
-    """The writer of each image, and all of them in the order of their numbers."""
-    numbers = found.numbers("domain_remapped")
-    names = found["domain"] if "domain" in found else [f"writer_{number}" for number in numbers]
-    order = dict(sorted(zip(numbers, names)))
-    return list(names), list(dict.fromkeys([*order.values(), *names]))
-
-
-FEMNIST = register_data_set(
-    DataSet(
-        name="femnist",
-        summary="FEMNIST (Caldas et al. 2018): digits and letters of 3,550 writers",
-        load=list_femnist,
-        preset={
-            "data": {"image_size": 28},
-            "clients": {"number": 100, "per_round": 20, "heterogeneity": 0.1},
-            "model": {"backbone": "cnn", "weights": None},
-            "train": {"rounds": 50, "batch_size": 32, "lr": 1e-3, "augmentation": "femnist"},
-        },
-        augmentation=AugmentSettings(shift=2),  # letters keep their orientation
-        classes=tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase),
-        publication=Publication(
-            citation="S. Caldas et al., LEAF: A Benchmark for Federated Settings, 2018; images: "
-            "P. J. Grother, NIST Special Database 19",
-            address="https://github.com/TalwalkarLab/leaf/tree/master/data/femnist",
-            licence="BSD-2-Clause (LEAF's scripts); the images are NIST's",
-            steps=(
-                "Clone LEAF (the address above) and run "
-                "`data/femnist/preprocess.sh -s niid --sf 1.0 -k 0 -t user`, which downloads the "
-                "images from NIST and writes JSON files.",
-                "Give LEAF's folder data/femnist as --root.",
-            ),
-        ),
-        layouts=(
-            "`data/{train,test}/*.json` or `data/all_data/*.json` (LEAF)",
-            "`femnist_v1.0/metadata.csv` or `femnist_new_metadata.csv` with `path, split, y, "
-            "domain_remapped` (FedDG benchmark, PARDON)",
-        ),
-        protocol="as LEAF's files or the list are split; a client per writer: `--partition client`",
-        clients="writer",
-    )
-)
+FEMNIST = define("femnist", list_femnist)

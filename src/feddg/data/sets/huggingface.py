@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from pydantic import Field
 
-from feddg.data.data_set import DataSet, register_data_set
+from feddg.data.data_set import define
 from feddg.data.images import ImageTable, listed_images, roles_of_domains
 from feddg.data.published import taken_images
 from feddg.errors import DataError, nearest
@@ -59,32 +59,36 @@ def clients_of(partitioner: Partitioner, whole: Any) -> list[str]:
     return [f"{owners[row]:0{width}}" for row in range(len(whole))]
 
 
-def clients_by_name(said: Mapping[str, Any], whole: Any) -> list[str]:
+def clients_by_name(settings: Mapping[str, Any], whole: Any) -> list[str]:
     """Returns who holds each row, by a partitioner of flwr-datasets.
 
     Args:
-        said: its name, and what it takes.
+        settings: its name, and what it takes.
         whole: a ``datasets.Dataset``.
 
     Raises:
         DataError: flwr-datasets is not there, or the partitioner cannot be used so.
     """
     try:
-        from flwr_datasets import partitioner as known
+        from flwr_datasets import partitioner as module
     except ImportError:
         raise DataError(
             "data.options.partitioner needs Flower's partitioners: `pip install flwr-datasets`."
         ) from None
     # Only what is one of them: an experiment's file must not name any other code.
-    names = [name for name in getattr(known, "__all__", dir(known)) if name.endswith("Partitioner")]
-    name = str(said.get("name", ""))
+    names = [
+        name for name in getattr(module, "__all__", dir(module)) if name.endswith("Partitioner")
+    ]
+    name = str(settings.get("name", ""))
     if name not in names:
         raise DataError(
             f"data.options.partitioner: unknown partitioner {name!r}{nearest(name, names)}; there "
             f"are: {', '.join(names)}"
         )
     try:
-        made = getattr(known, name)(**{key: value for key, value in said.items() if key != "name"})
+        made = getattr(module, name)(
+            **{key: value for key, value in settings.items() if key != "name"}
+        )
         return clients_of(made, whole)
     except DataError:
         raise
@@ -115,49 +119,30 @@ class HuggingFaceOptions(Settings):
     )
 
 
-def list_hugging_face(
-    root: Path | None,
-    hub: str | None = None,
-    config: str | None = None,
-    revision: str | None = None,
-    split: str | None = None,
-    image: str = "image",
-    label: str = "label",
-    domain: str = "domain",
-    client: str | None = None,
-    partitioner: dict[str, Any] | None = None,
-) -> ImageTable:
+def list_hugging_face(root: Path | None, options: HuggingFaceOptions) -> ImageTable:
     """Images of a Hugging Face data set, taken out into the cache once.
 
     ``validation`` and ``test`` of a domain that also trains are in-domain validation and test.
 
     Args:
         root: a folder that ``save_to_disk`` wrote; None for the hub.
-        hub: its name on the hub.
-        config: its configuration there.
-        revision: a commit there.
-        split: one of its splits; None for all.
-        image: column of the images.
-        label: column of their classes.
-        domain: column of their domains.
-        client: column of who holds them.
-        partitioner: of flwr-datasets, by name and with what it takes.
+        options: where it is on the hub, and names of its columns.
 
     Raises:
         DataError: ``datasets`` is not there, the data set cannot be read, or lacks a column; a row
             has no image, label or domain.
     """
-    if (root is None) == (hub is None):
+    if (root is None) == (options.hub is None):
         raise DataError(
             "The data source 'huggingface' needs either a folder (root) or a name on the hub "
             "(--set data.options.hub=NAME)."
         )
-    parts = _chosen(_read(root, hub, config, revision), split)
-    said = {"image": image, "label": label, "domain": domain} | (
-        {"client": client} if client else {}
-    )
+    parts = _chosen(_read(root, options), options.split)
+    column_of = {"image": options.image, "label": options.label, "domain": options.domain}
+    if options.client:
+        column_of["client"] = options.client
     for part, found in parts.items():
-        for use, column in said.items():
+        for use, column in column_of.items():
             if column not in found.column_names:
                 raise DataError(
                     f"The split {part} has no column {column!r}"
@@ -167,35 +152,36 @@ def list_hugging_face(
                 )
     fingerprints = [f"{part} {found._fingerprint}" for part, found in parts.items()]
     folder, paths = taken_images(
-        ["huggingface 1", image, *fingerprints], lambda: _contents(parts, image)
+        ["huggingface 1", options.image, *fingerprints], lambda: _contents(parts, options.image)
     )
     columns = {
         use: [text for part, found in parts.items() for text in _texts(part, found, column)]
-        for use, column in said.items()
+        for use, column in column_of.items()
         if use != "image"
     }
     clients: Sequence[str] | None = columns.get("client")
-    if partitioner is not None:
+    if options.partitioner is not None:
         # As in Flower, every split is partitioned by itself, and client 0 is the same in all.
-        clients = [name for found in parts.values() for name in clients_by_name(partitioner, found)]
-    roles = (
-        [ROLES[part] for part, found in parts.items() for _ in range(len(found))]
-        if len(parts) > 1
-        else None
-    )
+        clients = [
+            name for found in parts.values() for name in clients_by_name(options.partitioner, found)
+        ]
+    split = None
+    if len(parts) > 1:
+        roles = [ROLES[part] for part, found in parts.items() for _ in range(len(found))]
+        split = roles_of_domains(roles, columns["domain"])
     return listed_images(
         folder,
         paths,
         columns["label"],
         columns["domain"],
         listed_in="the data set",
-        split=None if roles is None else roles_of_domains(roles, columns["domain"]),
+        split=split,
         clients=clients,
-        class_names=_class_names(next(iter(parts.values())), label, columns["label"]),
+        class_names=_class_names(next(iter(parts.values())), options.label, columns["label"]),
     )
 
 
-def _read(root: Path | None, hub: str | None, config: str | None, revision: str | None) -> Any:
+def _read(root: Path | None, options: HuggingFaceOptions) -> Any:
     try:
         import datasets
     except ImportError:
@@ -205,10 +191,12 @@ def _read(root: Path | None, hub: str | None, config: str | None, revision: str 
     try:
         if root is not None:
             return datasets.load_from_disk(str(root))
-        return datasets.load_dataset(hub, config, revision=revision)
+        return datasets.load_dataset(options.hub, options.config, revision=options.revision)
     except Exception as error:  # it raises what its many parts raise
         text = " ".join(why(error).split())[:300]
-        raise DataError(f"Cannot read the Hugging Face data set {root or hub}: {text}.") from None
+        raise DataError(
+            f"Cannot read the Hugging Face data set {root or options.hub}: {text}."
+        ) from None
 
 
 def _chosen(found: Any, split: str | None) -> dict[str, Any]:
@@ -257,14 +245,11 @@ def _texts(part: str, found: Any, column: str) -> list[str]:
     values = found.with_format(None)[column][:]
     texts = []
     for number, value in enumerate(values):
-        if (
-            value is None
-            or value == ""
-            or (value == -1 and isinstance(feature, datasets.ClassLabel))
-        ):
+        unlabelled = value == -1 and isinstance(feature, datasets.ClassLabel)
+        if value is None or value == "" or unlabelled:
             raise DataError(f"row {number} of the split {part} has no {column}.")
-        known = isinstance(feature, datasets.ClassLabel) and isinstance(value, int)
-        texts.append(str(feature.int2str(value) if known else value))
+        named = isinstance(feature, datasets.ClassLabel) and isinstance(value, int)
+        texts.append(str(feature.int2str(value) if named else value))
     return texts
 
 
@@ -278,13 +263,4 @@ def _class_names(found: Any, label: str, labels: Sequence[str]) -> list[str]:
     return sorted(present, key=int) if numbers else present
 
 
-register_data_set(
-    DataSet(
-        name="huggingface",
-        summary="a data set of Hugging Face, on disk or from the hub, with a column for domains",
-        load=list_hugging_face,
-        options=HuggingFaceOptions,
-        layouts=("a folder that `save_to_disk` of `datasets` wrote, or a name on the hub",),
-        clients="as a column or a partitioner of Flower says",
-    )
-)
+define("huggingface", list_hugging_face, HuggingFaceOptions)

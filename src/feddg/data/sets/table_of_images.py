@@ -6,11 +6,12 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from pydantic import Field
 
 from feddg.data.columns import TABLES, Columns, read_columns
-from feddg.data.data_set import DataSet, register_data_set
+from feddg.data.data_set import define
 from feddg.data.images import ImageTable, listed_images, roles_of_domains
 from feddg.data.published import needs_root
 from feddg.errors import DataError
 from feddg.settings import FixedPath, Settings
+from feddg.storage import stamp
 
 NAMES = ("table", "images", "metadata")
 """What the file may be called where ``root`` is a folder."""
@@ -44,15 +45,7 @@ class TableOptions(Settings):
     )
 
 
-def list_table(
-    root: Path | None,
-    images: Path | None = None,
-    path: str = "path",
-    label: str = "label",
-    domain: str = "domain",
-    client: str | None = None,
-    split: str | None = None,
-) -> ImageTable:
+def list_table(root: Path | None, options: TableOptions) -> ImageTable:
     """Images that a table lists, with a class and a domain, perhaps a client and a split each.
 
     ``val`` and ``test`` of a domain that also trains are in-domain validation and test.
@@ -60,26 +53,22 @@ def list_table(
     Args:
         root: the table, or a folder with ``table.csv``, ``images.csv`` or ``metadata.csv`` (or
             ``.parquet``).
-        images: folder that paths are relative to; None for the table's.
-        path: column of the images' files.
-        label: column of their classes.
-        domain: column of their domains.
-        client: column of who holds them; None for ``client``, where there is one.
-        split: column of their roles; None for ``split``, where there is one.
+        options: names of its columns, and the folder of the images.
 
     Raises:
         DataError: a column is missing, or a row is wrong: it is named.
     """
     file = _table(needs_root("table", root))
-    wanted = [path, label, domain, *(name for name in (client, split) if name is not None)]
+    path, label, domain = options.path, options.label, options.domain
+    named = [name for name in (options.client, options.split) if name is not None]
     found = read_columns(
         file,
-        wanted,
+        [path, label, domain, *named],
         ("client", "split"),
         "Say what it is called: --set data.options.path=NAME, and label, domain, client, split so.",
     )
-    client, split = client or "client", split or "split"
-    folder = file.parent if images is None else images
+    client, split = options.client or "client", options.split or "split"
+    folder = options.images or file.parent
     if not folder.is_dir():
         raise DataError(f"The folder of the images, {folder}, does not exist.")
     for name in (path, label, domain, *(one for one in (client, split) if one in found)):
@@ -88,7 +77,6 @@ def list_table(
             raise DataError(f"{found.row(empty)} has no {name}; fill it in, or take the row out.")
     paths = [_inside(found, index, text, folder) for index, text in enumerate(found[path])]
     rows = _once(found, paths, [name for name in (label, domain, client, split) if name in found])
-    _check_files(found, paths, rows, folder)
     if len({found[label][row] for row in rows}) < 2:
         raise DataError(
             f"{file} holds the class {found[label][rows[0]]!r} only; there is nothing to tell "
@@ -125,7 +113,7 @@ def _table(root: Path) -> Path:
 def _inside(found: Columns, index: int, text: str, folder: Path) -> str:
     """Returns a path below the folder of the images, without steps that lead nowhere."""
     path = PurePosixPath(text)
-    if "\\" in text and not _is_there(folder / path):
+    if "\\" in text and stamp(folder / path) is None:
         path = PurePosixPath(PureWindowsPath(text).as_posix())  # written under Windows
     if path.is_absolute() and path.is_relative_to(folder):
         path = path.relative_to(folder)
@@ -146,13 +134,6 @@ def _inside(found: Columns, index: int, text: str, folder: Path) -> str:
     )
 
 
-def _is_there(file: Path) -> bool:
-    try:
-        return file.is_file()
-    except OSError:  # such as a name that is too long to be one
-        return False
-
-
 def _once(found: Columns, paths: Sequence[str], names: Sequence[str]) -> list[int]:
     """Returns the rows to use: of rows that say the same of one file, the first."""
     first: dict[str, int] = {}
@@ -167,37 +148,15 @@ def _once(found: Columns, paths: Sequence[str], names: Sequence[str]) -> list[in
     return list(first.values())
 
 
-def _check_files(found: Columns, paths: Sequence[str], rows: Sequence[int], folder: Path) -> None:
-    """Refuses a table none of whose files is there; single ones are left out when decoded."""
-    looked = rows[:20]
-    if not any(_is_there(folder / paths[row]) for row in looked):
-        raise DataError(
-            f"{found.row(looked[0])}: there is no file {folder / paths[looked[0]]}. Paths are "
-            "relative to the table; for another folder: --set data.options.images=FOLDER."
-        )
-
-
 def _roles(found: Columns, name: str, rows: Sequence[int], domains: Sequence[str]) -> list[str]:
-    said = []
-    for row in rows:
-        role = ROLES.get(found[name][row].lower())
-        if role is None:
-            raise DataError(
-                f"{found.row(row)} has {found[name][row]!r} as {name}; expected train, val or "
-                "test (or id_val, id_test)."
-            )
-        said.append(role)
-    return roles_of_domains(said, domains)
+    roles = [ROLES.get(found[name][row].lower()) for row in rows]
+    if None in roles:
+        row = rows[roles.index(None)]
+        raise DataError(
+            f"{found.row(row)} has {found[name][row]!r} as {name}; expected train, val or test (or "
+            "id_val, id_test)."
+        )
+    return roles_of_domains([role for role in roles if role], domains)
 
 
-register_data_set(
-    DataSet(
-        name="table",
-        summary="a table of one's own: CSV or Parquet with the columns path, label and domain, "
-        "perhaps client and split",
-        load=list_table,
-        options=TableOptions,
-        layouts=("a `.csv` or `.parquet` file, or a folder with `table.csv`",),
-        clients="as the column client says",
-    )
-)
+define("table", list_table, TableOptions)
