@@ -34,7 +34,7 @@ from feddg.errors import RunError
 from feddg.experiment import Experiment
 from feddg.records import Row
 from feddg.runs.figures import grid
-from feddg.runs.model import Subject, load_subject
+from feddg.runs.model import LoadedRun, load_finished_run
 from feddg.styles.training import load_images
 
 STAGES = ("transfer", "reconstruct", "membership", "update")
@@ -129,8 +129,8 @@ def write(file: Path, name: str, rows: Sequence[Row]) -> None:
             writer.writerow([f"{v:.4f}" if isinstance(v, float) else v for v in flat.values()])
 
 
-def clients_of(subject: Subject, *domains: int) -> list[int]:
-    main = subject.main_domains()
+def clients_of(loaded: LoadedRun, *domains: int) -> list[int]:
+    main = loaded.main_domains()
     return [client for client in range(len(main)) if int(main[client]) in domains]
 
 
@@ -144,10 +144,10 @@ def attack(
     effort: Effort,
 ) -> None:
     """Draws images again from what one run sends beside weights: by the server, by clients."""
-    subject = load_subject(folder, out / "cache", lambda *_: None)
-    senders = Senders(subject)
-    names = subject.images.table.domain_names
-    for entry in entries_of(subject.method, subject.worker.network).values():
+    loaded = load_finished_run(folder, out / "cache", lambda *_: None)
+    senders = Senders(loaded)
+    names = loaded.images.table.domain_names
+    for entry in entries_of(loaded.method, loaded.worker.network).values():
         if "server" in attackers:
             found = reconstruct(senders, entry, public, senders.labels(public), effort, judges)
             keep(name, "server", found.rows(names, judges), out)
@@ -157,19 +157,19 @@ def attack(
             if DOMAINS[own] not in attackers:
                 continue
             ids = [names.index(DOMAINS[place]) for place in (own, *others)]
-            rows = subject.images.splits.train
-            rows = rows[subject.images.table.domains[rows] == ids[0]]
-            images = subject.images.pixels.gather(rows).contiguous()
+            rows = loaded.images.splits.train
+            rows = rows[loaded.images.table.domains[rows] == ids[0]]
+            images = loaded.images.pixels.gather(rows).contiguous()
             try:
                 found = reconstruct(
                     senders,
                     entry,
                     images,
-                    torch.from_numpy(subject.images.table.labels[rows]),
+                    torch.from_numpy(loaded.images.table.labels[rows]),
                     Effort(effort.targets * len(others) // len(DOMAINS), effort.training),
                     judges,
-                    attacker=clients_of(subject, ids[0])[0],
-                    victims=clients_of(subject, *ids[1:]),
+                    attacker=clients_of(loaded, ids[0])[0],
+                    victims=clients_of(loaded, *ids[1:]),
                 )
             except RunError as error:  # it is sent nothing of the kind
                 print(f"{name}, {DOMAINS[own]}: {error}", flush=True)
@@ -208,7 +208,7 @@ def transferred(name: str, folder: Path, out: Path) -> None:
 
 def invert(folder: Path, out: Path, judges: Judges, scale: Scale) -> None:
     """Searches for the images behind single updates."""
-    senders = Senders(load_subject(folder, out / "cache", lambda *_: None))
+    senders = Senders(load_finished_run(folder, out / "cache", lambda *_: None))
     for optimizer, size, updates in scale.inversions:
         search = Search(iterations=scale.iterations)
         found = invert_updates(senders, size, updates, search, optimizer)
@@ -254,9 +254,9 @@ def main(given: Sequence[str] | None = None) -> None:
             attack(name, folder, public, out, judges, said.attackers.split(","), scale.effort)
             tell(name)
         if "membership" in stages:
-            subject = load_subject(folder, out / "cache", lambda *_: None)
-            entries = list(entries_of(subject.method, subject.worker.network).values())
-            rows = membership(Senders(subject), entries, scale.membership)
+            loaded = load_finished_run(folder, out / "cache", lambda *_: None)
+            entries = list(entries_of(loaded.method, loaded.worker.network).values())
+            rows = membership(Senders(loaded), entries, scale.membership)
             write(out / "privacy_membership.csv", name, rows)
             tell(f"membership of {name}")
         if "update" in stages and name == "fedavg":

@@ -136,9 +136,9 @@ class BareLoop:
     """
 
     def __init__(
-        self, federation: Federation, precision: str, *, naive: bool = False, passes: int = 1
+        self, federation: Federation, precision: str, *, naive: bool = False, forwards: int = 1
     ) -> None:
-        worker, self.passes = federation.worker, passes
+        worker, self.forwards = federation.worker, forwards
         self.format = torch.contiguous_format if naive else torch.channels_last
         self.network = _copy(federation).to(memory_format=self.format)  # type: ignore[call-overload]
         self.network.train()
@@ -157,7 +157,7 @@ class BareLoop:
             with self.autocast():
                 losses = [
                     nn.functional.cross_entropy(self.network(images), labels)
-                    for _ in range(self.passes)
+                    for _ in range(self.forwards)
                 ]
             self.optimizer.zero_grad()
             torch.stack(losses).sum().backward()

@@ -40,7 +40,7 @@ def compare(arguments: argparse.Namespace, precision: str) -> list[dict[str, obj
     """Times pairs of rounds and returns the rows of the table."""
     job = JOBS[arguments.job]
     rows = []
-    for method, passes in (("fedavg", 1), ("pardon", 2)):
+    for method, forwards in (("fedavg", 1), ("pardon", 2)):
         if method not in arguments.methods:
             continue
         federation = Federation(
@@ -48,8 +48,8 @@ def compare(arguments: argparse.Namespace, precision: str) -> list[dict[str, obj
         )
         setup = timed(federation.server.setup)
         stylized = timed(federation.begin_everywhere)
-        same = BareLoop(federation, precision, passes=passes)
-        naive = BareLoop(federation, "float32", naive=True, passes=passes)
+        same = BareLoop(federation, precision, forwards=forwards)
+        naive = BareLoop(federation, "float32", naive=True, forwards=forwards)
         seconds: dict[str, list[float]] = {"feddg": [], "bare": [], "naive": []}
         images = []
         for pair in range(arguments.pairs + 1):

@@ -130,7 +130,7 @@ class Update:
     seconds: float = 0.0
     images: int = 0
     members: tuple[int, ...] = ()
-    passes: int = 0
+    forwards: int = 0
 
     @property
     def clients(self) -> tuple[int, ...]:

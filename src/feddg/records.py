@@ -227,7 +227,7 @@ class RoundRow(Row):
     terms: dict[str, Number] = Field(default_factory=dict)
     examples: int = 0
     images: int = 0
-    passes: int = 0
+    forwards: int = 0
     seconds: dict[str, Number] = Field(default_factory=dict)
     bytes_up: int = 0
     bytes_down: int = 0
@@ -624,7 +624,7 @@ class MembershipRow(Row):
 
 
 class EnergyThreshold(Row):
-    """Above which energy an image is unlike those of training; one entry of a warning light.
+    """Above which energy an image is unlike those of training; of one model.
 
     Attributes:
         threshold: the energy, see :mod:`feddg.evaluation.accuracy`.

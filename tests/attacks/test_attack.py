@@ -26,7 +26,7 @@ from feddg.models.backbones import build_network
 from feddg.records import DifferenceRow, InversionRow, MembershipRow, ReconstructionRow
 from feddg.report import write_report
 from feddg.rng import stream
-from feddg.runs.model import load_subject
+from feddg.runs.model import load_finished_run
 from feddg.runs.reading import read_run
 from trained_runs import trained_run, write_images
 
@@ -145,15 +145,15 @@ def test_long_rows_are_hashed_with_their_inner_products():
 @pytest.mark.parametrize("method", ["pardon", "ccst"])
 def test_what_is_read_is_what_the_run_sent(place, runs, method):
     """The setup is repeated bit for bit: what clients agreed on follows from it."""
-    subject = load_subject(runs(method), place / "cache", lambda *_: None)
-    (entry,) = entries_of(subject.method, subject.worker.network).values()
-    sent = Senders(subject).real(entry, range(6))
-    agreed = subject.state.agreed.tensors
+    loaded = load_finished_run(runs(method), place / "cache", lambda *_: None)
+    (entry,) = entries_of(loaded.method, loaded.worker.network).values()
+    sent = Senders(loaded).real(entry, range(6))
+    agreed = loaded.state.agreed.tensors
     if method == "ccst":
         assert torch.equal(torch.cat(list(sent.values())), agreed["styles"].flatten(1))
     else:
-        again = subject.method.agree(
-            (id, type(subject.state.agreed)({"style": rows.view(2, -1)}))
+        again = loaded.method.agree(
+            (id, type(loaded.state.agreed)({"style": rows.view(2, -1)}))
             for id, rows in sent.items()
         )
         assert torch.equal(again.tensors["style"], agreed["style"])

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from feddg.clients.client import RecordNoise, counted_passes
+from feddg.clients.client import RecordNoise, counted_forwards
 from feddg.records import RoundRow
 from feddg.settings import TrainSettings
 from federations import federation
@@ -15,14 +15,14 @@ TRAIN = TrainSettings(rounds=1, batch_size=4, local_steps=3)
 def test_an_image_of_a_plain_step_passes_once(method, times):
     small = federation(method, sizes=(8, 8), train=TRAIN)
     small.run(1)
-    assert [(reply.images, reply.passes) for reply in small.replies] == [(12, 12 * times)] * 2
+    assert [(reply.images, reply.forwards) for reply in small.replies] == [(12, 12 * times)] * 2
 
 
 def test_an_image_in_several_versions_passes_several_times():
     small = federation("pardon", sizes=(8, 8), train=TRAIN)
     small.run(1)
     for reply in small.replies:
-        assert reply.passes >= 2 * reply.images
+        assert reply.forwards >= 2 * reply.images
 
 
 def test_a_pass_is_counted_in_the_block_alone_and_in_copies_too():
@@ -30,23 +30,23 @@ def test_a_pass_is_counted_in_the_block_alone_and_in_copies_too():
     client = small.client()
     images = torch.rand(5, 3, 16, 16)
     with torch.no_grad():
-        with counted_passes(client):
+        with counted_forwards(client):
             client.network(images)
             client.network.features(images[:2])
         client.network(images)
-    assert client.passes == 7
+    assert client.forwards == 7
 
 
 def test_images_with_gradients_of_their_own_count_one_by_one():
     small = federation("fedavg", sizes=(8, 8), train=TRAIN, backbone="cnn_gn")
     small.worker.record_noise = RecordNoise(norm=1.0, multiplier=0.5)
     small.run(1)
-    assert [(reply.images, reply.passes) for reply in small.replies] == [(12, 12)] * 2
+    assert [(reply.images, reply.forwards) for reply in small.replies] == [(12, 12)] * 2
 
 
 def test_rounds_add_up_and_older_rows_say_nothing():
     small = federation("fedavg", sizes=(8, 8), train=TRAIN)
     small.server.setup()
     row = small.server.round()
-    assert (row.images, row.passes) == (24, 24)
-    assert RoundRow(round=1, clients=[0], images=24).passes == 0
+    assert (row.images, row.forwards) == (24, 24)
+    assert RoundRow(round=1, clients=[0], images=24).forwards == 0

@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 from feddg.clients import optim
-from feddg.clients.optim import MemoryOrderAdam, MemoryOrderSGD, Stepper, in_round, rate_share
+from feddg.clients.optim import MemoryOrderAdam, MemoryOrderSGD, Optimization, in_round, rate_share
 from feddg.errors import ClientError, ExperimentError
 from feddg.experiment import Experiment
 from feddg.federation.local_training import train
@@ -416,11 +416,11 @@ def test_a_step_taken_inside_the_backward_pass_is_the_step_after_it(
         parameter.register_post_accumulate_grad_hook(
             lambda _: waiting.append(sum(p.grad is not None for p in network.parameters()))
         )
-    stepper = Stepper()
-    ours = stepper.optimizer(network, settings(kind))
-    theirs = stepper.optimizer(plain, settings(kind))
+    optimization = Optimization()
+    ours = optimization.optimizer(network, settings(kind))
+    theirs = optimization.optimizer(plain, settings(kind))
     for _ in range(3):
-        stepper.descend(ours, awkward_loss(network, images))
+        optimization.descend(ours, awkward_loss(network, images))
         awkward_loss(plain, images).backward()
         theirs.step()
         theirs.zero_grad()
@@ -433,11 +433,11 @@ def test_a_step_taken_inside_the_backward_pass_is_the_step_after_it(
 @kinds
 def test_a_backward_pass_that_fails_leaves_no_hook(monkeypatch, kind):
     monkeypatch.setattr(optim, "PENDING_BYTES", 0)
-    layer, stepper = nn.Linear(2, 1), Stepper()
-    optimizer = stepper.optimizer(layer, settings(kind))
+    layer, optimization = nn.Linear(2, 1), Optimization()
+    optimizer = optimization.optimizer(layer, settings(kind))
     with pytest.raises(RuntimeError, match="does not require grad"):
-        stepper.descend(optimizer, torch.ones(()))
-    stepper.descend(optimizer, layer(torch.ones(1, 2)).sum())
+        optimization.descend(optimizer, torch.ones(()))
+    optimization.descend(optimizer, layer(torch.ones(1, 2)).sum())
     before = layer.weight.detach().clone()
     layer(torch.ones(1, 2)).sum().backward()
     assert torch.equal(layer.weight, before)
@@ -445,11 +445,11 @@ def test_a_backward_pass_that_fails_leaves_no_hook(monkeypatch, kind):
 
 def test_a_refused_step_inside_the_backward_pass_is_an_error_of_the_client(monkeypatch):
     monkeypatch.setattr(optim, "PENDING_BYTES", 0)
-    layer, stepper = nn.Linear(3, 4), Stepper()
+    layer, optimization = nn.Linear(3, 4), Optimization()
     layer.weight = nn.Parameter(torch.randn(4, 6)[:, ::2])
-    optimizer = stepper.optimizer(layer, settings(KINDS[2]))
+    optimizer = optimization.optimizer(layer, settings(KINDS[2]))
     with pytest.raises(ClientError, match="holes"):
-        stepper.descend(optimizer, layer(torch.ones(1, 3)).sum())
+        optimization.descend(optimizer, layer(torch.ones(1, 3)).sum())
 
 
 @kinds
@@ -458,13 +458,13 @@ def test_memory_that_is_used_again_holds_nothing_of_before(kind):
     network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(32, 2))
     network = network.to(memory_format=torch.channels_last)
     start, images = copy.deepcopy(network.state_dict()), torch.randn(5, 3, 4, 4)
-    stepper = Stepper()
+    optimization = Optimization()
 
     def trained():
         network.load_state_dict(start)
-        optimizer = stepper.optimizer(network, settings(kind))
+        optimizer = optimization.optimizer(network, settings(kind))
         for _ in range(3):
-            stepper.descend(optimizer, network(images).square().sum())
+            optimization.descend(optimizer, network(images).square().sum())
         return optimizer, copy.deepcopy(network.state_dict())
 
     def moments(optimizer):
@@ -472,7 +472,7 @@ def test_memory_that_is_used_again_holds_nothing_of_before(kind):
 
     first, fresh = trained()
     used = moments(first)
-    stepper.keep(first)
+    optimization.keep(first)
     second, again = trained()
     assert same(again, fresh)
     assert moments(second) == used
@@ -486,27 +486,30 @@ def test_memory_of_other_parameters_kinds_or_orders_is_left_alone():
     network, other = (nn.Conv2d(3, 2, 2) for _ in range(2))
     adam, sgd = settings(KINDS[0]), settings(KINDS[2])
 
-    def used(stepper, network, kind):
-        optimizer = stepper.optimizer(network, kind)
-        stepper.descend(optimizer, network(images).sum())
-        stepper.keep(optimizer)
-        return stepper
+    def used(optimization, network, kind):
+        optimizer = optimization.optimizer(network, kind)
+        optimization.descend(optimizer, network(images).sum())
+        optimization.keep(optimizer)
+        return optimization
 
-    assert not used(Stepper(), other, adam).optimizer(network, adam).state
-    assert not used(Stepper(), network, adam).optimizer(network, sgd).state
-    stepper = used(Stepper(), network, sgd)
+    assert not used(Optimization(), other, adam).optimizer(network, adam).state
+    assert not used(Optimization(), network, adam).optimizer(network, sgd).state
+    optimization = used(Optimization(), network, sgd)
     network.to(memory_format=torch.channels_last)
-    stepper.descend(stepper.optimizer(network, sgd), network(images).sum())
-    stepper = Stepper()
-    stepper.keep(torch.optim.SGD(network.parameters(), 0.1))
-    assert not stepper.optimizer(network, sgd).state
+    optimization.descend(optimization.optimizer(network, sgd), network(images).sum())
+    optimization = Optimization()
+    optimization.keep(torch.optim.SGD(network.parameters(), 0.1))
+    assert not optimization.optimizer(network, sgd).state
 
 
 def test_gradients_left_by_a_turn_that_failed_do_not_count():
-    layer, stepper = nn.Linear(2, 1), Stepper()
+    layer, optimization = nn.Linear(2, 1), Optimization()
     layer(torch.ones(1, 2)).sum().backward()
-    optimizer, before = stepper.optimizer(layer, settings(KINDS[1])), layer.weight.detach().clone()
-    stepper.step(optimizer)
+    optimizer, before = (
+        optimization.optimizer(layer, settings(KINDS[1])),
+        layer.weight.detach().clone(),
+    )
+    optimization.step(optimizer)
     assert torch.equal(layer.weight, before)
 
 
@@ -514,17 +517,17 @@ def test_gradients_left_by_a_turn_that_failed_do_not_count():
 @pytest.mark.parametrize("pending", [0, 10**9])
 def test_clipping_is_by_the_norm_of_all_gradients_together(monkeypatch, kind, pending):
     monkeypatch.setattr(optim, "PENDING_BYTES", pending)
-    network, stepper = four_layers(), Stepper()
+    network, optimization = four_layers(), Optimization()
     plain, images = copy.deepcopy(network), torch.randn(4, 6)
     chosen = settings(kind, weight_decay=0.0)
-    ours = stepper.optimizer(network, chosen)
+    ours = optimization.optimizer(network, chosen)
     theirs = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[chosen.optimizer](
         plain.parameters(),
         0.01,
         **({"momentum": chosen.momentum} if chosen.optimizer == "sgd" else {}),
     )
     for _ in range(3):
-        stepper.descend(ours, awkward_loss(network, images), 0.5)
+        optimization.descend(ours, awkward_loss(network, images), 0.5)
         theirs.zero_grad()
         awkward_loss(plain, images).backward()
         found = [p.grad for p in plain.parameters() if p.grad is not None]
@@ -544,9 +547,9 @@ def test_decay_of_weights_leaves_norms_and_biases_alone():
     )
     before = copy.deepcopy(layers)
     chosen = TrainSettings(optimizer="sgd", lr=0.1, weight_decay=0.5, decay="weights")
-    stepper = Stepper()
-    optimizer = stepper.optimizer(layers, chosen)
-    stepper.descend(optimizer, sum(0 * p.sum() for p in layers.parameters()))
+    optimization = Optimization()
+    optimizer = optimization.optimizer(layers, chosen)
+    optimization.descend(optimizer, sum(0 * p.sum() for p in layers.parameters()))
     for name, parameter in layers.named_parameters():
         kept = 0.95 if name in ("0.weight", "4.weight") else 1.0
         torch.testing.assert_close(parameter, kept * before.get_parameter(name))
@@ -555,7 +558,7 @@ def test_decay_of_weights_leaves_norms_and_biases_alone():
 def test_gates_leave_every_group():
     network = nn.Sequential(nn.Conv2d(3, 4, 1), BatchInstanceNorm2d(4))
     chosen = TrainSettings(optimizer="sgd", lr=0.1, weight_decay=0.5, decay="weights")
-    optimizer = Stepper().optimizer(network, chosen)
+    optimizer = Optimization().optimizer(network, chosen)
     gates_apart(optimizer, network, chosen, 10.0)
     rates = {id(p): g["lr"] for g in optimizer.param_groups for p in g["params"]}
     assert rates.pop(id(network[1].gate)) == 1.0

@@ -15,10 +15,10 @@ from feddg.data.partition import (
     PARTITIONS,
     Partition,
     PartitionRule,
-    dealt_alike,
     gini,
     in_words,
     partition,
+    partitioned_alike,
     register_partition,
     rules_of,
     skew_of,
@@ -315,7 +315,7 @@ def test_many_clients_and_images_stay_small() -> None:
     assert len(found.rows) == 10_000
 
 
-# Further images dealt out as the first ones were; clients of one domain each with label skew.
+# Further images partitioned as the first ones were; clients of one domain each with label skew.
 
 
 @given(
@@ -329,11 +329,11 @@ def test_every_image_of_a_known_domain_goes_to_one_client_in_its_share(sizes, n,
     first = np.repeat(np.arange(len(sizes)), sizes)
     found = partition(first, first * 0, min(n, len(first)), heterogeneity=lam, seed=seed)
     domains = np.array(more, dtype=np.int64)
-    dealt = dealt_alike(found, domains, seed)
-    assert len(dealt) == found.clients
+    partitioned = partitioned_alike(found, domains, seed)
+    assert len(partitioned) == found.clients
     known = np.flatnonzero(domains < len(sizes))
-    assert sorted(np.concatenate(dealt).tolist()) == known.tolist()
-    for client, rows in enumerate(dealt):
+    assert sorted(np.concatenate(partitioned).tolist()) == known.tolist()
+    for client, rows in enumerate(partitioned):
         assert (np.diff(rows) > 0).all()
         for column, domain in enumerate(found.domain_ids):
             held, total = found.counts[client, column], sizes[domain]
@@ -345,7 +345,7 @@ def test_a_client_gets_validation_images_of_its_own_domain_alone():
     first = np.repeat([0, 1, 2], 30)
     found = partition(first, first * 0, 3, scheme="domain", seed=0)
     domains = np.array([2, 0, 1, 1, 0, 5])
-    assert [rows.tolist() for rows in dealt_alike(found, domains, 0)] == [[1, 4], [2, 3], [0]]
+    assert [rows.tolist() for rows in partitioned_alike(found, domains, 0)] == [[1, 4], [2, 3], [0]]
 
 
 @pytest.mark.parametrize(("alpha", "skew"), [(None, 0.1), (0.5, 0.2), (0.1, 0.4)])
@@ -405,7 +405,7 @@ def test_chance_is_the_mean_over_shuffles(counts):
         np.array([np.bincount(own, minlength=table.shape[1]) for own in np.split(order, ends)])
         for order in (random.permutation(images) for _ in range(4000))
     ]
-    expected = np.mean([total_variation(dealt) for dealt in shuffled])
+    expected = np.mean([total_variation(partitioned) for partitioned in shuffled])
     assert skew_of(table, table).labels.by_chance == pytest.approx(expected, abs=0.01)
 
 
@@ -455,7 +455,7 @@ def test_clients_without_images_are_no_fault():
     assert (some.domains.mean, some.labels.mean, some.smallest) == (0, 0, 0)
 
 
-# Rules by which images are dealt out, one by one and put together.
+# Rules by which images are partitioned, one by one and put together.
 
 
 BEFORE = [

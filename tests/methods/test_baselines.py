@@ -221,8 +221,8 @@ def test_it_goes_on_where_it_stopped_with_the_same_numbers(alone, cache, tmp_pat
     assert rows == alone.record.metrics.evaluations
 
 
-def dealt(**change):
-    """The images of an experiment, dealt out."""
+def partitioned(**change):
+    """The images of an experiment, partitioned."""
     experiment = Experiment(**{**SMALL, **change})
     return experiment, deal(experiment, *load_table(experiment, None, lambda *_: None)[:3])
 
@@ -237,8 +237,8 @@ def dealt(**change):
 )
 def test_one_client_holds_everything_and_takes_the_steps_of_a_round(clients, train, share):
     train = {"rounds": 1, **train}
-    _, spread = dealt(clients=clients, train=train)
-    experiment, gathered = dealt(clients=clients, train=train, method="centralised")
+    _, spread = partitioned(clients=clients, train=train)
+    experiment, gathered = partitioned(clients=clients, train=train, method="centralised")
     assert spread.steps is None
     assert len(gathered.partition) == 1
     assert len(gathered.examples(0)) == sum(

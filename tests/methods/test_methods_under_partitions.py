@@ -44,7 +44,7 @@ class Dealt(SmallFederation):
         return Examples(self.pixels, rows, self.labels[rows], domains, CLASSES, f"dealt-{client}")
 
 
-def dealt(method: str, owned: list[numpy.ndarray]) -> Dealt:
+def partitioned(method: str, owned: list[numpy.ndarray]) -> Dealt:
     wanted = method_class(method).presets.get("*", {}).get("train", {})
     train = TrainSettings(**{"rounds": 1, "batch_size": 4} | wanted | {"local_steps": 1})
     sizes = tuple(len(rows) for rows in owned)
@@ -65,13 +65,13 @@ def test_natural_clients_are_as_odd_as_they_should_be():
 def test_a_round_under_every_rule(method):
     for rule, options in OPTIONS.items():
         found = partition(DOMAINS, LABELS, 3, seed=1, scheme=rule, holders=HOLDERS, **options)
-        small = dealt(method, found.rows)
+        small = partitioned(method, found.rows)
         small.run(1)
         replies = [reply for reply in small.replies if hasattr(reply, "terms")]
         refused = [reply for reply in small.replies if not hasattr(reply, "terms")]
         assert not refused, (rule, refused)
         assert len(replies) == 3, rule
-        assert all(reply.passes >= reply.images > 0 for reply in replies), rule
+        assert all(reply.forwards >= reply.images > 0 for reply in replies), rule
         state = small.server.state
         assert state.round == 1
         for name, tensor in (*state.weights.items(), *state.extras.items()):

@@ -233,11 +233,11 @@ def begun(settings=None, id=0, **options):
 
 def test_the_loss_is_equation_nine_from_two_forward_passes():
     small, client, batch = begun()
-    passes = []
-    hook = small.network.featurizer.register_forward_hook(lambda _, x, y: passes.append(len(y)))
+    forwards = []
+    hook = small.network.featurizer.register_forward_hook(lambda _, x, y: forwards.append(len(y)))
     terms = small.method.loss(client, batch)
     hook.remove()
-    assert passes == [7, 7]
+    assert forwards == [7, 7]
     style = small.server.state.agreed.tensors["style"]
     stylized = transfer(load_codec("compact"), client.examples.images(), style, 0.5)
     z, z_stylized = (small.network.features(x) for x in (batch.images, stylized.float() / 255))

@@ -17,7 +17,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
-    """FedAvg on digits, good enough for a warning light."""
+    """FedAvg on digits, good enough for an out-of-distribution score."""
     return trained_run(tmp_path_factory.mktemp("runs"), cache)
 
 

@@ -1,4 +1,4 @@
-"""Predictions of new images: streamed, resumed, bad files, formulas, the warning light."""
+"""Predictions of new images: streamed, resumed, bad files, formulas, out of distribution."""
 
 import csv
 import html
@@ -25,7 +25,7 @@ from feddg.experiment import load_stored
 from feddg.prediction.classifier import RunClassifier, count_files, image_files
 from feddg.prediction.export import export_run
 from feddg.prediction.predict import doubtful, predict, predict_files
-from feddg.runs.execute import WARNING_LIGHT, read_warning_light
+from feddg.runs.execute import OOD_SCORE, read_energy_threshold
 from feddg.runs.folder import EXPERIMENT
 from feddg.runs.model import load_model
 from feddg.runs.prepare import load_images
@@ -202,9 +202,9 @@ def test_an_adaptation_with_a_memory_is_never_continued_midway(finished, images,
     assert (tmp_path / "a.csv").read_bytes() == (tmp_path / "b.csv").read_bytes()
 
 
-def test_the_warning_light_knows_foreign_images(finished, cache, tmp_path):
+def test_the_energy_knows_foreign_images(finished, cache, tmp_path):
     model = load_model(finished)
-    light = read_warning_light(finished, model)
+    light = read_energy_threshold(finished, model)
     assert light.inside == 0.95
     images = load_images(load_stored(finished / EXPERIMENT), cache, lambda *_: None)
     inside = images.pixels.gather(torch.from_numpy(images.splits.id_val))
@@ -219,19 +219,19 @@ def test_the_warning_light_knows_foreign_images(finished, cache, tmp_path):
 
 def test_another_models_threshold_is_never_used(finished, images):
     model = load_model(finished)
-    assert read_warning_light(finished, model) is not None
+    assert read_energy_threshold(finished, model) is not None
     with torch.no_grad():
         next(model.parameters()).add_(1e-3)
-    assert read_warning_light(finished, model) is None
+    assert read_energy_threshold(finished, model) is None
 
 
 def test_a_run_without_a_threshold_says_so(finished, images, tmp_path):
-    kept = (finished / WARNING_LIGHT).read_bytes()
-    (finished / WARNING_LIGHT).unlink()
+    kept = (finished / OOD_SCORE).read_bytes()
+    (finished / OOD_SCORE).unlink()
     try:
         done = predict_files(finished, [images], tmp_path / "labels.csv")
     finally:
-        (finished / WARNING_LIGHT).write_bytes(kept)
+        (finished / OOD_SCORE).write_bytes(kept)
     assert done.unlike is None
     assert {row["unlike_training"] for row in read_csv(tmp_path / "labels.csv")} == {""}
 

@@ -11,7 +11,7 @@ from feddg.experiment import Experiment
 from feddg.federation.server import Hooks
 from feddg.messages import Sent
 from feddg.privacy.building import Defences
-from feddg.privacy.defence import DEFENCES, Defence, WeightFacts, register
+from feddg.privacy.defence import DEFENCES, Defence, WeightNames, register
 from feddg.runs.reading import read_rows
 from feddg.settings import Settings
 from federations import federation, same
@@ -122,7 +122,7 @@ class Noting(Defence):
 
 def test_the_server_undoes_in_the_other_order():
     calls = []
-    defences = Defences([Noting("inner", calls), Noting("outer", calls)], WeightFacts())
+    defences = Defences([Noting("inner", calls), Noting("outer", calls)], WeightNames())
     small = federation(sizes=(5,))
     small.transport._defences = defences
     small.server.hooks = Hooks(reversed(defences.defences))

@@ -13,7 +13,7 @@ from feddg.federation.server import Hooks
 from feddg.messages import Message, Refusal, Update
 from feddg.methods.base import Round, State
 from feddg.privacy.accounting import Account
-from feddg.privacy.defence import WeightFacts
+from feddg.privacy.defence import WeightNames
 from feddg.privacy.noise import Clipping
 from feddg.runs.prepare import build, defences_for
 from feddg.settings import PrivacySettings, TrainSettings
@@ -25,7 +25,7 @@ def clipped(kind, norm, received, trained):
     floats = frozenset(name for name, t in received.items() if t.is_floating_point())
     defence = Clipping(PrivacySettings(clipping=kind))
     update = Update(0, 7, trained, terms={"cross_entropy": 2.0})
-    defence.facts = WeightFacts(floats, floats)
+    defence.facts = WeightNames(floats, floats)
     return defence.protect(update, received, Message({}, {"norm": norm}))
 
 
@@ -264,7 +264,7 @@ def test_honest_rounding_is_never_refused(norm, scale):
     sent = {"a": torch.randn(300, 300, generator=chance) * scale}
     trained = {"a": sent["a"] + torch.randn(300, 300, generator=chance)}
     update = clipped("fixed", norm, sent, trained)
-    facts = WeightFacts(frozenset("a"), frozenset("a"))
+    facts = WeightNames(frozenset("a"), frozenset("a"))
     defence = Clipping(PrivacySettings(clipping="fixed", clipping_norm=norm))
     defence.facts, state = facts, State(sent)
     defence.remember(state, defence.initial_memory())

@@ -15,7 +15,7 @@ from feddg.messages import Update
 from feddg.methods.base import Method, Round, State
 from feddg.privacy import robust
 from feddg.privacy.building import defence_of
-from feddg.privacy.defence import WeightFacts
+from feddg.privacy.defence import WeightNames
 from feddg.privacy.robust import distance, length, scores, squared_distances
 from feddg.runs.prepare import build, defences_for
 from feddg.settings import DefenceChoice, ServerSettings, TrainSettings
@@ -41,7 +41,7 @@ def fused(name, rows, **settings):
     rows = torch.as_tensor(rows, dtype=torch.float32)
     defence = defence_of(DefenceChoice(name=name, settings=settings))
     sent = updates_of(torch.zeros(1, rows.shape[1]))[0].weights
-    defence.facts, round = WeightFacts(NAMES, NAMES), Round(1, [], State(sent))
+    defence.facts, round = WeightNames(NAMES, NAMES), Round(1, [], State(sent))
     state = Method().aggregate(State(sent), defence.collected(iter(updates_of(rows)), round))
     return torch.cat([state.weights["a"], state.weights["b"].flatten()])
 

@@ -12,11 +12,11 @@ from feddg.clients.sampling import Schedule
 from feddg.messages import Message, Update
 from feddg.methods.base import Round, State, weighted_mean
 from feddg.privacy.accounting import Account
-from feddg.privacy.defence import WeightFacts
+from feddg.privacy.defence import WeightNames
 from feddg.privacy.noise import Clipping
 from feddg.settings import PrivacySettings
 
-FACTS = WeightFacts(frozenset("ab"), frozenset("ab"))
+FACTS = WeightNames(frozenset("ab"), frozenset("ab"))
 VALUES = st.floats(-1e6, 1e6, width=32)
 CHANGE = st.lists(VALUES, min_size=4, max_size=4)
 SENT = {"a": torch.tensor([1.0, -2.0]), "b": torch.tensor([[0.0, 3.0]])}
@@ -109,7 +109,7 @@ class Free(Account):
 
 def test_noise_at_the_client_has_the_stated_variance_and_leaves_the_rest_alone():
     own = defence(clipping_norm=0.5, noise_multiplier=2.0, noised_at="client")
-    own.facts = WeightFacts(frozenset("ab"), frozenset("a"))
+    own.facts = WeightNames(frozenset("ab"), frozenset("a"))
     big = {"a": torch.zeros(20_000, dtype=torch.float64), "b": torch.ones(3)}
     told = Message({}, {"norm": 0.5})
     trained = {"a": big["a"], "b": torch.zeros(3)}

@@ -6,12 +6,12 @@ import numpy
 from rich.console import Console
 
 from feddg.records import ClientRow, ClientsTable
-from feddg.runs.inspection import MOST_MARKS, holdings_table
+from feddg.runs.inspection import MOST_MARKS, client_data_table
 
 
 def shown(clients: ClientsTable) -> str:
     console = Console(width=200, record=True, file=io.StringIO())
-    console.print(holdings_table(clients))
+    console.print(client_data_table(clients))
     return console.export_text()
 
 

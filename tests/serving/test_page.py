@@ -62,7 +62,9 @@ def test_images_that_are_chosen_are_answered_on_the_page(finished, browser, tmp_
     assert len(rows) == 4
     for row, expected in zip(rows, own):
         assert f"\n{expected.label} {100 * expected.confidence:.1f} %" in row
-        light = "unlike the training images" if expected.unlike_training else "warning light off"
+        light = (
+            "unlike the training images" if expected.unlike_training else "like the training images"
+        )
         assert light in row
     assert "Cannot be used: not an image in a known format." in rows[3]
     assert wide <= width, "the page is wider than the screen"

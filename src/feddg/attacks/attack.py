@@ -35,7 +35,7 @@ from feddg.errors import DataError, ExperimentError, RunError
 from feddg.records import AttackRow
 from feddg.runs.figures import add_figure, grid
 from feddg.runs.folder import FIGURES, RunFolder
-from feddg.runs.model import Subject, load_subject
+from feddg.runs.model import LoadedRun, load_finished_run
 from feddg.runs.prepare import cache_folder
 from feddg.runs.reading import ATTACKS, LedgerRecord, read_run
 from feddg.styles.training import load_images as load_public
@@ -176,10 +176,10 @@ def attack_run(
     lpips = read_lpips(chosen.lpips) if chosen.lpips else None
     judges = Judges(read_extractor(chosen.extractor), lpips=lpips)
     path = Path(folder)
-    subject = load_subject(path, cache or cache_folder(), progress)
-    if subject.experiment.data.image_size < SMALLEST:
+    loaded = load_finished_run(path, cache or cache_folder(), progress)
+    if loaded.experiment.data.image_size < SMALLEST:
         raise DataError(f"images of less than {SMALLEST} pixels are too small to compare")
-    work = _Work(path, subject, chosen, judges, progress)
+    work = _Work(path, loaded, chosen, judges, progress)
     rows = work.carry_out(kind)
     keys = {(row.kind, row.key) for row in rows}
     others = [row for row in read_run(path).attacks if (row.kind, row.key) not in keys]
@@ -196,14 +196,14 @@ class _Work:
     def __init__(
         self,
         path: Path,
-        subject: Subject,
+        loaded: LoadedRun,
         settings: AttackSettings,
         judges: Judges,
         progress: Progress,
     ) -> None:
-        self._path, self._subject, self._settings = path, subject, settings
+        self._path, self._loaded, self._settings = path, loaded, settings
         self._judges, self._progress = judges, progress
-        self._senders = Senders(subject)
+        self._senders = Senders(loaded)
         self.pictures: dict[str, Captioned] = {}
 
     def carry_out(self, kind: str) -> list[AttackRow]:
@@ -217,7 +217,7 @@ class _Work:
         return by_kind[kind]()
 
     def _entries(self) -> list[SentEntry]:
-        method, network = self._subject.method, self._subject.worker.network
+        method, network = self._loaded.method, self._loaded.worker.network
         ledger = read_run(self._path).ledger
         found = chosen_entries(method, network, self._settings.entry)
         for entry in found.values():
@@ -228,7 +228,7 @@ class _Work:
         entries, chosen = self._entries(), self._settings
         images, labels = self._known_images(attacker)
         effort = Effort(chosen.targets, GeneratorTraining(chosen.steps, seed=chosen.seed))
-        names = self._subject.images.table.domain_names
+        names = self._loaded.images.table.domain_names
         rows: list[AttackRow] = []
         for entry in entries:
             found = reconstruct(
@@ -247,9 +247,9 @@ class _Work:
 
     def _known_images(self, attacker: int | None) -> tuple[Tensor, Tensor]:
         """The images that the attacker learns on, and what they are taken for."""
-        most, size = self._settings.most_public, self._subject.experiment.data.image_size
+        most, size = self._settings.most_public, self._loaded.experiment.data.image_size
         if attacker is not None:
-            own = self._subject.images.examples(attacker)
+            own = self._loaded.images.examples(attacker)
             if len(own) < FEWEST:
                 raise DataError(
                     f"client {attacker} holds {len(own)} images, fewer than the {FEWEST} that a "
@@ -267,7 +267,7 @@ class _Work:
         return images, self._senders.labels(images)
 
     def _malicious(self) -> int:
-        sizes = self._subject.images.partition.sizes
+        sizes = self._loaded.images.partition.sizes
         if self._settings.client is None:
             return int(sizes.argmax())
         if not 0 <= self._settings.client < len(sizes):
@@ -299,7 +299,7 @@ class _Work:
         return [one.row(self._judges) for one in found]
 
     def _membership(self) -> list[AttackRow]:
-        method, network = self._subject.method, self._subject.worker.network
+        method, network = self._loaded.method, self._loaded.worker.network
         wanted = self._settings.entry
         entries = chosen_entries(method, network, wanted) if wanted else entries_of(method, network)
         effort = replace(self._settings.membership, seed=self._settings.seed)

@@ -143,7 +143,7 @@ def invert_updates(
     Raises:
         RunError: no weights leave the clients, or none holds so many images.
     """
-    network, method = senders.subject.worker.network, senders.subject.method
+    network, method = senders.loaded.worker.network, senders.loaded.method
     if not has_global_model(method, network):
         raise RunError(f"under {method.name} no weights leave a client: there is nothing to invert")
     batches = list(_batches(senders, batch_size, updates, search.seed))
@@ -156,7 +156,7 @@ def invert_updates(
         changes |= {"optimizer": "sgd", "momentum": 0.0, "weight_decay": 0.0}
     worker = senders.pretender(**changes)
     signed = worker.train.optimizer == "adam"
-    holdings = [
+    client_data = [
         held(ImageStack(b.images), torch.arange(batch_size), b.labels, network.classes)
         for b in batches
     ]
@@ -164,12 +164,12 @@ def invert_updates(
     names = list(shared_parameters(method, network))
     changed = [
         {n: (broadcast.weights[n] - u.weights[n]).detach().clone() for n in names if n in u.weights}
-        for u in senders.trained(holdings, worker, broadcast)
+        for u in senders.trained(client_data, worker, broadcast)
     ]
     drawn, cosines = [], []
     for i, (batch, change) in enumerate(zip(batches, changed)):
         progress(f"updates of {batch_size}", i, len(batches))
-        model = senders.subject.network(broadcast.weights)
+        model = senders.loaded.network(broadcast.weights)
         assert isinstance(model, Network)
         _set_mode(model, batch_size, worker.freeze)
         images, cosine = invert(
@@ -237,8 +237,8 @@ def invert(
 
 def _batches(senders: Senders, size: int, updates: int, seed: int) -> Iterator[Targets]:
     """Batches of images, of a client each; of one client several where there are too few."""
-    examples = senders.subject.images.examples
-    clients = chosen_clients(senders.subject, updates, seed)
+    examples = senders.loaded.images.examples
+    clients = chosen_clients(senders.loaded, updates, seed)
     able = [client for client in clients if len(examples(client)) >= size]
     for number in range(updates if able else 0):
         client, turn = able[number % len(able)], number // len(able)

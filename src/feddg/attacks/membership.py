@@ -67,7 +67,7 @@ def membership(
     Raises:
         RunError: no client has enough images for it, or there is nothing single to read.
     """
-    seen = has_global_model(senders.subject.method, senders.subject.worker.network)
+    seen = has_global_model(senders.loaded.method, senders.loaded.worker.network)
     seen = seen and not senders.only_sums
     if not (seen or entries):
         raise RunError(
@@ -161,8 +161,8 @@ def _losses(senders: Senders, cases: Sequence[Case]) -> Iterator[numpy.ndarray]:
     before = [_negative_losses(senders, broadcast.weights, case.asked) for case in cases]
     updates: list[Weights] = []
     worker = senders.pretender(
-        local_epochs=senders.subject.worker.train.local_epochs,
-        local_steps=senders.subject.worker.train.local_steps,
+        local_epochs=senders.loaded.worker.train.local_epochs,
+        local_steps=senders.loaded.worker.train.local_steps,
     )
     for update in senders.trained([case.holding for case in cases], worker, broadcast):
         updates.append({name: t.detach().clone() for name, t in update.weights.items()})
@@ -172,12 +172,12 @@ def _losses(senders: Senders, cases: Sequence[Case]) -> Iterator[numpy.ndarray]:
 
 
 def _negative_losses(senders: Senders, weights: Weights, asked: Examples) -> numpy.ndarray:
-    subject = senders.subject
-    network = subject.network(weights)
+    loaded = senders.loaded
+    network = loaded.network(weights)
     labels = asked.labels
     with torch.inference_mode():
         parts = [
-            network(as_unit(asked.images(p), subject.worker.device)).float().cpu()
+            network(as_unit(asked.images(p), loaded.worker.device)).float().cpu()
             for p in torch.arange(len(asked)).split(64)
         ]
     losses = torch.nn.functional.cross_entropy(torch.cat(parts), labels, reduction="none")
@@ -198,9 +198,9 @@ def _of_entry(senders: Senders, entry: SentEntry) -> Evidence:
 
 def _distances(senders: Senders, entry: SentEntry, case: Case, sent: Tensor) -> numpy.ndarray:
     """Features ``(n, 3)``: minus the distance to the nearest row, the best cosine, the length."""
-    classes = senders.subject.worker.network.classes
-    holdings = one_each(case.asked.images(), case.asked.labels, classes)
-    own = torch.cat([rows[:1] for rows in senders.pretended(entry, holdings)]).double()
+    classes = senders.loaded.worker.network.classes
+    client_data = one_each(case.asked.images(), case.asked.labels, classes)
+    own = torch.cat([rows[:1] for rows in senders.pretended(entry, client_data)]).double()
     centre, scale = own.mean(0), own.std(0).clamp(min=1e-8)
     own, rows = (own - centre) / scale, (sent.double() - centre) / scale
     distances = torch.cdist(own, rows).amin(1)

@@ -412,7 +412,7 @@ def reconstruct(
     Raises:
         RunError: the clients send nothing of the kind.
     """
-    classes = senders.subject.worker.network.classes
+    classes = senders.loaded.worker.network.classes
     progress(f"{entry.key}: asking", 0, 1)
     known = torch.cat(
         [rows[:1] for rows in senders.pretended(entry, one_each(public, labels, classes))]
@@ -425,7 +425,7 @@ def reconstruct(
         lambda done, total: progress(f"{entry.key}: training the generator", done, total),
     )
     if victims is None:
-        victims = chosen_clients(senders.subject, effort.targets, effort.seed)
+        victims = chosen_clients(senders.loaded, effort.targets, effort.seed)
     rows = senders.real(entry, [client for client in victims if client != attacker])
     if attacker is not None:
         rows = _received(senders, entry, rows, attacker)
@@ -450,7 +450,7 @@ def _received(
 ) -> dict[int, Tensor]:
     """What the malicious client can read of each other client: its rows, or those of nobody."""
     broadcast = senders.broadcast
-    told = entry.received(senders.subject.state.agreed, broadcast.extras, broadcast.weights)
+    told = entry.received(senders.loaded.state.agreed, broadcast.extras, broadcast.weights)
     if told is None:
         raise RunError(
             f"clients receive nothing of what is sent as {entry.key}: there is nothing that a "
@@ -484,16 +484,16 @@ def _of_client(
     seed: int,
 ) -> tuple[Targets, Tensor, Tensor]:
     """Some of a client's images, the row that speaks of each, and the row of each by itself."""
-    examples = senders.subject.images.examples(client)
+    examples = senders.loaded.images.examples(client)
     positions = looked_at(examples, client, seed)
     if not entry.has_rows:  # it speaks of all of them
         positions = positions[:count]
     elif entry.purpose == "update":  # it takes a turn of training to ask of one
         positions = positions[: TURNS * count]
     targets = targets_of(examples, client, positions)
-    classes = senders.subject.worker.network.classes
-    holdings = one_each(targets.images, targets.labels, classes)
-    samples = torch.cat([rows[:1] for rows in senders.pretended(entry, holdings)])
+    classes = senders.loaded.worker.network.classes
+    client_data = one_each(targets.images, targets.labels, classes)
+    samples = torch.cat([rows[:1] for rows in senders.pretended(entry, client_data)])
     pairs = matched(
         generator.standardised(sent),
         generator.standardised(samples),

@@ -24,7 +24,7 @@ from feddg.models.network import Network
 from feddg.models.normalization import statistics_names
 from feddg.privacy.building import Defences
 from feddg.rng import stream
-from feddg.runs.model import Subject
+from feddg.runs.model import LoadedRun
 from feddg.runs.prepare import defences_for
 
 # What a method sends beside weights, found by what it declares: the entries an attack can read.
@@ -242,9 +242,9 @@ class Targets:
         return cls(*(torch.cat([getattr(part, name) for part in parts]) for name in fields))
 
 
-def chosen_clients(subject: Subject, most: int, seed: int) -> list[int]:
+def chosen_clients(loaded: LoadedRun, most: int, seed: int) -> list[int]:
     """Returns up to ``most`` clients that hold images, from every domain by turns."""
-    counts = subject.images.partition.counts
+    counts = loaded.images.partition.counts
     main = numpy.argmax(counts, axis=1)
     drawn = torch.randperm(len(main), generator=stream(seed, "clients")).tolist()
     holding = [client for client in drawn if counts[client].sum() > 0]
@@ -346,15 +346,15 @@ class Senders:
         subject: the run.
     """
 
-    def __init__(self, subject: Subject) -> None:
-        self.subject = subject
+    def __init__(self, loaded: LoadedRun) -> None:
+        self.loaded = loaded
 
     @cached_property
     def defences(self) -> Defences:
         """What happens to updates on their way, as in the run."""
-        subject = self.subject
-        experiment = subject.images.trained_by(subject.experiment)
-        return defences_for(experiment, subject.method, subject.worker.network)
+        loaded = self.loaded
+        experiment = loaded.images.trained_by(loaded.experiment)
+        return defences_for(experiment, loaded.method, loaded.worker.network)
 
     @property
     def only_sums(self) -> bool:
@@ -364,8 +364,8 @@ class Senders:
     @property
     def broadcast(self) -> Broadcast:
         """What the clients of the next round are sent."""
-        sent = self.subject.method.broadcast(self.subject.state)
-        round = Round(sent.round, [], self.subject.state)
+        sent = self.loaded.method.broadcast(self.loaded.state)
+        round = Round(sent.round, [], self.loaded.state)
         return Hooks(self.defences.defences).broadcast(sent, round)
 
     def real(self, entry: SentEntry, clients: Sequence[int]) -> dict[int, Tensor]:
@@ -382,11 +382,11 @@ class Senders:
             By client ``(rows, length)``.
         """
         transport = self._transport(
-            self.subject.worker, self.subject.images.examples, self.subject.memories
+            self.loaded.worker, self.loaded.images.examples, self.loaded.memories
         )
         return dict(self._sent(transport, entry, clients))
 
-    def pretended(self, entry: SentEntry, holdings: Sequence[Examples]) -> list[Tensor]:
+    def pretended(self, entry: SentEntry, client_data: Sequence[Examples]) -> list[Tensor]:
         """Returns what clients that hold some images would send under an entry.
 
         They train without augmentation for as many steps as the run's clients do, up to
@@ -394,7 +394,7 @@ class Senders:
 
         Args:
             entry: what is read.
-            holdings: the images of each.
+            client_data: the images of each.
 
         Returns:
             For each ``(rows, length)``.
@@ -402,7 +402,7 @@ class Senders:
         Raises:
             RunError: one of them sends nothing.
         """
-        hold = [_twice(h) if entry.names and len(h) == 1 else h for h in holdings]
+        hold = [_twice(h) if entry.names and len(h) == 1 else h for h in client_data]
         transport = self._transport(self.pretender(), hold.__getitem__, {})
         sent = dict(self._sent(transport, entry, range(len(hold))))
         if len(sent) < len(hold):
@@ -410,11 +410,11 @@ class Senders:
         return [sent[id] for id in range(len(hold))]
 
     def trained(
-        self, holdings: Sequence[Examples], worker: Worker, broadcast: Broadcast | None = None
+        self, client_data: Sequence[Examples], worker: Worker, broadcast: Broadcast | None = None
     ) -> Iterator[Update]:
         """Yields the updates of pretended clients; valid until the next is drawn."""
-        transport = self._transport(worker, holdings.__getitem__, {})
-        for reply in transport.train(range(len(holdings)), broadcast or self.broadcast):
+        transport = self._transport(worker, client_data.__getitem__, {})
+        for reply in transport.train(range(len(client_data)), broadcast or self.broadcast):
             if not isinstance(reply, Update):
                 raise RunError(f"a pretended client cannot train: {reply.reason}")
             yield reply
@@ -426,29 +426,29 @@ class Senders:
             changes: fields of the training settings.
         """
         alike = {"local_steps": min(MOST_STEPS, self._usual_steps()), "select_every": None}
-        train = self.subject.worker.train.model_copy(update=alike | changes)
-        return replace(self.subject.worker, train=train, augmentation=PLAIN, cache=None)
+        train = self.loaded.worker.train.model_copy(update=alike | changes)
+        return replace(self.loaded.worker, train=train, augmentation=PLAIN, cache=None)
 
     def _usual_steps(self) -> int:
         """How many steps a client of the run takes in a round; the median."""
-        train = self.subject.worker.train
-        sizes = self.subject.images.partition.sizes
+        train = self.loaded.worker.train
+        sizes = self.loaded.images.partition.sizes
         usual = float(numpy.median(sizes[sizes > 0]))
         return train.local_steps or train.local_epochs * math.ceil(usual / train.batch_size)
 
     def _transport(self, worker: Worker, hold: Hold, memories: dict[int, Weights]) -> InProcess:
-        subject = self.subject
-        count = len(subject.images.partition)
+        loaded = self.loaded
+        count = len(loaded.images.partition)
         own = dict(memories)
-        transport = InProcess(subject.method, [worker], count, hold, own, self.defences)
-        transport.hand_out(subject.state.agreed, again=True)
+        transport = InProcess(loaded.method, [worker], count, hold, own, self.defences)
+        transport.hand_out(loaded.state.agreed, again=True)
         return transport
 
     def _sent(
         self, transport: InProcess, entry: SentEntry, clients: Sequence[int]
     ) -> Iterator[tuple[int, Tensor]]:
         if entry.purpose == "describe":
-            start = Broadcast(0, self.subject.first)
+            start = Broadcast(0, self.loaded.first)
             for id, reply in transport.descriptions(clients, start):
                 rows = entry.rows(reply.tensors) if isinstance(reply, Message) else None
                 if rows is not None:
@@ -461,10 +461,10 @@ class Senders:
 
     def labels(self, images: Tensor) -> Tensor:
         """Returns what the run's model takes images ``(n, 3, H, W)`` uint8 for, ``(n,)``."""
-        network = self.subject.network(self.subject.state.weights)
+        network = self.loaded.network(self.loaded.state.weights)
         assert isinstance(network, Network)
-        predictor = self.subject.method.predictor(network).eval()
-        device = self.subject.worker.device
+        predictor = self.loaded.method.predictor(network).eval()
+        device = self.loaded.worker.device
         with torch.inference_mode():
             parts = [predictor(as_unit(part, device)).argmax(1).cpu() for part in images.split(64)]
         return torch.cat(parts).clone()
@@ -547,10 +547,10 @@ class Victim:
 
 def victims_of(senders: Senders, effort: MembershipEffort) -> Iterator[Victim]:
     """Yields the clients that are attacked, with their shadows, all from the effort's seed."""
-    subject = senders.subject
-    images, table = subject.images, subject.images.table
+    loaded = senders.loaded
+    images, table = loaded.images, loaded.images.table
     aside = numpy.concatenate([images.splits.id_test, images.splits.id_val])
-    clients = chosen_clients(subject, effort.clients, effort.seed)
+    clients = chosen_clients(loaded, effort.clients, effort.seed)
     for client in clients:
         own = images.examples(client)
         domains = own.domains.unique().numpy()

@@ -32,7 +32,7 @@ from feddg.report.tables import (
 from feddg.report.text import SPLIT_WORDS, interval_words, warning_words
 from feddg.runs.diagnostics import about_result, accuracy_interval, measured
 from feddg.runs.execute import is_complete
-from feddg.runs.inspection import STYLES, holdings_table, print_diagnostic, skew_between
+from feddg.runs.inspection import STYLES, client_data_table, print_diagnostic, skew_between
 from feddg.runs.reading import RunRecord, read_run
 from feddg.text import counted, duration
 
@@ -224,7 +224,7 @@ def _text(value: Any) -> str:
 def _print_forecast(console: Console, found: Forecast) -> None:
     roles = ", ".join(f"{role} {count}" for role, count in found.splits.items() if count)
     print_line(console, f"images: {roles}")
-    console.print(holdings_table(found.clients))
+    console.print(client_data_table(found.clients))
     for line in in_words(skew_between(found.clients)):
         print_line(console, line)
     for one in found.diagnostics:

@@ -79,7 +79,7 @@ def predict(
         typer.echo(f"continued: {done.continued} images were done before")
     typer.echo(f"{done.files - done.failed} of {done.files} images labelled: {done.out}")
     if done.unlike is None:
-        typer.echo("no warning light: the run keeps no energy threshold for this model")
+        typer.echo("no out-of-distribution score: the run keeps no energy threshold for this model")
     else:
         typer.echo(f"unlike anything seen in training: {done.unlike}")
     if html is not None:

@@ -14,7 +14,7 @@ import numpy
 import torch
 from torch import Tensor, nn
 
-from feddg.clients.optim import Stepper, in_round
+from feddg.clients.optim import Optimization, in_round
 from feddg.data.augment import AugmentSettings, apply, draw
 from feddg.data.pixels import PixelStore, as_unit, fits
 from feddg.errors import ClientError
@@ -183,7 +183,7 @@ class Worker:
     threads: int | None = None
     style_noise: StyleNoise | None = None
     record_noise: RecordNoise | None = None
-    stepper: Stepper = field(default_factory=Stepper)
+    optimization: Optimization = field(default_factory=Optimization)
     stopped: Event = field(default_factory=Event)
 
 
@@ -234,7 +234,7 @@ class Client:
         self.views: dict[str, Tensor] = {}
         self.optimizer: torch.optim.Optimizer | None = None
         self.steps = 0
-        self.passes = 0
+        self.forwards = 0
         self._terms: dict[str, Tensor] = {}
 
     @property
@@ -356,13 +356,13 @@ class Client:
     def descend(self, terms: dict[str, Tensor]) -> None:
         """Takes one step of the client's optimizer down the sum of ``terms``, and logs them.
 
-        A large network may step inside the backward pass (see :class:`Stepper`), so that no moment
-        lies between the two. To read or change gradients, use :meth:`backward` and :meth:`step`, or
-        give the optimizer a step hook.
+        A large network may step inside the backward pass (see :class:`Optimization`), so that no
+        moment lies between the two. To read or change gradients, use :meth:`backward` and
+        :meth:`step`, or give the optimizer a step hook.
         """
         assert self.optimizer is not None, _NO_OPTIMIZER
         clipping = self.worker.train.gradient_clipping
-        self.worker.stepper.descend(self.optimizer, _total(terms), clipping)
+        self.worker.optimization.descend(self.optimizer, _total(terms), clipping)
         self.log(terms)
 
     def backward(self, terms: dict[str, Tensor]) -> None:
@@ -376,7 +376,7 @@ class Client:
     def step(self) -> None:
         """Steps by the gradients that are there, lets them go, and counts the step."""
         assert self.optimizer is not None, _NO_OPTIMIZER
-        self.worker.stepper.step(self.optimizer, self.worker.train.gradient_clipping)
+        self.worker.optimization.step(self.optimizer, self.worker.train.gradient_clipping)
         self.steps += 1
 
     def log(self, terms: dict[str, Tensor]) -> None:
@@ -430,15 +430,15 @@ def _total(terms: dict[str, Tensor]) -> Tensor:
 
 
 @contextmanager
-def counted_passes(client: Client) -> Iterator[None]:
-    """Adds to ``client.passes`` every image that enters the featurizer in the block.
+def counted_forwards(client: Client) -> Iterator[None]:
+    """Adds to ``client.forwards`` every image that enters the featurizer in the block.
 
     A batch that a method passes in three versions counts three times; what goes through a copy of
     the network, as a frozen teacher, counts as well.
     """
 
     def count(module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        client.passes += len(inputs[0])
+        client.forwards += len(inputs[0])
 
     hook = client.network.featurizer.register_forward_pre_hook(count)
     try:

@@ -226,7 +226,7 @@ PENDING_BYTES = 4 * 2**20
 """Gradients that may wait for their step during a backward pass."""
 
 
-class Stepper:
+class Optimization:
     """How the clients step that take turns on one network.
 
     A step is a backward pass, clipping where it is asked for, and a step of the optimizer. Large

@@ -204,8 +204,8 @@ def measured_numbers(run: RunRecord) -> dict[str, float]:
         ``fluctuation_swa``: by how much the accuracy on the test domains changes from one evaluated
         round to the next, mean over the second half of the rounds, of the last weights and of the
         tail's mean. By round, means: ``seconds`` of training and aggregation, ``images`` of
-        training steps, each once a step, ``passes`` of images through the networks where they were
-        counted, ``bytes`` that a client sends and is sent.
+        training steps, each once a step, ``forwards`` of images through the networks where
+        they were counted, ``bytes`` that a client sends and is sent.
     """
     numbers: dict[str, float] = {}
     found = run.evaluations
@@ -236,8 +236,8 @@ def measured_numbers(run: RunRecord) -> dict[str, float]:
         sent = [(r.bytes_up + r.bytes_down) / max(1, len(r.clients)) for r in rounds]
         numbers["seconds"] = fmean(trained)
         numbers["images"] = fmean(r.images for r in rounds)
-        if all(r.passes for r in rounds):
-            numbers["passes"] = fmean(r.passes for r in rounds)
+        if all(r.forwards for r in rounds):
+            numbers["forwards"] = fmean(r.forwards for r in rounds)
         numbers["bytes"] = fmean(sent)
     return numbers
 

@@ -1,7 +1,7 @@
 """Handwritten digits in four domains: built in, offline, always the same.
 
 The 1,797 scans of scikit-learn's optical digits (Alpaydin and Kaynak, UCI 1998; 8 by 8 pixels) are
-dealt out to four domains, so that no scan appears in two, and drawn anew at 32 by 32 in colour:
+partitioned over four domains, so that no scan appears in two, and drawn anew at 32 by 32 in colour:
 
 - ``ink``: a pen on squared, stained paper;
 - ``chalk``: grainy bright strokes on a dusty slate;
@@ -63,7 +63,7 @@ def _rendered() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _deal(labels: np.ndarray) -> np.ndarray:
-    """Returns a domain for each scan: every class is shuffled and dealt out in turn."""
+    """Returns a domain for each scan: every class is shuffled and partitioned in turn."""
     domains = np.empty(len(labels), dtype=np.int64)
     random = numpy_stream(_SEED, "digits", "deal")
     for label in np.unique(labels):

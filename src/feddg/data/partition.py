@@ -146,7 +146,7 @@ def partition(
     return found
 
 
-def dealt_alike(found: Partition, domains: np.ndarray, seed: int) -> list[np.ndarray]:
+def partitioned_alike(found: Partition, domains: np.ndarray, seed: int) -> list[np.ndarray]:
     """Deals further images out: of each domain, every client gets the share it already holds.
 
     Args:
@@ -158,13 +158,13 @@ def dealt_alike(found: Partition, domains: np.ndarray, seed: int) -> list[np.nda
         One int64 array per client: positions in ``domains``, ascending; some may be empty.
     """
     random = numpy_stream(seed, "partition", "further")
-    dealt: list[list[np.ndarray]] = [[] for _ in range(found.clients)]
+    partitioned: list[list[np.ndarray]] = [[] for _ in range(found.clients)]
     for domain, counts in zip(found.domain_ids, found.counts.T):
         rows = random.permutation(np.flatnonzero(domains == domain))
         bounds = np.round(np.cumsum(counts) / counts.sum() * len(rows)).astype(np.int64)
-        for own, part in zip(dealt, np.split(rows, bounds[:-1])):
+        for own, part in zip(partitioned, np.split(rows, bounds[:-1])):
             own.append(part)
-    return [np.sort(np.concatenate(parts)) for parts in dealt]
+    return [np.sort(np.concatenate(parts)) for parts in partitioned]
 
 
 def held_alike(holders: np.ndarray, further: np.ndarray) -> list[np.ndarray]:
@@ -316,7 +316,7 @@ def _rule(
 
 
 def rules_of(names: str, settings: Mapping[str, Any]) -> list[PartitionRule]:
-    """Returns the rules by which images are dealt out: domains, sizes, labels; or a whole one.
+    """Returns the rules by which images are partitioned: domains, sizes, labels; or a whole one.
 
     Args:
         names: names of rules, joined by ``+``.
@@ -403,7 +403,7 @@ class Mix:
 
     Attributes:
         homes: for each domain, the clients at home in it.
-        heterogeneity: lambda: the share of every domain that is dealt out to all clients alike.
+        heterogeneity: lambda: the share of every domain that is partitioned over all clients alike.
     """
 
     homes: list[np.ndarray]
@@ -671,7 +671,7 @@ def _choose(
     return chosen
 
 
-# By label: each class is dealt out by a Dirichlet draw over the clients, sizes following.
+# By label: each class is partitioned by a Dirichlet draw over the clients, sizes following.
 #
 # For every class the clients' shares of its images are drawn from Dir(alpha) (Yurochkin et al.,
 # "Bayesian Nonparametric Federated Learning of Neural Networks", ICML 2019; the label skew of Li
@@ -683,7 +683,7 @@ def _choose(
 @_rule(
     "class_dirichlet",
     "labels",
-    "each class dealt out by a draw with clients.alpha; sizes follow (Yurochkin 2019)",
+    "each class partitioned by a draw with clients.alpha; sizes follow (Yurochkin 2019)",
     setting="alpha",
     keeps_sizes=False,
 )

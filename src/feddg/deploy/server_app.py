@@ -30,7 +30,7 @@ from feddg.methods.composition import method_class
 from feddg.models.precision import choose_device
 from feddg.records import EVALUATION_ROWS, TEST, ClientRow, ClientsTable, EvaluationRow, RoundRow
 from feddg.report import ensure_report
-from feddg.runs.context import Prepared
+from feddg.runs.context import RunContext
 from feddg.runs.execute import Run, carry_out
 from feddg.runs.observer import Observer
 from feddg.runs.prepare import Progress, build, build_worker, cache_folder, defences_for
@@ -234,7 +234,7 @@ def coordinate(grid: Grid, run_config: Mapping[str, Any]) -> Run:
 
     def prepare(
         experiment: Experiment, cache: Path, progress: Progress, memories: dict[int, Weights]
-    ) -> Prepared:
+    ) -> RunContext:
         return _prepared(grid, deployment, experiment, cache, path)
 
     cache = Path(deployment.cache).expanduser() if deployment.cache else cache_folder()
@@ -245,7 +245,7 @@ def coordinate(grid: Grid, run_config: Mapping[str, Any]) -> Run:
 
 def _prepared(
     grid: Grid, deployment: Deployment, experiment: Experiment, cache: Path, path: Path
-) -> Prepared:
+) -> RunContext:
     names, file = deployment.site_names, path / DEPLOYMENT
     device = choose_device(experiment.device)
     known = DeploymentFile.read(file)
@@ -287,7 +287,7 @@ def _prepared(
     emit(*method.diagnostics(experiment))
     defences = defences_for(experiment, method, network)
     worker = build_worker(experiment, network, cache)
-    return Prepared(
+    return RunContext(
         method,
         worker,
         transport,

@@ -29,7 +29,7 @@ from feddg.methods.base import require_network_fit
 from feddg.methods.composition import method_class
 from feddg.records import client_name
 from feddg.report import ensure_report
-from feddg.runs.context import Prepared, in_process
+from feddg.runs.context import RunContext, in_process
 from feddg.runs.execute import Run, carry_out
 from feddg.runs.observer import Observer
 from feddg.runs.prepare import Progress, cache_folder, load_images
@@ -140,7 +140,7 @@ def coordinate(
 
     def prepare(
         experiment: Experiment, cache: Path, progress: Progress, memories: dict[int, Weights]
-    ) -> Prepared:
+    ) -> RunContext:
         found = in_process(experiment, cache, progress, {})
         number = len(found.clients.clients)
         names = [client_name(id) for id in range(number)]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from feddg.clients.client import Batch, Client, RecordNoise, counted_passes
+from feddg.clients.client import Batch, Client, RecordNoise, counted_forwards
 from feddg.clients.threads import threads
 from feddg.errors import ClientError
 from feddg.messages import Message, Update, Weights, first_not_finite
@@ -122,7 +122,7 @@ def clipped_sum(gradients: dict[str, Tensor], norm: float) -> dict[str, Tensor]:
 def private_step(client: Client, batch: Batch, noise: RecordNoise) -> None:
     """Takes one optimizer step by a batch's clipped and noised gradient."""
     gradients, losses = image_gradients(client, batch)
-    client.passes += len(batch) - 1  # together they went through as what looks like one image
+    client.forwards += len(batch) - 1  # together they went through as what looks like one image
     parameters = dict(client.network.named_parameters())
     for name, total in clipped_sum(gradients, noise.norm).items():
         noised = add_noise(total, noise.multiplier * noise.norm) / len(batch)
@@ -160,7 +160,7 @@ def train(client: Client, method: Method, defences: Defences = NO_DEFENCES) -> U
         ClientError: the client cannot train, or its loss or what it remembers is not finite.
     """
     started = time.perf_counter()
-    with _turn(client), counted_passes(client), client.held_still():
+    with _turn(client), counted_forwards(client), client.held_still():
         local = _start(client, method)
         client.set_training()
         method.begin(client)
@@ -182,7 +182,7 @@ def train(client: Client, method: Method, defences: Defences = NO_DEFENCES) -> U
                 selection.restore()
             terms = client.mean_terms()
             extras = method.report(client)
-    client.worker.stepper.keep(client.optimizer)
+    client.worker.optimization.keep(client.optimizer)
     state = client.network.state_dict()
     client.memory.update({name: state[name].detach().clone() for name in local})
     spoiled = first_not_finite(client.memory.items()) if client.memory else None
@@ -195,7 +195,7 @@ def train(client: Client, method: Method, defences: Defences = NO_DEFENCES) -> U
     if local >= state.keys():
         state = {}  # nothing is shared, so nothing leaves
     update = Update(client.id, len(client.examples), state, extras, terms, seconds, images)
-    update.passes = client.passes
+    update.forwards = client.forwards
     if not defences.defences:
         return update
     return defences.protect(update, client.received, client.extras, client.secrets)

@@ -270,7 +270,7 @@ class _Round:
             seconds=sum(update.seconds for update in updates),
             images=sum(update.images for update in updates),
             members=tuple(ids),
-            passes=sum(update.passes for update in updates),
+            forwards=sum(update.forwards for update in updates),
         )
 
     def _trained(self, members: list[int]) -> dict[int, Update]:

@@ -198,7 +198,7 @@ class Method:
 
     def optimizer(self, client: Client) -> torch.optim.Optimizer:
         """Returns the client's optimizer, new each round, over the network's trained parameters."""
-        return client.worker.stepper.optimizer(client.network, client.train)
+        return client.worker.optimization.optimizer(client.network, client.train)
 
     def step(self, client: Client, batch: Batch) -> None:
         """Takes one optimizer step on a batch; override for methods with several."""
@@ -282,7 +282,8 @@ class Round:
         evaluations: how its model did, once it was measured.
         evaluating: seconds that took.
         terms: mean of each loss term over the used updates, weighted by examples; with
-            ``examples``, ``images``, ``passes`` and ``training`` (seconds) what the row is made of.
+            ``examples``, ``images``, ``forwards`` and ``training`` (seconds) what the row is
+            made of.
     """
 
     number: int
@@ -300,7 +301,7 @@ class Round:
     terms: dict[str, float] = field(default_factory=dict)
     examples: int = 0
     images: int = 0
-    passes: int = 0
+    forwards: int = 0
     training: float = 0.0
 
     def __post_init__(self) -> None:
@@ -310,7 +311,7 @@ class Round:
         """Adds one used update to the means and counts."""
         self.examples += update.examples
         self.images += update.images
-        self.passes += update.passes
+        self.forwards += update.forwards
         self.training += update.seconds
         share = update.examples / self.examples
         for name, value in update.terms.items():
@@ -328,7 +329,7 @@ class Round:
             terms=self.terms,
             examples=self.examples,
             images=self.images,
-            passes=self.passes,
+            forwards=self.forwards,
             # Sites train side by side: their seconds may add up to more than the round took.
             seconds={"train": self.training, "aggregate": max(0.0, seconds - self.training)},
             bytes_up=self.bytes["up"] - self._before["up"],

@@ -149,8 +149,8 @@ class Centralised(Method):
     Decisions:
         Steps are equal and not images: a batch is what an update of the weights learns from.
         Clients' last batches are smaller, so a centralised round sees somewhat more images. Clients
-        are dealt out as the experiment says first, for their number of steps; then all images go to
-        one client. A round is no whole number of passes over the images in general: each round
+        are partitioned as the experiment says first, for their number of steps; then all images go
+        to one client. A round is no whole number of passes over the images in general: each round
         begins a new random order. The optimizer starts afresh each round, as every client's does.
         Defences and update privacy are refused, for one client has nobody to hide among. It
         combines with methods that change what a client does by itself (`centralised+mixstyle`). It

@@ -22,7 +22,7 @@ from feddg.evaluation.accuracy import energy
 from feddg.evaluation.adaptation import Predictor
 from feddg.methods.base import local_names
 from feddg.runs.diagnostics import about_model, result_sentence_of
-from feddg.runs.execute import fingerprint, read_warning_light
+from feddg.runs.execute import fingerprint, read_energy_threshold
 from feddg.runs.model import Trained, load_trained
 from feddg.runs.provenance import training_depth
 
@@ -133,7 +133,7 @@ def describe_model(run: Path, trained: Trained) -> ModelDescription:
         RunError: the folder is damaged.
     """
     predictor, experiment, data = trained.predictor(), trained.experiment, trained.experiment.data
-    light = read_warning_light(run, predictor)
+    light = read_energy_threshold(run, predictor)
     return ModelDescription(
         format="run",
         feddg=feddg.__version__,

@@ -321,7 +321,7 @@ class PredictedFiles:
         out: the table.
         files: image files; each has a row, or one for every tile.
         failed: files that could not be used.
-        unlike: rows unlike training; None where the run has no warning light.
+        unlike: rows unlike training; None where the run has no out-of-distribution score.
         continued: files that an earlier call had done.
         classifier: whose labels they are.
     """
@@ -348,7 +348,7 @@ def predict_files(
     progress: Callable[[str, int, int], None] = lambda what, done, total: None,
     on_bad: OnBad = lambda line: None,
 ) -> PredictedFiles:
-    """Writes a row for every image file: file, label, confidence, energy, warning light, reason.
+    """Writes a row for every image file: file, label, confidence, energy, whether unlike training, reason.
 
     Until it is whole the table is called ``OUT.part``. One that was interrupted is continued by the
     next call for the same work, to the same bytes. Under an adaptation that remembers the images
@@ -491,7 +491,7 @@ class Doubtful:
         faults: the first rows that cannot be used.
         total: rows of the table.
         failed: of them, how many cannot be used.
-        unlike: on how many the warning light is on; None without one.
+        unlike: on how many it is out of distribution; None without one.
         labels: how many rows have each label.
     """
 

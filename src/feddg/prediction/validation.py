@@ -157,7 +157,8 @@ class DomainValidation(Row):
         confusion: ``[true][predicted]`` counts.
         metrics: further numbers from the whole table; empty where something of it is hidden.
         mean_confidence: of the answers; to be compared with the accuracy.
-        unlike_training: images above the warning light's threshold; None without one, too.
+        unlike_training: images above the out-of-distribution score's threshold; None without one,
+        too.
     """
 
     domain: str

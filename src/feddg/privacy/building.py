@@ -16,7 +16,7 @@ from feddg.privacy.defence import (
     DEFENCES,
     MEMORY,
     Defence,
-    WeightFacts,
+    WeightNames,
     require_compatible,
     require_styles,
     traits_of,
@@ -41,8 +41,8 @@ class Defences:
         facts: about the weights.
     """
 
-    def __init__(self, defences: Sequence[Defence] = (), facts: WeightFacts | None = None) -> None:
-        self.defences, self.facts = tuple(defences), facts or WeightFacts()
+    def __init__(self, defences: Sequence[Defence] = (), facts: WeightNames | None = None) -> None:
+        self.defences, self.facts = tuple(defences), facts or WeightNames()
         for defence in self.defences:
             defence.facts = self.facts
 
@@ -120,7 +120,7 @@ class Defences:
         A defence that withstands bad updates must see them all: it counts on their number. And
         under noise no client's update may decide whether another's is used.
         """
-        return self.noised or any(defence.fuses for defence in self.defences)
+        return self.noised or any(defence.aggregates for defence in self.defences)
 
     @property
     def secret_rate(self) -> float | None:
@@ -194,7 +194,7 @@ def build_defences(
     covered = type(method).noises if seen_to else frozenset[str]()
     traits = traits_of(method, network, trains_statistics=trains_statistics, covered=covered)
     require_compatible(defences, traits, method, updates=updates)
-    return Defences(defences, facts_of(method, network))
+    return Defences(defences, weight_names(method, network))
 
 
 def defence_of(choice: DefenceChoice) -> Defence:
@@ -232,8 +232,8 @@ def resolved_choice(written: Any) -> dict[str, Any]:
     return {"name": choice.name, "settings": settings}
 
 
-def facts_of(method: Method, network: nn.Module) -> WeightFacts:
+def weight_names(method: Method, network: nn.Module) -> WeightNames:
     """Returns what defences need to know of a method's weights."""
     local, state = local_names(method, network), network.state_dict()
     floats = {name for name, tensor in state.items() if tensor.is_floating_point()}
-    return WeightFacts(frozenset(floats - local), frozenset(shared_parameters(method, network)))
+    return WeightNames(frozenset(floats - local), frozenset(shared_parameters(method, network)))

@@ -35,7 +35,7 @@ from feddg.settings import PrivacySettings, Settings
 
 
 @dataclass(frozen=True)
-class WeightFacts:
+class WeightNames:
     """What both sides know of the weights.
 
     Attributes:
@@ -76,13 +76,13 @@ class Defence(RoundHook):
     summary: ClassVar[str] = ""
     Settings: ClassVar[type[BaseModel]] = NoDefenceSettings
     breaks: ClassVar[dict[str, str]] = {}
-    fuses: ClassVar[bool] = False
+    aggregates: ClassVar[bool] = False
     looks: ClassVar[bool] = False
     sums: ClassVar[bool] = False
 
     def __init__(self, settings: BaseModel | None = None) -> None:
         self.settings: Any = settings if settings is not None else self.Settings()
-        self.facts, self.account = WeightFacts(), Account()
+        self.facts, self.account = WeightNames(), Account()
 
     @property
     def plain_mean(self) -> str | None:
@@ -286,9 +286,9 @@ def require_compatible(
 def _conflict(one: Defence, other: Defence) -> str | None:
     if one.name == other.name:
         return f"defence {one.name} is named twice; once is enough"
-    if one.fuses and other.fuses:
+    if one.aggregates and other.aggregates:
         return f"defences {one.name} and {other.name} each replace the mean; choose one"
-    if one.sums and (other.fuses or other.looks):
+    if one.sums and (other.aggregates or other.looks):
         return (
             f"{one.name} and {other.name} exclude each other: {other.name} looks at single "
             "updates, and the server sees nothing but their sum"
@@ -303,7 +303,7 @@ def _conflict(one: Defence, other: Defence) -> str | None:
             f"{one.name} and adaptive clipping exclude each other: the server would see which "
             "client's update was clipped; set privacy.clipping to fixed"
         )
-    if one.plain_mean is not None and other.fuses:
+    if one.plain_mean is not None and other.aggregates:
         return f"{one.name} and {other.name} exclude each other: {one.plain_mean}"
     return None
 

@@ -34,7 +34,7 @@ from feddg.privacy.defence import (
     STATISTICS,
     TRAINING,
     Defence,
-    WeightFacts,
+    WeightNames,
     register,
 )
 from feddg.privacy.robust import distance, length, shrunk
@@ -276,7 +276,7 @@ class Clipping(Defence):
         return (noise**-2 - (2 * count_noise) ** -2) ** -0.5, count_noise
 
 
-def _noised(trained: Weights, sent: Weights, facts: WeightFacts, deviation: float) -> Weights:
+def _noised(trained: Weights, sent: Weights, facts: WeightNames, deviation: float) -> Weights:
     """Returns weights whose change has noise; what is not trained stays as it was sent."""
     weights = {name: sent[name] for name in trained}
     for name in facts.trained:

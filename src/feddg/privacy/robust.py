@@ -183,7 +183,7 @@ class Krum(Defence):
     summary = "uses only updates that lie close together; multi-Krum too (Blanchard et al. 2017)"
     Settings = KrumSettings
     breaks: ClassVar[dict[str, str]] = {FUSION: "and Krum leaves some out"}
-    fuses = True
+    aggregates = True
 
     @property
     def least(self) -> int:
@@ -248,7 +248,7 @@ class Median(Defence):
     name = "median"
     summary = "coordinate-wise median; withstands fewer than half (Yin et al. 2018)"
     breaks: ClassVar[dict[str, str]] = {FUSION: "and a median leaves one"}
-    fuses = True
+    aggregates = True
 
     def collected(self, updates: Iterator[Update], round: Round) -> Iterator[Update]:
         """Yields one update: the median."""
@@ -289,7 +289,7 @@ class TrimmedMean(Defence):
     summary = "mean without the f lowest and highest values (Yin et al. 2018)"
     Settings = TrimmedMeanSettings
     breaks: ClassVar[dict[str, str]] = {FUSION: "and a trimmed mean leaves one"}
-    fuses = True
+    aggregates = True
 
     @property
     def least(self) -> int:

@@ -715,7 +715,7 @@ class Cost:
         seconds: by activity, as in ``ACTIVITIES``.
         total_seconds: of all.
         images_per_second: of training; None if not known.
-        passes_per_image: how often an image of a training step goes through the networks; None if
+        forwards_per_image: how often an image of a training step goes through the networks; None if
             not counted.
         peak_memory: in bytes; None if not known.
         bytes: sent, as in ``SENT``.
@@ -724,7 +724,7 @@ class Cost:
     seconds: Mapping[str, float]
     total_seconds: float
     images_per_second: float | None
-    passes_per_image: float | None
+    forwards_per_image: float | None
     peak_memory: int | None
     bytes: Mapping[str, Any]
 
@@ -739,14 +739,14 @@ def cost_of(run: RunRecord) -> Cost:
     rest = total - sum(seconds.values())
     if rest > 0.005 * total:
         seconds["other"] = rest
-    with_passes = [row for row in rounds if row.passes and row.images]
-    images = sum(row.images for row in with_passes)
+    with_forwards = [row for row in rounds if row.forwards and row.images]
+    images = sum(row.images for row in with_forwards)
     names = sorted(seconds, key=lambda name: [*ACTIVITIES, name].index(name))
     return Cost(
         seconds={name: seconds[name] for name in names},
         total_seconds=total,
         images_per_second=summary.images_per_second or None,
-        passes_per_image=sum(r.passes for r in with_passes) / images if images else None,
+        forwards_per_image=sum(r.forwards for r in with_forwards) / images if images else None,
         peak_memory=summary.peak_memory_bytes if run.summary else None,
         bytes=summary.bytes if run.summary or rounds else {},
     )
@@ -756,7 +756,7 @@ def _cost_section(run: RunRecord) -> Section | None:
     cost = cost_of(run)
     if not cost.total_seconds:
         return None
-    total, passes = duration(cost.total_seconds), cost.passes_per_image
+    total, forwards = duration(cost.total_seconds), cost.forwards_per_image
     words = {name: ACTIVITIES.get(name, readable(name)) for name in cost.seconds}
     bar = [
         (words[name], value / cost.total_seconds, duration(value))
@@ -767,7 +767,7 @@ def _cost_section(run: RunRecord) -> Section | None:
         "Time in all": Cell(total, strong=True),
         **{f"Time for {words[name]}": duration(value) for name, value in cost.seconds.items()},
         "Images per second of training": number(cost.images_per_second),
-        "Passes through the network per image": MISSING if passes is None else f"{passes:.2f}",
+        "Passes through the network per image": MISSING if forwards is None else f"{forwards:.2f}",
         "Peak memory": size(cost.peak_memory),
         **{text: size(cost.bytes.get(name)) for name, text in SENT.items()},
     }

@@ -23,7 +23,7 @@ from feddg.records import client_name
 from feddg.rng import stream
 from feddg.runs.figures import some_of_each
 from feddg.runs.folder import SNAPSHOTS, checkpoint_weights
-from feddg.runs.model import Subject, load_subject
+from feddg.runs.model import LoadedRun, load_finished_run
 from feddg.runs.prepare import Progress, cache_folder
 from feddg.runs.reading import read_run
 from feddg.storage import is_file, replace_text, why
@@ -34,20 +34,20 @@ from feddg.storage import is_file, replace_text, why
 PER_DOMAIN = 150
 
 
-def feature_maps(subject: Subject, folder: Path, progress: Progress) -> dict[str, Any]:
+def feature_maps(loaded: LoadedRun, folder: Path, progress: Progress) -> dict[str, Any]:
     """t-SNE maps of some images' features before training, at snapshots, and at the end."""
-    table, held = subject.images.table, subject.images.splits
+    table, held = loaded.images.table, loaded.images.splits
     # Of training domains from the part that nobody trained on, if there is one.
     rows = numpy.concatenate([held.test, held.val, held.id_test, held.id_val])
     trained = ~numpy.isin(table.domains[held.train], table.domains[rows])
     rows = numpy.concatenate([rows, held.train[trained]])
-    rows = some_of_each(table.domains, rows, PER_DOMAIN, subject.experiment.seed, "t-SNE")
-    weights = {0: subject.first} | snapshots(folder) | {subject.state.round: subject.state.weights}
+    rows = some_of_each(table.domains, rows, PER_DOMAIN, loaded.experiment.seed, "t-SNE")
+    weights = {0: loaded.first} | snapshots(folder) | {loaded.state.round: loaded.state.weights}
     maps = []
     for done, (round_, of_round) in enumerate(sorted(weights.items())):
         progress("t-SNE", done, len(weights))
-        network = subject.network(of_round)
-        features = over_batches(subject, rows, network.features)  # type: ignore[arg-type]
+        network = loaded.network(of_round)
+        features = over_batches(loaded, rows, network.features)  # type: ignore[arg-type]
         points = TSNE(
             perplexity=max(2.0, min(30.0, (len(rows) - 1) / 3)), init="pca", random_state=0
         ).fit_transform(features.numpy())
@@ -75,12 +75,14 @@ def snapshots(folder: Path) -> dict[int, Weights]:
     return found
 
 
-def over_batches(subject: Subject, rows: numpy.ndarray, work: Callable[[Tensor], Tensor]) -> Tensor:
+def over_batches(
+    loaded: LoadedRun, rows: numpy.ndarray, work: Callable[[Tensor], Tensor]
+) -> Tensor:
     """What ``work`` makes of the images of some rows, on the CPU in float32."""
-    worker, size = subject.worker, subject.experiment.evaluate.batch_size
+    worker, size = loaded.worker, loaded.experiment.evaluate.batch_size
     with torch.inference_mode(), worker.autocast():
         parts = [
-            work(as_unit(subject.images.pixels.gather(part), worker.device)).float().cpu()
+            work(as_unit(loaded.images.pixels.gather(part), worker.device)).float().cpu()
             for part in torch.from_numpy(rows).split(size)
         ]
     return torch.cat(parts)
@@ -97,15 +99,15 @@ MARGIN = 0.35
 
 
 def loss_landscape(
-    subject: Subject, rival: Weights | None, rival_name: str, progress: Progress
+    loaded: LoadedRun, rival: Weights | None, rival_name: str, progress: Progress
 ) -> dict[str, Any]:
     """Loss over the plane through three models, on images of seen and of unseen domains."""
-    domains = subject.main_domains()
+    domains = loaded.main_domains()
     first = int(numpy.argmax(domains == domains[0]))
     second = int(numpy.argmax(domains != domains[first]))
     wanted = [first] if rival is not None else [first, second]
-    trained = [_after_a_turn(subject, client) for client in wanted]
-    points = [("global model", subject.state.weights)]
+    trained = [_after_a_turn(loaded, client) for client in wanted]
+    points = [("global model", loaded.state.weights)]
     points += [(client_name(client), weights) for client, weights in zip(wanted, trained)]
     if rival is not None:
         points.append((rival_name, rival))
@@ -113,13 +115,13 @@ def loss_landscape(
     places = [plane.place(weights) for _, weights in points]
     mean = [sum(axis) / 2 for axis in zip(*places[1:])]
     axes = [_ticks([place[i] for place in places]) for i in (0, 1)]
-    splits = subject.images.splits
+    splits = loaded.images.splits
     samples = {"seen": splits.train, "unseen": splits.test}
-    rows = {name: _sample(part, subject, name) for name, part in samples.items() if len(part)}
+    rows = {name: _sample(part, loaded, name) for name, part in samples.items() if len(part)}
     losses: dict[str, list[list[float]]] = {name: [] for name in rows}
     for done, y in enumerate(axes[1]):
         progress("loss landscape", done, len(axes[1]))
-        line = [_losses(subject, plane.weights(x, y), rows) for x in axes[0]]
+        line = [_losses(loaded, plane.weights(x, y), rows) for x in axes[0]]
         for name in rows:
             losses[name].append([round(found[name], 4) for found in line])
     marks = [{"name": name, "x": p[0], "y": p[1]} for (name, _), p in zip(points, places)]
@@ -128,15 +130,15 @@ def loss_landscape(
     return {"x": axes[0], "y": axes[1], "losses": losses, "points": marks}
 
 
-def _after_a_turn(subject: Subject, client: int) -> Weights:
+def _after_a_turn(loaded: LoadedRun, client: int) -> Weights:
     """A client's weights after one more round of training from the global model."""
-    method, state = subject.method, subject.state
+    method, state = loaded.method, loaded.state
     transport = InProcess(
         method,
-        [subject.worker],
-        len(subject.images.partition),
-        subject.images.examples,
-        dict(subject.memories),
+        [loaded.worker],
+        len(loaded.images.partition),
+        loaded.images.examples,
+        dict(loaded.memories),
     )
     transport.hand_out(state.agreed)
     (update,) = (
@@ -204,21 +206,23 @@ def _ticks(places: Sequence[float]) -> list[float]:
     return [round(v, 6) for v in numpy.linspace(low - margin, high + margin, GRID).tolist()]
 
 
-def _sample(rows: numpy.ndarray, subject: Subject, name: str) -> numpy.ndarray:
-    generator = stream(subject.experiment.seed, "landscape", name)
+def _sample(rows: numpy.ndarray, loaded: LoadedRun, name: str) -> numpy.ndarray:
+    generator = stream(loaded.experiment.seed, "landscape", name)
     chosen: numpy.ndarray = rows[torch.randperm(len(rows), generator=generator).numpy()]
     return chosen[:LANDSCAPE_IMAGES]
 
 
-def _losses(subject: Subject, weights: Weights, rows: dict[str, numpy.ndarray]) -> dict[str, float]:
-    network = subject.network(weights)
+def _losses(
+    loaded: LoadedRun, weights: Weights, rows: dict[str, numpy.ndarray]
+) -> dict[str, float]:
+    network = loaded.network(weights)
     for module in network.modules():
         if isinstance(module, _BatchNorm) and module.running_var is not None:
             module.running_var.clamp_(min=0)  # beyond the three models a line may leave it
-    predictor = subject.method.predictor(subject.worker.network).eval()
-    labels = torch.from_numpy(subject.images.table.labels)
+    predictor = loaded.method.predictor(loaded.worker.network).eval()
+    labels = torch.from_numpy(loaded.images.table.labels)
     return {
-        name: float(nn.functional.cross_entropy(over_batches(subject, own, predictor), labels[own]))
+        name: float(nn.functional.cross_entropy(over_batches(loaded, own, predictor), labels[own]))
         for name, own in rows.items()
     }
 
@@ -229,26 +233,26 @@ def _losses(subject: Subject, weights: Weights, rows: dict[str, numpy.ndarray]) 
 MOST_CLIENTS, GREY_IMAGES, GREY_BINS = 6, 64, 32
 
 
-def grey_levels(subject: Subject, progress: Progress) -> dict[str, Any]:
+def grey_levels(loaded: LoadedRun, progress: Progress) -> dict[str, Any]:
     """Histograms of some clients' grey levels, before and after the method stylizes images."""
-    domains = subject.main_domains()
+    domains = loaded.main_domains()
     # First one client of each domain, then a second one, ...
     earlier = [int((domains[:i] == domain).sum()) for i, domain in enumerate(domains)]
     order = numpy.argsort(earlier, kind="stable")
     before, after, names = [], [], []
     for done, client in enumerate(order[:MOST_CLIENTS].tolist()):
         progress("grey levels", done, min(len(order), MOST_CLIENTS))
-        images = subject.images.examples(client).images()[:GREY_IMAGES]
+        images = loaded.images.examples(client).images()[:GREY_IMAGES]
         if len(images) == 0:
             continue
         stylized = None
-        if isinstance(subject.method, Redraws):
+        if isinstance(loaded.method, Redraws):
             with torch.no_grad():
-                stylized = subject.method.preview(images, subject.state.agreed)
+                stylized = loaded.method.preview(images, loaded.state.agreed)
         before.append(grey_histogram(images))
         after.append(None if stylized is None else grey_histogram(stylized))
-        domain = subject.images.partition.domain_ids[int(domains[client])]
-        names.append(f"{client_name(client)}, {subject.images.table.domain_names[domain]}")
+        domain = loaded.images.partition.domain_ids[int(domains[client])]
+        names.append(f"{client_name(client)}, {loaded.images.table.domain_names[domain]}")
     return {"clients": names, "before": before, "after": after}
 
 
@@ -282,20 +286,20 @@ def analyse(
     Raises:
         FeddgError: the run has no model, or ``beside`` has another network.
     """
-    subject = load_subject(Path(folder), cache or cache_folder(), progress)
-    if not has_global_model(subject.method, subject.worker.network):
-        name = subject.method.name
+    loaded = load_finished_run(Path(folder), cache or cache_folder(), progress)
+    if not has_global_model(loaded.method, loaded.worker.network):
+        name = loaded.method.name
         raise RunError(f"{folder}: under {name} there is no global model to look into")
     rival, rival_name = None, ""
     if beside is not None:
-        rival, own = checkpoint_weights(Path(beside)), subject.state.weights
+        rival, own = checkpoint_weights(Path(beside)), loaded.state.weights
         if {n: t.shape for n, t in rival.items()} != {n: t.shape for n, t in own.items()}:
             raise RunError(f"{beside} trained another network; name a run with the same one")
         rival_name = f"{title_of(read_run(Path(beside)).method)} model"
     content = {
-        "features": feature_maps(subject, Path(folder), progress),
-        "landscape": loss_landscape(subject, rival, rival_name, progress),
-        "grey_levels": grey_levels(subject, progress),
+        "features": feature_maps(loaded, Path(folder), progress),
+        "landscape": loss_landscape(loaded, rival, rival_name, progress),
+        "grey_levels": grey_levels(loaded, progress),
     }
     path = Path(folder) / ANALYSES
     text = json.dumps(content)

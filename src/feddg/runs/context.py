@@ -51,7 +51,7 @@ Elsewhere = Callable[[Server, Broadcast, Sequence[Score]], Sequence[Score]]
 
 
 @dataclass(frozen=True)
-class Prepared:
+class RunContext:
     """All that a run works with; where the clients live is the transport's affair.
 
     Attributes:
@@ -79,13 +79,13 @@ class Prepared:
     contents: ImagesFile | None = None
 
 
-Prepare = Callable[[Experiment, Path, Progress, dict[int, Weights]], Prepared]
+Prepare = Callable[[Experiment, Path, Progress, dict[int, Weights]], RunContext]
 """Prepares a run from the experiment, the cache folder and the memories of a checkpoint."""
 
 
 def in_process(
     experiment: Experiment, cache: Path, progress: Progress, memories: dict[int, Weights]
-) -> Prepared:
+) -> RunContext:
     """Prepares a run whose clients are trained in this process."""
     build_method(experiment.method.name, experiment.method.settings).read_files()
     images = load_images(experiment, cache, progress)
@@ -99,7 +99,7 @@ def in_process(
     def draw(folder: Path, state: State) -> None:
         draw_figures(folder, images, method, state, experiment.seed)
 
-    return Prepared(
+    return RunContext(
         method,
         worker,
         InProcess(method, workers, len(images.partition), images.examples, memories, defences),

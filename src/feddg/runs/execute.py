@@ -53,7 +53,7 @@ from feddg.records import (
 from feddg.runs.context import (
     Measurer,
     Prepare,
-    Prepared,
+    RunContext,
     WiseFT,
     in_process,
     predictor,
@@ -296,16 +296,17 @@ def _bytes(messages: Sequence[MessageRow]) -> dict[str, float]:
     }
 
 
-# The warning light of a run's model: the energy above which an image is unlike training.
+# The out-of-distribution score of a run's model: the energy above which an image is unlike
+# training.
 #
-# ``warning_light.json`` keeps a threshold for each model by the fingerprint of its weights, so
+# ``ood_score.json`` keeps a threshold for each model by the fingerprint of its weights, so
 # that no model is ever served with another one's.
 
 
-WARNING_LIGHT = "warning_light.json"
+OOD_SCORE = "ood_score.json"
 
 
-class WarningLights(JsonFile):
+class EnergyThresholds(JsonFile):
     """The file: thresholds by the fingerprint of the weights they were measured with."""
 
     models: dict[str, EnergyThreshold] = Field(default_factory=dict)
@@ -320,7 +321,7 @@ def fingerprint(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def write_warning_light(folder: RunFolder, model: nn.Module, evaluation: Evaluation) -> None:
+def write_energy_threshold(folder: RunFolder, model: nn.Module, evaluation: Evaluation) -> None:
     """Measures the threshold on the in-domain validation images and keeps it in the folder.
 
     Nothing is kept where there are none, or where the model gives log-probabilities.
@@ -340,19 +341,19 @@ def write_warning_light(folder: RunFolder, model: nn.Module, evaluation: Evaluat
     threshold = energy_threshold(energies)
     if threshold is None:
         return
-    found = WarningLights.read(folder.path / WARNING_LIGHT) or WarningLights()
+    found = EnergyThresholds.read(folder.path / OOD_SCORE) or EnergyThresholds()
     row = EnergyThreshold(threshold=threshold, inside=INSIDE_SHARE, images=len(rows))
-    lights = WarningLights(models=found.models | {fingerprint(model): row})
-    folder.write_json(WARNING_LIGHT, lights)
+    lights = EnergyThresholds(models=found.models | {fingerprint(model): row})
+    folder.write_json(OOD_SCORE, lights)
 
 
-def read_warning_light(folder: Path, model: nn.Module) -> EnergyThreshold | None:
+def read_energy_threshold(folder: Path, model: nn.Module) -> EnergyThreshold | None:
     """Returns the threshold of a model, or None where the folder has none for its weights.
 
     Raises:
         RunError: the file is damaged.
     """
-    found = WarningLights.read(folder / WARNING_LIGHT)
+    found = EnergyThresholds.read(folder / OOD_SCORE)
     return None if found is None else found.models.get(fingerprint(model))
 
 
@@ -554,7 +555,7 @@ class _Execution:
 
     def _set_up(
         self,
-        found: Prepared,
+        found: RunContext,
         server: Server,
         measurer: Measurer,
         wise_ft: WiseFT | None,
@@ -585,7 +586,7 @@ class _Execution:
         self.observer.start(self.experiment, done + 1)
 
     def _last_figures(
-        self, server: Server, found: Prepared, kept: KeptModels, evaluation: Evaluation
+        self, server: Server, found: RunContext, kept: KeptModels, evaluation: Evaluation
     ) -> None:
         """Writes what is said of the model that the run ends with."""
         method, network = found.method, found.worker.network
@@ -594,7 +595,7 @@ class _Execution:
             weights = kept.read(WISE_FT)
         model, classes = predictor(method, network, weights), tuple(found.clients.classes)
         write_alphas(self.folder, method, network, evaluation)
-        write_warning_light(self.folder, model, evaluation)
+        write_energy_threshold(self.folder, model, evaluation)
         if self.experiment.evaluate.pictures and has_global_model(method, network):
             with self.folder.writing(FIGURES) as figures:
                 draw_unseen(figures, evaluation, model, classes, self.experiment.seed)

@@ -38,7 +38,7 @@ def skew_between(clients: ClientsTable) -> Skew:
     return skew_of(_counts(clients, "domains"), _counts(clients, "classes"))
 
 
-def holdings_table(clients: ClientsTable) -> Table:
+def client_data_table(clients: ClientsTable) -> Table:
     """Returns a table of clients: images, main domain, and how dark each domain and class is.
 
     Every mark is a domain or class (several where there are many), from blank for none of the
@@ -226,6 +226,6 @@ def _print_clients(console: Console, found: dict[str, Any]) -> None:
         for id, (domains, classes) in enumerate(zip(found["clients"], found["clients_by_class"]))
     ]
     who = ClientsTable(domains=found["domains"], classes=found["classes"], clients=rows)
-    console.print(holdings_table(who))
+    console.print(client_data_table(who))
     for line in in_words(skew_between(who)):
         console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -125,7 +125,7 @@ def load_model(
 
 
 @dataclass(frozen=True)
-class Subject:
+class LoadedRun:
     """A finished run, ready to be looked into.
 
     Attributes:
@@ -157,7 +157,7 @@ class Subject:
         return main
 
 
-def load_subject(folder: Path, cache: Path, progress: Progress) -> Subject:
+def load_finished_run(folder: Path, cache: Path, progress: Progress) -> LoadedRun:
     """Reads a run's folder, loads its images and builds its network.
 
     Raises:
@@ -175,4 +175,4 @@ def load_subject(folder: Path, cache: Path, progress: Progress) -> Subject:
     first = {name: tensor.detach().clone() for name, tensor in network.state_dict().items()}
     worker = build_worker(images.trained_by(experiment), network, cache)
     first, state = on_device(first, worker.device), checkpoint.state.to(worker.device)
-    return Subject(experiment, images, method, worker, first, state, checkpoint.memories)
+    return LoadedRun(experiment, images, method, worker, first, state, checkpoint.memories)

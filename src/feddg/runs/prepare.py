@@ -41,7 +41,7 @@ from feddg.data.inspection import (
     ignored_files,
     survey,
 )
-from feddg.data.partition import Partition, counts_clients, dealt_alike, held_alike, partition
+from feddg.data.partition import Partition, counts_clients, held_alike, partition, partitioned_alike
 from feddg.data.pixels import BadImage, PixelStore, open_pixels
 from feddg.data.splits import Splits, from_csv, from_roles, hold_out
 from feddg.diagnostics import Diagnostic, emit
@@ -206,7 +206,7 @@ class Images:
         splits: rows by role.
         partition: training rows by client.
         seed: the experiment's.
-        steps: optimizer steps a client takes in a round, where the way images were dealt out says
+        steps: optimizer steps a client takes in a round, where the way images were partitioned says
             so; None where the experiment does.
         contents: which images these are, for the run's folder.
         natural: whether clients are who really holds the images, so that in-domain validation
@@ -227,7 +227,7 @@ class Images:
         """Returns the experiment as it is carried out: how many clients there are, and their steps.
 
         ``train.local_epochs`` is in how many batches of a round an image can be, also where the
-        way images were dealt out says how many steps there are.
+        way images were partitioned says how many steps there are.
         """
         clients, train = experiment.clients, experiment.train
         if self.natural:
@@ -264,7 +264,7 @@ class Images:
         holders = self.table.clients
         if self.natural and holders is not None and len(self.partition) > 1:
             return held_alike(holders[self.splits.train], holders[self.splits.id_val])
-        return dealt_alike(self.partition, self.table.domains[self.splits.id_val], self.seed)
+        return partitioned_alike(self.partition, self.table.domains[self.splits.id_val], self.seed)
 
 
 def load_images(experiment: Experiment, cache: Path | None, progress: Progress) -> Images:
@@ -287,7 +287,7 @@ def deal(
     """Splits the images and deals the training rows out to the clients.
 
     Raises:
-        DataError: the images cannot be split or dealt out as asked.
+        DataError: the images cannot be split or partitioned as asked.
     """
     clients = experiment.clients
     images, image_of = whole_images(table)  # tiles of one image stay together

@@ -465,7 +465,7 @@ class RunRecord(Shown):
 
     @cached_property
     def clients(self) -> ClientsTable | None:
-        """Who holds what, or None when the run stopped before the images were dealt out."""
+        """Who holds what, or None when the run stopped before the images were partitioned."""
         return ClientsTable.read(self.folder / "clients.json")
 
     @cached_property

@@ -279,8 +279,9 @@ class ImageAnswer(BaseModel):
         label: the most probable class; None where the file cannot be used.
         confidence: its probability, in [0, 1].
         probabilities: of all classes, by name.
-        energy: the higher, the less it is like images of training; None without a warning light.
-        unlike_training: whether the warning light is on; None without one.
+        energy: the higher, the less it is like images of training; None without a
+        out-of-distribution score.
+        unlike_training: whether it is out of distribution; None without one.
         reason: why the file cannot be used.
     """
 
@@ -315,7 +316,7 @@ class ModelAnswer(BaseModel):
         classes: in the order of the probabilities.
         image_size: side of the square that images are resized to, pixels.
         resize: how they become square.
-        energy_threshold: where the warning light goes on; None without one.
+        energy_threshold: where the out-of-distribution score goes on; None without one.
         result: how good the model was where nobody trained.
         diagnostics: the warnings about it; empty where nothing speaks against it.
         formats: endings of the files that are taken.

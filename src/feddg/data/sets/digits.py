@@ -130,7 +130,7 @@ ANGLES = (0, 15, 30, 45, 60, 75)
 
 
 def draw_rotated_mnist(root: Path | None) -> ImageTable:
-    """MNIST's 70,000 digits, dealt out evenly to six domains and turned by their angle.
+    """MNIST's 70,000 digits, partitioned evenly to six domains and turned by their angle.
 
     As DomainBed does, training and test digits are shuffled together and each is in one domain. The
     shuffle is ours and always the same; DomainBed's depends on its seed.

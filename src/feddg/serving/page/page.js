@@ -58,7 +58,7 @@ function show(text, answer) {
   if (answer.unlike_training === true) {
     text.append(element("p", "light on", "unlike the training images: look for yourself"));
   } else if (answer.unlike_training === false) {
-    text.append(element("p", "light", "warning light off"));
+    text.append(element("p", "light", "like the training images"));
   }
 }
 

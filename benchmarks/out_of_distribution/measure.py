@@ -1,7 +1,7 @@
-"""How well the warning light tells foreign images from those of training.
+"""How well the out-of-distribution score tells foreign images from those of training.
 
     feddg run --data digits --method fedavg --hold-out sketch --set data.id_test=0.2
-    python benchmarks/warning_light/measure.py RUN --foreign photos=PACS/photo
+    python benchmarks/out_of_distribution/measure.py RUN --foreign photos=PACS/photo
 
 Energies of the served model on the in-domain test images, which neither training nor the threshold
 has seen, against those of foreign images: the held-out domains, images of other sources, and what
@@ -20,7 +20,7 @@ from feddg.data.pixels import as_unit
 from feddg.evaluation.accuracy import energy, energy_threshold, separation
 from feddg.prediction.classifier import image_files
 from feddg.rng import stream
-from feddg.runs.execute import read_warning_light
+from feddg.runs.execute import read_energy_threshold
 from feddg.runs.model import load_trained
 from feddg.runs.prepare import load_images
 from feddg.storage import cache_folder
@@ -38,7 +38,7 @@ def main() -> None:
     model = trained.predictor()
     images = load_images(trained.experiment, cache_folder(), lambda *_: None)
     splits = images.splits
-    light = read_warning_light(chosen.run, model)
+    light = read_energy_threshold(chosen.run, model)
     if light is None:  # a run that was stopped keeps none
         validation = _energies(model, images.pixels.gather(torch.from_numpy(splits.id_val)))
         threshold, measured = energy_threshold(validation), len(splits.id_val)
@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def _some(rows, most):
-    order = torch.randperm(len(rows), generator=stream(0, "warning light"))
+    order = torch.randperm(len(rows), generator=stream(0, "out-of-distribution score"))
     return rows[order[:most].numpy()]
 
 
