@@ -164,7 +164,7 @@ class SmallFederation(Federation):
     def resume(self, state: State, memories: dict[int, dict[str, torch.Tensor]]) -> None:
         """Goes on from a checkpoint."""
         self.server.state, self.transport.memories = state, memories
-        self.transport.hand_out(state.agreed)
+        self.transport.hand_out(state.context)
 
     def accuracy(self) -> float:
         """Share of all clients' images that the global model's predictor classifies correctly."""

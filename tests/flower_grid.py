@@ -186,7 +186,7 @@ def ledger(path):
         if row["kind"] == "message":
             held = layouts[row["layout"]]
             names = [*(tensor["name"] for tensor in held["tensors"]), *held["scalars"]]
-            shown = sorted(n for n in names if not n.startswith(("fields/", "agreed/")))
+            shown = sorted(n for n in names if not n.startswith(("fields/", "context/")))
             key = (row["round"], row["direction"], row["client"], row["purpose"])
             found.append((*key, tuple(shown)))
     return found

@@ -9,7 +9,7 @@ from flwr.app import RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from feddg.deploy.transport import ASK, DESCRIBE, INTRODUCE, TRAIN, FlowerTransport, Policy
+from feddg.deploy.transport import ASK, INTRODUCE, STATISTICS, TRAIN, FlowerTransport, Policy
 from feddg.deploy.wire import Introduction, Parcel, flower_bytes, update_parcel
 from feddg.federation.server import Server
 from feddg.federation.transport import Ledger
@@ -87,16 +87,16 @@ class HostileGrid(Grid):
             introduction = Introduction(**counts).message
             return Parcel({"site": self.names[site], "busy": 0.1}, {"introduction": introduction})
         there = self.small.transport
-        if "agreed" in asked.parts:
-            there.hand_out(asked.parts["agreed"], again=True)
+        if "context" in asked.parts:
+            there.hand_out(asked.parts["context"], again=True)
         extras = asked.part("extras")
         round = int(asked.fields["round"])
         broadcast = Broadcast(round, asked.part("weights").tensors, extras)
         if kind == TRAIN:
             (reply,) = (update_parcel(update) for update in there.train([site], broadcast))
             return reply
-        if kind == DESCRIBE:
-            replies = there.descriptions([site], broadcast)
+        if kind == STATISTICS:
+            replies = there.client_statistics([site], broadcast)
         else:
             assert kind == ASK, kind
             replies = there.ask([site], broadcast, str(asked.fields["question"]), extras)

@@ -184,8 +184,8 @@ class FolderMaker:
     def ledger_rows(self) -> list[LedgerRow]:
         rows: list[LedgerRow] = list(LAYOUTS)
         for client in range(self.clients):
-            rows.append(_message(0, "up", client, "describe", "ab01", 1024))
-            rows.append(_message(0, "down", client, "agree", "ab01", 1024))
+            rows.append(_message(0, "up", client, "statistics", "ab01", 1024))
+            rows.append(_message(0, "down", client, "context", "ab01", 1024))
         for round_ in range(1, self.rounds + 1):
             for client in self.chosen(round_):
                 rows.append(_message(round_, "down", client, "train", "ab02", UPDATE_BYTES))

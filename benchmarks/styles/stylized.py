@@ -50,14 +50,14 @@ def main() -> None:
     method, network = build(experiment, len(images.table.class_names))
     with RunFolder(first) as opened:
         checkpoint = opened.load_checkpoint()
-    if not isinstance(method, Pardon) or checkpoint is None or not checkpoint.state.agreed:
+    if not isinstance(method, Pardon) or checkpoint is None or not checkpoint.state.context:
         parser.error(f"{first} is no PARDON run with an interpolation style")
     held = torch.cat(
         [torch.from_numpy(images.splits.id_val), torch.from_numpy(images.splits.id_test)]
     )
     originals = images.pixels.gather(held)
     labels = torch.from_numpy(images.table.labels)[held]
-    style = checkpoint.state.agreed.tensors["style"]
+    style = checkpoint.state.context.tensors["style"]
     stylized = {s: transfer(method.codec(), originals, style, s) for s in options.strengths}
     networks = {"before training": network.eval()}
     for run in options.runs:

@@ -43,7 +43,7 @@ class AdaptationError(FeddgError):
 
 
 class NotEnoughUpdates(RunError):
-    """Fewer good updates than a round may be fused from; it is tried again with other clients."""
+    """Fewer good updates than a round needs; it is tried again with other clients."""
 
 
 class BudgetSpent(RunError):

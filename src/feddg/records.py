@@ -339,7 +339,7 @@ class PrivacyRow(Row):
     seen, whatever became of its round.
 
     Attributes:
-        message: the kind of message, as the ledger's purposes: ``update``, ``describe``.
+        message: the kind of message, as the ledger's purposes: ``update``, ``client_statistics``.
         round: the round it belongs to; 0 before the first.
         clients: whose data is in it.
         unit: what is hidden: that a ``client`` took part with what it has, or an ``image``.

@@ -310,9 +310,11 @@ class TrainSettings(Settings):
 
 
 class ServerSettings(Settings):
-    """How the server fuses, and what it accepts."""
+    """How the server aggregates, and what it accepts."""
 
-    min_updates: int = Field(1, ge=1, description="fewest good updates a round may be fused from")
+    min_updates: int = Field(
+        1, ge=1, description="fewest good updates a round may be aggregated from"
+    )
     largest_change: Positive | None = Field(
         100.0,
         description="how many times the median change of earlier rounds (in the first: of the "

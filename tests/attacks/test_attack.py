@@ -92,14 +92,14 @@ def attack(place, runs, quick):
         ("fedavg", []),
         ("feddg-ga", []),
         ("fedprox", []),
-        ("ccst", ["describe/styles"]),
-        ("pardon", ["describe/style"]),
-        ("elcfs", ["describe/amplitudes"]),
+        ("ccst", ["statistics/styles"]),
+        ("pardon", ["statistics/style"]),
+        ("elcfs", ["statistics/amplitudes"]),
         ("fpl", ["update/fpl/prototypes"]),
         ("scaffold", ["update/scaffold/*"]),
         ("fedbn", [STATISTICS]),
         ("fedig", [STATISTICS]),
-        ("ccst+fpl", ["describe/styles", "update/fpl/prototypes"]),
+        ("ccst+fpl", ["statistics/styles", "update/fpl/prototypes"]),
     ],
 )
 def test_what_a_method_declares_is_what_can_be_attacked(method, keys):
@@ -116,9 +116,9 @@ def test_only_rows_that_the_sender_counts_are_rows():
         for key, entry in entries_of(build_method(method, {}), network).items()
     }
     assert rows == {
-        "describe/styles": True,
-        "describe/style": False,
-        "describe/amplitudes": True,
+        "statistics/styles": True,
+        "statistics/style": False,
+        "statistics/amplitudes": True,
         "update/fpl/prototypes": True,
     }
 
@@ -129,7 +129,9 @@ def test_a_method_that_shares_nothing_but_weights_says_so():
         chosen_entries(build_method("fedavg", {}), network, None)
     asked = chosen_entries(build_method("fedavg", {}), network, "statistics")
     assert list(asked) == [STATISTICS]
-    with pytest.raises(ExperimentError, match=r"ccst sends no 'style'.*it sends: describe/styles"):
+    with pytest.raises(
+        ExperimentError, match=r"ccst sends no 'style'.*it sends: statistics/styles"
+    ):
         chosen_entries(build_method("ccst", {}), network, "style")
 
 
@@ -148,15 +150,15 @@ def test_what_is_read_is_what_the_run_sent(place, runs, method):
     loaded = load_finished_run(runs(method), place / "cache", lambda *_: None)
     (entry,) = entries_of(loaded.method, loaded.worker.network).values()
     sent = Senders(loaded).real(entry, range(6))
-    agreed = loaded.state.agreed.tensors
+    context = loaded.state.context.tensors
     if method == "ccst":
-        assert torch.equal(torch.cat(list(sent.values())), agreed["styles"].flatten(1))
+        assert torch.equal(torch.cat(list(sent.values())), context["styles"].flatten(1))
     else:
-        again = loaded.method.agree(
-            (id, type(loaded.state.agreed)({"style": rows.view(2, -1)}))
+        again = loaded.method.aggregate_statistics(
+            (id, type(loaded.state.context)({"style": rows.view(2, -1)}))
             for id, rows in sent.items()
         )
-        assert torch.equal(again.tensors["style"], agreed["style"])
+        assert torch.equal(again.tensors["style"], context["style"])
 
 
 def test_a_row_of_one_image_is_recognised():
@@ -217,7 +219,7 @@ def test_membership_of_weights_and_styles(attack):
     rows = attack("pardon", "membership")
     assert [(row.entry, row.attack) for row in rows] == [
         (entry, kind)
-        for entry in ("update/weights", "describe/style")
+        for entry in ("update/weights", "statistics/style")
         for kind in ("threshold", "shadow")
     ]
     for row in rows:
@@ -243,7 +245,7 @@ def test_rows_are_kept_and_replaced_and_shown(attack, runs):
     assert len({(row.kind, row.key) for row in kept}) == len(kept)
     pictures = dict((path.name, text) for path, text in read_run(folder).pictures())
     assert "the server" not in pictures["styles.png"]
-    assert "draws from describe/style" in pictures["attack-server-describe-style.png"]
+    assert "draws from statistics/style" in pictures["attack-server-statistics-style.png"]
     page = write_report([folder], folder / "report.html").read_text("utf-8")
     for words in (
         "What left the sites, and what it gives away",

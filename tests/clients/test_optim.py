@@ -283,12 +283,12 @@ def test_every_method_trains_at_the_rounds_rate(method):
             method, train=TrainSettings(**plain_sgd, **train), embedding="bottleneck"
         )
         small.server.setup()
-        agreed, extras = (
-            small.server.state.agreed,
+        context, extras = (
+            small.server.state.context,
             small.method.broadcast(small.server.state).extras,
         )
         client = small.client(
-            0, round=round, agreed=agreed, extras=extras, received=small.server.state.weights
+            0, round=round, context=context, extras=extras, received=small.server.state.weights
         )
         found = [client.optimizer, *client.scratch.values()]
         return [

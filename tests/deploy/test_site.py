@@ -49,12 +49,12 @@ def test_a_flipped_bit_of_a_memory_is_found_and_said(tmp_path):
 
 def test_what_was_agreed_is_asked_for_again_once_it_is_damaged(tmp_path):
     memory = SiteMemory(tmp_path, "run", "ink")
-    agreed = Message({"style": torch.ones(2)}, {"groups": 2})
-    memory.keep_agreed("abc", agreed)
-    flip(memory.folder, "agreed-abc-*")
-    assert memory.agreed("abc") is None
-    memory.keep_agreed("abc", agreed)
-    assert memory.agreed("abc").scalars == {"groups": 2}
+    context = Message({"style": torch.ones(2)}, {"groups": 2})
+    memory.keep_context("abc", context)
+    flip(memory.folder, "context-abc-*")
+    assert memory.context("abc") is None
+    memory.keep_context("abc", context)
+    assert memory.context("abc").scalars == {"groups": 2}
 
 
 def flip(folder, pattern):
@@ -67,9 +67,9 @@ def flip(folder, pattern):
 
 def test_what_was_agreed_is_kept_under_its_digest(tmp_path):
     memory = SiteMemory(tmp_path, "run", "ink")
-    assert memory.agreed("ab12") is None
-    memory.keep_agreed("ab12", Message({"style": torch.ones(2)}, {"k": 3}))
-    found = SiteMemory(tmp_path, "run", "ink").agreed("ab12")
+    assert memory.context("ab12") is None
+    memory.keep_context("ab12", Message({"style": torch.ones(2)}, {"k": 3}))
+    found = SiteMemory(tmp_path, "run", "ink").context("ab12")
     assert found.scalars == {"k": 3}
     assert found.tensors["style"].tolist() == [1, 1]
 

@@ -42,7 +42,7 @@ def test_flower_gives_the_bits_of_the_in_process_transport(method, tmp_path):
     assert (deployment.path / "report.html").is_file()
     crossed, entered = (ledger(path) for path in (deployment.path, expected.folder))
     # What was agreed travels with the first message that needs it.
-    asked = [entry for entry in entered if entry[3] != "agree"]
+    asked = [entry for entry in entered if entry[3] != "context"]
     assert sorted(entry for entry in crossed if entry[3] != "introduce") == sorted(asked)
     assert [entry[1] for entry in crossed if entry[3] == "introduce"] == ["down"] * 3 + ["up"] * 3
 
@@ -106,7 +106,7 @@ def test_a_late_joiner_is_sent_what_was_agreed(deploy, monkeypatch):
     trained = [entry for entry in grid.received if entry == ("photo", "train")]
     assert len(trained) == 1
     last = next(m for m in reversed(grid.sent) if grid.nodes[m.metadata.dst_node_id] == "photo")
-    assert "agreed" in last.content.array_records
+    assert "context" in last.content.array_records
 
 
 def test_what_was_agreed_travels_once_and_again_to_a_site_that_lost_it(deploy, monkeypatch):
@@ -114,7 +114,7 @@ def test_what_was_agreed_travels_once_and_again_to_a_site_that_lost_it(deploy, m
     grid, original = deployment.grid, server_app.LogLines.round
 
     def lose(self, record):
-        for file in (deployment.folder / "ink" / "deployments").rglob("agreed-*"):
+        for file in (deployment.folder / "ink" / "deployments").rglob("context-*"):
             file.unlink()
         original(self, record)
 
@@ -122,7 +122,7 @@ def test_what_was_agreed_travels_once_and_again_to_a_site_that_lost_it(deploy, m
     deployment.start()
     sent = {
         site: [
-            "agreed" in message.content.array_records
+            "context" in message.content.array_records
             for message in grid.sent
             if message.metadata.message_type == "train"
             and grid.nodes[message.metadata.dst_node_id] == site

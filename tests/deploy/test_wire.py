@@ -42,8 +42,8 @@ def test_a_parcel_keeps_every_dtype_shape_and_scalar():
 
 
 def test_an_empty_part_is_not_an_absent_one():
-    found = Parcel.from_records(Parcel(parts={"agreed": Message()}).to_records())
-    assert found.parts == {"agreed": Message()}
+    found = Parcel.from_records(Parcel(parts={"context": Message()}).to_records())
+    assert found.parts == {"context": Message()}
 
 
 def test_an_update_of_weights_alone_is_one_array_record_and_one_config_record():

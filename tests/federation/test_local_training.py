@@ -257,7 +257,7 @@ def test_a_resumed_run_has_spent_the_steps_of_both_parts(method, dearest, tmp_pa
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"method": "pardon"}, "describe/style|trains in its own way"),
+        ({"method": "pardon"}, "statistics/style|trains in its own way"),
         ({"method": "fedprox"}, "trains in its own way"),
         ({"model": {"backbone": "cnn", "normalization": "train"}}, "choose model.backbone cnn_gn"),
         ({"train": {"rounds": 2, "local_steps": 3}}, "set train.local_epochs"),

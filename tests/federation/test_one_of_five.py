@@ -35,7 +35,7 @@ def five(method="fedavg", **options):
 
 def lie(small, purpose, change):
     """Has the culprit's messages of a kind changed on their way."""
-    way = {"update": "train", "describe": "descriptions", "answer": "ask"}[purpose]
+    way = {"update": "train", "statistics": "client_statistics", "answer": "ask"}[purpose]
     honest = getattr(small.transport, way)
 
     def said(*given):
@@ -175,26 +175,26 @@ CASES = {
         "classifier 1e18": scalar("copa/head", 10**18),
         "classifier -1": scalar("copa/head", -1),
     },
-    ("elcfs", "describe"): {
+    ("elcfs", "statistics"): {
         "amplitudes of 1e20": extra("amplitudes", filled(1e20)),
         "amplitudes of 2": extra("amplitudes", filled(2.0)),
         "amplitudes below 0": extra("amplitudes", filled(-0.5)),
         "more amplitudes than images": extra("amplitudes", many(5000)),
     },
-    ("pardon", "describe"): {
+    ("pardon", "statistics"): {
         "a style of 1e4": extra("style", filled(1e4)),
         "a style of 3e38": extra("style", filled(3e38)),
         "negative means": extra("style", moment(0, -1e4)),
         "means of 100": extra("style", moment(0, 100.0)),
         "negative deviations": extra("style", moment(1, -1.0)),
     },
-    ("vista", "describe"): {
+    ("vista", "statistics"): {
         "colours of 1e4": extra("style", filled(1e4)),
         "colours of 1.5": extra("style", moment(0, 1.5)),
         "colours below 0": extra("style", moment(0, -0.2)),
         "deviations of 0.6": extra("style", moment(1, 0.6)),
     },
-    ("ccst", "describe"): {
+    ("ccst", "statistics"): {
         "styles of 1e4": extra("styles", filled(1e4)),
         "more styles than images": extra("styles", many(5000)),
     },
@@ -221,7 +221,7 @@ def test_one_of_five_is_named_and_the_others_go_on(method, purpose, name):
     play(small)
     state = small.server.state
     assert state.round == 2
-    times = 1 if purpose == "describe" else 2
+    times = 1 if purpose == "statistics" else 2
     assert [client for client, _ in refused(small)] == [CULPRIT] * times
     expected = undisturbed(method, purpose)
     assert same(state.weights, expected.weights)
@@ -242,8 +242,8 @@ def test_what_honest_sites_send_passes(method):
 @pytest.mark.parametrize(
     ("method", "purpose", "change"),
     [
-        ("pardon", "describe", extra("style", filled(1e-42))),
-        ("vista", "describe", extra("style", filled(1e-42))),
+        ("pardon", "statistics", extra("style", filled(1e-42))),
+        ("vista", "statistics", extra("style", filled(1e-42))),
         ("fpl", "update", extra("fpl/prototypes", filled(1e-42))),
         ("feddg-ga", "update", extra("feddg-ga/loss_own", filled(1e-42))),
     ],

@@ -19,11 +19,11 @@ from federations import federation, same
 def set_up(settings=None, **options):
     small = federation("ccst", settings=settings or {}, **options)
     small.server.setup()
-    return small, small.server.state.agreed.tensors
+    return small, small.server.state.context.tensors
 
 
 def begun(small, id=0, **state):
-    client = small.client(id, agreed=small.server.state.agreed, **state)
+    client = small.client(id, context=small.server.state.context, **state)
     small.method.begin(client)
     return client
 
@@ -108,7 +108,7 @@ def test_with_fewer_draws_originals_stay_with_their_probability():
 def test_the_draw_lasts_and_an_epoch_may_be_one_version_of_each():
     small, _ = set_up({"epoch": "original"})
     first, again = begun(small), begun(small)
-    later = small.client(agreed=small.server.state.agreed)
+    later = small.client(context=small.server.state.context)
     later.round = 2
     small.method.begin(later)
     assert same({"": first.training.images()}, {"": again.training.images()})
@@ -191,7 +191,7 @@ def test_only_styles_and_weights_leave_the_client():
     small.run(1)
     layouts = {row["id"]: row["tensors"] for row in small.ledger if row["kind"] == "layout"}
     up = [row for row in small.ledger if row.get("direction") == "up"]
-    described = [layouts[row["layout"]] for row in up if row["purpose"] == "describe"]
+    described = [layouts[row["layout"]] for row in up if row["purpose"] == "statistics"]
     assert [[(t["name"], t["shape"]) for t in d] for d in described] == [
         [("styles", (1, 2, load_codec("compact").channels))]
     ] * 3
@@ -221,7 +221,7 @@ def test_two_rounds_repeat_bit_for_bit_and_small_clients_stay_finite():
 def test_a_preview_shows_the_banks_styles_by_turns():
     small, bank = set_up()
     images = small.pixels.gather(torch.arange(4))
-    shown = small.method.preview(images, small.server.state.agreed)
+    shown = small.method.preview(images, small.server.state.context)
     expected = transfer(load_codec("compact"), images[3:], bank["styles"][0])
     assert int((shown[3].int() - expected[0].int()).abs().max()) <= 1
     assert small.method.preview(images, None) is None

@@ -69,18 +69,18 @@ def test_a_part_that_does_nothing_leaves_the_other_as_it_is(name, idle, alone):
 def test_parts_that_exchange_something_before_training_both_do():
     small = federation("ccst+elcfs")
     small.server.setup()
-    agreed = small.server.state.agreed.tensors
-    assert agreed.keys() == {"styles", "owners", "amplitudes", "amplitude_owners"}
+    context = small.server.state.context.tensors
+    assert context.keys() == {"styles", "owners", "amplitudes", "amplitude_owners"}
     alone = federation("ccst")
     alone.server.setup()
-    assert torch.equal(agreed["styles"], alone.server.state.agreed.tensors["styles"])
+    assert torch.equal(context["styles"], alone.server.state.context.tensors["styles"])
 
 
 def test_a_part_that_needs_a_setup_gets_it_beside_one_that_does_not():
     assert not build_method("pardon+sfa", {"contrastive": "ordinary"}).has_setup
     small = federation("pardon+elcfs", settings={"contrastive": "ordinary"})
     small.server.setup()
-    assert small.server.state.agreed.tensors.keys() == {"amplitudes", "amplitude_owners"}
+    assert small.server.state.context.tensors.keys() == {"amplitudes", "amplitude_owners"}
 
 
 def test_a_composition_has_all_names_settings_presets_and_promises():
@@ -89,7 +89,7 @@ def test_a_composition_has_all_names_settings_presets_and_promises():
     assert {"styles_per_image", "window"} <= composed.Settings.model_fields.keys()
     assert composed.presets["digits"]["method"] == {"window": 0.05}
     assert composed.presets["pacs"]["method"] == {"variant": "pardon"}
-    assert {"describe/styles", "describe/amplitudes"} <= composed.sends.keys()
+    assert {"statistics/styles", "statistics/amplitudes"} <= composed.sends.keys()
     assert "Chen" in composed.summary
     assert "Liu" in composed.summary
 
@@ -218,7 +218,15 @@ def test_a_rule_about_several_settings_speaks_for_itself():
 
 
 def test_every_hook_of_the_base_is_known_and_every_method_chains_what_it_can():
-    assert {"network", "describe", "agree", "loss", "head_loss", "step", "aggregate"} <= set(HOOKS)
+    assert {
+        "network",
+        "client_statistics",
+        "aggregate_statistics",
+        "loss",
+        "head_loss",
+        "step",
+        "aggregate",
+    } <= set(HOOKS)
     for name, method in methods().items():
         for hook in ("network", "check", "begin", "report", "broadcast", "initial_extras"):
             if name != "plus" and getattr(method, hook) is not getattr(Method, hook):

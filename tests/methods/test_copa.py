@@ -1,4 +1,4 @@
-"""COPA: the frozen classifiers' loss by hand, fusion within domains, the ensemble, one domain."""
+"""COPA: the frozen classifiers' loss by hand, aggregation in domains, the ensemble, one domain."""
 
 import pytest
 import torch

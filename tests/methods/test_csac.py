@@ -1,4 +1,4 @@
-"""CSAC: fusion and discrepancies by hand and by slow loops, and its limits."""
+"""CSAC: aggregation and discrepancies by hand and by slow loops, and its limits."""
 
 import math
 
@@ -10,7 +10,7 @@ from feddg.errors import ExperimentError
 from feddg.messages import Update
 from feddg.methods.base import State
 from feddg.methods.composition import build_method, method_class
-from feddg.methods.csac import attention, cross_layer_distance, fused, mmd
+from feddg.methods.csac import aggregated, attention, cross_layer_distance, mmd
 from feddg.models.network import Network
 from federations import federation, same
 
@@ -24,13 +24,13 @@ def test_layers_are_weighted_by_their_distance_to_the_mean():
     mean = torch.tensor([1.0, 1.0])
     # Distances sqrt 2, sqrt 5, sqrt 5.
     share = math.sqrt(5) / (math.sqrt(2) + 2 * math.sqrt(5))
-    torch.testing.assert_close(fused(layers, mean), torch.tensor([3 * share, 3 * share]))
+    torch.testing.assert_close(aggregated(layers, mean), torch.tensor([3 * share, 3 * share]))
 
 
 def test_equal_layers_and_integers_are_kept():
     layer = random(3, 2)
-    assert torch.equal(fused([layer, layer], layer), layer)
-    assert fused([torch.tensor(3), torch.tensor(9)], torch.tensor(3)) == 3
+    assert torch.equal(aggregated([layer, layer], layer), layer)
+    assert aggregated([torch.tensor(3), torch.tensor(9)], torch.tensor(3)) == 3
 
 
 def test_a_round_is_fused_layer_by_layer_with_clients_alike():
@@ -133,7 +133,7 @@ def test_a_client_remembers_the_model_it_trained():
     small.server.round()
     memory = small.transport.memories[0]
     trained = {name.removeprefix("csac/"): t for name, t in memory.items()}
-    assert same(trained, small.server.state.weights)  # one client: fused is its own
+    assert same(trained, small.server.state.weights)  # one client: aggregated is its own
 
 
 def test_one_client_without_calibration_is_fedavg_bit_for_bit():

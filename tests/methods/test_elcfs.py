@@ -102,7 +102,7 @@ def test_the_mean_alone_makes_a_constant_image_take_the_foreign_mean():
 def test_the_bank_holds_an_eighth_of_every_clients_images_and_nothing_else():
     small = federation("elcfs", sizes=(17, 3, 8), settings={"window": 0.07})
     small.server.setup()
-    bank = small.server.state.agreed.tensors
+    bank = small.server.state.context.tensors
     assert bank["amplitude_owners"].tolist() == [0, 0, 0, 1, 2]
     assert bank["amplitudes"].shape == (5, 3, 3, 3)
     drawn = torch.randperm(17, generator=small.client(0, round=0).stream("elcfs"))[:3]
@@ -116,7 +116,7 @@ def test_the_bank_holds_an_eighth_of_every_clients_images_and_nothing_else():
 def ready(settings, sizes=(6, 4), **options):
     small = federation("elcfs", settings=settings, sizes=sizes, freeze=True, **options)
     small.server.setup()
-    client = small.client(agreed=small.server.state.agreed)
+    client = small.client(context=small.server.state.context)
     return small, client, client.batch(torch.arange(sizes[0]), client.stream("augment"))
 
 
@@ -124,10 +124,10 @@ def test_only_other_clients_amplitudes_are_drawn_and_a_lone_client_draws_its_own
     bank = torch.tensor([0.9, 0.9, 0.1])[:, None, None, None].expand(3, 3, 1, 1)
     owners = torch.tensor([0, 0, 1])
     small, client, batch = ready({"window": 0.0, "mixing": "full"})
-    client.agreed = Message({"amplitudes": bank, "amplitude_owners": owners})
+    client.context = Message({"amplitudes": bank, "amplitude_owners": owners})
     mixed = small.method._mixed(client, batch.images * 0.1 + 0.4)
     assert mixed.mean((2, 3)) == pytest.approx(numpy.full((6, 3), 0.1), abs=0.02)
-    client.agreed = Message({"amplitudes": bank[:2], "amplitude_owners": owners[:2]})
+    client.context = Message({"amplitudes": bank[:2], "amplitude_owners": owners[:2]})
     mixed = small.method._mixed(client, batch.images * 0.1 + 0.4)
     assert mixed.mean((2, 3)) == pytest.approx(numpy.full((6, 3), 0.9), abs=0.02)
 
@@ -180,7 +180,7 @@ def test_the_order_matters_and_the_network_keeps_its_parameters():
 def test_no_trial_step_and_no_mixing_doubles_fedavgs_loss():
     small, client, batch = ready({"meta_step": 0.0, "window": 0.0})
     own = low_frequencies(spectrum(batch.images), 0).abs()
-    client.agreed = Message({"amplitudes": own[:1], "amplitude_owners": torch.tensor([1])})
+    client.context = Message({"amplitudes": own[:1], "amplitude_owners": torch.tensor([1])})
     alike = batch.rows(torch.tensor([0]))
     terms = small.method.loss(client, alike)
     torch.testing.assert_close(terms["cross_entropy"], terms["episodic_cross_entropy"])

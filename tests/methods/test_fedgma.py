@@ -12,7 +12,7 @@ from feddg.methods.fedgma import MASKED
 from federations import federation, same
 
 
-def fused(settings, before, changes, counts):
+def aggregated(settings, before, changes, counts):
     """Runs the aggregation on updates that live in one reused tensor, as a transport's do."""
     start = torch.tensor(before)
     state = State(
@@ -40,7 +40,7 @@ MEAN = [9 / 4, -2 / 4, 0, 0]
 
 def test_by_hand():
     before = [10.0, 20.0, 30.0, 40.0]
-    weights = fused({"tau": 0.4, "eta": 0.5}, before, CHANGES, COUNTS)
+    weights = aggregated({"tau": 0.4, "eta": 0.5}, before, CHANGES, COUNTS)
     expected = [10 + 0.5 * 9 / 4, 20 + 0.5 / 3 * -0.5, 30, 40]
     torch.testing.assert_close(weights["a.weight"], torch.tensor(expected))
     plain = torch.tensor(before) + torch.tensor(MEAN)
@@ -48,15 +48,15 @@ def test_by_hand():
 
 
 def test_agreement_at_tau_counts_as_agreed():
-    weights = fused({"tau": 1.0}, [0.0] * 4, CHANGES, COUNTS)
+    weights = aggregated({"tau": 1.0}, [0.0] * 4, CHANGES, COUNTS)
     torch.testing.assert_close(weights["a.weight"], torch.tensor([9 / 4, -0.5 / 3, 0, 0]))
 
 
 def test_legacy_mask_by_hand():
-    weights = fused({"tau": 0.3, "legacy_mask": True}, [0.0] * 4, CHANGES, COUNTS)
+    weights = aggregated({"tau": 0.3, "legacy_mask": True}, [0.0] * 4, CHANGES, COUNTS)
     expected = torch.tensor([2 * 9 / 4, 4 / 3 * -0.5, 0, 0])
     torch.testing.assert_close(weights["a.weight"], expected)
-    weights = fused({"tau": 0.4, "legacy_mask": True}, [0.0] * 4, CHANGES, COUNTS)
+    weights = aggregated({"tau": 0.4, "legacy_mask": True}, [0.0] * 4, CHANGES, COUNTS)
     torch.testing.assert_close(weights["a.weight"], torch.tensor([2 * 9 / 4, 0, 0, 0]))
 
 
@@ -66,7 +66,7 @@ def test_against_numpy(legacy):
     before, changes = chance.normal(size=50), chance.normal(size=(5, 50)) + 0.3
     counts = [3, 1, 4, 1, 5]
     settings = {"tau": 0.5, "eta": 0.7, "legacy_mask": legacy}
-    weights = fused(
+    weights = aggregated(
         settings, before.astype("float32"), [c.astype("float32") for c in changes], counts
     )
     agreement = numpy.abs(numpy.sign(changes).mean(0))

@@ -156,13 +156,13 @@ def test_a_clients_style_is_the_mean_over_the_clusters_of_its_images(partition, 
         raw = [numpy.concatenate(cluster, axis=1) for cluster in clusters]
         mean, square = (numpy.mean([(r**p).mean(1) for r in raw], axis=0) for p in (1, 2))
         expected = numpy.stack([mean, numpy.sqrt(square - mean**2 + 1e-5)])
-    style = small.method.describe(small.client(0)).tensors["style"]
+    style = small.method.client_statistics(small.client(0)).tensors["style"]
     numpy.testing.assert_allclose(style, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_without_local_clustering_it_is_the_pooled_style():
     small = federation("pardon", settings=ABLATIONS["v1"], sizes=(14, 4))
-    style = small.method.describe(small.client(0)).tensors["style"]
+    style = small.method.client_statistics(small.client(0)).tensors["style"]
     expected = style_of(places(small.examples(0).images()))
     numpy.testing.assert_allclose(style, expected, rtol=1e-4, atol=1e-5)
 
@@ -172,7 +172,7 @@ def test_whole_maps_can_be_clustered_instead_of_styles():
     maps = places(small.examples(0).images())
     clusters = naive_finch([m.ravel() for m in maps])[-1]
     expected = numpy.mean([style_of([maps[i] for i in c]) for c in clusters], axis=0)
-    style = small.method.describe(small.client(0)).tensors["style"]
+    style = small.method.client_statistics(small.client(0)).tensors["style"]
     numpy.testing.assert_allclose(style, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -184,10 +184,10 @@ def nine_styles():
     return numpy.stack([base, base[:, ::-1]], 1)
 
 
-def agreed(styles, **settings):
+def context(styles, **settings):
     method = build_method("pardon", settings)
     messages = [(id, Message({"style": torch.tensor(s).float()})) for id, s in enumerate(styles)]
-    return method.agree(iter(messages)).tensors["style"]
+    return method.aggregate_statistics(iter(messages)).tensors["style"]
 
 
 @pytest.mark.parametrize("partition", ["finest", "coarsest"])
@@ -201,14 +201,14 @@ def test_the_interpolation_style_is_the_median_of_the_group_means(partition, med
     expected = numpy.median(means, axis=0)
     if median == "lower":
         expected = means[(len(means) - 1) // 2]
-    style = agreed(styles, server_partition=partition, median=median)
+    style = context(styles, server_partition=partition, median=median)
     numpy.testing.assert_allclose(style, expected, rtol=1e-5)
 
 
 def test_without_server_clustering_it_is_the_plain_mean():
     styles = nine_styles()
     numpy.testing.assert_allclose(
-        agreed(styles, **ABLATIONS["v2"]), numpy.mean(styles, axis=0), rtol=1e-5
+        context(styles, **ABLATIONS["v2"]), numpy.mean(styles, axis=0), rtol=1e-5
     )
 
 
@@ -216,7 +216,9 @@ def test_a_perturbed_style_is_shrunk_and_noisy():
     settings = {"noise_scale": 0.5, "noise_coefficient": 0.25}
     plain = federation("pardon")
     noisy = federation("pardon", settings=settings)
-    styles = [small.method.describe(small.client()).tensors["style"] for small in (plain, noisy)]
+    styles = [
+        small.method.client_statistics(small.client()).tensors["style"] for small in (plain, noisy)
+    ]
     noise = styles[1][0] - 0.75 * styles[0][0]  # the means; deviations are kept positive
     assert noise.std().item() == pytest.approx(0.5, rel=0.3)
     assert (styles[1][1] > 0).all()
@@ -225,7 +227,7 @@ def test_a_perturbed_style_is_shrunk_and_noisy():
 def begun(settings=None, id=0, **options):
     small = federation("pardon", settings=settings or {}, freeze=True, **options)
     small.server.setup()
-    client = small.client(id, agreed=small.server.state.agreed)
+    client = small.client(id, context=small.server.state.context)
     small.method.begin(client)
     count = len(client.examples)
     return small, client, client.batch(torch.arange(count), client.stream("augment"))
@@ -238,7 +240,7 @@ def test_the_loss_is_equation_nine_from_two_forward_passes():
     terms = small.method.loss(client, batch)
     hook.remove()
     assert forwards == [7, 7]
-    style = small.server.state.agreed.tensors["style"]
+    style = small.server.state.context.tensors["style"]
     stylized = transfer(load_codec("compact"), client.examples.images(), style, 0.5)
     z, z_stylized = (small.network.features(x) for x in (batch.images, stylized.float() / 255))
     chance = client.stream("negatives", 0)
@@ -308,7 +310,7 @@ def test_the_ablations_have_the_terms_that_they_name():
         small, _ = ablated(version)
         assert set(small.replies[0].terms) == names
         purposes = {row["purpose"] for row in small.ledger if row["kind"] == "message"}
-        assert ("describe" in purposes) == (version != "v4")
+        assert ("statistics" in purposes) == (version != "v4")
 
 
 def test_one_style_and_the_weights_leave_each_client():
@@ -317,8 +319,8 @@ def test_one_style_and_the_weights_leave_each_client():
     up = [row for row in small.ledger if row.get("direction") == "up" and row["round"] < 2]
     sent = {(row["purpose"], t["name"]) for row in up for t in layouts[row["layout"]]}
     updates = {("update", f"weights/{name}") for name in small.network.state_dict()}
-    assert sent == {("describe", "style")} | updates
-    assert [row["bytes"] for row in up if row["purpose"] == "describe"] == [
+    assert sent == {("statistics", "style")} | updates
+    assert [row["bytes"] for row in up if row["purpose"] == "statistics"] == [
         2 * load_codec("compact").channels * 4
     ] * 6
 
@@ -355,8 +357,8 @@ def test_one_class_and_single_images_stay_finite(version):
 def test_a_federation_of_one_client_uses_its_own_style():
     small = federation("pardon", sizes=(6,))
     small.server.setup()
-    described = small.method.describe(small.client(0, round=0)).tensors["style"]
-    torch.testing.assert_close(small.server.state.agreed.tensors["style"], described)
+    described = small.method.client_statistics(small.client(0, round=0)).tensors["style"]
+    torch.testing.assert_close(small.server.state.context.tensors["style"], described)
     assert all(t.isfinite().all() for t in small.run(1).values())
 
 

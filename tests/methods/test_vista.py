@@ -14,11 +14,11 @@ from federations import federation, same
 def set_up(settings=None, **options):
     small = federation("vista", settings=settings or {}, **options)
     small.server.setup()
-    return small, small.server.state.agreed
+    return small, small.server.state.context
 
 
 def begun(small, id=0):
-    client = small.client(id, agreed=small.server.state.agreed)
+    client = small.client(id, context=small.server.state.context)
     small.method.begin(client)
     return client
 
@@ -31,7 +31,7 @@ def color_style(images):
 
 def test_a_client_sends_six_numbers_the_mean_of_its_clusters():
     small, _ = set_up(sizes=(12, 9, 7))
-    message = small.method.describe(small.client(1))
+    message = small.method.client_statistics(small.client(1))
     own = color_style(small.examples(1).images())
     labels = finch(own.reshape(len(own), -1))[-1]
     pixels = small.examples(1).images().double().numpy() / 255
@@ -45,38 +45,38 @@ def test_a_client_sends_six_numbers_the_mean_of_its_clusters():
 
 
 def test_clients_are_sent_the_mean_style_of_each_group_and_no_single_one():
-    small, agreed = set_up(sizes=(8, 8, 8, 8))
+    small, context = set_up(sizes=(8, 8, 8, 8))
     styles = torch.stack(
-        [small.method.describe(small.client(id)).tensors["style"] for id in range(4)]
+        [small.method.client_statistics(small.client(id)).tensors["style"] for id in range(4)]
     )
     labels = finch(styles.flatten(1).numpy())[0]
     expected = torch.stack([styles[labels == g].mean(0) for g in range(labels.max() + 1)])
-    torch.testing.assert_close(agreed.tensors["styles"], expected)
+    torch.testing.assert_close(context.tensors["styles"], expected)
     # FINCH joins every client with its nearest: no group has one member.
     assert min(numpy.bincount(labels)) > 1
     assert sorted(id for group in small.server.groups["style"] for id in group) == [0, 1, 2, 3]
 
 
 def test_the_median_is_pardons_one_style():
-    _, agreed = set_up({"styles": "median"}, sizes=(8, 8, 8, 8))
-    _, pardons = (lambda s: (s.server.setup(), s.server.state.agreed))(
+    _, context = set_up({"styles": "median"}, sizes=(8, 8, 8, 8))
+    _, pardons = (lambda s: (s.server.setup(), s.server.state.context))(
         federation("pardon", settings={"codec": "colors"}, sizes=(8, 8, 8, 8))
     )
-    torch.testing.assert_close(agreed.tensors["styles"][0], pardons.tensors["style"])
+    torch.testing.assert_close(context.tensors["styles"][0], pardons.tensors["style"])
 
 
 def test_a_restyled_image_lies_between_itself_and_its_groups_colours():
-    small, agreed = set_up({"convolution_probability": 0.0, "style_probability": 1.0})
+    small, context = set_up({"convolution_probability": 0.0, "style_probability": 1.0})
     client = begun(small)
     images = torch.rand(6, 3, 8, 8, generator=torch.Generator().manual_seed(1)) / 4 + 0.4
     version = small.method._version(client, images, client.stream("vista", 0))
     # The same draws, by the documented order: four of the version, a group and a share each.
     chance = client.stream("vista", 0)
     torch.rand(4, generator=chance)
-    groups = torch.randint(len(agreed.tensors["styles"]), (6,), generator=chance)
+    groups = torch.randint(len(context.tensors["styles"]), (6,), generator=chance)
     shares = torch.rand(6, 1, 1, 1, generator=chance)
     for image, got, group, share in zip(images, version, groups, shares):
-        mean, deviation = agreed.tensors["styles"][group].double().numpy()[..., None, None]
+        mean, deviation = context.tensors["styles"][group].double().numpy()[..., None, None]
         own = image.double().numpy()
         scaled = (own - own.mean((1, 2), keepdims=True)) / numpy.sqrt(
             own.var((1, 2), keepdims=True) + 1e-5
@@ -124,7 +124,7 @@ def test_it_serves_an_exponential_mean_unless_told_otherwise():
 
     fields = {"data": "digits", "hold_out": "sketch", "method": "vista"}
     assert Experiment(**fields).server.averaging == "ema"
-    assert Experiment(**fields, server={"averaging": "none"}).server.averaging == "last"
+    assert Experiment(**fields, server={"averaging": "none"}).server.averaging == "none"
 
 
 @pytest.mark.parametrize("other", ["pardon", "ccst", "randconv", "fedig", "fedig-a"])

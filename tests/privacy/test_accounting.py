@@ -162,7 +162,7 @@ def test_clients_pay_for_their_own_rounds_only():
     twice, once = (accountants_epsilon(2 / math.sqrt(n), 1e-5) for n in (2, 1))
     assert [row.epsilon for row in rows] == pytest.approx([once, twice, twice])
     assert account.after(Release("update", 4, (3,), 2.0), 1e-5) == pytest.approx(twice)
-    assert account.after(Release("describe", 0, (1,), 2.0), 1e-5) == pytest.approx(once)
+    assert account.after(Release("statistics", 0, (1,), 2.0), 1e-5) == pytest.approx(once)
 
 
 def test_a_release_beyond_the_budget_is_not_entered():
@@ -231,7 +231,7 @@ def test_the_run_ends_before_the_budget_is_exceeded(tmp_path, caplog):
 
 
 class Stopping(Observer):
-    """Is interrupted when a round is fused, before its checkpoint."""
+    """Is interrupted when a round is aggregated, before its checkpoint."""
 
     def __init__(self, at):
         self.at = at

@@ -40,7 +40,7 @@ class Toy(Defence):
         return self.told(broadcast, factor=0.5)
 
     def protect(self, update, received, told):
-        for name in self.facts.fused:
+        for name in self.facts.aggregated:
             trained = update.weights[name]
             halved = received[name] + told.scalars["factor"] * (trained - received[name])
             update.weights = update.weights | {name: halved}

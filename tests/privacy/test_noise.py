@@ -310,8 +310,8 @@ def test_a_failed_round_leaves_the_norm_alone_and_a_restart_goes_on_from_it():
 # What it goes with
 
 UNSOUND = {
-    "pardon": "describe/style .* neither clipped nor noised",
-    "ccst": "describe/styles",
+    "pardon": "statistics/style .* neither clipped nor noised",
+    "ccst": "statistics/styles",
     "fpl": "update/fpl/",
     "scaffold": "update/",
     "feddg-ga": "answer:",

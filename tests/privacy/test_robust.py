@@ -36,7 +36,7 @@ def updates_of(rows):
     ]
 
 
-def fused(name, rows, **settings):
+def aggregated(name, rows, **settings):
     """What a defence makes of FedAvg's server, as one row."""
     rows = torch.as_tensor(rows, dtype=torch.float32)
     defence = defence_of(DefenceChoice(name=name, settings=settings))
@@ -54,7 +54,7 @@ def rows_of(clients, places=5, seed=0):
 def test_the_median_is_numpys(clients):
     rows = rows_of(clients)
     expected = torch.from_numpy(numpy.median(rows.numpy(), axis=0))
-    torch.testing.assert_close(fused("median", rows), expected)
+    torch.testing.assert_close(aggregated("median", rows), expected)
 
 
 @pytest.mark.parametrize(("clients", "bad"), [(3, 1), (5, 2), (10, 2), (10, 4)])
@@ -63,7 +63,7 @@ def test_the_trimmed_mean_is_scipys(clients, bad):
 
     rows = rows_of(clients)
     expected = torch.from_numpy(trim_mean(rows.numpy(), bad / clients + 1e-9, axis=0))
-    torch.testing.assert_close(fused("trimmed_mean", rows, bad_clients=bad), expected)
+    torch.testing.assert_close(aggregated("trimmed_mean", rows, bad_clients=bad), expected)
 
 
 @pytest.mark.parametrize(("bad", "selected"), [(1, 1), (3, 1), (2, 4), (3, 5)])
@@ -75,7 +75,9 @@ def test_krum_by_its_definition(bad, selected):
         found.append(sum(squares[: 10 - bad - 2]))
     chosen = sorted(range(10), key=lambda k: found[k])[:selected]
     expected = rows[sorted(chosen)].mean(0)
-    torch.testing.assert_close(fused("krum", rows, bad_clients=bad, selected=selected), expected)
+    torch.testing.assert_close(
+        aggregated("krum", rows, bad_clients=bad, selected=selected), expected
+    )
 
 
 def test_krums_distances_are_those_of_the_weights():
@@ -91,13 +93,13 @@ def test_krums_distances_are_those_of_the_weights():
 def test_bounding_shortens_long_changes_only():
     rows = torch.tensor([[3.0, 0, 4, 0], [0.1, 0, 0, 0], [0, 0, 0, -50]])
     expected = torch.tensor([0.6 + 0.1, 0, 0.8, -1.0]) / 3
-    torch.testing.assert_close(fused("norm_bounding", rows, norm=1.0), expected)
+    torch.testing.assert_close(aggregated("norm_bounding", rows, norm=1.0), expected)
 
 
 def test_bounding_by_the_median_of_the_rounds_lengths():
     rows = torch.tensor([[1.0, 0, 0], [0, 2, 0], [0, 0, 1000]])
     expected = torch.tensor([1.0, 2, 2]) / 3
-    torch.testing.assert_close(fused("norm_bounding", rows), expected)
+    torch.testing.assert_close(aggregated("norm_bounding", rows), expected)
 
 
 def test_counters_take_the_lower_median():
@@ -134,7 +136,7 @@ def attacked(bad, attack, seed=0):
 )
 def test_bad_clients_up_to_the_break_down_point_change_little(name, bad, attack):
     rows, honest = attacked(bad, attack)
-    found = fused(name, rows, **WITHSTANDS[name][1])
+    found = aggregated(name, rows, **WITHSTANDS[name][1])
     if name == "norm_bounding":
         # It bounds harm: the mean leaves the honest clients' by at most two norms' share.
         norm = float(rows.double().norm(dim=1).median(dim=0).values)
@@ -143,7 +145,7 @@ def test_bad_clients_up_to_the_break_down_point_change_little(name, bad, attack)
     else:
         low, high = honest.min(0).values - 1e-6, honest.max(0).values + 1e-6
         assert ((low <= found) & (found <= high)).all()
-    assert torch.isfinite(fused("median", rows)).all()
+    assert torch.isfinite(aggregated("median", rows)).all()
 
 
 @pytest.mark.parametrize(
@@ -157,7 +159,7 @@ def test_bad_clients_up_to_the_break_down_point_change_little(name, bad, attack)
 )
 def test_beyond_the_break_down_point_bad_clients_win(name, bad, settings):
     rows, honest = attacked(bad, "alike")
-    found = fused(name, rows, **settings)
+    found = aggregated(name, rows, **settings)
     assert (found - honest.mean(0)).norm() > 2
 
 
@@ -175,7 +177,7 @@ def test_a_rank_is_a_rank_in_any_order_and_within_the_range(rows, chance):
     mixed = list(rows)
     chance.shuffle(mixed)
     for name in ("median", "trimmed_mean"):
-        one, other = (fused(name, part) for part in (rows, mixed))
+        one, other = (aggregated(name, part) for part in (rows, mixed))
         torch.testing.assert_close(one, other)
         bounds = torch.tensor(rows)
         assert (one >= bounds.min(0).values - 1e-4).all()

@@ -50,12 +50,12 @@ def test_any_threshold_of_shares_makes_a_secret_again_and_fewer_do_not(secret, t
 
 def test_both_ends_agree_and_nobody_else_does():
     one, other, third = (masking.new_secret() for _ in range(3))
-    ours = masking.agreed(one, masking.public_key(other), "mask")
-    assert ours == masking.agreed(other, masking.public_key(one), "mask")
-    assert ours != masking.agreed(other, masking.public_key(one), "shares")
-    assert ours != masking.agreed(third, masking.public_key(one), "mask")
+    ours = masking.shared_key(one, masking.public_key(other), "mask")
+    assert ours == masking.shared_key(other, masking.public_key(one), "mask")
+    assert ours != masking.shared_key(other, masking.public_key(one), "shares")
+    assert ours != masking.shared_key(third, masking.public_key(one), "mask")
     with pytest.raises(ClientError, match="public key that is none"):
-        masking.agreed(one, bytes(32), "mask")
+        masking.shared_key(one, bytes(32), "mask")
 
 
 def test_a_share_that_was_changed_or_sent_on_is_not_opened():
@@ -309,7 +309,7 @@ def refused(method="fedavg", **fields):
         ({"method": "feddg-ga"}, "secure_aggregation does not go with feddg-ga: answer"),
         ({"method": "fpl"}, "does not go with fpl: update/fpl"),
         ({"method": "fedgma"}, "own 'aggregate'.*nothing but their sum"),
-        ({"method": "pardon"}, "describe/style .* would see of each client"),
+        ({"method": "pardon"}, "statistics/style .* would see of each client"),
         ({"defences": ["secure_aggregation", "median"]}, "exclude each other: median looks at"),
         ({"defences": ["norm_bounding", "secure_aggregation"]}, "norm_bounding looks at single"),
         ({"privacy": {"clipping": "adaptive"}}, "which client's update was clipped"),

@@ -277,7 +277,7 @@ INTRODUCTION: dict[str, Change] = {
     "an unknown entry": field("introduction/patients", "Jane"),
     "a tensor": added("introduction", "style", numpy.zeros(3, "float32")),
     "no introduction": field("parts", ""),
-    "missing what was agreed": field("missing", "agreed"),
+    "missing what was agreed": field("missing", "context"),
 }
 
 STYLE: dict[str, Change] = {
@@ -299,6 +299,6 @@ STYLE: dict[str, Change] = {
 LIES: dict[str, dict[str, Change]] = {
     "train": UPDATE,
     "query.introduce": INTRODUCTION,
-    "query.describe": STYLE,
+    "query.statistics": STYLE,
 }
 """Lies by the kind of message that they answer; every kind takes those of ``ENVELOPE``, too."""

@@ -19,7 +19,7 @@ from federations import same
 from hostile_grid import HostileFederation
 
 CASES = [(kind, name) for kind, lies in LIES.items() for name in (*lies, *ENVELOPE)]
-METHOD = {"query.describe": "pardon"}
+METHOD = {"query.statistics": "pardon"}
 HARMLESS = {"a refusal with control characters", "a text of ten megabytes"}
 
 
@@ -35,7 +35,7 @@ def without_site_0(method):
     if method not in _expected:
         fine = HostileFederation(method)
         quiet = RecordDict({"fields": ConfigRecord({"parts": "", "refusal": "not today"})})
-        for kind in ("train", "query.describe"):
+        for kind in ("train", "query.statistics"):
             fine.lie(0, kind, lambda honest: quiet)
         _expected[method] = fine.run().state.weights
     return _expected[method]
@@ -46,7 +46,7 @@ def test_a_lie_is_refused_by_name_and_the_round_goes_on(kind, name, caplog):
     method = METHOD.get(kind, "fedavg")
     federation = HostileFederation(method)
     federation.lie(0, kind, lie(kind, name))
-    if kind == "query.describe":  # a site that cannot describe itself may still train well
+    if kind == "query.statistics":  # a site that cannot describe itself may still train well
         quiet = RecordDict({"fields": ConfigRecord({"parts": "", "refusal": "not today"})})
         federation.lie(0, "train", lambda honest: quiet)
     server = federation.run()
@@ -83,7 +83,7 @@ def test_an_update_far_longer_than_the_others_is_refused(length):
 
 def test_a_site_that_always_asks_again_is_given_up():
     federation = HostileFederation("pardon")
-    asked = RecordDict({"fields": ConfigRecord({"parts": "", "missing": "agreed"})})
+    asked = RecordDict({"fields": ConfigRecord({"parts": "", "missing": "context"})})
     federation.lie(0, "train", lambda honest: asked)
     federation.run()
     assert federation.grid.sent.count("train") == 4 + 2

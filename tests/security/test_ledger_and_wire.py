@@ -12,7 +12,7 @@ from hostile_grid import HostileFederation
 
 
 def asks_again(honest):
-    return RecordDict({"fields": ConfigRecord({"parts": "", "missing": "agreed"})})
+    return RecordDict({"fields": ConfigRecord({"parts": "", "missing": "context"})})
 
 
 def refuses(honest):
@@ -31,7 +31,7 @@ LIES = {
         (0, "train", refuses),
         (1, "train", unreadable),
     ],
-    "one that cannot describe itself": [(2, "query.describe", unreadable)],
+    "one that cannot describe itself": [(2, "query.statistics", unreadable)],
     "one that introduces itself as something else": [(3, "query.introduce", unreadable)],
 }
 

@@ -549,7 +549,7 @@ def test_what_leaves_a_client_is_noised(method):
     for noise in (None, StyleNoise(1e-9, norm=1e3), StyleNoise(0.5)):
         small = federation(method, style_noise=noise, **options)
         name = "styles" if method == "ccst" else "style"
-        said.append(small.method.describe(small.client(0)).tensors[name].reshape(2, -1))
+        said.append(small.method.client_statistics(small.client(0)).tensors[name].reshape(2, -1))
     plain, clipped, noised = said
     assert noised.shape == plain.shape
     if method == "ccst":  # the others leave their clusters out
@@ -579,14 +579,14 @@ def test_a_run_with_both_counts_both(tmp_path, unit):
     experiment = chosen("pardon", privacy, codec="colors")
     done = run(experiment, tmp_path, cache=tmp_path / "cache", report=False)
     spent = done.record.privacy
-    assert set(spent) == {("update", "client"), ("describe", unit)}
-    style = spent["describe", unit]
+    assert set(spent) == {("update", "client"), ("statistics", unit)}
+    style = spent["statistics", unit]
     assert (style.round, style.clients, style.noised_at) == (0, [0, 1, 2], "client")
     assert style.budget == 4
     assert 3.95 < style.epsilon <= 4
     assert gaussian_epsilon(style.noise, 1e-5) == pytest.approx(4, rel=0.01)
     rows = PRIVACY_ROWS.read(done.folder / "privacy.jsonl")
-    assert [row.message for row in rows] == ["describe", "update"]
+    assert [row.message for row in rows] == ["statistics", "update"]
 
 
 def refused(method, privacy, **settings):
@@ -598,7 +598,7 @@ def refused(method, privacy, **settings):
     ("method", "privacy", "settings", "words"),
     [
         ("fedavg", {"style_epsilon": 8}, {}, "fedavg: sends none"),
-        ("elcfs", {"style_epsilon": 8}, {}, "elcfs: describe/.* cannot be noised"),
+        ("elcfs", {"style_epsilon": 8}, {}, "elcfs: statistics/.* cannot be noised"),
         ("ccst", {"style_epsilon": 8}, {"share": "single"}, "set method.share to overall"),
         ("pardon", {"epsilon": 8}, {}, "neither clipped nor noised"),
         ("pardon", {"epsilon": 8, "style_epsilon": 1, "open_styles": True}, {}, "exclude each"),

@@ -450,7 +450,7 @@ def _received(
 ) -> dict[int, Tensor]:
     """What the malicious client can read of each other client: its rows, or those of nobody."""
     broadcast = senders.broadcast
-    told = entry.received(senders.loaded.state.agreed, broadcast.extras, broadcast.weights)
+    told = entry.received(senders.loaded.state.context, broadcast.extras, broadcast.weights)
     if told is None:
         raise RunError(
             f"clients receive nothing of what is sent as {entry.key}: there is nothing that a "

@@ -29,7 +29,7 @@ from feddg.runs.prepare import defences_for
 
 # What a method sends beside weights, found by what it declares: the entries an attack can read.
 #
-# An *entry* is one declared thing of a message, named as in the ledger (``describe/style``). What
+# An *entry* is one declared thing of a message, named as in the ledger (``statistics/style``). What
 # a client sends under it becomes *rows*, one vector each: an entry whose first length only the
 # sender knows (a number of styles, of images, of classes held) has a row for each, every other has
 # one. The statistics of batch normalisation travel among the weights; they are an entry of their
@@ -59,7 +59,7 @@ class SentEntry:
 
     @property
     def purpose(self) -> str:
-        """The message it is part of: ``describe`` or ``update``."""
+        """The message it is part of: ``client_statistics`` or ``update``."""
         return self.key.partition("/")[0]
 
     @property
@@ -90,17 +90,17 @@ class SentEntry:
         """Returns the rows of an update."""
         return self.rows(update.weights if self.names else update.extras.tensors)
 
-    def received(self, agreed: Message | None, extras: Message, weights: Weights) -> Tensor | None:
+    def received(self, context: Message | None, extras: Message, weights: Weights) -> Tensor | None:
         """Returns the rows of the same name in what the server sends to clients, or None.
 
         Args:
-            agreed: what the setup agreed on.
+            context: what the server made of the clients' statistics.
             extras: of a broadcast.
             weights: of a broadcast.
         """
         if self.names:
             return self.rows(weights)
-        return self.rows((agreed.tensors if agreed else {}) | extras.tensors)
+        return self.rows((context.tensors if context else {}) | extras.tensors)
 
 
 def hashed(rows: Tensor) -> Tensor:
@@ -182,7 +182,7 @@ def _statistics(network: Network) -> dict[str, SentEntry]:
 def _is_attackable(key: str, form: Sent, method: Method, known: Known) -> bool:
     if form.when is not None and not form.when(method):
         return False
-    if not form.dtype.is_floating_point or not key.startswith(("describe/", "update/")):
+    if not form.dtype.is_floating_point or not key.startswith(("statistics/", "update/")):
         return False
     return form.entry_of is not None or bool(_shape(form, method, known))
 
@@ -441,15 +441,15 @@ class Senders:
         count = len(loaded.images.partition)
         own = dict(memories)
         transport = InProcess(loaded.method, [worker], count, hold, own, self.defences)
-        transport.hand_out(loaded.state.agreed, again=True)
+        transport.hand_out(loaded.state.context, again=True)
         return transport
 
     def _sent(
         self, transport: InProcess, entry: SentEntry, clients: Sequence[int]
     ) -> Iterator[tuple[int, Tensor]]:
-        if entry.purpose == "describe":
+        if entry.purpose == "statistics":
             start = Broadcast(0, self.loaded.first)
-            for id, reply in transport.descriptions(clients, start):
+            for id, reply in transport.client_statistics(clients, start):
                 rows = entry.rows(reply.tensors) if isinstance(reply, Message) else None
                 if rows is not None:
                     yield id, rows

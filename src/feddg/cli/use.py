@@ -306,7 +306,7 @@ def attack(
     ] = None,
     entry: Annotated[
         str | None,
-        typer.Option(help="what is read, as describe/style; `statistics`: of normalisation"),
+        typer.Option(help="what is read, as statistics/style; `statistics`: of normalisation"),
     ] = None,
     client: Annotated[
         int | None, typer.Option(help="client: the malicious one; that with most images")

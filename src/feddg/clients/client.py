@@ -199,7 +199,7 @@ class Client:
         round: the round it is in, from 1; 0 during setup.
         memory: tensors it keeps between its rounds; nothing unless the method writes here.
         secrets: what defences keep at it within a round; never in a checkpoint, never sent.
-        agreed: what the setup phase agreed on, or None.
+        context: what the server made of the clients' statistics, or None.
         extras: what this round's broadcast holds beside the weights.
         received: the weights this round's broadcast held.
         scratch: anything the method needs until the round ends.
@@ -217,7 +217,7 @@ class Client:
         name: str = "",
         round: int = 0,
         memory: Weights | None = None,
-        agreed: Message | None = None,
+        context: Message | None = None,
         received: Weights | None = None,
         extras: Message | None = None,
         secrets: Weights | None = None,
@@ -226,7 +226,7 @@ class Client:
         self.examples, self.training, self.worker = examples, examples, worker
         self.memory = {} if memory is None else memory
         self.secrets = {} if secrets is None else secrets
-        self.agreed = agreed
+        self.context = context
         self.received = received or {}
         self.extras = extras or Message()
         self.augmentation = worker.augmentation

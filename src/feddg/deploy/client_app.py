@@ -8,10 +8,10 @@ from flwr.app import Context
 from flwr.app import Message as Envelope
 from flwr.clientapp import ClientApp
 
-from feddg.deploy.site import SIMULATED, MissingAgreement, SimulatedSite, Site
+from feddg.deploy.site import SIMULATED, MissingContext, SimulatedSite, Site
 from feddg.deploy.wire import BUSY, Order, Parcel, update_parcel
 from feddg.errors import ClientError, ExperimentError, FeddgError
-from feddg.federation.local_training import answer, describe, train
+from feddg.federation.local_training import answer, client_statistics, train
 from feddg.messages import Message
 from feddg.records import EVALUATION_ROWS
 
@@ -36,8 +36,8 @@ def _reply(envelope: Envelope, context: Context, work: Work) -> Envelope:
         kind = SimulatedSite if simulated else Site
         site = kind(context.node_config, context.run_config)
         result = work(site, Parcel.from_records(envelope.content))
-    except MissingAgreement:
-        result = Parcel({"missing": "agreed"})
+    except MissingContext:
+        result = Parcel({"missing": "context"})
     except (ClientError, ExperimentError) as error:
         result = Parcel({"refusal": str(error)})
     except (FeddgError, OSError) as error:  # a full disk, a folder that may not be written to
@@ -56,8 +56,8 @@ def introduce_site(envelope: Envelope, context: Context) -> Envelope:
     return _reply(envelope, context, lambda site, parcel: site.introduce(parcel))
 
 
-@app.query("describe")
-def describe_site(envelope: Envelope, context: Context) -> Envelope:
+@app.query("statistics")
+def site_statistics(envelope: Envelope, context: Context) -> Envelope:
     """Describes the site for the method's setup phase."""
     return _reply(envelope, context, _describe)
 
@@ -82,7 +82,7 @@ def evaluate_site(envelope: Envelope, context: Context) -> Envelope:
 
 def _describe(site: Site, parcel: Parcel) -> Parcel:
     turn = site.turn(parcel)
-    description = describe(turn.client, turn.method, turn.client.received)
+    description = client_statistics(turn.client, turn.method, turn.client.received)
     turn.keep()
     return Parcel(parts={"reply": description})
 

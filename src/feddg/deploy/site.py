@@ -45,7 +45,7 @@ from feddg.storage import entries, open_file, parse_fields, replace_bytes, repla
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 IMAGES = "images.json"
 _MEMORY = re.compile(r"memory-(\d{1,9})-([0-9a-f]{8})\.safetensors")
-_AGREEMENT = re.compile(r"agreed-([A-Za-z0-9._-]+)-([0-9a-f]{8})\.safetensors")
+_CONTEXT = re.compile(r"context-([A-Za-z0-9._-]+)-([0-9a-f]{8})\.safetensors")
 
 
 class SiteMemory:
@@ -133,9 +133,9 @@ class SiteMemory:
     def _secrets(self) -> Path:
         return self.folder / "secrets.safetensors"
 
-    def agreed(self, digest: str) -> Message | None:
+    def context(self, digest: str) -> Message | None:
         """Returns what was agreed, or None if this site was not told, or its copy is damaged."""
-        file = self._files(_AGREEMENT).get(_safe(digest))
+        file = self._files(_CONTEXT).get(_safe(digest))
         if file is None:
             return None
         try:
@@ -143,11 +143,11 @@ class SiteMemory:
         except (RunError, SafetensorError, ValueError, KeyError):
             return None  # it is asked for again
 
-    def keep_agreed(self, digest: str, agreed: Message) -> None:
+    def keep_context(self, digest: str, context: Message) -> None:
         """Files what was agreed."""
-        content = agreed.to_bytes()
-        before = self._files(_AGREEMENT).get(_safe(digest))
-        kept = self.folder / _sealed(f"agreed-{digest}", content)
+        content = context.to_bytes()
+        before = self._files(_CONTEXT).get(_safe(digest))
+        kept = self.folder / _sealed(f"context-{digest}", content)
         replace_bytes(kept, content)
         if before not in (None, kept):
             before.unlink(missing_ok=True)
@@ -436,7 +436,7 @@ class Turn:
         self.memory.keep_secrets(self.client.round, self.client.secrets)
 
 
-class MissingAgreement(FeddgError):
+class MissingContext(FeddgError):
     """The site was not told, or has lost, what was agreed."""
 
 
@@ -516,7 +516,7 @@ class Site:
             name=self.config.site,
             round=order.round,
             memory=on_device(memory.before(order.round + after_training), worker.device),
-            agreed=self._agreed(order.agreed, parcel, memory),
+            context=self._context(order.context, parcel, memory),
             received=parcel.part("weights").tensors,
             extras=_extras(parcel, worker.device),
             secrets=memory.secrets(order.round),
@@ -531,16 +531,16 @@ class Site:
         method, network = build(bare, classes)
         return method, build_worker(self.experiment, network, self.config.cache_folder)
 
-    def _agreed(self, digest: str, parcel: Parcel, memory: SiteMemory) -> Message | None:
+    def _context(self, digest: str, parcel: Parcel, memory: SiteMemory) -> Message | None:
         if not digest:
             return None
-        if "agreed" in parcel.parts:
-            memory.keep_agreed(digest, parcel.parts["agreed"])
-            return parcel.parts["agreed"]
-        agreed = memory.agreed(digest)
-        if agreed is None:
-            raise MissingAgreement("it was not told what was agreed before round 1")
-        return agreed
+        if "context" in parcel.parts:
+            memory.keep_context(digest, parcel.parts["context"])
+            return parcel.parts["context"]
+        context = memory.context(digest)
+        if context is None:
+            raise MissingContext("it was not told what was agreed before round 1")
+        return context
 
     def _examples(self, classes: list[str], domains: list[str]) -> Examples:
         table = positions(self.table, classes, domains)

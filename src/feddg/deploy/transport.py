@@ -48,7 +48,7 @@ from feddg.records import Direction
 
 log = logging.getLogger("feddg")
 
-AGREED = "agreed"
+CONTEXT = "context"
 MOST_TOLD_AGAIN = 2
 """How often a site may ask in one exchange for what it was already sent."""
 NOBODY = -1
@@ -298,7 +298,7 @@ class Exchange:
                 self._replies[sender] = reply
                 continue
             self._post.traffic.answered(sent, envelope.content, reply)
-            if reply.fields.get("missing") != AGREED:
+            if reply.fields.get("missing") != CONTEXT:
                 self._replies[sender] = reply
             elif self._told_again.count(sender) < MOST_TOLD_AGAIN:
                 self._told_again.append(sender)
@@ -607,7 +607,7 @@ def _listed(names: Sequence[str]) -> str:
 # Sites that are not connected, fail, or miss the deadline answer with a Refusal.
 
 
-DESCRIBE, TRAIN, ASK, EVALUATE = "query.describe", "train", "query.ask", "evaluate"
+STATISTICS, TRAIN, ASK, EVALUATE = "query.statistics", "train", "query.ask", "evaluate"
 
 
 @dataclass
@@ -676,7 +676,7 @@ class FlowerTransport:
         self.memories: dict[int, Weights] = {}
         self.remembered: set[int] = set()
         self._round = 0
-        self._agreed: Message | None = None
+        self._context: Message | None = None
         self._digest = ""
         self._told: set[int] = set()
         self._asked: set[int] = set()
@@ -806,17 +806,17 @@ class FlowerTransport:
 
     # Transport
 
-    def hand_out(self, agreed: Message | None, *, again: bool = False) -> None:
+    def hand_out(self, context: Message | None, *, again: bool = False) -> None:
         """Has every site sent what was agreed with its next message, once."""
-        self._agreed = agreed
-        content = b"" if agreed is None else agreed.to_bytes()
+        self._context = context
+        content = b"" if context is None else context.to_bytes()
         self._digest = hashlib.blake2b(content, digest_size=8).hexdigest() if content else ""
         self._told = set()
 
-    def descriptions(self, clients: Sequence[int], broadcast: Broadcast) -> Iterator[Reply]:
+    def client_statistics(self, clients: Sequence[int], broadcast: Broadcast) -> Iterator[Reply]:
         """See :class:`feddg.federation.transport.Transport`."""
-        purposes = ("describe", "describe")
-        return self._messages(self._exchanged(clients, DESCRIBE, purposes, broadcast, {}))
+        purposes = ("statistics", "statistics")
+        return self._messages(self._exchanged(clients, STATISTICS, purposes, broadcast, {}))
 
     def ask(
         self, clients: Sequence[int], broadcast: Broadcast, name: str, question: Message
@@ -871,7 +871,7 @@ class FlowerTransport:
         parts = {"weights": Message(broadcast.weights), "extras": broadcast.extras}
         shared = {name: message for name, message in parts.items() if message}
         fields = {**self.fields, **fields, "run": self._run, "round": broadcast.round}
-        records = Parcel({**fields, AGREED: self._digest}, shared).to_records()
+        records = Parcel({**fields, CONTEXT: self._digest}, shared).to_records()
 
         def tell_again(to: Recipient) -> None:
             self._told.discard(to.client)
@@ -880,7 +880,7 @@ class FlowerTransport:
         exchange = Exchange(self._post, kind, purposes, broadcast.round, tell_again)
         written_to = {id: self._roster.recipient(id) for id in clients if id in online}
         for id, to in written_to.items():
-            told = id in self._told or self._agreed is None or kind == EVALUATE
+            told = id in self._told or self._context is None or kind == EVALUATE
             exchange.send(to, self._addressed(records, id, told=told))
         return self._in_order(clients, kind, exchange, written_to)
 
@@ -945,10 +945,10 @@ class FlowerTransport:
         """Returns a site's own copy of records; adds what was agreed if it was not told yet."""
         fields = dict(records.config_records[FIELDS]) | {"client": id}
         own = RecordDict(dict(records))
-        if not told and self._agreed is not None:
-            fields["parts"] = ",".join(filter(None, (str(fields["parts"]), AGREED)))
-            fields |= {f"{AGREED}/{name}": s for name, s in self._agreed.scalars.items()}
-            if self._agreed.tensors:
-                own[AGREED] = arrays(self._agreed.tensors)
+        if not told and self._context is not None:
+            fields["parts"] = ",".join(filter(None, (str(fields["parts"]), CONTEXT)))
+            fields |= {f"{CONTEXT}/{name}": s for name, s in self._context.scalars.items()}
+            if self._context.tensors:
+                own[CONTEXT] = arrays(self._context.tensors)
         own[FIELDS] = ConfigRecord(fields)
         return own

@@ -258,7 +258,7 @@ class ReplyFields(_Declared):
 
     busy: Seconds = 0.0
     refusal: str | None = None
-    missing: Literal["agreed"] | None = None
+    missing: Literal["context"] | None = None
 
     @field_validator("refusal")
     @classmethod
@@ -350,7 +350,7 @@ class Introduction(_Declared):
 
 FORMS: dict[str, tuple[type[ReplyFields], frozenset[str]]] = {
     "query.introduce": (IntroductionFields, frozenset({"introduction"})),
-    "query.describe": (ReplyFields, frozenset({"reply"})),
+    "query.statistics": (ReplyFields, frozenset({"reply"})),
     "train": (UpdateFields, frozenset({"weights", "extras", "terms"})),
     "query.ask": (ReplyFields, frozenset({"reply"})),
     "evaluate": (ReplyFields, frozenset({"scores"})),
@@ -515,7 +515,7 @@ class Order(BaseModel):
     client: Annotated[int, Field(ge=0)] = 0
     classes: list[str] = Field(default_factory=list)
     domains: list[str] = Field(default_factory=list)
-    agreed: Annotated[str, Field(pattern=r"^[0-9a-f]{0,64}$")] = ""
+    context: Annotated[str, Field(pattern=r"^[0-9a-f]{0,64}$")] = ""
     question: Annotated[str, Field(max_length=200)] = ""
 
     @field_validator("classes", "domains", mode="before")

@@ -10,7 +10,7 @@ from typing import TypeVar
 from feddg.clients.client import Client, Examples, Worker
 from feddg.clients.threads import share_of_client, share_of_process, side_by_side, threads
 from feddg.errors import ClientError
-from feddg.federation.local_training import answer, describe, train
+from feddg.federation.local_training import answer, client_statistics, train
 from feddg.federation.transport import Ledger, Reply
 from feddg.messages import Broadcast, Message, Refusal, Update, Weights, on_device
 from feddg.methods.base import Method
@@ -46,7 +46,7 @@ class InProcess:
     ) -> None:
         self._method, self.workers, self.examples = method, workers, examples
         self._count, self._defences = count, defences
-        self._agreed: Message | None = None
+        self._context: Message | None = None
         self.ledger = Ledger(lambda row: None)
         self.introduced: Mapping[int, int] = {}
         self.memories: dict[int, Weights] = memories or {}
@@ -59,12 +59,12 @@ class InProcess:
         """Ids 0 .. N-1."""
         return range(self._count)
 
-    def hand_out(self, agreed: Message | None, *, again: bool = False) -> None:
+    def hand_out(self, context: Message | None, *, again: bool = False) -> None:
         """See :class:`Transport`: a client is given it with its turn."""
-        if agreed is not None and not again:
+        if context is not None and not again:
             for id in self.clients:
-                self.ledger.message(0, "down", id, "agree", agreed)
-        self._agreed = agreed
+                self.ledger.message(0, "down", id, "context", context)
+        self._context = context
 
     def client(self, id: int, broadcast: Broadcast, worker: Worker) -> Client:
         """Returns client ``id`` as it stands in a round, on a worker."""
@@ -75,19 +75,19 @@ class InProcess:
             round=broadcast.round,
             # Its own dictionary: a turn that fails leaves no trace. A checkpoint's are on the CPU.
             memory=on_device(self.memories.get(id, {}), worker.device),
-            agreed=self._agreed,
+            context=self._context,
             received=broadcast.weights,
             extras=broadcast.extras,
             secrets=self._secrets.setdefault(id, {}),
         )
 
-    def descriptions(self, clients: Sequence[int], broadcast: Broadcast) -> Iterator[Reply]:
+    def client_statistics(self, clients: Sequence[int], broadcast: Broadcast) -> Iterator[Reply]:
         """See :class:`Transport`."""
 
         def work(client: Client) -> Message:
-            return describe(client, self._method, client.received)
+            return client_statistics(client, self._method, client.received)
 
-        return self._answers(clients, broadcast, ("describe", "describe"), work)
+        return self._answers(clients, broadcast, ("statistics", "statistics"), work)
 
     def ask(
         self, clients: Sequence[int], broadcast: Broadcast, name: str, question: Message

@@ -1,4 +1,4 @@
-"""What a client does, whatever carries the messages: describe itself, train, answer."""
+"""What a client does, whatever carries the messages: send statistics, train, answer."""
 
 import time
 from collections.abc import Iterator
@@ -141,12 +141,12 @@ def load_weights(network: nn.Module, weights: Weights) -> None:
             state[name].copy_(tensor)
 
 
-def describe(client: Client, method: Method, weights: Weights) -> Message:
+def client_statistics(client: Client, method: Method, weights: Weights) -> Message:
     """Runs the method's setup at one client; the network is in eval mode."""
     with _turn(client), torch.no_grad(), client.worker.autocast():
         load_weights(client.network, weights)
         client.network.eval()
-        return method.describe(client) or Message()
+        return method.client_statistics(client) or Message()
 
 
 def train(client: Client, method: Method, defences: Defences = NO_DEFENCES) -> Update:

@@ -187,23 +187,23 @@ class Server:
         self.hooks = Hooks([*chain, *hooks])
         self.groups: Groups = {}
         self.transport.ledger = ledger
-        self.transport.hand_out(state.agreed, again=True)
+        self.transport.hand_out(state.context, again=True)
 
     def setup(self, progress: Callable[[int, int], None] | None = None) -> Weights:
-        """Has every client describe itself and sends all of them what the method agrees on.
+        """Collects every client's statistics and sends all of them what the method agrees on.
 
-        A client that cannot describe itself is left out of the agreement with a warning.
+        A client that has none is left out with a warning.
 
         Args:
-            progress: called with (done, total) while clients describe themselves.
+            progress: called with (done, total) while statistics arrive.
 
         Returns:
-            The descriptions, stacked by name over the clients that gave one; for the records.
+            The statistics, stacked by name over the clients that gave one; for the records.
 
         Raises:
             RunError: no client could.
         """
-        if not self.method.has_setup or self.state.agreed is not None:
+        if not self.method.has_setup or self.state.context is not None:
             return {}
         ids = self.transport.clients
         self.defences.describing(ids)
@@ -214,14 +214,14 @@ class Server:
                     progress(done, len(ids))
                 yield reply
 
-        replies = counted(self.transport.descriptions(ids, Broadcast(0)))
-        descriptions = list(self.checked(replies, 0, "describe"))
-        if not descriptions:
-            raise RunError("setup: no client could describe itself; see the warnings above")
-        self.state.agreed = self.method.agree(descriptions) or Message()
-        self.groups = self.method.groups(descriptions)
-        self.transport.hand_out(self.state.agreed)
-        return _stacked([message for _, message in descriptions])
+        replies = counted(self.transport.client_statistics(ids, Broadcast(0)))
+        client_statistics = list(self.checked(replies, 0, "statistics"))
+        if not client_statistics:
+            raise RunError("setup: no client could send its statistics; see the warnings above")
+        self.state.context = self.method.aggregate_statistics(client_statistics) or Message()
+        self.groups = self.method.groups(client_statistics)
+        self.transport.hand_out(self.state.context)
+        return _stacked([message for _, message in client_statistics])
 
     def checked(
         self, replies: Iterator[Reply], round: int, purpose: str

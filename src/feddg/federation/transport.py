@@ -158,11 +158,11 @@ class Transport(Protocol):
         """Ids of all clients of the federation, ascending."""
         ...
 
-    def descriptions(self, clients: Sequence[int], broadcast: Broadcast) -> Iterator[Reply]:
-        """Asks clients to describe themselves before round 1, and yields what they say."""
+    def client_statistics(self, clients: Sequence[int], broadcast: Broadcast) -> Iterator[Reply]:
+        """Asks clients for their statistics before round 1, and yields what they say."""
         ...
 
-    def hand_out(self, agreed: Message | None, *, again: bool = False) -> None:
+    def hand_out(self, context: Message | None, *, again: bool = False) -> None:
         """Sees to it that every client has what was agreed whenever it trains.
 
         ``again`` says that clients were given it in an earlier part of the run.

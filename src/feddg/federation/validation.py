@@ -220,7 +220,7 @@ class MessageChecks(RoundHook):
         """Says what is wrong with a message, or with an update's extras, or None.
 
         Args:
-            purpose: as in the ledger: ``describe``, ``update``, ``answer:...``.
+            purpose: as in the ledger: ``client_statistics``, ``update``, ``answer:...``.
             message: its content.
             client: whose it is, where that is known.
         """

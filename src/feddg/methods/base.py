@@ -54,14 +54,14 @@ class State:
     Attributes:
         weights: the global network's state.
         extras: further tensors the method keeps at the server.
-        agreed: what the setup phase agreed on and every client was sent, or None.
+        context: what the server made of the clients' statistics and every client was sent, or None.
         round: rounds completed.
         rounds: rounds that the run has in all, for schedules; 0 if nobody said.
     """
 
     weights: Weights
     extras: Weights = field(default_factory=dict)
-    agreed: Message | None = None
+    context: Message | None = None
     round: int = 0
     rounds: int = 0
 
@@ -161,22 +161,24 @@ class Method:
 
     # Once, before round 1
 
-    def describe(self, client: Client) -> Message | None:
+    def client_statistics(self, client: Client) -> Message | None:
         """At a client: what it tells the server before training."""
         return None
 
-    def agree(self, descriptions: Iterable[tuple[int, Message]]) -> Message | None:
-        """At the server: the answer every client is sent, from all descriptions in client order."""
+    def aggregate_statistics(
+        self, client_statistics: Iterable[tuple[int, Message]]
+    ) -> Message | None:
+        """At the server: the answer every client is sent, from all statistics in client order."""
         return None
 
-    def groups(self, descriptions: Sequence[tuple[int, Message]]) -> Groups:
-        """At the server: how the descriptions group the clients, by what; kept with the run."""
+    def groups(self, client_statistics: Sequence[tuple[int, Message]]) -> Groups:
+        """At the server: how their statistics group the clients, by what; kept with the run."""
         return {}
 
     @property
     def has_setup(self) -> bool:
-        """Whether clients describe themselves before round 1."""
-        return type(self).describe is not Method.describe
+        """Whether clients send statistics before round 1."""
+        return type(self).client_statistics is not Method.client_statistics
 
     # At a client, every round
 
@@ -223,7 +225,7 @@ class Method:
         return update.examples
 
     def aggregate(self, state: State, updates: Iterable[Update]) -> State:
-        """Fuses the round's updates, which arrive in client order and are consumed as a stream.
+        """Aggregates the round's updates, which arrive in client order, as a stream.
 
         Puts new tensors into ``state``, which is to be that of the round, and leaves the old ones
         as they are: a round that fails half-way must not have changed them. To learn more from the
@@ -564,12 +566,12 @@ def _plain(name: str) -> str:
 class Redraws(Protocol):
     """A method whose clients train on stylized images."""
 
-    def preview(self, images: Tensor, agreed: Message | None) -> Tensor | None:
+    def preview(self, images: Tensor, context: Message | None) -> Tensor | None:
         """Returns what the method makes of images.
 
         Args:
             images: uint8 ``(N, 3, H, W)``.
-            agreed: what the setup phase agreed on, if there was one.
+            context: what the server made of the clients' statistics, if there was one.
 
         Returns:
             Images of the same form, or None if nothing is stylized under these settings.

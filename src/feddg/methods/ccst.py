@@ -110,7 +110,7 @@ class Ccst(StyleExchange, Method):
         name: _PARDON for name in ("pacs", "office_home", "iwildcam")
     }
     sends: ClassVar[dict[str, Sent]] = Method.sends | {
-        "describe/styles": Sent(
+        "statistics/styles": Sent(
             "once, the moments of its images' feature maps, 2 x C numbers per style",
             lambda method, known: ("styles", 2, method.codec().channels),
             within=lambda method, known, name: method.style_range(known),
@@ -120,7 +120,7 @@ class Ccst(StyleExchange, Method):
         "pardon": "ccst and pardon each exchange styles and stylize images; choose one"
     }
 
-    noises: ClassVar[frozenset[str]] = frozenset({"describe/styles"})
+    noises: ClassVar[frozenset[str]] = frozenset({"statistics/styles"})
 
     def check(self, experiment: ExperimentSettings) -> None:
         """Single images' styles cannot be hidden: each is one image's."""
@@ -131,7 +131,7 @@ class Ccst(StyleExchange, Method):
                 "image in its own style leaves nothing of it; set method.share to overall"
             )
 
-    def describe(self, client: Client) -> Message:
+    def client_statistics(self, client: Client) -> Message:
         """The client's styles: one of all its images, or those of a few single ones."""
         moments = self.moments(client)
         noised = self.noised_style(client, moments)
@@ -140,20 +140,20 @@ class Ccst(StyleExchange, Method):
             number = -(-len(moments) // IMAGES_PER_STYLE)
             order = torch.randperm(len(moments), generator=client.stream("ccst"))
             styles = moments.styles()[order[:number]]
-        return joined(super().describe(client), Message({"styles": styles.float()}))
+        return joined(super().client_statistics(client), Message({"styles": styles.float()}))
 
-    def agree(self, descriptions: Iterable[tuple[int, Message]]) -> Message:
+    def aggregate_statistics(self, client_statistics: Iterable[tuple[int, Message]]) -> Message:
         """The bank: all styles, and whose they are."""
-        descriptions = list(descriptions)
-        styles = [message.tensors["styles"] for _, message in descriptions]
-        owners = [torch.full((len(s),), id) for (id, _), s in zip(descriptions, styles)]
+        client_statistics = list(client_statistics)
+        styles = [message.tensors["styles"] for _, message in client_statistics]
+        owners = [torch.full((len(s),), id) for (id, _), s in zip(client_statistics, styles)]
         bank = Message({"styles": torch.cat(styles), "owners": torch.cat(owners)})
-        return joined(super().agree(descriptions), bank)
+        return joined(super().aggregate_statistics(client_statistics), bank)
 
     def begin(self, client: Client) -> None:
         """Builds the augmented set, or finds it on disk, for the methods behind to train on."""
-        assert client.agreed is not None, "the server broadcasts the bank before round 1"
-        styles, owners = (client.agreed.tensors[name].cpu() for name in ("styles", "owners"))
+        assert client.context is not None, "the server broadcasts the bank before round 1"
+        styles, owners = (client.context.tensors[name].cpu() for name in ("styles", "owners"))
         if self.settings.variant == "pardon":
             self._draw_one_style(client, styles, owners)
         else:
@@ -200,11 +200,11 @@ class Ccst(StyleExchange, Method):
         on_stylized = super().loss(client, replace(batch, images=stylized))
         return terms | {f"transferred_{name}": term for name, term in on_stylized.items()}
 
-    def preview(self, images: Tensor, agreed: Message | None) -> Tensor | None:
+    def preview(self, images: Tensor, context: Message | None) -> Tensor | None:
         """Images stylized in the bank's styles by turns, for the report."""
-        if not agreed:
+        if not context:
             return None
-        styles = agreed.tensors["styles"]
+        styles = context.tensors["styles"]
         turns = torch.arange(len(images)) % len(styles)
         return self.transferred(images, styles[turns])
 

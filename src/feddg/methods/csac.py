@@ -1,15 +1,15 @@
-"""CSAC: layers are fused by how much they differ, then calibrated (Yuan et al., TKDE 2023).
+"""CSAC: layers are aggregated by how much they differ, then calibrated (Yuan et al., TKDE 2023).
 
 Layers that differ between clients hold what their domains have in particular, so the server weighs
-each client's layer by its distance to the mean instead of averaging. Fusing layers one by one
-breaks their interplay; each client repairs it on its own images by aligning the fused model's
+each client's layer by its distance to the mean instead of averaging. Aggregating layers one by one
+breaks their interplay; each client repairs it on its own images by aligning the aggregated model's
 features with those of its own last model, layer across layer, weighted by attention. A client keeps
 one model's worth of memory.
 
 Equations:
     Server, for each layer l:  m = mean_k w_k^l,  d_k = ||w_k^l - m||_2,
         w^l = sum_k (d_k / sum_j d_j) w_k^l;  if all d_k are 0, w^l = m.
-    Client, from the fused model, with its own last model frozen (features G_j, logits q):
+    Client, from the aggregated model, with its own last model frozen (features G_j, logits q):
         L = CE + 0.6 * ( mean_i sum_j a_ij MMD(F_i, G_j) + MMD(logits, q) ),
         a_i = softmax_j of the cosine between the batch's similarity matrices under F_i and G_j,
         MMD with five Gaussian kernels, of 1/4 to 4 times the mean squared distance.
@@ -67,7 +67,7 @@ class CSACSettings(MethodSettings):
 
 @register
 class CSAC(Method):
-    """Layer-wise fusion by distance, and calibration against the client's own model."""
+    """Layer-wise aggregation by distance, and calibration against the client's own model."""
 
     name = "csac"
     title = "CSAC"
@@ -91,7 +91,7 @@ class CSAC(Method):
         return super().network(network)
 
     def begin(self, client: Client) -> None:
-        """Brings the client's own last model beside the fused one."""
+        """Brings the client's own last model beside the aggregated one."""
         super().begin(client)
         # Into tensors like the network's own, so that a restart finds the same memory layout.
         client.scratch[PRIVATE] = {
@@ -135,7 +135,7 @@ class CSAC(Method):
         return 1.0
 
     def aggregate(self, state: State, updates: Iterable[Update]) -> State:
-        """Fuses every layer by the clients' distances to the mean."""
+        """Aggregates every layer by the clients' distances to the mean."""
         kept: list[Weights] = []
 
         def keeping() -> Iterator[Update]:
@@ -145,13 +145,13 @@ class CSAC(Method):
 
         state = super().aggregate(state, keeping())
         state.weights = {
-            name: fused([weights[name] for weights in kept], mean)
+            name: aggregated([weights[name] for weights in kept], mean)
             for name, mean in state.weights.items()
         }
         return state
 
 
-def fused(layers: list[Tensor], mean: Tensor) -> Tensor:
+def aggregated(layers: list[Tensor], mean: Tensor) -> Tensor:
     """Returns the clients' layers weighted by their distance to ``mean``; ``mean`` if all are 0."""
     if not mean.is_floating_point():
         return mean

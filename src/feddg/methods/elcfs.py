@@ -69,7 +69,7 @@ class Elcfs(Method):
     settings: ElcfsSettings
     presets: ClassVar[dict[str, dict[str, Any]]] = {"digits": {"method": {"window": 0.05}}}
     sends: ClassVar[dict[str, Sent]] = Method.sends | {
-        "describe/amplitudes": Sent(
+        "statistics/amplitudes": Sent(
             "once, low-frequency amplitudes of 1/8 of its images",
             lambda method, known: ("images", 3, *method.window_shape(known.image_size)),
             low=0.0,
@@ -77,7 +77,7 @@ class Elcfs(Method):
         )
     }
 
-    def describe(self, client: Client) -> Message:
+    def client_statistics(self, client: Client) -> Message:
         """The low-frequency amplitudes of some of the client's images."""
         count = len(client.examples)
         number = max(1, math.ceil(self.settings.bank_share * count))
@@ -85,7 +85,7 @@ class Elcfs(Method):
         images = client.examples.images(order[:number]).float() / 255
         half_width = self._half_width(images.shape[-1])
         mine = Message({"amplitudes": low_frequencies(spectrum(images), half_width).abs()})
-        return joined(super().describe(client), mine)
+        return joined(super().client_statistics(client), mine)
 
     def _half_width(self, size: int) -> int:
         return math.floor(self.settings.window * size)
@@ -100,15 +100,15 @@ class Elcfs(Method):
         side = 2 * min(self._half_width(size), (size - 1) // 2) + 1
         return side, side
 
-    def agree(self, descriptions: Iterable[tuple[int, Message]]) -> Message:
+    def aggregate_statistics(self, client_statistics: Iterable[tuple[int, Message]]) -> Message:
         """The bank: all amplitudes, and whose they are."""
-        descriptions = list(descriptions)
-        parts = [(id, message.tensors["amplitudes"]) for id, message in descriptions]
+        client_statistics = list(client_statistics)
+        parts = [(id, message.tensors["amplitudes"]) for id, message in client_statistics]
         owners = torch.cat([torch.full((len(part),), id) for id, part in parts])
         bank = Message(
             {"amplitudes": torch.cat([part for _, part in parts]), "amplitude_owners": owners}
         )
-        return joined(super().agree(descriptions), bank)
+        return joined(super().aggregate_statistics(client_statistics), bank)
 
     def loss(self, client: Client, batch: Batch) -> dict[str, Tensor]:
         """The loss of the batch, and after a trial step that of its mixed images."""
@@ -137,8 +137,8 @@ class Elcfs(Method):
 
     def _mixed(self, client: Client, images: Tensor) -> Tensor:
         """Mixes amplitudes of other clients into images, one random foreign image for each."""
-        assert client.agreed is not None, "the server broadcasts the bank before round 1"
-        bank, owners = (client.agreed.tensors[n] for n in ("amplitudes", "amplitude_owners"))
+        assert client.context is not None, "the server broadcasts the bank before round 1"
+        bank, owners = (client.context.tensors[n] for n in ("amplitudes", "amplitude_owners"))
         others = (owners != client.id).nonzero().squeeze(1)
         if not len(others):
             others = torch.arange(len(owners), device=owners.device)

@@ -184,26 +184,28 @@ class Pardon(OneStyleEach):
         partitions = finch(vectors.numpy())
         return torch.from_numpy(partitions[LEVELS[self.settings.local_partition]])
 
-    def agree(self, descriptions: Iterable[tuple[int, Message]]) -> Message:
+    def aggregate_statistics(self, client_statistics: Iterable[tuple[int, Message]]) -> Message:
         """The interpolation style (Eq. 3-5)."""
-        descriptions = list(descriptions)
-        others = super().agree(descriptions)
+        client_statistics = list(client_statistics)
+        others = super().aggregate_statistics(client_statistics)
         if not self.exchanges:
             return joined(others)
-        style, _ = self._interpolated(descriptions)
+        style, _ = self._interpolated(client_statistics)
         return joined(others, Message({"style": style.float()}))
 
-    def groups(self, descriptions: Sequence[tuple[int, Message]]) -> Groups:
+    def groups(self, client_statistics: Sequence[tuple[int, Message]]) -> Groups:
         """The groups of clients with similar styles, in whose middle the style lies."""
-        others = super().groups(descriptions)
+        others = super().groups(client_statistics)
         if not (self.exchanges and self.settings.server_clustering):
             return others
-        _, labels = self._interpolated(descriptions)
-        return others | {"style": members((id for id, _ in descriptions), labels)}
+        _, labels = self._interpolated(client_statistics)
+        return others | {"style": members((id for id, _ in client_statistics), labels)}
 
-    def _interpolated(self, descriptions: Sequence[tuple[int, Message]]) -> tuple[Tensor, Tensor]:
+    def _interpolated(
+        self, client_statistics: Sequence[tuple[int, Message]]
+    ) -> tuple[Tensor, Tensor]:
         return interpolation_style(
-            torch.stack([message.tensors["style"] for _, message in descriptions]),
+            torch.stack([message.tensors["style"] for _, message in client_statistics]),
             clustering=self.settings.server_clustering,
             partition=self.settings.server_partition,
             median=self.settings.median,
@@ -213,16 +215,16 @@ class Pardon(OneStyleEach):
         """Draws the client's stylized copies, or finds them on disk."""
         super().begin(client)
         if self.exchanges and self.settings.stylized == "cached":
-            self.stylize_all(client, "stylized", self._style(client.agreed))
+            self.stylize_all(client, "stylized", self._style(client.context))
 
-    def _style(self, agreed: Message | None) -> Tensor:
-        assert agreed is not None, "the server broadcasts the interpolation style before round 1"
-        return agreed.tensors["style"]
+    def _style(self, context: Message | None) -> Tensor:
+        assert context is not None, "the server broadcasts the interpolation style before round 1"
+        return context.tensors["style"]
 
     def _stylized(self, client: Client, batch: Batch) -> Tensor:
         if self.settings.stylized == "cached":
             return batch.views["stylized"]
-        return self.stylize(batch, self._style(client.agreed))
+        return self.stylize(batch, self._style(client.context))
 
     def loss(self, client: Client, batch: Batch) -> dict[str, Tensor]:
         """Cross-entropy, triplet and regulariser (Eq. 7-9) from two forward passes."""
@@ -255,11 +257,11 @@ class Pardon(OneStyleEach):
             )
         return terms
 
-    def preview(self, images: Tensor, agreed: Message | None) -> Tensor | None:
+    def preview(self, images: Tensor, context: Message | None) -> Tensor | None:
         """Images stylized in the interpolation style, for the report."""
-        if not agreed:
+        if not context:
             return None
-        return self.transferred(images, self._style(agreed))
+        return self.transferred(images, self._style(context))
 
 
 def triplet(

@@ -204,14 +204,14 @@ class OneStyleEach(StyleExchange, Method):
 
     settings: StyleSettings
     sends: ClassVar[dict[str, Sent]] = Method.sends | {
-        "describe/style": Sent(
+        "statistics/style": Sent(
             "one style vector, the mean over the clusters of its images",
             lambda method, known: (2, method.codec().channels),
             within=lambda method, known, name: method.style_range(known),
             when=lambda method: method.exchanges,
         )
     }
-    noises: ClassVar[frozenset[str]] = frozenset({"describe/style"})
+    noises: ClassVar[frozenset[str]] = frozenset({"statistics/style"})
 
     @property
     def exchanges(self) -> bool:
@@ -223,11 +223,11 @@ class OneStyleEach(StyleExchange, Method):
         """Styles are exchanged where they are used; a method composed with may differ."""
         others = (part for part in type(self).__mro__ if not issubclass(OneStyleEach, part))
         own = (part for part in others if not issubclass(part, OneStyleEach))
-        return self.exchanges or any("describe" in vars(part) for part in own)
+        return self.exchanges or any("client_statistics" in vars(part) for part in own)
 
-    def describe(self, client: Client) -> Message:
+    def client_statistics(self, client: Client) -> Message:
         """The client's style, after what a method composed with sends."""
-        others = super().describe(client)
+        others = super().client_statistics(client)
         if not self.exchanges:
             return joined(others)
         moments = self.moments(client)

@@ -102,26 +102,26 @@ class Vista(OneStyleEach):
         clusters = finch(moments.styles().flatten(1).numpy())[-1]
         return client_style(moments, torch.from_numpy(clusters))
 
-    def agree(self, descriptions: Iterable[tuple[int, Message]]) -> Message:
+    def aggregate_statistics(self, client_statistics: Iterable[tuple[int, Message]]) -> Message:
         """The groups' styles, ``(M, 2, C)`` (Eq. 2)."""
-        descriptions = list(descriptions)
-        others = super().agree(descriptions)
+        client_statistics = list(client_statistics)
+        others = super().aggregate_statistics(client_statistics)
         if not self.exchanges:
             return joined(others)
-        styles, labels, median = _grouped(descriptions)
+        styles, labels, median = _grouped(client_statistics)
         if self.settings.styles == "median":
             sent = median[None]
         else:
             sent = torch.stack([styles[labels == label].mean(0) for label in labels.unique()])
         return joined(others, Message({"styles": sent.float()}))
 
-    def groups(self, descriptions: Sequence[tuple[int, Message]]) -> Groups:
+    def groups(self, client_statistics: Sequence[tuple[int, Message]]) -> Groups:
         """The groups of clients with similar styles."""
-        others = super().groups(descriptions)
+        others = super().groups(client_statistics)
         if not self.exchanges:
             return others
-        _, labels, _ = _grouped(descriptions)
-        return others | {"style": members((id for id, _ in descriptions), labels)}
+        _, labels, _ = _grouped(client_statistics)
+        return others | {"style": members((id for id, _ in client_statistics), labels)}
 
     def loss(self, client: Client, batch: Batch) -> dict[str, Tensor]:
         """Cross-entropy of all versions and their divergence (Eq. 5)."""
@@ -144,8 +144,8 @@ class Vista(OneStyleEach):
     def _version(self, client: Client, images: Tensor, chance: Generator) -> Tensor:
         chosen = self.settings
         styled, filtered, share, size = torch.rand(4, generator=chance).tolist()
-        if client.agreed is not None and styled < chosen.style_probability:
-            images = self._restyled(images, client.agreed.tensors["styles"], chance)
+        if client.context is not None and styled < chosen.style_probability:
+            images = self._restyled(images, client.context.tensors["styles"], chance)
         if filtered < chosen.convolution_probability:
             kernel = random_kernel(KERNELS[int(size * len(KERNELS))], chance)
             images = convolved(client.network, images, kernel, share)
@@ -162,8 +162,8 @@ class Vista(OneStyleEach):
             return images.lerp(stylized.to(images), share.to(images))
 
 
-def _grouped(descriptions: Sequence[tuple[int, Message]]) -> tuple[Tensor, Tensor, Tensor]:
+def _grouped(client_statistics: Sequence[tuple[int, Message]]) -> tuple[Tensor, Tensor, Tensor]:
     """Returns all styles ``(N, 2, C)``, the group of each, and the median of the groups' means."""
-    styles = torch.stack([message.tensors["style"] for _, message in descriptions])
+    styles = torch.stack([message.tensors["style"] for _, message in client_statistics])
     median, labels = interpolation_style(styles)
     return styles, labels, median

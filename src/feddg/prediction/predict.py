@@ -348,7 +348,7 @@ def predict_files(
     progress: Callable[[str, int, int], None] = lambda what, done, total: None,
     on_bad: OnBad = lambda line: None,
 ) -> PredictedFiles:
-    """Writes a row for every image file: file, label, confidence, energy, whether unlike training, reason.
+    """Writes a row for every file: name, label, confidence, energy, if unlike training, reason.
 
     Until it is whole the table is called ``OUT.part``. One that was interrupted is continued by the
     next call for the same work, to the same bytes. Under an adaptation that remembers the images

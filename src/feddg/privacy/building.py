@@ -137,7 +137,7 @@ class Defences:
         return all(defence.affords(round, clients) for defence in self.defences)
 
     def describing(self, clients: Sequence[int]) -> None:
-        """These clients are about to describe themselves.
+        """These clients are about to send statistics.
 
         Raises:
             BudgetSpent: they may not.

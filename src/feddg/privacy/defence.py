@@ -39,12 +39,13 @@ class WeightNames:
     """What both sides know of the weights.
 
     Attributes:
-        fused: float entries of which clients send their own version and the server makes one; all
+        aggregated: float entries of which clients send their own version and the server makes one;
+        all
             but those that stay with the clients.
         trained: the parameters among them.
     """
 
-    fused: frozenset[str] = frozenset()
+    aggregated: frozenset[str] = frozenset()
     trained: frozenset[str] = frozenset()
 
 
@@ -64,10 +65,10 @@ class Defence(RoundHook):
         summary: one line.
         Settings: the pydantic model of its settings.
         breaks: what of a method it cannot survive, by :data:`TRAITS`, and why.
-        looks: whether it looks at single updates at the server, though it fuses nothing.
+        looks: whether it looks at single updates at the server, though it aggregates nothing.
         sums: whether the server sees nothing but sums of updates; it has :meth:`mask` and
             :meth:`answer`.
-        fuses: whether it decides by itself what many updates become; only one defence can.
+        aggregates: whether it decides by itself what many updates become; only one defence can.
         facts: what both sides know of the weights; given with the defence's place in a run.
         account: what the run has spent.
     """
@@ -77,7 +78,7 @@ class Defence(RoundHook):
     Settings: ClassVar[type[BaseModel]] = NoDefenceSettings
     breaks: ClassVar[dict[str, str]] = {}
     aggregates: ClassVar[bool] = False
-    looks: ClassVar[bool] = False
+    sees_updates: ClassVar[bool] = False
     sums: ClassVar[bool] = False
 
     def __init__(self, settings: BaseModel | None = None) -> None:
@@ -122,7 +123,7 @@ class Defence(RoundHook):
         return True
 
     def describing(self, clients: Sequence[int]) -> None:
-        """At the server: these clients are about to describe themselves, before round 1.
+        """At the server: these clients are about to send statistics, before round 1.
 
         Raises:
             BudgetSpent: they may not.
@@ -214,9 +215,9 @@ def register(defence: G) -> G:
 # Which methods survive which defences, and which defences each other: the one place that decides.
 
 
-DESCRIPTIONS, EXTRAS, LOCAL = "descriptions", "extras", "local entries"
-FUSION, STATISTICS, TRAINING = "own fusion", "trained statistics", "own training"
-TRAITS = (TRAINING, DESCRIPTIONS, EXTRAS, LOCAL, FUSION, STATISTICS)
+CLIENT_STATISTICS, EXTRAS, LOCAL = "client statistics", "extras", "local entries"
+AGGREGATION, STATISTICS, TRAINING = "own aggregation", "trained statistics", "own training"
+TRAITS = (TRAINING, CLIENT_STATISTICS, EXTRAS, LOCAL, AGGREGATION, STATISTICS)
 """What of a method a defence may break."""
 
 
@@ -238,7 +239,7 @@ def traits_of(
         return next((h for h in hooks if getattr(kind, h) is not getattr(Method, h)), None)
 
     for entry in sorted(kind.sends.keys() - Method.sends.keys(), reverse=True):
-        trait = EXTRAS if entry.startswith("update/") else DESCRIPTIONS
+        trait = EXTRAS if entry.startswith("update/") else CLIENT_STATISTICS
         if trait == EXTRAS or entry not in covered:
             found[trait] = f"{entry} ({kind.sends[entry]}) leaves the client as well"
     local = sorted(local_names(method, network))
@@ -246,7 +247,7 @@ def traits_of(
         found[LOCAL] = f"{local[0]!r} and {len(local) - 1} more stay with each client"
     hook = first_own("aggregate", "share", "after_round")
     if hook is not None:
-        found[FUSION] = f"it has its own {hook!r}, which is made for every client's own update"
+        found[AGGREGATION] = f"it has its own {hook!r}, which is made for every client's own update"
     hook = first_own("network", "begin", "loss", "head_loss", "step", "optimizer")
     if hook is not None:
         found[TRAINING] = f"it trains in its own way ({hook!r})"
@@ -288,7 +289,7 @@ def _conflict(one: Defence, other: Defence) -> str | None:
         return f"defence {one.name} is named twice; once is enough"
     if one.aggregates and other.aggregates:
         return f"defences {one.name} and {other.name} each replace the mean; choose one"
-    if one.sums and (other.aggregates or other.looks):
+    if one.sums and (other.aggregates or other.sees_updates):
         return (
             f"{one.name} and {other.name} exclude each other: {other.name} looks at single "
             "updates, and the server sees nothing but their sum"

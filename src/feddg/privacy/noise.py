@@ -27,9 +27,9 @@ from feddg.privacy.accounting import (
     sampled_noise,
 )
 from feddg.privacy.defence import (
-    DESCRIPTIONS,
+    AGGREGATION,
+    CLIENT_STATISTICS,
     EXTRAS,
-    FUSION,
     LOCAL,
     STATISTICS,
     TRAINING,
@@ -57,10 +57,10 @@ class Clipping(Defence):
     summary = "clipped updates, noise on their mean (McMahan et al. 2018, Andrew et al. 2021)"
     Settings = PrivacySettings
     _BREAKS: ClassVar[dict[str, str]] = {
-        DESCRIPTIONS: _OPEN_UPDATES,
+        CLIENT_STATISTICS: _OPEN_UPDATES,
         EXTRAS: _OPEN_UPDATES,
         LOCAL: "so that what it sends of them is no change of what it was sent",
-        FUSION: "and the noise is made for a plain mean",
+        AGGREGATION: "and the noise is made for a plain mean",
         STATISTICS: "which are taken from images, and noise would make variances negative; set "
         "model.normalization to frozen (--set model.normalization=frozen), or choose another "
         "backbone",
@@ -75,8 +75,10 @@ class Clipping(Defence):
 
     @property
     def breaks(self) -> dict[str, str]:  # type: ignore[override]
-        """What it cannot survive. What was noised at the client may be fused in any way."""
-        return {t: why for t, why in self._BREAKS.items() if t != FUSION or not self.at_clients}
+        """What it cannot survive. What was noised at the client may be aggregated in any way."""
+        return {
+            t: why for t, why in self._BREAKS.items() if t != AGGREGATION or not self.at_clients
+        }
 
     @property
     def plain_mean(self) -> str | None:
@@ -186,7 +188,7 @@ class Clipping(Defence):
         if NORM not in told.scalars:
             raise ClientError("was not told the norm to clip its update to")
         norm = float(told.scalars[NORM])
-        clipped = shrunk(update.weights, received, self.facts.fused, norm)
+        clipped = shrunk(update.weights, received, self.facts.aggregated, norm)
         update = replace(update, weights=clipped or update.weights, terms={})
         if self.at_clients:
             update.weights = _noised(update.weights, received, self.facts, self.multiplier * norm)
@@ -215,10 +217,10 @@ class Clipping(Defence):
         if self.at_clients:
             return update
         norm, sent, scratch = self._norm(round), round.state.weights, round.scratch[self]
-        found = distance(update.weights, sent, self.facts.fused)
+        found = distance(update.weights, sent, self.facts.aggregated)
         # x + D is rounded once more at the client: by half a unit in the last place of each entry.
         if _ROUNDING not in scratch:
-            scratch[_ROUNDING] = 2**-23 * length(sent, self.facts.fused)
+            scratch[_ROUNDING] = 2**-23 * length(sent, self.facts.aggregated)
         if not found <= norm * (1 + 1e-6) + scratch[_ROUNDING]:
             raise ClientError(f"its change is {found:.6g} long; the norm is {norm:.6g}")
         return update
@@ -319,7 +321,7 @@ class NoisedRecords(Defence):
     summary = "gradients clipped image by image and noised; asked for as privacy.record_epsilon"
     Settings = PrivacySettings
     breaks: ClassVar[dict[str, str]] = {
-        DESCRIPTIONS: _OPEN_RECORDS,
+        CLIENT_STATISTICS: _OPEN_RECORDS,
         EXTRAS: _OPEN_RECORDS,
         TRAINING: "and gradients are clipped image by image for plain training alone",
         STATISTICS: "which mix the images of a batch; choose model.backbone cnn_gn or another "
@@ -366,7 +368,7 @@ class NoisedRecords(Defence):
         return replace(update, terms={})
 
 
-# Style privacy: the moments that a client describes itself with are noised before they leave.
+# Style privacy: the moments that a client sends before round 1 are noised before they leave.
 #
 # The client's method does it (:mod:`feddg.styles.statistics`); this defence says what it
 # guarantees, counts what it costs, and is why other defences let the description pass. Styles leave
@@ -406,5 +408,5 @@ class NoisedStyles(Defence):
         """
         chosen, noise = self.settings, style_multiplier(self.settings)
         where, unit = "client", chosen.style_unit
-        release = Release("describe", 0, clients, noise, unit, where)  # type: ignore[arg-type]
+        release = Release("statistics", 0, clients, noise, unit, where)  # type: ignore[arg-type]
         self.account.charge(release, chosen.delta, chosen.style_epsilon)

@@ -14,7 +14,7 @@ from torch import Tensor
 from feddg.errors import NotEnoughUpdates
 from feddg.messages import Update, Weights
 from feddg.methods.base import Round
-from feddg.privacy.defence import EXTRAS, FUSION, Defence, register
+from feddg.privacy.defence import AGGREGATION, EXTRAS, Defence, register
 from feddg.settings import Positive, Settings
 
 _BLOCK = 1 << 18
@@ -93,7 +93,7 @@ def shrunk(trained: Weights, sent: Weights, names: Iterable[str], norm: float) -
     return trained | {n: x + (trained[n].detach() - x) * (norm / found) for n, x in moved.items()}
 
 
-# What defences share that wait for all updates of a round: keep them, and fuse them by rank.
+# What defences share that wait for all updates of a round: keep them, and aggregate them by rank.
 #
 # Memory: one model per client of the round, and pieces of at most 32 MiB.
 
@@ -116,7 +116,7 @@ def kept(defence: Defence, updates: Iterable[Update]) -> list[Update]:
     return copies
 
 
-def fused(updates: Sequence[Update], by_rank: Callable[[Tensor], Tensor]) -> Update:
+def aggregated(updates: Sequence[Update], by_rank: Callable[[Tensor], Tensor]) -> Update:
     """Returns one update whose every number is made from the clients' numbers in its place.
 
     Entries of integers take the lower median.
@@ -161,7 +161,7 @@ def _pieces(rows: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
 # Memory: one model per client of the round, and pieces of at most 64 MiB.
 #
 # Decisions: chosen clients count alike. Ties go to the lower client. Distances are of what is
-# fused, normalisation statistics among it, in float64.
+# aggregated, normalisation statistics among it, in float64.
 
 
 log = logging.getLogger("feddg")
@@ -182,7 +182,7 @@ class Krum(Defence):
     name = "krum"
     summary = "uses only updates that lie close together; multi-Krum too (Blanchard et al. 2017)"
     Settings = KrumSettings
-    breaks: ClassVar[dict[str, str]] = {FUSION: "and Krum leaves some out"}
+    breaks: ClassVar[dict[str, str]] = {AGGREGATION: "and Krum leaves some out"}
     aggregates = True
 
     @property
@@ -194,7 +194,7 @@ class Krum(Defence):
     def collected(self, updates: Iterator[Update], round: Round) -> Iterator[Update]:
         """Yields the chosen updates, in client order."""
         copies = kept(self, updates)
-        found = squared_distances(copies, round.state.weights, sorted(self.facts.fused))
+        found = squared_distances(copies, round.state.weights, sorted(self.facts.aggregated))
         order = torch.argsort(scores(found, self.settings.bad_clients), stable=True)
         chosen = [copies[k] for k in sorted(order[: self.settings.selected].tolist())]
         log.info("krum uses the updates of clients %s", [update.client for update in chosen])
@@ -247,12 +247,12 @@ class Median(Defence):
 
     name = "median"
     summary = "coordinate-wise median; withstands fewer than half (Yin et al. 2018)"
-    breaks: ClassVar[dict[str, str]] = {FUSION: "and a median leaves one"}
+    breaks: ClassVar[dict[str, str]] = {AGGREGATION: "and a median leaves one"}
     aggregates = True
 
     def collected(self, updates: Iterator[Update], round: Round) -> Iterator[Update]:
         """Yields one update: the median."""
-        yield fused(kept(self, updates), middle)
+        yield aggregated(kept(self, updates), middle)
 
 
 def middle(ranked: Tensor) -> Tensor:
@@ -288,7 +288,7 @@ class TrimmedMean(Defence):
     name = "trimmed_mean"
     summary = "mean without the f lowest and highest values (Yin et al. 2018)"
     Settings = TrimmedMeanSettings
-    breaks: ClassVar[dict[str, str]] = {FUSION: "and a trimmed mean leaves one"}
+    breaks: ClassVar[dict[str, str]] = {AGGREGATION: "and a trimmed mean leaves one"}
     aggregates = True
 
     @property
@@ -298,7 +298,7 @@ class TrimmedMean(Defence):
 
     def collected(self, updates: Iterator[Update], round: Round) -> Iterator[Update]:
         """Yields one update: the trimmed mean."""
-        yield fused(kept(self, updates), self._trimmed)
+        yield aggregated(kept(self, updates), self._trimmed)
 
     def _trimmed(self, ranked: Tensor) -> Tensor:
         f = self.settings.bad_clients
@@ -334,17 +334,17 @@ class NormBounding(Defence):
     name = "norm_bounding"
     summary = "the server shortens long changes (Sun et al. 2019)"
     Settings = NormBoundingSettings
-    looks = True
+    sees_updates = True
     breaks: ClassVar[dict[str, str]] = {EXTRAS: "which a bound on the weights does not bound"}
 
     def collected(self, updates: Iterator[Update], round: Round) -> Iterator[Update]:
         """Yields every update, shortened if it is too long."""
-        sent, fused = round.state.weights, sorted(self.facts.fused)
+        sent, aggregated = round.state.weights, sorted(self.facts.aggregated)
         norm = self.settings.norm
         if norm is None:
             copies = kept(self, updates)
-            norm = statistics.median(distance(copy.weights, sent, fused) for copy in copies)
+            norm = statistics.median(distance(copy.weights, sent, aggregated) for copy in copies)
             updates = iter(copies)
         for update in updates:
-            weights = shrunk(update.weights, sent, fused, norm)
+            weights = shrunk(update.weights, sent, aggregated, norm)
             yield replace(update, weights=weights or update.weights, examples=1)

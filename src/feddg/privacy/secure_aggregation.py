@@ -15,7 +15,7 @@ from feddg.diagnostics import Diagnostic
 from feddg.errors import ClientError
 from feddg.messages import Message, Sent, Update, Weights
 from feddg.methods.base import Round, clients_said
-from feddg.privacy.defence import DESCRIPTIONS, EXTRAS, FUSION, Defence, register
+from feddg.privacy.defence import AGGREGATION, CLIENT_STATISTICS, EXTRAS, Defence, register
 from feddg.settings import Settings
 
 # The cryptography of masked sums: keys, masks, shares of secrets; all of it from kept libraries.
@@ -43,7 +43,7 @@ def public_key(private: bytes) -> bytes:
     return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
 
 
-def agreed(private: bytes, public: bytes, purpose: str) -> bytes:
+def shared_key(private: bytes, public: bytes, purpose: str) -> bytes:
     """Returns the 32 bytes that two holders of keys both know, and nobody else (RFC 7748, 5869).
 
     Args:
@@ -69,7 +69,7 @@ def agreed(private: bytes, public: bytes, purpose: str) -> bytes:
 def is_public_key(public: bytes) -> bool:
     """Whether others can agree with a public key: zero and points of low order are none."""
     try:
-        agreed(new_secret(), public, "trial")
+        shared_key(new_secret(), public, "trial")
     except ClientError:
         return False
     return True
@@ -219,7 +219,7 @@ def unmasked(
         total -= mask(seed, len(total))
     for gone, private in lost:
         for id, public in left:
-            more = mask(agreed(private, public, "mask"), len(total))
+            more = mask(shared_key(private, public, "mask"), len(total))
             total = total + more if id > gone else total - more
     return total
 
@@ -252,9 +252,9 @@ class SecureAggregation(Defence):
     summary = "the server sees only sums of updates (Bonawitz et al. 2017)"
     Settings = SecureAggregationSettings
     breaks: ClassVar[dict[str, str]] = {
-        DESCRIPTIONS: "which the server would see of each client",
+        CLIENT_STATISTICS: "which the server would see of each client",
         EXTRAS: "which the server would see of each client",
-        FUSION: "and the server sees nothing but their sum",
+        AGGREGATION: "and the server sees nothing but their sum",
     }
     sums = True
 
@@ -365,7 +365,7 @@ class SecureAggregation(Defence):
         rows = [bytes(SEALED)] * len(ids)
         for other, to in enumerate(listed):
             if other != place:
-                key = agreed(own[1], public[other][1], "shares")
+                key = shared_key(own[1], public[other][1], "shares")
                 rows[other] = sealed(key, pairs[other], (round, id, to))
         secrets |= {"ids": ids.clone(), "keys": keys.clone(), "seed": _row(seed)}
         secrets["kept"] = _row(pairs[place])
@@ -395,7 +395,7 @@ class SecureAggregation(Defence):
         for row, other in enumerate(members.tolist()):
             pair = bytes(secrets["kept"].tolist())
             if other != id:
-                key = agreed(own[1], keys[ids.index(other)][1], "shares")
+                key = shared_key(own[1], keys[ids.index(other)][1], "shares")
                 content = bytes(table[row, me].tolist())
                 pair = opened(key, content, (round, other, id)) or bytes(2 * SECRET)
             pairs.append(pair)
@@ -427,7 +427,7 @@ class SecureAggregation(Defence):
         values = values + mask(bytes(secrets["seed"].tolist()), len(values))
         for id in members.tolist():
             if id != update.client:
-                more = mask(agreed(own[0], keys[places[id]][0], "mask"), len(values))
+                more = mask(shared_key(own[0], keys[places[id]][0], "mask"), len(values))
                 values = values + more if update.client < id else values - more
         secrets |= {"members": members.clone(), KNOWN + "id": torch.tensor(update.client)}
         tried = _tried(int(secrets["round"]))

@@ -84,7 +84,7 @@ def leaks_section(run: RunRecord) -> Section | None:
         charts = [] if roc is None else [roc]
         blocks.append(Fold("What the attacks found, in numbers", [*found, *charts]))
     else:
-        described = [one for one in entries if one.purpose == "describe"]
+        described = [one for one in entries if one.purpose == "statistics"]
         shares = any(one.name not in OWN_NAMES for one in described)
         kind = "server --public FOLDER_OF_PHOTOGRAPHS" if shares else "membership"
         blocks.append(Prose("No attack has been tried on this run. To try one:"))
@@ -99,7 +99,7 @@ def leaks_section(run: RunRecord) -> Section | None:
 def _entries(ledger: LedgerRecord) -> list[_Entry]:
     """Everything that left a site, in the order of first appearance."""
     found: dict[tuple[str, str], _Entry] = {}
-    passed_on = {("describe", name) for name in _passed_on(ledger)}
+    passed_on = {("statistics", name) for name in _passed_on(ledger)}
     for message in ledger.messages:
         layout = ledger.layouts.get(message.layout)
         if message.direction != "up" or layout is None:
@@ -134,8 +134,8 @@ def _passed_on(ledger: LedgerRecord) -> Iterator[str]:
             if layout is not None and (message.direction, message.purpose) == (direction, purpose):
                 yield from ((tensor.name, tuple(tensor.shape)) for tensor in layout.tensors)
 
-    sent = dict(shapes("up", "describe"))
-    for name, shape in shapes("down", "agree"):
+    sent = dict(shapes("up", "statistics"))
+    for name, shape in shapes("down", "context"):
         if name in sent and len(shape) == len(sent[name]) and shape[0] > sent[name][0]:
             yield name
 
@@ -149,7 +149,7 @@ def _entries_table(run: RunRecord, entries: Sequence[_Entry]) -> Table:
     columns: list[MadeColumn[_Entry]] = [
         text_column("What", lambda one: OWN_NAMES.get(one.name, one.name)),
         text_column(
-            "Message", lambda o: "before training" if o.purpose == "describe" else o.purpose
+            "Message", lambda o: "before training" if o.purpose == "statistics" else o.purpose
         ),
         column("Numbers from one site", lambda one: one.numbers, "at most, each time"),
         column("Times", lambda one: one.times, "at most"),
@@ -394,8 +394,8 @@ def _digits(value: float | None, digits: int) -> str:
 
 
 PURPOSES = {
-    "describe": "Description of the site's data, once before training",
-    "agree": "What the server made of the descriptions",
+    "statistics": "Description of the site's data, once before training",
+    "context": "What the server made of the clients' statistics",
     "train": "Model to train on",
     "update": "Trained model",
 }
@@ -493,7 +493,7 @@ def _ledger_sentences(ledger: LedgerRecord) -> str:
         if direction == "up":
             parts.append(
                 {
-                    "describe": f"a description of its data ({amount}) once before training",
+                    "statistics": f"a description of its data ({amount}) once before training",
                     "update": f"its trained model ({amount}) in every round it took part in",
                 }.get(purpose, f"“{_purpose_text(purpose)}” ({amount} each time)")
             )

@@ -140,7 +140,7 @@ def _after_a_turn(loaded: LoadedRun, client: int) -> Weights:
         loaded.images.examples,
         dict(loaded.memories),
     )
-    transport.hand_out(state.agreed)
+    transport.hand_out(state.context)
     (update,) = (
         reply.keep() if isinstance(reply, Update) else reply
         for reply in transport.train([client], method.broadcast(state))
@@ -248,7 +248,7 @@ def grey_levels(loaded: LoadedRun, progress: Progress) -> dict[str, Any]:
         stylized = None
         if isinstance(loaded.method, Redraws):
             with torch.no_grad():
-                stylized = loaded.method.preview(images, loaded.state.agreed)
+                stylized = loaded.method.preview(images, loaded.state.context)
         before.append(grey_histogram(images))
         after.append(None if stylized is None else grey_histogram(stylized))
         domain = loaded.images.partition.domain_ids[int(domains[client])]

@@ -561,16 +561,16 @@ class _Execution:
         wise_ft: WiseFT | None,
         writer: Records,
     ) -> None:
-        """Says what is run on what, has the clients describe themselves, and measures round 0."""
+        """Says what is run on what, collects the clients' statistics, and measures round 0."""
         self.folder.write_json("environment.json", environment(self.experiment, found.worker))
         self.folder.write_json("clients.json", found.clients)
         if found.contents is not None:
             self.folder.write_json(IMAGES, found.contents)
         with self.timed("setup"):
-            descriptions = server.setup(lambda *so_far: self.observer.work("setup", *so_far))
+            client_statistics = server.setup(lambda *so_far: self.observer.work("setup", *so_far))
         give_memory_back()
-        if descriptions:
-            self.folder.write_tensors("setup.safetensors", descriptions)
+        if client_statistics:
+            self.folder.write_tensors("setup.safetensors", client_statistics)
         row = SetupRow(seconds=self.seconds["setup"], groups=server.groups)
         evaluations = measurer.rows(server.state)
         if wise_ft is not None:

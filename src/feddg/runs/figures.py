@@ -37,7 +37,7 @@ def draw_figures(folder: Path, images: Images, method: Method, state: State, see
     domains = images.table.domains
     rows = some_of_each(domains, images.splits.train, PER_DOMAIN, seed, "figure")
     originals = images.pixels.gather(torch.from_numpy(rows))
-    stylized = method.preview(originals, state.agreed)
+    stylized = method.preview(originals, state.context)
     if stylized is None:
         return
     names = [images.table.domain_names[d] for d in numpy.unique(domains[images.splits.train])]

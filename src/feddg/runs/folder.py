@@ -86,7 +86,7 @@ class CheckpointIndex(JsonFile):
         round: the last completed round, 0 after the setup.
         rounds: the rounds planned.
         state: file of the server's state.
-        agreed: scalars of what the setup agreed on; None where it agreed on nothing.
+        context: scalars of what the setup made; None where it made nothing.
         memories: files of what clients remember, by the client's id.
         models: files in ``models/``, by the rule that chose them.
         experiment: the experiment's id.
@@ -99,7 +99,7 @@ class CheckpointIndex(JsonFile):
     round: NonNegativeInt
     rounds: NonNegativeInt = 0
     state: _FileName
-    agreed: dict[str, Any] | None
+    context: dict[str, Any] | None
     memories: dict[NonNegativeInt, _FileName]
     models: dict[str, _FileName] = Field(default_factory=dict)
     experiment: str
@@ -396,8 +396,8 @@ class RunFolder:
                 removed.
         """
         known = self._index.checksums if self._index else {}
-        agreed = (state.agreed or Message()).tensors
-        parts = {"weights": state.weights, "extras": state.extras, "agreed": agreed}
+        context = (state.context or Message()).tensors
+        parts = {"weights": state.weights, "extras": state.extras, "context": context}
         name = f"state-{state.round}.safetensors"
         files = dict(self._index.memories) if self._index else {}
         written = {name: {f"{part}/{n}": t for part, own in parts.items() for n, t in own.items()}}
@@ -420,7 +420,7 @@ class RunFolder:
             round=state.round,
             rounds=state.rounds,
             state=name,
-            agreed=None if state.agreed is None else state.agreed.scalars,
+            context=None if state.context is None else state.context.scalars,
             memories=files,
             models=kept,
             experiment=self._experiment,
@@ -454,11 +454,11 @@ class RunFolder:
                 f"{error} The run cannot go on without it; delete {self.path} to start again."
             ) from None
         self._index = index
-        agreed = index.agreed
+        context = index.context
         state = State(
             _under("weights/", tensors),
             _under("extras/", tensors),
-            None if agreed is None else Message(_under("agreed/", tensors), agreed),
+            None if context is None else Message(_under("context/", tensors), context),
             index.round,
             index.rounds,
         )

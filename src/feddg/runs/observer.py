@@ -28,7 +28,7 @@ class Observer:
         """A client finished its part of a round."""
 
     def round(self, row: RoundRow) -> None:
-        """A round was fused."""
+        """A round was aggregated."""
 
     def scores(self, round: int, scores: Sequence[Score]) -> None:
         """The global model was evaluated."""
