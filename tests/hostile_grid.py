@@ -9,8 +9,16 @@ from flwr.app import RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from feddg.deploy.transport import ASK, INTRODUCE, STATISTICS, TRAIN, FlowerTransport, Policy
-from feddg.deploy.wire import Introduction, Parcel, flower_bytes, update_parcel
+from feddg.deploy.transport import FlowerTransport, Policy
+from feddg.deploy.wire import (
+    ASK,
+    INTRODUCE,
+    STATISTICS,
+    TRAIN,
+    Introduction,
+    Payload,
+    flower_bytes,
+)
 from feddg.federation.server import Server
 from feddg.federation.transport import Ledger
 from feddg.federation.validation import MessageChecks
@@ -69,7 +77,7 @@ class HostileGrid(Grid):
             kind, site = message.metadata.message_type, message.metadata.dst_node_id - 100
             self.sent.append(kind)
             self.wire.append(("down", flower_bytes(message.content)))
-            records = self._answered(kind, site, Parcel.from_records(message.content)).to_records()
+            records = self._answered(kind, site, Payload.from_records(message.content)).to_records()
             change = self.change.get((site, kind), lambda honest: honest)
             self._replies[id] = Envelope(change(records), reply_to=message)
             ids.append(id)
@@ -80,12 +88,12 @@ class HostileGrid(Grid):
         self.wire += [("up", flower_bytes(envelope.content)) for envelope in found]
         return found
 
-    def _answered(self, kind: str, site: int, asked: Parcel) -> Parcel:
+    def _answered(self, kind: str, site: int, asked: Payload) -> Payload:
         if kind == INTRODUCE:
             count = self.small.sizes[site]
             counts = {"classes": {"a": count}, "domains": {f"domain {site}": count}}
             introduction = Introduction(**counts).message
-            return Parcel({"site": self.names[site], "busy": 0.1}, {"introduction": introduction})
+            return Payload({"site": self.names[site], "busy": 0.1}, {"introduction": introduction})
         there = self.small.transport
         if "context" in asked.parts:
             there.hand_out(asked.parts["context"], again=True)
@@ -93,7 +101,7 @@ class HostileGrid(Grid):
         round = int(asked.fields["round"])
         broadcast = Broadcast(round, asked.part("weights").tensors, extras)
         if kind == TRAIN:
-            (reply,) = (update_parcel(update) for update in there.train([site], broadcast))
+            (reply,) = (Payload.of_update(update) for update in there.train([site], broadcast))
             return reply
         if kind == STATISTICS:
             replies = there.client_statistics([site], broadcast)
@@ -102,7 +110,7 @@ class HostileGrid(Grid):
             replies = there.ask([site], broadcast, str(asked.fields["question"]), extras)
         ((_, message),) = replies
         assert isinstance(message, Message), message
-        return Parcel(parts={"reply": message})
+        return Payload(parts={"reply": message})
 
 
 class HostileFederation:

@@ -142,20 +142,20 @@ def fields(chosen: argparse.Namespace) -> dict[str, Any]:
 
 def over_the_grid(chosen: argparse.Namespace, folder: Path) -> None:
     """Carries the rounds out over Flower's messages, without its processes."""
-    from feddg.deploy.transport import Exchange
+    from feddg.deploy import transport
     from flower_grid import SITES, Deployment
 
-    watch_reading = Exchange._opened
+    read_reply = transport.read_reply
     opened: list[float] = []
 
     def timed(*arguments: Any) -> Any:
         began = time.process_time()
         try:
-            return watch_reading(*arguments)
+            return read_reply(*arguments)
         finally:
             opened.append(time.process_time() - began)
 
-    Exchange._opened = timed  # type: ignore[method-assign]
+    transport.read_reply = timed
     every = fields(chosen)
     every["data"] |= {"source": "digits", "root": None}
     every["clients"] = {"number": len(SITES), "partition": "domain"}

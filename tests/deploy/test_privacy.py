@@ -10,7 +10,7 @@ pytest.importorskip("flwr", reason="Flower is an optional extra")
 
 from feddg.api import run
 from feddg.deploy.server_app import Deployment as Config
-from feddg.deploy.wire import Parcel
+from feddg.deploy.wire import Payload
 from feddg.errors import ExperimentError
 from feddg.runs.reading import read_rows
 from federations import same
@@ -73,7 +73,7 @@ def test_the_grid_carries_the_norm_the_bit_and_no_loss(tmp_path):
 
     def watched(ids):
         found = original(ids)
-        replies.extend(Parcel.from_records(message.content) for message in found)
+        replies.extend(Payload.from_records(message.content) for message in found)
         return found
 
     deployment.grid.pull_messages = watched
@@ -114,5 +114,5 @@ def test_a_method_that_cannot_be_protected_is_refused_before_round_1(tmp_path):
 
 
 def test_privacy_asked_for_in_the_apps_config_is_refused_by_name():
-    with pytest.raises(ExperimentError, match=r"the app's config, key 'clipping': "):
+    with pytest.raises(ExperimentError, match=r"the app's config: unknown field 'clipping'"):
         Config.read({"sites": "a", "clipping": "fixed", "clipping-norm": 0.5})

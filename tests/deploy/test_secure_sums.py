@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from feddg.api import run
 from feddg.deploy import client_app
-from feddg.deploy.wire import Parcel
+from feddg.deploy.wire import Payload
 from feddg.experiment import Experiment
 from feddg.privacy.secure_aggregation import MASKED, SecureAggregation
 from feddg.runs.reading import read_run
@@ -100,19 +100,42 @@ def close(one, other):
         torch.testing.assert_close(one[name], tensor, rtol=1e-5, atol=2**-25)
 
 
-def test_the_plain_aggregate_and_no_single_update_on_record(tmp_path, monkeypatch):
-    single = noted(monkeypatch)
-    plain, hidden = FourSites(tmp_path / "plain"), FourSites(tmp_path / "hidden", **DEFENCES)
-    expected = plain.start()
-    sent, _ = plain.records()
-    assert all(content in sent for content in content_of(single))  # as it is without masks
-    single.clear()
-    close(hidden.start(), expected)
-    sent, kept = hidden.records()
-    updates = content_of(single)
+class Sums:
+    """A plain deployment and one under secure aggregation, and what was in them unseen."""
+
+    def __init__(self, folder, monkeypatch):
+        self.plain_updates = noted(monkeypatch)
+        self.plain = FourSites(folder / "plain")
+        self.plain_weights = self.plain.start()
+        monkeypatch.undo()
+        self.updates = noted(monkeypatch)
+        self.memories, original = [], SecureAggregation.mask
+
+        def mask(defence, update, *more):
+            self.memories.append(sorted(more[-1]))
+            return original(defence, update, *more)
+
+        monkeypatch.setattr(SecureAggregation, "mask", mask)
+        self.folder = folder / "hidden"
+        self.hidden = FourSites(self.folder, **DEFENCES)
+        self.hidden_weights = self.hidden.start()
+
+
+@pytest.fixture(scope="module")
+def sums(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        yield Sums(tmp_path_factory.mktemp("sums"), monkeypatch)
+
+
+def test_the_plain_aggregate_and_no_single_update_on_record(sums):
+    sent, _ = sums.plain.records()
+    assert all(content in sent for content in content_of(sums.plain_updates))  # without masks
+    close(sums.hidden_weights, sums.plain_weights)
+    sent, kept = sums.hidden.records()
+    updates = content_of(sums.updates)
     assert len(updates) >= 4 * 2 * 3
     assert not any(content in sent or content in kept for content in updates)
-    replies = [Parcel.from_records(content) for content in hidden.heard]
+    replies = [Payload.from_records(content) for content in sums.hidden.heard]
     vectors = [
         part.tensors[MASKED] for r in replies for part in r.parts.values() if MASKED in part.tensors
     ]
@@ -122,14 +145,26 @@ def test_the_plain_aggregate_and_no_single_update_on_record(tmp_path, monkeypatc
         assert abs(share.mean() - 0.5) < 6 * (12 * len(share)) ** -0.5
 
 
-def test_the_ledger_is_the_in_process_one(tmp_path):
-    hidden = FourSites(tmp_path, **DEFENCES)
-    hidden.start()
-    purposes = {(way, purpose) for _, way, _, purpose, _ in ledger(hidden.path)}
+def test_the_ledger_is_the_in_process_one(sums):
+    purposes = {(way, purpose) for _, way, _, purpose, _ in ledger(sums.hidden.path)}
     for step in ("keys", "shares", "check", "unmask"):
         assert ("down", f"ask:secure_aggregation:{step}") in purposes
         assert ("up", f"answer:secure_aggregation:{step}") in purposes
-    assert {r.status for r in [read_run(hidden.path)]} == {"completed"}
+    assert read_run(sums.hidden.path).status == "completed"
+
+
+def test_a_sites_secrets_are_gone_after_the_round(sums):
+    for site in SITES:
+        files = list((sums.folder / site).rglob("secrets.safetensors"))
+        assert len(files) == 1
+        assert files[0].stat().st_mode & 0o077 == 0
+        assert set(load_file(files[0])) == {"round"}
+
+
+def test_a_site_restarted_between_questions_goes_on(sums):
+    # Every message meets a fresh process: what a site knows is what it has on disk.
+    within = {"ids", "keys", "kept", "own", "round", "seed", "checked", "pairs"}
+    assert set(sums.memories[0]) == within
 
 
 @pytest.mark.parametrize("at", ["train", "query.ask"])
@@ -151,31 +186,6 @@ def test_a_site_that_dies_in_the_middle_is_survived(tmp_path, at):
         plain.grid.fail = dies
     close(hidden.start(), plain.start())
     assert {(round, client) for round, client, _ in refusals(hidden)} == {(1, 2), (2, 2)}
-
-
-def test_a_sites_secrets_are_gone_after_the_round(tmp_path):
-    hidden = FourSites(tmp_path, **DEFENCES)
-    hidden.start()
-    for site in SITES:
-        files = list((tmp_path / site).rglob("secrets.safetensors"))
-        assert len(files) == 1
-        assert files[0].stat().st_mode & 0o077 == 0
-        assert set(load_file(files[0])) == {"round"}
-
-
-def test_a_site_restarted_between_questions_goes_on(tmp_path, monkeypatch):
-    # Every message meets a fresh process: what a site knows is what it has on disk.
-    hidden = FourSites(tmp_path, **DEFENCES)
-    seen, original = [], SecureAggregation.mask
-
-    def mask(self, update, *more):
-        seen.append(sorted(more[-1]))
-        return original(self, update, *more)
-
-    monkeypatch.setattr(SecureAggregation, "mask", mask)
-    hidden.start()
-    within = {"ids", "keys", "kept", "own", "round", "seed", "checked", "pairs"}
-    assert set(seen[0]) == within
 
 
 # Real SuperNodes
@@ -216,7 +226,7 @@ def test_over_real_supernodes_a_site_is_killed_mid_round(tmp_path, monkeypatch):
         plain.grid.fail = lambda site, message: (
             site == "photo"
             and message.metadata.message_type == "train"
-            and int(Parcel.from_records(message.content).fields["round"]) in rounds
+            and int(Payload.from_records(message.content).fields["round"]) in rounds
         )
         close(weights(loopback.path), plain.start())
         kept = [f for f in (loopback.app, loopback.path) for f in f.rglob("*") if f.is_file()]

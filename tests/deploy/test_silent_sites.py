@@ -8,8 +8,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is an optional extra")
 
-from feddg.deploy import transport as exchange
-from feddg.deploy import transport as grid_transport
+from feddg.deploy import transport
 from feddg.deploy.transport import Policy
 from feddg.errors import NotEnoughUpdates, RunError
 from feddg.messages import Broadcast
@@ -30,6 +29,8 @@ class Clock:
     def monotonic(self):
         return self.now
 
+    time = monotonic
+
     def sleep(self, seconds):
         self.now += seconds
 
@@ -43,8 +44,7 @@ class Clock:
 @pytest.fixture(autouse=True)
 def clock(monkeypatch):
     played = Clock()
-    for module in (exchange, grid_transport):
-        monkeypatch.setattr(module, "time", played)
+    monkeypatch.setattr(transport, "time", played)
     SlowGrid.clock = played
     return played
 
@@ -112,7 +112,7 @@ def test_silent_at_the_start_costs_wait_seconds_once(silent, clock, caplog):
     seconds, server = clock.took(lambda: some.run(rounds=3))
     assert seconds < 300 + 30
     assert server.state.round == 3
-    (line,) = said(caplog, "starting without")
+    (line,) = said(caplog, "round 0 goes on without the sites")
     for site in silent:
         assert f"site-{site} (connected, but it has not introduced itself)" in line
     assert some.grid.sent.count(TRAIN) == 3 * (4 - len(silent))
@@ -155,7 +155,7 @@ def test_coming_back_silently_costs_two_minutes_once_however_often(clock, caplog
     costs = []
     for _ in range(3):
         some.grid.offline = {100}
-        some.transport._online()
+        some.transport.registry.online(1)
         some.grid.offline = set()
         costs.append(clock.took(server.round)[0])
     assert costs[0] == pytest.approx(120, abs=5)
@@ -164,7 +164,7 @@ def test_coming_back_silently_costs_two_minutes_once_however_often(clock, caplog
     assert "goes on without site-0, which is connected" in line
     del some.grid.seconds[0, INTRODUCE]
     some.grid.offline = {100}
-    some.transport._online()
+    some.transport.registry.online(1)
     some.grid.offline = set()
     server.round()
     assert some.grid.delivered[-4:] == [(site, TRAIN) for site in range(4)], "it is let in again"
@@ -298,6 +298,6 @@ def test_all_silent_ends_as_failed_and_the_same_line_goes_on(tmp_path, monkeypat
     deployment.grid.mute = {"photo"}
     deployment.config["min-sites"] = 2
     deployment.start()
-    assert said(caplog, "starting without")[0].endswith(
-        "photo (connected, but it has not introduced itself)"
-    )
+    first, second = said(caplog, "without the sites that were not connected")
+    assert "photo (connected, but it has not introduced itself)" in first
+    assert "s: photo (connected, but it has not introduced itself);" in second

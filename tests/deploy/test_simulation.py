@@ -15,7 +15,6 @@ from feddg.deploy.simulation import (
     coordinate,
     number_of_nodes,
     simulate,
-    simulated_config,
 )
 from feddg.errors import FeddgError
 from feddg.runs.reading import read_rows, read_run
@@ -65,7 +64,7 @@ def test_simulated_nodes_hold_what_natural_clients_hold(method, tmp_path):
     expected = run(chosen, tmp_path / "in-process", cache=tmp_path / "cache", report=False)
     assert number_of_nodes(chosen, tmp_path / "cache") == 4, "of west nobody trains"
     nodes = {f"client-{id}": {"partition-id": id} for id in range(4)}
-    grid = LocalGrid(SimulatedApp(simulated_config(chosen, tmp_path / "cache")), nodes, {})
+    grid = LocalGrid(SimulatedApp(chosen, tmp_path / "cache"), nodes, {})
     found = coordinate(grid, chosen, tmp_path / "runs", tmp_path / "cache")
     assert same(weights(found.folder), weights(expected.folder))
     tables = [read_run(done.folder).clients.clients for done in (found, expected)]
@@ -79,7 +78,7 @@ def test_simulated_nodes_give_the_bits_of_the_in_process_run(method, tmp_path):
     chosen = five_clients(method)
     expected = run(chosen, tmp_path / "in-process", cache=tmp_path / "cache", report=False)
     nodes = {f"client-{id}": {"partition-id": id} for id in range(5)}
-    grid = LocalGrid(SimulatedApp(simulated_config(chosen, tmp_path / "cache")), nodes, {})
+    grid = LocalGrid(SimulatedApp(chosen, tmp_path / "cache"), nodes, {})
     found = coordinate(grid, chosen, tmp_path / "runs", tmp_path / "cache")
     assert same(weights(found.folder), weights(expected.folder))
     crossed, entered = (ledger(done.folder) for done in (found, expected))

@@ -4,7 +4,7 @@ import json
 
 import pytest
 from PIL import Image
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 pytest.importorskip("flwr", reason="Flower is an optional extra")
 
@@ -13,6 +13,7 @@ from feddg.deploy import client_app, server_app
 from feddg.deploy.transport import fingerprint
 from feddg.errors import ExperimentError, NotEnoughUpdates, RunError
 from feddg.experiment import Experiment
+from feddg.federation.validation import CHANGES
 from feddg.runs.reading import read_rows, read_run
 from feddg.styles.codec import load_codec
 from federations import same
@@ -28,13 +29,43 @@ from flower_grid import (
     weights,
 )
 
+# Averaged weights, schedules, head rounds and kept models, too.
+LONG = {
+    "train": {
+        **SMALL["train"],
+        "rounds": 4,
+        "local_steps": 2,
+        "batch_size": 16,
+        "schedule": "cosine",
+        "warmup_rounds": 1,
+        "head_rounds": 1,
+        "label_smoothing": 0.1,
+    },
+    "server": {"averaging": "swa", "wise_ft": 0.7},
+}
 
-@pytest.mark.parametrize("method", ["fedavg", "pardon", "fedbn"])
-def test_flower_gives_the_bits_of_the_in_process_transport(method, tmp_path):
-    chosen = experiment(method=method)
+
+def saved(path):
+    """Weights, their averages and kept models of a run."""
+    index = json.loads((path / "checkpoint/checkpoint.json").read_text())
+    state = load_file(path / "checkpoint" / index["state"])
+    found = {name: tensor for name, tensor in state.items() if CHANGES not in name}
+    for file in index["models"].values():
+        found |= {f"{file}/{n}": t for n, t in load_file(path / "models" / file).items()}
+    return found
+
+
+@pytest.mark.parametrize(("method", "change"), [("fedavg", {}), ("pardon", {}), ("fedbn", LONG)])
+def test_flower_gives_the_bits_of_the_in_process_transport(method, change, tmp_path):
+    chosen = experiment(method=method, **change)
     expected = run(chosen, tmp_path / "in-process", cache=tmp_path / "cache", report=False)
     deployment = Deployment(tmp_path, chosen)
     assert same(deployment.start(), weights(expected.folder))
+    tensors = saved(deployment.path)
+    assert same(tensors, saved(expected.folder))
+    if change:
+        assert any(name.startswith("extras/served/tail/") for name in tensors)
+        assert any(name.startswith("interpolated.safetensors/") for name in tensors)
     found, plain = read_run(deployment.path), expected.record
     assert found.status == "completed"
     both = [record.evaluations.get(2, "test", "sketch") for record in (found, plain)]
@@ -45,6 +76,22 @@ def test_flower_gives_the_bits_of_the_in_process_transport(method, tmp_path):
     asked = [entry for entry in entered if entry[3] != "context"]
     assert sorted(entry for entry in crossed if entry[3] != "introduce") == sorted(asked)
     assert [entry[1] for entry in crossed if entry[3] == "introduce"] == ["down"] * 3 + ["up"] * 3
+
+
+def test_sites_that_only_evaluate_measure_the_averages_too(tmp_path):
+    chosen = experiment(**LONG)
+    own = Deployment(tmp_path / "own", chosen)
+    own.start()
+    judged = Deployment(tmp_path / "judged", chosen, **{"test": "", "evaluation-sites": "sketch"})
+    nodes = {"images": "digits:sketch", "cache": str(tmp_path / "judge"), "device": "cpu"}
+    judged.grid.connect("sketch", nodes)
+    judged.start()
+    ours, theirs = (
+        {row.key: (row.accuracy, row.loss) for row in read_run(one.path).metrics.evaluations}
+        for one in (own, judged)
+    )
+    assert {key[-1] for key in ours} == {"last", "tail", "ema", "interpolated"}
+    assert theirs == ours
 
 
 QUICK = {**SMALL["train"], "local_steps": 2, "batch_size": 16}

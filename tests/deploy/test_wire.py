@@ -5,7 +5,7 @@ import torch
 
 pytest.importorskip("flwr", reason="Flower is an optional extra")
 
-from feddg.deploy.wire import Parcel, read_update, update_parcel
+from feddg.deploy.wire import TRAIN, Payload, read_reply
 from feddg.messages import Message, Update
 
 TENSORS = {
@@ -31,9 +31,9 @@ def identical(one, other):
         torch.testing.assert_close(other[name], tensor, rtol=0, atol=0, equal_nan=True)
 
 
-def test_a_parcel_keeps_every_dtype_shape_and_scalar():
-    sent = Parcel({"round": 4, "site": "a"}, {"extras": Message(TENSORS, SCALARS)})
-    found = Parcel.from_records(sent.to_records())
+def test_a_payload_keeps_every_dtype_shape_and_scalar():
+    sent = Payload({"round": 4, "site": "a"}, {"extras": Message(TENSORS, SCALARS)})
+    found = Payload.from_records(sent.to_records())
     assert found.fields == sent.fields
     identical(TENSORS, found.parts["extras"].tensors)
     scalars = found.parts["extras"].scalars
@@ -42,15 +42,15 @@ def test_a_parcel_keeps_every_dtype_shape_and_scalar():
 
 
 def test_an_empty_part_is_not_an_absent_one():
-    found = Parcel.from_records(Parcel(parts={"context": Message()}).to_records())
+    found = Payload.from_records(Payload(parts={"context": Message()}).to_records())
     assert found.parts == {"context": Message()}
 
 
 def test_an_update_of_weights_alone_is_one_array_record_and_one_config_record():
     update = Update(2, 11, {"w": torch.ones(2)}, terms={"loss": 0.25}, seconds=1.5, images=22)
-    records = update_parcel(update).to_records()
+    records = Payload.of_update(update).to_records()
     assert (len(records.array_records), len(records.config_records)) == (1, 1)
-    found = read_update(2, Parcel.from_records(records))
+    found = read_reply(TRAIN, records).to_update(2)
     assert (found.client, found.examples, found.images, found.seconds) == (2, 11, 22, 1.5)
     assert found.terms == {"loss": 0.25}
     assert not found.extras
@@ -59,4 +59,4 @@ def test_an_update_of_weights_alone_is_one_array_record_and_one_config_record():
 
 def test_what_is_no_update_is_refused():
     with pytest.raises(ValueError, match="no update"):
-        read_update(0, Parcel(parts={"reply": Message()}))
+        Payload(parts={"reply": Message()}).to_update(0)

@@ -94,7 +94,7 @@ def test_a_site_that_always_asks_again_is_given_up():
 def test_a_site_that_comes_back_with_other_images_is_left_out(caplog):
     federation = HostileFederation()
     federation.run()
-    federation.transport._asked.clear()
+    federation.transport.registry.asked.clear()
     more = '{"a": 4000}'
     changed = {"introduction/classes": more, "introduction/domains": '{"domain 0": 4000}'}
 
@@ -104,7 +104,7 @@ def test_a_site_that_comes_back_with_other_images_is_left_out(caplog):
         return records
 
     federation.lie(0, "query.introduce", introduce)
-    federation.transport._online()
+    federation.transport.registry.online(1)
     assert "4000 images, but it joined this run with 4" in caplog.text
     assert federation.transport.introduced[0] == 4
 
@@ -112,14 +112,14 @@ def test_a_site_that_comes_back_with_other_images_is_left_out(caplog):
 def test_a_site_that_comes_back_with_other_domains_is_left_out(caplog):
     federation = HostileFederation()
     federation.run()
-    federation.transport._asked.clear()
+    federation.transport.registry.asked.clear()
 
     def introduce(records):
         records.config_records["fields"]["introduction/domains"] = '{"elsewhere": 4}'
         return records
 
     federation.lie(0, "query.introduce", introduce)
-    federation.transport._online()
+    federation.transport.registry.online(1)
     assert "names other classes or domains than when it joined" in caplog.text
 
 

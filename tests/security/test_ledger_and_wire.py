@@ -43,8 +43,8 @@ def test_the_ledger_is_what_crossed(who, method):
     for lie in LIES[who]:
         federation.lie(*lie)
     federation.run(2)
-    federation.transport._asked.clear()  # all of them introduce themselves again
-    federation.transport._online()
+    federation.transport.registry.asked.clear()  # all of them introduce themselves again
+    federation.transport.registry.online(2)
     rows = [row for row in federation.rows if row.kind == "message"]
     assert Counter((row.direction, row.bytes) for row in rows) == Counter(federation.grid.wire)
     assert len(rows) == 2 * len(federation.grid.sent)

@@ -13,11 +13,8 @@ from pathlib import Path
 import httpx
 import yaml
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    PublicFormat,
     load_ssh_private_key,
     load_ssh_public_key,
 )
@@ -35,7 +32,7 @@ from flwr.supercore.fab import Fab
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.superlink.federation import NoOpFederationManager
 
-from feddg.deploy.setup import REGISTERED
+from feddg.deploy.setup import REGISTERED, public_key
 from feddg.errors import FeddgError
 from feddg.storage import replace_bytes, replace_text
 
@@ -178,24 +175,6 @@ def _trusted(file: Path) -> dict[str, Ed25519PublicKey]:
 
 CONNECTION, HOME, DATABASE = "feddg", "flower-home", "superlink.db"
 APP = "@feddg/feddg-deployment"
-
-
-def public_key(file: Path) -> bytes:
-    """Returns a site's public key as Flower writes it, in PEM.
-
-    Args:
-        file: as ``ssh-keygen`` writes it, ``*.pub``.
-
-    Raises:
-        FeddgError: it is not the public key of an elliptic curve.
-    """
-    try:
-        key = load_ssh_public_key(file.read_bytes())
-    except (OSError, ValueError, UnsupportedAlgorithm) as error:
-        raise FeddgError(f"{file} is no public key: {error}") from None
-    if not isinstance(key, EllipticCurvePublicKey):
-        raise FeddgError(f"{file}: sites' keys are of type ecdsa; the site runs make_key.sh")
-    return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 
 def register_site(folder: Path, site: str, key: Path) -> None:

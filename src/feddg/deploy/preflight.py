@@ -11,7 +11,6 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -20,15 +19,14 @@ import numpy
 import torch
 
 from feddg.clients.client import Examples
-from feddg.data.data_set import load_source
 from feddg.data.decoding import Reading, Tile, UnusableImageError, decode_image, quiet_pillow
-from feddg.data.images import ImageTable, from_class_folders
+from feddg.data.images import ImageTable
 from feddg.data.inspection import survey
 from feddg.data.pixels import ArrayPixels
-from feddg.deploy.setup import JoinFile, held_out_among
-from feddg.deploy.site import DIGITS
+from feddg.deploy.setup import JoinFile, held_out_among, public_key
+from feddg.deploy.site import list_images
 from feddg.diagnostics import Diagnostic
-from feddg.errors import FeddgError
+from feddg.errors import FeddgError, first_names
 from feddg.experiment import Experiment
 from feddg.federation.inprocess import InProcess
 from feddg.federation.server import build_server
@@ -85,7 +83,7 @@ def check_site(
         yield failed("experiment", str(error), "Install the version that the coordinator has.")
         return
     try:
-        table = site_table(images, domain)
+        table = list_images(images, domain)
     except FeddgError as error:
         yield failed("images", str(error), "Name the folder root/class/* and --domain.")
         return
@@ -99,21 +97,6 @@ def check_site(
     if named.severity == "error":
         return  # a step of training would fail of the same
     yield from check_machine(table, experiment, device, trains=join.trains)
-
-
-def site_table(images: str, domain: str | None) -> ImageTable:
-    """Returns a site's images, listed and not decoded; see :class:`feddg.deploy.site.SiteConfig`.
-
-    Raises:
-        DataError: they cannot be listed.
-    """
-    if images.startswith(DIGITS):
-        whole = load_source("digits")
-        rows = numpy.flatnonzero(whole.domains == whole.domain_id(images.removeprefix(DIGITS)))
-        return whole.take(rows)
-    if domain is not None:
-        return from_class_folders(images, domain)
-    return load_source("folder", images)
 
 
 def check_decoding(table: ImageTable, experiment: Experiment) -> Diagnostic:
@@ -151,7 +134,7 @@ def check_classes(table: ImageTable, expected: tuple[str, ...]) -> Diagnostic:
     if not expected:
         return doubtful(
             code,
-            f"There are {len(mine)}: {_listed(mine)}.",
+            f"There are {len(mine)}: {first_names(mine, 8)}.",
             "The coordinator named none: compare these, letter by letter, with the other sites'.",
         )
     strange = sorted(set(mine) - set(expected))
@@ -159,12 +142,12 @@ def check_classes(table: ImageTable, expected: tuple[str, ...]) -> Diagnostic:
     if strange:
         return failed(
             code,
-            f"The federation does not know {_listed(strange)}.",
-            f"Rename or remove these folders; it has {_listed(expected)}.",
+            f"The federation does not know {first_names(strange, 8)}.",
+            f"Rename or remove these folders; it has {first_names(expected, 8)}.",
         )
     if missing:
         return doubtful(
-            code, f"Not here: {_listed(missing)}.", "Right if this site has no such images."
+            code, f"Not here: {first_names(missing, 8)}.", "Right if this site has no such images."
         )
     return passed(code, f"All {len(expected)} are here.")
 
@@ -175,8 +158,8 @@ def check_domains(table: ImageTable, experiment: Experiment, *, trains: bool) ->
     mine = [table.domain_names[domain] for domain in numpy.unique(table.domains)]
     held = held_out_among(mine, (*held_out.test, *held_out.val))
     if not held:
-        return passed(code, f"Not held out: {_listed(mine)}.")
-    found = f"Held out in this experiment: {_listed(held)}"
+        return passed(code, f"Not held out: {first_names(mine, 8)}.")
+    found = f"Held out in this experiment: {first_names(held, 8)}"
     if not trains:
         return passed(code, f"{found}; this site only evaluates.")
     return failed(
@@ -197,7 +180,7 @@ def check_support(table: ImageTable) -> Diagnostic:
         return failed(code, f"{len(table)} in all.", "A site trains on two images at least.")
     if few:
         return doubtful(
-            code, f"{found}; few of {_listed(few)}.", "The model learns little of them."
+            code, f"{found}; few of {first_names(few, 8)}.", "The model learns little of them."
         )
     return passed(code, f"{found}.")
 
@@ -318,12 +301,7 @@ def _size(count: int) -> str:
     return f"{count / 2**30:.1f} GB" if count >= 2**30 else f"{count / 2**20:.0f} MB"
 
 
-def _listed(names: list[str] | tuple[str, ...], most: int = 8) -> str:
-    shown = ", ".join(names[:most])
-    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
-
-
-# Before a site joins: its keys, its versions, and the way to the coordinator's proxy.
+# A site's keys, its versions, and the way to the coordinator's proxy.
 
 
 SECONDS = 10.0
@@ -401,24 +379,36 @@ def check_trusted(file: Path) -> Diagnostic:
     return passed(code, f"The site runs apps signed by {', '.join(keys)}.")
 
 
-@dataclass(frozen=True)
-class _Reply:
-    status: int
-    date: str | None
-    at: float
-
-
 def check_proxy(address: str, context: ssl.SSLContext, public: Path) -> Iterator[Diagnostic]:
     """Connects to the proxy, compares the clocks, and asks whether the key is on its list."""
-    code = "proxy"
+    host, _, port = address.rpartition(":")
+    connection = http.client.HTTPSConnection(host, int(port), timeout=SECONDS, context=context)
     try:
-        reply = _ask(address, context, public)
-    except FeddgError as error:
+        key = public_key(public)
+    except FeddgError:
+        key = b""  # as where there is none yet
+    try:
+        header = {"flwr-public-key": base64.b64encode(key).decode("ascii")}
+        connection.request("GET", DOOR, headers=header)
+        reply = connection.getresponse()
+        reply.read()
+        now = time.time()
+    except (OSError, http.client.HTTPException) as error:
+        if isinstance(error, ssl.SSLCertVerificationError):
+            found = f"ca.crt does not vouch for its certificate: {error.verify_message}"
+        elif isinstance(error, TimeoutError):
+            found = f"no answer within {SECONDS:g} s"
+        elif isinstance(error, socket.gaierror):
+            found = f"the name {host!r} is not known here"
+        else:
+            found = f"cannot be reached: {why(error)}"
         remedy = "Check address, firewall and ca.crt with the coordinator."
-        yield failed(code, f"{address}: {error}.", remedy)
+        yield failed("proxy", f"{address}: {found}.", remedy)
         return
-    yield passed(code, f"{address} answers with the coordinator's certificate.")
-    yield _clock(reply)
+    finally:
+        connection.close()
+    yield passed("proxy", f"{address} answers with the coordinator's certificate.")
+    yield _clock(reply.getheader("Date"), now)
     yield _registration(reply.status, public)
 
 
@@ -432,60 +422,17 @@ def _registration(status: int, public: Path) -> Diagnostic:
             "registers it and reloads the proxy."
         )
         return failed(code, "The key is not on the proxy's list.", remedy)
-    found, remedy = f"The proxy answers {status}.", "Is it the address of a federation's proxy?"
-    if status == http.client.FORBIDDEN:
-        found = "The proxy answers 403, whether the key is on its list or not."
-        remedy = (
-            "Its nginx.conf is of an earlier version: the coordinator writes a deployment anew "
-            "elsewhere and takes proxy/nginx.conf from there."
-        )
-    return failed(code, found, remedy)
+    remedy = "Is it the address of a federation's proxy, and its nginx.conf of this version?"
+    return failed(code, f"The proxy answers {status}, whatever the key.", remedy)
 
 
-def _ask(address: str, context: ssl.SSLContext, public: Path) -> _Reply:
-    host, _, port = address.rpartition(":")
-    connection = http.client.HTTPSConnection(host, int(port), timeout=SECONDS, context=context)
-    try:
-        connection.request("GET", DOOR, headers=_key_header(public))
-        reply = connection.getresponse()
-        reply.read()
-        return _Reply(reply.status, reply.getheader("Date"), time.time())
-    except ssl.SSLCertVerificationError as error:
-        said = f"ca.crt does not vouch for its certificate: {error.verify_message}"
-        raise FeddgError(said) from None
-    except TimeoutError:
-        raise FeddgError(f"no answer within {SECONDS:g} s") from None
-    except socket.gaierror:
-        raise FeddgError(f"the name {host!r} is not known here") from None
-    except (OSError, http.client.HTTPException) as error:
-        raise FeddgError(f"cannot be reached: {why(error)}") from None
-    finally:
-        connection.close()
-
-
-def _key_header(public: Path) -> dict[str, str]:
-    """The site's public key as Flower sends it; none where there is no key yet."""
-    from cryptography.hazmat.primitives.serialization import (
-        Encoding,
-        PublicFormat,
-        load_ssh_public_key,
-    )
-
-    try:
-        key = load_ssh_public_key(public.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    pem = key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-    return {"flwr-public-key": base64.b64encode(pem).decode("ascii")}
-
-
-def _clock(reply: _Reply) -> Diagnostic:
+def _clock(date: str | None, now: float) -> Diagnostic:
     code = "clock"
     try:
-        theirs = parsedate_to_datetime(reply.date or "").timestamp()
+        theirs = parsedate_to_datetime(date or "").timestamp()
     except ValueError:
         return doubtful(code, "The proxy does not say its time.", "Compare the clocks by hand.")
-    ahead = reply.at - theirs  # the proxy's is of whole seconds
+    ahead = now - theirs  # the proxy's is of whole seconds
     found = f"{abs(ahead):.0f} s {'ahead of' if ahead >= 0 else 'behind'} the coordinator's."
     if ahead > MOST_AHEAD or -ahead > MOST_BEHIND:
         remedy = "Set the clock (NTP): calls signed at another time are refused."

@@ -6,20 +6,21 @@ import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
-from pydantic import Field, ValidationError
+from pydantic import BeforeValidator, Field, NonNegativeInt, ValidationError
 
 from feddg.clients.client import Worker
 from feddg.deploy.site import load_pixels, positions, read_experiment, test_images
-from feddg.deploy.transport import FlowerTransport, Identities, Policy
-from feddg.deploy.wire import MOST_IMAGES, DeploymentFile, Introduction, Traffic, append_to
+from feddg.deploy.transport import FlowerTransport, Policy
+from feddg.deploy.wire import MOST_IMAGES, Introduction, RunKey
 from feddg.diagnostics import Diagnostic, emit
-from feddg.errors import ExperimentError
+from feddg.errors import ExperimentError, RunError, field_fault, first_names
 from feddg.evaluation.accuracy import Evaluation, Score
 from feddg.evaluation.metrics import Predictions, measure
 from feddg.experiment import Experiment
@@ -28,7 +29,15 @@ from feddg.messages import Broadcast, Message, Refusal, Weights, plain_text
 from feddg.methods.base import require_network_fit
 from feddg.methods.composition import method_class
 from feddg.models.precision import choose_device
-from feddg.records import EVALUATION_ROWS, TEST, ClientRow, ClientsTable, EvaluationRow, RoundRow
+from feddg.records import (
+    EVALUATION_ROWS,
+    TEST,
+    ClientRow,
+    ClientsTable,
+    EvaluationRow,
+    JsonFile,
+    RoundRow,
+)
 from feddg.report import ensure_report
 from feddg.runs.context import RunContext
 from feddg.runs.execute import Run, carry_out
@@ -37,14 +46,28 @@ from feddg.runs.prepare import Progress, build, build_worker, cache_folder, defe
 from feddg.settings import Positive, Settings
 from feddg.storage import replace_text
 
-# What the Flower app's config may say beside the experiment; ``feddg deploy init`` writes it.
+log = logging.getLogger("feddg")
+
+DEPLOYMENT, TRAFFIC = "deployment.json", "traffic.jsonl"
+MOST_SHARE = 0.8
+"""Share of all images above which a site is said to outweigh the others."""
+
+
+def _split(names: Any) -> Any:
+    """Names that are separated by commas, as Flower's config has no lists."""
+    if not isinstance(names, str):
+        return names
+    return tuple(name.strip() for name in names.split(",") if name.strip())
+
+
+_Names = Annotated[tuple[str, ...], BeforeValidator(_split)]
 
 
 class Deployment(Settings):
     """The run config beside the experiment; ``feddg deploy init`` writes it."""
 
-    sites: str = Field(description="names of all sites, comma-separated; the order is part of it")
-    evaluation_sites: str = Field("", description="names of sites that only evaluate")
+    sites: _Names = Field(description="names of all sites; the order is part of it")
+    evaluation_sites: _Names = Field((), description="names of sites that only evaluate")
     out: Path = Field(Path("runs"), description="the run folder's parent, at the coordinator")
     test: str = Field("", description="the coordinator's test folder, or digits:DOMAIN; may be ''")
     test_domain: str = Field("", description="what the images of a test folder class/* are called")
@@ -66,28 +89,18 @@ class Deployment(Settings):
         Raises:
             ExperimentError: a key is unknown or wrong.
         """
-        known = {k.replace("-", "_"): v for k, v in run_config.items() if k != "experiment"}
+        fields = {k.replace("-", "_"): v for k, v in run_config.items() if k != "experiment"}
         try:
-            return cls(**known)
+            return cls(**fields)
         except ValidationError as error:
-            fault = error.errors()[0]
-            key = ".".join(str(part) for part in fault["loc"])
-            raise ExperimentError(f"the app's config, key {key!r}: {fault['msg']}") from None
-
-    @property
-    def site_names(self) -> list[str]:
-        """Names of all sites; a site's position is its client id."""
-        return _names(self.sites)
-
-    @property
-    def judge_names(self) -> list[str]:
-        """Names of the sites that only evaluate."""
-        return _names(self.evaluation_sites)
+            raise ExperimentError(
+                f"the app's config: {field_fault(error, list(cls.model_fields))}"
+            ) from None
 
     @property
     def minimum(self) -> int:
         """How many sites must be connected."""
-        return self.min_sites or len(self.site_names)
+        return self.min_sites or len(self.sites)
 
     @property
     def policy(self) -> Policy:
@@ -95,57 +108,72 @@ class Deployment(Settings):
         return Policy(self.minimum, self.wait_seconds, self.round_deadline, self.poll_seconds)
 
 
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
+class RunFile(JsonFile):
+    """A run over Flower.
+
+    Attributes:
+        run: key under which sites keep their memory of it.
+    """
+
+    run: RunKey
 
 
-# Held-out evaluation where the images are: at sites that never train.
+class DeploymentFile(RunFile):
+    """A deployment, and who joined it with what: from one start to the next.
+
+    Attributes:
+        sites: names of the sites that train; a site's place is its number.
+        classes: the federation's classes, in the order of their numbers.
+        domains: domains that sites train on, in the order of their numbers.
+        keys: fingerprint of the key that each site's name belongs to.
+        images: how many images sites introduced themselves with, by their names.
+    """
+
+    sites: list[str]
+    classes: list[str]
+    domains: list[str]
+    keys: dict[str, str] = Field(default_factory=dict)
+    images: dict[str, NonNegativeInt] = Field(default_factory=dict)
 
 
-log = logging.getLogger("feddg")
+def judge_scores(
+    transport: FlowerTransport,
+    classes: int,
+    server: Server,
+    broadcast: Broadcast,
+    scores: Sequence[Score],
+) -> Sequence[Score]:
+    """Asks the sites that only evaluate how accurate weights of a round are; they send counts only.
 
-
-class JudgeScores:
-    """Asks the transport's judges for the accuracy of the server's model; they send counts only.
+    A site that fails is logged and left out. A domain that somebody else measured, too, gets its
+    site's name.
 
     Args:
         transport: knows who only evaluates.
         classes: how many the federation has.
+        server: its ledger gets the refusals.
+        broadcast: the weights.
+        scores: those that are known before.
     """
-
-    def __init__(self, transport: FlowerTransport, classes: int) -> None:
-        self._transport, self._classes = transport, classes
-
-    def __call__(
-        self, server: Server, broadcast: Broadcast, scores: Sequence[Score]
-    ) -> Sequence[Score]:
-        """Returns the scores of weights of a round; a judge that fails is logged and left out.
-
-        A domain that somebody else measured, too, gets its site's name; ``scores`` are from before.
-        """
-        transport = self._transport
-        if not transport.judges:
-            return []
-        found: list[Score] = []
-        taken = {score.domain for score in scores}
-        for id, reply in transport.evaluate(broadcast):
-            told = self._scores(server, id, reply) if isinstance(reply, Message) else reply
-            if isinstance(told, Refusal):
-                server.ledger.refusal(broadcast.round, id, told.reason)
-                log.warning("round %d: no evaluation by %s", broadcast.round, told.reason)
-            else:
-                found += _told_apart(taken, told, transport.sites[id])
-                taken |= {score.domain for score in found}
-        return found
-
-    def _scores(self, server: Server, id: int, reply: Message) -> list[Score] | Refusal:
-        introduction = self._transport.introductions.get(id)
-        held = introduction.domains if introduction is not None else {}
-        try:
-            return read_scores(reply, self._classes, held)
-        except ValueError as error:
-            said = plain_text(error, 200)
-            return Refusal(id, f"{self._transport.sites[id]}: its scores cannot be used ({said})")
+    found: list[Score] = []
+    taken = {score.domain for score in scores}
+    for id, reply in transport.evaluate(broadcast) if transport.judges else ():
+        site, introduction = transport.sites[id], transport.registry.introductions.get(id)
+        new: list[Score] = []
+        if isinstance(reply, Message):
+            try:
+                new = read_scores(reply, classes, introduction.domains if introduction else {})
+            except ValueError as error:
+                reason = f"{site}: its scores cannot be used ({plain_text(error, 200)})"
+                reply = Refusal(id, reason)
+        if isinstance(reply, Refusal):
+            server.ledger.refusal(broadcast.round, id, reply.reason)
+            log.warning("round %d: no evaluation by %s", broadcast.round, reply.reason)
+        for score in new:
+            named = replace(score, domain=f"{score.domain} at {site}")
+            found.append(named if score.domain in taken else score)
+        taken |= {score.domain for score in found}
+    return found
 
 
 def read_scores(reply: Message, classes: int, held: Mapping[str, int]) -> list[Score]:
@@ -185,17 +213,6 @@ def _score(row: EvaluationRow, classes: int, held: Mapping[str, int]) -> Score:
     return Score(TEST, row.domain, int(confusion.trace()), examples, loss, confusion, metrics)
 
 
-def _told_apart(taken: set[str], new: list[Score], site: str) -> list[Score]:
-    return [
-        replace(score, domain=f"{score.domain} at {site}") if score.domain in taken else score
-        for score in new
-    ]
-
-
-DEPLOYMENT, TRAFFIC = "deployment.json", "traffic.jsonl"
-MOST_SHARE = 0.8
-"""Share of all images above which a site is said to outweigh the others."""
-
 app = ServerApp()
 
 
@@ -221,13 +238,13 @@ def coordinate(grid: Grid, run_config: Mapping[str, Any]) -> Run:
     experiment = read_experiment(run_config)
     require_network_fit(method_class(experiment.method.name))
     deployment = Deployment.read(run_config)
-    names = deployment.site_names
+    names = deployment.sites
     if len(set(names)) < len(names) or len(names) != experiment.clients.number:
         raise ExperimentError(
             f"sites names {len(names)} sites ({', '.join(names)}), each once; "
             f"clients.number is {experiment.clients.number}"
         )
-    both = sorted(set(names) & set(deployment.judge_names))
+    both = sorted(set(names) & set(deployment.evaluation_sites))
     if both:
         raise ExperimentError(f"site {both[0]!r} trains; it cannot be an evaluation-site as well")
     path = deployment.out.expanduser() / experiment.label
@@ -246,43 +263,47 @@ def coordinate(grid: Grid, run_config: Mapping[str, Any]) -> Run:
 def _prepared(
     grid: Grid, deployment: Deployment, experiment: Experiment, cache: Path, path: Path
 ) -> RunContext:
-    names, file = deployment.site_names, path / DEPLOYMENT
+    names, file = deployment.sites, path / DEPLOYMENT
     device = choose_device(experiment.device)
-    known = DeploymentFile.read(file)
-    if known is not None:
-        known.require_sites(names)
-    run = known.run if known else f"{experiment.id}-{secrets.token_hex(6)}"
-    identities = Identities(dict(known.keys) if known else {}, not deployment.unnamed_sites)
+    before = DeploymentFile.read(file)
+    if before is not None and list(names) != before.sites:
+        raise RunError(
+            f"this run was begun with the sites {', '.join(before.sites)}, in this order; the "
+            f"app's config names {', '.join(names)}: put them back, or start a new run"
+        )
+    keys = dict(before.keys) if before else {}
+    run = before.run if before else f"{experiment.id}-{secrets.token_hex(6)}"
     transport = FlowerTransport(
         grid,
         names,
         run,
         deployment.policy,
         device,
-        judges=deployment.judge_names,
-        traffic=Traffic(append_to(path / TRAFFIC)),
-        identities=identities,
-        introduced=known.images if known else {},
+        judges=deployment.evaluation_sites,
+        traffic=path / TRAFFIC,
+        keys=None if deployment.unnamed_sites else keys,
+        introduced=before.images if before else {},
         held_out=(*experiment.hold_out.test, *experiment.hold_out.val),
     )
     found = transport.gather(deployment.minimum)
-    _say_who_outweighs({names[id]: introduction.images for id, introduction in found.items()})
-    classes = known.classes if known else _classes(names, found)
-    so_far = known or DeploymentFile(run=run, sites=names, classes=classes, domains=[])
+    _warn_of_dominance({names[id]: introduction.images for id, introduction in found.items()})
+    classes = before.classes if before else _classes(names, found)
+    domains = list(before.domains) if before else []
 
     def join(id: int, introduction: Introduction) -> None:
-        nonlocal so_far
         # Classes are fixed by the network; a late joiner's domain is new, and numbered as it comes.
-        domains = {} if id in transport.judges else introduction.domains
+        new = {} if id in transport.judges else introduction.domains
+        domains.extend(name for name in new if name not in domains)
         images = {transport.sites[k]: n for k, n in transport.introduced.items()}
-        so_far = so_far.joined(domains, identities.keys, images)
-        replace_text(file, so_far.to_text())
-        named = {"classes": so_far.classes, "domains": so_far.domains}
-        transport.fields = {key: json.dumps(names) for key, names in named.items()}
+        now = DeploymentFile(
+            run=run, sites=list(names), classes=classes, domains=domains, keys=keys, images=images
+        )
+        replace_text(file, now.to_text())
+        transport.fields = {"classes": json.dumps(classes), "domains": json.dumps(domains)}
 
     for id, introduction in found.items():
         join(id, introduction)
-    transport.on_introduction(join)
+    transport.registry.on_introduction = join
     method, network = build(experiment, len(classes))
     emit(*method.diagnostics(experiment))
     defences = defences_for(experiment, method, network)
@@ -292,15 +313,15 @@ def _prepared(
         worker,
         transport,
         _evaluation(deployment, experiment, classes, worker, cache),
-        _clients_table(names, found, classes, so_far.domains),
-        JudgeScores(transport, len(classes)),
+        _clients_table(names, found, classes, domains),
+        partial(judge_scores, transport, len(classes)),
         defences=defences,
         remote=True,
     )
 
 
-def _say_who_outweighs(images: Mapping[str, int]) -> None:
-    """Says so where one site, by the images that it says it has, nearly is the model."""
+def _warn_of_dominance(images: Mapping[str, int]) -> None:
+    """Warns where one site, by the images that it says it has, nearly is the model."""
     name = max(images, key=images.__getitem__)
     share = images[name] / sum(images.values())
     if len(images) > 2 and share > MOST_SHARE:
@@ -316,19 +337,18 @@ def _say_who_outweighs(images: Mapping[str, int]) -> None:
 
 
 def _classes(names: Sequence[str], found: Mapping[int, Introduction]) -> list[str]:
-    """Returns the federation's classes, sorted; says which of them one site alone has."""
+    """Returns the federation's classes, sorted; warns of those that one site alone has."""
     holders: dict[str, list[str]] = {}
     for id, introduction in found.items():
         for name in introduction.classes:
             holders.setdefault(name, []).append(names[id])
     alone = [f"{name!r} ({held[0]})" for name, held in sorted(holders.items()) if len(held) == 1]
     if len(found) > 1 and alone:
-        more = f" and {len(alone) - 5} more" if len(alone) > 5 else ""
         emit(
             Diagnostic(
                 "class-at-one-site",
                 "warning",
-                f"Classes that one site alone has: {', '.join(alone[:5])}{more}.",
+                f"Classes that one site alone has: {first_names(alone)}.",
                 "Are they spelt as at the others?",
             )
         )
@@ -343,10 +363,7 @@ def _clients_table(
 ) -> ClientsTable:
     rows = []
     for id, name in enumerate(names):
-        if id in found:
-            by_domain, by_class = found[id].domains, found[id].classes
-        else:
-            by_domain, by_class = {}, {}
+        by_domain, by_class = (found[id].domains, found[id].classes) if id in found else ({}, {})
         held = [by_domain.get(domain, 0) for domain in domains]
         labels = [by_class.get(name, 0) for name in classes]
         rows.append(ClientRow(id=id, name=name, domains=held, classes=labels))

@@ -4,11 +4,17 @@ import ipaddress
 import re
 import sys
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    load_ssh_public_key,
+)
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from pydantic import Field, ValidationError
 
@@ -18,9 +24,10 @@ from feddg.experiment import Experiment
 from feddg.methods.base import require_network_fit
 from feddg.methods.composition import method_class
 from feddg.records import JsonFile
-from feddg.storage import parse_fields
+from feddg.storage import parse_fields, private_folder
 
 JOIN = "join.json"
+SITE_NAME = r"[A-Za-z0-9][A-Za-z0-9_-]*"
 
 
 class JoinFile(JsonFile):
@@ -36,7 +43,7 @@ class JoinFile(JsonFile):
         trains: whether the site trains, or only evaluates.
     """
 
-    site: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")
+    site: str = Field(pattern=f"^{SITE_NAME}$")
     address: str
     feddg: str
     flwr: str
@@ -71,7 +78,35 @@ def read_join(folder: Path) -> JoinFile:
     return found
 
 
-def known_classes(experiment: Experiment, test: str) -> Sequence[str]:
+def held_out_among(domains: Iterable[str], held_out: Collection[str]) -> list[str]:
+    """Returns those of a site's domains that an experiment holds out, however they are spelt."""
+
+    def plain(name: str) -> str:
+        return " ".join(name.replace("_", " ").split()).casefold()
+
+    held = {plain(name) for name in held_out}
+    return [name for name in domains if plain(name) in held]
+
+
+def public_key(file: Path) -> bytes:
+    """Returns a site's public key as Flower writes it, in PEM.
+
+    Args:
+        file: as ``ssh-keygen`` writes it, ``*.pub``.
+
+    Raises:
+        FeddgError: it is not the public key of an elliptic curve.
+    """
+    try:
+        key = load_ssh_public_key(file.read_bytes())
+    except (OSError, ValueError, UnsupportedAlgorithm) as error:
+        raise FeddgError(f"{file} is no public key: {error}") from None
+    if not isinstance(key, EllipticCurvePublicKey):
+        raise FeddgError(f"{file}: sites' keys are of type ecdsa; the site runs make_key.sh")
+    return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+
+
+def _known_classes(experiment: Experiment, test: str) -> Sequence[str]:
     """Returns the classes that a coordinator knows of: of its test folder, or of the data set."""
     if test and not test.startswith("digits:"):
         try:
@@ -82,20 +117,6 @@ def known_classes(experiment: Experiment, test: str) -> Sequence[str]:
     if source == "digits":
         return load_source("digits").class_names
     return DATA_SETS.find(source).classes
-
-
-def held_out_among(domains: Iterable[str], held_out: Collection[str]) -> list[str]:
-    """Returns those of a site's domains that an experiment holds out, however they are spelt."""
-    held = {_spelt_alike(name) for name in held_out}
-    return [name for name in domains if _spelt_alike(name) in held]
-
-
-def _spelt_alike(name: str) -> str:
-    """Returns what two spellings of a domain's name have in common."""
-    return " ".join(name.replace("_", " ").split()).casefold()
-
-
-# The files around a deployment's app: keys, proxy, services, and how to start them.
 
 
 FLEET_METHODS = (
@@ -114,6 +135,8 @@ FLEET_METHODS = (
 ``register-node``, which is not among them."""
 
 COORDINATOR = {
+    "pyproject.toml": "pyproject.toml.j2",
+    "LICENSE": "LICENSE.j2",
     "START.md": "START.md.j2",
     "make_keys.sh": "make_keys.sh.j2",
     "compose.yaml": "compose.yaml.j2",
@@ -131,143 +154,6 @@ SITE = {
 }
 REGISTERED = "proxy/sites.map"
 """The proxy's list of registered keys, a line for each."""
-
-
-@dataclass(frozen=True)
-class Doors:
-    """Where a deployment is reached.
-
-    Attributes:
-        host: of the proxy, as sites know it.
-        port: of the proxy.
-        superlink_port: of the SuperLink, on the coordinator's loopback interface.
-    """
-
-    host: str
-    port: int
-    superlink_port: int
-
-    @property
-    def address(self) -> str:
-        """Where sites connect: the proxy."""
-        return f"{self.host}:{self.port}"
-
-    @property
-    def listen(self) -> str:
-        """What the proxy listens on; nothing but loopback when it is tried on one machine."""
-        local = self.host in ("localhost", "127.0.0.1")
-        return f"127.0.0.1:{self.port}" if local else str(self.port)
-
-    @property
-    def names(self) -> str:
-        """The certificate's alternative names."""
-        try:
-            own = f"IP:{ipaddress.ip_address(self.host)}"
-        except ValueError:
-            own = f"DNS:{self.host}"
-        return ",".join(dict.fromkeys(("DNS:localhost", "IP:127.0.0.1", own)))
-
-
-def start_files(
-    folder: Path,
-    doors: Doors,
-    sites: Sequence[str],
-    versions: dict[str, str],
-    *,
-    out: Path,
-    test: str = "",
-) -> dict[str, str]:
-    """Returns what surrounds a deployment's app: file names within ``folder``, and contents.
-
-    Args:
-        folder: where the files will lie, absolute.
-        doors: where the deployment is reached.
-        sites: names of all sites, those that only evaluate, too.
-        versions: of ``feddg`` and ``flwr``.
-        out: the run folder's parent at the coordinator, absolute.
-        test: the coordinator's test folder, or empty.
-    """
-    loader = PackageLoader("feddg.deploy")
-    environment = Environment(
-        loader=loader,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        keep_trailing_newline=True,
-        autoescape=False,  # nothing here is a page
-    )
-    values = {
-        **versions,
-        "folder": folder,
-        "bin": Path(sys.executable).parent,
-        "host": doors.host,
-        "port": doors.port,
-        "address": doors.address,
-        "listen": doors.listen,
-        "names": doors.names,
-        "superlink_host": "127.0.0.1",
-        "superlink_port": doors.superlink_port,
-        "superlink": f"127.0.0.1:{doors.superlink_port}",
-        "methods": FLEET_METHODS,
-        "sites": sites,
-        "out": out,
-        "test": test if test.startswith("/") else "",
-    }
-
-    def text(template: str, **more: str) -> str:
-        return environment.get_template(template).render(values, **more)
-
-    contents = {name: text(template) for name, template in COORDINATOR.items()}
-    for site in sites:
-        for name, template in SITE.items():
-            contents[f"sites/{site}/{name}"] = text(template, site=site)
-    return contents | {REGISTERED: ""}
-
-
-# ``feddg deploy init``: the folder a coordinator starts from, with keys and start lines.
-
-
-NAME = r"[A-Za-z0-9][A-Za-z0-9_-]*"
-
-PYPROJECT = '''[build-system]
-requires = ["hatchling"]
-build-backend = "hatchling.build"
-
-[project]
-name = "feddg-deployment"
-version = "1.0.0"
-description = "A federation of {count} sites, run by feddg."
-license = {{ file = "LICENSE" }}
-dependencies = ["flwr>={flwr},<1.42", "feddg[flower]=={feddg}"]
-
-[tool.flwr.app]
-publisher = "feddg"
-fab-format-version = 1
-flwr-version-target = "{flwr}"
-fab-include = ["LICENSE"]  # beside this file: what is signed and sent to sites
-
-# The code is the installed library's; this folder only configures it.
-[tool.flwr.app.components]
-serverapp = "feddg.deploy.server_app:app"
-clientapp = "feddg.deploy.client_app:app"
-
-[tool.flwr.app.config]
-sites = "{sites}"  # client 0, 1, ...: keep the order
-evaluation-sites = "{judges}"  # sites that never train and are asked for the accuracy
-out = {out}  # at the coordinator: the run folder's parent
-test = {test}  # at the coordinator: root/domain/class/*, digits:DOMAIN, or "" for no evaluation
-test-domain = ""  # for a test folder root/class/*: what its images are called
-cache = ""  # at the coordinator; "" for the user's cache
-min-sites = {minimum}  # must be connected, or the run fails
-wait-seconds = 300.0  # how long to wait for them, until they have introduced themselves
-round-deadline = 3600.0  # seconds a site has for one message; later replies are dropped
-poll-seconds = 0.5  # between two looks at the mailbox
-experiment = """
-{experiment}"""
-'''
-
-LICENSE = """This app holds configuration only. The code it runs is feddg's, licensed under the
-Apache License 2.0: https://www.apache.org/licenses/LICENSE-2.0
-"""
 
 
 def deployment_fields(sites: Sequence[str]) -> dict[str, Any]:
@@ -314,30 +200,53 @@ def write_app(
     """
     require_network_fit(method_class(experiment.method.name))
     everybody = [*sites, *judges]
-    doors = _checked(everybody, address, superlink_port)
+    host, port, behind = _checked(everybody, address, superlink_port)
     folder, out = folder.expanduser().resolve(), out.expanduser().resolve()
-    _check_path(folder)
+    # It stands in unit files, YAML, TOML and shell lines.
+    bad = re.search(r"""["'\\$:%#`\s]""", str(folder))
+    if bad is not None:
+        raise ExperimentError(f"{folder}: choose a folder without {bad.group()!r} in its path")
     versions = {"feddg": version("feddg"), "flwr": version("flwr")}
-    contents = {
-        "pyproject.toml": PYPROJECT.format(
-            count=len(sites),
-            sites=",".join(sites),
-            out=_basic(str(out)),
-            test=_basic(test),
-            judges=",".join(judges),
-            minimum=min_sites,
-            experiment=_multiline(experiment.to_yaml()),
-            **versions,
-        ),
-        "LICENSE": LICENSE,
-        **start_files(folder, doors, everybody, versions, out=out, test=test),
+    local = host in ("localhost", "127.0.0.1")
+    environment = Environment(
+        loader=PackageLoader("feddg.deploy"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # nothing here is a page
+    )
+    environment.filters |= {"toml": _basic, "toml_lines": _multiline}
+    environment.globals |= {
+        **versions,
+        "folder": folder,
+        "bin": Path(sys.executable).parent,
+        "host": host,
+        "port": port,
+        "address": address,
+        "listen": f"127.0.0.1:{port}" if local else str(port),
+        "names": _certificate_names(host),
+        "superlink_host": "127.0.0.1",
+        "superlink_port": behind,
+        "superlink": f"127.0.0.1:{behind}",
+        "methods": FLEET_METHODS,
+        "sites": everybody,
+        "trainers": sites,
+        "judges": judges,
+        "min_sites": min_sites,
+        "out": str(out),
+        "test": test,
+        "experiment": experiment.to_yaml(),
     }
-    expected = list(classes or known_classes(experiment, test))
+    contents = {n: environment.get_template(name).render() for n, name in COORDINATOR.items()}
+    contents[REGISTERED] = ""
+    expected = tuple(classes or _known_classes(experiment, test))
     for site in everybody:
+        for name, template in SITE.items():
+            contents[f"sites/{site}/{name}"] = environment.get_template(template).render(site=site)
         contents[f"sites/{site}/{JOIN}"] = JoinFile(
             site=site,
             address=address,
-            classes=tuple(expected),
+            classes=expected,
             experiment=experiment.to_yaml(),
             trains=site in sites,
             **versions,
@@ -346,23 +255,26 @@ def write_app(
     if taken is not None:
         raise ExperimentError(f"{folder / taken} exists already; choose another folder")
     for name, content in contents.items():
-        _write(folder / name, content, folder)
+        _write(folder / name, content)
     return [folder / name for name in contents]
 
 
-def _write(file: Path, content: str, folder: Path) -> None:
+def _write(file: Path, content: str) -> None:
     """Writes a file that only its owner may read, in folders that only they may enter."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for parent in reversed(file.relative_to(folder).parents[:-1]):
-        (folder / parent).mkdir(mode=0o700, exist_ok=True)
+    private_folder(file.parent)
     file.touch(mode=0o600)
     file.write_text(content, encoding="utf-8")
     if file.suffix == ".sh":
         file.chmod(0o700)
 
 
-def _checked(sites: Sequence[str], address: str, superlink_port: int) -> Doors:
-    bad = next((site for site in sites if not re.fullmatch(NAME, site)), None)
+def _checked(sites: Sequence[str], address: str, superlink_port: int) -> tuple[str, int, int]:
+    """Returns the proxy's host and port, and the port of the SuperLink behind it.
+
+    Raises:
+        ExperimentError: a site's name or the address cannot be used.
+    """
+    bad = next((site for site in sites if not re.fullmatch(SITE_NAME, site)), None)
     if bad is not None:
         raise ExperimentError(f"site {bad!r}: use letters, digits, - and _ only")
     if not sites or len(set(sites)) < len(sites):
@@ -375,20 +287,24 @@ def _checked(sites: Sequence[str], address: str, superlink_port: int) -> Doors:
     behind = superlink_port or (port + 1 if port < 65535 else port - 1)
     if behind == port or not 0 < behind < 65536:
         raise ExperimentError(f"the SuperLink cannot listen on port {behind}: choose another")
-    return Doors(host, port, behind)
+    return host, port, behind
 
 
-def _check_path(folder: Path) -> None:
-    # It stands in unit files, YAML, TOML and shell lines.
-    bad = re.search(r"""["'\\$:%#`\s]""", str(folder))
-    if bad is not None:
-        raise ExperimentError(f"{folder}: choose a folder without {bad.group()!r} in its path")
+def _certificate_names(host: str) -> str:
+    """Returns the alternative names of the proxy's certificate."""
+    try:
+        own = f"IP:{ipaddress.ip_address(host)}"
+    except ValueError:
+        own = f"DNS:{host}"
+    return ",".join(dict.fromkeys(("DNS:localhost", "IP:127.0.0.1", own)))
 
 
 def _basic(text: str) -> str:
+    """Returns a text as TOML."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
 
 
 def _multiline(text: str) -> str:
+    """Returns lines as they stand between TOML's three quotation marks."""
     return text.replace("\\", "\\\\").replace('"""', '\\"\\"\\"')

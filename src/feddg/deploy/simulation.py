@@ -19,9 +19,9 @@ from flwr.serverapp import Grid, ServerApp
 
 from feddg.data.partition import counts_clients
 from feddg.deploy import client_app
+from feddg.deploy.server_app import TRAFFIC, RunFile
 from feddg.deploy.site import SIMULATED
 from feddg.deploy.transport import FlowerTransport, Policy
-from feddg.deploy.wire import RunFile, Traffic, append_to
 from feddg.errors import FeddgError
 from feddg.experiment import Experiment
 from feddg.messages import Weights
@@ -35,7 +35,7 @@ from feddg.runs.observer import Observer
 from feddg.runs.prepare import Progress, cache_folder, load_images
 from feddg.storage import replace_text
 
-SIMULATION, TRAFFIC = "simulation.json", "traffic.jsonl"
+SIMULATION = "simulation.json"
 
 _OFF = (
     "RAY_USAGE_STATS_ENABLED",
@@ -46,11 +46,15 @@ _OFF = (
 
 
 class SimulatedApp(ClientApp):
-    """The ClientApp with the run config that a simulation started from Python does not pass on."""
+    """The ClientApp of a simulation's nodes: one started from Python passes no run config on."""
 
-    def __init__(self, run_config: dict[str, Any]) -> None:
+    def __init__(self, experiment: Experiment, cache: Path) -> None:
         super().__init__()
-        self.run_config = run_config
+        self.run_config: dict[str, Any] = {
+            "experiment": experiment.to_yaml(),
+            "cache": str(cache),
+            SIMULATED: True,
+        }
 
     def __call__(self, message: Envelope, context: Context) -> Envelope:
         """Hands the message to the ClientApp."""
@@ -107,10 +111,9 @@ def simulate(
             ended.append(error)
 
     resources: dict[str, Any] = {"num_cpus": cpus, "num_gpus": gpus}
-    app = SimulatedApp(simulated_config(experiment, folder))
-    backend: dict[str, Any] = {"client_resources": resources}
+    app, nodes = SimulatedApp(experiment, folder), number_of_nodes(experiment, folder)
     try:
-        run_simulation(server, app, number_of_nodes(experiment, folder), backend_config=backend)
+        run_simulation(server, app, nodes, backend_config={"client_resources": resources})
     except RuntimeError as error:
         if not ended:
             raise FeddgError(f"Flower's simulation did not start; see above ({error})") from error
@@ -127,11 +130,6 @@ def number_of_nodes(experiment: Experiment, cache: Path) -> int:
     return len(load_images(experiment, cache, lambda *_: None).partition)
 
 
-def simulated_config(experiment: Experiment, cache: Path) -> dict[str, Any]:
-    """Returns the run config of a simulation's nodes."""
-    return {"experiment": experiment.to_yaml(), "cache": str(cache), SIMULATED: True}
-
-
 def coordinate(
     grid: Grid, experiment: Experiment, out: Path, cache: Path, observer: Observer | None = None
 ) -> Run:
@@ -142,32 +140,24 @@ def coordinate(
         experiment: Experiment, cache: Path, progress: Progress, memories: dict[int, Weights]
     ) -> RunContext:
         found = in_process(experiment, cache, progress, {})
-        number = len(found.clients.clients)
-        names = [client_name(id) for id in range(number)]
+        table, file = found.clients, path / SIMULATION
+        run = RunFile.read(file) or RunFile(run=f"{experiment.id}-{secrets.token_hex(6)}")
+        replace_text(file, run.to_text())
+        number = len(table.clients)
         transport = FlowerTransport(
             grid,
-            names,
-            _run_key(path / SIMULATION, experiment),
+            [client_name(id) for id in range(number)],
+            run.run,
             # Nobody else is waiting for nodes that load the images one after the other.
             Policy(minimum=number, wait=Policy.deadline, poll=0.02),
             found.worker.device,
-            traffic=Traffic(append_to(path / TRAFFIC)),
+            traffic=path / TRAFFIC,
         )
         transport.gather(number)
-        table = found.clients
-        names_of = {"classes": table.classes, "domains": table.domains}
-        transport.fields = {key: json.dumps(value) for key, value in names_of.items()}
+        names = {"classes": table.classes, "domains": table.domains}
+        transport.fields = {key: json.dumps(value) for key, value in names.items()}
         return replace(found, transport=transport, remote=True)
 
     done = carry_out(path, experiment, observer=observer, cache=cache, prepare=prepare)
     ensure_report(path)
     return done
-
-
-def _run_key(file: Path, experiment: Experiment) -> str:
-    """Returns the key under which clients keep their memory of this run."""
-    known = RunFile.read(file)
-    if known is None:
-        known = RunFile(run=f"{experiment.id}-{secrets.token_hex(6)}")
-        replace_text(file, known.to_text())
-    return known.run

@@ -5,8 +5,9 @@ import hashlib
 import logging
 import re
 import zlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,36 +25,43 @@ from feddg.data.decoding import Reading
 from feddg.data.fingerprint import ContentHashes, ImagesFile, difference, images_file
 from feddg.data.images import ImageTable, from_class_folders
 from feddg.data.pixels import PixelStore, open_pixels
-from feddg.deploy.wire import Introduction, Order, Parcel
-from feddg.errors import ClientError, DataError, ExperimentError, FeddgError, RunError
-from feddg.evaluation.accuracy import Evaluation, Score
+from feddg.deploy.setup import SITE_NAME
+from feddg.deploy.wire import CONTEXT, Introduction, Payload, Request, explained
+from feddg.errors import (
+    ClientError,
+    DataError,
+    ExperimentError,
+    FeddgError,
+    RunError,
+    field_fault,
+)
+from feddg.evaluation.accuracy import Evaluation
 from feddg.experiment import Experiment
-from feddg.federation.local_training import load_weights
+from feddg.federation.local_training import answer, client_statistics, load_weights, train
 from feddg.messages import Message, Weights, on_device
 from feddg.methods.base import Method
 from feddg.privacy.building import Defences
 from feddg.privacy.secure_aggregation import KNOWN
-from feddg.records import client_name
+from feddg.records import EVALUATION_ROWS, client_name
 from feddg.runs.prepare import Images, build, build_worker, cache_folder, defences_for, load_images
 from feddg.runs.provenance import methods_files
 from feddg.settings import Settings
 from feddg.storage import entries, open_file, parse_fields, replace_bytes, replace_text, why
 
-# What a site keeps on its own disk between messages, since each one meets a fresh process.
+log = logging.getLogger("feddg")
 
-
-_SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+DIGITS = "digits:"
 IMAGES = "images.json"
-_MEMORY = re.compile(r"memory-(\d{1,9})-([0-9a-f]{8})\.safetensors")
-_CONTEXT = re.compile(r"context-([A-Za-z0-9._-]+)-([0-9a-f]{8})\.safetensors")
+_FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_MEMORY = re.compile(r"memory-(\d{1,9})\.bin")
 
 
 class SiteMemory:
-    """One site's part of one run, in ``cache/deployments/run/site``.
+    """One site's part of one run, in ``cache/deployments/run/site``; its process ends in between.
 
     A memory is filed under the round that wrote it, and a round reads only what earlier rounds
     wrote. So a round that failed, at the site or at the server, is repeated from the same memory.
-    Every file's name ends in the CRC-32 of its content, with which it is compared.
+    ``*.bin`` files begin with the CRC-32 of the rest.
 
     Args:
         cache: the site's cache folder.
@@ -69,11 +77,12 @@ class SiteMemory:
 
     def __init__(self, cache: Path, run: str, site: str, experiment: str | None = None) -> None:
         for name in (run, site, experiment or run):
-            if not _SAFE.fullmatch(name):
+            if not _FOLDER_NAME.fullmatch(name):
                 raise ClientError(f"{name!r} cannot name a folder; use letters, digits, - and _")
         self.folder = cache / "deployments" / run / site
-        place = self.folder if experiment is None else cache / "opened_sums" / experiment / site
-        self._known = place / "opened_sums.safetensors"
+        self._secrets = self.folder / "secrets.safetensors"
+        sums = self.folder if experiment is None else cache / "opened_sums" / experiment / site
+        self._opened_sums = sums / "opened_sums.safetensors"
 
     def before(self, round: int) -> Weights:
         """Returns what rounds before ``round`` left behind; nothing if there were none.
@@ -81,27 +90,23 @@ class SiteMemory:
         Raises:
             RunError: it is damaged; names the file.
         """
-        earlier = [number for number in self._memories() if number < round]
-        if not earlier:
-            return {}
-        file = self._memories()[max(earlier)]
-        try:
-            return load(_whole(file))
-        except (SafetensorError, ValueError, KeyError) as error:
-            raise RunError(_damaged(file, why(error))) from None
+        earlier = [number for number in self._rounds() if number < round]
+        return load(_read_checked(self._memory(max(earlier)))) if earlier else {}
 
     def keep(self, round: int, memory: Weights) -> None:
         """Files ``memory`` under ``round``; of the older ones only the newest stays."""
         own = {name: tensor.detach().cpu().contiguous() for name, tensor in memory.items()}
-        content = save(own)
-        kept = self.folder / _sealed(f"memory-{round}", content)
-        replace_bytes(kept, content)
-        files = [path for path in self.folder.iterdir() if _MEMORY.fullmatch(path.name)]
-        earlier = sorted({n for n in map(_round_of, files) if n < round})
-        for file in files:
-            number = _round_of(file)
-            if file != kept and (number == round or number in earlier[:-1]):
-                file.unlink(missing_ok=True)
+        _write_checked(self._memory(round), save(own))
+        earlier = sorted(number for number in self._rounds() if number < round)
+        for number in earlier[:-1]:
+            self._memory(number).unlink(missing_ok=True)
+
+    def _memory(self, round: int) -> Path:
+        return self.folder / f"memory-{round}.bin"
+
+    def _rounds(self) -> list[int]:
+        found = entries(self.folder, RunError) if self.folder.is_dir() else []
+        return [int(match[1]) for entry in found if (match := _MEMORY.fullmatch(entry.name))]
 
     def secrets(self, round: int) -> Weights:
         """Returns what defences keep at the site: of this round, and beyond rounds.
@@ -109,155 +114,107 @@ class SiteMemory:
         Raises:
             RunError: it is damaged; names the file.
         """
-        found = _loaded(self._secrets, "delete it")
-        known = _loaded(
-            self._known,
+        of_round = _loaded(self._secrets, "delete it")
+        opened_sums = _loaded(
+            self._opened_sums,
             "it says which sums of updates this site helped to open. Put a copy in its place, or "
             "ask for a run with another seed and delete it",
         )
-        return known | (found if "round" in found and int(found["round"]) == round else {})
+        current = "round" in of_round and int(of_round["round"]) == round
+        return opened_sums | (of_round if current else {})
 
     def keep_secrets(self, round: int, secrets: Weights) -> None:
         """Files what defences keep: beyond a round first, so that it is there when it is needed."""
         own = {name: tensor.cpu().contiguous() for name, tensor in secrets.items()}
-        for file, content in (
-            (self._known, {n: t for n, t in own.items() if n.startswith(KNOWN)}),
-            (self._secrets, {n: t for n, t in own.items() if not n.startswith(KNOWN)}),
-        ):
-            if content:
-                replace_bytes(file, save(content))
-            elif file == self._secrets:
-                file.unlink(missing_ok=True)
-
-    @property
-    def _secrets(self) -> Path:
-        return self.folder / "secrets.safetensors"
+        opened_sums = {name: own.pop(name) for name in list(own) if name.startswith(KNOWN)}
+        if opened_sums:
+            replace_bytes(self._opened_sums, save(opened_sums))
+        if own:
+            replace_bytes(self._secrets, save(own))
+        else:
+            self._secrets.unlink(missing_ok=True)
 
     def context(self, digest: str) -> Message | None:
         """Returns what was agreed, or None if this site was not told, or its copy is damaged."""
-        file = self._files(_CONTEXT).get(_safe(digest))
-        if file is None:
-            return None
         try:
-            return Message.from_bytes(_whole(file))
-        except (RunError, SafetensorError, ValueError, KeyError):
+            return Message.from_bytes(_read_checked(self.folder / f"context-{digest}.bin"))
+        except RunError:
             return None  # it is asked for again
 
     def keep_context(self, digest: str, context: Message) -> None:
         """Files what was agreed."""
-        content = context.to_bytes()
-        before = self._files(_CONTEXT).get(_safe(digest))
-        kept = self.folder / _sealed(f"context-{digest}", content)
-        replace_bytes(kept, content)
-        if before not in (None, kept):
-            before.unlink(missing_ok=True)
-
-    def images(self) -> ImagesFile | None:
-        """Returns the images that the site joined the run with, or None if it joins it now.
-
-        Raises:
-            RunError: what is kept of them is damaged.
-        """
-        return ImagesFile.read(self.folder / IMAGES)
-
-    def keep_images(self, images: ImagesFile) -> None:
-        """Keeps which images the site joins the run with."""
-        replace_text(self.folder / IMAGES, images.to_text())
-
-    def _memories(self) -> dict[int, Path]:
-        return {int(number): file for number, file in self._files(_MEMORY).items()}
-
-    def _files(self, name: re.Pattern[str]) -> dict[str, Path]:
-        """Returns files by the first part of their name that tells them apart."""
-        if not self.folder.is_dir():
-            return {}
-        found = [(name.fullmatch(entry.name), entry) for entry in entries(self.folder, RunError)]
-        return {match[1]: Path(entry.path) for match, entry in found if match}
+        _write_checked(self.folder / f"context-{digest}.bin", context.to_bytes())
 
 
-def _loaded(file: Path, then: str) -> Weights:
+def _loaded(file: Path, remedy: str) -> Weights:
     try:
         return load(file.read_bytes()) if file.is_file() else {}
     except (OSError, SafetensorError, ValueError, KeyError) as error:
-        raise RunError(f"{file} is damaged: {why(error)}; {then}.") from None
+        raise RunError(f"{file} is damaged: {why(error)}; {remedy}.") from None
 
 
-def _safe(digest: str) -> str:
-    if not _SAFE.fullmatch(digest):
-        raise ClientError(f"{digest!r} is no digest")
-    return digest
+def _write_checked(file: Path, content: bytes) -> None:
+    replace_bytes(file, zlib.crc32(content).to_bytes(4, "big") + content)
 
 
-def _round_of(file: Path) -> int:
-    found = _MEMORY.fullmatch(file.name)
-    assert found is not None
-    return int(found[1])
-
-
-def _sealed(name: str, content: bytes) -> str:
-    return f"{name}-{zlib.crc32(content):08x}.safetensors"
-
-
-def _whole(file: Path) -> bytes:
-    """Returns a file's content.
+def _read_checked(file: Path) -> bytes:
+    """Returns what :func:`_write_checked` wrote.
 
     Raises:
-        RunError: it cannot be read, or is not what its name says.
+        RunError: it cannot be read, or is damaged.
     """
     try:
         with open_file(file) as opened:
-            content = opened.read()
+            checksum, content = opened.read(4), opened.read()
     except OSError as error:
         raise RunError(f"Cannot read {file}: {why(error)}.") from None
-    if not file.name.endswith(f"-{zlib.crc32(content):08x}.safetensors"):
-        raise RunError(_damaged(file, "its checksum is another one"))
+    if zlib.crc32(content).to_bytes(4, "big") != checksum:
+        raise RunError(
+            f"{file} is damaged: its checksum is another one. Put a copy in its place, or delete "
+            "it: the site then goes on from what it remembered before."
+        )
     return content
 
 
-def _damaged(file: Path, reason: str) -> str:
-    return (
-        f"{file} is damaged: {reason}. Put a copy in its place, or delete it: the site then goes "
-        "on from what it remembered before."
-    )
+# A site's images: read from its own folder, numbered as the federation does.
 
 
-# A site's images: read from its own folder, numbered as the federation does, compared over time.
-#
-# What they were when the site joined a run is kept at the site. Of a change the coordinator is
-# told that there is one; which files it is about stands in the site's own log.
-
-
-log = logging.getLogger("feddg")
-
-DIGITS = "digits:"
-
-
-def load_pixels(
-    images: str, domain: str | None, experiment: Experiment, cache: Path
-) -> tuple[ImageTable, PixelStore]:
-    """Returns the usable images of a folder, or of the built-in digits, with their pixels.
+def list_images(images: str, domain: str | None) -> ImageTable:
+    """Returns a site's images, listed and not decoded.
 
     Args:
         images: ``digits:DOMAIN``, a folder ``root/domain/class/*``, or with ``domain`` a folder
             ``root/class/*``.
         domain: what the images of ``root/class/*`` are called.
+
+    Raises:
+        DataError: they cannot be listed.
+    """
+    if images.startswith(DIGITS):
+        whole = load_source("digits")
+        name = images.removeprefix(DIGITS)
+        table = whole.take(numpy.flatnonzero(whole.domains == whole.domain_id(name)))
+        return replace(table, domains=numpy.zeros_like(table.domains), domain_names=(name,))
+    return load_source("folder", images) if domain is None else from_class_folders(images, domain)
+
+
+def load_pixels(
+    images: str, domain: str | None, experiment: Experiment, cache: Path
+) -> tuple[ImageTable, PixelStore]:
+    """Returns the usable images of :func:`list_images`, with their pixels.
+
+    Args:
+        images: see there.
+        domain: see there.
         experiment: how images are resized.
         cache: folder of the decoded pixels.
 
     Raises:
         DataError: the images cannot be used.
     """
-    if images.startswith(DIGITS):
-        whole = load_source("digits")
-        rows = numpy.flatnonzero(whole.domains == whole.domain_id(images.removeprefix(DIGITS)))
-        table = _own_domains(whole.take(rows))
-    elif domain is not None:
-        table = from_class_folders(images, domain)
-    else:
-        table = load_source("folder", images)
     data = experiment.data
     usable, pixels, _ = open_pixels(
-        table,
+        list_images(images, domain),
         data.image_size,
         cache=cache,
         resize=data.resize,
@@ -266,13 +223,6 @@ def load_pixels(
         on_bad_image=data.on_bad_image,
     )
     return usable, pixels
-
-
-def _own_domains(table: ImageTable) -> ImageTable:
-    """Leaves out the names of domains without images."""
-    present, domains = numpy.unique(table.domains, return_inverse=True)
-    names = tuple(table.domain_names[domain] for domain in present)
-    return replace(table, domains=domains.astype(numpy.int64), domain_names=names)
 
 
 def positions(table: ImageTable, classes: list[str], domains: list[str]) -> ImageTable:
@@ -318,46 +268,6 @@ def test_images(
     )
 
 
-def require_same_images(
-    memory: SiteMemory, table: ImageTable, experiment: Experiment, cache: Path
-) -> None:
-    """Keeps which images a site joins a run with, or makes sure that they are still the same.
-
-    So it does with the files that the method reads, such as a codec's weights.
-
-    Args:
-        memory: the site's part of the run.
-        table: its images now.
-        experiment: names the files.
-        cache: where hashes of files are remembered.
-
-    Raises:
-        ClientError: they changed.
-        FeddgError: what is kept cannot be read or written; names the file.
-    """
-    hashes = None if table.root is None else ContentHashes(table.root, cache)
-    now, before = images_file(table, hashes), memory.images()
-    now = now.model_copy(update={"files": methods_files(experiment)})
-    if before is None:
-        memory.keep_images(now)
-        return
-    changes = difference(before, now)
-    if changes:
-        log.error(
-            "%s changed since this site joined the run: %s; put them back, or ask the "
-            "coordinator for a new run",
-            changes.what,
-            changes,
-        )
-        raise ClientError(
-            f"its {changes.what} changed since it joined this run; its own log says which; put "
-            "them back, or start a new run"
-        )
-
-
-NAME = r"[A-Za-z0-9][A-Za-z0-9_-]*"
-
-
 class SiteConfig(Settings):
     """What a SuperNode's ``--node-config`` may hold."""
 
@@ -376,15 +286,11 @@ class SiteConfig(Settings):
         Raises:
             FeddgError: a key is missing or wrong.
         """
-        known = {key: value for key, value in node_config.items() if key in cls.model_fields}
+        own = {key: value for key, value in node_config.items() if key in cls.model_fields}
         try:
-            return cls(**known)
+            return cls(**own)
         except ValidationError as error:
-            fault = error.errors()[0]
-            key = ".".join(str(part) for part in fault["loc"])
-            raise FeddgError(
-                f"--node-config of this SuperNode, key {key!r}: {fault['msg']}"
-            ) from None
+            raise FeddgError(f"--node-config of this SuperNode: {field_fault(error)}") from None
 
     @property
     def cache_folder(self) -> Path:
@@ -415,27 +321,6 @@ def read_experiment(run_config: Mapping[str, Any]) -> Experiment:
     return experiment
 
 
-def _extras(parcel: Parcel, device: torch.device) -> Message:
-    extras = parcel.part("extras")
-    return Message(on_device(extras.tensors, device), extras.scalars)
-
-
-@dataclass
-class Turn:
-    """One message's worth of work at a site: the client as it stands, and what it keeps."""
-
-    client: Client
-    method: Method
-    defences: Defences
-    memory: SiteMemory
-
-    def keep(self) -> None:
-        """Files what the client remembers under its round."""
-        if self.client.memory:
-            self.memory.keep(self.client.round, self.client.memory)
-        self.memory.keep_secrets(self.client.round, self.client.secrets)
-
-
 class MissingContext(FeddgError):
     """The site was not told, or has lost, what was agreed."""
 
@@ -449,7 +334,7 @@ class Site:
 
     def __init__(self, node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> None:
         self.config = SiteConfig.read(node_config)
-        if not re.fullmatch(NAME, self.config.site):
+        if not re.fullmatch(SITE_NAME, self.config.site):
             raise FeddgError(f"site {self.config.site!r}: use letters, digits, - and _ only")
         self.experiment = read_experiment(run_config).model_copy(
             update={"device": self.config.device}
@@ -458,71 +343,77 @@ class Site:
             self.config.images, self.config.domain, self.experiment, self.config.cache_folder
         )
 
-    def introduce(self, parcel: Parcel) -> Parcel:
+    def introduce(self, payload: Payload) -> Payload:
         """Says who it is: name, class and domain names, how many images of each, its codec."""
-        self.memory(Order.read(parcel))
-        table = self.table
-        counts = table.counts()
-        introduction = Introduction.of(
-            dict(zip(table.class_names, counts.sum(0).tolist())),
-            dict(zip(table.domain_names, counts.sum(1).tolist())),
-            methods_files(self.experiment),
-        )
-        return Parcel({"site": self.config.site}, {"introduction": introduction.message})
+        self._memory(Request.read(payload))
+        try:
+            introduction = self._introduction()
+        except ValidationError as error:
+            raise DataError(
+                f"This site's folder of images {explained(error, Introduction)}; rename or empty "
+                "it, as the coordinator would refuse it."
+            ) from None
+        return Payload({"site": self.config.site}, {"introduction": introduction.message})
 
-    def memory(self, order: Order) -> SiteMemory:
-        """Returns what the site keeps of an order's run; its images must be those it joined with.
+    def client_statistics(self, payload: Payload) -> Payload:
+        """Describes the site for the method's setup phase."""
+        with self._client(payload) as (client, method, _):
+            return Payload(parts={"reply": client_statistics(client, method, client.received)})
 
-        Raises:
-            ClientError: they are not.
-        """
-        memory = SiteMemory(self.config.cache_folder, order.run, self.config.site, self._record)
-        self._compare_images(memory)
-        return memory
+    def train(self, payload: Payload) -> Payload:
+        """Trains one round."""
+        with self._client(payload) as (client, method, defences):
+            return Payload.of_update(train(client, method, defences))
 
-    @property
-    def _record(self) -> str | None:
-        """Under what the site keeps which sums it helped to open: the experiment, in any run."""
-        return self.experiment.id
+    def answer(self, payload: Payload) -> Payload:
+        """Answers a method's question about the weights that came with it."""
+        question = Request.read(payload).question
+        with self._client(payload, after_training=True) as (client, method, defences):
+            reply = answer(client, method, question, client.extras, defences)
+            return Payload(parts={"reply": reply})
 
-    def _compare_images(self, memory: SiteMemory) -> None:
-        require_same_images(memory, self.table, self.experiment, self.config.cache_folder)
-
-    def scores(self, parcel: Parcel) -> list[Score]:
-        """Measures the weights of a message on the site's images, which need not train."""
-        order = Order.read(parcel)
-        self.memory(order)
-        classes = order.classes
-        method, worker = self._build(len(classes))
-        load_weights(worker.network, parcel.part("weights").tensors)
-        table = positions(self.table, classes, list(self.table.domain_names))
+    def evaluate(self, payload: Payload) -> Payload:
+        """Measures the weights on the site's images; nothing is trained."""
+        request = Request.read(payload)
+        self._memory(request)
+        method, worker = self._build(len(request.classes))
+        load_weights(worker.network, payload.part("weights").tensors)
+        table = positions(self.table, request.classes, list(self.table.domain_names))
         evaluation = test_images(table, self.pixels, self.experiment, worker)
-        return evaluation.scores(method.predictor(worker.network))
+        scores = evaluation.scores(method.predictor(worker.network))
+        rows = [score.row(request.round, with_confusion=True) for score in scores]
+        return Payload(parts={"scores": Message({}, {"scores": EVALUATION_ROWS.to_text(rows)})})
 
-    def turn(self, parcel: Parcel, *, after_training: bool = False) -> Turn:
-        """Returns the client that a message addresses, under what the message holds.
+    @contextmanager
+    def _client(
+        self, payload: Payload, *, after_training: bool = False
+    ) -> Iterator[tuple[Client, Method, Defences]]:
+        """Lends the client that a message addresses; files what it remembers if nothing fails.
 
         Args:
-            parcel: the message.
+            payload: the message.
             after_training: whether what it learnt in this very round counts already.
         """
-        order = Order.read(parcel)
-        memory = self.memory(order)
-        method, worker = self._build(len(order.classes))
+        request = Request.read(payload)
+        memory = self._memory(request)
+        method, worker = self._build(len(request.classes))
+        extras = payload.part("extras")
         client = Client(
-            order.client,
-            self._examples(order.classes, order.domains),
+            request.client,
+            self._examples(request.classes, request.domains),
             worker,
             name=self.config.site,
-            round=order.round,
-            memory=on_device(memory.before(order.round + after_training), worker.device),
-            context=self._context(order.context, parcel, memory),
-            received=parcel.part("weights").tensors,
-            extras=_extras(parcel, worker.device),
-            secrets=memory.secrets(order.round),
+            round=request.round,
+            memory=on_device(memory.before(request.round + after_training), worker.device),
+            context=self._context(request.context, payload, memory),
+            received=payload.part("weights").tensors,
+            extras=Message(on_device(extras.tensors, worker.device), extras.scalars),
+            secrets=memory.secrets(request.round),
         )
-        defences = defences_for(self.experiment, method, worker.network)
-        return Turn(client, method, defences, memory)
+        yield client, method, defences_for(self.experiment, method, worker.network)
+        if client.memory:
+            memory.keep(client.round, client.memory)
+        memory.keep_secrets(client.round, client.secrets)
 
     def _build(self, classes: int) -> tuple[Method, Worker]:
         # All weights come with the message: a site needs no pretrained ones.
@@ -531,16 +422,56 @@ class Site:
         method, network = build(bare, classes)
         return method, build_worker(self.experiment, network, self.config.cache_folder)
 
-    def _context(self, digest: str, parcel: Parcel, memory: SiteMemory) -> Message | None:
+    def _context(self, digest: str, payload: Payload, memory: SiteMemory) -> Message | None:
         if not digest:
             return None
-        if "context" in parcel.parts:
-            memory.keep_context(digest, parcel.parts["context"])
-            return parcel.parts["context"]
+        if CONTEXT in payload.parts:
+            memory.keep_context(digest, payload.parts[CONTEXT])
+            return payload.parts[CONTEXT]
         context = memory.context(digest)
         if context is None:
             raise MissingContext("it was not told what was agreed before round 1")
         return context
+
+    # What a simulated site has otherwise.
+
+    def _introduction(self) -> Introduction:
+        table, counts = self.table, self.table.counts()
+        return Introduction(
+            classes=dict(zip(table.class_names, counts.sum(0).tolist())),
+            domains=dict(zip(table.domain_names, counts.sum(1).tolist())),
+            files=methods_files(self.experiment),
+        )
+
+    def _memory(self, request: Request) -> SiteMemory:
+        """Returns what the site keeps of a run; its images must be those it joined it with.
+
+        So must be the files that the method reads, such as a codec's weights. Of a change the
+        coordinator is told that there is one; what it is about stands in the site's own log.
+
+        Raises:
+            ClientError: they changed.
+            FeddgError: what is kept cannot be read or written; names the file.
+        """
+        cache, table = self.config.cache_folder, self.table
+        memory = SiteMemory(cache, request.run, self.config.site, self.experiment.id)
+        now = images_file(table, None if table.root is None else ContentHashes(table.root, cache))
+        now = now.model_copy(update={"files": methods_files(self.experiment)})
+        before = ImagesFile.read(memory.folder / IMAGES)
+        if before is None:
+            replace_text(memory.folder / IMAGES, now.to_text())
+        elif changes := difference(before, now):
+            log.error(
+                "%s changed since this site joined the run: %s; put them back, or ask the "
+                "coordinator for a new run",
+                changes.what,
+                changes,
+            )
+            raise ClientError(
+                f"its {changes.what} changed since it joined this run; its own log says which; put "
+                "them back, or start a new run"
+            )
+        return memory
 
     def _examples(self, classes: list[str], domains: list[str]) -> Examples:
         table = positions(self.table, classes, domains)
@@ -557,9 +488,6 @@ class Site:
         )
 
 
-# A client of a simulated federation: its share of the experiment's images, as in-process.
-
-
 SIMULATED = "simulated"
 """Key of a run config whose nodes are simulated; they differ by ``partition-id`` alone."""
 
@@ -571,7 +499,7 @@ def _images(experiment: str, cache: Path) -> Images:
 
 
 class SimulatedSite(Site):
-    """The client whose id is the node's ``partition-id``."""
+    """The client whose id is the node's ``partition-id``: its share of the experiment's images."""
 
     def __init__(self, node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> None:
         id, text = int(node_config["partition-id"]), str(run_config["experiment"])
@@ -583,21 +511,15 @@ class SimulatedSite(Site):
         images = _images(text, cache)
         self._own, self._names = images.examples(id), images.table
 
-    def introduce(self, parcel: Parcel) -> Parcel:
-        """Says who it is, and how many images of each class and domain it holds."""
-        introduction = Introduction.of(
-            _counts(self._own.labels, self._names.class_names),
-            _counts(self._own.domains, self._names.domain_names),
+    def _introduction(self) -> Introduction:
+        return Introduction(
+            classes=_counts(self._own.labels, self._names.class_names),
+            domains=_counts(self._own.domains, self._names.domain_names),
         )
-        return Parcel({"site": self.config.site}, {"introduction": introduction.message})
 
-    def _compare_images(self, memory: SiteMemory) -> None:
-        """Leaves that to the run: all clients' images are the experiment's own."""
-
-    @property
-    def _record(self) -> str | None:
-        """Nothing beyond the run: who simulates a federation has all its images."""
-        return None
+    def _memory(self, request: Request) -> SiteMemory:
+        """Returns what the client keeps of the run: who simulates it has all its images anyway."""
+        return SiteMemory(self.config.cache_folder, request.run, self.config.site)
 
     def _examples(self, classes: list[str], domains: list[str]) -> Examples:
         return self._own

@@ -5,8 +5,10 @@ import hashlib
 import json
 import logging
 import time
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,45 +20,39 @@ from flwr.serverapp import Grid
 
 from feddg.deploy.setup import held_out_among
 from feddg.deploy.wire import (
+    ASK,
+    CONTEXT,
+    EVALUATE,
     FIELDS,
+    INTRODUCE,
     MOST_CHARACTERS,
     MOST_CLASSES,
     MOST_DOMAINS,
+    STATISTICS,
+    TRAIN,
     Introduction,
-    Parcel,
-    Traffic,
+    Payload,
     arrays,
     contents,
     flower_bytes,
-    read_fields,
-    read_introduction,
-    read_update,
+    read_reply,
 )
-from feddg.errors import RunError
+from feddg.errors import RunError, first_names
 from feddg.federation.transport import Ledger, Reply
-from feddg.messages import (
-    Broadcast,
-    Message,
-    Refusal,
-    Scalar,
-    Update,
-    Weights,
-    on_device,
-    plain_text,
-)
-from feddg.records import Direction
+from feddg.messages import Broadcast, Message, Refusal, Update, Weights, on_device, plain_text
+from feddg.records import Direction, TrafficRow
+from feddg.storage import append_text
 
 log = logging.getLogger("feddg")
 
-CONTEXT = "context"
 MOST_TOLD_AGAIN = 2
 """How often a site may ask in one exchange for what it was already sent."""
 NOBODY = -1
 """The number of a node that is no site."""
-INTRODUCE = "query.introduce"
-AGAIN = "no reply yet, nor to an earlier message; nobody waits long for it until it answers"
 PROMPT = 120.0
 """Seconds that the others wait at most for a site that comes back, or that was silent before."""
+REMIND = 60.0
+"""Seconds after which the log says who is waited for."""
 LATER = 60.0
 """Seconds by which Flower forgets a message later than we do, so that it is we who say so."""
 
@@ -70,14 +66,12 @@ class Policy:
         wait: seconds it waits for them, until they have introduced themselves.
         deadline: seconds a site has for one message; later replies are dropped.
         poll: seconds between two looks at the mailbox.
-        remind: seconds after which the log says who is waited for.
     """
 
     minimum: int = 1
     wait: float = 300.0
     deadline: float = 3600.0
     poll: float = 0.5
-    remind: float = 60.0
 
     @property
     def prompt(self) -> float:
@@ -85,48 +79,56 @@ class Policy:
         return min(PROMPT, self.wait, self.deadline)
 
 
-@dataclass(frozen=True)
-class Recipient:
-    """Who is written to.
+@dataclass
+class Sent:
+    """A message to a node.
 
     Attributes:
         node: Flower's number of it.
-        name: what the log calls it.
+        site: what the log calls it.
         client: its number in the federation.
+        kind: what the message asks for.
+        round: the round it belongs to.
+        purpose: what the ledger calls the reply.
+        bytes: its size.
+        at: when it was sent, seconds since 1970.
+        began: when it was sent, by a clock that only runs forwards.
+        reply: what came back, or why nothing is waited for any more; None before that is known.
     """
 
     node: int
-    name: str
-    client: int = NOBODY
-
-
-@dataclass(frozen=True)
-class _Missed:
-    """A message whose answer is not waited for any more."""
-
-    to: Recipient
-    purpose: str
+    site: str
+    client: int
+    kind: str
     round: int
+    purpose: str
+    bytes: int
+    at: float
     began: float
+    reply: Payload | Refusal | None = None
+
+    def refuse(self, reason: str) -> None:
+        """Has nobody wait for it any more."""
+        self.reply = Refusal(self.client, f"{self.site}: {reason}")
 
 
-class Post:
-    """Flower's mailbox, with a ledger at its door.
+class Mailbox:
+    """Messages on their way through Flower's grid, and the ledger of them.
 
     Args:
         grid: Flower's connection to the nodes.
         policy: patience.
-        traffic: is told of every message.
+        traffic: file to which a row is appended for every message that was answered.
 
     Attributes:
         limits: seconds that the others wait for a site that was silent once, by its number: twice
             what it has taken for an answer since, however late that came.
     """
 
-    def __init__(self, grid: Grid, policy: Policy, traffic: Traffic) -> None:
-        self.grid, self.policy, self.traffic = grid, policy, traffic
+    def __init__(self, grid: Grid, policy: Policy, traffic: Path | None) -> None:
+        self.grid, self.policy, self._traffic = grid, policy, traffic
         self.limits: dict[int, float] = {}
-        self._missed: dict[str, _Missed] = {}
+        self._sent: dict[str, Sent] = {}
         self._ledger: Ledger | None = None
         self._unentered: list[tuple[Any, ...]] = []
 
@@ -144,41 +146,136 @@ class Post:
             ledger.enter(*entry)
         self._unentered.clear()
 
-    def pull(self, sent: Collection[str]) -> list[Envelope]:
-        """Fetches answers to messages that were sent.
+    def send(
+        self,
+        records: RecordDict,
+        node: int,
+        site: str,
+        client: int,
+        kind: str,
+        round: int,
+        purposes: tuple[str, str],
+    ) -> Sent:
+        """Sends a message; ``purposes`` are what the ledger calls it, and the reply."""
+        size, at, began = flower_bytes(records), time.time(), time.monotonic()
+        sent = Sent(node, site, client, kind, round, purposes[1], size, at, began)
+        envelope = Envelope(records, node, kind, ttl=self.policy.deadline + LATER)
+        id = next(iter(self.grid.push_messages([envelope])), None)
+        if id:
+            self._sent[id] = sent
+            self._enter(round, "down", client, purposes[0], records)
+        else:
+            sent.refuse("the message could not be sent")
+        return sent
+
+    def pull(self) -> bool:
+        """Fetches replies to messages; returns whether there were any.
 
         What comes too late, to a message that was given up, is entered and dropped: it says that
         the site is there, and how long it takes, but never answers a later message.
         """
-        now = time.monotonic()
-        oldest = now - 2 * self.policy.deadline
-        self._missed = {id: m for id, m in self._missed.items() if m.began > oldest}
-        found = []
-        for envelope in self.grid.pull_messages([*sent, *self._missed]):
-            missed = self._missed.pop(envelope.metadata.reply_to_message_id, None)
-            if missed is None:
-                found.append(envelope)
-            elif not envelope.has_error():
-                to, purpose = missed.to, f"{missed.purpose}, late"
-                self.enter(missed.round, "up", to.client, purpose, envelope.content)
-                log.info("%s answers a message of round %d: too late", to.name, missed.round)
-                self.answered(to, now - missed.began)
-        return found
+        oldest = time.monotonic() - 2 * self.policy.deadline
+        self._sent = {id: sent for id, sent in self._sent.items() if sent.began > oldest}
+        envelopes = list(self.grid.pull_messages(list(self._sent)))
+        for envelope in envelopes:
+            sent = self._sent.pop(envelope.metadata.reply_to_message_id, None)
+            if sent is not None:
+                self._receive(sent, envelope)
+        return bool(envelopes)
 
-    def miss(self, sent: str, missed: _Missed) -> None:
-        """Gives up a message; its site is not waited for at full length before it answers."""
-        self._missed[sent] = missed
-        self.limits[missed.to.client] = self.policy.prompt
+    def _receive(self, sent: Sent, envelope: Envelope) -> None:
+        late, seconds = sent.reply is not None, time.monotonic() - sent.began
+        if not envelope.has_error():
+            purpose = f"{sent.purpose}, late" if late else sent.purpose
+            self._enter(sent.round, "up", sent.client, purpose, envelope.content)
+            # One that was silent has twice that from now on; who says who it is has not worked yet.
+            if sent.client in self.limits and sent.kind != INTRODUCE:
+                self.limits[sent.client] = max(self.limits[sent.client], 2 * seconds)
+            if late:
+                log.info("%s answers a message of round %d: too late", sent.site, sent.round)
+        if late:
+            return
+        if envelope.has_error():
+            lines = (envelope.error.reason or "").strip().splitlines() or ["unknown error"]
+            sent.refuse(plain_text(lines[-1]))
+            return
+        try:
+            reply = read_reply(sent.kind, envelope.content)
+        except ValueError as error:
+            sent.refuse(f"its reply cannot be read ({error})")
+        except Exception as error:  # whatever a site sends, it ends as a refusal of that site
+            log.debug("%s sent what cannot be read", sent.site, exc_info=True)
+            sent.refuse(f"its reply cannot be read ({type(error).__name__})")
+        else:
+            if "refusal" in reply.fields:
+                sent.refuse(reply.fields["refusal"])
+            else:
+                sent.reply = reply
+                self._enter_traffic(sent, seconds, envelope.content, reply)
 
-    def answered(self, who: Recipient, seconds: float) -> None:
-        """Notes how long a site took; one that was silent has twice that from now on."""
-        if who.client in self.limits:
-            self.limits[who.client] = max(self.limits[who.client], 2 * seconds)
+    def drop_lost(self) -> None:
+        """Gives up messages to nodes that disconnected since."""
+        waiting = [sent for sent in self._sent.values() if sent.reply is None]
+        nodes = set(self.grid.get_node_ids()) if waiting else set()
+        for sent in waiting:
+            if sent.node not in nodes:
+                sent.refuse("disconnected before it replied")
 
-    def enter(
+    def replies(
+        self, waiting: deque[Sent], again: Callable[[Sent], Sent], *, needed: bool = True
+    ) -> Iterator[Payload | Refusal]:
+        """Yields the replies to messages, in their order: each comes in time, or is a refusal.
+
+        Args:
+            waiting: all that were sent; emptied, so that a reply is nobody's once it was used.
+            again: sends a message anew, with what was agreed, to a site that says it has it not.
+            needed: whether nothing goes on without a reply. If so, and if all of them were silent
+                before, they have their full time: nobody else waits.
+        """
+        policy, began, told_again = self.policy, time.monotonic(), Counter[int]()
+        remind = began + REMIND
+        hurry = not needed or any(sent.client not in self.limits for sent in waiting)
+        while waiting:
+            for place, sent in enumerate(waiting):
+                if isinstance(sent.reply, Payload) and "missing" in sent.reply.fields:
+                    told_again[sent.client] += 1
+                    if told_again[sent.client] <= MOST_TOLD_AGAIN:
+                        waiting[place] = again(sent)
+                    else:
+                        sent.refuse("says again and again that it was not told what was agreed")
+            if (reply := waiting[0].reply) is not None:
+                waiting.popleft()
+                yield reply
+                continue
+            heard, waited = self.pull(), time.monotonic() - began
+            silent = [sent for sent in waiting if sent.reply is None]
+            # Also while there is always something to hear: nobody may keep a round open.
+            if waited >= policy.deadline:
+                self._give_up(silent, f"no reply within {policy.deadline:g} s")
+            elif not heard:
+                self.drop_lost()
+                if hurry and all(sent.client in self.limits for sent in silent):
+                    late = [sent for sent in silent if waited >= self.limits[sent.client]]
+                    reason = "nobody waits long for it until it answers"
+                    self._give_up(late, f"no reply yet, nor to an earlier message; {reason}")
+                time.sleep(policy.poll)
+            if time.monotonic() >= remind and silent:
+                remind = time.monotonic() + REMIND
+                left = max(0.0, began + policy.deadline - time.monotonic())
+                names = first_names(sorted({sent.site for sent in silent}), 20)
+                log.info("waiting for %s; %.0f s left", names, left)
+
+    def _give_up(self, messages: Iterable[Sent], reason: str) -> None:
+        """Refuses messages; their sites are not waited for at full length before they answer."""
+        for sent in messages:
+            if sent.reply is None:
+                sent.refuse(reason)
+                self.limits[sent.client] = self.policy.prompt
+
+    def _enter(
         self, round: int, direction: Direction, client: int, purpose: str, held: RecordDict
     ) -> None:
-        """Enters a message; one that cannot be read is entered by its size."""
+        """Enters a message in the ledger; one that cannot be read by its size."""
         size: int | None = None
         try:
             size = flower_bytes(held)
@@ -191,175 +288,23 @@ class Post:
         else:
             self._ledger.enter(*entry)
 
-
-class Exchange:
-    """Messages of one kind on their way to recipients, and what came back.
-
-    Args:
-        post: carries them.
-        kind: Flower's type of the messages.
-        purposes: what the ledger calls them, and the replies.
-        round: the round they belong to.
-        tell_again: sends a recipient what was agreed, which it says it was not told.
-
-    Attributes:
-        round: the round that further messages belong to.
-    """
-
-    def __init__(
-        self,
-        post: Post,
-        kind: str,
-        purposes: tuple[str, str],
-        round: int,
-        tell_again: Callable[[Recipient], None] = lambda to: None,
+    def _enter_traffic(
+        self, sent: Sent, seconds: float, records: RecordDict, reply: Payload
     ) -> None:
-        self._post, self._kind, self._purposes, self.round = post, kind, purposes, round
-        self._tell_again = tell_again
-        self._waiting: dict[str, Recipient] = {}
-        self._replies: dict[Recipient, Parcel | Refusal] = {}
-        self._told_again: list[Recipient] = []
-        self._began = time.monotonic()
-
-    def send(self, to: Recipient, records: RecordDict) -> None:
-        """Sends a message."""
-        post, kind = self._post, self._kind
-        envelope = Envelope(records, to.node, kind, ttl=post.policy.deadline + LATER)
-        crossing = post.traffic.begin(kind, self.round, to.name, records)
-        sent = next(iter(post.grid.push_messages([envelope])), None)
-        if not sent:
-            self._refuse(to, "the message could not be sent")
-        else:
-            self._waiting[sent] = to
-            post.traffic.sent(sent, crossing)
-            self._enter("down", to, records)
-
-    def replies(
-        self, to: Sequence[Recipient], *, needed: bool = True
-    ) -> Iterator[tuple[Recipient, Parcel | Refusal]]:
-        """Yields what recipients reply, in their order; each replies, or is refused, in time.
-
-        Args:
-            to: everybody who was written to.
-            needed: whether nothing goes on without a reply. If so, and if all of them were silent
-                before, they have their full time: nobody else waits.
-        """
-        policy, limits = self._post.policy, self._post.limits
-        self._began = time.monotonic()
-        remind = self._began + policy.remind
-        hurry = not needed or any(recipient.client not in limits for recipient in to)
-        for recipient in to:
-            while recipient not in self._replies:
-                heard = self._pull()
-                # Also while there is always something to hear: nobody may keep a round open.
-                if time.monotonic() >= self._began + policy.deadline:
-                    self._give_up(list(self._waiting))
-                elif not heard:
-                    self._drop_lost()
-                    if hurry:
-                        self._leave_behind()
-                    time.sleep(policy.poll)
-                if time.monotonic() >= remind and self._waiting:
-                    remind = time.monotonic() + policy.remind
-                    self._say_who_is_waited_for(self._began + policy.deadline)
-            yield recipient, self._replies.pop(recipient)
-
-    def heard(self) -> dict[Recipient, Parcel | Refusal]:
-        """Returns what has come by now, or that a recipient is gone; waits for nobody."""
-        while self._pull():
-            pass
-        self._drop_lost()
-        found, self._replies = self._replies, {}
-        return found
-
-    def forget(self, to: Recipient) -> None:
-        """Has messages to a recipient count as never sent."""
-        self._waiting = {sent: who for sent, who in self._waiting.items() if who != to}
-
-    def _say_who_is_waited_for(self, until: float) -> None:
-        late = sorted({to.name for to in self._waiting.values()})
-        left = max(0.0, until - time.monotonic())
-        log.info("waiting for %s; %.0f s left", ", ".join(late[:20]), left)
-
-    def _pull(self) -> bool:
-        """Fetches replies; returns whether there were any."""
-        envelopes = self._post.pull(self._waiting)
-        for envelope in envelopes:
-            sent = envelope.metadata.reply_to_message_id
-            sender = self._waiting.pop(sent, None)
-            if sender is None:
-                continue
-            if not envelope.has_error():
-                self._enter("up", sender, envelope.content)
-                if self._kind != INTRODUCE:  # who says who it is has not worked yet
-                    self._post.answered(sender, time.monotonic() - self._began)
-            reply = self._opened(sender, envelope)
-            if isinstance(reply, Refusal):
-                self._replies[sender] = reply
-                continue
-            self._post.traffic.answered(sent, envelope.content, reply)
-            if reply.fields.get("missing") != CONTEXT:
-                self._replies[sender] = reply
-            elif self._told_again.count(sender) < MOST_TOLD_AGAIN:
-                self._told_again.append(sender)
-                self._tell_again(sender)
-            else:
-                self._refuse(sender, "says again and again that it was not told what was agreed")
-        return bool(envelopes)
-
-    def _opened(self, sender: Recipient, envelope: Envelope) -> Parcel | Refusal:
-        who, number = sender.name, sender.client
-        if envelope.has_error():
-            lines = (envelope.error.reason or "").strip().splitlines() or ["unknown error"]
-            return Refusal(number, f"{who}: {plain_text(lines[-1])}")
-        try:
-            parcel = Parcel.from_records(envelope.content)
-            parcel.fields = read_fields(self._kind, parcel)
-        except ValueError as error:
-            return Refusal(number, f"{who}: its reply cannot be read ({error})")
-        except Exception as error:  # whatever a site sends, it ends as a refusal of that site
-            log.debug("%s sent what cannot be read", who, exc_info=True)
-            return Refusal(number, f"{who}: its reply cannot be read ({type(error).__name__})")
-        refusal = parcel.fields.get("refusal")
-        return parcel if refusal is None else Refusal(number, f"{who}: {refusal}")
-
-    def _drop_lost(self) -> None:
-        """Gives up on nodes that disconnected since their message was sent."""
-        if not self._waiting:
+        if self._traffic is None:
             return
-        nodes = set(self._post.grid.get_node_ids())
-        for sent, to in list(self._waiting.items()):
-            if to.node not in nodes:
-                del self._waiting[sent]
-                self._refuse(to, "disconnected before it replied")
-
-    def _leave_behind(self) -> None:
-        """Gives up sites that were silent before, once only such are waited for."""
-        limits = self._post.limits
-        if all(to.client in limits for to in self._waiting.values()):
-            past = time.monotonic() - self._began
-            self._give_up([m for m, to in self._waiting.items() if past >= limits[to.client]])
-
-    def _give_up(self, messages: Sequence[str]) -> None:
-        post, waited = self._post, time.monotonic() - self._began
-        for sent in messages:
-            to = self._waiting.pop(sent)
-            full = waited >= post.policy.deadline
-            self._refuse(to, f"no reply within {post.policy.deadline:g} s" if full else AGAIN)
-            post.miss(sent, _Missed(to, self._purposes[1], self.round, self._began))
-
-    def _refuse(self, to: Recipient, reason: str) -> None:
-        self._replies[to] = Refusal(to.client, f"{to.name}: {reason}")
-
-    def _enter(self, direction: Direction, who: Recipient, held: RecordDict) -> None:
-        purpose = self._purposes[0 if direction == "down" else 1]
-        self._post.enter(self.round, direction, who.client, purpose, held)
-
-
-# Which key may call itself which site: a name belongs to the first key that had it.
-
-
-UNNAMED = "its key was registered without a name; register it with `feddg deploy register`"
+        row = TrafficRow(
+            at=sent.at,
+            kind=sent.kind,
+            round=sent.round,
+            site=sent.site,
+            bytes_down=sent.bytes,
+            bytes_up=flower_bytes(records),
+            seconds=seconds,
+            busy=reply.fields["busy"],
+            train=reply.fields.get("seconds", 0.0),
+        )
+        append_text(self._traffic, row.to_json() + "\n")
 
 
 def fingerprint(public_key: bytes) -> str:
@@ -375,263 +320,217 @@ def fingerprint(public_key: bytes) -> str:
 
 
 @dataclass
-class Identities:
-    """What is known of the sites' keys.
+class Stranger:
+    """A connected node that was asked which site it is, and has no site's place.
 
     Attributes:
-        keys: fingerprint of the key that each site's name belongs to; grows.
-        strict: whether nodes must have been registered under a name. Without, as where nobody has
-            a key, any node is taken for what it says.
+        info: what Flower knows of it.
+        asked: the question.
     """
 
-    keys: dict[str, str] = field(default_factory=dict)
-    strict: bool = True
+    info: NodeInfo
+    asked: Sent
 
-    def objection(self, name: str, node: NodeInfo | None, sites: Collection[str]) -> str | None:
-        """Says why a node may not be a site; without objection the name is its key's from now on.
-
-        Args:
-            name: what the node calls itself.
-            node: what Flower knows of it; None if it is gone.
-            sites: names of all sites of the deployment.
-        """
-        if name not in sites:
-            return f"calls itself {name[:40]!r}, which is no site of this deployment"
-        if node is not None and node.name and node.name != name:
-            return f"calls itself {name!r}, but its key was registered as {node.name!r}"
-        if not self.strict:
-            return None
-        if node is None or not node.name:
-            return f"calls itself {name!r}, but {UNNAMED}"
-        return self._other_key(name, node)
-
-    def _other_key(self, name: str, node: NodeInfo) -> str | None:
-        try:
-            shown = fingerprint(node.public_key)
-        except ValueError:
-            return f"calls itself {name!r}, but has no key"
-        known = self.keys.setdefault(name, shown)
-        if known == shown:
-            return None
-        return (
-            f"calls itself {name!r} with the key {shown}, but the name belongs to the key {known}; "
-            "if the site has a new key, take the old one out of 'keys' in deployment.json"
-        )
+    @property
+    def name(self) -> str:
+        """The name that its key was registered under, or what the log calls it."""
+        return self.info.name or self.asked.site
 
 
-# Which node is which site: who may take a site's place, and who is there.
-
-
-class Roster:
+class NodeRegistry:
     """The sites of a deployment, and the nodes that have their places.
 
     Flower's node ids are random and change; a site's number is the position of its name, so
-    sampling, order of aggregation and random streams are those of the in-process run.
+    sampling, order of aggregation and random streams are those of the in-process run. A name
+    belongs to the first key that had it.
 
     Args:
+        mailbox: carries questions to nodes.
+        run: key under which sites keep their memory of this run.
         sites: names of all sites that train, then of those that only evaluate.
         trainers: how many train.
-        identities: whose name is whose.
+        keys: fingerprint of the key that each site's name belongs to; grows. None takes any node
+            for what it says, as where nobody has a key.
         introduced: how many images sites joined this run with, in an earlier part of it.
         held_out: domains that nobody may train on.
 
     Attributes:
-        sites: names of all sites.
-        trainers: how many of them train.
         introductions: what connected sites said about themselves, by their numbers.
         counts: how many images sites introduced themselves with, by their numbers.
         objections: why nobody has a site's place, by its name, where somebody asked for it.
+        strangers: nodes that have no site's place, by their numbers, in the order of their keys.
+        asked: connected nodes that were asked which site they are.
         on_introduction: called with each site's number and introduction, late joiners' too.
     """
 
     def __init__(
         self,
+        mailbox: Mailbox,
+        run: str,
         sites: Sequence[str],
         trainers: int,
-        identities: Identities,
+        keys: dict[str, str] | None,
         introduced: Mapping[str, int],
         held_out: Collection[str],
     ) -> None:
-        self.sites, self.trainers = tuple(sites), trainers
-        self._identities, self._held_out = identities, held_out
+        self._mailbox, self._run = mailbox, run
+        self._sites, self._trainers = tuple(sites), trainers
+        self._keys, self._held_out = keys, held_out
         self.counts = {id: introduced[n] for id, n in enumerate(sites) if n in introduced}
         self.introductions: dict[int, Introduction] = {}
         self.objections: dict[str, str] = {}
+        self.strangers: dict[int, Stranger] = {}
+        self.asked: set[int] = set()
         self.on_introduction: Callable[[int, Introduction], None] = lambda id, introduction: None
-        self._node_of: dict[int, int] = {}
+        self.node_of: dict[int, int] = {}
 
-    def recipient(self, id: int) -> Recipient:
-        """Returns where to write to a site that has a node."""
-        return Recipient(self._node_of[id], self.sites[id], id)
+    def online(self, round: int) -> set[int]:
+        """Returns the ids of the connected sites; asks new nodes which site they are.
 
-    def stranger(self, node: int, info: NodeInfo | None) -> Recipient:
-        """Returns where to write to a node that has not said who it is, or says it again.
-
-        Args:
-            node: Flower's number of it.
-            info: what Flower knows of it; None if it is gone.
+        Waits for nobody: what a node says of itself counts whenever it comes.
         """
-        id = next((id for id, own in self._node_of.items() if own == node), NOBODY)
-        registered = f", registered as {info.name!r}" if info is not None and info.name else ""
-        return Recipient(node, f"node {node}{registered}", id)
+        nodes = {info.node_id: info for info in self._mailbox.grid.get_nodes()}
+        oldest = time.monotonic() - self._mailbox.policy.deadline
+        # A message may be lost with a site: who was silent for long is asked anew.
+        lost = {
+            node
+            for node, stranger in self.strangers.items()
+            if stranger.asked.reply is None and stranger.asked.began < oldest
+        }
+        self.asked = (self.asked & nodes.keys()) - lost
+        self._ask([info for node, info in nodes.items() if node not in self.asked], round)
+        while self._mailbox.pull():
+            pass
+        self._mailbox.drop_lost()
+        self._admit()
+        return {id for id, node in self.node_of.items() if node in nodes}
 
-    def among(self, nodes: Collection[int]) -> set[int]:
-        """Returns the numbers of the sites whose nodes are among ``nodes``."""
-        return {id for id, node in self._node_of.items() if node in nodes}
+    def _ask(self, infos: Iterable[NodeInfo], round: int) -> None:
+        question = Payload({"run": self._run}).to_records()
+        # A name is the key's that was registered first.
+        for info in sorted(infos, key=lambda info: (info.registered_at, info.node_id)):
+            node = info.node_id
+            name = f"node {node}" + (f", registered as {info.name!r}" if info.name else "")
+            id = next((id for id, own in self.node_of.items() if own == node), NOBODY)
+            purposes = ("introduce", "introduce")
+            sent = self._mailbox.send(question, node, name, id, INTRODUCE, round, purposes)
+            self.strangers.pop(node, None)
+            self.strangers[node] = Stranger(info, sent)
+            self.asked.add(node)
 
-    def admit(self, node: int, parcel: Parcel, info: NodeInfo | None) -> int | None:
-        """Gives a node its site's place; returns the site's number, or None where it may not be.
-
-        What is in its way is logged in one line.
-
-        Args:
-            node: Flower's number of it.
-            parcel: its introduction, of which the fields were checked.
-            info: what Flower knows of it; None if it is gone.
-        """
-        name = str(parcel.fields.get("site", ""))
-        try:
-            introduction = read_introduction(parcel)
-        except ValueError as error:
-            log.warning("left out: node %d calls itself %r, but %s", node, name, error)
-            return None
-        objection = self._identities.objection(name, info, self.sites)
-        if objection is None:
-            id = self.sites.index(name)
-            objection = (
-                self._held_out_fault(id, introduction)
-                or self._changed(id, introduction)
-                or self._other_files(id, introduction)
-                or self._too_many_names(id, introduction)
-            )
+    def _admit(self) -> None:
+        """Gives nodes that have introduced themselves their sites' places."""
+        before: set[str] = set()
+        for node, stranger in list(self.strangers.items()):
+            reply = stranger.asked.reply
+            # While the key that was registered first is silent, nobody takes its name.
+            if reply is None or stranger.name in before:
+                before.add(stranger.name)
+                continue
+            del self.strangers[node]
+            if isinstance(reply, Refusal):
+                log.warning("a node cannot take part: %s", reply.reason)
+                continue
+            name, introduction = reply.fields.get("site", ""), reply.fields.get("introduction")
+            if introduction is None:
+                log.warning("left out: node %d calls itself %r, and says no more", node, name)
+                continue
+            objection = self._name_objection(name, stranger.info)
             if objection is None:
-                self._settle(id, node, introduction)
-                return id
-            # Only now is it the site itself that cannot take part, and nobody in its name.
-            self.objections[name] = objection
-        log.warning("left out: node %d %s", node, objection)
-        return None
+                objection = self._objection(self._sites.index(name), introduction)
+                if objection is None:
+                    self._settle(node, name, introduction)
+                    continue
+                # Only now is it the site itself that cannot take part, and nobody in its name.
+                self.objections[name] = f"calls itself {name!r} and {objection}"
+            log.warning("left out: node %d calls itself %r and %s", node, name[:40], objection)
 
-    def _settle(self, id: int, node: int, introduction: Introduction) -> None:
-        log.info("site %s is connected", self.sites[id])
-        self._node_of[id] = node
-        self.objections.pop(self.sites[id], None)
+    def _settle(self, node: int, name: str, introduction: Introduction) -> None:
+        log.info("site %s is connected", name)
+        id = self._sites.index(name)
+        self.node_of[id] = node
+        self.objections.pop(name, None)
         self.introductions[id] = introduction
         self.counts.setdefault(id, introduction.images)
         self.on_introduction(id, introduction)
 
-    def _held_out_fault(self, id: int, introduction: Introduction) -> str | None:
-        """Says so where a site would train on domains that the run holds out, or None."""
-        if id >= self.trainers:
+    def _name_objection(self, name: str, info: NodeInfo) -> str | None:
+        """Says why a node may not have a name; else it is its key's from now on."""
+        if name not in self._sites:
+            return "is no site of this deployment"
+        if info.name not in ("", name):
+            return f"its key was registered as {info.name!r}"
+        if self._keys is None:
             return None
-        kept = held_out_among(introduction.domains, self._held_out)
-        if not kept:
+        if not info.name:
+            return "its key was registered without a name; register it with `feddg deploy register`"
+        try:
+            key = fingerprint(info.public_key)
+        except ValueError:
+            return "has no key"
+        owner = self._keys.setdefault(name, key)
+        if owner == key:
             return None
-        name = self.sites[id]
         return (
-            f"calls itself {name!r} and would train on {_listed(kept)}, which this run holds out; "
-            f"give {name!r} images of other domains, name it in evaluation-sites, or take the "
-            "domain out of hold_out"
+            f"has the key {key}, but the name belongs to the key {owner}; "
+            "if the site has a new key, take the old one out of 'keys' in deployment.json"
         )
 
-    def _changed(self, id: int, introduction: Introduction) -> str | None:
-        """Says so where a site holds other images than it introduced itself with, or None."""
-        before, earlier = self.counts.get(id), self.introductions.get(id)
-        if (
-            earlier is not None
-            and introduction.images == before
-            and (introduction.classes, introduction.domains) != (earlier.classes, earlier.domains)
-        ):
+    def _objection(self, id: int, new: Introduction) -> str | None:
+        """Says why a site may not take part with what it holds, or None."""
+        before, first = self.introductions.get(id), self.counts.get(id)
+        kept = "a run's images stay the same: start a new run for others"
+        others = {k: v for k, v in self.introductions.items() if k < self._trainers and k != id}
+        held = held_out_among(new.domains, self._held_out)
+        if held and id < self._trainers:
             return (
-                f"calls itself {self.sites[id]!r} and names other classes or domains than when it "
-                "joined this run; a run's images stay the same: start a new run for others"
+                f"would train on {first_names([repr(name) for name in held], 3)}, which this run "
+                f"holds out; give {self._sites[id]!r} images of other domains, name it in "
+                "evaluation-sites, or take the domain out of hold_out"
             )
-        if before is None or before == introduction.images:
+        if first not in (None, new.images):
+            return f"has {new.images} images, but it joined this run with {first}; {kept}"
+        if before and (new.classes, new.domains) != (before.classes, before.domains):
+            return f"names other classes or domains than when it joined this run; {kept}"
+        if id >= self._trainers:
             return None
-        return (
-            f"calls itself {self.sites[id]!r} and has {introduction.images} images, but it joined "
-            f"this run with {before}; a run's images stay the same: start a new run for others"
-        )
-
-    def _other_files(self, id: int, introduction: Introduction) -> str | None:
-        """Says so where a site's method reads another file than another site's does, or None."""
-        trainers = {k: v for k, v in self.introductions.items() if k < self.trainers and k != id}
-        for other, known in trainers.items() if id < self.trainers else ():
-            both = known.files.keys() & introduction.files.keys()
-            unlike = sorted(f for f in both if known.files[f] != introduction.files[f])
-            if unlike:
-                return (
-                    f"calls itself {self.sites[id]!r} and has another file as {unlike[0]} than "
-                    f"{self.sites[other]!r}; all sites need the same one"
-                )
-        return None
-
-    def _too_many_names(self, id: int, introduction: Introduction) -> str | None:
-        """Says so where all sites' classes or domains would be too many with a site's, or None."""
-        others = {k: v for k, v in self.introductions.items() if k < self.trainers and k != id}
+        for other, known in others.items():
+            for setting in sorted(known.files.keys() & new.files.keys()):
+                if known.files[setting] != new.files[setting]:
+                    site = self._sites[other]
+                    return (
+                        f"has another file as {setting} than {site!r}; all sites need the same one"
+                    )
         for what, most in (("classes", MOST_CLASSES), ("domains", MOST_DOMAINS)):
-            own = getattr(introduction, what)
-            all_ = set(own).union(*(getattr(other, what) for other in others.values()))
+            names = {k: set(getattr(other, what)) for k, other in others.items()}
+            own = set(getattr(new, what))
+            together = own.union(*names.values())
             # Every message to a site names all of them, in one text.
-            size = len(json.dumps(list(all_)))
-            if id < self.trainers and (len(all_) > most or size > MOST_CHARACTERS):
-                largest = max(others, key=lambda k: len(getattr(others[k], what)))
+            size = len(json.dumps(list(together)))
+            if len(together) > most or size > MOST_CHARACTERS:
+                largest = max(names, key=lambda k: len(names[k]))
                 return (
-                    f"calls itself {self.sites[id]!r} and names {len(own)} {what}: with those of "
-                    f"the other sites, of which {self.sites[largest]!r} names most, "
-                    f"{len(getattr(others[largest], what))}, they would be {len(all_)} in "
-                    f"{size} characters, more than {most} or {MOST_CHARACTERS}"
+                    f"names {len(own)} {what}: with those of the other sites, of which "
+                    f"{self._sites[largest]!r} names most, {len(names[largest])}, they would be "
+                    f"{len(together)} in {size} characters, more than {most} or {MOST_CHARACTERS}"
                 )
         return None
 
-    def said_of(self, ids: Iterable[int], silent: Collection[str] = ()) -> str:
-        """Returns the names of sites, each with what is in its way if that is known.
-
-        Args:
-            ids: their numbers.
-            silent: names of nodes that are connected, but have not said who they are.
-        """
-        why = {name: "connected, but it has not introduced itself" for name in silent}
-        why |= {name: f"it {objection}" for name, objection in self.objections.items()}
-        names = [self.sites[id] for id in ids]
-        return ", ".join(f"{name} ({why[name]})" if name in why else name for name in names)
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(repr(name) for name in names[:3]) + more
-
-
-# A transport over Flower's grid, under the same server loop as in-process.
-#
-# Sites that are not connected, fail, or miss the deadline answer with a Refusal.
-
-
-STATISTICS, TRAIN, ASK, EVALUATE = "query.statistics", "train", "query.ask", "evaluate"
-
-
-@dataclass
-class Stranger:
-    """A connected node that was asked which site it is.
-
-    Attributes:
-        info: what Flower knows of it; None if it is gone.
-        asked: when, by a clock that only runs forwards.
-        reply: what it said, or why it cannot take part; None before that is known.
-    """
-
-    info: NodeInfo | None
-    asked: float
-    reply: Parcel | Refusal | None = None
-
-    @property
-    def name(self) -> str:
-        """The name that its key was registered under, if it has one."""
-        return self.info.name if self.info is not None else ""
+    def names_of(self, ids: Iterable[int]) -> str:
+        """Returns the names of sites, each with what is in its way if that is known."""
+        reasons = {
+            stranger.name: "connected, but it has not introduced itself"
+            for stranger in self.strangers.values()
+        }
+        reasons |= {name: f"it {objection}" for name, objection in self.objections.items()}
+        names = [self._sites[id] for id in ids]
+        return ", ".join(f"{name} ({reasons[name]})" if name in reasons else name for name in names)
 
 
 class FlowerTransport:
     """Carries messages to sites by name; see :class:`feddg.federation.transport.Transport`.
+
+    Sites that are not connected, fail, or miss the deadline answer with a Refusal.
 
     Args:
         grid: Flower's connection to the nodes.
@@ -640,13 +539,17 @@ class FlowerTransport:
         policy: patience.
         device: where the server computes.
         judges: names of sites that only evaluate; their ids follow the others'.
-        traffic: is told of every message.
-        identities: whose name is whose; by default any node is what it says, as in a simulation.
+        traffic: file to which a row is appended for every message that was answered.
+        keys: fingerprint of the key that each site's name belongs to; grows. None takes any node
+            for what it says, as in a simulation.
         introduced: how many images sites joined this run with, in an earlier part of it.
         held_out: domains that nobody may train on; judges may hold them.
 
     Attributes:
         sites: names of all sites, the judges' last.
+        clients: ids of all sites that train, connected or not.
+        judges: ids of the sites that only evaluate, connected or not.
+        registry: which node is which site.
         fields: sent with every message.
         introduced: how many images sites introduced themselves with, by their numbers.
     """
@@ -660,60 +563,38 @@ class FlowerTransport:
         device: torch.device | None = None,
         *,
         judges: Sequence[str] = (),
-        traffic: Traffic | None = None,
-        identities: Identities | None = None,
+        traffic: Path | None = None,
+        keys: dict[str, str] | None = None,
         introduced: Mapping[str, int] | None = None,
         held_out: Collection[str] = (),
     ) -> None:
-        self._grid, self._run, self._policy = grid, run, policy
-        self.sites, self._trainers = (*sites, *judges), len(sites)
-        self._post = Post(grid, policy, traffic or Traffic())
-        identities = identities or Identities(strict=False)
-        self._roster = Roster(self.sites, len(sites), identities, introduced or {}, held_out)
-        self.introduced: Mapping[int, int] = self._roster.counts
+        self._run, self._policy = run, policy
+        self.sites, trainers = (*sites, *judges), len(sites)
+        self.clients: Sequence[int] = range(trainers)
+        self.judges: Sequence[int] = range(trainers, len(self.sites))
+        self._mailbox = Mailbox(grid, policy, traffic)
+        self.registry = NodeRegistry(
+            self._mailbox, run, self.sites, trainers, keys, introduced or {}, held_out
+        )
+        self.introduced: Mapping[int, int] = self.registry.counts
         self.device = device or torch.device("cpu")
-        self.fields: dict[str, Scalar] = {}
+        self.fields: dict[str, Any] = {}
         self.memories: dict[int, Weights] = {}
         self.remembered: set[int] = set()
-        self._round = 0
         self._context: Message | None = None
         self._digest = ""
         self._told: set[int] = set()
-        self._asked: set[int] = set()
-        self._introductions = Exchange(self._post, INTRODUCE, ("introduce", "introduce"), 0)
-        self._strangers: dict[Recipient, Stranger] = {}
-        self._unheard: set[str] = set()
+        self._waited_for: set[str] = set()
         self._missing: set[int] = set()
 
     @property
     def ledger(self) -> Ledger:
         """Where every message is entered that was really sent or received."""
-        return self._post.ledger
+        return self._mailbox.ledger
 
     @ledger.setter
     def ledger(self, ledger: Ledger) -> None:
-        self._post.ledger = ledger
-
-    # Who is there
-
-    @property
-    def clients(self) -> Sequence[int]:
-        """Ids of all sites that train, connected or not."""
-        return range(self._trainers)
-
-    @property
-    def judges(self) -> Sequence[int]:
-        """Ids of the sites that only evaluate, connected or not."""
-        return range(self._trainers, len(self.sites))
-
-    @property
-    def introductions(self) -> Mapping[int, Introduction]:
-        """What connected sites said about themselves, the judges, too, by their numbers."""
-        return self._roster.introductions
-
-    def on_introduction(self, told: Callable[[int, Introduction], None]) -> None:
-        """Has ``told`` called with the id and the introduction of every site from now on."""
-        self._roster.on_introduction = told
+        self._mailbox.ledger = ledger
 
     def gather(self, minimum: int) -> dict[int, Introduction]:
         """Waits until all sites have introduced themselves, or the policy's ``wait`` is over.
@@ -724,87 +605,15 @@ class FlowerTransport:
         Raises:
             RunError: fewer than ``minimum``; names the missing ones.
         """
-        until = time.monotonic() + self._policy.wait
-        while len(online := self._online()) < len(self.sites) and time.monotonic() < until:
-            time.sleep(self._policy.poll)
-        silent = {self._called(to) for to in self._strangers}
-        self._unheard |= silent
-        absent = [id for id in range(len(self.sites)) if id not in online]
-        missing = self._roster.said_of(absent, silent)
+        online = self._connected(range(len(self.sites)), len(self.sites), 0)
         trainers = sorted(online & set(self.clients))
         if len(trainers) < minimum:
             raise RunError(
-                f"{len(trainers)} of {self._trainers} sites connected within "
-                f"{self._policy.wait:g} s, but at least {minimum} are needed; missing: {missing}"
+                f"{len(trainers)} of {len(self.clients)} sites connected within "
+                f"{self._policy.wait:g} s, but at least {minimum} are needed; missing: "
+                + self.registry.names_of(sorted(self._missing))
             )
-        if missing:
-            log.warning("starting without the sites that are not connected: %s", missing)
-        self._missing = set(absent)
-        return {id: self._roster.introductions[id] for id in trainers}
-
-    def _online(self) -> set[int]:
-        """Returns the ids of the connected sites; asks new nodes which site they are.
-
-        Waits for nobody: what a node says of itself counts whenever it comes.
-        """
-        nodes = set(self._grid.get_node_ids())
-        self._asked &= nodes
-        self._ask_again()
-        new = sorted(nodes - self._asked)
-        if new:
-            self._introduce(new)
-        self._admit()
-        return self._roster.among(nodes)
-
-    def _introduce(self, nodes: list[int]) -> None:
-        infos = {info.node_id: info for info in self._grid.get_nodes()}
-        # A name is the key's that was registered first.
-        nodes = sorted(nodes, key=lambda n: (infos[n].registered_at if n in infos else "", n))
-        self._introductions.round = self._round
-        for node in nodes:
-            self._asked.add(node)
-            recipient = self._roster.stranger(node, infos.get(node))
-            self._introductions.forget(recipient)
-            self._strangers[recipient] = Stranger(infos.get(node), time.monotonic())
-            self._introductions.send(recipient, Parcel({"run": self._run}).to_records())
-
-    def _ask_again(self) -> None:
-        """Has nodes asked anew that never said who they are: a message may be lost with a site."""
-        oldest = time.monotonic() - self._policy.deadline
-        for to, stranger in list(self._strangers.items()):
-            if stranger.reply is None and stranger.asked < oldest:
-                self._introductions.forget(to)
-                del self._strangers[to]
-                self._asked.discard(to.node)
-
-    def _admit(self) -> None:
-        """Gives nodes that have introduced themselves their sites' places."""
-        for to, reply in self._introductions.heard().items():
-            if to in self._strangers:
-                self._strangers[to].reply = reply
-        before: set[str] = set()
-        for to, stranger in list(self._strangers.items()):
-            # While the key that was registered first is silent, nobody takes its name.
-            if stranger.reply is None or stranger.name in before:
-                before |= {stranger.name} - {""}
-                continue
-            del self._strangers[to]
-            if isinstance(stranger.reply, Refusal):
-                log.warning("a node cannot take part: %s", stranger.reply.reason)
-                continue
-            id = self._roster.admit(to.node, stranger.reply, stranger.info)
-            if id is not None:
-                self._told.discard(id)
-
-    def _called(self, to: Recipient) -> str:
-        """Returns what a node that has not introduced itself is called."""
-        return self._strangers[to].name or to.name
-
-    def _awaited(self) -> list[Recipient]:
-        """Returns the nodes to introduce themselves; none that once kept the others waiting."""
-        return [to for to in self._strangers if self._called(to) not in self._unheard]
-
-    # Transport
+        return {id: self.registry.introductions[id] for id in trainers}
 
     def hand_out(self, context: Message | None, *, again: bool = False) -> None:
         """Has every site sent what was agreed with its next message, once."""
@@ -815,93 +624,82 @@ class FlowerTransport:
 
     def client_statistics(self, clients: Sequence[int], broadcast: Broadcast) -> Iterator[Reply]:
         """See :class:`feddg.federation.transport.Transport`."""
-        purposes = ("statistics", "statistics")
-        return self._messages(self._exchanged(clients, STATISTICS, purposes, broadcast, {}))
+        for id, reply in self._exchange(
+            clients, STATISTICS, ("statistics", "statistics"), broadcast
+        ):
+            yield id, reply if isinstance(reply, Refusal) else reply.part("reply")
 
     def ask(
         self, clients: Sequence[int], broadcast: Broadcast, name: str, question: Message
     ) -> Iterator[Reply]:
         """See :class:`feddg.federation.transport.Transport`."""
-        fields: dict[str, Scalar] = {"question": name}
         purposes = (f"ask:{name}", f"answer:{name}")
-        return self._messages(self._exchanged(clients, ASK, purposes, broadcast, fields))
-
-    def train(self, clients: Sequence[int], broadcast: Broadcast) -> Iterator[Update | Refusal]:
-        """See :class:`feddg.federation.transport.Transport`."""
-        for id, reply in self._exchanged(clients, TRAIN, ("train", "update"), broadcast, {}):
-            yield reply if isinstance(reply, Refusal) else self._update(id, reply)
+        for id, reply in self._exchange(clients, ASK, purposes, broadcast, name):
+            yield id, reply if isinstance(reply, Refusal) else reply.part("reply")
 
     def evaluate(self, broadcast: Broadcast) -> Iterator[Reply]:
         """Asks the sites that only evaluate how good the broadcast's weights are on their images.
 
         Nobody is waited for: a site that is not connected answers with a Refusal.
         """
-        purposes = ("evaluate", "scores")
-        replies = self._exchanged(self.judges, EVALUATE, purposes, broadcast, {})
-        for id, reply in replies:
+        for id, reply in self._exchange(self.judges, EVALUATE, ("evaluate", "scores"), broadcast):
             yield id, reply if isinstance(reply, Refusal) else reply.part("scores")
 
-    def _update(self, id: int, parcel: Parcel) -> Update | Refusal:
-        try:
-            update = read_update(id, parcel)
-        except ValueError as error:
-            return Refusal(id, f"{self.sites[id]}: {error}")
-        update.weights = on_device(update.weights, self.device)
-        update.extras.tensors = on_device(update.extras.tensors, self.device)
-        return update
+    def train(self, clients: Sequence[int], broadcast: Broadcast) -> Iterator[Update | Refusal]:
+        """See :class:`feddg.federation.transport.Transport`."""
+        for id, reply in self._exchange(clients, TRAIN, ("train", "update"), broadcast):
+            if isinstance(reply, Refusal):
+                yield reply
+                continue
+            try:
+                update = reply.to_update(id)
+            except ValueError as error:
+                yield Refusal(id, f"{self.sites[id]}: {error}")
+                continue
+            update.weights = on_device(update.weights, self.device)
+            update.extras.tensors = on_device(update.extras.tensors, self.device)
+            yield update
 
-    def _messages(self, replies: Iterator[tuple[int, Parcel | Refusal]]) -> Iterator[Reply]:
-        for id, reply in replies:
-            yield id, reply if isinstance(reply, Refusal) else reply.part("reply")
-
-    # Sending and receiving
-
-    def _exchanged(
+    def _exchange(
         self,
         clients: Sequence[int],
         kind: str,
         purposes: tuple[str, str],
         broadcast: Broadcast,
-        fields: dict[str, Scalar],
-    ) -> Iterator[tuple[int, Parcel | Refusal]]:
+        question: str = "",
+    ) -> Iterator[tuple[int, Payload | Refusal]]:
         """Sends a broadcast to sites and yields their replies in the order of ``clients``."""
-        self._round = broadcast.round
         needed = kind != EVALUATE
-        online = self._patiently_online(clients, self._policy.minimum if needed else 0)
+        online = self._connected(clients, self._policy.minimum if needed else 0, broadcast.round)
         parts = {"weights": Message(broadcast.weights), "extras": broadcast.extras}
+        fields = {**self.fields, "run": self._run, "round": broadcast.round, CONTEXT: self._digest}
+        if question:
+            fields["question"] = question
         shared = {name: message for name, message in parts.items() if message}
-        fields = {**self.fields, **fields, "run": self._run, "round": broadcast.round}
-        records = Parcel({**fields, CONTEXT: self._digest}, shared).to_records()
+        records = Payload(fields, shared).to_records()
 
-        def tell_again(to: Recipient) -> None:
-            self._told.discard(to.client)
-            exchange.send(to, self._addressed(records, to.client, told=False))
+        def send(id: int) -> Sent:
+            tell = needed and self._context is not None and id not in self._told
+            own = self._addressed(records, id, self._context if tell else None)
+            node, round = self.registry.node_of[id], broadcast.round
+            return self._mailbox.send(own, node, self.sites[id], id, kind, round, purposes)
 
-        exchange = Exchange(self._post, kind, purposes, broadcast.round, tell_again)
-        written_to = {id: self._roster.recipient(id) for id in clients if id in online}
-        for id, to in written_to.items():
-            told = id in self._told or self._context is None or kind == EVALUATE
-            exchange.send(to, self._addressed(records, id, told=told))
-        return self._in_order(clients, kind, exchange, written_to)
+        def tell_again(sent: Sent) -> Sent:
+            self._told.discard(sent.client)
+            return send(sent.client)
 
-    def _in_order(
-        self,
-        clients: Sequence[int],
-        kind: str,
-        exchange: Exchange,
-        written_to: Mapping[int, Recipient],
-    ) -> Iterator[tuple[int, Parcel | Refusal]]:
-        replies = exchange.replies(list(written_to.values()), needed=kind != EVALUATE)
+        sent = deque(send(id) for id in clients if id in online)
+        replies = self._mailbox.replies(sent, tell_again, needed=needed)
         for id in clients:
-            if id not in written_to:
+            if id not in online:
                 yield id, Refusal(id, f"{self.sites[id]}: is not connected")
                 continue
-            _, reply = next(replies)
-            if isinstance(reply, Parcel) and kind != EVALUATE:
+            reply = next(replies)
+            if needed and isinstance(reply, Payload):
                 self._told.add(id)
             yield id, reply
 
-    def _patiently_online(self, clients: Sequence[int], minimum: int) -> set[int]:
+    def _connected(self, clients: Sequence[int], minimum: int, round: int) -> set[int]:
         """Returns the connected sites among some, after waiting for those that may come back.
 
         Nobody is waited for twice: a site that was waited for in vain, or a node that does not say
@@ -910,45 +708,45 @@ class FlowerTransport:
         Args:
             clients: the sites.
             minimum: how many are waited for.
+            round: the round they are needed for.
         """
-        policy, began = self._policy, time.monotonic()
+        policy, began, registry = self._policy, time.monotonic(), self.registry
         while True:
-            found = self._online() & set(clients)
+            found = registry.online(round) & set(clients)
             self._missing -= found
             waited = time.monotonic() - began
             # Without any site there is no round, and nobody whom waiting would hold up.
             hoped_for = max(1, len(set(clients) - self._missing))
             enough = len(found) >= min(minimum, hoped_for)
-            awaited = self._awaited() if waited < policy.prompt else []
-            if waited >= policy.wait or (enough and not awaited):
+            silent = {stranger.name for stranger in registry.strangers.values()} - self._waited_for
+            if waited >= policy.wait or (enough and (not silent or waited >= policy.prompt)):
                 break
             time.sleep(policy.poll)
-        for to in self._awaited():
-            self._unheard.add(self._called(to))
+        for name in sorted(silent) if enough else ():
             log.warning(
                 "round %d goes on without %s, which is connected, but has not said who it is "
                 "within %.0f s; it takes part once it has",
-                *(self._round, self._called(to), waited),
+                *(round, name, waited),
             )
+        self._waited_for |= silent
         if not enough:
-            silent = {self._called(to) for to in self._strangers}
             gone = sorted(set(clients) - found - self._missing)
             self._missing |= set(gone)
             log.warning(
                 "round %d goes on without the sites that were not connected within %g s: %s; they "
                 "take part once they are there",
-                *(self._round, policy.wait, self._roster.said_of(gone, silent)),
+                *(round, policy.wait, registry.names_of(gone)),
             )
         return found
 
-    def _addressed(self, records: RecordDict, id: int, *, told: bool) -> RecordDict:
-        """Returns a site's own copy of records; adds what was agreed if it was not told yet."""
+    def _addressed(self, records: RecordDict, id: int, context: Message | None) -> RecordDict:
+        """Returns a site's own copy of records, with what was agreed where it is to be told."""
         fields = dict(records.config_records[FIELDS]) | {"client": id}
         own = RecordDict(dict(records))
-        if not told and self._context is not None:
+        if context is not None:
             fields["parts"] = ",".join(filter(None, (str(fields["parts"]), CONTEXT)))
-            fields |= {f"{CONTEXT}/{name}": s for name, s in self._context.scalars.items()}
-            if self._context.tensors:
-                own[CONTEXT] = arrays(self._context.tensors)
+            fields |= {f"{CONTEXT}/{name}": scalar for name, scalar in context.scalars.items()}
+            if context.tensors:
+                own[CONTEXT] = arrays(context.tensors)
         own[FIELDS] = ConfigRecord(fields)
         return own

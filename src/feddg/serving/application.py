@@ -2,19 +2,19 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from http import HTTPStatus
 from importlib.resources import files
 from typing import Any
+from urllib.parse import SplitResult, urlsplit
 
 import numpy
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse
 from pydantic import BaseModel, ConfigDict
-from starlette.datastructures import UploadFile
+from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect
 
@@ -33,42 +33,65 @@ from feddg.methods.base import title_of
 from feddg.prediction.classifier import ImageClassifier
 from feddg.prediction.predict import Prediction, prediction_of, rounded
 from feddg.report.blocks import template_named
-from feddg.serving.server import LOOPBACK_NAMES, Door, RequestFault, ServeLimits
+from feddg.serving.server import LOOPBACK_NAMES, ServeLimits
 
-# The line of requests: a few are worked on, some wait, and who comes after that is sent away.
+log = logging.getLogger("feddg")
+
+# Which requests come in at all, and what every answer carries.
+#
+# A page on another web site can have its visitor's browser send requests to this machine, and with
+# a name that it points here (DNS rebinding) read the answers, too. Therefore a request must name a
+# host that this server is known by, and a browser must say that it comes from the server's own
+# page.
 
 
-class RequestLine:
-    """Lets ``at_once`` requests work; of who waits, no body is read.
+CONTENT_SECURITY_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src blob: data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "Content-Security-Policy": CONTENT_SECURITY_POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
+    "Cache-Control": "no-store",
+}
+
+
+def _split(address: str) -> SplitResult:
+    """The parts of an address; those of none where it is none."""
+    try:
+        found = urlsplit(address)
+        return found if found.hostname else urlsplit("")
+    except ValueError:
+        return urlsplit("")
+
+
+def refusal_of(method: str, headers: Headers, hosts: Collection[str]) -> HTTPException | None:
+    """Says why a request is not meant for this server, or None.
 
     Args:
-        limits: on requests.
+        method: of HTTP.
+        headers: the request's.
+        hosts: names by which the server is reached, without ports, in small letters.
     """
-
-    def __init__(self, limits: ServeLimits) -> None:
-        self._limits = limits
-        self._free = asyncio.Semaphore(limits.at_once)
-        self._waiting = 0
-
-    async def __aenter__(self) -> None:
-        """Waits for a turn.
-
-        Raises:
-            RequestFault: too many wait.
-        """
-        if self._free.locked() and self._waiting >= self._limits.waiting:
-            raise RequestFault(
-                HTTPStatus.SERVICE_UNAVAILABLE, "too many requests wait; send this one again later"
-            )
-        self._waiting += 1
-        try:
-            await self._free.acquire()
-        finally:
-            self._waiting -= 1
-
-    async def __aexit__(self, *_: object) -> None:
-        """Lets the next one work."""
-        self._free.release()
+    named = headers.getlist("host")
+    if len(named) != 1 or _split(f"//{named[0]}").hostname not in hosts:
+        return HTTPException(
+            HTTPStatus.MISDIRECTED_REQUEST,
+            "this server is not known by that name; whoever runs it adds it with --known-as",
+        )
+    origin, site = headers.get("origin"), headers.get("sec-fetch-site", "none")
+    foreign = origin is not None and _split(origin).netloc.lower() != named[0].lower()
+    reads = method in ("GET", "HEAD")
+    if not reads and (foreign or site not in ("same-origin", "none")):
+        return HTTPException(
+            HTTPStatus.FORBIDDEN, "requests from pages of other web sites are refused"
+        )
+    return None
 
 
 # The images in a request: read into memory within limits, and never laid down on a disk.
@@ -93,10 +116,10 @@ def refuse_large(request: Request, limits: ServeLimits) -> None:
     """Refuses a body that says it is too large, before any of it is read.
 
     Raises:
-        RequestFault: it is.
+        HTTPException: it is.
     """
-    said = request.headers.get("content-length", "0")
-    if not said.isdecimal() or int(said[:20]) > limits.request_bytes:
+    length = request.headers.get("content-length", "0")
+    if not length.isdecimal() or int(length[:20]) > limits.request_bytes:
         raise _too_large(limits)
 
 
@@ -104,46 +127,45 @@ async def read_uploads(request: Request, limits: ServeLimits) -> list[ImageBytes
     """Returns the files of a request.
 
     Raises:
-        RequestFault: it holds none, too many, or something else; it is too large, or too slow.
+        HTTPException: it holds none, too many, or something else; it is too large, or too slow.
     """
     if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
-        raise RequestFault(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, HOW)
+        raise HTTPException(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, HOW)
     parser = _InMemory(
         request.headers, _within(request, limits), max_files=limits.images, max_fields=limits.images
     )
     try:
         async with asyncio.timeout(limits.seconds):
             form = await parser.parse()
-        return [await _image(field, value) for field, value in form.multi_items()] or _none()
+        images = [await _image(field, value) for field, value in form.multi_items()]
     except TimeoutError:
-        raise RequestFault(
+        raise HTTPException(
             HTTPStatus.REQUEST_TIMEOUT, f"the images did not arrive within {limits.seconds:g} s"
         ) from None
     except MultiPartException as error:
-        raise RequestFault(HTTPStatus.BAD_REQUEST, f"{error.message} {HOW}") from None
+        raise HTTPException(HTTPStatus.BAD_REQUEST, f"{error.message} {HOW}") from None
     except (ClientDisconnect, ValueError, KeyError):
-        raise RequestFault(HTTPStatus.BAD_REQUEST, f"the request is damaged; {HOW}") from None
+        raise HTTPException(HTTPStatus.BAD_REQUEST, f"the request is damaged; {HOW}") from None
     finally:
         parser.close()
+    if not images:
+        raise HTTPException(HTTPStatus.BAD_REQUEST, f"there is no file in the request; {HOW}")
+    return images
 
 
 async def _image(field: str, value: UploadFile | str) -> ImageBytes:
     if isinstance(value, str):
         shown = "".join(c for c in field[:40] if c.isprintable())
-        raise RequestFault(HTTPStatus.BAD_REQUEST, f"the field {shown!r} is no file; {HOW}")
+        raise HTTPException(HTTPStatus.BAD_REQUEST, f"the field {shown!r} is no file; {HOW}")
     name = value.filename or ""
     plain = name.isprintable() and not set(name) & set("/\\:")
     if not plain or name in ("", ".", "..") or len(name) > LONGEST_NAME:
-        raise RequestFault(
+        raise HTTPException(
             HTTPStatus.BAD_REQUEST,
             "a file's name must be a plain name: no path, no control characters, at most "
             f"{LONGEST_NAME} characters",
         )
     return ImageBytes(name, await value.read())
-
-
-def _none() -> list[ImageBytes]:
-    raise RequestFault(HTTPStatus.BAD_REQUEST, f"there is no file in the request; {HOW}")
 
 
 async def _within(request: Request, limits: ServeLimits) -> AsyncGenerator[bytes, None]:
@@ -156,8 +178,8 @@ async def _within(request: Request, limits: ServeLimits) -> AsyncGenerator[bytes
         yield chunk
 
 
-def _too_large(limits: ServeLimits) -> RequestFault:
-    return RequestFault(
+def _too_large(limits: ServeLimits) -> HTTPException:
+    return HTTPException(
         HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
         f"a request may have {limits.request_megabytes:g} MB; send fewer or smaller images",
     )
@@ -166,51 +188,58 @@ def _too_large(limits: ServeLimits) -> RequestFault:
 # From uploaded files to answers: decoded side by side, predicted together with whatever waits.
 
 
-log = logging.getLogger("feddg")
 MOST_DECODERS = 4
 MOST_TOGETHER = 64
 """Images of one forward pass."""
 FAILED = "the model failed on these images; the server's log says why"
 
-
-@dataclass(frozen=True)
-class Answered:
-    """What came of one uploaded file.
-
-    Attributes:
-        prediction: the model's, or the reason why there is none.
-        status: of HTTP, were it the only file.
-    """
-
-    prediction: Prediction
-    status: HTTPStatus = HTTPStatus.OK
+Answered = tuple[Prediction, HTTPStatus]
+"""What came of one uploaded file, and the status of HTTP, were it the only one."""
 
 
 class Answerer:
-    """Answers uploaded files; belongs to one event loop.
+    """Answers requests with uploaded files; belongs to one event loop.
 
-    One thread asks the model, so that what waits meanwhile is answered in one pass.
+    A few requests are worked on, some wait, of which no body is read, and more are sent away. One
+    thread asks the model, so that what waits meanwhile is answered in one pass.
 
     Args:
         classifier: the model; one whose answers do not depend on the images before.
-        most_pixels: of an image that is decoded.
+        limits: on requests.
     """
 
-    def __init__(self, classifier: ImageClassifier, most_pixels: int) -> None:
-        self._classifier, self._most_pixels = classifier, most_pixels
+    def __init__(self, classifier: ImageClassifier, limits: ServeLimits) -> None:
+        self._classifier, self._limits = classifier, limits
+        self._free, self._queued = asyncio.Semaphore(limits.at_once), 0
         decoders = min(MOST_DECODERS, available_cores())
         self._decoders = ThreadPoolExecutor(decoders, thread_name_prefix="decode")
         self._model = ThreadPoolExecutor(1, thread_name_prefix="model")
         self._waiting: list[tuple[numpy.ndarray, asyncio.Future[tuple[numpy.ndarray, float]]]] = []
         self._at_work: asyncio.Task[None] | None = None
 
-    async def __call__(self, images: Sequence[ImageBytes]) -> list[Answered]:
+    async def __call__(self, request: Request) -> list[Answered]:
         """Returns what came of each file.
 
         Raises:
-            RequestFault: the model failed.
+            HTTPException: the request cannot be used, too many wait, or the model failed.
         """
-        return list(await asyncio.gather(*map(self._one, images)))
+        refuse_large(request, self._limits)
+        if self._free.locked() and self._queued >= self._limits.waiting:
+            raise HTTPException(
+                HTTPStatus.SERVICE_UNAVAILABLE,
+                "too many requests wait; send this one again later",
+                {"Retry-After": "5"},
+            )
+        self._queued += 1
+        try:
+            await self._free.acquire()
+        finally:
+            self._queued -= 1
+        try:
+            images = await read_uploads(request, self._limits)
+            return list(await asyncio.gather(*map(self._one, images)))
+        finally:
+            self._free.release()
 
     def close(self) -> None:
         """Ends the threads."""
@@ -222,14 +251,20 @@ class Answerer:
         try:
             pixels = await loop.run_in_executor(self._decoders, self._decode, image)
         except UnusableImageError as error:
-            said, status = self._fault(error)
-            return Answered(Prediction(image.name, reason=said), status)
+            reason, status = str(error), HTTPStatus.UNPROCESSABLE_ENTITY
+            if isinstance(error, OversizedImageError):
+                millions = f"{self._limits.pixels / 1e6:g} million pixels"
+                reason = f"it has more than {millions}, the limit here"
+                status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+            elif isinstance(error, UnknownFormatError):
+                status = HTTPStatus.UNSUPPORTED_MEDIA_TYPE
+            return Prediction(image.name, reason=reason), status
         answer = loop.create_future()
         self._waiting.append((pixels, answer))
         if self._at_work is None or self._at_work.done():
             self._at_work = loop.create_task(self._work())
         shares, energy = await answer
-        return Answered(prediction_of(self._classifier, image.name, shares, energy))
+        return prediction_of(self._classifier, image.name, shares, energy), HTTPStatus.OK
 
     async def _work(self) -> None:
         """Answers what waits, until nothing does."""
@@ -243,32 +278,25 @@ class Answerer:
                 log.exception("the model failed")
                 for _, answer in part:
                     if not answer.done():
-                        answer.set_exception(RequestFault(HTTPStatus.INTERNAL_SERVER_ERROR, FAILED))
+                        fault = HTTPException(HTTPStatus.INTERNAL_SERVER_ERROR, FAILED)
+                        answer.set_exception(fault)
                 continue
             for (_, answer), shares, energy in zip(part, *found):
                 if not answer.done():  # its request may have gone away
                     answer.set_result((shares, float(energy)))
 
     def _decode(self, image: ImageBytes) -> numpy.ndarray:
-        look = self._classifier.preparation
-        side = look.reading.tile
+        preparation = self._classifier.preparation
+        side = preparation.reading.tile
         if side is not None and len(names_in(image, image.name, side)) > 1:
             raise UnusableImageError(
                 f"the model was trained on tiles of {side} x {side} pixels: send tiles, or use "
                 "`feddg predict`, which cuts them"
             )
-        return look.decode(image, self._most_pixels)
-
-    def _fault(self, error: UnusableImageError) -> tuple[str, HTTPStatus]:
-        if isinstance(error, OversizedImageError):
-            said = f"it has more than {self._most_pixels / 1e6:g} million pixels, the limit here"
-            return said, HTTPStatus.REQUEST_ENTITY_TOO_LARGE
-        if isinstance(error, UnknownFormatError):
-            return str(error), HTTPStatus.UNSUPPORTED_MEDIA_TYPE
-        return str(error), HTTPStatus.UNPROCESSABLE_ENTITY
+        return preparation.decode(image, self._limits.pixels)
 
 
-# What a server answers: the form of every answer, for programs and for the interface's page.
+# What a server answers: the schema of every answer, for programs and for the interface's page.
 
 
 class ImageAnswer(BaseModel):
@@ -340,12 +368,11 @@ class ModelAnswer(BaseModel):
 
 def about(classifier: ImageClassifier, limits: ServeLimits) -> ModelAnswer:
     """Returns what a model says of itself."""
-    look = classifier.preparation
     return ModelAnswer(
         identity=dict(classifier.identity),
         classes=classifier.class_names,
-        image_size=look.size,
-        resize=look.resize,
+        image_size=classifier.preparation.size,
+        resize=classifier.preparation.resize,
         energy_threshold=classifier.threshold,
         result=classifier.result,
         diagnostics=classifier.diagnostics,
@@ -355,32 +382,30 @@ def about(classifier: ImageClassifier, limits: ServeLimits) -> ModelAnswer:
     )
 
 
-def answer_about(
-    classifier: ImageClassifier, found: list[Answered]
-) -> tuple[PredictAnswer, HTTPStatus]:
-    """Returns the answer about a request's files, and its status: that of a fault if all have one.
+def answer_about(classifier: ImageClassifier, found: Sequence[Answered]) -> JSONResponse:
+    """Returns the answer about a request's files; its status is a fault's if all have one.
 
     Several files of which some can be used are a success; the others say why not.
     """
-    usable = any(one.status == HTTPStatus.OK for one in found)
     images = [
         ImageAnswer(
-            name=said.file,
-            label=said.label,
-            confidence=rounded(said.confidence),
+            name=one.file,
+            label=one.label,
+            confidence=rounded(one.confidence),
             probabilities={
                 name: round(share, 6)
-                for name, share in zip(classifier.class_names, said.probabilities)
+                for name, share in zip(classifier.class_names, one.probabilities)
             },
-            energy=rounded(said.energy),
-            unlike_training=said.unlike_training,
-            reason=said.reason,
+            energy=rounded(one.energy),
+            unlike_training=one.unlike_training,
+            reason=one.reason,
         )
-        for said in (one.prediction for one in found)
+        for one, _ in found
     ]
+    usable = any(status == HTTPStatus.OK for _, status in found)
     detail = None if usable else images[0].reason
     answer = PredictAnswer(images=images, diagnostics=classifier.diagnostics, detail=detail)
-    return answer, HTTPStatus.OK if usable else found[0].status
+    return JSONResponse(answer.model_dump(mode="json"), HTTPStatus.OK if usable else found[0][1])
 
 
 MULTIPART = {
@@ -413,90 +438,66 @@ def create_application(
         limits: on requests.
         hosts: names by which the server is reached; requests for other names are refused.
     """
-    service = _Service(classifier, limits or ServeLimits())
-    # The interactive pages about the interface would be fetched from elsewhere.
-    application = FastAPI(
-        title="feddg",
-        version=feddg.__version__,
-        docs_url=None,
-        redoc_url=None,
-        lifespan=service.life,
-        exception_handlers={RequestFault: _refusal},
-    )
-    application.add_api_route(
-        "/predict",
-        service.predict,
-        methods=["POST"],
-        response_model=PredictAnswer,
-        openapi_extra=MULTIPART,
-    )
-    application.add_api_route("/model", service.model)
-    application.add_api_route("/health", service.health)
-    for path, show in {"/": service.page, "/page.css": _style, "/page.js": _script}.items():
-        application.add_api_route(path, show, include_in_schema=False, response_model=None)
-    application.add_middleware(Door, hosts=hosts)
-    return application
-
-
-class _Service:
-    """What answers: one model, one line of requests."""
-
-    def __init__(self, classifier: ImageClassifier, limits: ServeLimits) -> None:
-        self._classifier, self._limits = classifier, limits
-        self._line = RequestLine(limits)
-        self._about = about(classifier, limits)
-        self._page = _render(self._about)
+    limits = limits or ServeLimits()
+    description = about(classifier, limits)
+    method = title_of(str(description.identity.get("method") or "model"))
+    template = template_named("page.html.j2", "feddg.serving", "page")
+    page = template.render(model=description, method=method)
+    known = {host.lower() for host in hosts}
 
     @asynccontextmanager
-    async def life(self, application: FastAPI) -> AsyncIterator[None]:
-        """Has threads ready for as long as the server runs."""
-        self._answerer = Answerer(self._classifier, self._limits.pixels)
+    async def life(application: FastAPI) -> AsyncIterator[None]:
+        application.state.answerer = Answerer(classifier, limits)
         with quiet_pillow():  # an oversized image raises, odd ones are read
             yield
-        self._answerer.close()
+        application.state.answerer.close()
 
-    async def predict(self, request: Request) -> JSONResponse:
+    # The interactive pages about the interface would be fetched from elsewhere.
+    application = FastAPI(
+        title="feddg", version=feddg.__version__, docs_url=None, redoc_url=None, lifespan=life
+    )
+
+    @application.middleware("http")
+    async def let_in(
+        request: Request, call_next: Callable[[Request], Awaitable[Response]]
+    ) -> Response:
+        refusal = refusal_of(request.method, request.headers, known)
+        if refusal is None:
+            reply = await call_next(request)
+        else:
+            reply = JSONResponse({"detail": refusal.detail}, refusal.status_code)
+        reply.headers.update(HEADERS)
+        return reply
+
+    @application.post("/predict", response_model=PredictAnswer, openapi_extra=MULTIPART)
+    async def predict(request: Request) -> JSONResponse:
         """Labels the images of a request, and keeps none of them."""
-        refuse_large(request, self._limits)
-        async with self._line:
-            images = await read_uploads(request, self._limits)
-            found = await self._answerer(images)
-        answer, status = answer_about(self._classifier, found)
-        return JSONResponse(answer.model_dump(mode="json"), status)
+        return answer_about(classifier, await application.state.answerer(request))
 
-    async def model(self) -> ModelAnswer:
+    @application.get("/model")
+    async def model() -> ModelAnswer:
         """Whose weights answer, what they take, and how good they were."""
-        return self._about
+        return description
 
-    async def health(self) -> dict[str, str]:
+    @application.get("/health")
+    async def health() -> dict[str, str]:
         """Whether the server answers."""
         return {"status": "ok"}
 
-    async def page(self) -> HTMLResponse:
-        """The page on which one drops images."""
-        return HTMLResponse(self._page)
+    @application.get("/", include_in_schema=False)
+    async def show_page() -> HTMLResponse:
+        return HTMLResponse(page)
 
+    @application.get("/page.css", include_in_schema=False)
+    async def style() -> Response:
+        return Response(_shipped("page.css"), media_type="text/css")
 
-async def _refusal(request: Request, fault: Exception) -> JSONResponse:
-    assert isinstance(fault, RequestFault)
-    busy = fault.status == HTTPStatus.SERVICE_UNAVAILABLE
-    headers = {"Retry-After": "5"} if busy else None
-    return JSONResponse({"detail": str(fault)}, fault.status, headers)
+    @application.get("/page.js", include_in_schema=False)
+    async def script() -> Response:
+        return Response(_shipped("page.js"), media_type="text/javascript")
 
-
-async def _style() -> Response:
-    return Response(_shipped("page.css"), media_type="text/css")
-
-
-async def _script() -> Response:
-    return Response(_shipped("page.js"), media_type="text/javascript")
+    return application
 
 
 def _shipped(name: str) -> str:
     return (files("feddg.serving") / "page" / name).read_text("utf-8")
-
-
-def _render(model: ModelAnswer) -> str:
-    method = title_of(str(model.identity.get("method") or "model"))
-    template = template_named("page.html.j2", "feddg.serving", "page")
-    return template.render(model=model, method=method)

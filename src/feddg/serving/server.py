@@ -1,44 +1,27 @@
-"""Starts a server: its limits, which requests come in, and what the others are told."""
+"""Starts a server: on this machine alone, unless asked otherwise; closes connections that stall."""
 
 import asyncio
 import ipaddress
-import logging
 import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
-from http import HTTPStatus
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import h11
 import uvicorn
 from pydantic import Field, ValidationError
-from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from feddg.data.decoding import MOST_PIXELS
-from feddg.errors import AdaptationError, RunError
+from feddg.errors import AdaptationError, RunError, field_fault
 from feddg.prediction.classifier import ImageClassifier, load_classifier
 from feddg.runs.diagnostics import refuse_doubtful
 from feddg.settings import Settings
 
-
-class RequestFault(Exception):
-    """A request that is refused; the message is for whoever sent it, and holds nothing of ours.
-
-    Args:
-        status: of HTTP.
-        said: one sentence.
-    """
-
-    def __init__(self, status: HTTPStatus, said: str) -> None:
-        super().__init__(said)
-        self.status = status
-
-
-# What a server takes, and what it does not: limits on requests, images and work at once.
+LOOPBACK_NAMES = frozenset(("localhost", "127.0.0.1", "::1"))
+CONNECTIONS_BEYOND = 64
+"""Connections beside those that are worked on or wait: for the page, and to be sent away."""
+LONGEST_HEADERS = 16 * 1024
 
 
 class ServeLimits(Settings):
@@ -66,97 +49,6 @@ class ServeLimits(Settings):
     def pixels(self) -> int:
         """Most pixels of an image."""
         return int(self.megapixels * 1e6)
-
-
-# The door of a server: which requests come in at all, and what every answer carries.
-#
-# A page on another web site can have its visitor's browser send requests to this machine, and with
-# a name that it points here (DNS rebinding) read the answers, too. Therefore a request must name a
-# host that this server is known by, and a browser must say that it comes from the server's own
-# page.
-
-
-LOOPBACK_NAMES = frozenset(("localhost", "127.0.0.1", "::1"))
-CONTENT_SECURITY_POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src blob: data:; "
-    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
-HEADERS = {
-    "Content-Security-Policy": CONTENT_SECURITY_POLICY,
-    "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
-    "Cache-Control": "no-store",
-}
-_OWN_SITES = ("same-origin", "none")
-
-
-class Door:
-    """Lets requests in that are meant for this server.
-
-    Args:
-        app: what answers them.
-        hosts: names by which the server is reached, without ports.
-    """
-
-    def __init__(self, app: ASGIApp, hosts: Collection[str]) -> None:
-        self._app, self._hosts = app, frozenset(host.lower() for host in hosts)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers a request, or refuses it; every answer tells the browser what it may do."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-
-        async def send_with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
-                    headers[name] = value
-            await send(message)
-
-        try:
-            self._check(Headers(scope=scope), scope["method"])
-        except RequestFault as fault:
-            refusal = JSONResponse({"detail": str(fault)}, fault.status)
-            await refusal(scope, receive, send_with_headers)
-            return
-        await self._app(scope, receive, send_with_headers)
-
-    def _check(self, headers: Headers, method: str) -> None:
-        said = headers.getlist("host")
-        if len(said) != 1 or _name_of(said[0]) not in self._hosts:
-            raise RequestFault(
-                HTTPStatus.MISDIRECTED_REQUEST,
-                "this server is not known by that name; whoever runs it adds it with --known-as",
-            )
-        if method in ("GET", "HEAD"):
-            return
-        site, origin = headers.get("sec-fetch-site"), headers.get("origin")
-        foreign = site is not None and site not in _OWN_SITES
-        if foreign or (origin is not None and _place_of(origin) != said[0].lower()):
-            raise RequestFault(
-                HTTPStatus.FORBIDDEN, "requests from pages of other web sites are refused"
-            )
-
-
-def _name_of(host: str) -> str | None:
-    """The name in a Host header, without port and brackets; None for what is none."""
-    try:
-        return urlsplit(f"//{host}").hostname
-    except ValueError:
-        return None
-
-
-def _place_of(origin: str) -> str | None:
-    """Host and port of an Origin header, as a Host header has them."""
-    try:
-        return urlsplit(origin).netloc.lower() or None
-    except ValueError:
-        return None
 
 
 # Connections that send too slowly are closed: they would take the places of everybody else's.
@@ -222,15 +114,6 @@ class PromptProtocol(H11Protocol):
             self._patience = None
 
 
-# Starts a server: on this machine alone, unless it is asked for otherwise.
-
-
-log = logging.getLogger("feddg")
-CONNECTIONS_BEYOND = 64
-"""Connections beside those that are worked on or wait: for the page, and to be sent away."""
-LONGEST_HEADERS = 16 * 1024
-
-
 def serve(
     model: Path | str,
     *,
@@ -266,7 +149,11 @@ def serve(
         AdaptationError: the adaptation is unknown, does not suit the model, or keeps state.
     """
     if not isinstance(limits, ServeLimits):
-        limits = _limits(limits or {})
+        try:
+            limits = ServeLimits(**(limits or {}))
+        except ValidationError as error:
+            flag, _, fault = field_fault(error).partition(":")
+            raise RunError(f"--{flag.replace('_', '-')}:{fault}") from None
     if not is_loopback(host) and not allow_network:
         raise RunError(
             f"{host} is reached by other machines: whoever reaches it may use the model, without a "
@@ -289,15 +176,6 @@ def serve(
     ready(f"http://{f'[{host}]' if ':' in host else host}:{taken}/", classifier)
     with listening:
         server.run(sockets=[listening])
-
-
-def _limits(said: Mapping[str, Any]) -> ServeLimits:
-    try:
-        return ServeLimits(**said)
-    except ValidationError as error:
-        fault = error.errors()[0]
-        flag = str(fault["loc"][0]).replace("_", "-")
-        raise RunError(f"--{flag}: {fault['msg']}") from None
 
 
 def server_for(application: Any, limits: ServeLimits) -> uvicorn.Server:
@@ -334,18 +212,14 @@ def hosts_of(host: str, known_as: Sequence[str]) -> Collection[str]:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    listening = None
     try:
-        family, kind, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listening = socket.socket(family, kind)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(address)
-        listening.listen(512)
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+        return socket.create_server(
+            (str(address[0]), port), family=family, backlog=512, dualstack_ipv6=both
+        )
     except OSError as error:
-        if listening is not None:
-            listening.close()
         raise RunError(
             f"cannot listen on {host}, port {port}: {error.strerror or error}; choose another with "
             "--port"
         ) from None
-    return listening
