@@ -64,8 +64,8 @@ def test_flower_gives_the_bits_of_the_in_process_transport(method, change, tmp_p
     tensors = saved(deployment.path)
     assert same(tensors, saved(expected.folder))
     if change:
-        assert any(name.startswith("extras/served/tail/") for name in tensors)
-        assert any(name.startswith("interpolated.safetensors/") for name in tensors)
+        assert any(name.startswith("extras/averages/swa/") for name in tensors)
+        assert any(name.startswith("wise_ft.safetensors/") for name in tensors)
     found, plain = read_run(deployment.path), expected.record
     assert found.status == "completed"
     both = [record.evaluations.get(2, "test", "sketch") for record in (found, plain)]
@@ -90,7 +90,7 @@ def test_sites_that_only_evaluate_measure_the_averages_too(tmp_path):
         {row.key: (row.accuracy, row.loss) for row in read_run(one.path).metrics.evaluations}
         for one in (own, judged)
     )
-    assert {key[-1] for key in ours} == {"last", "tail", "ema", "interpolated"}
+    assert {key[-1] for key in ours} == {"last", "swa", "ema", "wise_ft"}
     assert theirs == ours
 
 
