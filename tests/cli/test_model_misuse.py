@@ -33,7 +33,7 @@ ENDS = {
     "no such rule": (["predict", "{run}", "new", "--out", "x.csv", "--which", "bset"], "'bset'"),
     "a model that it has not": (
         ["predict", "{run}", "new", "--out", "x.csv", "--which", "wise_ft"],
-        "no 'interpolated' model",
+        "no 'wise_ft' model",
     ),
     "an unfinished run, strictly": (
         ["predict", "{begun}", "new", "--out", "x.csv", "--strict"],

@@ -261,6 +261,12 @@ INTRODUCTION: dict[str, Change] = {
     "100,000 domains": field(
         "introduction/domains", json.dumps({f"domain {i}": 1 for i in range(100_000)})
     ),
+    "names that are long as JSON": field(
+        "introduction/classes",
+        json.dumps(
+            {f"{i}" + "\U0001d51e" * 190: int(i < 4) for i in range(2000)}, ensure_ascii=False
+        ),
+    ),
     "1e30 images": field("introduction/classes", json.dumps({"a": 10**30})),
     "a fraction of an image": field("introduction/classes", json.dumps({"a": 3.5})),
     "negative images": field("introduction/classes", json.dumps({"a": -4, "b": 8})),

@@ -99,7 +99,7 @@ def sign_app(folder: Path, key: Path | None = None) -> SignedApp:
     private = _private_key(key or folder / KEY)
     trusted = _trusted(folder / TRUSTED)
     own = private.public_key().public_bytes_raw()
-    id = next((id for id, known in trusted.items() if known.public_bytes_raw() == own), None)
+    id = next((id for id, public in trusted.items() if public.public_bytes_raw() == own), None)
     if id is None:
         raise FeddgError(f"sites would not run it: {folder / TRUSTED} does not hold this key")
     content, now = _bundle(folder), int(time.time())
@@ -190,7 +190,7 @@ def register_site(folder: Path, site: str, key: Path) -> None:
             not of this deployment, or the SuperLink cannot be reached.
     """
     sites = folder / "sites"
-    if not sites.is_dir() or site not in {known.name for known in sites.iterdir()}:
+    if not sites.is_dir() or site not in {folder.name for folder in sites.iterdir()}:
         raise FeddgError(f"{site!r} is no site of the deployment {folder}")
     pem = public_key(key)
     with _superlink(folder) as client:

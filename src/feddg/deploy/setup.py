@@ -280,8 +280,8 @@ def _checked(sites: Sequence[str], address: str, superlink_port: int) -> tuple[s
     if not sites or len(set(sites)) < len(sites):
         raise ExperimentError("name at least one site, each once: --site hospital-a --site ...")
     host, colon, digits = address.rpartition(":")
-    known = colon and re.fullmatch(r"[A-Za-z0-9.-]+", host) and re.fullmatch(r"[0-9]+", digits)
-    if not known or not 0 < int(digits) < 65536:
+    plain = colon and re.fullmatch(r"[A-Za-z0-9.-]+", host) and re.fullmatch(r"[0-9]+", digits)
+    if not plain or not 0 < int(digits) < 65536:
         raise ExperimentError(f"address {address!r}: write HOST:PORT, for example fl.org:8000")
     port = int(digits)
     behind = superlink_port or (port + 1 if port < 65535 else port - 1)

@@ -479,7 +479,7 @@ class NodeRegistry:
     def _objection(self, id: int, new: Introduction) -> str | None:
         """Says why a site may not take part with what it holds, or None."""
         before, first = self.introductions.get(id), self.counts.get(id)
-        kept = "a run's images stay the same: start a new run for others"
+        remedy = "a run's images stay the same: start a new run for others"
         others = {k: v for k, v in self.introductions.items() if k < self._trainers and k != id}
         held = held_out_among(new.domains, self._held_out)
         if held and id < self._trainers:
@@ -489,28 +489,27 @@ class NodeRegistry:
                 "evaluation-sites, or take the domain out of hold_out"
             )
         if first not in (None, new.images):
-            return f"has {new.images} images, but it joined this run with {first}; {kept}"
+            return f"has {new.images} images, but it joined this run with {first}; {remedy}"
         if before and (new.classes, new.domains) != (before.classes, before.domains):
-            return f"names other classes or domains than when it joined this run; {kept}"
+            return f"names other classes or domains than when it joined this run; {remedy}"
         if id >= self._trainers:
             return None
-        for other, known in others.items():
-            for setting in sorted(known.files.keys() & new.files.keys()):
-                if known.files[setting] != new.files[setting]:
+        for other, theirs in others.items():
+            for setting in sorted(theirs.files.keys() & new.files.keys()):
+                if theirs.files[setting] != new.files[setting]:
                     site = self._sites[other]
                     return (
                         f"has another file as {setting} than {site!r}; all sites need the same one"
                     )
         for what, most in (("classes", MOST_CLASSES), ("domains", MOST_DOMAINS)):
-            names = {k: set(getattr(other, what)) for k, other in others.items()}
-            own = set(getattr(new, what))
-            together = own.union(*names.values())
+            names = {k: set(getattr(each, what)) for k, each in {**others, id: new}.items()}
+            together = set[str]().union(*names.values())
             # Every message to a site names all of them, in one text.
             size = len(json.dumps(list(together)))
             if len(together) > most or size > MOST_CHARACTERS:
                 largest = max(names, key=lambda k: len(names[k]))
                 return (
-                    f"names {len(own)} {what}: with those of the other sites, of which "
+                    f"names {len(names[id])} {what}: with those of the other sites, of which "
                     f"{self._sites[largest]!r} names most, {len(names[largest])}, they would be "
                     f"{len(together)} in {size} characters, more than {most} or {MOST_CHARACTERS}"
                 )

@@ -443,7 +443,7 @@ def create_application(
     method = title_of(str(description.identity.get("method") or "model"))
     template = template_named("page.html.j2", "feddg.serving", "page")
     page = template.render(model=description, method=method)
-    known = {host.lower() for host in hosts}
+    names = {host.lower() for host in hosts}
 
     @asynccontextmanager
     async def life(application: FastAPI) -> AsyncIterator[None]:
@@ -461,7 +461,7 @@ def create_application(
     async def let_in(
         request: Request, call_next: Callable[[Request], Awaitable[Response]]
     ) -> Response:
-        refusal = refusal_of(request.method, request.headers, known)
+        refusal = refusal_of(request.method, request.headers, names)
         if refusal is None:
             reply = await call_next(request)
         else:
