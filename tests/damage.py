@@ -107,12 +107,12 @@ class Case:
 
 def draw_images(root: Path) -> Path:
     """Draws three domains of two classes, four images of each."""
-    chance = numpy.random.default_rng(0)
+    rng = numpy.random.default_rng(0)
     for domain in "abc":
         for label in ("cat", "dog"):
             (root / domain / label).mkdir(parents=True)
             for number in range(4):
-                pixels = chance.integers(0, 256, (SIZE, SIZE, 3), numpy.uint8)
+                pixels = rng.integers(0, 256, (SIZE, SIZE, 3), numpy.uint8)
                 Image.fromarray(pixels).save(root / domain / label / f"{number}.png")
     return root
 

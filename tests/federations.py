@@ -30,9 +30,9 @@ CLASSES, SIZE = 3, 16
 
 def colored_images(count: int, seed: int = 0) -> tuple[numpy.ndarray, numpy.ndarray]:
     """Noise whose brightest channel is its class: ``(n, 16, 16, 3)`` uint8 and labels."""
-    chance = numpy_stream(seed, "test images")
+    rng = numpy_stream(seed, "test images")
     labels = numpy.arange(count) % CLASSES
-    images = chance.integers(0, 120, (count, SIZE, SIZE, 3))
+    images = rng.integers(0, 120, (count, SIZE, SIZE, 3))
     images[numpy.arange(count), :, :, labels] += 100
     return images.astype(numpy.uint8), labels.astype(numpy.int64)
 

@@ -31,9 +31,9 @@ class Colours(Dataset):
     """PIL images whose brightest colour is their class."""
 
     def __init__(self, seed: int, count: int = 30) -> None:
-        chance = numpy.random.default_rng(seed)
+        rng = numpy.random.default_rng(seed)
         self.labels = numpy.arange(count) % 3
-        self.images = chance.integers(0, 100, (count, 12, 12, 3), numpy.uint8)
+        self.images = rng.integers(0, 100, (count, 12, 12, 3), numpy.uint8)
         self.images[numpy.arange(count), :, :, self.labels] += 120
 
     def __len__(self) -> int:

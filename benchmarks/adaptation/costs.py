@@ -112,9 +112,9 @@ def step_of(method: str, gate: float | None, args: argparse.Namespace) -> Callab
     device = torch.device("cpu")
     precise = autocast(args.precision, device)
     worker = Worker(made, train, NONE, device, 0, precise)
-    chance = numpy.random.default_rng(0)
+    rng = numpy.random.default_rng(0)
     shape = (args.batch_size, args.image_size, args.image_size, 3)
-    pixels = ArrayPixels(chance.integers(0, 256, shape, dtype=numpy.uint8))
+    pixels = ArrayPixels(rng.integers(0, 256, shape, dtype=numpy.uint8))
     rows = torch.arange(args.batch_size)
     examples = Examples(pixels, rows, rows % CLASSES, rows * 0, CLASSES)
     received = {name: tensor.clone() for name, tensor in made.state_dict().items()}

@@ -33,8 +33,8 @@ def noise(root: Path | None) -> ImageTable:
 @functools.cache
 def _noise(count: int) -> ImageTable:
     held = max(20, count // 100)
-    chance = numpy.random.default_rng(0)
-    pixels = chance.integers(0, 256, (2_000, 32, 32, 3), dtype=numpy.uint8)
+    rng = numpy.random.default_rng(0)
+    pixels = rng.integers(0, 256, (2_000, 32, 32, 3), dtype=numpy.uint8)
     return ImageTable(
         tuple(f"noise/{i}" for i in range(count + held)),
         numpy.arange(count + held) % CLASSES,

@@ -44,9 +44,9 @@ class Timed:
 
     def step(self, number: int) -> None:
         """Takes a step on gradients that are the same for every optimizer."""
-        chance = torch.Generator().manual_seed(number)
+        rng = torch.Generator().manual_seed(number)
         for parameter in self.parameters:
-            parameter.grad = torch.empty_like(parameter).normal_(generator=chance)
+            parameter.grad = torch.empty_like(parameter).normal_(generator=rng)
         clock, processor = time.perf_counter(), time.process_time()
         self.optimizer.step()
         spent = (time.perf_counter() - clock, time.process_time() - processor)

@@ -77,10 +77,10 @@ def epoch(job: Federation) -> float:
 
 def clustering(count: int, channels: int) -> None:
     """Prints seconds and extra memory of the server's part for ``count`` client styles."""
-    chance = torch.Generator().manual_seed(0)
-    centers = torch.rand((4, 2, channels), generator=chance)
-    groups = torch.randint(0, 4, (count,), generator=chance)
-    styles = centers[groups] + 0.05 * torch.rand((count, 2, channels), generator=chance)
+    rng = torch.Generator().manual_seed(0)
+    centers = torch.rand((4, 2, channels), generator=rng)
+    groups = torch.randint(0, 4, (count,), generator=rng)
+    styles = centers[groups] + 0.05 * torch.rand((count, 2, channels), generator=rng)
     before = private_memory()
     with PeakMemory() as memory:
         started = time.perf_counter()

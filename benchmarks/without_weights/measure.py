@@ -28,8 +28,8 @@ from feddg.runs.reading import read_run
 def chosen(table: ImageTable, domain: str, count: int) -> list[int]:
     """Returns image numbers of a domain, spread over its classes, always the same."""
     own = numpy.flatnonzero(table.domains == table.domain_names.index(domain))
-    chance = numpy.random.default_rng(0)
-    by_class = [chance.permutation(own[table.labels[own] == c]) for c in set(table.labels[own])]
+    rng = numpy.random.default_rng(0)
+    by_class = [rng.permutation(own[table.labels[own] == c]) for c in set(table.labels[own])]
     turns = [(place, int(row)) for rows in by_class for place, row in enumerate(rows)]
     return [row for _, row in sorted(turns)[:count]]
 

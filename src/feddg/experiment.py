@@ -58,7 +58,7 @@ _PARTS = {
 }
 
 
-def _said(settings: BaseModel) -> dict[str, Any]:
+def _changed(settings: BaseModel) -> dict[str, Any]:
     """What differs from its default; everything where another package has set the defaults."""
     modules = {part.__module__.partition(".")[0] for part in type(settings).__mro__}
     return settings.model_dump(exclude_defaults=modules <= {"feddg", "pydantic", "builtins"})
@@ -82,10 +82,10 @@ class Experiment(ExperimentSettings):
             super().__init__(**fields)
         except ValidationError as error:
             raise ExperimentError(_explain(error)) from None
-        vars(self)["said"] = expand(fields)
+        vars(self)["given"] = expand(fields)
 
     @cached_property
-    def said(self) -> dict[str, Any]:
+    def given(self) -> dict[str, Any]:
         """What its maker said, shorthands written out; of a changed copy, everything."""
         return self.model_dump(mode="json")
 
@@ -93,7 +93,7 @@ class Experiment(ExperimentSettings):
         """Returns a copy; see pydantic's."""
         copy = super().model_copy(update=update, deep=deep)
         if update:
-            vars(copy).pop("said", None)
+            vars(copy).pop("given", None)
         return copy
 
     @model_validator(mode="before")
@@ -128,11 +128,13 @@ class Experiment(ExperimentSettings):
         if self.model.weights not in (None, TORCHVISIONS):
             content["model"]["weights"] = Path(str(self.model.weights))
         method = build_method(self.method.name, self.method.settings)
-        content["method"] = self.method.name, _said(method.settings)
-        content["defences"] = [(one.name, _said(defence_of(one).settings)) for one in self.defences]
+        content["method"] = self.method.name, _changed(method.settings)
+        content["defences"] = [
+            (one.name, _changed(defence_of(one).settings)) for one in self.defences
+        ]
         definition = DATA_SETS.get(self.data.source)
         if definition is not None and definition.options is not None:
-            content.setdefault("data", {})["options"] = _said(
+            content.setdefault("data", {})["options"] = _changed(
                 definition.options(**self.data.options)
             )
         text = json.dumps([SCHEMA, content], sort_keys=True, default=path_as)
@@ -231,7 +233,7 @@ def read_fields(
     if source is None:
         return {}
     if isinstance(source, Experiment):
-        return _without_other_method(source.said, over or {}, "the experiment")
+        return _without_other_method(source.given, over or {}, "the experiment")
     fields = read_fields_of(Path(source), "experiment file", ExperimentError)
     return _without_other_method(expand(fields), over or {}, str(source))
 

@@ -68,7 +68,7 @@ class JsonFile(Row):
             return cls.model_validate_json(read_text(path))
         except ValidationError as error:
             fault = error.errors()[0]
-            raise RunError(f"{path} is damaged: {_said(fault['loc'], fault)}.") from None
+            raise RunError(f"{path} is damaged: {_fault_at(fault['loc'], fault)}.") from None
 
 
 class RowFile(Generic[T]):
@@ -129,10 +129,10 @@ class RowFile(Generic[T]):
     def _fault(self, error: ValidationError) -> str:
         fault = error.errors()[0]
         # Before the field's name come the row's place and, in a union, its kind.
-        return _said(fault["loc"][2 if self._tagged else 1 :], fault)
+        return _fault_at(fault["loc"][2 if self._tagged else 1 :], fault)
 
 
-def _said(place: tuple[int | str, ...], fault: Any) -> str:
+def _fault_at(place: tuple[int | str, ...], fault: Any) -> str:
     field = ".".join(str(part) for part in place)
     if fault["type"] == "missing":
         return f"it lacks {field!r}"

@@ -53,7 +53,7 @@ class Settings(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _none_said(cls, fields: Any) -> Any:
+    def _none_given(cls, fields: Any) -> Any:
         if not isinstance(fields, Mapping) or "none" not in fields.values():
             return fields
         empty = {name for name, value in fields.items() if value == "none"}

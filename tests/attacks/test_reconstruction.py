@@ -85,10 +85,10 @@ def test_the_network_is_kept_only_where_it_helps(images):
 @pytest.mark.parametrize("length", [1, 40])
 def test_the_linear_attack_finds_a_linear_map(length):
     """More numbers than images, and fewer: both sides of the ridge."""
-    chance = stream(0, "linear", length)
-    colours = torch.rand(32, 3, 1, 1, generator=chance)
+    rng = stream(0, "linear", length)
+    colours = torch.rand(32, 3, 1, 1, generator=rng)
     images = (colours.expand(-1, -1, 16, 16) * 255).round().to(torch.uint8)
-    mixing = torch.randn(3, 3 * length, generator=chance)
+    mixing = torch.randn(3, 3 * length, generator=rng)
     rows = colours.flatten(1) @ mixing
     generator = train_generator(rows, images, GeneratorTraining(steps=0))
     assert (generator.images(rows) - images / 255).abs().max() < 0.01

@@ -29,13 +29,13 @@ PACS = find_augmentation("pacs")
 CROP = AugmentSettings(crop_scale=(0.3, 1.0), flip=0.5)
 
 
-def chance(seed: int = 0) -> torch.Generator:
+def rng(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
 def noise(count: int, size: int, low: int = 0, high: int = 256) -> Tensor:
     shape = (count, size, size, 3)
-    images = torch.randint(low, high, shape, dtype=torch.uint8, generator=chance(count + size))
+    images = torch.randint(low, high, shape, dtype=torch.uint8, generator=rng(count + size))
     return images.permute(0, 3, 1, 2)
 
 
@@ -55,7 +55,7 @@ def box_of(places: Tensor, row: int) -> tuple[list[int], bool]:
 @pytest.mark.parametrize("size", [12, 33])
 def test_crops_and_flips_equal_torchvision(size: int) -> None:
     images = noise(20, size)
-    drawn = draw(CROP, 20, size, chance())
+    drawn = draw(CROP, 20, size, rng())
     seen = set()
     for row, augmented in enumerate(apply(images, drawn)):
         box, mirrored = box_of(drawn.places, row)
@@ -69,7 +69,7 @@ def test_crops_and_flips_equal_torchvision(size: int) -> None:
 
 def test_crop_boxes_are_distributed_as_torchvisions() -> None:
     count, size = 4000, 64
-    corners, sides = augment._draw_crops((0.3, 0.9), (3 / 4, 4 / 3), count, size, chance())
+    corners, sides = augment._draw_crops((0.3, 0.9), (3 / 4, 4 / 3), count, size, rng())
     assert (corners >= 0).all()
     assert (corners + sides <= size).all()
     blank = torch.zeros(3, size, size)
@@ -91,18 +91,18 @@ def test_crop_boxes_are_distributed_as_torchvisions() -> None:
 
 def test_a_crop_that_cannot_fit_keeps_the_whole_image() -> None:
     wide = AugmentSettings(crop_scale=(1.0, 1.0), crop_ratio=(2.0, 3.0))
-    drawn = draw(wide, 3, 10, chance())
+    drawn = draw(wide, 3, 10, rng())
     assert [box_of(drawn.places, row) for row in range(3)] == [([0, 0, 10, 10], False)] * 3
 
 
 def test_a_certain_flip_is_an_exact_mirror_image() -> None:
     images = noise(5, 9)
-    flipped = apply(images, draw(AugmentSettings(flip=1.0), 5, 9, chance()))
+    flipped = apply(images, draw(AugmentSettings(flip=1.0), 5, 9, rng()))
     assert torch.equal(flipped, images.flip(3).float() / 255)
 
 
 def test_flips_come_as_often_as_asked() -> None:
-    drawn = draw(AugmentSettings(flip=0.3), 4000, 4, chance())
+    drawn = draw(AugmentSettings(flip=0.3), 4000, 4, rng())
     mirrored = drawn.places[0, :, 0] > drawn.places[0, :, -1]
     assert abs(mirrored.float().mean().item() - 0.3) < 0.03  # four standard errors
 
@@ -114,9 +114,9 @@ def vertically(drawn: Draw, row: int) -> bool:
 
 def test_upside_down_mirror_images_equal_torchvision_and_come_as_often_as_asked() -> None:
     images = noise(5, 9)
-    upended = apply(images, draw(AugmentSettings(vertical_flip=1.0), 5, 9, chance()))
+    upended = apply(images, draw(AugmentSettings(vertical_flip=1.0), 5, 9, rng()))
     assert torch.equal(upended, functional.vflip(images).float() / 255)
-    drawn = draw(AugmentSettings(vertical_flip=0.3), 4000, 4, chance())
+    drawn = draw(AugmentSettings(vertical_flip=0.3), 4000, 4, rng())
     share = sum(vertically(drawn, row) for row in range(4000)) / 4000
     assert abs(share - 0.3) < 0.03  # four standard errors
 
@@ -124,7 +124,7 @@ def test_upside_down_mirror_images_equal_torchvision_and_come_as_often_as_asked(
 @pytest.mark.parametrize("size", [1, 8, 11])
 def test_quarter_turns_are_turns_each_as_often_as_the_others(size: int) -> None:
     images = noise(400, size)
-    turned = apply(images, draw(AugmentSettings(quarter_turns=True), 400, size, chance()))
+    turned = apply(images, draw(AugmentSettings(quarter_turns=True), 400, size, rng()))
     assert turned.is_contiguous(memory_format=torch.channels_last)
     found = [0, 0, 0, 0]
     for before, after in zip(images.float() / 255, turned):
@@ -142,7 +142,7 @@ def test_mirrors_and_turns_together_reach_all_eight_symmetries_of_a_square() -> 
         torch.rot90(side, k, (1, 2)) for side in (images[0], images[0].flip(2)) for k in range(4)
     ]
     counts = [0] * 8
-    for after in apply(images, draw(settings, 800, 6, chance())):
+    for after in apply(images, draw(settings, 800, 6, rng())):
         counts[[torch.equal(one.float() / 255, after) for one in symmetries].index(True)] += 1
     assert all(abs(count - 100) < 38 for count in counts)  # four standard errors
 
@@ -150,7 +150,7 @@ def test_mirrors_and_turns_together_reach_all_eight_symmetries_of_a_square() -> 
 def test_a_turned_crop_is_torchvisions_crop_of_the_transposed_image() -> None:
     settings = AugmentSettings(crop_scale=(0.3, 1.0), quarter_turns=True)
     images = noise(20, 12)
-    drawn = draw(settings, 20, 12, chance())
+    drawn = draw(settings, 20, 12, rng())
     assert 0 < drawn.transposed.sum() < 20
     for row, augmented in enumerate(apply(images, drawn)):
         picture = images[row].float()
@@ -177,7 +177,7 @@ def test_an_augmentation_is_found_by_name_or_named() -> None:
 def test_shifts_move_whole_pixels_and_repeat_the_edge() -> None:
     size, most = 9, 3
     images = noise(60, size)
-    drawn = draw(AugmentSettings(shift=most), 60, size, chance())
+    drawn = draw(AugmentSettings(shift=most), 60, size, rng())
     padded = np.pad(images.numpy(), [(0, 0), (0, 0), (most, most), (most, most)], mode="edge")
     found = set()
     for row, augmented in enumerate(apply(images, drawn)):
@@ -212,7 +212,7 @@ def test_single_colour_changes_equal_torchvision(kind: str) -> None:
     place = ["brightness", "contrast", "saturation"].index(kind)
     strengths = tuple(0.4 if i == place else 0.0 for i in range(4))
     images = noise(8, 10, **TAME)
-    drawn = draw(AugmentSettings(color_jitter=strengths), 8, 10, chance())
+    drawn = draw(AugmentSettings(color_jitter=strengths), 8, 10, rng())
     for row, augmented in enumerate(apply(images, drawn)):
         factor = factor_of(drawn, row, kind)
         assert 0.6 <= factor <= 1.4
@@ -223,7 +223,7 @@ def test_single_colour_changes_equal_torchvision(kind: str) -> None:
 
 def test_brightness_contrast_and_saturation_in_this_order_equal_torchvision() -> None:
     images = noise(8, 10, **TAME)
-    drawn = draw(AugmentSettings(color_jitter=(0.3, 0.3, 0.3, 0.0)), 8, 10, chance())
+    drawn = draw(AugmentSettings(color_jitter=(0.3, 0.3, 0.3, 0.0)), 8, 10, rng())
     for row, augmented in enumerate(apply(images, drawn)):
         both = drawn.colors[row].sum(1)[0].item()  # brightness times contrast
         brightness = both + drawn.contrast[row].item()
@@ -236,10 +236,10 @@ def test_brightness_contrast_and_saturation_in_this_order_equal_torchvision() ->
 
 def test_grayscale_equals_torchvision_and_comes_as_often_as_asked() -> None:
     images = noise(8, 10)
-    gray = apply(images, draw(AugmentSettings(grayscale=1.0), 8, 10, chance()))
+    gray = apply(images, draw(AugmentSettings(grayscale=1.0), 8, 10, rng()))
     expected = functional.rgb_to_grayscale(images / 255, num_output_channels=3)
     np.testing.assert_allclose(gray, expected, atol=2e-4)
-    colors = draw(AugmentSettings(grayscale=0.1), 4000, 10, chance()).colors
+    colors = draw(AugmentSettings(grayscale=0.1), 4000, 10, rng()).colors
     share = (colors.diagonal(dim1=1, dim2=2).sum(1) < 2).float().mean().item()
     assert abs(share - 0.1) < 0.02  # four standard errors
 
@@ -250,7 +250,7 @@ def chroma(red: float, green: float, blue: float) -> complex:
 
 def test_hue_turns_the_chroma_and_keeps_the_luma() -> None:
     images = noise(40, 4, **TAME)
-    drawn = draw(AugmentSettings(color_jitter=(0.0, 0.0, 0.0, 0.4)), 40, 4, chance())
+    drawn = draw(AugmentSettings(color_jitter=(0.0, 0.0, 0.0, 0.4)), 40, 4, rng())
     turns = []
     for before, after in zip(images / 255, apply(images, drawn)):
         before, after = before.flatten(1).T, after.flatten(1).T
@@ -269,18 +269,18 @@ def test_hue_in_hsv_is_torchvisions_shift_and_another_than_the_rotation() -> Non
     images = noise(40, 4)
     images[0] = 77  # grey has no hue
     jitter = {"color_jitter": (0.0, 0.0, 0.0, 0.4)}
-    drawn = draw(AugmentSettings(hue="hsv", **jitter), 40, 4, chance())
+    drawn = draw(AugmentSettings(hue="hsv", **jitter), 40, 4, rng())
     assert drawn.hue is not None
     expected = [functional.adjust_hue(i / 255, turn) for i, turn in zip(images, drawn.hue.tolist())]
     np.testing.assert_allclose(apply(images, drawn), torch.stack(expected), atol=2e-6)
-    rotated = apply(images, draw(AugmentSettings(**jitter), 40, 4, chance()))
+    rotated = apply(images, draw(AugmentSettings(**jitter), 40, 4, rng()))
     assert (rotated - torch.stack(expected)).abs().mean() > 0.02
 
 
 @pytest.mark.parametrize("jitter", [0.0, 0.4])
 def test_whole_pixels_are_what_interpolation_gives(jitter: float) -> None:
     settings = AugmentSettings(shift=3, flip=0.5, color_jitter=(jitter,) * 4)
-    drawn = draw(settings, 20, 9, chance())
+    drawn = draw(settings, 20, 9, rng())
     assert not drawn.places.is_floating_point()
     images = noise(20, 9)
     for ordered in (images, images.contiguous(memory_format=torch.channels_last)):
@@ -314,47 +314,47 @@ def test_values_are_clamped_once_at_the_end() -> None:
 @pytest.mark.parametrize("size", [1, 2, 17])
 def test_presets_give_finite_channels_last_images_in_range(settings, size: int) -> None:
     images = noise(6, size)
-    augmented = apply(images, draw(settings, 6, size, chance()))
+    augmented = apply(images, draw(settings, 6, size, rng()))
     assert augmented.shape == (6, 3, size, size)
     assert augmented.dtype == torch.float32
     assert augmented.is_contiguous(memory_format=torch.channels_last)
     assert augmented.min() >= 0
     assert augmented.max() <= 1
-    assert torch.equal(augmented, apply(images.contiguous(), draw(settings, 6, size, chance())))
+    assert torch.equal(augmented, apply(images.contiguous(), draw(settings, 6, size, rng())))
 
 
 def test_no_augmentation_is_a_cast() -> None:
     images = noise(4, 6)
-    assert torch.equal(apply(images, draw(NONE, 4, 6, chance())), images.float() / 255)
+    assert torch.equal(apply(images, draw(NONE, 4, 6, rng())), images.float() / 255)
 
 
 def test_settings_that_only_just_change_nothing() -> None:
     whole = AugmentSettings(crop_scale=(1.0, 1.0), crop_ratio=(1.0, 1.0))
     images = noise(4, 6)
-    assert torch.equal(apply(images, draw(whole, 4, 6, chance())), images.float() / 255)
+    assert torch.equal(apply(images, draw(whole, 4, 6, rng())), images.float() / 255)
 
 
 def test_views_of_the_same_images_get_the_same_draw() -> None:
     images = noise(16, 12)
     stylized = images.flip(1)  # the same pictures with red and blue exchanged
-    drawn = draw(CROP, 16, 12, chance())
+    drawn = draw(CROP, 16, 12, rng())
     assert torch.equal(apply(stylized, drawn).flip(1), apply(images, drawn))
-    colored = draw(PACS, 16, 12, chance())
+    colored = draw(PACS, 16, 12, rng())
     assert torch.equal(apply(images, colored), apply(images.clone(), colored))
 
 
 def test_every_sample_has_its_own_draw() -> None:
     same = noise(1, 16).expand(12, 3, 16, 16)
-    augmented = apply(same, draw(PACS, 12, 16, chance())).flatten(1)
+    augmented = apply(same, draw(PACS, 12, 16, rng())).flatten(1)
     assert len({tuple(image.tolist()) for image in augmented}) == 12
 
 
 def test_draws_depend_on_the_generator_alone() -> None:
     torch.manual_seed(1)
-    first = draw(PACS, 8, 16, chance(5))
+    first = draw(PACS, 8, 16, rng(5))
     before = torch.random.get_rng_state()
-    again = draw(PACS, 8, 16, chance(5))
-    other = draw(PACS, 8, 16, chance(6))
+    again = draw(PACS, 8, 16, rng(5))
+    other = draw(PACS, 8, 16, rng(6))
     assert torch.equal(torch.random.get_rng_state(), before)
     for name in ("places", "colors", "contrast"):
         assert torch.equal(getattr(first, name), getattr(again, name))
@@ -362,7 +362,7 @@ def test_draws_depend_on_the_generator_alone() -> None:
 
 
 def test_an_images_result_does_not_depend_on_its_batch() -> None:
-    images, drawn = noise(6, 11), draw(PACS, 6, 11, chance())
+    images, drawn = noise(6, 11), draw(PACS, 6, 11, rng())
     alone = Draw(drawn.places[:, 2:3], drawn.colors[2:3], drawn.contrast[2:3])
     np.testing.assert_allclose(apply(images[2:3], alone)[0], apply(images, drawn)[2], atol=1e-6)
 

@@ -26,19 +26,19 @@ ANY_MODEL = [name for name in ADAPTATIONS if name not in ("adapter", "bin", "ens
 
 def scrambled(network, seed=2):
     """Statistics, scales, shifts and adapters unlike those of a new network."""
-    chance = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for layer in batch_norms(network).values():
             for tensor in (layer.running_var, layer.weight):
-                tensor.copy_(0.5 + torch.rand(tensor.shape, generator=chance))
+                tensor.copy_(0.5 + torch.rand(tensor.shape, generator=rng))
             for tensor in (layer.running_mean, layer.bias):
-                tensor.copy_(0.3 * torch.randn(tensor.shape, generator=chance))
+                tensor.copy_(0.3 * torch.randn(tensor.shape, generator=rng))
         adapter = adapter_of(network)
         for parameter in () if adapter is None else adapter.parameters():
-            parameter.copy_(0.1 * torch.randn(parameter.shape, generator=chance) + 0.05)
+            parameter.copy_(0.1 * torch.randn(parameter.shape, generator=rng) + 0.05)
         for name, parameter in network.named_parameters():
             if name.endswith("gate"):
-                parameter.copy_(torch.rand(parameter.shape, generator=chance))
+                parameter.copy_(torch.rand(parameter.shape, generator=rng))
     return network.eval()
 
 

@@ -76,9 +76,9 @@ def test_l2d_judges_the_augmented_embedding_by_the_originals_gaussian() -> None:
     terms = small.method.loss(client, batch)
     hook.remove()
     mean, spread = small.network.embedding.moments(features[0])
-    chance = client.stream("l2d", 0)
-    client.scratch["l2d"](torch.zeros_like(batch.images), chance, random_mixture=True)
-    z = mean + 0.2 * (spread / 2).exp() * torch.randn(mean.shape, generator=chance)
+    rng = client.stream("l2d", 0)
+    client.scratch["l2d"](torch.zeros_like(batch.images), rng, random_mixture=True)
+    z = mean + 0.2 * (spread / 2).exp() * torch.randn(mean.shape, generator=rng)
     normal = (mean[:8] - z[8:]) ** 2 / spread[:8].exp() + spread[:8]
     torch.testing.assert_close(terms["likelihood"], normal.mean())
 
@@ -108,8 +108,8 @@ def test_randconv_chains_its_versions() -> None:
         made: list[torch.Tensor] = []
         version = small.method._version
 
-        def kept(network, images, chance, version=version, made=made):
-            made += [images, version(network, images, chance)]
+        def kept(network, images, rng, version=version, made=made):
+            made += [images, version(network, images, rng)]
             return made[-1]
 
         small.method._version = kept

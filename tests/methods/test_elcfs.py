@@ -15,8 +15,8 @@ from federations import federation, same
 
 
 def images(count=2, height=6, width=7):
-    chance = torch.Generator().manual_seed(4)
-    return 0.3 + 0.4 * torch.rand(count, 3, height, width, generator=chance)
+    rng = torch.Generator().manual_seed(4)
+    return 0.3 + 0.4 * torch.rand(count, 3, height, width, generator=rng)
 
 
 def coefficient(channel, row, column):

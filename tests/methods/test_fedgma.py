@@ -62,8 +62,8 @@ def test_legacy_mask_by_hand():
 
 @pytest.mark.parametrize("legacy", [False, True])
 def test_against_numpy(legacy):
-    chance = numpy.random.default_rng(0)
-    before, changes = chance.normal(size=50), chance.normal(size=(5, 50)) + 0.3
+    rng = numpy.random.default_rng(0)
+    before, changes = rng.normal(size=50), rng.normal(size=(5, 50)) + 0.3
     counts = [3, 1, 4, 1, 5]
     settings = {"tau": 0.5, "eta": 0.7, "legacy_mask": legacy}
     weights = aggregated(

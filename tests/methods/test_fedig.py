@@ -29,12 +29,12 @@ def begun(settings=None, **options):
     """A federation, one of its clients after ``begin``, and a batch; local unlike global."""
     small = federation("fedig", settings=settings or {}, **options)
     received = {name: t.clone() for name, t in small.network.state_dict().items()}
-    chance = torch.Generator().manual_seed(5)
+    rng = torch.Generator().manual_seed(5)
     for name in received:
         if name.endswith("running_mean"):
-            received[name] += 0.3 * torch.randn(received[name].shape, generator=chance)
+            received[name] += 0.3 * torch.randn(received[name].shape, generator=rng)
         if name.endswith("running_var"):
-            received[name] *= 0.5 + torch.rand(received[name].shape, generator=chance)
+            received[name] *= 0.5 + torch.rand(received[name].shape, generator=rng)
     client = small.client(0, received=received)
     small.method.begin(client)
     return small, client, next(client.batches())
@@ -65,8 +65,8 @@ def embedded_by_hand(network, images, statistics, u):
 def test_the_terms_are_those_of_the_paper(distance):
     small, client, batch = begun({"feature_distance": distance})
     terms = small.method.loss(client, batch)
-    chance = client.stream("fedig", 0)
-    u = [torch.rand(width, generator=chance) for width in (32, 64, 128)]
+    rng = client.stream("fedig", 0)
+    u = [torch.rand(width, generator=rng) for width in (32, 64, 128)]
     network = client.network
     varied = embedded_by_hand(network, batch.images, client.scratch[GLOBAL], u)
     plain = network.features(batch.images)
@@ -95,8 +95,8 @@ def test_the_classification_term_reaches_the_classifier_alone():
 
 def test_the_feature_term_reaches_the_features_through_both_passes():
     small, client, batch = begun()
-    network, chance = client.network, client.stream("fedig", 0)
-    u = [torch.rand(width, generator=chance) for width in (32, 64, 128)]
+    network, rng = client.network, client.stream("fedig", 0)
+    u = [torch.rand(width, generator=rng) for width in (32, 64, 128)]
     term = small.method.loss(client, batch)["agnostic_features"]
     found = torch.autograd.grad(term, parameters(network.featurizer))
     varied = embedded_by_hand(network, batch.images, client.scratch[GLOBAL], u)

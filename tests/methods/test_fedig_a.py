@@ -25,10 +25,10 @@ SGD = TrainSettings(rounds=2, batch_size=4, optimizer="sgd", lr=0.01)
 
 def scattered(network, seed=5):
     """Gives every entry of the adapters a random value, so that alpha differs between images."""
-    chance = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in adapter_of(network).parameters():
-            parameter.copy_(0.1 * torch.randn(parameter.shape, generator=chance))
+            parameter.copy_(0.1 * torch.randn(parameter.shape, generator=rng))
         for layer in adapter_of(network):
             layer.layers[-1].bias.copy_(torch.tensor([0.2, 0.4]))
     return network
@@ -84,8 +84,8 @@ def test_a_resnet18_of_seven_classes_has_the_papers_parameters():
 
 def test_the_adapters_loss_is_equation_eight_under_sampled_alpha():
     small, client, batch = begun()
-    chance = client.stream("fedig-a", client.steps)
-    noise = [torch.randn(len(batch), generator=chance) for _ in range(3)]
+    rng = client.stream("fedig-a", client.steps)
+    noise = [torch.randn(len(batch), generator=rng) for _ in range(3)]
     adapter = adapter_of(client.network)
 
     def alpha(number, distance):

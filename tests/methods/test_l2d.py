@@ -109,9 +109,9 @@ def test_the_loss_has_every_term_of_both_versions():
     head = small.network.embedding
     mean = torch.nn.functional.leaky_relu(features @ head.mean.weight.T + head.mean.bias)
     spread = torch.relu(features @ head.spread.weight.T + head.spread.bias)
-    chance = client.stream("l2d", 0)
-    client.scratch["l2d"](drawn(8, 3, 16, 16), chance, random_mixture=True)  # draws as many
-    noise = torch.randn(mean.shape, generator=chance)
+    rng = client.stream("l2d", 0)
+    client.scratch["l2d"](drawn(8, 3, 16, 16), rng, random_mixture=True)  # draws as many
+    noise = torch.randn(mean.shape, generator=rng)
     z = mean + 0.2 * spread.exp().sqrt() * noise
     logits = small.network.classifier(z)
     losses = torch.nn.functional.cross_entropy(logits, batch.labels.repeat(2), reduction="none")
@@ -134,12 +134,12 @@ def test_the_augmented_image_is_the_blend_and_share_zero_the_image():
     client, batch = client_and_batch(small)
     normal = small.network.normalize(batch.images)
     raw = client.scratch["l2d"](normal, torch.Generator().manual_seed(3), random_mixture=False)
-    chance = torch.Generator().manual_seed(3)
-    varied = small.method._varied(client, batch.images, chance, random_mixture=False)
+    rng = torch.Generator().manual_seed(3)
+    varied = small.method._varied(client, batch.images, rng, random_mixture=False)
     torch.testing.assert_close(varied, 0.25 / (1 + (-raw).exp()) + 0.75 * batch.images)
     same_image = federation("l2d", settings={"augmented_share": 0.0})
     client, batch = client_and_batch(same_image)
-    still = same_image.method._varied(client, batch.images, chance, random_mixture=True)
+    still = same_image.method._varied(client, batch.images, rng, random_mixture=True)
     assert torch.equal(still, batch.images)
 
 
@@ -153,13 +153,13 @@ def test_the_augmenters_step_goes_down_its_objective_and_moves_nothing_else():
 
     def objective():
         """The augmenter's objective under the first step's draws."""
-        chance = client.stream("l2d", "augmenter", 1)
+        rng = client.stream("l2d", "augmenter", 1)
         fixed = client.lasting_stream("l2d", "convolutions")
         varied = small.method._varied(client, batch.images, fixed, random_mixture=False)
         (z, stylized), _, (mean, spread) = small.method._embedded(
-            client.network, batch.images, varied, chance
+            client.network, batch.images, varied, rng
         )
-        others = torch.randperm(8, generator=chance)
+        others = torch.randperm(8, generator=rng)
         distance = (mean - z[others]).square() - (mean - z).square()
         club = (distance / spread.exp()).sum(1).mean() / 2
         return class_discrepancy(z, stylized, batch.labels) + 0.1 * club
@@ -212,16 +212,16 @@ def test_two_rounds_repeat_bit_for_bit_and_small_batches_stay_finite():
 
 @given(kernel=st.integers(1, 6), more=st.integers(0, 14), seed=st.integers(0, 2**16))
 def test_convolutions_by_fourier_are_torchs_with_their_gradients(kernel, more, seed):
-    chance, kind = torch.Generator().manual_seed(seed), torch.float64
+    rng, kind = torch.Generator().manual_seed(seed), torch.float64
     shape = (2, 3, kernel + more, kernel + more)
-    images = torch.randn(shape, generator=chance, dtype=kind, requires_grad=True)
-    weights = torch.randn(3, 3, kernel, kernel, generator=chance, dtype=kind)
+    images = torch.randn(shape, generator=rng, dtype=kind, requires_grad=True)
+    weights = torch.randn(3, 3, kernel, kernel, generator=rng, dtype=kind)
     for ours, torchs in (
         (convolution, torch.nn.functional.conv2d),
         (transposed_convolution, torch.nn.functional.conv_transpose2d),
     ):
         mine, wanted = ours(images, weights), torchs(images, weights)
         torch.testing.assert_close(mine, wanted)
-        goal = torch.randn(wanted.shape, generator=chance, dtype=kind)
+        goal = torch.randn(wanted.shape, generator=rng, dtype=kind)
         slopes = [torch.autograd.grad((out * goal).sum(), images) for out in (mine, wanted)]
         torch.testing.assert_close(*slopes)

@@ -48,8 +48,8 @@ def test_the_triplet_loss_is_an_explicit_loop():
         near, far = numpy.linalg.norm(anchor - positive), numpy.linalg.norm(anchor - negative)
         losses.append(max(0, near - far + 0.3))
     assert min(losses) == 0 < max(losses)  # both sides of the hinge
-    chance = torch.Generator().manual_seed(0)
-    result = triplet(z, positives, stylized, torch.tensor(labels), 0.3, chance).item()
+    rng = torch.Generator().manual_seed(0)
+    result = triplet(z, positives, stylized, torch.tensor(labels), 0.3, rng).item()
     assert result == pytest.approx(numpy.mean(losses), rel=1e-5)
 
 
@@ -57,11 +57,9 @@ def test_negatives_are_drawn_evenly_from_the_other_classes_only():
     angles = torch.tensor([0.0, 0.5, 1.0, 1.5])
     points = torch.stack([angles.cos(), angles.sin()], 1)
     labels = torch.tensor([0, 0, 1, 2])
-    chance = torch.Generator().manual_seed(0)
+    rng = torch.Generator().manual_seed(0)
     anchored = torch.tensor([True, False, False, False])
-    seen = [
-        triplet(points, points, points, labels, 2.0, chance, anchored).item() for _ in range(400)
-    ]
+    seen = [triplet(points, points, points, labels, 2.0, rng, anchored).item() for _ in range(400)]
     chords = [2.0 - 2 * numpy.sin(angle / 2) for angle in (1.0, 1.5)]
     counts = [sum(value == pytest.approx(chord, abs=1e-4) for value in seen) for chord in chords]
     assert sum(counts) == 400
@@ -243,12 +241,12 @@ def test_the_loss_is_equation_nine_from_two_forward_passes():
     style = small.server.state.context.tensors["style"]
     stylized = transfer(load_codec("compact"), client.examples.images(), style, 0.5)
     z, z_stylized = (small.network.features(x) for x in (batch.images, stylized.float() / 255))
-    chance = client.stream("negatives", 0)
+    rng = client.stream("negatives", 0)
     expected = {
         "cross_entropy": torch.nn.functional.cross_entropy(
             small.network.classifier(z), batch.labels
         ),
-        "triplet": 0.75 * triplet(z, z_stylized, z_stylized, batch.labels, 0.3, chance),
+        "triplet": 0.75 * triplet(z, z_stylized, z_stylized, batch.labels, 0.3, rng),
         "regularizer": 0.2 * (z.square() + z_stylized.square()).mean(),
     }
     assert terms.keys() == expected.keys()

@@ -39,9 +39,9 @@ def test_share_zero_returns_the_images():
 
 
 def test_kernels_keep_the_variance_of_white_noise():
-    chance = torch.Generator().manual_seed(0)
+    rng = torch.Generator().manual_seed(0)
     for size in (1, 3, 5, 7):
-        drawn = torch.stack([random_kernel(size, chance) for _ in range(2000)])
+        drawn = torch.stack([random_kernel(size, rng) for _ in range(2000)])
         total = drawn.square().sum((2, 3, 4)).mean()  # out variance / in variance
         assert float(total) == pytest.approx(1.0, abs=0.05)
 
@@ -63,8 +63,8 @@ def recorded_versions(settings, steps=200):
     draws = []
     for step in range(steps):
         client.steps = step
-        chance = client.stream("randconv", step)
-        draws.append(small.method._version(small.network, x, chance))
+        rng = client.stream("randconv", step)
+        draws.append(small.method._version(small.network, x, rng))
     return x, draws
 
 

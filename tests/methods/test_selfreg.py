@@ -12,10 +12,10 @@ from federations import federation, same
 
 def test_partners_are_a_permutation_inside_every_class_and_all_of_them_occur():
     labels = torch.tensor([2, 0, 1, 2, 0, 2])
-    chance = torch.Generator().manual_seed(0)
+    rng = torch.Generator().manual_seed(0)
     seen = set()
     for _ in range(300):
-        partners = same_class_partners(labels, chance)
+        partners = same_class_partners(labels, rng)
         assert torch.equal(partners.sort().values, torch.arange(6))
         assert torch.equal(labels[partners], labels)
         seen.add(tuple(partners.tolist()))
@@ -28,8 +28,8 @@ def test_the_terms_are_the_papers_sums_over_pairs():
     batch = client.batch(torch.arange(8), client.stream("augment"))
     z = torch.randn(8, 128, generator=torch.Generator().manual_seed(2))
     terms = small.method.head_loss(client, batch, z)
-    chance = client.stream("selfreg", 0)
-    one, two = (same_class_partners(batch.labels, chance).tolist() for _ in range(2))
+    rng = client.stream("selfreg", 0)
+    one, two = (same_class_partners(batch.labels, rng).tolist() for _ in range(2))
     share = client.numpy_stream("selfreg", 0).beta(0.5, 0.5)
     with torch.no_grad():
         c = small.network.classifier(z).double().numpy()
@@ -59,8 +59,8 @@ def test_the_scale_is_a_constant_of_the_gradient_and_at_most_one():
         small.network.classifier.weight.mul_(30)  # a cross-entropy above 1
     terms = small.method.head_loss(client, batch, z)
     assert terms["cross_entropy"].item() > 1
-    chance = client.stream("selfreg", 0)
-    one, two = (same_class_partners(batch.labels, chance) for _ in range(2))
+    rng = client.stream("selfreg", 0)
+    one, two = (same_class_partners(batch.labels, rng) for _ in range(2))
     share = client.numpy_stream("selfreg", 0).beta(0.5, 0.5)
     c = small.network.classifier(z)
     individual = (c - c[one]).square().mean()

@@ -35,11 +35,11 @@ def test_the_loss_is_half_clean_and_half_scaled_and_shifted():
 
 
 def test_adaptive_noise_has_the_shrunk_covariance_of_its_class():
-    chance = torch.Generator().manual_seed(0)
-    mixing = torch.randn(3, 3, generator=chance)
-    seen = torch.cat([torch.randn(40, 3, generator=chance) @ mixing + 5, torch.randn(30, 3)])
+    rng = torch.Generator().manual_seed(0)
+    mixing = torch.randn(3, 3, generator=rng)
+    seen = torch.cat([torch.randn(40, 3, generator=rng) @ mixing + 5, torch.randn(30, 3)])
     classes = torch.tensor([1] * 40 + [0] * 30)
-    noise, known = class_noise(torch.full((20_000,), 1), seen, classes, 0.1, chance)
+    noise, known = class_noise(torch.full((20_000,), 1), seen, classes, 0.1, rng)
     assert known.all()
     own = seen[:40].double().numpy()
     covariance = numpy.cov(own.T, bias=True)
@@ -50,9 +50,9 @@ def test_adaptive_noise_has_the_shrunk_covariance_of_its_class():
 
 
 def test_without_shrinkage_noise_stays_in_the_plane_of_the_class():
-    chance = torch.Generator().manual_seed(0)
+    rng = torch.Generator().manual_seed(0)
     seen = torch.tensor([[0.0, 1.0, 0.0], [0.0, 3.0, 0.0], [9.0, 0.0, 4.0]])
-    noise, known = class_noise(torch.tensor([0, 0, 1]), seen, torch.tensor([0, 0, 1]), 0.0, chance)
+    noise, known = class_noise(torch.tensor([0, 0, 1]), seen, torch.tensor([0, 0, 1]), 0.0, rng)
     assert known.tolist() == [True, True, False]
     assert (noise[:2, [0, 2]] == 0).all()
     assert (noise[:2, 1] != 0).all()

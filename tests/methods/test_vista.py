@@ -71,10 +71,10 @@ def test_a_restyled_image_lies_between_itself_and_its_groups_colours():
     images = torch.rand(6, 3, 8, 8, generator=torch.Generator().manual_seed(1)) / 4 + 0.4
     version = small.method._version(client, images, client.stream("vista", 0))
     # The same draws, by the documented order: four of the version, a group and a share each.
-    chance = client.stream("vista", 0)
-    torch.rand(4, generator=chance)
-    groups = torch.randint(len(context.tensors["styles"]), (6,), generator=chance)
-    shares = torch.rand(6, 1, 1, 1, generator=chance)
+    rng = client.stream("vista", 0)
+    torch.rand(4, generator=rng)
+    groups = torch.randint(len(context.tensors["styles"]), (6,), generator=rng)
+    shares = torch.rand(6, 1, 1, 1, generator=rng)
     for image, got, group, share in zip(images, version, groups, shares):
         mean, deviation = context.tensors["styles"][group].double().numpy()[..., None, None]
         own = image.double().numpy()

@@ -94,13 +94,13 @@ def test_maps_of_mixed_precision_stay_what_they_are():
 
 def layer(channels=3, seed=0):
     """A layer with statistics, scale and shift unlike those of a new one."""
-    chance = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(seed)
     made = nn.BatchNorm2d(channels).eval()
     with torch.no_grad():
         for tensor in (made.weight, made.running_var):
-            tensor.copy_(0.5 + torch.rand(channels, generator=chance))
+            tensor.copy_(0.5 + torch.rand(channels, generator=rng))
         for tensor in (made.bias, made.running_mean):
-            tensor.copy_(torch.randn(channels, generator=chance))
+            tensor.copy_(torch.randn(channels, generator=rng))
     return made.requires_grad_(False)
 
 
@@ -122,8 +122,8 @@ def by_loops(made, inputs, u):
 
 
 def mixed_output(made, inputs, mixing, seed=3):
-    chance = torch.Generator().manual_seed(seed)
-    return mixed({made: stored(made)}, mixing, chance)(made, inputs).detach()
+    rng = torch.Generator().manual_seed(seed)
+    return mixed({made: stored(made)}, mixing, rng)(made, inputs).detach()
 
 
 @pytest.mark.parametrize("mixing", [(0, 1), (0.5, 1), (-0.1, 1.1), (0.5, 0.5)])

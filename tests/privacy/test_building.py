@@ -37,7 +37,7 @@ class Toy(Defence):
         return {"seen": torch.zeros((), dtype=torch.int64)}
 
     def broadcast(self, broadcast, round):
-        return self.told(broadcast, factor=0.5)
+        return self.tell(broadcast, factor=0.5)
 
     def protect(self, update, received, told):
         for name in self.facts.aggregated:

@@ -54,9 +54,9 @@ def test_a_short_change_stays_as_it_is(change):
 @pytest.mark.parametrize("norm", [0.01, 3.0, 1e6])
 def test_it_clips_as_flowers_own_adaptive_clipping_does(norm):
     theirs = pytest.importorskip("flwr.supercore.differential_privacy")
-    chance = torch.Generator().manual_seed(4)
-    received = {name: torch.randn(50, 20, generator=chance) for name in "abc"}
-    trained = {name: t + torch.randn(50, 20, generator=chance) / 9 for name, t in received.items()}
+    rng = torch.Generator().manual_seed(4)
+    received = {name: torch.randn(50, 20, generator=rng) for name in "abc"}
+    trained = {name: t + torch.randn(50, 20, generator=rng) / 9 for name, t in received.items()}
     expected = [t.numpy().copy() for t in trained.values()]
     bit = theirs.compute_adaptive_clip_model_update(
         expected, [t.numpy() for t in received.values()], norm
@@ -260,9 +260,9 @@ def test_a_norm_bit_that_is_none_is_refused_by_name(bit):
 @pytest.mark.parametrize("norm", [1e-6, 1e-3, 0.1, 10.0])
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
 def test_honest_rounding_is_never_refused(norm, scale):
-    chance = torch.Generator().manual_seed(1)
-    sent = {"a": torch.randn(300, 300, generator=chance) * scale}
-    trained = {"a": sent["a"] + torch.randn(300, 300, generator=chance)}
+    rng = torch.Generator().manual_seed(1)
+    sent = {"a": torch.randn(300, 300, generator=rng) * scale}
+    trained = {"a": sent["a"] + torch.randn(300, 300, generator=rng)}
     update = clipped("fixed", norm, sent, trained)
     facts = WeightNames(frozenset("a"), frozenset("a"))
     defence = Clipping(PrivacySettings(clipping="fixed", clipping_norm=norm))

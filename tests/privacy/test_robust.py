@@ -173,9 +173,9 @@ def test_the_plain_mean_withstands_nobody():
     some.lists(some.lists(some.floats(-100, 100, width=32), min_size=3, max_size=3), min_size=3),
     some.randoms(),
 )
-def test_a_rank_is_a_rank_in_any_order_and_within_the_range(rows, chance):
+def test_a_rank_is_a_rank_in_any_order_and_within_the_range(rows, rng):
     mixed = list(rows)
-    chance.shuffle(mixed)
+    rng.shuffle(mixed)
     for name in ("median", "trimmed_mean"):
         one, other = (aggregated(name, part) for part in (rows, mixed))
         torch.testing.assert_close(one, other)
@@ -322,10 +322,10 @@ def test_more_bad_clients_than_it_withstands_are_refused(defence, words):
 
 
 def some_weights(seed):
-    chance = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(seed)
 
     def drawn(*shape):
-        return torch.randn(shape, generator=chance)
+        return torch.randn(shape, generator=rng)
 
     return {
         "contiguous": drawn(5, 4, 3, 3),

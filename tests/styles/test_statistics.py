@@ -497,8 +497,8 @@ def test_the_worst_neighbours_reach_the_bound():
 
 
 def moments(count=5, seed=0):
-    chance = torch.Generator().manual_seed(seed)
-    images = torch.rand(count, 3, 16, 16, generator=chance)
+    rng = torch.Generator().manual_seed(seed)
+    images = torch.rand(count, 3, 16, 16, generator=rng)
     codec = load_codec("colors")
     return image_moments(codec.style_features(images)), codec
 

@@ -25,10 +25,10 @@ def inside(styles, low, high):
 
 def many_images(side):
     """Blocks of colour under every strong variant."""
-    chance = stream(3, "images", side)
-    blocks = torch.rand(6, 3, 4, 4, generator=chance).repeat_interleave(side // 4, -1)
+    rng = stream(3, "images", side)
+    blocks = torch.rand(6, 3, 4, 4, generator=rng).repeat_interleave(side // 4, -1)
     images = blocks.repeat_interleave(side // 4, -2)
-    varied = torch.cat([variant(images, chance) for variant in VARIANTS])
+    varied = torch.cat([variant(images, rng) for variant in VARIANTS])
     return (varied.clamp(0, 1) * 255).to(torch.uint8)
 
 

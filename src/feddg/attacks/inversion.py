@@ -209,8 +209,8 @@ def invert(
     named = dict(network.named_parameters())
     parameters = [named[name] for name in change]
     wanted = [tensor.to(device) for tensor in change.values()]
-    chance = stream(search.seed, "inversion", *names)
-    start = 0.5 + 0.1 * torch.randn(len(labels), 3, size, size, generator=chance)
+    rng = stream(search.seed, "inversion", *names)
+    start = 0.5 + 0.1 * torch.randn(len(labels), 3, size, size, generator=rng)
     images = start.clamp(0, 1).to(device).requires_grad_(True)
     labels = labels.to(device)
     optimizer = torch.optim.Adam([images], search.lr)

@@ -249,8 +249,8 @@ def _train_network(
     losses: list[float] = []
     for step in range(training.steps):
         progress(step, training.steps)
-        chance = stream(training.seed, "batch", step)
-        batch = chosen[torch.randint(len(chosen), (training.batch_size,), generator=chance)]
+        rng = stream(training.seed, "batch", step)
+        batch = chosen[torch.randint(len(chosen), (training.batch_size,), generator=rng)]
         network.train()
         drawn = generator.linear(scores[batch]) + network(scores[batch])
         loss = _loss(drawn, _unit(images[batch]), extractor, training.perceptual)
@@ -438,8 +438,8 @@ def reconstruct(
     ]
     targets = Targets.joined([part[0] for part in parts])
     fed = {SENT: torch.cat([p[1] for p in parts]), SAMPLE: torch.cat([p[2] for p in parts])}
-    chance = stream(effort.seed, "unrelated")
-    fed[UNRELATED] = known[torch.randint(len(known), (len(targets),), generator=chance)]
+    rng = stream(effort.seed, "unrelated")
+    fed[UNRELATED] = known[torch.randint(len(known), (len(targets),), generator=rng)]
     drawn = {name: generator.images(vectors) for name, vectors in fed.items()}
     kind: Attacker = "server" if attacker is None else "client"
     return Reconstruction(kind, entry, targets, drawn, len(public), effort.seed)

@@ -112,9 +112,9 @@ def hashed(rows: Tensor) -> Tensor:
     length = rows.shape[1]
     if length <= LONGEST:
         return rows
-    chance = stream(0, "sketch", length)
-    places = torch.randint(LONGEST, (length,), generator=chance)
-    signs = torch.randint(2, (length,), generator=chance) * 2.0 - 1
+    rng = stream(0, "sketch", length)
+    places = torch.randint(LONGEST, (length,), generator=rng)
+    signs = torch.randint(2, (length,), generator=rng) * 2.0 - 1
     return torch.zeros(len(rows), LONGEST).index_add_(1, places, rows * signs)
 
 
@@ -269,7 +269,7 @@ def targets_of(examples: Examples, client: int, positions: Tensor) -> Targets:
     return Targets(images, examples.labels[positions], ids, examples.domains[positions])
 
 
-def matched(rows: Tensor, samples: Tensor, count: int, chance: torch.Generator) -> list[list[int]]:
+def matched(rows: Tensor, samples: Tensor, count: int, rng: torch.Generator) -> list[list[int]]:
     """Says which image each of some rows is compared with.
 
     Where a row is one image's own, it is that image. A pooled row is compared with one of the
@@ -279,7 +279,7 @@ def matched(rows: Tensor, samples: Tensor, count: int, chance: torch.Generator) 
         rows: ``(r, d)`` standardised rows of one client.
         samples: ``(m, d)`` standardised rows of its images by themselves.
         count: pairs wanted; a single row is compared with as many images.
-        chance: draws rows and images.
+        rng: draws rows and images.
 
     Returns:
         At most ``count`` pairs of a row and an image.
@@ -288,13 +288,13 @@ def matched(rows: Tensor, samples: Tensor, count: int, chance: torch.Generator) 
         return [[0, image] for image in range(len(samples))]
     distances = torch.cdist(rows.double(), samples.double())
     nearest = distances.argmin(0)
-    turns = torch.randperm(len(rows), generator=chance).tolist()
+    turns = torch.randperm(len(rows), generator=rng).tolist()
     pairs: list[list[int]] = []
     taken: set[int] = set()
     while len(pairs) < min(count, len(samples)):
         before = len(pairs)
         for row in turns:
-            image = _image_of(row, distances, nearest, taken, chance)
+            image = _image_of(row, distances, nearest, taken, rng)
             if image is not None and len(pairs) < count:
                 pairs.append([row, image])
                 taken.add(image)
@@ -304,7 +304,7 @@ def matched(rows: Tensor, samples: Tensor, count: int, chance: torch.Generator) 
 
 
 def _image_of(
-    row: int, distances: Tensor, nearest: Tensor, taken: set[int], chance: torch.Generator
+    row: int, distances: Tensor, nearest: Tensor, taken: set[int], rng: torch.Generator
 ) -> int | None:
     found = distances[row].sort()
     if len(found.values) > 1 and found.values[0] < CLOSE * found.values[1]:
@@ -312,7 +312,7 @@ def _image_of(
         return None if own in taken else own
     spoken_of = (nearest == row).nonzero().flatten().tolist()
     left = [image for image in spoken_of if image not in taken]
-    return left[int(torch.randint(len(left), (), generator=chance))] if left else None
+    return left[int(torch.randint(len(left), (), generator=rng))] if left else None
 
 
 Hold = Callable[[int], Examples]

@@ -45,7 +45,7 @@ from feddg.storage import append_text
 
 log = logging.getLogger("feddg")
 
-MOST_TOLD_AGAIN = 2
+MOST_SENT_AGAIN = 2
 """How often a site may ask in one exchange for what it was already sent."""
 NOBODY = -1
 """The number of a node that is no site."""
@@ -232,14 +232,14 @@ class Mailbox:
             needed: whether nothing goes on without a reply. If so, and if all of them were silent
                 before, they have their full time: nobody else waits.
         """
-        policy, began, told_again = self.policy, time.monotonic(), Counter[int]()
+        policy, began, sent_again = self.policy, time.monotonic(), Counter[int]()
         remind = began + REMIND
         hurry = not needed or any(sent.client not in self.limits for sent in waiting)
         while waiting:
             for place, sent in enumerate(waiting):
                 if isinstance(sent.reply, Payload) and "missing" in sent.reply.fields:
-                    told_again[sent.client] += 1
-                    if told_again[sent.client] <= MOST_TOLD_AGAIN:
+                    sent_again[sent.client] += 1
+                    if sent_again[sent.client] <= MOST_SENT_AGAIN:
                         waiting[place] = again(sent)
                     else:
                         sent.refuse("says again and again that it was not told what was agreed")
@@ -582,7 +582,7 @@ class FlowerTransport:
         self.remembered: set[int] = set()
         self._context: Message | None = None
         self._digest = ""
-        self._told: set[int] = set()
+        self._has_context: set[int] = set()
         self._waited_for: set[str] = set()
         self._missing: set[int] = set()
 
@@ -619,7 +619,7 @@ class FlowerTransport:
         self._context = context
         content = b"" if context is None else context.to_bytes()
         self._digest = hashlib.blake2b(content, digest_size=8).hexdigest() if content else ""
-        self._told = set()
+        self._has_context = set()
 
     def client_statistics(self, clients: Sequence[int], broadcast: Broadcast) -> Iterator[Reply]:
         """See :class:`feddg.federation.transport.Transport`."""
@@ -678,13 +678,13 @@ class FlowerTransport:
         records = Payload(fields, shared).to_records()
 
         def send(id: int) -> Sent:
-            tell = needed and self._context is not None and id not in self._told
+            tell = needed and self._context is not None and id not in self._has_context
             own = self._addressed(records, id, self._context if tell else None)
             node, round = self.registry.node_of[id], broadcast.round
             return self._mailbox.send(own, node, self.sites[id], id, kind, round, purposes)
 
         def tell_again(sent: Sent) -> Sent:
-            self._told.discard(sent.client)
+            self._has_context.discard(sent.client)
             return send(sent.client)
 
         sent = deque(send(id) for id in clients if id in online)
@@ -695,7 +695,7 @@ class FlowerTransport:
                 continue
             reply = next(replies)
             if needed and isinstance(reply, Payload):
-                self._told.add(id)
+                self._has_context.add(id)
             yield id, reply
 
     def _connected(self, clients: Sequence[int], minimum: int, round: int) -> set[int]:

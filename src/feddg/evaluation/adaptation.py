@@ -479,9 +479,9 @@ class MixNorm(Predictor):
 
     def __init__(self, model: nn.Module, settings: Any, parts: Parts) -> None:
         super().__init__(model, settings, parts)
-        chance = stream(parts.seed, "mixnorm crops")
+        rng = stream(parts.seed, "mixnorm crops")
         low, high = CROP_SHARE
-        draws = torch.rand(CROPS, 3, generator=chance)
+        draws = torch.rand(CROPS, 3, generator=rng)
         sides = (low + (high - low) * draws[:, 0]).sqrt()
         self._boxes = torch.stack([sides, *(draws[:, 1:] * (1 - sides[:, None])).T], 1).tolist()
         self._kept: dict[_BatchNorm, Stored] = {}

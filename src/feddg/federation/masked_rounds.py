@@ -17,7 +17,7 @@ from torch import Tensor
 from feddg.errors import NotEnoughUpdates
 from feddg.federation.transport import Transport
 from feddg.messages import Broadcast, Message, Refusal, Update
-from feddg.methods.base import clients_said
+from feddg.methods.base import name_clients
 from feddg.privacy import secure_aggregation as masking
 from feddg.privacy.secure_aggregation import (
     CHECK,
@@ -206,7 +206,7 @@ class _Round:
                 if len(others) == most:
                     self._refuse(
                         id,
-                        f"its shares and those of {clients_said(others)} do not fit"
+                        f"its shares and those of {name_clients(others)} do not fit"
                         + ("; which of the two is wrong cannot be told" if most == 1 else ""),
                     )
                     left.remove(id)
@@ -240,7 +240,7 @@ class _Round:
                 else:
                     wrong.append(other)
             if wrong:
-                self._refuse(id, f"opened other shares of {clients_said(wrong)} than it was given")
+                self._refuse(id, f"opened other shares of {name_clients(wrong)} than it was given")
         for id, found in shares.items():
             if len(found) < self._needed:
                 raise _NoSum(
@@ -258,11 +258,11 @@ class _Round:
             count = 0
         if count != expected:
             whose = (
-                f"{clients_said(liars)} shared another secret than was committed to"
+                f"{name_clients(liars)} shared another secret than was committed to"
                 if liars
                 else "whose update is wrong cannot be told, since only their sum can be read"
             )
-            raise _NoSum(f"the sum of {clients_said(ids)} does not count their images; {whose}")
+            raise _NoSum(f"the sum of {name_clients(ids)} does not count their images; {whose}")
         return Update(
             updates[0].client,
             count,
@@ -326,8 +326,8 @@ class _Round:
         if before is not None and ids != before:
             other = sorted(set(before) ^ set(ids))
             raise _NoSum(
-                f"its sum of {clients_said(before)} was opened before, which may be done again for "
-                f"the same clients only, and {clients_said(other)} make it another; if that stays "
+                f"its sum of {name_clients(before)} was opened before, which may be done again for "
+                f"the same clients only, and {name_clients(other)} make it another; if that stays "
                 "so, begin a new run with another seed"
             )
         if len(ids) < least:

@@ -13,7 +13,7 @@ from feddg.federation.masked_rounds import MaskedRounds, OpenedSums
 from feddg.federation.transport import Ledger, Reply, Transport
 from feddg.federation.validation import ChangeSizes, MessageChecks
 from feddg.messages import Broadcast, Message, Refusal, Update, Weights
-from feddg.methods.base import Method, Round, RoundHook, State, clients_said
+from feddg.methods.base import Method, Round, RoundHook, State, name_clients
 from feddg.models.network import Network
 from feddg.privacy.building import NO_DEFENCES, Defences
 from feddg.records import Groups, RoundRow
@@ -70,7 +70,7 @@ class Hooks:
                     if reply.members:
                         raise NotEnoughUpdates(
                             f"round {round.number}: no update is used; the mean of "
-                            f"{clients_said(reply.members)} is refused: {error}; whose update is "
+                            f"{name_clients(reply.members)} is refused: {error}; whose update is "
                             "wrong cannot be told, since only their sum can be read"
                         ) from None
                     reply = Refusal(reply.client, f"update refused: {error}")

@@ -368,7 +368,7 @@ class Round:
             reason = f"it cannot be worked with ({type(error).__name__})"
             if self.update.members:
                 raise RunError(
-                    f"round {self.number}: the mean of {clients_said(self.update.members)}: "
+                    f"round {self.number}: the mean of {name_clients(self.update.members)}: "
                     f"{reason}"
                 ) from error
             log.exception("client %d's update cannot be worked with", self.update.client)
@@ -390,7 +390,7 @@ class FoundOut(Exception):
         self.refusals = refusals
 
 
-def clients_said(ids: Sequence[int]) -> str:
+def name_clients(ids: Sequence[int]) -> str:
     """Returns clients as a line names them; of many the first."""
     more = f" and {len(ids) - 20} more" if len(ids) > 20 else ""
     return f"clients {', '.join(map(str, ids[:20]))}{more}"

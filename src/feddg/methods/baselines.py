@@ -237,10 +237,10 @@ class Local(Method):
 
     def broadcast(self, state: State) -> Broadcast:
         """The starting network, for as long as a client may need it."""
-        told = super().broadcast(state)
+        sent = super().broadcast(state)
         if bool(state.extras[STARTED].all()):
-            told.weights = {}
-        return told
+            sent.weights = {}
+        return sent
 
     def aggregate(self, state: State, updates: Iterable[Update]) -> State:
         """Notes who has a model of its own; the starting network stays as it is."""

@@ -162,8 +162,8 @@ class Ccst(StyleExchange, Method):
 
     def _build_set(self, client: Client, styles: Tensor, owners: Tensor) -> None:
         examples, views = client.examples, []
-        chance = client.lasting_stream("ccst")
-        for rows in draw_styles(owners, len(examples), self.settings.styles_per_image, chance):
+        rng = client.lasting_stream("ccst")
+        for rows in draw_styles(owners, len(examples), self.settings.styles_per_image, rng):
             self.stylize_all(client, "ccst", styles[rows], keep=owners[rows] == client.id)
             views.append(client.views.pop("ccst"))
         rows = torch.arange(len(views) * len(examples))
@@ -209,20 +209,20 @@ class Ccst(StyleExchange, Method):
         return self.transferred(images, styles[turns])
 
 
-def draw_styles(owners: Tensor, images: int, number: int, chance: torch.Generator) -> Tensor:
+def draw_styles(owners: Tensor, images: int, number: int, rng: torch.Generator) -> Tensor:
     """Draws ``number`` distinct clients for each image and a style of each (Algorithm 1).
 
     Args:
         owners: ``(M,)`` ascending, whose each style of the bank is.
         images: n.
         number: K; no more than there are clients.
-        chance: CPU generator.
+        rng: CPU generator.
 
     Returns:
         ``(K, n)`` rows of the bank.
     """
     _, counts = torch.unique(owners, return_counts=True)
-    sources = torch.rand(images, len(counts), generator=chance).argsort(1)[:, :number].T
-    within = (torch.rand(sources.shape, generator=chance) * counts[sources]).long()
+    sources = torch.rand(images, len(counts), generator=rng).argsort(1)[:, :number].T
+    within = (torch.rand(sources.shape, generator=rng) * counts[sources]).long()
     rows: Tensor = (counts.cumsum(0) - counts)[sources] + within
     return rows

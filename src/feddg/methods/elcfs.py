@@ -142,9 +142,9 @@ class Elcfs(Method):
         others = (owners != client.id).nonzero().squeeze(1)
         if not len(others):
             others = torch.arange(len(owners), device=owners.device)
-        chance = client.stream("elcfs", client.steps)
-        drawn = torch.randint(len(others), (len(images),), generator=chance)
-        shares = torch.rand(len(images), generator=chance)
+        rng = client.stream("elcfs", client.steps)
+        drawn = torch.randint(len(others), (len(images),), generator=rng)
+        shares = torch.rand(len(images), generator=rng)
         if self.settings.mixing == "full":
             shares = torch.ones_like(shares)
         foreign = bank[others[drawn.to(others.device)]].to(images)

@@ -170,8 +170,8 @@ class FedIG(SiloBN):
 
     def _varied(self, client: Client, batch: Batch) -> Tensor:
         """Embeds the batch under mixed moments."""
-        chance = client.stream("fedig", client.steps)
-        rule = mixed(client.scratch[GLOBAL], self.settings.mixing, chance)
+        rng = client.stream("fedig", client.steps)
+        rule = mixed(client.scratch[GLOBAL], self.settings.mixing, rng)
         with normalised_by(client.network, rule):
             return client.network.features(batch.images)
 
@@ -192,14 +192,14 @@ class FedIG(SiloBN):
 
 
 def mixed(
-    statistics: dict[_BatchNorm, Stored], mixing: tuple[float, float], chance: Generator
+    statistics: dict[_BatchNorm, Stored], mixing: tuple[float, float], rng: Generator
 ) -> Rule:
     """Returns MixIG (Eq. 3) as a rule: one u per channel, drawn for every pass through a layer.
 
     Args:
         statistics: the federation's, by layer.
         mixing: range of u.
-        chance: draws u.
+        rng: draws u.
     """
     low, high = mixing
 
@@ -207,7 +207,7 @@ def mixed(
         ours = statistics[layer]
         if not has_map(inputs):
             return normalize_stored(layer, inputs, ours)
-        u = low + (high - low) * torch.rand(layer.num_features, generator=chance)
+        u = low + (high - low) * torch.rand(layer.num_features, generator=rng)
         image = instance_moments(inputs, layer.eps)
         return normalize(layer, inputs, ours.moments(layer.eps).mixed(image, u.to(image.mean)))
 

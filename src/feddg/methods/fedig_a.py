@@ -130,8 +130,8 @@ class FedIGA(FedIG):
 
     def adapter_loss(self, client: Client, batch: Batch) -> Tensor:
         """Returns the cross-entropy under sampled alpha (Eq. 8)."""
-        chance = client.stream("fedig-a", client.steps)
-        share = self.adapter(client.network).share(chance)
+        rng = client.stream("fedig-a", client.steps)
+        share = self.adapter(client.network).share(rng)
         rule = interpolated(client.network, share, client.scratch[GLOBAL].__getitem__)
         with normalised_by(client.network, rule):
             return client.class_loss(client.network(batch.images), batch.labels)

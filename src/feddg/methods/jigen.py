@@ -103,9 +103,9 @@ class Jigen(Method):
     def loss(self, client: Client, batch: Batch) -> dict[str, Tensor]:
         """Shuffles some of the images, and their views alike."""
         chosen = self.settings
-        chance = client.stream("jigsaw", client.steps)
-        whole = torch.rand(len(batch), generator=chance) < chosen.whole_share
-        puzzles = torch.randint(1, chosen.permutations + 1, (len(batch),), generator=chance)
+        rng = client.stream("jigsaw", client.steps)
+        whole = torch.rand(len(batch), generator=rng) < chosen.whole_share
+        puzzles = torch.randint(1, chosen.permutations + 1, (len(batch),), generator=rng)
         puzzles = puzzles.masked_fill(whole, 0)
         orders = distant_permutations(chosen.permutations)[puzzles]
         puzzled = replace(

@@ -70,43 +70,43 @@ class Augmenter(nn.Module):
 
     Args:
         size: side of the images in pixels.
-        chance: draws the first scales and shifts.
+        rng: draws the first scales and shifts.
     """
 
-    def __init__(self, size: int, chance: Generator) -> None:
+    def __init__(self, size: int, rng: Generator) -> None:
         super().__init__()
         self.noise = nn.Parameter(torch.zeros(1))
         self.scales, self.shifts = nn.ParameterDict(), nn.ParameterDict()
         for kernel in (kernel for kernel in KERNELS if kernel < size):
             shape = (3, size - kernel + 1, size - kernel + 1)
-            self.scales[str(kernel)] = 1 + 0.1 * torch.randn(shape, generator=chance)
-            self.shifts[str(kernel)] = 0.1 * torch.randn(shape, generator=chance)
+            self.scales[str(kernel)] = 1 + 0.1 * torch.randn(shape, generator=rng)
+            self.shifts[str(kernel)] = 0.1 * torch.randn(shape, generator=rng)
 
-    def forward(self, images: Tensor, chance: Generator, *, random_mixture: bool) -> Tensor:
+    def forward(self, images: Tensor, rng: Generator, *, random_mixture: bool) -> Tensor:
         """Returns logits of stylized images ``(B, 3, H, W)``; their sigmoid is RGB in [0, 1].
 
         Args:
             images: normalised; may be smaller than ``size``.
-            chance: draws the noise, the convolutions and the mixture.
+            rng: draws the noise, the convolutions and the mixture.
             random_mixture: whether the branches count differently.
         """
-        images = images + 0.01 * self.noise * _randn(images.shape, chance, images)
-        branches = [torch.tanh(functional.conv2d(images, _kernel(1, chance, images)))]
+        images = images + 0.01 * self.noise * _randn(images.shape, rng, images)
+        branches = [torch.tanh(functional.conv2d(images, _kernel(1, rng, images)))]
         for size in (int(name) for name in self.scales):
             if size < images.shape[-1]:
-                branches.append(torch.tanh(self._branch(images, size, chance)))
+                branches.append(torch.tanh(self._branch(images, size, rng)))
         weights = torch.ones(len(branches))
         if random_mixture:
-            weights = torch.randn(len(branches), generator=chance).abs()
+            weights = torch.randn(len(branches), generator=rng).abs()
         weights = (weights / weights.sum()).to(images)
         return torch.einsum("k,kbchw->bchw", weights, torch.stack(branches))
 
-    def _branch(self, images: Tensor, size: int, chance: Generator) -> Tensor:
-        down = convolution(images, _kernel(size, chance, images))
+    def _branch(self, images: Tensor, size: int, rng: Generator) -> Tensor:
+        down = convolution(images, _kernel(size, rng, images))
         height, width = down.shape[-2:]
         scale, shift = (part[str(size)][:, :height, :width] for part in (self.scales, self.shifts))
         styled = scale * functional.instance_norm(down) + shift
-        return transposed_convolution(styled, _kernel(size, chance, images))
+        return transposed_convolution(styled, _kernel(size, rng, images))
 
 
 class LogVarianceEmbedding(nn.Module):
@@ -155,10 +155,10 @@ class L2d(Method):
         """Takes the client's augmenter up where it was left, or makes it."""
         super().begin(client)
         size = client.examples.images(torch.tensor([0])).shape[-1]
-        chance = client.lasting_stream("l2d", "augmenter")
+        rng = client.lasting_stream("l2d", "augmenter")
         if self.settings.augmenter == "fresh":
-            chance = client.stream("l2d", "augmenter")
-        augmenter = Augmenter(size, chance)
+            rng = client.stream("l2d", "augmenter")
+        augmenter = Augmenter(size, rng)
         kept = {n.removeprefix(_KEPT): t for n, t in client.memory.items() if n.startswith(_KEPT)}
         if kept:
             augmenter.load_state_dict(kept)
@@ -173,12 +173,10 @@ class L2d(Method):
 
     def loss(self, client: Client, batch: Batch) -> dict[str, Tensor]:
         """The task's loss on the images and on what the augmenter makes of them."""
-        chosen, chance = self.settings, client.stream("l2d", client.steps)
+        chosen, rng = self.settings, client.stream("l2d", client.steps)
         with torch.no_grad():
-            varied = self._varied(client, batch.images, chance, random_mixture=True)
-        (z, stylized), judged, moments = self._embedded(
-            client.network, batch.images, varied, chance
-        )
+            varied = self._varied(client, batch.images, rng, random_mixture=True)
+        (z, stylized), judged, moments = self._embedded(client.network, batch.images, varied, rng)
         terms = {n: term / 2 for n, term in self.head_loss(client, batch, z).items()}
         on_stylized = self.head_loss(client, batch, stylized)
         contrast = supervised_contrast(z, stylized, batch.labels, chosen.contrast_temperature)
@@ -192,13 +190,11 @@ class L2d(Method):
     def step(self, client: Client, batch: Batch) -> None:
         """One step of the task, then one of the augmenter."""
         super().step(client, batch)
-        chance = client.stream("l2d", "augmenter", client.steps)
+        rng = client.stream("l2d", "augmenter", client.steps)
         fixed = client.lasting_stream("l2d", "convolutions")
         varied = self._varied(client, batch.images, fixed, random_mixture=False)
-        (z, stylized), judged, moments = self._embedded(
-            client.network, batch.images, varied, chance
-        )
-        others = torch.randperm(len(batch), generator=chance)
+        (z, stylized), judged, moments = self._embedded(client.network, batch.images, varied, rng)
+        others = torch.randperm(len(batch), generator=rng)
         information = log_density(judged, *moments) - log_density(judged[others], *moments)
         objective = class_discrepancy(z, stylized, batch.labels_here)
         objective = objective + self.settings.information_weight * information.sum(1).mean() / 2
@@ -210,15 +206,15 @@ class L2d(Method):
                     parameter -= self.settings.augmenter_lr * gradient
 
     def _varied(
-        self, client: Client, images: Tensor, chance: Generator, *, random_mixture: bool
+        self, client: Client, images: Tensor, rng: Generator, *, random_mixture: bool
     ) -> Tensor:
         share, normal = self.settings.augmented_share, client.network.normalize(images)
-        drawn = client.scratch["l2d"](normal, chance, random_mixture=random_mixture).sigmoid()
+        drawn = client.scratch["l2d"](normal, rng, random_mixture=random_mixture).sigmoid()
         blend: Tensor = share * drawn + (1 - share) * images
         return blend
 
     def _embedded(
-        self, network: Network, images: Tensor, varied: Tensor, chance: Generator
+        self, network: Network, images: Tensor, varied: Tensor, rng: Generator
     ) -> tuple[tuple[Tensor, ...], Tensor, tuple[Tensor, Tensor]]:
         """Embeds both versions in one batch.
 
@@ -228,7 +224,7 @@ class L2d(Method):
         features = network.featurizer(network.normalize(torch.cat([images, varied])))
         assert isinstance(network.embedding, LogVarianceEmbedding)
         mean, spread = network.embedding.moments(features)
-        noise = self.settings.embedding_noise * _randn(mean.shape, chance, mean)
+        noise = self.settings.embedding_noise * _randn(mean.shape, rng, mean)
         embeddings = mean + (spread / 2).exp() * noise
         both, judge = embeddings.chunk(2), int(self.settings.condition == "augmented")
         return both, both[1 - judge], (mean.chunk(2)[judge], spread.chunk(2)[judge])
@@ -237,13 +233,13 @@ class L2d(Method):
 _KEPT = "l2d/"
 
 
-def _randn(shape: torch.Size, chance: Generator, like: Tensor) -> Tensor:
-    return torch.randn(shape, generator=chance).to(like)
+def _randn(shape: torch.Size, rng: Generator, like: Tensor) -> Tensor:
+    return torch.randn(shape, generator=rng).to(like)
 
 
-def _kernel(size: int, chance: Generator, like: Tensor) -> Tensor:
+def _kernel(size: int, rng: Generator, like: Tensor) -> Tensor:
     """Draws a convolution as torch initialises one: uniform up to 1 / sqrt(fan in)."""
-    uniform = 2 * torch.rand(3, 3, size, size, generator=chance) - 1
+    uniform = 2 * torch.rand(3, 3, size, size, generator=rng) - 1
     return (uniform / math.sqrt(3 * size**2)).to(like)
 
 

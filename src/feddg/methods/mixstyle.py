@@ -60,22 +60,22 @@ class StyleMixer(nn.Module):
         alpha: of the Beta distribution of the mixing weights.
 
     Attributes:
-        chance: where it draws from; without it, and outside training, it does nothing.
+        rng: where it draws from; without it, and outside training, it does nothing.
     """
 
     def __init__(self, probability: float, alpha: float) -> None:
         super().__init__()
         self.probability, self.alpha = probability, alpha
-        self.chance: numpy.random.Generator | None = None
+        self.rng: numpy.random.Generator | None = None
 
     def after_stage(self, stage: nn.Module, inputs: Any, maps: Tensor) -> Tensor | None:
         """The forward hook: returns what replaces a stage's output ``(B, C, h, w)``."""
-        if not self.training or self.chance is None or len(maps) < 2:
+        if not self.training or self.rng is None or len(maps) < 2:
             return None
-        if self.chance.random() >= self.probability:
+        if self.rng.random() >= self.probability:
             return None
-        shares = self.chance.beta(self.alpha, self.alpha, len(maps))
-        partners = torch.from_numpy(self.chance.permutation(len(maps)))
+        shares = self.rng.beta(self.alpha, self.alpha, len(maps))
+        partners = torch.from_numpy(self.rng.permutation(len(maps)))
         return mixed(maps, partners.to(maps.device), torch.from_numpy(shares).to(maps))
 
 
@@ -131,4 +131,4 @@ class MixStyle(Method):
         """Gives each mixer the client's random stream of this round."""
         super().begin(client)
         for stage, mixer in enumerate(mixers(client.network)):
-            mixer.chance = client.numpy_stream("mixstyle", stage)
+            mixer.rng = client.numpy_stream("mixstyle", stage)

@@ -235,10 +235,10 @@ class Pardon(OneStyleEach):
         if stylized is not None and chosen.stylized_cross_entropy:
             on_stylized = self.head_loss(client, batch, stylized)
             terms |= {f"stylized_{name}": term for name, term in on_stylized.items()}
-        chance = client.stream("negatives", client.steps)
+        rng = client.stream("negatives", client.steps)
         if chosen.contrastive == "transferred" and stylized is not None:
             terms["triplet"] = chosen.gamma1 * triplet(
-                embeddings, stylized, stylized, batch.labels_here, chosen.margin, chance
+                embeddings, stylized, stylized, batch.labels_here, chosen.margin, rng
             )
         elif chosen.contrastive == "ordinary":
             positives, anchored = nearest_of_class(embeddings, batch.labels_here)
@@ -248,7 +248,7 @@ class Pardon(OneStyleEach):
                 embeddings,
                 batch.labels_here,
                 chosen.margin,
-                chance,
+                rng,
                 anchored,
             )
         if chosen.gamma2:
@@ -270,7 +270,7 @@ def triplet(
     candidates: Tensor,
     labels: Tensor,
     margin: float,
-    chance: torch.Generator,
+    rng: torch.Generator,
     anchored: Tensor | None = None,
 ) -> Tensor:
     """Returns PARDON's triplet loss (Eq. 7) on L2-normalised embeddings, Euclidean distance.
@@ -284,7 +284,7 @@ def triplet(
         candidates: ``(B, d)`` with the anchors' labels, from which negatives are drawn.
         labels: ``(B,)``, on the CPU, where the negatives are drawn.
         margin: alpha of Eq. 7.
-        chance: CPU generator of the draw.
+        rng: CPU generator of the draw.
         anchored: ``(B,)`` bool on the CPU, anchors that have a positive; all by default.
     """
     allowed = labels[:, None] != labels[None, :]
@@ -293,7 +293,7 @@ def triplet(
         has_negative &= anchored
     if not has_negative.any():
         return anchors.sum() * 0.0
-    drawn = torch.multinomial(allowed[has_negative].float(), 1, generator=chance).squeeze(1)
+    drawn = torch.multinomial(allowed[has_negative].float(), 1, generator=rng).squeeze(1)
     # Row numbers, found here: a mask would have to come back from the device to be counted.
     rows, negatives = has_negative.nonzero().squeeze(1).to(anchors.device), drawn.to(anchors.device)
     anchor, positive = _unit(anchors)[rows], _unit(positives)[rows]

@@ -61,8 +61,8 @@ class RandAug(Method):
 
     def loss(self, client: Client, batch: Batch) -> dict[str, Tensor]:
         """The loss of the varied images."""
-        chance = client.stream("randaug", client.steps)
-        seed = int(torch.randint(2**62, (), generator=chance))
+        rng = client.stream("randaug", client.steps)
+        seed = int(torch.randint(2**62, (), generator=rng))
         from torchvision.transforms.v2 import RandAugment  # a second to import
 
         transform = RandAugment(self.settings.operations, self.settings.magnitude)

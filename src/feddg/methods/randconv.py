@@ -69,11 +69,11 @@ class RandConv(Method):
     def loss(self, client: Client, batch: Batch) -> dict[str, Tensor]:
         """The loss of the first version, and the divergence of all from their mean."""
         network, weight = client.network, self.settings.consistency_weight
-        chance = client.stream("randconv", client.steps)
+        rng = client.stream("randconv", client.steps)
         versions = self.settings.versions if weight else 1
         images, embeddings = batch.images, []
         for _ in range(versions):
-            version = self._version(network, images, chance)
+            version = self._version(network, images, rng)
             embeddings.append(network.features(version))
             images = version if self.settings.version_of == "last_version" else images
         terms = self.head_loss(client, batch, embeddings[0])
@@ -82,17 +82,17 @@ class RandConv(Method):
         logits = torch.stack([network.classifier(z) for z in embeddings])
         return terms | {"consistency": weight * divergence_from_mean(logits)}
 
-    def _version(self, network: Network, images: Tensor, chance: Generator) -> Tensor:
-        share, size, still = torch.rand(3, generator=chance).tolist()
-        kernel = random_kernel(KERNELS[int(size * len(KERNELS))], chance)
+    def _version(self, network: Network, images: Tensor, rng: Generator) -> Tensor:
+        share, size, still = torch.rand(3, generator=rng).tolist()
+        kernel = random_kernel(KERNELS[int(size * len(KERNELS))], rng)
         if self.settings.convolution == "image":
             share = float(still >= self.settings.identity_probability)
         return convolved(network, images, kernel, share)
 
 
-def random_kernel(size: int, chance: Generator) -> Tensor:
+def random_kernel(size: int, rng: Generator) -> Tensor:
     """Draws the weights ``(3, 3, size, size)`` of a convolution that keeps an image's variance."""
-    return torch.randn(3, 3, size, size, generator=chance) / math.sqrt(3 * size**2)
+    return torch.randn(3, 3, size, size, generator=rng) / math.sqrt(3 * size**2)
 
 
 def convolved(network: Network, images: Tensor, kernel: Tensor, share: float) -> Tensor:

@@ -67,10 +67,10 @@ class SelfReg(Method):
         terms = super().head_loss(client, batch, embeddings)
         if len(batch) < 2:
             return terms
-        chance = client.stream("selfreg", client.steps)
+        rng = client.stream("selfreg", client.steps)
         alpha = self.settings.mixture_alpha
         share = float(client.numpy_stream("selfreg", client.steps).beta(alpha, alpha))
-        partners = [same_class_partners(batch.labels_here, chance) for _ in range(2)]
+        partners = [same_class_partners(batch.labels_here, rng) for _ in range(2)]
         first, second = (chosen.to(batch.labels.device) for chosen in partners)
         logits = client.network.classifier(embeddings)
         projected = client.network.heads["projector"](embeddings)
@@ -100,9 +100,9 @@ def projector(size: int) -> nn.Sequential:
     return nn.Sequential(*layers[:-1])
 
 
-def same_class_partners(labels: Tensor, chance: torch.Generator) -> Tensor:
+def same_class_partners(labels: Tensor, rng: torch.Generator) -> Tensor:
     """Returns a random permutation ``(B,)`` that keeps every class to itself."""
-    drawn = torch.randperm(len(labels), generator=chance)
+    drawn = torch.randperm(len(labels), generator=rng)
     partners = torch.empty_like(drawn)
     partners[labels.argsort(stable=True)] = drawn[labels[drawn].argsort(stable=True)]
     return partners

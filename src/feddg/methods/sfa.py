@@ -66,21 +66,21 @@ class Sfa(Method):
         }
 
     def _perturbed(self, client: Client, batch: Batch, embeddings: Tensor) -> Tensor:
-        chosen, chance = self.settings, client.stream("sfa", client.steps)
-        a, b = torch.randn(2, *embeddings.shape, generator=chance).to(embeddings)
+        chosen, rng = self.settings, client.stream("sfa", client.steps)
+        a, b = torch.randn(2, *embeddings.shape, generator=rng).to(embeddings)
         shift = chosen.shift_noise * b
         if chosen.noise == "adaptive":
             window = client.scratch.setdefault("sfa", deque(maxlen=chosen.recent_batches))
             window.append((embeddings.detach().float(), batch.labels))
             seen, classes = (torch.cat(part) for part in zip(*window))
-            along, known = class_noise(batch.labels, seen, classes, chosen.shrinkage, chance)
+            along, known = class_noise(batch.labels, seen, classes, chosen.shrinkage, rng)
             shift = torch.where(known[:, None], along.to(shift), shift)
         perturbed: Tensor = embeddings * (1 + chosen.scale_noise * a) + shift
         return perturbed
 
 
 def class_noise(
-    labels: Tensor, seen: Tensor, classes: Tensor, shrinkage: float, chance: Generator
+    labels: Tensor, seen: Tensor, classes: Tensor, shrinkage: float, rng: Generator
 ) -> tuple[Tensor, Tensor]:
     """Draws noise with the shrunk covariance of each label's class.
 
@@ -89,7 +89,7 @@ def class_noise(
         seen: ``(M, d)`` embeddings that the covariances are taken from.
         classes: ``(M,)`` their classes.
         shrinkage: share of the identity, in [0, 1].
-        chance: CPU generator.
+        rng: CPU generator.
 
     Returns:
         ``(B, d)`` noise, and ``(B,)`` whether the class has at least two embeddings.
@@ -99,9 +99,9 @@ def class_noise(
     centered = seen - member @ seen / member.sum(1, keepdim=True)
     mine = (labels[:, None] == classes[None, :]).float()
     counts = mine.sum(1).clamp(min=1)
-    draws = torch.randn(len(labels), len(seen), generator=chance).to(device)
+    draws = torch.randn(len(labels), len(seen), generator=rng).to(device)
     along = (draws * mine) @ centered / counts[:, None].sqrt()
     variance = mine @ centered.square().mean(1) / counts  # tr(S_y) / d
-    around = torch.randn(len(labels), seen.shape[1], generator=chance).to(device)
+    around = torch.randn(len(labels), seen.shape[1], generator=rng).to(device)
     around = around * variance[:, None].sqrt()
     return (1 - shrinkage) ** 0.5 * along + shrinkage**0.5 * around, counts > 1

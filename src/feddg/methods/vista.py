@@ -126,9 +126,9 @@ class Vista(OneStyleEach):
     def loss(self, client: Client, batch: Batch) -> dict[str, Tensor]:
         """Cross-entropy of all versions and their divergence (Eq. 5)."""
         network, chosen = client.network, self.settings
-        chance = client.stream("vista", client.steps)
+        rng = client.stream("vista", client.steps)
         embeddings = [
-            network.features(self._version(client, batch.images, chance))
+            network.features(self._version(client, batch.images, rng))
             for _ in range(chosen.versions)
         ]
         terms = self.head_loss(client, batch, embeddings[0])
@@ -141,20 +141,20 @@ class Vista(OneStyleEach):
             terms["consistency"] = chosen.consistency_weight * divergence_from_mean(logits)
         return terms
 
-    def _version(self, client: Client, images: Tensor, chance: Generator) -> Tensor:
+    def _version(self, client: Client, images: Tensor, rng: Generator) -> Tensor:
         chosen = self.settings
-        styled, filtered, share, size = torch.rand(4, generator=chance).tolist()
+        styled, filtered, share, size = torch.rand(4, generator=rng).tolist()
         if client.context is not None and styled < chosen.style_probability:
-            images = self._restyled(images, client.context.tensors["styles"], chance)
+            images = self._restyled(images, client.context.tensors["styles"], rng)
         if filtered < chosen.convolution_probability:
-            kernel = random_kernel(KERNELS[int(size * len(KERNELS))], chance)
+            kernel = random_kernel(KERNELS[int(size * len(KERNELS))], rng)
             images = convolved(client.network, images, kernel, share)
         return images
 
-    def _restyled(self, images: Tensor, styles: Tensor, chance: Generator) -> Tensor:
+    def _restyled(self, images: Tensor, styles: Tensor, rng: Generator) -> Tensor:
         """Moves each image a random way towards the style of a random group (Eq. 3)."""
-        drawn = torch.randint(len(styles), (len(images),), generator=chance)
-        share = torch.rand(len(images), 1, 1, 1, generator=chance) * self.settings.strength
+        drawn = torch.randint(len(styles), (len(images),), generator=rng)
+        share = torch.rand(len(images), 1, 1, 1, generator=rng) * self.settings.strength
         codec = self.codec(images.device)
         with torch.no_grad():
             maps = adain(codec.encode(images), styles.to(images.device)[drawn.to(images.device)])

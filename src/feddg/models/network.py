@@ -190,7 +190,7 @@ class GaussianEmbedding(nn.Module):
     """Maps features to a Gaussian, and returns a sample of it in training, its mean otherwise.
 
     Attributes:
-        chance: where training samples come from; None gives the mean.
+        rng: where training samples come from; None gives the mean.
         last: mean and deviation, ``(B, d)`` each, of the last forward pass.
     """
 
@@ -200,7 +200,7 @@ class GaussianEmbedding(nn.Module):
         super().__init__()
         self.inner = inner
         self.moments = nn.Linear(dimension, 2 * dimension)
-        self.chance: torch.Generator | None = None
+        self.rng: torch.Generator | None = None
 
     def distribution(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Returns mean and standard deviation, ``(B, d)`` each, in float32."""
@@ -210,9 +210,9 @@ class GaussianEmbedding(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """Returns ``(B, d)`` embeddings."""
         mean, deviation = self.last = self.distribution(features)
-        if not self.training or self.chance is None:
+        if not self.training or self.rng is None:
             return mean
-        return mean + deviation * torch.randn(mean.shape, generator=self.chance).to(mean)
+        return mean + deviation * torch.randn(mean.shape, generator=self.rng).to(mean)
 
 
 def embedding_of(network: Network) -> GaussianEmbedding:
@@ -230,8 +230,8 @@ class MeanOverSamples(nn.Module):
     def __init__(self, network: Network, samples: int) -> None:
         super().__init__()
         self.network = network
-        chance = stream(network.seed, "samples of the embedding")
-        noise = torch.randn((samples, 1, network.features_dimension), generator=chance)
+        rng = stream(network.seed, "samples of the embedding")
+        noise = torch.randn((samples, 1, network.features_dimension), generator=rng)
         device = next(network.parameters()).device
         self.register_buffer("noise", noise.to(device), persistent=False)
 

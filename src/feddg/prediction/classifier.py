@@ -301,9 +301,9 @@ def count_files(named: Sequence[Path | str]) -> int:
     """
     count = sum(1 for _ in image_files(named))
     if not count:
-        said = ", ".join(str(name) for name in named) or "nothing"
+        listed = ", ".join(str(name) for name in named) or "nothing"
         raise DataError(
-            f"there is no image in {said}; known endings: {', '.join(sorted(IMAGE_SUFFIXES))}"
+            f"there is no image in {listed}; known endings: {', '.join(sorted(IMAGE_SUFFIXES))}"
         )
     return count
 

@@ -73,7 +73,7 @@ def release(confusion: numpy.ndarray, smallest: int) -> Released:
     for row, cells in enumerate(confusion):
         if not hidden_rows[row]:
             _fill(cells, hidden[row], smallest)
-    told = smallest <= 1 or _make_correct_tellable(confusion, hidden, hidden_rows, smallest)
+    released = smallest <= 1 or _make_correct_tellable(confusion, hidden, hidden_rows, smallest)
     return Released(
         [
             [None if hide else int(count) for count, hide in zip(*row)]
@@ -81,7 +81,7 @@ def release(confusion: numpy.ndarray, smallest: int) -> Released:
         ],
         [None if hide else int(count) for count, hide in zip(confusion.sum(1), hidden_rows)],
         total,
-        int(confusion.trace()) if told else None,
+        int(confusion.trace()) if released else None,
     )
 
 
@@ -260,32 +260,32 @@ def _domain(
     confusion = numpy.zeros((classes, classes), numpy.int64)
     unusable = unlike = 0
     confidence = 0.0
-    for label, said in _answers(classifier, table, name, bits, batch_size):
-        if said.label is None:
+    for label, answer in _answers(classifier, table, name, bits, batch_size):
+        if answer.label is None:
             unusable += 1
             continue
-        confusion[label, classifier.class_names.index(said.label)] += 1
-        confidence += said.confidence or 0.0
-        unlike += said.unlike_training is True
+        confusion[label, classifier.class_names.index(answer.label)] += 1
+        confidence += answer.confidence or 0.0
+        unlike += answer.unlike_training is True
     if not confusion.any():
         raise DataError(f"no image of domain '{name}' can be used ({unusable} cannot be read)")
-    told = release(confusion, hide_below)
-    accuracy = None if told.correct is None else told.correct / told.total
-    interval = None if accuracy is None else wilson(accuracy, told.total)
-    whole = not any(cell is None for row in told.confusion for cell in row)
+    released = release(confusion, hide_below)
+    accuracy = None if released.correct is None else released.correct / released.total
+    interval = None if accuracy is None else wilson(accuracy, released.total)
+    whole = not any(cell is None for row in released.confusion for cell in row)
     return DomainValidation(
         domain=name,
-        images=told.total,
+        images=released.total,
         unusable=unusable,
-        correct=told.correct,
+        correct=released.correct,
         accuracy=accuracy,
         interval=None if interval is None else (interval.low, interval.high),
-        class_images=told.images,
-        confusion=told.confusion,
+        class_images=released.images,
+        confusion=released.confusion,
         metrics=measure(Predictions(confusion)) if whole else {},
-        mean_confidence=round(confidence / told.total, 4),
+        mean_confidence=round(confidence / released.total, 4),
         unlike_training=None
-        if classifier.threshold is None or _is_small(unlike, told.total, hide_below)
+        if classifier.threshold is None or _is_small(unlike, released.total, hide_below)
         else unlike,
     )
 

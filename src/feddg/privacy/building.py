@@ -83,11 +83,11 @@ class Defences:
             ClientError: it may not leave.
         """
         for defence in self.defences:
-            told = under(f"{defence.name}/", extras)
-            update = defence.protect(update, received, told)
+            message = under(f"{defence.name}/", extras)
+            update = defence.protect(update, received, message)
             if defence.sums:
                 secrets = {} if secrets is None else secrets
-                update = defence.mask(update, received, told, secrets)
+                update = defence.mask(update, received, message, secrets)
         return update
 
     @property

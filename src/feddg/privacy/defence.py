@@ -141,31 +141,31 @@ class Defence(RoundHook):
         """Replaces tensors of the defence's in a state that is not in use yet."""
         state.extras |= {f"{MEMORY}{self.name}/{name}": t for name, t in memory.items()}
 
-    def told(self, broadcast: Broadcast, **scalars: int | float | str) -> Broadcast:
+    def tell(self, broadcast: Broadcast, **scalars: int | float | str) -> Broadcast:
         """Returns a broadcast with what the defence tells clients, under its prefix."""
         own = Message({}, {f"{self.name}/{name}": value for name, value in scalars.items()})
         return replace(broadcast, extras=joined(broadcast.extras, own))
 
-    def protect(self, update: Update, received: Weights, told: Message) -> Update:
+    def protect(self, update: Update, received: Weights, message: Message) -> Update:
         """At the client: returns the update as it may leave.
 
         Args:
             update: as trained; its tensors may be the network's own, so they are never changed.
             received: the weights that the client was sent.
-            told: what the server said under the defence's name.
+            message: what the server said under the defence's name.
 
         Raises:
             ClientError: it may not leave.
         """
         return update
 
-    def mask(self, update: Update, received: Weights, told: Message, secrets: Weights) -> Update:
+    def mask(self, update: Update, received: Weights, message: Message, secrets: Weights) -> Update:
         """At the client, last of all: returns the update as the server may see it.
 
         Args:
             update: as the other defences let it pass.
             received: the weights that the client was sent.
-            told: what the server said under the defence's name.
+            message: what the server said under the defence's name.
             secrets: what the client keeps to itself in this round; changed in place.
         """
         return update

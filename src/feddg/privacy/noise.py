@@ -183,11 +183,11 @@ class Clipping(Defence):
 
     # At a client
 
-    def protect(self, update: Update, received: Weights, told: Message) -> Update:
+    def protect(self, update: Update, received: Weights, message: Message) -> Update:
         """Clips the change, and may add noise; the means of the loss terms stay at the client."""
-        if NORM not in told.scalars:
+        if NORM not in message.scalars:
             raise ClientError("was not told the norm to clip its update to")
-        norm = float(told.scalars[NORM])
+        norm = float(message.scalars[NORM])
         clipped = shrunk(update.weights, received, self.facts.aggregated, norm)
         update = replace(update, weights=clipped or update.weights, terms={})
         if self.at_clients:
@@ -204,7 +204,7 @@ class Clipping(Defence):
         """
         if self.at_clients:
             self._charge(round.number, round.clients)
-        return self.told(broadcast, **{NORM: self._norm(round)})
+        return self.tell(broadcast, **{NORM: self._norm(round)})
 
     def _norm(self, round: Round) -> float:
         return float(self.memory(round.state)[NORM])
@@ -363,7 +363,7 @@ class NoisedRecords(Defence):
         self.account.charge(release, chosen.delta, chosen.record_epsilon)
         return broadcast
 
-    def protect(self, update: Update, received: Weights, told: Message) -> Update:
+    def protect(self, update: Update, received: Weights, message: Message) -> Update:
         """The means of the loss terms stay at the client."""
         return replace(update, terms={})
 

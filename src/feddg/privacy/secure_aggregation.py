@@ -14,7 +14,7 @@ from torch import Tensor
 from feddg.diagnostics import Diagnostic
 from feddg.errors import ClientError
 from feddg.messages import Message, Sent, Update, Weights
-from feddg.methods.base import Round, clients_said
+from feddg.methods.base import Round, name_clients
 from feddg.privacy.defence import AGGREGATION, CLIENT_STATISTICS, EXTRAS, Defence, register
 from feddg.settings import Settings
 
@@ -407,7 +407,7 @@ class SecureAggregation(Defence):
         self,
         update: Update,
         received: Weights,
-        told: Message,
+        message: Message,
         secrets: Weights,
     ) -> Update:
         """Returns the update as the server may see it: one vector of masked numbers.
@@ -418,7 +418,7 @@ class SecureAggregation(Defence):
         if "pairs" not in secrets or "members" in secrets:
             raise ClientError("masks one update a round, after sharing its secrets")
         ids, keys = secrets["ids"], [_bytes(pair) for pair in secrets["keys"]]
-        members = told.tensors["members"].cpu()
+        members = message.tensors["members"].cpu()
         places = {id: place for place, id in enumerate(ids.tolist())}
         checked = secrets["checked"].tolist()
         self._require_members(update.client, members, checked, self.needed(len(ids)))
@@ -455,7 +455,7 @@ class SecureAggregation(Defence):
             before = secrets[KNOWN + "opened"].tolist()
             if before != sorted(survivors):
                 raise ClientError(
-                    f"helped to unmask this round before, for {clients_said(before)}, and does so "
+                    f"helped to unmask this round before, for {name_clients(before)}, and does so "
                     "for the same clients only: two sums would show single updates"
                 )
         checked = secrets["checked"].tolist()
@@ -472,8 +472,8 @@ class SecureAggregation(Defence):
         secrets[KNOWN + "opened"] = torch.tensor(sorted(survivors))
         return Message({"opened": _rows(rows)})
 
-    def _require_members(self, id: int, told: Tensor, among: Sequence[int], least: int) -> None:
-        listed = told.tolist()
+    def _require_members(self, id: int, message: Tensor, among: Sequence[int], least: int) -> None:
+        listed = message.tolist()
         known = set(listed) <= set(among) and len(set(listed)) == len(listed)
         if not known or id not in listed or len(listed) < least:
             raise ClientError("was told of too few clients that are left, or of strange ones")

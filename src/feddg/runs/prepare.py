@@ -82,7 +82,7 @@ def with_weights_at_hand(experiment: Experiment) -> Experiment:
     """
     if experiment.data.root is not None and not experiment.data.root.is_dir():
         return experiment  # which is an error, and the one thing to say
-    written = experiment.said
+    written = experiment.given
     named = written.get("preset") or {"weights", "backbone"} & {*written.get("model", {})}
     if not named and not _can_be_had(experiment.model):
         written = merge(written, {"model": {"weights": None}})

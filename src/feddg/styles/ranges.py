@@ -42,8 +42,8 @@ def extreme_images() -> Tensor:
         for place in (rows, columns, rows + columns, rows - columns, rows ^ columns)
     ]
     masks += [((rows // 2) + (columns // 2)) % 2 == 0, (rows % 4 == 0) & (columns % 4 == 0)]
-    chance = stream(0, "extreme images")
-    masks += [torch.rand(side, side, generator=chance) < share for share in (0.1, 0.5)]
+    rng = stream(0, "extreme images")
+    masks += [torch.rand(side, side, generator=rng) < share for share in (0.1, 0.5)]
     corners = [torch.tensor(corner) for corner in itertools.product((0.0, 1.0), repeat=3)]
     pairs = list(itertools.permutations(corners, 2))
     drawn = [

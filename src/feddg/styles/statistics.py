@@ -448,10 +448,9 @@ class PublicReference:
 @lru_cache(maxsize=8)
 def public_reference(codec: Codec) -> PublicReference:
     """Returns the moments of textures under a codec: no image of anybody is looked at."""
-    chance = stream(0, "public textures")
+    rng = stream(0, "public textures")
     drawn = [
-        texture(torch.rand(8, 3, SIDE, SIDE, generator=chance), chance)
-        for _ in range(TEXTURES // 8)
+        texture(torch.rand(8, 3, SIDE, SIDE, generator=rng), rng) for _ in range(TEXTURES // 8)
     ]
     images = (torch.cat(drawn).clamp(0, 1) * 255).to(torch.uint8)
     averages = measure(codec, images).averages
