@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.sgd import sgd
 
-from feddg.errors import ClientError
+from feddg.errors import ClientError, ExperimentError
 from feddg.models.normalization import norms_and_biases
 from feddg.settings import TrainSettings
 
@@ -302,13 +302,20 @@ def _inside_the_backward_pass(
     if not isinstance(optimizer, MemoryOrder) or clipping is not None or watched or not large:
         yield
         return
-    pending = 0
+    pending, stepped, waiting = 0, set[int](), set[int]()
 
     def come_in(parameter: Tensor) -> None:
         nonlocal pending
+        if id(parameter) in stepped:
+            raise ExperimentError(
+                "a layer's gradient came in twice in one backward pass, as it does where a layer "
+                "is used twice under torch.utils.checkpoint; call that with use_reentrant=False"
+            )
+        waiting.add(id(parameter))
         pending += _bytes(parameter)
         if pending > PENDING_BYTES:
             pending = 0
+            stepped.update(waiting)
             _step(optimizer)
 
     hooks = [parameter.register_post_accumulate_grad_hook(come_in) for parameter in trained]
