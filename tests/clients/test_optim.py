@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.optim import lr_scheduler
+from torch.utils.checkpoint import checkpoint
 
 from feddg.clients import optim
 from feddg.clients.optim import MemoryOrderAdam, MemoryOrderSGD, Optimization, in_round, rate_share
@@ -428,6 +429,22 @@ def test_a_step_taken_inside_the_backward_pass_is_the_step_after_it(
         assert torch.equal(one, other)
         assert one.grad is None
     assert max(waiting) == most
+
+
+@kinds
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_layer_used_twice_under_reentrant_checkpoints_is_refused(monkeypatch, kind, reentrant):
+    monkeypatch.setattr(optim, "PENDING_BYTES", 0)
+    layer, optimization = nn.Linear(2, 2), Optimization()
+    optimizer = optimization.optimizer(layer, settings(kind))
+    inputs = torch.ones(1, 2, requires_grad=True)
+    once = checkpoint(layer, inputs, use_reentrant=reentrant)
+    loss = checkpoint(layer, once, use_reentrant=reentrant).sum()
+    if reentrant:  # its second gradient would be one at other weights
+        with pytest.raises(ExperimentError, match="use_reentrant=False"):
+            optimization.descend(optimizer, loss)
+    else:
+        optimization.descend(optimizer, loss)
 
 
 @kinds

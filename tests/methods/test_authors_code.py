@@ -83,7 +83,7 @@ def test_l2d_judges_the_augmented_embedding_by_the_originals_gaussian() -> None:
     torch.testing.assert_close(terms["likelihood"], normal.mean())
 
 
-def test_fpl_averages_its_contrast_over_the_whole_batch() -> None:
+def test_fpl_averages_both_terms_over_the_whole_batch() -> None:
     found = {}
     for over in ("known", "batch"):
         small, client, batch = begun("fpl", contrast_over=over)
@@ -97,8 +97,8 @@ def test_fpl_averages_its_contrast_over_the_whole_batch() -> None:
         found[over] = small.method.loss(client, batch)
     share = float((batch.labels == label).float().mean())
     assert 0 < share < 1
-    contrasts = [found[over]["prototype_contrast"] for over in ("batch", "known")]
-    torch.testing.assert_close(contrasts[0], contrasts[1] * share)
+    for term in ("prototype_contrast", "prototype_distance"):
+        torch.testing.assert_close(found["batch"][term], found["known"][term] * share)
 
 
 def test_randconv_chains_its_versions() -> None:
@@ -125,7 +125,7 @@ def test_csac_adds_kernels_and_layers_up_and_may_keep_its_first_model() -> None:
     points = torch.cat([one, other]).double()
     squares = torch.cdist(points, points).square()
     width = squares.sum() / 90  # pairs of different points
-    kernel = sum(torch.exp(-squares / (width * factor)) for factor in (0.25, 0.5, 1, 2, 4))
+    kernel = sum(torch.exp(-squares / (2 * width * 3.0**k)) for k in range(-3, 2))
     expected = kernel[:5, :5].mean() + kernel[5:, 5:].mean() - 2 * kernel[:5, 5:].mean()
     assert float(mmd(one, other, summed=True)) == pytest.approx(float(expected), rel=1e-4)
 

@@ -57,10 +57,10 @@ def slow_mmd(one, other):
 
     def mean(rows, columns):
         kernels = [
-            math.exp(-squares[i][j] / (base * width))
+            math.exp(-squares[i][j] / (2 * width * base))
             for i in rows
             for j in columns
-            for width in (0.25, 0.5, 1, 2, 4)
+            for width in (3**-3, 3**-2, 3**-1, 1, 3)
         ]
         return sum(kernels) / len(kernels)
 

@@ -47,6 +47,22 @@ def test_same_result_and_gradients(size, kernel, stride, padding, bias, last):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("shape", [(8, 4, 4), (2, 7, 4, 4), (2, 8, 1, 4), (2, 8, 0, 0), (8, 4)])
+def test_what_a_convolution_takes_and_refuses_the_faster_one_does_too(shape):
+    plain = nn.Conv2d(8, 5, 3)
+    fast = copy.deepcopy(plain)
+    use_small_map_convolutions(fast)
+    images = torch.randn(shape)
+    if shape == (8, 4, 4):
+        torch.testing.assert_close(fast(images), plain(images))
+        return
+    with pytest.raises(RuntimeError) as expected:
+        plain(images)
+    with pytest.raises(RuntimeError) as found:
+        fast(images)
+    assert str(found.value) == str(expected.value)
+
+
 @pytest.mark.parametrize("size", [4, 8, 16])
 def test_mixed_precision_is_as_near_to_float32_as_pytorchs_own(size):
     torch.manual_seed(0)

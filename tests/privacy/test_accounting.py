@@ -91,10 +91,59 @@ def test_no_noise_costs_everything_and_no_release_nothing():
     assert accountants_epsilon(together([]), 1e-5) == sampled_epsilon((), 1e-5) == 0.0
 
 
-def test_an_epsilon_too_large_to_be_counted_is_that_of_the_closed_form():
-    assert accountants_epsilon(1e-3, 1e-5) == gaussian_epsilon(1e-3, 1e-5) > 5e5
-    drawn = sampled_epsilon(((1e-3, 0.5),) * 4, 1e-5)
-    assert drawn == gaussian_epsilon(0.5e-3, 1e-5)
+@pytest.mark.parametrize("noise", [1e-3, 0.02, 0.05])
+def test_an_epsilon_that_says_nothing_is_still_counted(noise):
+    exact = gaussian_epsilon(noise, 1e-5)
+    assert exact * (1 - 1e-6) <= accountants_epsilon(noise, 1e-5) <= exact * 1.001
+    drawn = sampled_epsilon(((noise, 0.5),) * 4, 1e-5)
+    assert 0.9 * exact < drawn <= gaussian_epsilon(noise / 2, 1e-5)
+
+
+# noise, rate, rounds, delta; epsilon and its error by prv-accountant 0.2.0 (Gopi, Lee, Wutschitz,
+# 2021) has them: another method and another code than dp-accounting's.
+PRV = [
+    (0.6, 0.001, 10000, 1e-5, 2.4562, 0.0249),
+    (1, 0.001, 10000, 1e-5, 0.4758, 0.0048),
+    (2, 0.001, 10000, 1e-5, 0.1733, 0.002),
+    (5, 0.001, 10000, 1e-5, 0.0595, 0.002),
+    (0.6, 0.01, 1000, 1e-5, 7.4337, 0.0506),
+    (1, 0.01, 1000, 1e-5, 1.8282, 0.0185),
+    (2, 0.01, 1000, 1e-5, 0.6220, 0.0063),
+    (5, 0.01, 1000, 1e-5, 0.2114, 0.0021),
+    (0.6, 0.05, 500, 1e-5, 24.3323, 0.0513),
+    (1, 0.05, 500, 1e-5, 7.5237, 0.0505),
+    (2, 0.05, 500, 1e-5, 2.5320, 0.0255),
+    (5, 0.05, 500, 1e-5, 0.8420, 0.0085),
+    (0.6, 0.2, 50, 1e-5, 26.5773, 0.0515),
+    (1, 0.2, 50, 1e-5, 10.1280, 0.0506),
+    (2, 0.2, 50, 1e-5, 3.4881, 0.0503),
+    (5, 0.2, 50, 1e-5, 1.1176, 0.0113),
+    (0.6, 0.5, 20, 1e-5, 34.3556, 0.0516),
+    (1, 0.5, 20, 1e-5, 15.1233, 0.0508),
+    (2, 0.5, 20, 1e-5, 5.6895, 0.0503),
+    (5, 0.5, 20, 1e-5, 1.8461, 0.0186),
+    (0.6, 0.9, 100, 1e-5, 184.9250, 0.0538),
+    (1, 0.9, 100, 1e-5, 80.4687, 0.0522),
+    (2, 0.9, 100, 1e-5, 29.0166, 0.0511),
+    (5, 0.9, 100, 1e-5, 8.8297, 0.0505),
+    (0.8, 0.1, 100, 1e-7, 14.0072, 0.0506),
+    (1.5, 0.3, 30, 1e-3, 4.2875, 0.0505),
+    (0.587, 0.01, 1000, 1e-6, 9.3267, 0.0506),
+    (3, 0.02, 3000, 1e-5, 1.4669, 0.0148),
+    (1, 0.25, 1, 1e-5, 2.7065, 0.0273),
+    (0.4, 0.02, 200, 1e-5, 23.0262, 0.0516),
+]
+
+
+@pytest.mark.parametrize(("noise", "rate", "rounds", "delta", "epsilon", "error"), PRV)
+def test_secret_draws_cost_what_another_accountant_says(noise, rate, rounds, delta, epsilon, error):
+    found = sampled_epsilon(((noise, rate),) * rounds, delta)
+    assert epsilon - error <= found <= epsilon + error
+
+
+def test_the_noise_for_secret_draws_is_the_least_that_is_enough():
+    # Public draws of so many rounds would cost far more than 200.
+    assert sampled_noise(8.0, 1e-5, 0.01, 1000) == pytest.approx(0.587, rel=3e-3)
 
 
 def test_secret_draws_cost_less_than_known_ones():

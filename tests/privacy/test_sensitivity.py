@@ -3,12 +3,14 @@
 import math
 
 import numpy
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
 from feddg.clients.sampling import Schedule
+from feddg.errors import ClientError
 from feddg.messages import Message, Update
 from feddg.methods.base import Round, State, weighted_mean
 from feddg.privacy.accounting import Account
@@ -118,6 +120,14 @@ def test_noise_at_the_client_has_the_stated_variance_and_leaves_the_rest_alone()
     noise = (found["a"] / (2.0 * 0.5)).numpy()
     low, high = stats.chi2.ppf([5e-10, 1 - 5e-10], noise.size)
     assert low < (noise**2).sum() < high
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_change_that_is_not_finite_never_leaves_under_noise(value):
+    own = guard(clipping_norm=0.5, noise_multiplier=2.0, noised_at="client")
+    trained = {n: torch.full_like(t, value) for n, t in SENT.items()}
+    with pytest.raises(ClientError, match="infinite or NaN"):
+        own.protect(Update(0, 1, trained), SENT, Message({}, {"norm": 0.5}))
 
 
 def test_a_secret_draw_of_nobody_is_released_like_any_other():

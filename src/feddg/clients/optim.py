@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.sgd import sgd
 
-from feddg.errors import ClientError
+from feddg.errors import ClientError, ExperimentError
 from feddg.models.normalization import norms_and_biases
 from feddg.settings import TrainSettings
 
@@ -272,15 +272,23 @@ class Optimization:
             clipping: greatest global norm of the gradients; None for any.
         """
         trained, pending = _parameters(optimizer), 0
+        stepped, waiting = set[int](), set[int]()
         watched = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
         large = sum(parameter.nbytes for parameter in trained) > PENDING_BYTES
 
         def come_in(parameter: Tensor) -> None:
             # By then nothing in the backward pass needs the old values of these parameters.
             nonlocal pending
+            if id(parameter) in stepped:
+                raise ExperimentError(
+                    "a layer's gradient came in twice in one backward pass, as where a layer is "
+                    "used twice under torch.utils.checkpoint; call that with use_reentrant=False"
+                )
+            waiting.add(id(parameter))
             pending += parameter.nbytes
             if pending > PENDING_BYTES:
                 pending = 0
+                stepped.update(waiting)
                 self.step(optimizer)
 
         hooks = []

@@ -12,7 +12,8 @@ Equations:
     Client, from the aggregated model, with its own last model frozen (features G_j, logits q):
         L = CE + 0.6 * ( mean_i sum_j a_ij MMD(F_i, G_j) + MMD(logits, q) ),
         a_i = softmax_j of the cosine between the batch's similarity matrices under F_i and G_j,
-        MMD with five Gaussian kernels, of 1/4 to 4 times the mean squared distance.
+        MMD with five Gaussian kernels exp(-d^2 / (2 sigma^2)), sigma^2 = 3^-3 to 3^1 times the mean
+        squared distance.
     A client's first round has no last model: cross-entropy only.
 
 Leaves the client:
@@ -44,8 +45,8 @@ from feddg.methods.base import Method, MethodSettings, State, register
 from feddg.models.network import Network
 
 PRIVATE = "csac/"
-BANDWIDTHS = (0.25, 0.5, 1.0, 2.0, 4.0)
-"""Kernel widths as factors of the mean squared distance (Long et al. 2015)."""
+BANDWIDTHS = (1 / 27, 1 / 9, 1 / 3, 1.0, 3.0)
+"""The kernels' sigma^2 as factors of the mean squared distance (authors' code)."""
 
 
 class CSACSettings(MethodSettings):
@@ -216,7 +217,7 @@ def _same_width(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
 def mmd(one: Tensor, other: Tensor, *, summed: bool = False) -> Tensor:
     """Returns the squared maximum mean discrepancy of two samples, ``(n, d)`` and ``(m, d)``.
 
-    Biased (V-statistic), so never negative; the mean of Gaussian kernels whose widths are
+    Biased (V-statistic), so never negative; the mean of Gaussian kernels whose sigma^2 are
     :data:`BANDWIDTHS` times the mean squared distance of all pairs. 0 if all points coincide.
 
     Args:
@@ -229,7 +230,7 @@ def mmd(one: Tensor, other: Tensor, *, summed: bool = False) -> Tensor:
     base = squares.detach().mean().clamp_min(torch.finfo(squares.dtype).tiny)
     if summed:
         base = base * len(points) / (len(points) - 1)
-    kernels = torch.stack([torch.exp(-squares / (base * width)) for width in BANDWIDTHS])
+    kernels = torch.stack([torch.exp(-squares / (2 * width * base)) for width in BANDWIDTHS])
     kernel = kernels.sum(0) if summed else kernels.mean(0)
     count = len(one)
     within = kernel[:count, :count].mean() + kernel[count:, count:].mean()

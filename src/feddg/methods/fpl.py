@@ -61,7 +61,7 @@ class FPLSettings(MethodSettings):
     )
     contrast_over: Literal["known", "batch"] = Field(
         "known",
-        description="what the contrast is averaged over: images whose class has a prototype, or "
+        description="what both terms are averaged over: images whose class has a prototype, or "
         "the whole batch (authors' code)",
     )
 
@@ -121,8 +121,9 @@ class FPL(Method):
             classes,
             self.settings.temperature,
         )
-        if own and self.settings.contrast_over == "batch":
-            own["prototype_contrast"] *= torch.isin(labels, classes).float().mean()
+        if self.settings.contrast_over == "batch":
+            share = torch.isin(labels, classes).float().mean()
+            own = {name: term * share for name, term in own.items()}
         return terms | own
 
     def report(self, client: Client) -> Message:

@@ -19,9 +19,11 @@ Equations:
     x_j = (1 - a) v + a (v * w),    w ~ N(0, 1 / (3 k^2)),  k in {1, 3, 5, 7},  a ~ U(0, 1)   (4)
     L = mean_j CE(g(f(x_j)), y) + weight * mean_j KL(p_j || mean p),   j = 1, ..., versions    (5)
 
-    with the moments of the image itself where the codec is ``colors``. m and u are drawn for
-    every image and version, k, w and a for every version, and (3) and (4) are each left out of a
-    version with a probability.
+    with the moments of the image itself where the codec is ``colors``, whose re-colouring is
+    clamped to [0, 1] before it is mixed in; (4) convolves v, normalised as the network's input
+    is, and is not clamped. FINCH's partition is the coarsest in (1), the finest in (2). m and u
+    are drawn for every image and version, k, w and a for every version, and (3) and (4) are each
+    left out of a version with a probability.
 
 Leaves the client:
     Before round 1 one style, 2 x 3 numbers with the codec ``colors``. Then the network, as in

@@ -403,8 +403,10 @@ class SmallMapConv2d(nn.Conv2d):
 
     def forward(self, input: Tensor) -> Tensor:
         """Maps ``(B, C, H, W)`` to ``(B, O, H', W')``, as ``Conv2d`` does."""
+        if input.ndim != 4 or input.shape[1] != self.in_channels:
+            return super().forward(input)  # one image, or one clear error
         height, width = self._result(input.shape[-2]), self._result(input.shape[-1])
-        if height * width > MOST_PLACES.get(_arithmetic(input), 0):
+        if min(height, width) < 1 or height * width > MOST_PLACES.get(_arithmetic(input), 0):
             return super().forward(input)
         padding = int(self.padding[0])
         places = functional.pad(input.permute(0, 2, 3, 1), (0, 0) + (padding,) * 4)

@@ -11,7 +11,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from feddg.errors import NotEnoughUpdates
+from feddg.errors import ClientError, NotEnoughUpdates
 from feddg.messages import Update, Weights
 from feddg.methods.base import Round
 from feddg.privacy.defence import AGGREGATION, EXTRAS, Defence, register
@@ -84,9 +84,14 @@ def shrunk(trained: Weights, sent: Weights, names: Iterable[str], norm: float) -
         sent: x.
         names: entries that count and move; the others are taken from ``trained``.
         norm: above 0.
+
+    Raises:
+        ClientError: the change is not finite: no shrinking would make it so.
     """
     names = sorted(names)
     found = distance(trained, sent, names)
+    if not math.isfinite(found):
+        raise ClientError("its change became infinite or NaN in training; lower train.lr")
     if not found > norm:
         return None
     moved = {n: sent[n].to(trained[n]) for n in names}
