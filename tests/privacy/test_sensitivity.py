@@ -124,7 +124,7 @@ def test_noise_at_the_client_has_the_stated_variance_and_leaves_the_rest_alone()
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_change_that_is_not_finite_never_leaves_under_noise(value):
-    own = guard(clipping_norm=0.5, noise_multiplier=2.0, noised_at="client")
+    own = defence(clipping_norm=0.5, noise_multiplier=2.0, noised_at="client")
     trained = {n: torch.full_like(t, value) for n, t in SENT.items()}
     with pytest.raises(ClientError, match="infinite or NaN"):
         own.protect(Update(0, 1, trained), SENT, Message({}, {"norm": 0.5}))
