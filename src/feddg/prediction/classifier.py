@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 import feddg
 from feddg.data.decoding import AS_IT_IS, MOST_PIXELS, Reading, Resize, ValueRange, decode_image
@@ -21,12 +21,12 @@ from feddg.errors import DataError, FeddgError, RunError
 from feddg.evaluation.accuracy import energy
 from feddg.evaluation.adaptation import Predictor
 from feddg.methods.base import local_names
+from feddg.records import Row
 from feddg.runs.diagnostics import about_model, result_sentence_of
 from feddg.runs.execute import fingerprint, read_energy_threshold
 from feddg.runs.model import Trained, load_trained
 from feddg.runs.provenance import training_depth
 
-IDENTITY = ("experiment", "method", "backbone", "model", "round", "weights", "adaptation")
 """The fields of a description that say whose weights answer."""
 
 
@@ -56,7 +56,27 @@ class ImagePreparation:
         return decode_image(source, self.size, self.resize, self.reading, self.bits, most)
 
 
-class ModelDescription(BaseModel):
+class ModelIdentity(Row):
+    """Whose weights a model has.
+
+    Attributes:
+        experiment: the run's id.
+        method: that trained it.
+        backbone: its network.
+        model: the selection rule it is by.
+        round: from which it is.
+        weights: a hash of them.
+    """
+
+    experiment: str = ""
+    method: str = ""
+    backbone: str = ""
+    model: str = ""
+    round: int = 0
+    weights: str = ""
+
+
+class ModelDescription(ModelIdentity):
     """What a model's file says about itself: all that an answer takes, and whose it is.
 
     ONNX files hold it as texts, which are checked here.
@@ -73,12 +93,6 @@ class ModelDescription(BaseModel):
         energy_threshold: above it an image is unlike those of training; None where not known.
         diagnostics: the warnings about it.
         result: how good it was where nobody trained, one sentence.
-        experiment: the run's id.
-        method: that trained it.
-        backbone: its network.
-        model: the selection rule it is by.
-        round: from which it is.
-        weights: a hash of them.
         adaptation: the test-time adaptation in it.
         format: of the file; ``run`` for a run folder.
         feddg: the version that wrote it.
@@ -87,8 +101,6 @@ class ModelDescription(BaseModel):
         kept_by_clients: tensors of it that every client keeps as its own.
         checked: on how many images it answered as the run did.
     """
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
 
     class_names: tuple[str, ...] = Field(min_length=1)
     image_size: int = Field(ge=1, le=4096)
@@ -101,12 +113,6 @@ class ModelDescription(BaseModel):
     energy_threshold: float | None = None
     diagnostics: tuple[Diagnostic, ...] = ()
     result: str = "The file does not say how good it was where nobody trained."
-    experiment: str = ""
-    method: str = ""
-    backbone: str = ""
-    model: str = ""
-    round: int = 0
-    weights: str = ""
     adaptation: str | None = None
     format: str = ""
     feddg: str = ""
@@ -177,7 +183,7 @@ class ImageClassifier(ABC):
         self.class_names, self.threshold = description.class_names, description.energy_threshold
         self.diagnostics, self.result = description.diagnostics, description.result
         self.weights = description.weights
-        self.identity = description.model_dump(include=set(IDENTITY))
+        self.identity = description.model_dump(include={*ModelIdentity.model_fields, "adaptation"})
 
     @property
     def keeps_state(self) -> bool:

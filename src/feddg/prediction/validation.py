@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from feddg.data.data_set import load_source
 from feddg.data.decoding import Tile
@@ -14,7 +14,12 @@ from feddg.data.inspection import survey
 from feddg.diagnostics import Diagnostic
 from feddg.errors import DataError
 from feddg.evaluation.metrics import Predictions, measure
-from feddg.prediction.classifier import ImageClassifier, load_classifier, unknown_classes
+from feddg.prediction.classifier import (
+    ImageClassifier,
+    ModelIdentity,
+    load_classifier,
+    unknown_classes,
+)
 from feddg.prediction.predict import BATCH_SIZE, BatchPredictor, Prediction, predict_batches
 from feddg.records import JsonFile, Row
 from feddg.runs.diagnostics import wilson
@@ -128,19 +133,6 @@ def _make_correct_tellable(
         if not left:
             return False
         hidden[min(left, key=lambda row: int(confusion[row].sum()))] = True
-
-
-class ModelIdentity(Row):
-    """Whose weights were measured."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-    experiment: str = ""
-    method: str = ""
-    backbone: str = ""
-    model: str = ""
-    round: int = 0
-    weights: str = ""
 
 
 class DomainValidation(Row):
