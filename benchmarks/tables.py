@@ -15,8 +15,9 @@ from feddg.comparison.statistics import average_over_columns, paired_margin
 from feddg.records import ID_TEST, TEST
 from feddg.report.results_page import between_marks, search_table
 from feddg.report.tables import margin_text, spread_text
-from feddg.report.text import readable, spelled
+from feddg.report.text import spelled
 from feddg.runs.reading import EMA_MEAN, FINAL, SWA_MEAN
+from feddg.text import readable
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / "docs" / "results" / "data"

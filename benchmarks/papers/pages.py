@@ -18,8 +18,9 @@ from feddg.comparison.statistics import average_over_columns, paired_margin
 from feddg.records import TEST
 from feddg.report.results_page import BEGIN, END, REFERENCE, between_marks, cells_run, remade
 from feddg.report.tables import margin_text, mark, spread_text
-from feddg.report.text import readable, spelled
+from feddg.report.text import spelled
 from feddg.runs.reading import FINAL, SWA_MEAN
+from feddg.text import readable
 
 ROOT = Path(__file__).resolve().parents[2]
 PLANS = Path("benchmarks/papers/short")
@@ -93,7 +94,7 @@ def listing(names: Sequence[str], root: Path = ROOT) -> str:
 
 def short_table(results: Results) -> str:
     """Accuracy of the last model, of the averaged weights and in the paper; leads over FedAvg."""
-    final, tail = results.accuracies(FINAL), results.accuracies(SWA_MEAN)
+    final, swa = results.accuracies(FINAL), results.accuracies(SWA_MEAN)
     constant = results.no_better_than_constant()
     printed = (results.paper or {}).get("values", {}).get(TEST, {})
     methods = [method for method in results.methods if method in final]
@@ -102,7 +103,7 @@ def short_table(results: Results) -> str:
     run = [column for column in results.columns if column in measured]
     leads = [
         {method: paired_margin(own[method], own[REFERENCE]) for method in others}
-        for own in (final, tail)
+        for own in (final, swa)
         if REFERENCE in own
     ]
     shown = any(lead and lead.low is not None for own in leads for lead in own.values())
@@ -110,7 +111,7 @@ def short_table(results: Results) -> str:
     def cells(method: str) -> list[str]:
         found = [spelled(method) + mark(constant.get(method, ()), results.columns)]
         for column in run:
-            ours = [average_over_columns(own[method], [column]) for own in (final, tail)]
+            ours = [average_over_columns(own[method], [column]) for own in (final, swa)]
             paper = printed.get(method, {}).get(column)
             found.append(
                 " / ".join([*(spread_text(one) if one else "-" for one in ours)])

@@ -67,7 +67,7 @@ def measured(root: Path, domain: str, seed: int, size: int, out: Path, **fields:
     network = f"{experiment.model.backbone}, {(experiment.model.weights and 'ImageNet') or 'none'}"
     return (
         f"| {domain} | {seed} | {network} | {experiment.train.rounds} | {found['last']:.1f} "
-        f"| {found['tail']:.1f} | {seconds:.0f} |"
+        f"| {found['swa']:.1f} | {seconds:.0f} |"
     )
 
 
@@ -88,7 +88,7 @@ def main() -> None:
     asked = parser.parse_args()
     pacs = asked.what == "weights"
     table = load_source("pacs", asked.pacs) if pacs else load_source("digits")
-    print("| unseen | seed | network, weights | rounds | last | tail | CPU s |")
+    print("| unseen | seed | network, weights | rounds | last | SWA | CPU s |")
     print("|---|---|---|---|---|---|---|", flush=True)
     for domain in asked.hold_out.split(","):
         counts = {d: 200 if d == domain else asked.images for d in table.domain_names}

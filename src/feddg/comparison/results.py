@@ -203,9 +203,9 @@ def measured_numbers(run: RunRecord) -> dict[str, float]:
         ``tune`` section, this is of in-domain validation. ``fluctuation_last`` and
         ``fluctuation_swa``: by how much the accuracy on the test domains changes from one evaluated
         round to the next, mean over the second half of the rounds, of the last weights and of the
-        tail's mean. By round, means: ``seconds`` of training and aggregation, ``images`` of
-        training steps, each once a step, ``forwards`` of images through the networks where
-        they were counted, ``bytes`` that a client sends and is sent.
+        mean of the last rounds. By round, means: ``seconds`` of training and aggregation,
+        ``images`` of training steps, each once a step, ``forwards`` of images through the networks
+        where they were counted, ``bytes`` that a client sends and is sent.
     """
     numbers: dict[str, float] = {}
     found = run.evaluations

@@ -135,14 +135,14 @@ class SiteMemory:
             self._secrets.unlink(missing_ok=True)
 
     def context(self, digest: str) -> Message | None:
-        """Returns what was agreed, or None if this site was not told, or its copy is damaged."""
+        """Returns the shared context, or None if this site has none, or its copy is damaged."""
         try:
             return Message.from_bytes(_read_checked(self.folder / f"context-{digest}.bin"))
         except RunError:
             return None  # it is asked for again
 
     def keep_context(self, digest: str, context: Message) -> None:
-        """Files what was agreed."""
+        """Files the shared context."""
         _write_checked(self.folder / f"context-{digest}.bin", context.to_bytes())
 
 
@@ -322,7 +322,7 @@ def read_experiment(run_config: Mapping[str, Any]) -> Experiment:
 
 
 class MissingContext(FeddgError):
-    """The site was not told, or has lost, what was agreed."""
+    """The site was not sent, or has lost, the shared context."""
 
 
 class Site:
@@ -430,7 +430,7 @@ class Site:
             return payload.parts[CONTEXT]
         context = memory.context(digest)
         if context is None:
-            raise MissingContext("it was not told what was agreed before round 1")
+            raise MissingContext("it was not sent the shared context of before round 1")
         return context
 
     # What a simulated site has otherwise.

@@ -228,7 +228,7 @@ class Mailbox:
 
         Args:
             waiting: all that were sent; emptied, so that a reply is nobody's once it was used.
-            again: sends a message anew, with what was agreed, to a site that says it has it not.
+            again: sends a message anew, with the shared context, to a site that lacks it.
             needed: whether nothing goes on without a reply. If so, and if all of them were silent
                 before, they have their full time: nobody else waits.
         """
@@ -242,7 +242,7 @@ class Mailbox:
                     if sent_again[sent.client] <= MOST_SENT_AGAIN:
                         waiting[place] = again(sent)
                     else:
-                        sent.refuse("says again and again that it was not told what was agreed")
+                        sent.refuse("says again and again that it was not sent the shared context")
             if (reply := waiting[0].reply) is not None:
                 waiting.popleft()
                 yield reply
@@ -615,7 +615,7 @@ class FlowerTransport:
         return {id: self.registry.introductions[id] for id in trainers}
 
     def hand_out(self, context: Message | None, *, again: bool = False) -> None:
-        """Has every site sent what was agreed with its next message, once."""
+        """Has every site sent the shared context with its next message, once."""
         self._context = context
         content = b"" if context is None else context.to_bytes()
         self._digest = hashlib.blake2b(content, digest_size=8).hexdigest() if content else ""
@@ -739,7 +739,7 @@ class FlowerTransport:
         return found
 
     def _addressed(self, records: RecordDict, id: int, context: Message | None) -> RecordDict:
-        """Returns a site's own copy of records, with what was agreed where it is to be told."""
+        """Returns a site's own copy of records, with the shared context where it is to be sent."""
         fields = dict(records.config_records[FIELDS]) | {"client": id}
         own = RecordDict(dict(records))
         if context is not None:

@@ -360,7 +360,7 @@ class Request(BaseModel):
         client: the site's number.
         classes: the federation's classes, in the order of their numbers.
         domains: domains that sites train on, in the order of their numbers.
-        agreed: digest of what was agreed before round 1; empty for nothing.
+        context: digest of the shared context; empty for none.
         question: name of the method's question, where there is one.
     """
 

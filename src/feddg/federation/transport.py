@@ -163,7 +163,7 @@ class Transport(Protocol):
         ...
 
     def hand_out(self, context: Message | None, *, again: bool = False) -> None:
-        """Sees to it that every client has what was agreed whenever it trains.
+        """Sees to it that every client has the shared context whenever it trains.
 
         ``again`` says that clients were given it in an earlier part of the run.
         """

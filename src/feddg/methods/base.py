@@ -563,7 +563,7 @@ def _plain(name: str) -> str:
 
 
 @runtime_checkable
-class Redraws(Protocol):
+class Stylizes(Protocol):
     """A method whose clients train on stylized images."""
 
     def preview(self, images: Tensor, context: Message | None) -> Tensor | None:

@@ -247,17 +247,17 @@ def _accuracy(results: Results) -> str:
     def average(heading: str, rule: SelectionRule, split: str = TEST) -> MethodColumn:
         return accuracy_column(results, heading, rule, results.columns, split=split, published=True)
 
-    final, tail = results.accuracies(FINAL), results.accuracies(SWA_MEAN)
+    final, swa = results.accuracies(FINAL), results.accuracies(SWA_MEAN)
     columns = [
         *(average(r.name.lower(), r) for r in (FINAL, SWA_MEAN, EMA_MEAN, BEST_IN_DOMAIN)),
-        _margin_column("SWA minus final", tail, final),
+        _margin_column("SWA minus final", swa, final),
         _fluctuation_column(results, "fluctuation, last", "last"),
         _fluctuation_column(results, "fluctuation, SWA", "swa"),
         average("in-domain test, SWA", SWA_MEAN, ID_TEST),
     ]
     caption = (
         "Accuracy on the unseen domain, average over the columns, percent, mean ± standard "
-        "deviation over the seeds that have every column. *Tail minus final* is paired by column "
+        "deviation over the seeds that have every column. *SWA minus final* is paired by column "
         "and seed, with its 95 % interval. *Movement*: mean change between neighbouring rounds of "
         "the second half."
     )
@@ -288,17 +288,17 @@ def _margins(results: Results) -> str:
 
 def _explained(results: Results) -> str:
     """How much of each method's lead over plain averaging the mean of the last rounds explains."""
-    final, tail = results.accuracies(FINAL), results.accuracies(SWA_MEAN)
+    final, swa = results.accuracies(FINAL), results.accuracies(SWA_MEAN)
     named = partial(_marked, results, (FINAL, SWA_MEAN))
     name = named(REFERENCE)
     if REFERENCE not in final:
         return f"Without {name} nobody's lead can be explained."
     methods = [method for method in _ranked(results) if method != REFERENCE]
-    plain, averaged = (dict.fromkeys(methods, found.get(REFERENCE, {})) for found in (final, tail))
+    plain, averaged = (dict.fromkeys(methods, found.get(REFERENCE, {})) for found in (final, swa))
     columns = [
         _margin_column("both final", final, plain),
         _margin_column(f"{name} with its SWA", final, averaged),
-        _margin_column("both with SWA", tail, averaged),
+        _margin_column("both with SWA", swa, averaged),
     ]
     caption = (
         f"Lead over {name}, paired by column and seed: as tables have it, with both models of the "

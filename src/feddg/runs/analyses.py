@@ -18,7 +18,7 @@ from feddg.data.pixels import as_unit
 from feddg.errors import RunError
 from feddg.federation.inprocess import InProcess
 from feddg.messages import Update, Weights
-from feddg.methods.base import Redraws, has_global_model, title_of
+from feddg.methods.base import Stylizes, has_global_model, title_of
 from feddg.records import client_name
 from feddg.rng import stream
 from feddg.runs.figures import some_of_each
@@ -246,7 +246,7 @@ def grey_levels(loaded: LoadedRun, progress: Progress) -> dict[str, Any]:
         if len(images) == 0:
             continue
         stylized = None
-        if isinstance(loaded.method, Redraws):
+        if isinstance(loaded.method, Stylizes):
             with torch.no_grad():
                 stylized = loaded.method.preview(images, loaded.state.context)
         before.append(grey_histogram(images))

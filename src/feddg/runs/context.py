@@ -61,7 +61,7 @@ class RunContext:
         evaluation: what the global model is measured on here, if anything.
         clients: who holds what, for ``clients.json``.
         elsewhere: measures the global model where the images are.
-        draw: writes the report's figures once the method has agreed on something.
+        draw: writes the report's figures once there is a shared context.
         defences: what happens to updates on their way.
         remote: whether clients are elsewhere, so that what was sent is sent, whatever came of it.
         contents: which images are trained and tested on, where they are here.

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from feddg.data.pixels import as_unit
 from feddg.evaluation.accuracy import Evaluation
-from feddg.methods.base import Adapts, Method, Redraws, State
+from feddg.methods.base import Adapts, Method, State, Stylizes
 from feddg.models.network import Network
 from feddg.records import TEST, as_cell
 from feddg.rng import stream
@@ -32,7 +32,7 @@ def draw_figures(folder: Path, images: Images, method: Method, state: State, see
     Raises:
         OSError: the figure cannot be written.
     """
-    if not isinstance(method, Redraws):
+    if not isinstance(method, Stylizes):
         return
     domains = images.table.domains
     rows = some_of_each(domains, images.splits.train, PER_DOMAIN, seed, "figure")
