@@ -288,13 +288,13 @@ def expand(fields: dict[str, Any]) -> dict[str, Any]:
     plain = {key: _plain(value) for key, value in out.items()}
     for part in _PARTS & plain.keys():
         if not isinstance(plain[part], Mapping):
-            raise ExperimentError(f"{part}: must hold fields (got {_short(plain[part])})")
+            raise ExperimentError(f"{part}: must hold fields (got {reprlib.repr(plain[part])})")
     for key, value in flat.items():
         written = leaves(plain).get(SHORTHANDS[key], value)
         if written != value:
             raise ExperimentError(
-                f"{key} is {_short(value)} and {SHORTHANDS[key]} is {_short(written)}, which are "
-                "one field; say one of them"
+                f"{key} is {reprlib.repr(value)} and {SHORTHANDS[key]} is {reprlib.repr(written)}, "
+                "which are one field; say one of them"
             )
         plain = merge(plain, nested(SHORTHANDS[key], value))
     return plain
@@ -308,8 +308,8 @@ def _choice(given: Any) -> Any:
         return given
     if not isinstance(given.get("settings") or {}, Mapping):
         raise ExperimentError(
-            f"the settings of {_short(given.get('name'))} must be fields "
-            f"(got {_short(given['settings'])})"
+            f"the settings of {reprlib.repr(given.get('name'))} must be fields "
+            f"(got {reprlib.repr(given['settings'])})"
         )
     settings = {k: v for k, v in given.items() if k not in ("name", "settings")}
     rest = {k: v for k, v in given.items() if k in ("name", "settings")}
@@ -449,10 +449,6 @@ def _explain(error: ValidationError) -> str:
     where, fields = ".".join(map(str, fault["loc"])), list(part.model_fields)
     near = nearest(str(field), fields if parents else [*fields, *SHORTHANDS])
     return f"unknown field {where!r}{near}; there are: {', '.join(fields)}"
-
-
-def _short(value: Any) -> str:
-    return reprlib.repr(value)
 
 
 # Where every setting of an experiment comes from.

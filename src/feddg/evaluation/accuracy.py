@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from feddg.clients.client import Pixels, gathered
 from feddg.data.pixels import as_unit
 from feddg.diagnostics import Diagnostic
+from feddg.errors import first_names
 from feddg.evaluation.metrics import Predictions, measure
 from feddg.records import LAST, EvaluationRow
 from feddg.rng import stream
@@ -199,10 +200,9 @@ def about_support(
     for split, domain, counts in parts:
         thin = [index for index, count in enumerate(counts) if count < FEW]
         if thin:
-            names = [class_names[i] if i < len(class_names) else f"class {i}" for i in thin[:3]]
-            named = ", ".join(f"{name} ({counts[i]})" for name, i in zip(names, thin))
-            more = f" and {len(thin) - 3} more" if len(thin) > 3 else ""
-            found.append(f"{split} {domain}: {named}{more}")
+            names = [class_names[i] if i < len(class_names) else f"class {i}" for i in thin]
+            counted = [f"{name} ({counts[i]})" for name, i in zip(names, thin)]
+            found.append(f"{split} {domain}: {first_names(counted, 3)}")
     if found:
         more = f"; and in {len(found) - 3} more domains" if len(found) > 3 else ""
         yield Diagnostic(

@@ -17,7 +17,14 @@ from torch import Tensor, nn
 
 from feddg.clients.client import Batch, Client
 from feddg.diagnostics import Diagnostic
-from feddg.errors import ExperimentError, FeddgError, NotEnoughUpdates, RunError, field_fault
+from feddg.errors import (
+    ExperimentError,
+    FeddgError,
+    NotEnoughUpdates,
+    RunError,
+    field_fault,
+    first_names,
+)
 from feddg.messages import Broadcast, Message, Refusal, Sent, Update, Weights, on_device
 from feddg.models.network import Network
 from feddg.records import Direction, EvaluationRow, Groups, RefusedUpdate, RoundRow
@@ -392,8 +399,7 @@ class FoundOut(Exception):
 
 def name_clients(ids: Sequence[int]) -> str:
     """Returns clients as a line names them; of many the first."""
-    more = f" and {len(ids) - 20} more" if len(ids) > 20 else ""
-    return f"clients {', '.join(map(str, ids[:20]))}{more}"
+    return f"clients {first_names([str(id) for id in ids], 20)}"
 
 
 class RoundHook:
