@@ -22,7 +22,7 @@ class Observer:
         """What a defence guarantees, before anything is sent."""
 
     def work(self, what: str, done: int, total: int) -> None:
-        """Preparation goes on: decoding images, describing clients."""
+        """Preparation goes on: decoding images, collecting clients' statistics."""
 
     def client(self, round: int, reply: Update | Refusal) -> None:
         """A client finished its part of a round."""
@@ -37,7 +37,7 @@ class Observer:
         """The run ended: ``completed``, ``interrupted`` or ``failed``."""
 
 
-EVENTS = ("start", "diagnostic", "work", "client", "round", "scores", "end")
+EVENTS = tuple(name for name in vars(Observer) if not name.startswith("_"))
 """Names of an observer's methods."""
 
 
