@@ -12,11 +12,11 @@ from flwr.supercore.task_identity import TaskIdentity
 from feddg.deploy.transport import FlowerTransport, Policy
 from feddg.deploy.wire import (
     ASK,
-    INTRODUCE,
+    REGISTER,
     STATISTICS,
     TRAIN,
-    Introduction,
     Payload,
+    Registration,
     flower_bytes,
 )
 from feddg.federation.server import Server
@@ -89,11 +89,11 @@ class HostileGrid(Grid):
         return found
 
     def _answered(self, kind: str, site: int, asked: Payload) -> Payload:
-        if kind == INTRODUCE:
+        if kind == REGISTER:
             count = self.small.sizes[site]
             counts = {"classes": {"a": count}, "domains": {f"domain {site}": count}}
-            introduction = Introduction(**counts).message
-            return Payload({"site": self.names[site], "busy": 0.1}, {"introduction": introduction})
+            registration = Registration(**counts).message
+            return Payload({"site": self.names[site], "busy": 0.1}, {"registration": registration})
         there = self.small.transport
         if "context" in asked.parts:
             there.hand_out(asked.parts["context"], again=True)
@@ -123,15 +123,17 @@ class HostileFederation:
         *,
         grid: type[HostileGrid] = HostileGrid,
         policy: Policy | None = None,
-        judges: tuple[str, ...] = (),
+        evaluation_sites: tuple[str, ...] = (),
         **options: Any,
     ) -> None:
         sizes = tuple(4 + site for site in range(sites))
         self.small = federation(method, sizes=sizes, **options)
         names = tuple(f"site-{site}" for site in range(sites))
-        self.grid = grid(self.small, (*names, *judges))
+        self.grid = grid(self.small, (*names, *evaluation_sites))
         policy = policy or Policy(minimum=1, wait=0.01, deadline=5.0, poll=0.001)
-        self.transport = FlowerTransport(self.grid, names, "run-1", policy, judges=judges)
+        self.transport = FlowerTransport(
+            self.grid, names, "run-1", policy, evaluation_sites=evaluation_sites
+        )
         self.minimum = policy.minimum
         self.rows: list[Any] = []
 
@@ -160,7 +162,7 @@ class HostileFederation:
                 sites,
                 image_size=SIZE,
                 also=defences.sends,
-                introduced=self.transport.introduced,
+                registered=self.transport.registered,
                 train=small.train,
                 style_noise=small.style_noise,
             ),

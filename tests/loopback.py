@@ -54,7 +54,7 @@ class Loopback:
         chosen: Experiment,
         sites: tuple[str, ...],
         *,
-        judges: tuple[str, ...] = (),
+        evaluation_sites: tuple[str, ...] = (),
         images: str | dict[str, str] = "digits:{site}",
         test: str = "digits:sketch",
         **config,
@@ -71,7 +71,7 @@ class Loopback:
             superlink_port=behind,
             out=folder / "runs",
             test=test,
-            judges=judges,
+            evaluation_sites=evaluation_sites,
         )
         self.path = folder / "runs" / chosen.label
         self.configure(cache=str(folder / "coordinator"), **config)

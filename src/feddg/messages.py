@@ -163,7 +163,7 @@ def first_not_finite(tensors: Iterable[tuple[str, Tensor]]) -> str | None:
     return next((name for name, tensor in named if not torch.isfinite(tensor).all()), None)
 
 
-# Declared forms: what a value from outside must be, checked before anybody works with it.
+# Declared schemas: what a value from outside must be, checked before anybody works with it.
 #
 # A site may be broken, or hostile. Whatever it says is compared with what was declared: names,
 # shapes, types, ranges and sizes. A fault is one sentence that says what is wrong; it holds
@@ -179,7 +179,7 @@ MOST_TEXT = 500
 
 _NOT_FINITE = "is not finite (NaN or infinite)"
 LARGEST = 1e6
-"""Largest size of a number whose form declares no range.
+"""Largest size of a number whose schema declares no range.
 
 Sums, squares and products over a million clients stay finite in float32.
 """
@@ -190,8 +190,8 @@ Shape = tuple[Dimension, ...]
 
 
 @dataclass(frozen=True)
-class Known:
-    """What the receiver knows of the federation, for forms that depend on it.
+class SchemaContext:
+    """What the receiver knows of the federation, for schemas that depend on it.
 
     Attributes:
         classes: number of classes.
@@ -199,7 +199,7 @@ class Known:
         features: length of an embedding.
         image_size: side of the training images, pixels; 0 where nobody said.
         shapes: shapes of the network's entries by name.
-        images: how many images the sender has; None where it did not introduce itself.
+        images: how many images the sender has; None where it did not register.
         noise: how styles are noised before they leave a client, if they are.
         kept: what the server keeps beside the weights, in an update's round.
         gradients: of an update: returns by how much the sender moved an entry of the network, for
@@ -227,8 +227,8 @@ Range = tuple[float | Tensor, float | Tensor]
 
 
 @dataclass(frozen=True)
-class Sent:
-    """The form of one entry of a message.
+class EntrySchema:
+    """The schema of one entry of a message.
 
     Attributes:
         what: what it is, for people.
@@ -247,12 +247,12 @@ class Sent:
     """
 
     what: str
-    shape: Shape | Callable[[Any, Known], Shape] | None = None
+    shape: Shape | Callable[[Any, SchemaContext], Shape] | None = None
     dtype: torch.dtype = torch.float32
     integer: bool = False
     low: float = -LARGEST
     high: float | str = LARGEST
-    within: Callable[[Any, Known, str], Range] | None = None
+    within: Callable[[Any, SchemaContext, str], Range] | None = None
     rows: str = "images"
     entry_of: str | None = None
     when: Callable[[Any], bool] | None = None
@@ -261,18 +261,18 @@ class Sent:
         return self.what
 
     def tensor_fault(
-        self, method: Any, known: Known, name: str, tensor: Tensor, bound: dict[str, int]
+        self, method: Any, context: SchemaContext, name: str, tensor: Tensor, bound: dict[str, int]
     ) -> str | None:
         """Says what is wrong with a tensor, or None.
 
         Args:
-            method: whose form it is.
-            known: what is known of the federation.
+            method: whose schema it is.
+            context: what is known of the federation.
             name: the entry's name.
             tensor: its content.
             bound: free dimensions met so far in this message; added to.
         """
-        shape = self._shape(method, known, name)
+        shape = self._shape(method, context, name)
         if shape is None:
             return "must be a number, not a tensor"
         if tensor.dtype != self.dtype:
@@ -280,13 +280,15 @@ class Sent:
         if tensor.dim() != len(shape):
             return f"has shape {_short(tensor.shape)}, expected {_short(shape)}"
         for length, wanted in zip(tensor.shape, shape):
-            if not _fits(length, wanted, known, bound, self._most_rows(known)):
+            if not _fits(length, wanted, context, bound, self._most_rows(context)):
                 return f"has shape {_short(tensor.shape)}, expected {_short(shape)}"
         if tensor.numel() > MOST_NUMBERS:
             return f"has {tensor.numel()} numbers, more than {MOST_NUMBERS}"
-        return _range_fault(tensor, *self._range(method, known, name))
+        return _range_fault(tensor, *self._range(method, context, name))
 
-    def number_fault(self, method: Any, known: Known, name: str, value: object) -> str | None:
+    def number_fault(
+        self, method: Any, context: SchemaContext, name: str, value: object
+    ) -> str | None:
         """Says what is wrong with a number, or None; see :meth:`tensor_fault`."""
         if self.shape is not None:
             return "must be a tensor, not a number"
@@ -296,30 +298,32 @@ class Sent:
             return "must be a whole number"
         if isinstance(value, float) and not math.isfinite(value):
             return _NOT_FINITE
-        low, high = self._range(method, known, name)
+        low, high = self._range(method, context, name)
         # A whole number may be too large to be written as a fraction, or to be read at all.
         shown = f"{value:g}" if abs(value) < 1e300 else "enormous"
         return None if low <= value <= high else f"is {shown}, outside {low:g} .. {high:g}"
 
-    def _shape(self, method: Any, known: Known, name: str) -> Shape | None:
+    def _shape(self, method: Any, context: SchemaContext, name: str) -> Shape | None:
         if self.entry_of is not None:
-            shape = (known.shapes or {}).get(name.removeprefix(self.entry_of))
+            shape = (context.shapes or {}).get(name.removeprefix(self.entry_of))
             return None if shape is None else tuple(shape)
-        return self.shape(method, known) if callable(self.shape) else self.shape
+        return self.shape(method, context) if callable(self.shape) else self.shape
 
-    def _range(self, method: Any, known: Known, name: str) -> Range:
+    def _range(self, method: Any, context: SchemaContext, name: str) -> Range:
         if self.within is not None:
-            return self.within(method, known, name)
-        return self.low, _known(known, self.high) - 1 if isinstance(self.high, str) else self.high
+            return self.within(method, context, name)
+        return self.low, _dimension(context, self.high) - 1 if isinstance(
+            self.high, str
+        ) else self.high
 
-    def _most_rows(self, known: Known) -> int:
-        most = known.images if self.rows == "images" else _known(known, self.rows)
+    def _most_rows(self, context: SchemaContext) -> int:
+        most = context.images if self.rows == "images" else _dimension(context, self.rows)
         return MOST_ROWS if most is None else min(most, MOST_ROWS)
 
 
-def _known(known: Known, name: str) -> int:
-    dimension = known.dimension(name)
-    assert dimension is not None, f"a form refers to the unknown dimension {name!r}"
+def _dimension(context: SchemaContext, name: str) -> int:
+    dimension = context.dimension(name)
+    assert dimension is not None, f"a schema refers to the unknown dimension {name!r}"
     return dimension
 
 
@@ -374,10 +378,12 @@ def names_fault(names: Sequence[object], what: str, most: int, length: int = 200
     return None
 
 
-def _fits(length: int, wanted: Dimension, known: Known, bound: dict[str, int], most: int) -> bool:
+def _fits(
+    length: int, wanted: Dimension, context: SchemaContext, bound: dict[str, int], most: int
+) -> bool:
     if isinstance(wanted, int):
         return length == wanted
-    dimension = known.dimension(wanted)
+    dimension = context.dimension(wanted)
     if dimension is not None:
         return length == dimension
     return 1 <= length <= most and bound.setdefault(wanted, length) == length

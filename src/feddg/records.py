@@ -418,7 +418,7 @@ class TrafficRow(Row):
 
     Attributes:
         at: when it was sent, seconds since 1970.
-        kind: what it asked for: ``train``, ``query.introduce``, ...
+        kind: what it asked for: ``train``, ``query.register``, ...
         round: the round it belongs to.
         site: the site's name, or its node while it has none.
         bytes_down: to the site, as Flower counts them.

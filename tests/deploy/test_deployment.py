@@ -31,17 +31,17 @@ def deploy(tmp_path):
     """Starts deployments, and ends their processes."""
     started = []
 
-    def start(method, rounds, sites=SITES, judges=(), server=None, **config):
+    def start(method, rounds, sites=SITES, evaluation_sites=(), server=None, **config):
         train = {**SMALL["train"], "rounds": rounds, "local_steps": 5}
         clients = {**SMALL["clients"], "number": len(sites)}
         # In-process, domains of no site are held out.
         held = ["sketch", *(site for site in SITES if site not in sites)]
         fields = {**SMALL, "method": method, "train": train, "clients": clients, "hold_out": held}
         chosen = Experiment(**{**fields, "server": server or {}})
-        loopback = Loopback(tmp_path, chosen, sites, judges=judges, **config)
+        loopback = Loopback(tmp_path, chosen, sites, evaluation_sites=evaluation_sites, **config)
         started.append(loopback)
         loopback.start_link()
-        for site in (*sites, *judges):
+        for site in (*sites, *evaluation_sites):
             loopback.register(site)
             loopback.start_node(site)
         return chosen, loopback
@@ -109,7 +109,7 @@ def test_all_sites_killed_fails_the_run_and_the_same_line_finishes_it(deploy, tm
 
 
 def test_strangers_kills_and_a_coordinators_restart_change_no_bit(deploy, tmp_path):
-    """Two sites and a judge behind the proxy; a site and the coordinator are killed in between."""
+    """Three sites behind the proxy, one that evaluates; a site and the coordinator are killed."""
     both, again = SITES[:2], {"min_updates": 2, "attempts": 3}
     chosen, loopback = deploy("fedbn", 4, both, ("sketch",), again, **{"round-deadline": 120.0})
     thief = loopback.make_key("thief")
@@ -146,7 +146,7 @@ def test_strangers_kills_and_a_coordinators_restart_change_no_bit(deploy, tmp_pa
     own = [row for row in rows if row["domain"] == "sketch"]
     judged = [row for row in rows if row["domain"] != "sketch"]
     for mine, theirs in zip(own, judged, strict=True):
-        # The judge's counts are the coordinator's own; what needs every prediction it cannot say.
+        # Its counts are the coordinator's own; what needs every prediction it cannot say.
         shared = {name: mine["metrics"][name] for name in theirs["metrics"]}
         assert {**theirs, "domain": "sketch"} == {**mine, "metrics": shared}
 

@@ -61,7 +61,7 @@ def test_flower_gives_the_bits_of_the_in_process_transport(case, tmp_path, monke
         assert same(one[1], other[1])
         assert one[2] == other[2]
     crossed, entered = (ledger(path) for path in (deployment.path, expected.folder))
-    assert sorted(entry for entry in crossed if entry[3] != "introduce") == sorted(entered)
+    assert sorted(entry for entry in crossed if entry[3] != "register") == sorted(entered)
 
 
 def test_the_grid_carries_the_norm_the_bit_and_no_loss(tmp_path):

@@ -21,7 +21,7 @@ SITES = ("ink", "chalk")
 @pytest.fixture
 def folder(tmp_path):
     chosen = Experiment(data="digits", clients={"number": 2, "partition": "domain"})
-    write_app(tmp_path / "app", chosen, SITES, judges=["clinic"], address="fl.org:8443")
+    write_app(tmp_path / "app", chosen, SITES, evaluation_sites=["clinic"], address="fl.org:8443")
     return tmp_path / "app"
 
 

@@ -16,7 +16,7 @@ from federations import same
 from flower_grid import Deployment, experiment
 from hostile_grid import HostileFederation, HostileGrid
 
-INTRODUCE, TRAIN = "query.introduce", "train"
+REGISTER, TRAIN = "query.register", "train"
 NEVER = math.inf
 
 
@@ -108,19 +108,19 @@ def said(caplog, words):
 def test_silent_at_the_start_costs_wait_seconds_once(silent, clock, caplog):
     some = federation(minimum=2)
     for site in silent:
-        some.grid.seconds[site, INTRODUCE] = NEVER
+        some.grid.seconds[site, REGISTER] = NEVER
     seconds, server = clock.took(lambda: some.run(rounds=3))
     assert seconds < 300 + 30
     assert server.state.round == 3
     (line,) = said(caplog, "round 0 goes on without the sites")
     for site in silent:
-        assert f"site-{site} (connected, but it has not introduced itself)" in line
+        assert f"site-{site} (connected, but it has not registered)" in line
     assert some.grid.sent.count(TRAIN) == 3 * (4 - len(silent))
 
 
 def test_all_silent_at_the_start_is_one_line_and_no_round(clock):
     some = federation(minimum=2)
-    some.grid.seconds = {(site, INTRODUCE): NEVER for site in range(4)}
+    some.grid.seconds = {(site, REGISTER): NEVER for site in range(4)}
     with pytest.raises(RunError, match=r"0 of 4 sites connected within 300 s, .* site-0 \(conn"):
         some.run()
     assert clock.now < 301
@@ -128,30 +128,30 @@ def test_all_silent_at_the_start_is_one_line_and_no_round(clock):
 
 def test_a_site_that_introduces_itself_late_takes_part_from_then_on(clock):
     some = federation()
-    some.grid.seconds = {(0, INTRODUCE): 400, (1, TRAIN): 150}
+    some.grid.seconds = {(0, REGISTER): 400, (1, TRAIN): 150}
     server = some.run()  # 300 s and a round of 150 s
     assert 0 not in {row for site, row in some.grid.delivered if row == TRAIN and site == 0}
     assert len(server.round().clients) == 4
     assert (0, TRAIN) in some.grid.delivered
-    assert some.grid.delivered.count((0, INTRODUCE)) == 1, "its late answer counts"
+    assert some.grid.delivered.count((0, REGISTER)) == 1, "its late answer counts"
 
 
 def test_one_that_never_says_who_it_is_is_asked_again_now_and_then(clock):
     some = federation()
-    some.grid.seconds = {(0, INTRODUCE): NEVER}
+    some.grid.seconds = {(0, REGISTER): NEVER}
     some.run()
-    some.grid.seconds = {(0, INTRODUCE): 10}  # it was restarted, and its message is lost
+    some.grid.seconds = {(0, REGISTER): 10}  # it was restarted, and its message is lost
     for _ in range(40):
         some.server.round()
         clock.sleep(100)
-    assert some.grid.delivered.count((0, INTRODUCE)) == 2
+    assert some.grid.delivered.count((0, REGISTER)) == 2
     assert (0, TRAIN) in some.grid.delivered
 
 
 def test_coming_back_silently_costs_two_minutes_once_however_often(clock, caplog):
     some = federation()
     server = some.run()
-    some.grid.seconds[0, INTRODUCE] = NEVER
+    some.grid.seconds[0, REGISTER] = NEVER
     costs = []
     for _ in range(3):
         some.grid.offline = {100}
@@ -162,7 +162,7 @@ def test_coming_back_silently_costs_two_minutes_once_however_often(clock, caplog
     assert max(costs[1:]) < 5
     (line,) = said(caplog, "has not said who it is")
     assert "goes on without site-0, which is connected" in line
-    del some.grid.seconds[0, INTRODUCE]
+    del some.grid.seconds[0, REGISTER]
     some.grid.offline = {100}
     some.transport.registry.online(1)
     some.grid.offline = set()
@@ -264,8 +264,8 @@ def test_a_site_that_stays_away_is_waited_for_once(clock, caplog):
     assert clock.took(server.round)[0] == pytest.approx(300, abs=5), "once more, after it was there"
 
 
-def test_a_silent_judge_costs_the_deadline_once(clock):
-    some = federation(judges=("clinic",))
+def test_a_silent_evaluation_site_costs_the_deadline_once(clock):
+    some = federation(evaluation_sites=("clinic",))
     some.small.sizes = (*some.small.sizes, 9)
     some.run()
     some.grid.seconds[4, "evaluate"] = NEVER
@@ -279,7 +279,7 @@ def test_nobody_takes_a_name_while_the_key_that_has_it_is_silent(clock):
     some = federation()
     some.grid.names = (*some.grid.names, "site-0")  # a second key was registered under the name
     some.small.sizes = (*some.small.sizes, 9)
-    some.grid.seconds[0, INTRODUCE] = 1000
+    some.grid.seconds[0, REGISTER] = 1000
     some.run()
     assert (4, TRAIN) not in some.grid.delivered
     clock.sleep(1000)
@@ -299,5 +299,5 @@ def test_all_silent_ends_as_failed_and_the_same_line_goes_on(tmp_path, monkeypat
     deployment.config["min-sites"] = 2
     deployment.start()
     first, second = said(caplog, "without the sites that were not connected")
-    assert "photo (connected, but it has not introduced itself)" in first
-    assert "s: photo (connected, but it has not introduced itself);" in second
+    assert "photo (connected, but it has not registered)" in first
+    assert "s: photo (connected, but it has not registered);" in second

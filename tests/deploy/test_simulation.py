@@ -83,7 +83,7 @@ def test_simulated_nodes_give_the_bits_of_the_in_process_run(method, tmp_path):
     assert same(weights(found.folder), weights(expected.folder))
     crossed, entered = (ledger(done.folder) for done in (found, expected))
     asked = sorted(entry for entry in entered if entry[3] != "context")
-    assert sorted(entry for entry in crossed if entry[3] != "introduce") == asked
+    assert sorted(entry for entry in crossed if entry[3] != "register") == asked
     accuracies = [
         [row["accuracy"] for row in read_rows(done.folder / "metrics.jsonl") if "accuracy" in row]
         for done in (found, expected)

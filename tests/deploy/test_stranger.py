@@ -92,7 +92,7 @@ def hospitals(tmp_path):
         images[site] = str(tmp_path / "images" / site)
     fields = {**SMALL, **deployment_fields(SITES)}
     chosen = Experiment(**{**fields, "data": {**SMALL["data"], **fields["data"]}})
-    loopback = Loopback(tmp_path, chosen, SITES, judges=("careless",), images=images)
+    loopback = Loopback(tmp_path, chosen, SITES, evaluation_sites=("careless",), images=images)
     loopback.start_link()
     yield loopback
     loopback.stop()

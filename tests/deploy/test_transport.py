@@ -75,8 +75,8 @@ def test_flower_gives_the_bits_of_the_in_process_transport(method, change, tmp_p
     crossed, entered = (ledger(path) for path in (deployment.path, expected.folder))
     # What was agreed travels with the first message that needs it.
     asked = [entry for entry in entered if entry[3] != "context"]
-    assert sorted(entry for entry in crossed if entry[3] != "introduce") == sorted(asked)
-    assert [entry[1] for entry in crossed if entry[3] == "introduce"] == ["down"] * 3 + ["up"] * 3
+    assert sorted(entry for entry in crossed if entry[3] != "register") == sorted(asked)
+    assert [entry[1] for entry in crossed if entry[3] == "register"] == ["down"] * 3 + ["up"] * 3
 
 
 def test_sites_that_only_evaluate_measure_the_averages_too(tmp_path):
@@ -268,7 +268,7 @@ def test_sites_that_only_evaluate_score_as_the_coordinators_own_folder_does(depl
         assert {**theirs, "domain": "sketch"} == {**own, "metrics": shared}
     assert {row[1:] for row in refusals(deployment)} == {(4, "absent: is not connected")}
     received = {kind for site, kind in deployment.grid.received if site == "clinic"}
-    assert received == {"query.introduce", "evaluate"}
+    assert received == {"query.register", "evaluate"}
     clients = json.loads((deployment.path / "clients.json").read_text())["clients"]
     assert [client["name"] for client in clients] == list(SITES)
 
@@ -306,7 +306,7 @@ def test_a_site_that_would_train_on_what_the_run_holds_out_is_refused_by_name(de
     deployment.start()
     assert read_run(deployment.path).status == "completed"
     known = json.loads((deployment.path / "deployment.json").read_text())
-    assert known["domains"] == ["ink", "chalk"]  # the judge may hold it
+    assert known["domains"] == ["ink", "chalk"]  # the evaluation site may hold it
 
 
 def test_a_folder_whose_name_cannot_cross_is_said_at_the_site_in_one_line(deploy, caplog):
@@ -413,7 +413,7 @@ def test_traffic_says_where_the_time_and_the_bytes_went(deploy):
         (r, s) for r in (1, 2) for s in SITES
     ]
     assert (
-        sorted(row["site"][:4] for row in rows if row["kind"] == "query.introduce") == ["node"] * 3
+        sorted(row["site"][:4] for row in rows if row["kind"] == "query.register") == ["node"] * 3
     )
     sent = [row for row in read_rows(deployment.path / "ledger.jsonl") if row["kind"] == "message"]
     updates = [row["bytes"] for row in sent if row["purpose"] == "update"]

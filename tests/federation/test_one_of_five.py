@@ -13,7 +13,7 @@ import torch
 from feddg.clients.optim import in_round
 from feddg.federation.local_training import load_weights
 from feddg.federation.validation import MessageChecks
-from feddg.messages import Refusal, Sent, Update
+from feddg.messages import EntrySchema, Refusal, Update
 from feddg.methods import fpl
 from feddg.methods.base import Method, State
 from feddg.models.normalization import never_negative_names
@@ -27,9 +27,9 @@ TRAIN = TrainSettings(rounds=2, batch_size=4, optimizer="sgd", lr=0.05)
 
 
 def five(method="fedavg", **options):
-    """Five clients that have introduced themselves with their number of images."""
+    """Five clients that have registered with their number of images."""
     small = federation(method, sizes=SIZES, train=TRAIN, **options)
-    small.server.checks._introduced = dict(enumerate(SIZES))
+    small.server.checks._registered = dict(enumerate(SIZES))
     return small
 
 
@@ -276,7 +276,7 @@ def test_a_negative_variance_is_found_by_the_type_of_its_layer():
 
 def test_a_range_that_nobody_declared_is_a_sane_one():
     class Plain(Method):
-        sends = Method.sends | {"update/more": Sent("something", (2,))}
+        sends = Method.sends | {"update/more": EntrySchema("something", (2,))}
 
     small = federation()
     checks = MessageChecks(Plain(), small.network, 3)

@@ -10,7 +10,15 @@ from hypothesis import strategies as some
 
 from feddg.errors import ClientError, NotEnoughUpdates
 from feddg.federation.validation import CHANGES, ChangeSizes, MessageChecks, layout_fault
-from feddg.messages import Known, Message, Refusal, Sent, Update, names_fault, plain_text
+from feddg.messages import (
+    EntrySchema,
+    Message,
+    Refusal,
+    SchemaContext,
+    Update,
+    names_fault,
+    plain_text,
+)
 from feddg.methods.base import FoundOut, Method, Round, State
 from feddg.methods.composition import build_method
 from feddg.settings import ServerSettings
@@ -62,7 +70,9 @@ def test_good_weights_pass_even_when_their_sum_overflows():
 
 # Declared forms
 
-KNOWN = Known(classes=3, clients=4, features=5, image_size=16, shapes={"a": torch.Size([2, 2])})
+KNOWN = SchemaContext(
+    classes=3, clients=4, features=5, image_size=16, shapes={"a": torch.Size([2, 2])}
+)
 
 
 class Talkative(Method):
@@ -70,12 +80,12 @@ class Talkative(Method):
 
     name: ClassVar[str] = "talkative"
     sends: ClassVar = Method.sends | {
-        "update/fixed": Sent("two by features", (2, "features")),
-        "update/held": Sent("one row each", ("held", 3)),
-        "update/ids": Sent("their classes", ("held",), torch.int64, low=0, high="classes"),
-        "update/entries/*": Sent("like weights", entry_of="entries/"),
-        "update/count": Sent("a whole number", integer=True, low=0, high=9),
-        "update/rarely": Sent("only if asked", when=lambda method: False),
+        "update/fixed": EntrySchema("two by features", (2, "features")),
+        "update/held": EntrySchema("one row each", ("held", 3)),
+        "update/ids": EntrySchema("their classes", ("held",), torch.int64, low=0, high="classes"),
+        "update/entries/*": EntrySchema("like weights", entry_of="entries/"),
+        "update/count": EntrySchema("a whole number", integer=True, low=0, high=9),
+        "update/rarely": EntrySchema("only if asked", when=lambda method: False),
     }
 
 
@@ -135,9 +145,9 @@ def test_what_does_not_fit_is_named(checks, message, words):
 
 
 @pytest.mark.parametrize("count", [0, -3, 2.5, True, "10", 10**30])
-def test_the_number_of_examples_is_what_was_introduced(count):
+def test_the_number_of_examples_is_what_was_registered(count):
     small = federation()
-    checks = MessageChecks(small.method, small.network, 3, introduced={1: 10})
+    checks = MessageChecks(small.method, small.network, 3, registered={1: 10})
     sound = {name: tensor.clone() for name, tensor in small.server.state.weights.items()}
     assert checks.update_fault(Update(1, 10, sound)) is None
     assert "examples" in checks.update_fault(Update(1, count, sound))

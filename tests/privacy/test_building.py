@@ -9,7 +9,7 @@ from feddg.api import run
 from feddg.errors import ClientError, ExperimentError
 from feddg.experiment import Experiment
 from feddg.federation.server import Hooks
-from feddg.messages import Sent
+from feddg.messages import EntrySchema
 from feddg.privacy.building import Defences
 from feddg.privacy.defence import DEFENCES, Defence, WeightNames, register
 from feddg.runs.reading import read_rows
@@ -31,7 +31,7 @@ class Toy(Defence):
 
     @property
     def sends(self):
-        return {"update/halved": Sent("that it was halved", integer=True, low=1, high=1)}
+        return {"update/halved": EntrySchema("that it was halved", integer=True, low=1, high=1)}
 
     def initial_memory(self):
         return {"seen": torch.zeros((), dtype=torch.int64)}

@@ -153,7 +153,7 @@ ENVELOPE: dict[str, Change] = {
     "parts that are a list": field("parts", ["weights", "reply"]),
     "a part that is not listed": field("parts", ""),
     "a thousand parts": field("parts", ",".join(f"part{i}" for i in range(1000))),
-    "an unknown part": field("parts", "weights,reply,introduction,scores,more"),
+    "an unknown part": field("parts", "weights,reply,registration,scores,more"),
     "an unknown field": field("colour", "blue"),
     "a field that is a list": field("busy", [1.0, 2.0]),
     "a field of bytes": field("busy", b"\x80\x04."),
@@ -179,8 +179,8 @@ UPDATE: dict[str, Change] = {
     "no examples": field("examples", 0),
     "negative examples": field("examples", -5),
     "1e18 examples": field("examples", 10**18),
-    "more examples than introduced": field("examples", 1000),
-    "fewer examples than introduced": field("examples", 1),
+    "more examples than registered": field("examples", 1000),
+    "fewer examples than registered": field("examples", 1),
     "endless examples": field("examples", float("inf")),
     "examples left out": without("examples"),
     "seconds as text": field("seconds", "fast"),
@@ -247,7 +247,7 @@ UPDATE: dict[str, Change] = {
     "a refusal beside an update": field("refusal", "I would rather not"),
 }
 
-INTRODUCTION: dict[str, Change] = {
+REGISTRATION: dict[str, Change] = {
     "another site's name": field("site", "site-1"),
     "an unknown name": field("site", "nobody"),
     "a name with a path": field("site", "../../etc/passwd"),
@@ -256,33 +256,33 @@ INTRODUCTION: dict[str, Change] = {
     "an endless name": field("site", "s" * 100_000),
     "no name": without("site"),
     "100,000 classes": field(
-        "introduction/classes", json.dumps({f"class {i}": 1 for i in range(100_000)})
+        "registration/classes", json.dumps({f"class {i}": 1 for i in range(100_000)})
     ),
     "100,000 domains": field(
-        "introduction/domains", json.dumps({f"domain {i}": 1 for i in range(100_000)})
+        "registration/domains", json.dumps({f"domain {i}": 1 for i in range(100_000)})
     ),
     "names that are long as JSON": field(
-        "introduction/classes",
+        "registration/classes",
         json.dumps(
             {f"{i}" + "\U0001d51e" * 190: int(i < 4) for i in range(2000)}, ensure_ascii=False
         ),
     ),
-    "1e30 images": field("introduction/classes", json.dumps({"a": 10**30})),
-    "a fraction of an image": field("introduction/classes", json.dumps({"a": 3.5})),
-    "negative images": field("introduction/classes", json.dumps({"a": -4, "b": 8})),
-    "counts that do not fit": field("introduction/classes", json.dumps({"a": 3})),
-    "no classes": field("introduction/classes", "{}"),
-    "classes as a list": field("introduction/classes", json.dumps(["a"])),
-    "classes as a number": field("introduction/classes", 3),
-    "a class with control characters": field("introduction/classes", json.dumps({"\x1b[2J": 4})),
-    "a class without a name": field("introduction/classes", json.dumps({" ": 4})),
-    "a class name of a megabyte": field("introduction/classes", json.dumps({"a" * 10**6: 4})),
-    "classes that are no JSON": field("introduction/classes", "{'a': 4"),
-    "classes nested deep": field("introduction/classes", DEEP),
-    "classes that are no number": field("introduction/classes", '{"a": NaN}'),
-    "an unknown entry": field("introduction/patients", "Jane"),
-    "a tensor": added("introduction", "style", numpy.zeros(3, "float32")),
-    "no introduction": field("parts", ""),
+    "1e30 images": field("registration/classes", json.dumps({"a": 10**30})),
+    "a fraction of an image": field("registration/classes", json.dumps({"a": 3.5})),
+    "negative images": field("registration/classes", json.dumps({"a": -4, "b": 8})),
+    "counts that do not fit": field("registration/classes", json.dumps({"a": 3})),
+    "no classes": field("registration/classes", "{}"),
+    "classes as a list": field("registration/classes", json.dumps(["a"])),
+    "classes as a number": field("registration/classes", 3),
+    "a class with control characters": field("registration/classes", json.dumps({"\x1b[2J": 4})),
+    "a class without a name": field("registration/classes", json.dumps({" ": 4})),
+    "a class name of a megabyte": field("registration/classes", json.dumps({"a" * 10**6: 4})),
+    "classes that are no JSON": field("registration/classes", "{'a': 4"),
+    "classes nested deep": field("registration/classes", DEEP),
+    "classes that are no number": field("registration/classes", '{"a": NaN}'),
+    "an unknown entry": field("registration/patients", "Jane"),
+    "a tensor": added("registration", "style", numpy.zeros(3, "float32")),
+    "no registration": field("parts", ""),
     "missing what was agreed": field("missing", "context"),
 }
 
@@ -304,7 +304,7 @@ STYLE: dict[str, Change] = {
 
 LIES: dict[str, dict[str, Change]] = {
     "train": UPDATE,
-    "query.introduce": INTRODUCTION,
+    "query.register": REGISTRATION,
     "query.statistics": STYLE,
 }
 """Lies by the kind of message that they answer; every kind takes those of ``ENVELOPE``, too."""

@@ -96,17 +96,17 @@ def test_a_site_that_comes_back_with_other_images_is_left_out(caplog):
     federation.run()
     federation.transport.registry.asked.clear()
     more = '{"a": 4000}'
-    changed = {"introduction/classes": more, "introduction/domains": '{"domain 0": 4000}'}
+    changed = {"registration/classes": more, "registration/domains": '{"domain 0": 4000}'}
 
-    def introduce(records):
+    def register(records):
         for key, value in changed.items():
             records.config_records["fields"][key] = value
         return records
 
-    federation.lie(0, "query.introduce", introduce)
+    federation.lie(0, "query.register", register)
     federation.transport.registry.online(1)
     assert "4000 images, but it joined this run with 4" in caplog.text
-    assert federation.transport.introduced[0] == 4
+    assert federation.transport.registered[0] == 4
 
 
 def test_a_site_that_comes_back_with_other_domains_is_left_out(caplog):
@@ -114,11 +114,11 @@ def test_a_site_that_comes_back_with_other_domains_is_left_out(caplog):
     federation.run()
     federation.transport.registry.asked.clear()
 
-    def introduce(records):
-        records.config_records["fields"]["introduction/domains"] = '{"elsewhere": 4}'
+    def register(records):
+        records.config_records["fields"]["registration/domains"] = '{"elsewhere": 4}'
         return records
 
-    federation.lie(0, "query.introduce", introduce)
+    federation.lie(0, "query.register", register)
     federation.transport.registry.online(1)
     assert "names other classes or domains than when it joined" in caplog.text
 
@@ -128,17 +128,17 @@ def test_sites_cannot_name_ever_more_together(what, caplog):
     federation = HostileFederation()
 
     def naming(site):
-        def introduce(records):
+        def register(records):
             names = {f"{what} {number} of {site}": 1 for number in range(1500)}
             for key in ("classes", "domains"):
                 own = names if key == what else {"a": 1500}
-                records.config_records["fields"][f"introduction/{key}"] = json.dumps(own)
+                records.config_records["fields"][f"registration/{key}"] = json.dumps(own)
             return records
 
-        return introduce
+        return register
 
-    federation.lie(0, "query.introduce", naming(0))
-    federation.lie(1, "query.introduce", naming(1))
+    federation.lie(0, "query.register", naming(0))
+    federation.lie(1, "query.register", naming(1))
     found = federation.transport.gather(1)
     assert sorted(found) == [0, 2, 3]
     assert len(set().union(*(getattr(one, what) for one in found.values()))) <= 2000
@@ -159,12 +159,12 @@ def test_a_claim_of_images_costs_no_memory():
     federation = HostileFederation()
     claim = json.dumps({"a": 10**8})
 
-    def introduce(records):
-        records.config_records["fields"]["introduction/classes"] = claim
-        records.config_records["fields"]["introduction/domains"] = claim
+    def register(records):
+        records.config_records["fields"]["registration/classes"] = claim
+        records.config_records["fields"]["registration/domains"] = claim
         return records
 
-    federation.lie(0, "query.introduce", introduce)
+    federation.lie(0, "query.register", register)
     tracemalloc.start()
     found = federation.transport.gather(1)
     names = federation.transport.sites
@@ -172,7 +172,7 @@ def test_a_claim_of_images_costs_no_memory():
     far = skew_between(table)  # as the report has it
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert far.largest == federation.transport.introduced[0] == 10**8
+    assert far.largest == federation.transport.registered[0] == 10**8
     assert peak < 5 * 10**6
 
 

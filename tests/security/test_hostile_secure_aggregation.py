@@ -57,7 +57,7 @@ class Lied:
             **options,
         )
         self.inner = self.small.transport
-        self.inner.introduced = dict(enumerate(sizes))
+        self.inner.registered = dict(enumerate(sizes))
         self.survivors = []
         self.changes = {}
         ask, train = self.inner.ask, self.inner.train
@@ -178,7 +178,7 @@ LEFT_OUT = {
     "a claim of 10^6 more images": (
         "train",
         lambda update: replace(update, examples=update.examples + 10**6),
-        "reports 1000006 examples, but introduced itself with 6",
+        "reports 1000006 examples, but registered with 6",
     ),
     "weights beside the mask": (
         "train",

@@ -32,7 +32,7 @@ LIES = {
         (1, "train", unreadable),
     ],
     "one that cannot describe itself": [(2, "query.statistics", unreadable)],
-    "one that introduces itself as something else": [(3, "query.introduce", unreadable)],
+    "one that registers as something else": [(3, "query.register", unreadable)],
 }
 
 
@@ -43,7 +43,7 @@ def test_the_ledger_is_what_crossed(who, method):
     for lie in LIES[who]:
         federation.lie(*lie)
     federation.run(2)
-    federation.transport.registry.asked.clear()  # all of them introduce themselves again
+    federation.transport.registry.asked.clear()  # all of them register again
     federation.transport.registry.online(2)
     rows = [row for row in federation.rows if row.kind == "message"]
     assert Counter((row.direction, row.bytes) for row in rows) == Counter(federation.grid.wire)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from codec_files import write_vgg19
-from feddg.messages import Known
+from feddg.messages import SchemaContext
 from feddg.methods.composition import build_method
 from feddg.rng import stream
 from feddg.styles.codec import load_codec
@@ -72,13 +72,13 @@ def test_noised_styles_lie_inside_their_own_range(name, unit, images):
 def test_sites_that_noise_their_styles_are_not_refused(name):
     noise = StyleNoise(2.0)
     small = federation(name, sizes=(7, 5, 6), style_noise=noise)
-    small.server.checks._introduced = {0: 7, 1: 5, 2: 6}
+    small.server.checks._registered = {0: 7, 1: 5, 2: 6}
     small.server.setup()
     assert not [row for row in small.ledger if row["kind"] == "refusal"]
 
 
 def test_a_perturbed_style_may_lie_as_far_outside_as_its_perturbation_reaches():
-    known = Known(7, 5, 16)
+    known = SchemaContext(7, 5, 16)
     plain = build_method("pardon", {})
     noised = build_method("pardon", {"noise_scale": 0.5, "noise_coefficient": 0.3})
     low, high = noised.style_range(known)

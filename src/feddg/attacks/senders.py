@@ -18,7 +18,7 @@ from feddg.data.pixels import as_unit
 from feddg.errors import ExperimentError, RunError, nearest
 from feddg.federation.inprocess import InProcess
 from feddg.federation.server import Hooks
-from feddg.messages import Broadcast, Known, Message, Sent, Update, Weights
+from feddg.messages import Broadcast, EntrySchema, Message, SchemaContext, Update, Weights
 from feddg.methods.base import Method, Round, local_names
 from feddg.models.network import Network
 from feddg.models.normalization import statistics_names
@@ -124,11 +124,11 @@ def entries_of(method: Method, network: Network) -> dict[str, SentEntry]:
     Numbers are left out, and so are class ids. The statistics of normalisation belong to it where
     the method treats them apart from the weights (FedBN, SiloBN, FedIG).
     """
-    known = Known(network.classes, 0, network.features_dimension)
+    context = SchemaContext(network.classes, 0, network.features_dimension)
     found = {
-        key: SentEntry(key, form.what, _has_rows(form, method, known))
-        for key, form in method.sends.items()
-        if key not in Method.sends and _is_attackable(key, form, method, known)
+        key: SentEntry(key, schema.what, _has_rows(schema, method, context))
+        for key, schema in method.sends.items()
+        if key not in Method.sends and _is_attackable(key, schema, method, context)
     }
     statistics = local_names(method, network) & statistics_names(network)
     return found | (_statistics(network) if statistics else {})
@@ -179,22 +179,22 @@ def _statistics(network: Network) -> dict[str, SentEntry]:
     return {STATISTICS: SentEntry(STATISTICS, what, names=tuple(names))}
 
 
-def _is_attackable(key: str, form: Sent, method: Method, known: Known) -> bool:
-    if form.when is not None and not form.when(method):
+def _is_attackable(key: str, schema: EntrySchema, method: Method, context: SchemaContext) -> bool:
+    if schema.when is not None and not schema.when(method):
         return False
-    if not form.dtype.is_floating_point or not key.startswith(("statistics/", "update/")):
+    if not schema.dtype.is_floating_point or not key.startswith(("statistics/", "update/")):
         return False
-    return form.entry_of is not None or bool(_shape(form, method, known))
+    return schema.entry_of is not None or bool(_shape(schema, method, context))
 
 
-def _has_rows(form: Sent, method: Method, known: Known) -> bool:
-    shape = _shape(form, method, known)
+def _has_rows(schema: EntrySchema, method: Method, context: SchemaContext) -> bool:
+    shape = _shape(schema, method, context)
     first = shape[0] if shape else 0
-    return isinstance(first, str) and known.dimension(first) is None
+    return isinstance(first, str) and context.dimension(first) is None
 
 
-def _shape(form: Sent, method: Method, known: Known) -> tuple[int | str, ...]:
-    shape = form.shape(method, known) if callable(form.shape) else form.shape
+def _shape(schema: EntrySchema, method: Method, context: SchemaContext) -> tuple[int | str, ...]:
+    shape = schema.shape(method, context) if callable(schema.shape) else schema.shape
     return shape or ()
 
 

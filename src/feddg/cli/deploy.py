@@ -58,7 +58,7 @@ def deploy_init(
         out=out,
         test=test,
         min_sites=min_sites,
-        judges=evaluation_site or [],
+        evaluation_sites=evaluation_site or [],
         classes=class_name or (),
     )
     typer.echo(f"written to {folder}; how to start it: {folder / 'START.md'}")

@@ -47,10 +47,10 @@ def _reply(
     return Envelope(result.to_records(), reply_to=envelope)
 
 
-@app.query("introduce")
-def introduce(envelope: Envelope, context: Context) -> Envelope:
+@app.query("register")
+def register(envelope: Envelope, context: Context) -> Envelope:
     """Says who the site is, after decoding its images."""
-    return _reply(envelope, context, lambda site, payload: site.introduce(payload))
+    return _reply(envelope, context, lambda site, payload: site.register(payload))
 
 
 @app.query("statistics")

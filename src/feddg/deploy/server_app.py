@@ -18,7 +18,7 @@ from pydantic import BeforeValidator, Field, NonNegativeInt, ValidationError
 from feddg.clients.client import Worker
 from feddg.deploy.site import load_pixels, positions, read_experiment, test_images
 from feddg.deploy.transport import FlowerTransport, Policy
-from feddg.deploy.wire import MOST_IMAGES, Introduction, RunKey
+from feddg.deploy.wire import MOST_IMAGES, Registration, RunKey
 from feddg.diagnostics import Diagnostic, emit
 from feddg.errors import ExperimentError, RunError, field_fault, first_names
 from feddg.evaluation.accuracy import Evaluation, Score
@@ -74,7 +74,7 @@ class Deployment(Settings):
     cache: str = Field("", description="the coordinator's cache folder; '' for the user's")
     min_sites: int = Field(0, ge=0, description="sites that must be connected; 0 for all")
     wait_seconds: Positive = Field(
-        300.0, description="how long to wait for them, until they have introduced themselves"
+        300.0, description="how long to wait for them, until they have registered"
     )
     round_deadline: Positive = Field(3600.0, description="seconds a site has for one message")
     poll_seconds: Positive = Field(0.5, description="between two looks at the mailbox")
@@ -126,7 +126,7 @@ class DeploymentFile(RunFile):
         classes: the federation's classes, in the order of their numbers.
         domains: domains that sites train on, in the order of their numbers.
         keys: fingerprint of the key that each site's name belongs to.
-        images: how many images sites introduced themselves with, by their names.
+        images: how many images sites registered with, by their names.
     """
 
     sites: list[str]
@@ -136,7 +136,7 @@ class DeploymentFile(RunFile):
     images: dict[str, NonNegativeInt] = Field(default_factory=dict)
 
 
-def judge_scores(
+def evaluation_scores(
     transport: FlowerTransport,
     classes: int,
     server: Server,
@@ -157,12 +157,12 @@ def judge_scores(
     """
     found: list[Score] = []
     taken = {score.domain for score in scores}
-    for id, reply in transport.evaluate(broadcast) if transport.judges else ():
-        site, introduction = transport.sites[id], transport.registry.introductions.get(id)
+    for id, reply in transport.evaluate(broadcast) if transport.evaluation_sites else ():
+        site, registration = transport.sites[id], transport.registry.registrations.get(id)
         new: list[Score] = []
         if isinstance(reply, Message):
             try:
-                new = read_scores(reply, classes, introduction.domains if introduction else {})
+                new = read_scores(reply, classes, registration.domains if registration else {})
             except ValueError as error:
                 reason = f"{site}: its scores cannot be used ({plain_text(error, 200)})"
                 reply = Refusal(id, reason)
@@ -177,12 +177,12 @@ def judge_scores(
 
 
 def read_scores(reply: Message, classes: int, held: Mapping[str, int]) -> list[Score]:
-    """Returns a judge's checked scores, one for each domain that it counted.
+    """Returns an evaluation site's checked scores, one for each domain that it counted.
 
     Args:
         reply: what it sent.
         classes: how many the federation has.
-        held: how many images of each domain it introduced itself with.
+        held: how many images of each domain it registered with.
 
     Raises:
         ValueError: they are not what it can have counted; says why.
@@ -201,11 +201,11 @@ def _score(row: EvaluationRow, classes: int, held: Mapping[str, int]) -> Score:
         raise ValueError(f"its table is not one of {classes} classes")
     if any(not 0 <= count <= MOST_IMAGES for line in table for count in line):
         raise ValueError("its counts are no numbers of images")
-    examples, introduced = sum(map(sum, table)), held.get(row.domain, 0)
-    if examples != introduced or not examples:
+    examples, registered = sum(map(sum, table)), held.get(row.domain, 0)
+    if examples != registered or not examples:
         shown = plain_text(row.domain, 40)
         raise ValueError(
-            f"it counted {examples} images of {shown!r}, but introduced itself with {introduced}"
+            f"it counted {examples} images of {shown!r}, but registered with {registered}"
         )
     confusion = numpy.array(table, dtype=numpy.int64)
     loss = row.loss if math.isfinite(row.loss) else math.nan
@@ -279,31 +279,31 @@ def _prepared(
         run,
         deployment.policy,
         device,
-        judges=deployment.evaluation_sites,
+        evaluation_sites=deployment.evaluation_sites,
         traffic=path / TRAFFIC,
         keys=None if deployment.unnamed_sites else keys,
-        introduced=before.images if before else {},
+        registered=before.images if before else {},
         held_out=(*experiment.hold_out.test, *experiment.hold_out.val),
     )
     found = transport.gather(deployment.minimum)
-    _warn_of_dominance({names[id]: introduction.images for id, introduction in found.items()})
+    _warn_of_dominance({names[id]: registration.images for id, registration in found.items()})
     classes = before.classes if before else _classes(names, found)
     domains = list(before.domains) if before else []
 
-    def join(id: int, introduction: Introduction) -> None:
+    def join(id: int, registration: Registration) -> None:
         # Classes are fixed by the network; a late joiner's domain is new, and numbered as it comes.
-        new = {} if id in transport.judges else introduction.domains
+        new = {} if id in transport.evaluation_sites else registration.domains
         domains.extend(name for name in new if name not in domains)
-        images = {transport.sites[k]: n for k, n in transport.introduced.items()}
+        images = {transport.sites[k]: n for k, n in transport.registered.items()}
         now = DeploymentFile(
             run=run, sites=list(names), classes=classes, domains=domains, keys=keys, images=images
         )
         replace_text(file, now.to_text())
         transport.fields = {"classes": json.dumps(classes), "domains": json.dumps(domains)}
 
-    for id, introduction in found.items():
-        join(id, introduction)
-    transport.registry.on_introduction = join
+    for id, registration in found.items():
+        join(id, registration)
+    transport.registry.on_registration = join
     method, network = build(experiment, len(classes))
     emit(*method.diagnostics(experiment))
     defences = defences_for(experiment, method, network)
@@ -314,7 +314,7 @@ def _prepared(
         transport,
         _evaluation(deployment, experiment, classes, worker, cache),
         _clients_table(names, found, classes, domains),
-        partial(judge_scores, transport, len(classes)),
+        partial(evaluation_scores, transport, len(classes)),
         defences=defences,
         remote=True,
     )
@@ -336,11 +336,11 @@ def _warn_of_dominance(images: Mapping[str, int]) -> None:
         )
 
 
-def _classes(names: Sequence[str], found: Mapping[int, Introduction]) -> list[str]:
+def _classes(names: Sequence[str], found: Mapping[int, Registration]) -> list[str]:
     """Returns the federation's classes, sorted; warns of those that one site alone has."""
     holders: dict[str, list[str]] = {}
-    for id, introduction in found.items():
-        for name in introduction.classes:
+    for id, registration in found.items():
+        for name in registration.classes:
             holders.setdefault(name, []).append(names[id])
     alone = [f"{name!r} ({held[0]})" for name, held in sorted(holders.items()) if len(held) == 1]
     if len(found) > 1 and alone:
@@ -357,7 +357,7 @@ def _classes(names: Sequence[str], found: Mapping[int, Introduction]) -> list[st
 
 def _clients_table(
     names: Sequence[str],
-    found: Mapping[int, Introduction],
+    found: Mapping[int, Registration],
     classes: Sequence[str],
     domains: Sequence[str],
 ) -> ClientsTable:

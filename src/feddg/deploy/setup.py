@@ -174,7 +174,7 @@ def write_app(
     out: Path = Path("runs"),
     test: str = "",
     min_sites: int = 0,
-    judges: Sequence[str] = (),
+    evaluation_sites: Sequence[str] = (),
     classes: Sequence[str] = (),
 ) -> list[Path]:
     """Writes the Flower app, the proxy that sites reach, services, scripts for keys, start lines.
@@ -188,7 +188,7 @@ def write_app(
         out: the run folder's parent at the coordinator.
         test: the coordinator's test folder, ``digits:DOMAIN``, or empty.
         min_sites: sites that must be connected; 0 for all.
-        judges: names of sites that never train and are asked for the accuracy.
+        evaluation_sites: names of sites that never train and are asked for the accuracy.
         classes: that sites must have, for `feddg deploy check`; by default those of the test
             folder, or of the data set.
 
@@ -199,7 +199,7 @@ def write_app(
         ExperimentError: a name, the address or the folder cannot be used.
     """
     require_network_fit(method_class(experiment.method.name))
-    everybody = [*sites, *judges]
+    everybody = [*sites, *evaluation_sites]
     host, port, behind = _checked(everybody, address, superlink_port)
     folder, out = folder.expanduser().resolve(), out.expanduser().resolve()
     # It stands in unit files, YAML, TOML and shell lines.
@@ -231,7 +231,7 @@ def write_app(
         "methods": FLEET_METHODS,
         "sites": everybody,
         "trainers": sites,
-        "judges": judges,
+        "evaluation_sites": evaluation_sites,
         "min_sites": min_sites,
         "out": str(out),
         "test": test,

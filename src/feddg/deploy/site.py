@@ -26,7 +26,7 @@ from feddg.data.fingerprint import ContentHashes, ImagesFile, difference, images
 from feddg.data.images import ImageTable, from_class_folders
 from feddg.data.pixels import PixelStore, open_pixels
 from feddg.deploy.setup import SITE_NAME
-from feddg.deploy.wire import CONTEXT, Introduction, Payload, Request, explained
+from feddg.deploy.wire import CONTEXT, Payload, Registration, Request, explained
 from feddg.errors import (
     ClientError,
     DataError,
@@ -343,17 +343,17 @@ class Site:
             self.config.images, self.config.domain, self.experiment, self.config.cache_folder
         )
 
-    def introduce(self, payload: Payload) -> Payload:
+    def register(self, payload: Payload) -> Payload:
         """Says who it is: name, class and domain names, how many images of each, its codec."""
         self._memory(Request.read(payload))
         try:
-            introduction = self._introduction()
+            registration = self._registration()
         except ValidationError as error:
             raise DataError(
-                f"This site's folder of images {explained(error, Introduction)}; rename or empty "
+                f"This site's folder of images {explained(error, Registration)}; rename or empty "
                 "it, as the coordinator would refuse it."
             ) from None
-        return Payload({"site": self.config.site}, {"introduction": introduction.message})
+        return Payload({"site": self.config.site}, {"registration": registration.message})
 
     def client_statistics(self, payload: Payload) -> Payload:
         """Describes the site for the method's setup phase."""
@@ -435,9 +435,9 @@ class Site:
 
     # What a simulated site has otherwise.
 
-    def _introduction(self) -> Introduction:
+    def _registration(self) -> Registration:
         table, counts = self.table, self.table.counts()
-        return Introduction(
+        return Registration(
             classes=dict(zip(table.class_names, counts.sum(0).tolist())),
             domains=dict(zip(table.domain_names, counts.sum(1).tolist())),
             files=methods_files(self.experiment),
@@ -511,8 +511,8 @@ class SimulatedSite(Site):
         images = _images(text, cache)
         self._own, self._names = images.examples(id), images.table
 
-    def _introduction(self) -> Introduction:
-        return Introduction(
+    def _registration(self) -> Registration:
+        return Registration(
             classes=_counts(self._own.labels, self._names.class_names),
             domains=_counts(self._own.domains, self._names.domain_names),
         )

@@ -24,14 +24,14 @@ from feddg.deploy.wire import (
     CONTEXT,
     EVALUATE,
     FIELDS,
-    INTRODUCE,
     MOST_CHARACTERS,
     MOST_CLASSES,
     MOST_DOMAINS,
+    REGISTER,
     STATISTICS,
     TRAIN,
-    Introduction,
     Payload,
+    Registration,
     arrays,
     contents,
     flower_bytes,
@@ -63,7 +63,7 @@ class Policy:
 
     Attributes:
         minimum: connected sites it waits for before anything is sent.
-        wait: seconds it waits for them, until they have introduced themselves.
+        wait: seconds it waits for them, until they have registered.
         deadline: seconds a site has for one message; later replies are dropped.
         poll: seconds between two looks at the mailbox.
     """
@@ -80,7 +80,7 @@ class Policy:
 
 
 @dataclass
-class Sent:
+class PendingRequest:
     """A message to a node.
 
     Attributes:
@@ -128,7 +128,7 @@ class Mailbox:
     def __init__(self, grid: Grid, policy: Policy, traffic: Path | None) -> None:
         self.grid, self.policy, self._traffic = grid, policy, traffic
         self.limits: dict[int, float] = {}
-        self._sent: dict[str, Sent] = {}
+        self._sent: dict[str, PendingRequest] = {}
         self._ledger: Ledger | None = None
         self._unentered: list[tuple[Any, ...]] = []
 
@@ -142,7 +142,7 @@ class Mailbox:
     @ledger.setter
     def ledger(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        for entry in self._unentered:  # sites introduce themselves before there is a run
+        for entry in self._unentered:  # sites register before there is a run
             ledger.enter(*entry)
         self._unentered.clear()
 
@@ -155,10 +155,10 @@ class Mailbox:
         kind: str,
         round: int,
         purposes: tuple[str, str],
-    ) -> Sent:
+    ) -> PendingRequest:
         """Sends a message; ``purposes`` are what the ledger calls it, and the reply."""
         size, at, began = flower_bytes(records), time.time(), time.monotonic()
-        sent = Sent(node, site, client, kind, round, purposes[1], size, at, began)
+        sent = PendingRequest(node, site, client, kind, round, purposes[1], size, at, began)
         envelope = Envelope(records, node, kind, ttl=self.policy.deadline + LATER)
         id = next(iter(self.grid.push_messages([envelope])), None)
         if id:
@@ -183,13 +183,13 @@ class Mailbox:
                 self._receive(sent, envelope)
         return bool(envelopes)
 
-    def _receive(self, sent: Sent, envelope: Envelope) -> None:
+    def _receive(self, sent: PendingRequest, envelope: Envelope) -> None:
         late, seconds = sent.reply is not None, time.monotonic() - sent.began
         if not envelope.has_error():
             purpose = f"{sent.purpose}, late" if late else sent.purpose
             self._enter(sent.round, "up", sent.client, purpose, envelope.content)
             # One that was silent has twice that from now on; who says who it is has not worked yet.
-            if sent.client in self.limits and sent.kind != INTRODUCE:
+            if sent.client in self.limits and sent.kind != REGISTER:
                 self.limits[sent.client] = max(self.limits[sent.client], 2 * seconds)
             if late:
                 log.info("%s answers a message of round %d: too late", sent.site, sent.round)
@@ -222,7 +222,11 @@ class Mailbox:
                 sent.refuse("disconnected before it replied")
 
     def replies(
-        self, waiting: deque[Sent], again: Callable[[Sent], Sent], *, needed: bool = True
+        self,
+        waiting: deque[PendingRequest],
+        again: Callable[[PendingRequest], PendingRequest],
+        *,
+        needed: bool = True,
     ) -> Iterator[Payload | Refusal]:
         """Yields the replies to messages, in their order: each comes in time, or is a refusal.
 
@@ -265,7 +269,7 @@ class Mailbox:
                 names = first_names(sorted({sent.site for sent in silent}), 20)
                 log.info("waiting for %s; %.0f s left", names, left)
 
-    def _give_up(self, messages: Iterable[Sent], reason: str) -> None:
+    def _give_up(self, messages: Iterable[PendingRequest], reason: str) -> None:
         """Refuses messages; their sites are not waited for at full length before they answer."""
         for sent in messages:
             if sent.reply is None:
@@ -289,7 +293,7 @@ class Mailbox:
             self._ledger.enter(*entry)
 
     def _enter_traffic(
-        self, sent: Sent, seconds: float, records: RecordDict, reply: Payload
+        self, sent: PendingRequest, seconds: float, records: RecordDict, reply: Payload
     ) -> None:
         if self._traffic is None:
             return
@@ -329,7 +333,7 @@ class Stranger:
     """
 
     info: NodeInfo
-    asked: Sent
+    asked: PendingRequest
 
     @property
     def name(self) -> str:
@@ -351,16 +355,16 @@ class NodeRegistry:
         trainers: how many train.
         keys: fingerprint of the key that each site's name belongs to; grows. None takes any node
             for what it says, as where nobody has a key.
-        introduced: how many images sites joined this run with, in an earlier part of it.
+        registered: how many images sites joined this run with, in an earlier part of it.
         held_out: domains that nobody may train on.
 
     Attributes:
-        introductions: what connected sites said about themselves, by their numbers.
-        counts: how many images sites introduced themselves with, by their numbers.
+        registrations: what connected sites said about themselves, by their numbers.
+        counts: how many images sites registered with, by their numbers.
         objections: why nobody has a site's place, by its name, where somebody asked for it.
         strangers: nodes that have no site's place, by their numbers, in the order of their keys.
         asked: connected nodes that were asked which site they are.
-        on_introduction: called with each site's number and introduction, late joiners' too.
+        on_registration: called with each site's number and registration, late joiners' too.
     """
 
     def __init__(
@@ -370,18 +374,18 @@ class NodeRegistry:
         sites: Sequence[str],
         trainers: int,
         keys: dict[str, str] | None,
-        introduced: Mapping[str, int],
+        registered: Mapping[str, int],
         held_out: Collection[str],
     ) -> None:
         self._mailbox, self._run = mailbox, run
         self._sites, self._trainers = tuple(sites), trainers
         self._keys, self._held_out = keys, held_out
-        self.counts = {id: introduced[n] for id, n in enumerate(sites) if n in introduced}
-        self.introductions: dict[int, Introduction] = {}
+        self.counts = {id: registered[n] for id, n in enumerate(sites) if n in registered}
+        self.registrations: dict[int, Registration] = {}
         self.objections: dict[str, str] = {}
         self.strangers: dict[int, Stranger] = {}
         self.asked: set[int] = set()
-        self.on_introduction: Callable[[int, Introduction], None] = lambda id, introduction: None
+        self.on_registration: Callable[[int, Registration], None] = lambda id, registration: None
         self.node_of: dict[int, int] = {}
 
     def online(self, round: int) -> set[int]:
@@ -412,14 +416,14 @@ class NodeRegistry:
             node = info.node_id
             name = f"node {node}" + (f", registered as {info.name!r}" if info.name else "")
             id = next((id for id, own in self.node_of.items() if own == node), NOBODY)
-            purposes = ("introduce", "introduce")
-            sent = self._mailbox.send(question, node, name, id, INTRODUCE, round, purposes)
+            purposes = ("register", "register")
+            sent = self._mailbox.send(question, node, name, id, REGISTER, round, purposes)
             self.strangers.pop(node, None)
             self.strangers[node] = Stranger(info, sent)
             self.asked.add(node)
 
     def _admit(self) -> None:
-        """Gives nodes that have introduced themselves their sites' places."""
+        """Gives nodes that have registered their sites' places."""
         before: set[str] = set()
         for node, stranger in list(self.strangers.items()):
             reply = stranger.asked.reply
@@ -431,28 +435,28 @@ class NodeRegistry:
             if isinstance(reply, Refusal):
                 log.warning("a node cannot take part: %s", reply.reason)
                 continue
-            name, introduction = reply.fields.get("site", ""), reply.fields.get("introduction")
-            if introduction is None:
+            name, registration = reply.fields.get("site", ""), reply.fields.get("registration")
+            if registration is None:
                 log.warning("left out: node %d calls itself %r, and says no more", node, name)
                 continue
             objection = self._name_objection(name, stranger.info)
             if objection is None:
-                objection = self._objection(self._sites.index(name), introduction)
+                objection = self._objection(self._sites.index(name), registration)
                 if objection is None:
-                    self._settle(node, name, introduction)
+                    self._settle(node, name, registration)
                     continue
                 # Only now is it the site itself that cannot take part, and nobody in its name.
                 self.objections[name] = f"calls itself {name!r} and {objection}"
             log.warning("left out: node %d calls itself %r and %s", node, name[:40], objection)
 
-    def _settle(self, node: int, name: str, introduction: Introduction) -> None:
+    def _settle(self, node: int, name: str, registration: Registration) -> None:
         log.info("site %s is connected", name)
         id = self._sites.index(name)
         self.node_of[id] = node
         self.objections.pop(name, None)
-        self.introductions[id] = introduction
-        self.counts.setdefault(id, introduction.images)
-        self.on_introduction(id, introduction)
+        self.registrations[id] = registration
+        self.counts.setdefault(id, registration.images)
+        self.on_registration(id, registration)
 
     def _name_objection(self, name: str, info: NodeInfo) -> str | None:
         """Says why a node may not have a name; else it is its key's from now on."""
@@ -476,11 +480,11 @@ class NodeRegistry:
             "if the site has a new key, take the old one out of 'keys' in deployment.json"
         )
 
-    def _objection(self, id: int, new: Introduction) -> str | None:
+    def _objection(self, id: int, new: Registration) -> str | None:
         """Says why a site may not take part with what it holds, or None."""
-        before, first = self.introductions.get(id), self.counts.get(id)
+        before, first = self.registrations.get(id), self.counts.get(id)
         remedy = "a run's images stay the same: start a new run for others"
-        others = {k: v for k, v in self.introductions.items() if k < self._trainers and k != id}
+        others = {k: v for k, v in self.registrations.items() if k < self._trainers and k != id}
         held = held_out_among(new.domains, self._held_out)
         if held and id < self._trainers:
             return (
@@ -518,7 +522,7 @@ class NodeRegistry:
     def names_of(self, ids: Iterable[int]) -> str:
         """Returns the names of sites, each with what is in its way if that is known."""
         reasons = {
-            stranger.name: "connected, but it has not introduced itself"
+            stranger.name: "connected, but it has not registered"
             for stranger in self.strangers.values()
         }
         reasons |= {name: f"it {objection}" for name, objection in self.objections.items()}
@@ -537,20 +541,20 @@ class FlowerTransport:
         run: key under which sites keep their memory of this run.
         policy: patience.
         device: where the server computes.
-        judges: names of sites that only evaluate; their ids follow the others'.
+        evaluation_sites: names of sites that only evaluate; their ids follow the others'.
         traffic: file to which a row is appended for every message that was answered.
         keys: fingerprint of the key that each site's name belongs to; grows. None takes any node
             for what it says, as in a simulation.
-        introduced: how many images sites joined this run with, in an earlier part of it.
-        held_out: domains that nobody may train on; judges may hold them.
+        registered: how many images sites joined this run with, in an earlier part of it.
+        held_out: domains that nobody may train on; evaluation_sites may hold them.
 
     Attributes:
-        sites: names of all sites, the judges' last.
+        sites: names of all sites, the evaluation_sites' last.
         clients: ids of all sites that train, connected or not.
-        judges: ids of the sites that only evaluate, connected or not.
+        evaluation_sites: ids of the sites that only evaluate, connected or not.
         registry: which node is which site.
         fields: sent with every message.
-        introduced: how many images sites introduced themselves with, by their numbers.
+        registered: how many images sites registered with, by their numbers.
     """
 
     def __init__(
@@ -561,21 +565,21 @@ class FlowerTransport:
         policy: Policy,
         device: torch.device | None = None,
         *,
-        judges: Sequence[str] = (),
+        evaluation_sites: Sequence[str] = (),
         traffic: Path | None = None,
         keys: dict[str, str] | None = None,
-        introduced: Mapping[str, int] | None = None,
+        registered: Mapping[str, int] | None = None,
         held_out: Collection[str] = (),
     ) -> None:
         self._run, self._policy = run, policy
-        self.sites, trainers = (*sites, *judges), len(sites)
+        self.sites, trainers = (*sites, *evaluation_sites), len(sites)
         self.clients: Sequence[int] = range(trainers)
-        self.judges: Sequence[int] = range(trainers, len(self.sites))
+        self.evaluation_sites: Sequence[int] = range(trainers, len(self.sites))
         self._mailbox = Mailbox(grid, policy, traffic)
         self.registry = NodeRegistry(
-            self._mailbox, run, self.sites, trainers, keys, introduced or {}, held_out
+            self._mailbox, run, self.sites, trainers, keys, registered or {}, held_out
         )
-        self.introduced: Mapping[int, int] = self.registry.counts
+        self.registered: Mapping[int, int] = self.registry.counts
         self.device = device or torch.device("cpu")
         self.fields: dict[str, Any] = {}
         self.memories: dict[int, Weights] = {}
@@ -595,8 +599,8 @@ class FlowerTransport:
     def ledger(self, ledger: Ledger) -> None:
         self._mailbox.ledger = ledger
 
-    def gather(self, minimum: int) -> dict[int, Introduction]:
-        """Waits until all sites have introduced themselves, or the policy's ``wait`` is over.
+    def gather(self, minimum: int) -> dict[int, Registration]:
+        """Waits until all sites have registered, or the policy's ``wait`` is over.
 
         Returns:
             What the sites that train said about themselves; only they count.
@@ -612,7 +616,7 @@ class FlowerTransport:
                 f"{self._policy.wait:g} s, but at least {minimum} are needed; missing: "
                 + self.registry.names_of(sorted(self._missing))
             )
-        return {id: self.registry.introductions[id] for id in trainers}
+        return {id: self.registry.registrations[id] for id in trainers}
 
     def hand_out(self, context: Message | None, *, again: bool = False) -> None:
         """Has every site sent the shared context with its next message, once."""
@@ -641,7 +645,9 @@ class FlowerTransport:
 
         Nobody is waited for: a site that is not connected answers with a Refusal.
         """
-        for id, reply in self._exchange(self.judges, EVALUATE, ("evaluate", "scores"), broadcast):
+        for id, reply in self._exchange(
+            self.evaluation_sites, EVALUATE, ("evaluate", "scores"), broadcast
+        ):
             yield id, reply if isinstance(reply, Refusal) else reply.part("scores")
 
     def train(self, clients: Sequence[int], broadcast: Broadcast) -> Iterator[Update | Refusal]:
@@ -677,13 +683,13 @@ class FlowerTransport:
         shared = {name: message for name, message in parts.items() if message}
         records = Payload(fields, shared).to_records()
 
-        def send(id: int) -> Sent:
+        def send(id: int) -> PendingRequest:
             tell = needed and self._context is not None and id not in self._has_context
             own = self._addressed(records, id, self._context if tell else None)
             node, round = self.registry.node_of[id], broadcast.round
             return self._mailbox.send(own, node, self.sites[id], id, kind, round, purposes)
 
-        def tell_again(sent: Sent) -> Sent:
+        def tell_again(sent: PendingRequest) -> PendingRequest:
             self._has_context.discard(sent.client)
             return send(sent.client)
 

@@ -30,7 +30,7 @@ from feddg.errors import ClientError, field_fault
 from feddg.federation.transport import Shape
 from feddg.messages import Message, Scalar, Update, Weights, names_fault, plain_text
 
-INTRODUCE, STATISTICS, ASK = "query.introduce", "query.statistics", "query.ask"
+REGISTER, STATISTICS, ASK = "query.register", "query.statistics", "query.ask"
 TRAIN, EVALUATE = "train", "evaluate"
 CONTEXT = "context"
 FIELDS = "fields"
@@ -134,7 +134,7 @@ class Payload:
 def contents(records: RecordDict) -> tuple[list[Shape], dict[str, Scalar]]:
     """Returns what a message holds, for the ledger: names, shapes and sizes; numbers and texts.
 
-    Entries of the parts ``extras``, ``reply``, ``scores`` and ``introduction`` have no prefix, as
+    Entries of the parts ``extras``, ``reply``, ``scores`` and ``registration`` have no prefix, as
     in a ledger of the in-process transport; what the transport itself says is ``fields/...``.
 
     Raises:
@@ -157,7 +157,7 @@ def contents(records: RecordDict) -> tuple[list[Shape], dict[str, Scalar]]:
 
 
 def _entry(part: str, name: str) -> str:
-    return name if part in ("extras", "reply", "scores", "introduction") else f"{part}/{name}"
+    return name if part in ("extras", "reply", "scores", "registration") else f"{part}/{name}"
 
 
 def _require_short_names(records: RecordDict) -> None:
@@ -252,7 +252,7 @@ class _Schema(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
-class Introduction(_Schema):
+class Registration(_Schema):
     """What a site says about itself before anything is trained.
 
     Attributes:
@@ -268,7 +268,7 @@ class Introduction(_Schema):
     )
 
     @model_validator(mode="after")
-    def _plausible(self) -> "Introduction":
+    def _plausible(self) -> "Registration":
         fault = names_fault(list(self.classes), "class", MOST_CLASSES) or names_fault(
             list(self.domains), "domain", MOST_DOMAINS
         )
@@ -285,7 +285,7 @@ class Introduction(_Schema):
 
     @property
     def message(self) -> Message:
-        """The introduction as it crosses."""
+        """The registration as it crosses."""
         held = {name: counts for name, counts in self if counts}
         return Message({}, {name: json.dumps(counts) for name, counts in held.items()})
 
@@ -313,16 +313,16 @@ class UpdateReply(Reply):
     terms: dict[_Name, _Finite] = Field(default_factory=dict, max_length=MOST_TERMS)
 
 
-class IntroductionReply(Reply):
+class RegistrationReply(Reply):
     """Which site it is, and what it holds."""
 
     site: Annotated[str, Field(max_length=100, pattern=f"^{SITE_NAME}$")] | None = None
-    introduction: Introduction | None = None
+    registration: Registration | None = None
     missing: None = None
 
 
 SCHEMAS: dict[str, tuple[type[Reply], frozenset[str]]] = {
-    INTRODUCE: (IntroductionReply, frozenset()),
+    REGISTER: (RegistrationReply, frozenset()),
     STATISTICS: (Reply, frozenset({"reply"})),
     TRAIN: (UpdateReply, frozenset({"weights", "extras"})),
     ASK: (Reply, frozenset({"reply"})),
@@ -352,7 +352,7 @@ def read_reply(kind: str, records: RecordDict) -> Payload:
 
 
 class Request(BaseModel):
-    """The fields of a message to a site; one that only introduces itself is told the run alone.
+    """The fields of a message to a site; one that only registers is told the run alone.
 
     Attributes:
         run: key under which the site keeps its memory of the run.

@@ -48,7 +48,7 @@ class InProcess:
         self._count, self._defences = count, defences
         self._context: Message | None = None
         self.ledger = Ledger(lambda row: None)
-        self.introduced: Mapping[int, int] = {}
+        self.registered: Mapping[int, int] = {}
         self.memories: dict[int, Weights] = memories or {}
         self._secrets: dict[int, Weights] = {}
         self.remembered: set[int] = set()

@@ -33,7 +33,7 @@ from feddg.privacy.secure_aggregation import (
 )
 from feddg.records import OpenedSumRow
 
-_Form = tuple[tuple[int, ...], torch.dtype]
+_Schema = tuple[tuple[int, ...], torch.dtype]
 
 
 class OpenedSums:
@@ -166,12 +166,12 @@ class _Round:
     def _shared(self, ids: list[int], keys: Tensor) -> dict[int, Message]:
         """Returns what clients sealed for each other, by client."""
         question = Message({"ids": torch.tensor(ids), "keys": keys})
-        forms: dict[str, _Form] = {
+        schemas: dict[str, _Schema] = {
             "shares": ((len(ids), SEALED), torch.uint8),
             "commitments": ((len(ids), 2, SECRET), torch.uint8),
             "commitment": ((SECRET,), torch.uint8),
         }
-        shared = self._asked(ids, SHARES, question, forms)
+        shared = self._asked(ids, SHARES, question, schemas)
         self._enough(shared)
         return shared
 
@@ -188,8 +188,8 @@ class _Round:
             "shares": torch.stack([shared[id].tensors["shares"] for id in members]),
             "commitments": torch.stack([shared[id].tensors["commitments"] for id in members]),
         }
-        forms: dict[str, _Form] = {"held": ((len(members),), torch.bool)}
-        replies = self._asked(members, CHECK, Message(question), forms)
+        schemas: dict[str, _Schema] = {"held": ((len(members),), torch.bool)}
+        replies = self._asked(members, CHECK, Message(question), schemas)
         held = {
             id: dict(zip(members, reply.tensors["held"].tolist())) for id, reply in replies.items()
         }
@@ -221,9 +221,9 @@ class _Round:
     ) -> dict[int, dict[int, bytes]]:
         """Returns enough shares of each member's secret, by member and the holder's place."""
         question = Message({"survivors": torch.tensor(survivors)})
-        forms: dict[str, _Form] = {"opened": ((len(members), SECRET), torch.uint8)}
+        schemas: dict[str, _Schema] = {"opened": ((len(members), SECRET), torch.uint8)}
         shares: dict[int, dict[int, bytes]] = {id: {} for id in members}
-        replies = self._asked(survivors, UNMASK, question, forms)
+        replies = self._asked(survivors, UNMASK, question, schemas)
         if len(replies) < self._needed:
             raise self._too_few(self._needed, len(replies))
         for id, reply in replies.items():
@@ -283,12 +283,9 @@ class _Round:
             if isinstance(reply, Update):
                 fault = _fault(reply.extras, {MASKED: ((length,), torch.int64)})
                 fault = fault or ("sent weights that are not masked" if reply.weights else None)
-                registered = self._transport.introduced.get(reply.client, reply.examples)
+                registered = self._transport.registered.get(reply.client, reply.examples)
                 if not fault and reply.examples != registered:
-                    fault = (
-                        f"reports {reply.examples} examples, but introduced itself with "
-                        f"{registered}"
-                    )
+                    fault = f"reports {reply.examples} examples, but registered with {registered}"
                 if fault is None:
                     kept = Message({MASKED: reply.extras.tensors[MASKED].cpu().clone()})
                     updates[reply.client] = replace(reply, extras=kept, terms={})
@@ -298,14 +295,14 @@ class _Round:
         return updates
 
     def _asked(
-        self, ids: list[int], name: str, question: Message, forms: Mapping[str, _Form]
+        self, ids: list[int], name: str, question: Message, schemas: Mapping[str, _Schema]
     ) -> dict[int, Message]:
         """Returns the well-formed answers to a step, by client."""
         answers: dict[int, Message] = {}
         broadcast = Broadcast(self._broadcast.round, {}, question)
         for id, reply in self._transport.ask(ids, broadcast, name, question):
             if isinstance(reply, Message):
-                fault = _fault(reply, forms)
+                fault = _fault(reply, schemas)
                 if fault is None:
                     answers[id] = Message({n: t.cpu() for n, t in reply.tensors.items()})
                     continue
@@ -340,11 +337,11 @@ class _Round:
         return _NoSum("; ".join([why, *known]))
 
 
-def _fault(message: Message, forms: Mapping[str, _Form]) -> str | None:
+def _fault(message: Message, schemas: Mapping[str, _Schema]) -> str | None:
     """Says what is not as declared, or None."""
-    if message.scalars or message.tensors.keys() != forms.keys():
+    if message.scalars or message.tensors.keys() != schemas.keys():
         return "it holds something else than was asked for"
-    for name, (shape, dtype) in forms.items():
+    for name, (shape, dtype) in schemas.items():
         tensor = message.tensors[name]
         if tuple(tensor.shape) != shape or tensor.dtype != dtype:
             return f"its {name!r} has another form than was asked for"

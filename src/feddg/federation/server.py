@@ -361,7 +361,7 @@ def build_server(
             count,
             image_size=settings.data.image_size,
             also=defences.sends,
-            introduced=transport.introduced,
+            registered=transport.registered,
             train=settings.train,
             style_noise=style_noise,
         ),

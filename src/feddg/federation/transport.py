@@ -144,14 +144,14 @@ class Transport(Protocol):
     Attributes:
         memories: what clients remember, by id, for the checkpoint; empty where they keep it.
         ledger: where it enters every message that it really carries, both ways.
-        introduced: how many images clients introduced themselves with, where they did.
+        registered: how many images clients registered with, where they did.
         remembered: clients whose memory changed since the set was last emptied.
     """
 
     memories: dict[int, Weights]
     remembered: set[int]
     ledger: Ledger
-    introduced: Mapping[int, int]
+    registered: Mapping[int, int]
 
     @property
     def clients(self) -> Sequence[int]:

@@ -12,10 +12,10 @@ from torch import Tensor
 from feddg.clients.optim import in_round
 from feddg.errors import ClientError
 from feddg.messages import (
-    Known,
+    EntrySchema,
     Message,
     Refusal,
-    Sent,
+    SchemaContext,
     Update,
     Weights,
     first_not_finite,
@@ -126,11 +126,11 @@ class ChangeSizes(RoundHook):
 
 
 def _medians(state: State) -> list[float]:
-    known = state.extras.get(CHANGES)
-    return [] if known is None else known.tolist()
+    lengths = state.extras.get(CHANGES)
+    return [] if lengths is None else lengths.tolist()
 
 
-# What a message says, beside its declared form.
+# What a message says, beside its declared schema.
 
 
 LARGEST_COUNTER = 2**53
@@ -150,7 +150,7 @@ class MessageChecks(RoundHook):
         clients: how many clients there are.
         image_size: side of the training images, pixels; 0 where nobody said.
         also: further declared entries, for example of defences.
-        introduced: how many images clients introduced themselves with, where they did.
+        registered: how many images clients registered with, where they did.
         train: how clients train, which bounds what gradients they can speak of.
         style_noise: how styles are noised before they leave a client, if they are.
     """
@@ -162,8 +162,8 @@ class MessageChecks(RoundHook):
         clients: int,
         *,
         image_size: int = 0,
-        also: Mapping[str, Sent] | None = None,
-        introduced: Mapping[int, int] | None = None,
+        also: Mapping[str, EntrySchema] | None = None,
+        registered: Mapping[int, int] | None = None,
         train: TrainSettings | None = None,
         style_noise: StyleNoise | None = None,
     ) -> None:
@@ -173,17 +173,17 @@ class MessageChecks(RoundHook):
         self._weights = {name: tensor.to("meta") for name, tensor in state.items()}
         shapes = {name: tensor.shape for name, tensor in self._weights.items()}
         dimensions = (network.classes, clients, network.features_dimension)
-        self._known = Known(*dimensions, image_size, shapes, noise=style_noise)
+        self._context = SchemaContext(*dimensions, image_size, shapes, noise=style_noise)
         self._never_negative = sorted(never_negative_names(network) & self._weights.keys())
-        own = {key: form for key, form in method.sends.items() if key not in Method.sends}
+        own = {key: schema for key, schema in method.sends.items() if key not in Method.sends}
         declared = {**own, **(also or {})}
-        self._sent: dict[str, dict[str, Sent]] = {}
-        for key, form in declared.items():
-            if not form.when or form.when(method):
+        self._schemas: dict[str, dict[str, EntrySchema]] = {}
+        for key, schema in declared.items():
+            if not schema.when or schema.when(method):
                 purpose, _, name = key.partition("/")
-                self._sent.setdefault(purpose, {})[name] = form
+                self._schemas.setdefault(purpose, {})[name] = schema
         self.heads = train.head_rounds if train is not None else 0
-        self._introduced = introduced if introduced is not None else {}
+        self._registered = registered if registered is not None else {}
 
     def received(self, update: Update, round: Round) -> Update:
         """Refuses an update that is not as declared."""
@@ -201,18 +201,18 @@ class MessageChecks(RoundHook):
             update: of one client, or the mean of several, made by the server itself.
             state: the server's, from which its client started.
         """
-        count, introduced = update.examples, self._introduced.get(update.client)
+        count, registered = update.examples, self._registered.get(update.client)
         if not update.members:
             if isinstance(count, bool) or not isinstance(count, int) or count < 1:
                 number = plain_text(count, 40)
                 return f"reports {number} examples; an update needs a whole number of at least 1"
-            if introduced is not None and count != introduced:
-                return f"reports {count} examples, but introduced itself with {introduced}"
+            if registered is not None and count != registered:
+                return f"reports {count} examples, but registered with {registered}"
         fault = layout_fault(update.weights, self._weights) or self._statistics_fault(update)
         extras = update.extras
-        if fault or update.members or not ("update" in self._sent or extras):
+        if fault or update.members or not ("update" in self._schemas or extras):
             return fault
-        return self._message_fault("update", extras, self._known_of(update, state))
+        return self._message_fault("update", extras, self._context_of(update, state))
 
     def message_fault(
         self, purpose: str, message: Message, client: int | None = None
@@ -224,17 +224,17 @@ class MessageChecks(RoundHook):
             message: its content.
             client: whose it is, where that is known.
         """
-        images = None if client is None else self._introduced.get(client)
-        return self._message_fault(purpose, message, replace(self._known, images=images))
+        images = None if client is None else self._registered.get(client)
+        return self._message_fault(purpose, message, replace(self._context, images=images))
 
-    def _known_of(self, update: Update, state: State | None) -> Known:
+    def _context_of(self, update: Update, state: State | None) -> SchemaContext:
         """What is known of an update's sender and of its round."""
-        known = replace(self._known, images=self._introduced.get(update.client))
+        context = replace(self._context, images=self._registered.get(update.client))
         if state is None:
-            return known
-        known = replace(known, kept=state.extras)
+            return context
+        context = replace(context, kept=state.extras)
         if self._train is None:
-            return known
+            return context
         train = in_round(self._train, state.round + 1)
         steps = train.local_steps or train.local_epochs * max(
             1, update.examples // train.batch_size
@@ -245,7 +245,7 @@ class MessageChecks(RoundHook):
             sent = update.weights[name].detach()
             return (sent - state.weights[name].to(sent)).abs() / walked
 
-        return replace(known, gradients=gradients)
+        return replace(context, gradients=gradients)
 
     def _statistics_fault(self, update: Update) -> str | None:
         """Says which variance or counter is none, or None.
@@ -265,8 +265,8 @@ class MessageChecks(RoundHook):
                 return f"weight {name!r} holds {most:g}, more batches than there can have been"
         return None
 
-    def _message_fault(self, purpose: str, message: Message, known: Known) -> str | None:
-        declared = self._sent.get(purpose, {})
+    def _message_fault(self, purpose: str, message: Message, context: SchemaContext) -> str | None:
+        declared = self._schemas.get(purpose, {})
         bound: dict[str, int] = {}
         met: set[str] = set()
         for name, value in (*message.tensors.items(), *message.scalars.items()):
@@ -274,11 +274,11 @@ class MessageChecks(RoundHook):
             if key is None:
                 return f"has an undeclared entry {plain_text(name, 60)!r}"
             met.add(key)
-            form = declared[key]
+            schema = declared[key]
             if isinstance(value, Tensor):
-                fault = form.tensor_fault(self._method, known, name, value, bound)
+                fault = schema.tensor_fault(self._method, context, name, value, bound)
             else:
-                fault = form.number_fault(self._method, known, name, value)
+                fault = schema.number_fault(self._method, context, name, value)
             if fault is not None:
                 return f"its {plain_text(name, 60)!r} {fault}"
         missing = sorted(declared.keys() - met)

@@ -25,7 +25,7 @@ from feddg.errors import (
     field_fault,
     first_names,
 )
-from feddg.messages import Broadcast, Message, Refusal, Sent, Update, Weights, on_device
+from feddg.messages import Broadcast, EntrySchema, Message, Refusal, Update, Weights, on_device
 from feddg.models.network import Network
 from feddg.records import Direction, EvaluationRow, Groups, RefusedUpdate, RoundRow
 from feddg.registry import Registry
@@ -112,14 +112,14 @@ class Method:
     settings: MethodSettings
     Settings: ClassVar[type[MethodSettings]] = MethodSettings
     presets: ClassVar[dict[str, dict[str, Any]]] = {}
-    sends: ClassVar[dict[str, Sent]] = {
-        "update/weights/*": Sent("the network after local training", entry_of=""),
-        "update/examples": Sent("how many images it trained on", integer=True, low=1),
-        "update/images": Sent(
+    sends: ClassVar[dict[str, EntrySchema]] = {
+        "update/weights/*": EntrySchema("the network after local training", entry_of=""),
+        "update/examples": EntrySchema("how many images it trained on", integer=True, low=1),
+        "update/images": EntrySchema(
             "how many images its training steps had, each once a step", integer=True, low=0
         ),
-        "update/seconds": Sent("how long it trained", low=0),
-        "update/terms/*": Sent("the mean of each term of its loss"),
+        "update/seconds": EntrySchema("how long it trained", low=0),
+        "update/terms/*": EntrySchema("the mean of each term of its loss"),
     }
     noises: ClassVar[frozenset[str]] = frozenset()
     excludes: ClassVar[dict[str, str]] = {}

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from feddg.clients.client import Batch, Client
 from feddg.errors import ExperimentError
-from feddg.messages import Broadcast, Sent, Update, Weights
+from feddg.messages import Broadcast, EntrySchema, Update, Weights
 from feddg.methods.base import (
     Method,
     MethodSettings,
@@ -213,8 +213,8 @@ class Local(Method):
     title = "Local"
     summary = "reference line: every client alone, with a model of its own"
     in_process_only = "its models stay with the clients, where nobody could measure them"
-    sends: ClassVar[dict[str, Sent]] = {
-        key: form for key, form in Method.sends.items() if key != "update/weights/*"
+    sends: ClassVar[dict[str, EntrySchema]] = {
+        key: schema for key, schema in Method.sends.items() if key != "update/weights/*"
     }
 
     def check(self, experiment: ExperimentSettings) -> None:

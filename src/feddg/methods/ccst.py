@@ -44,7 +44,7 @@ from torch import Tensor
 
 from feddg.clients.client import Batch, Client
 from feddg.errors import ExperimentError
-from feddg.messages import Message, Sent, joined
+from feddg.messages import EntrySchema, Message, joined
 from feddg.methods.base import Method, register
 from feddg.methods.style_exchange import StyleExchange, StyleSettings
 from feddg.settings import ExperimentSettings, Fraction
@@ -109,11 +109,11 @@ class Ccst(StyleExchange, Method):
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         name: _PARDON for name in ("pacs", "office_home", "iwildcam")
     }
-    sends: ClassVar[dict[str, Sent]] = Method.sends | {
-        "statistics/styles": Sent(
+    sends: ClassVar[dict[str, EntrySchema]] = Method.sends | {
+        "statistics/styles": EntrySchema(
             "once, the moments of its images' feature maps, 2 x C numbers per style",
-            lambda method, known: ("styles", 2, method.codec().channels),
-            within=lambda method, known, name: method.style_range(known),
+            lambda method, context: ("styles", 2, method.codec().channels),
+            within=lambda method, context, name: method.style_range(context),
         )
     }
     excludes: ClassVar[dict[str, str]] = {

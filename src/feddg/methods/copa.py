@@ -38,7 +38,7 @@ from torch import Tensor, nn
 
 from feddg.clients.client import Batch, Client
 from feddg.errors import ClientError, ExperimentError
-from feddg.messages import Message, Sent, Update, Weights, joined
+from feddg.messages import EntrySchema, Message, Update, Weights, joined
 from feddg.methods.base import Method, MethodSettings, State, register, weighted_mean
 from feddg.models.network import Heads, MeanOverHeads, Network
 from feddg.models.normalization import gates_apart, mix_instance_statistics
@@ -84,11 +84,11 @@ class COPA(Method):
     title = "COPA"
     summary = "a shared extractor under an ensemble of domain classifiers (Wu and Gong 2021)"
     settings: COPASettings
-    sends: ClassVar[dict[str, Sent]] = Method.sends | {
-        f"update/{HEAD}": Sent(
+    sends: ClassVar[dict[str, EntrySchema]] = Method.sends | {
+        f"update/{HEAD}": EntrySchema(
             "the number of its main domain, or its own number",
             integer=True,
-            within=lambda method, known, name: (0, method.settings.heads - 1),
+            within=lambda method, context, name: (0, method.settings.heads - 1),
         )
     }
 

@@ -40,7 +40,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from feddg.clients.client import Batch, Client
-from feddg.messages import Message, Sent, joined
+from feddg.messages import EntrySchema, Message, joined
 from feddg.methods.base import Method, MethodSettings, register
 from feddg.settings import Fraction, Positive
 
@@ -68,10 +68,10 @@ class Elcfs(Method):
     summary = "amplitude bank and episodic steps, FedDG (Liu et al. 2021)"
     settings: ElcfsSettings
     presets: ClassVar[dict[str, dict[str, Any]]] = {"digits": {"method": {"window": 0.05}}}
-    sends: ClassVar[dict[str, Sent]] = Method.sends | {
-        "statistics/amplitudes": Sent(
+    sends: ClassVar[dict[str, EntrySchema]] = Method.sends | {
+        "statistics/amplitudes": EntrySchema(
             "once, low-frequency amplitudes of 1/8 of its images",
-            lambda method, known: ("images", 3, *method.window_shape(known.image_size)),
+            lambda method, context: ("images", 3, *method.window_shape(context.image_size)),
             low=0.0,
             high=1.0001,  # no more than the mean of the image, beyond rounding
         )

@@ -32,7 +32,16 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from feddg.clients.client import Client
-from feddg.messages import LARGEST, Known, Message, Range, Sent, Update, Weights, joined
+from feddg.messages import (
+    LARGEST,
+    EntrySchema,
+    Message,
+    Range,
+    SchemaContext,
+    Update,
+    Weights,
+    joined,
+)
 from feddg.methods.base import (
     Ask,
     Method,
@@ -61,7 +70,7 @@ class FedDGGASettings(MethodSettings):
     )
 
 
-def _losses(method: "FedDGGA", known: Known, name: str) -> Range:
+def _losses(method: "FedDGGA", context: SchemaContext, name: str) -> Range:
     """A cross-entropy is at least 0; minus an accuracy lies between -1 and 0."""
     return (0.0, LARGEST) if method.settings.mode == "paper" else (-1.0, 0.0)
 
@@ -74,9 +83,9 @@ class FedDGGA(Method):
     title = "FedDG-GA"
     summary = "clients with a larger generalization gap count more (Zhang et al. 2023)"
     settings: FedDGGASettings
-    sends: ClassVar[dict[str, Sent]] = Method.sends | {
-        f"update/{OWN}": Sent("its mean loss under its own weights", (), within=_losses),
-        f"answer:{QUESTION}/{AVERAGED}": Sent(
+    sends: ClassVar[dict[str, EntrySchema]] = Method.sends | {
+        f"update/{OWN}": EntrySchema("its mean loss under its own weights", (), within=_losses),
+        f"answer:{QUESTION}/{AVERAGED}": EntrySchema(
             "its mean loss under the new average", (), within=_losses
         ),
     }

@@ -37,7 +37,7 @@ from torch import Tensor
 from torch.nn.functional import mse_loss, normalize
 
 from feddg.clients.client import Batch, Client
-from feddg.messages import Broadcast, Message, Sent, Update, joined
+from feddg.messages import Broadcast, EntrySchema, Message, Update, joined
 from feddg.methods.base import Method, MethodSettings, State, register
 from feddg.settings import Positive
 from feddg.styles.statistics import finch
@@ -74,13 +74,13 @@ class FPL(Method):
     title = "FPL"
     summary = "clustered class prototypes guide the embeddings (Huang et al. 2023)"
     settings: FPLSettings
-    sends: ClassVar[dict[str, Sent]] = Method.sends | {
-        f"update/{PROTOTYPES}": Sent(
+    sends: ClassVar[dict[str, EntrySchema]] = Method.sends | {
+        f"update/{PROTOTYPES}": EntrySchema(
             "the mean embedding of each class it holds",
             ("held", "features"),
             rows="classes",
         ),
-        f"update/{CLASSES}": Sent(
+        f"update/{CLASSES}": EntrySchema(
             "which classes these are",
             ("held",),
             torch.int64,

@@ -43,7 +43,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from feddg.clients.client import Batch, Client
-from feddg.messages import Known, Message, joined
+from feddg.messages import Message, SchemaContext, joined
 from feddg.methods.base import (
     register,
 )
@@ -161,9 +161,9 @@ class Pardon(OneStyleEach):
             return style
         return perturb(style, scale, coefficient, client.stream("noise"))
 
-    def style_range(self, known: Known) -> tuple[Tensor, Tensor]:
+    def style_range(self, context: SchemaContext) -> tuple[Tensor, Tensor]:
         """The codec's, and as far beyond as the settings' perturbation reaches."""
-        low, high = super().style_range(known)
+        low, high = super().style_range(context)
         left = 1 - self.settings.noise_coefficient
         reach = DEVIATIONS * self.settings.noise_scale
         low = torch.minimum(low, left * low) - reach

@@ -34,7 +34,17 @@ from torch import Tensor
 
 from feddg.clients.client import Client
 from feddg.errors import ExperimentError
-from feddg.messages import LARGEST, Broadcast, Known, Message, Range, Sent, Update, Weights, joined
+from feddg.messages import (
+    LARGEST,
+    Broadcast,
+    EntrySchema,
+    Message,
+    Range,
+    SchemaContext,
+    Update,
+    Weights,
+    joined,
+)
 from feddg.methods.base import (
     Method,
     MethodSettings,
@@ -70,10 +80,10 @@ class Scaffold(Method):
         # Chosen on in-domain validation, of 0.01, 0.03, 0.1 and 0.3.
         "digits": {"train": {"lr": 0.1}},
     }
-    sends: ClassVar[dict[str, Sent]] = Method.sends | {
-        "update/scaffold/*": Sent(
+    sends: ClassVar[dict[str, EntrySchema]] = Method.sends | {
+        "update/scaffold/*": EntrySchema(
             "the change of its control variate, for every shared parameter",
-            within=lambda method, known, name: _possible(known, name),
+            within=lambda method, context, name: _possible(context, name),
             entry_of="scaffold/",
         )
     }
@@ -156,17 +166,17 @@ class Scaffold(Method):
         return state
 
 
-def _possible(known: Known, name: str) -> Range:
+def _possible(context: SchemaContext, name: str) -> Range:
     """Returns which changes of a control can follow from how the sender moved the weights.
 
     The change is ``(x - y) / (K lr) - c``. Twice as far is allowed, for defences that shorten what
     leaves a client; a control beyond that would have every honest client leap with its next steps.
     """
-    if known.kept and name not in known.kept:
+    if context.kept and name not in context.kept:
         return math.inf, -math.inf  # it is no control: nothing will do
-    if known.gradients is None:
+    if context.gradients is None:
         return -LARGEST, LARGEST
-    gradient, control = known.gradients(name.removeprefix(CONTROL)), known.kept[name]
+    gradient, control = context.gradients(name.removeprefix(CONTROL)), context.kept[name]
     control = control.to(gradient)
     reach = 2 * gradient + 1e-3 * control.abs()
     return -control - reach, reach - control

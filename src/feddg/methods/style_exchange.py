@@ -14,7 +14,7 @@ from torch import Tensor
 from feddg.clients.client import Batch, Client
 from feddg.diagnostics import Diagnostic
 from feddg.errors import WeightsError
-from feddg.messages import Known, Message, Sent, joined
+from feddg.messages import EntrySchema, Message, SchemaContext, joined
 from feddg.methods.base import Method, MethodSettings
 from feddg.settings import ExperimentSettings, Fraction
 from feddg.styles.codec import CODECS, Codec, adain, load_codec, transfer
@@ -140,16 +140,16 @@ class StyleExchange:
         noise = client.worker.style_noise
         return None if noise is None else private_style(moments, self.codec(), noise)
 
-    def style_range(self, known: Known) -> tuple[Tensor, Tensor]:
+    def style_range(self, context: SchemaContext) -> tuple[Tensor, Tensor]:
         """Returns the smallest and the largest style that a client can send, ``(2, C)`` each.
 
         Args:
-            known: of the federation and of the sender.
+            context: of the federation and of the sender.
         """
-        if known.noise is None:
+        if context.noise is None:
             return style_range(self.codec())
         # A single image's share is the largest there is, where nobody said how many there are.
-        return noised_range(self.codec(), known.noise, known.images or 1)
+        return noised_range(self.codec(), context.noise, context.images or 1)
 
     def stylize_all(
         self, client: Client, name: str, style: Tensor, keep: Tensor | None = None
@@ -203,11 +203,11 @@ class OneStyleEach(StyleExchange, Method):
     """Before round 1 every client sends one style, noised where the experiment asks for it."""
 
     settings: StyleSettings
-    sends: ClassVar[dict[str, Sent]] = Method.sends | {
-        "statistics/style": Sent(
+    sends: ClassVar[dict[str, EntrySchema]] = Method.sends | {
+        "statistics/style": EntrySchema(
             "one style vector, the mean over the clusters of its images",
-            lambda method, known: (2, method.codec().channels),
-            within=lambda method, known, name: method.style_range(known),
+            lambda method, context: (2, method.codec().channels),
+            within=lambda method, context, name: method.style_range(context),
             when=lambda method: method.exchanges,
         )
     }

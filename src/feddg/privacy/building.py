@@ -9,7 +9,7 @@ from torch import nn
 from feddg.clients.sampling import Schedule
 from feddg.diagnostics import Diagnostic
 from feddg.errors import ExperimentError, field_fault
-from feddg.messages import Message, Sent, Update, Weights
+from feddg.messages import EntrySchema, Message, Update, Weights
 from feddg.methods.base import Method, local_names, shared_parameters
 from feddg.privacy.accounting import Account, require_meaning
 from feddg.privacy.defence import (
@@ -52,12 +52,14 @@ class Defences:
             defence.account = account
 
     @property
-    def sends(self) -> dict[str, Sent]:
-        """The forms of all that the defences add to what leaves a client."""
+    def sends(self) -> dict[str, EntrySchema]:
+        """The schemas of all that the defences add to what leaves a client."""
         return {
-            f"{purpose}/{defence.name}/{name}": form
+            f"{purpose}/{defence.name}/{name}": schema
             for defence in self.defences
-            for purpose, _, name, form in ((*k.partition("/"), v) for k, v in defence.sends.items())
+            for purpose, _, name, schema in (
+                (*k.partition("/"), v) for k, v in defence.sends.items()
+            )
         }
 
     def initial_extras(self) -> Weights:

@@ -26,7 +26,7 @@ from torch import nn
 
 from feddg.diagnostics import Diagnostic
 from feddg.errors import ClientError, ExperimentError
-from feddg.messages import Broadcast, Message, Sent, Update, Weights, joined
+from feddg.messages import Broadcast, EntrySchema, Message, Update, Weights, joined
 from feddg.methods.base import Method, RoundHook, State, local_names
 from feddg.models.normalization import statistics_names
 from feddg.privacy.accounting import Account
@@ -96,7 +96,7 @@ class Defence(RoundHook):
         return 1
 
     @property
-    def sends(self) -> dict[str, Sent]:
+    def sends(self) -> dict[str, EntrySchema]:
         """What it adds to what leaves a client, as ``update/name`` of the ledger, with what it is.
 
         Names are without the defence's prefix.

@@ -13,7 +13,7 @@ from feddg.clients.client import RecordNoise
 from feddg.clients.sampling import Schedule
 from feddg.diagnostics import Diagnostic
 from feddg.errors import ClientError
-from feddg.messages import Broadcast, Message, Sent, Update, Weights
+from feddg.messages import Broadcast, EntrySchema, Message, Update, Weights
 from feddg.methods.base import Round, State
 from feddg.privacy.accounting import (
     MOST_NOISE,
@@ -172,9 +172,9 @@ class Clipping(Defence):
         return bool(self.settings.clipping == "adaptive")
 
     @property
-    def sends(self) -> dict[str, Sent]:
+    def sends(self) -> dict[str, EntrySchema]:
         """Adaptive: whether the update was clipped."""
-        bit = Sent("whether its update was clipped", integer=True, low=0, high=1)
+        bit = EntrySchema("whether its update was clipped", integer=True, low=0, high=1)
         return {f"update/{NORM_BIT}": bit} if self.adaptive else {}
 
     def initial_memory(self) -> Weights:

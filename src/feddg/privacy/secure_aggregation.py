@@ -13,7 +13,7 @@ from torch import Tensor
 
 from feddg.diagnostics import Diagnostic
 from feddg.errors import ClientError
-from feddg.messages import Message, Sent, Update, Weights
+from feddg.messages import EntrySchema, Message, Update, Weights
 from feddg.methods.base import Round, name_clients
 from feddg.privacy.defence import AGGREGATION, CLIENT_STATISTICS, EXTRAS, Defence, register
 from feddg.settings import Settings
@@ -269,16 +269,16 @@ class SecureAggregation(Defence):
         return FEWEST
 
     @property
-    def sends(self) -> dict[str, Sent]:
+    def sends(self) -> dict[str, EntrySchema]:
         """The masked update."""
-        form = Sent(
+        schema = EntrySchema(
             "its update, masked",
             ("entries",),
             dtype=torch.int64,
             low=-math.inf,
             high=math.inf,
         )
-        return {"update/masked": form}
+        return {"update/masked": schema}
 
     @property
     def diagnostic(self) -> Diagnostic:

@@ -28,8 +28,8 @@ def sent(*rows, **more):
 
 
 LIES = {
-    "a domain it does not hold": (row(domain="photo"), "6 images of 'photo', but introduced"),
-    "a domain with control characters": (row(domain="\x1b[31mred\nerror"), "introduced"),
+    "a domain it does not hold": (row(domain="photo"), "6 images of 'photo', but registered"),
+    "a domain with control characters": (row(domain="\x1b[31mred\nerror"), "registered"),
     "more images than it holds": (row(confusion=[[200, 1], [2, 1]]), "counted 204 images"),
     "fewer images than it holds": (row(confusion=[[1, 0], [0, 0]]), "counted 1 images"),
     "no images": (row(confusion=[[0, 0], [0, 0]]), "counted 0 images"),
