@@ -118,6 +118,7 @@ def test_a_plan_survives_its_file(tmp_path):
     [
         ({"method": ["fedavg"]}, "unknown field 'method' .did you mean 'methods'"),
         ({"methods": ["fedavg", "fedavg"]}, "label what is alike"),
+        ({"methods": [{"name": "fedavg", "label": "two\nlines"}]}, "label.*one line"),
         ({"seeds": []}, "one or more"),
         ({"methods": ["fedavgg"], "hold_out": ["ink"]}, "did you mean 'fedavg'"),
         ({"settings": {"method.gama1": [1]}}, "did you mean 'gamma1'"),

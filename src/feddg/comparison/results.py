@@ -137,32 +137,27 @@ class TuningFile(JsonFile):
 
     def diagnostics(self) -> list[Diagnostic]:
         """Returns what to know about the choices: models that learned nothing, ends, and ties."""
-        groups: dict[tuple[str, str], list[TriedRow]] = {}
-        for row in self.tried:
-            groups.setdefault((row.method, row.held_out), []).append(row)
         found = []
-        for (method, held_out), rows in groups.items():
-            for row in (row for row in rows if row.picked):
-                where = f"{method}{f', {held_out} held out' if held_out else ''}"
-                if row.constant:
-                    found.append(
-                        Diagnostic(
-                            "tuned-on-nothing-learned",
-                            "warning",
-                            f"{where}: with the picked values the model is no better than always "
-                            f"answering the most frequent class in {row.constant} of {row.trials} "
-                            "trials, so that the choice says little.",
-                            "Give trials more rounds (tune.rounds), pretrained weights, or other "
-                            "values.",
-                        )
-                    )
-                for text, advice in _edges(row, rows):
-                    edge = f"{where}: {text}"
-                    found.append(Diagnostic("edge-of-the-grid", "warning", edge, advice))
-                equal = [other for other in rows if other.score == row.score]
-                if len(equal) > 1:
-                    text = f"{where}: {len(equal)} combinations do equally well; the first counts."
-                    found.append(Diagnostic("tuning-tie", "warning", text))
+        for row in (row for row in self.tried if row.picked):
+            group = (row.method, row.held_out)
+            rows = [other for other in self.tried if (other.method, other.held_out) == group]
+            where = f"{row.method}{f', {row.held_out} held out' if row.held_out else ''}"
+            if row.constant:
+                text = (
+                    f"{where}: with the picked values the model is no better than always answering "
+                    f"the most frequent class in {row.constant} of {row.trials} trials, so that "
+                    "the choice says little."
+                )
+                advice = (
+                    "Give trials more rounds (tune.rounds), pretrained weights, or other values."
+                )
+                found.append(Diagnostic("tuned-on-nothing-learned", "warning", text, advice))
+            for text, advice in _edges(row, rows):
+                found.append(Diagnostic("edge-of-the-grid", "warning", f"{where}: {text}", advice))
+            equal = sum(other.score == row.score for other in rows)
+            if equal > 1:
+                text = f"{where}: {equal} combinations do equally well; the first counts."
+                found.append(Diagnostic("tuning-tie", "warning", text))
         return found
 
 
@@ -626,7 +621,7 @@ def find_rows(
     asked: dict[str, list[Cell]] = {}
     for cell in cells if rows else ():
         if cell.portable_id in rows:
-            asked.setdefault(cell.experiment.id, []).append(cell)
+            asked.setdefault(cell.id, []).append(cell)
     found: dict[str, ResultRow] = {}
     changed: list[tuple[ResultRow, list[str]]] = []
     silent = 0
@@ -682,28 +677,14 @@ class ComparisonFile(JsonFile):
 
     @classmethod
     def of(cls, plan: Plan, cells: Sequence[ResultRow]) -> "ComparisonFile":
-        """Returns what is to be known of a plan beside its cells."""
-        return cls(
-            name=plan.name,
-            title=plan.title,
-            question=plan.question,
-            differences=list(plan.differences),
-            paper=plan.paper and plan.paper.model_dump(mode="json"),
-            cells=list(cells),
-        )
+        """Returns what a plan says beside its axes, and its cells."""
+        of_plan = {"name", "title", "question", "differences", "paper"}
+        return cls(**plan.model_dump(mode="json", include=of_plan), cells=list(cells))
 
     def results(self, rows: Sequence[ResultRow], **more: Any) -> "Results":
         """Returns these rows in its cells; ``more`` are further fields of the results."""
-        return Results(
-            name=self.name,
-            title=self.title or self.name,
-            rows=rows,
-            question=self.question or "",
-            differences=self.differences or (),
-            paper=self.paper,
-            planned=self.cells,
-            **more,
-        )
+        own = {name: value for name, value in self if value is not None and name != "cells"}
+        return Results(**{"title": self.name} | own | more, rows=rows, planned=self.cells)
 
 
 @dataclass(frozen=True)
