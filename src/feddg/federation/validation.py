@@ -63,7 +63,11 @@ class ChangeSizes(RoundHook):
     def received(self, update: Update, round: Round) -> Update:
         """Takes note of how long the change is; refuses it if it is too long to be believed."""
         sent, medians = round.state.weights, _medians(round.state)
-        shared = [n for n, t in sent.items() if t.is_floating_point() and n in update.weights]
+        shared = [
+            n
+            for n, t in sent.items()
+            if t.is_floating_point() and update.weights.get(n, t) is not t
+        ]
         # Nine digits: a float64 sum over another memory order differs in its last bits, and what is
         # remembered must not depend on the transport.
         moved = float(f"{distance(update.weights, sent, shared):.9g}")
