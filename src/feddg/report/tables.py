@@ -44,7 +44,16 @@ from feddg.report.blocks import (
 )
 from feddg.report.text import AGGREGATE_WORDS, metric_title, spelled, split_heading
 from feddg.runs.reading import FINAL, SELECTION_RULES, SelectionRule
-from feddg.text import MISSING, SPACE, THIN_SPACE, counted, percent, percent_sign, readable
+from feddg.text import (
+    MISSING,
+    SPACE,
+    THIN_SPACE,
+    counted,
+    listed,
+    percent,
+    percent_sign,
+    readable,
+)
 
 MARK = " †"
 """Stands behind a number, and a method, of which a model is no better than the majority class."""
@@ -114,7 +123,8 @@ def accuracy_column(
         if one is None:
             return Cell(missing)
         if not published:
-            return Cell(spread_text(one), strong=one.mean == best)
+            strong = one.mean == best and results.no_method_fit is None
+            return Cell(spread_text(one), strong=strong)
         seeds = len(results.seeds)
         few = f" ({one.count} of {seeds})" if results.planned and one.count < seeds else ""
         return Cell(f"{spread_text(one)}{few}{mark(constant.get(method, ()), columns)}")
@@ -168,10 +178,9 @@ def accuracy_table(
             columns.append(_share_column(heading, means, note))
     chosen = rule.when or f"by the rule “{rule.name}”"
     seeds = len(results.seeds_run)
-    caption = (
-        f"Accuracy in percent, {split_heading(split).lower()} domains, {chosen}. Bold: best of a "
-        "column. "
-    )
+    caption = f"Accuracy in percent, {split_heading(split).lower()} domains, {chosen}. "
+    if results.no_method_fit is None:
+        caption += "Bold: best of a column. "
     if seeds > 1:
         caption += f"Mean ± standard deviation over {counted(seeds, 'seed')}."
     else:
@@ -191,8 +200,11 @@ def _share_column(heading: str, shares: Mapping[str, float | None], note: str) -
 
 
 def method_warnings(results: Results, method: str) -> str:
-    """The warnings about a method, for parentheses after its name; empty without any."""
-    found = about_method(results, method)
+    """The warnings about a method, for parentheses after its name; empty without any.
+
+    Where no method is fit to use, that says it of all.
+    """
+    found = about_method(results, method) if results.no_method_fit is None else ()
     return "; ".join(one.text for one in found if one.severity == "warning")
 
 
@@ -248,7 +260,8 @@ def margin_table(
             one = margins[method]
             if one is None:
                 return Cell(MISSING)
-            return Cell(points(one.mean), strong=one.decided and not base)
+            is_bold = one.decided and not base and results.no_method_fit is None
+            return Cell(points(one.mean), strong=is_bold)
 
         def interval(method: str) -> str:
             return interval_text(margins[method])
@@ -451,7 +464,9 @@ class Leader:
 
 
 def leader_of(results: Results) -> Leader | None:
-    """The method with the best average; None where none has every column."""
+    """The method with the best average; None where none has every column, or none is fit."""
+    if results.no_method_fit is not None:
+        return None
     found = results.accuracies(results.default_rule)
     spreads = {m: average_over_columns(values, results.columns) for m, values in found.items()}
     averages = {method: one.mean for method, one in spreads.items() if one is not None}
@@ -480,7 +495,9 @@ def about_best(results: Results) -> tuple[str, str] | None:
 
 
 def conclusion(results: Results) -> Diagnostic:
-    """Which method is best, and whether these runs tell it from the next one."""
+    """Which method is best, and whether these runs tell it from the next one; or that none is."""
+    if results.no_method_fit is not None:
+        return results.no_method_fit
     question = f"{results.question} " if results.question else ""
     best = leader_of(results)
     if best is None:
@@ -513,23 +530,31 @@ def conclusion(results: Results) -> Diagnostic:
 
 def about_results(results: Results) -> list[Diagnostic]:
     """Returns what must be known before trusting the numbers; the gravest first."""
-    found = [
-        replace(one, text=f"{spelled(method)}: {one.text}.")
-        for method in results.methods
-        for one in about_method(results, method)
-    ]
+    methods: dict[Diagnostic, list[str]] = {}
+    for method in results.methods:
+        for one in about_method(results, method):
+            # Where no method is fit, that says the gravest of all of them.
+            if results.no_method_fit is None or one.severity != "warning":
+                methods.setdefault(one, []).append(spelled(method))
+    found = [replace(one, text=f"{listed(own)}: {one.text}.") for one, own in methods.items()]
     best = leader_of(results)
     found += about_margin(results, best.method) if best is not None else ()
-    if len({run.default_rule.name for run in results.runs()}) > 1:
-        text = (
-            "The runs serve different models (final round, means over rounds): the numbers are "
-            "the final round's for all; the others are under “Which round counts”."
-        )
-        found.append(Diagnostic("models-differ", "note", text))
     if len(results.seeds_run) == 1 and len(results.methods) > 1:
         text = "1 seed only: how much of a difference is chance cannot be told."
         found.append(Diagnostic("one-seed", "note", text, "Run more seeds."))
     return [*_left_out(results), *gravest_first(found)]
+
+
+def model_sentence(results: Results) -> str:
+    """Which kind of model the numbers of a comparison are of, and why that one."""
+    differ = len({run.default_rule.name for run in results.runs()}) > 1
+    why = "the runs serve different ones, and all have this" if differ else "every run serves it"
+    if not results.runs():
+        why = "a results file does not say which its runs serve"
+    return (
+        f"All numbers here are of one kind of model, “{results.default_rule.name.lower()}”: {why}. "
+        "Numbers of other models say of which."
+    )
 
 
 def _left_out(results: Results) -> Iterator[Diagnostic]:
