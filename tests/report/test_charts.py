@@ -22,10 +22,12 @@ from feddg.report.charts import (
 def test_matrix_and_bars_say_the_same_percent(counts):
     counts = counts.astype(float)
     names = ["a", "b", "c"]
-    (heat,) = confusion_matrix(counts, names, "").figure["data"]
+    matrix = confusion_matrix(counts, names, "").figure
+    (heat,), layout = matrix["data"], matrix["layout"]
     (bars,) = class_accuracy(counts, names).figure["data"]
     assert [heat["text"][index][index] for index in range(3)] == list(bars["text"])
     assert heat["texttemplate"] == "%{text}"
+    assert layout["xaxis"]["tickangle"] == -45  # the browser's own choice hides the last on phones
 
 
 def test_a_bar_that_ends_at_100_has_room_for_its_text():

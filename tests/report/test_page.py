@@ -558,7 +558,8 @@ const seen = setInterval(() => {
   const labels = [...chart.querySelectorAll(".xtick text")];
   const edges = labels.map((one) => one.getBoundingClientRect());
   const box = chart.getBoundingClientRect();
-  const inside = edges.every((edge) => edge.width && edge.left >= box.left && edge.right <= box.right + 1
+  const inside = edges.every((edge) => edge.width && edge.left >= box.left
+    && edge.right <= box.right + 1
     && edge.bottom <= box.bottom + 1);
   parent.postMessage(`${labels.length} ${inside}`, "*");
 }, 100);</script>"""

@@ -3,7 +3,6 @@
 import html
 import json
 import math
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from itertools import cycle
 from typing import Any, Final, NamedTuple
@@ -20,7 +19,6 @@ from feddg.records import (
     SPLITS,
     TEST,
     VAL,
-    ClientRow,
     ClientsTable,
     MembershipRow,
     RoundRow,
@@ -30,11 +28,14 @@ from feddg.report.text import SPLIT_WORDS, spelled
 from feddg.runs.reading import FINAL, Alphas, Evaluations, RunRecord, SelectionRule
 from feddg.text import number, readable, shortened
 
+COLOURS: Final = (
+    *("#000000", "#e69f00", "#56b4e9", "#d55e00", "#009e73"),
+    *("#cc79a7", "#0072b2", "#7a1f4f"),
+)
+"""Okabe and Ito's, with a dark red for their yellow, which is too light for lines on white: they
+stay apart for eyes without one of the three kinds of cones (a test computes it)."""
 HELD_OUT_COLOURS = ("#c8324b", "#d98a00", "#8c3f8f", "#e0653a")
 TRAINING_COLOURS = ("#1f78a4", "#2a9d6f", "#5b6bc0", "#3bb0b0", "#7a8b2f", "#6f7f8f")
-CLASS_COLOURS = tuple(
-    colour for pair in zip(TRAINING_COLOURS, cycle(HELD_OUT_COLOURS)) for colour in pair
-)[:10]
 HEAT_COLOURS = ((0.0, "#f7f9fa"), (0.5, "#7fb8bd"), (1.0, "#0b5c66"))
 DARK, MIDDLE, LIGHT = "#0b5c66", "#2b8a94", "#9fc9cd"
 MANY_CLASSES = 40
@@ -171,12 +172,6 @@ class LineStyle(NamedTuple):
     dash: str
 
 
-COLOURS: Final = (
-    *("#000000", "#e69f00", "#56b4e9", "#d55e00", "#009e73"),
-    *("#cc79a7", "#0072b2", "#7a1f4f"),
-)
-"""Okabe and Ito's, with a dark red for their yellow, which is too light for lines on white: they
-stay apart for eyes without one of the three kinds of cones (a test computes it)."""
 DASHES: Final = ("solid", "dot", "dash", "dashdot")
 LINE_STYLES: Final = tuple(LineStyle(colour, dash) for dash in DASHES for colour in COLOURS)
 
@@ -199,8 +194,7 @@ def line_styles(methods: Mapping[str, str]) -> dict[str, LineStyle]:
         if not free:
             dash = DASHES[place // len(COLOURS) % len(DASHES)]
             free = [style for style in LINE_STYLES if style.dash == dash]
-        name = methods[label].lower()
-        wanted = COLOURS[places.get(name, zlib.crc32(name.encode())) % len(COLOURS)]
+        wanted = COLOURS[places.get(methods[label].lower(), place) % len(COLOURS)]
         styles[label] = next((style for style in free if style.colour == wanted), free[0])
         free.remove(styles[label])
     return {label: styles[label] for label in methods}
@@ -300,7 +294,12 @@ def client_heat_map(clients: ClientsTable, by: str) -> Chart:
     names = [getattr(clients, by)[index] for index in held]
     groups = client_groups(np.array([client.domains for client in clients.clients]))
     columns = np.stack([counts[group][:, held].sum(axis=0) for group in groups])
-    titles = [_group_title([clients.clients[index] for index in group]) for group in groups]
+    titles = [
+        f"{len(group)} clients together"
+        if len(group) > 1
+        else label_of(clients.clients[group[0]].name)
+        for group in groups
+    ]
     x = axis("clients, by main domain", showticklabels=False)
     if len(clients.clients) <= LABELLED_CLIENTS:
         x = names_axis([clients.clients[group[0]].name for group in groups], x["title"]["text"])
@@ -340,12 +339,6 @@ def client_groups(domain_counts: NDArray[Any]) -> list[NDArray[np.intp]]:
         members = order[main[order] == domain]
         groups += np.array_split(members, -(-len(members) // per_column))
     return groups
-
-
-def _group_title(members: Sequence[ClientRow]) -> str:
-    if len(members) == 1:
-        return label_of(members[0].name)
-    return f"{len(members)} clients together"
 
 
 # A run over its rounds: accuracy by domain, loss terms.
@@ -404,14 +397,13 @@ def _split_line(
 def loss_curves(rounds: Sequence[RoundRow]) -> Chart | None:
     """The mean of each loss term over rounds, or None before the first round."""
     terms = dict.fromkeys(name for row in rounds for name in row.terms)
-    colours = cycle(TRAINING_COLOURS[:2] + HELD_OUT_COLOURS + TRAINING_COLOURS[2:])
     lines = [
         line_of(
             [(row.round, row.terms[name]) for row in rounds if name in row.terms],
             label_of(name),
             colour,
         )
-        for name, colour in zip(terms, colours)
+        for name, colour in zip(terms, cycle(COLOURS))
     ]
     if not lines:
         return None
@@ -484,7 +476,7 @@ def feature_map(points: np.ndarray, groups: np.ndarray, names: Sequence[str], te
             "%{fullData.name}<extra></extra>",
             name=label_of(name),
         )
-        for (group, name), colour in zip(enumerate(names), cycle(CLASS_COLOURS))
+        for (group, name), colour in zip(enumerate(names), cycle(COLOURS))
         if (groups == group).any()
     ]
     bare = axis("", showticklabels=False, showgrid=False)
@@ -533,7 +525,7 @@ def landscape(found: Mapping[str, Any], losses: Sequence[Sequence[float]], image
 def grey_histograms(names: Sequence[str], rows: Sequence[Sequence[float]], when: str) -> Chart:
     """Histograms of grey levels, a line for each client."""
     lines = []
-    for name, shares, colour in zip(names, rows, cycle(CLASS_COLOURS)):
+    for name, shares, colour in zip(names, rows, cycle(COLOURS)):
         width = 256 / len(shares)
         points = [((index + 0.5) * width, round(share, 5)) for index, share in enumerate(shares)]
         lines.append(line_of(points, label_of(name), colour, scale=100) | {"mode": "lines"})
@@ -547,10 +539,9 @@ def roc_chart(rows: Sequence[MembershipRow]) -> Chart | None:
     found = [row for row in rows if row.curve]
     if not found:
         return None
-    colours = cycle((*HELD_OUT_COLOURS, *TRAINING_COLOURS))
     lines = [
         line_of(row.curve, f"{row.entry}, {row.attack}", colour)
-        for row, colour in zip(found, colours)
+        for row, colour in zip(found, cycle(COLOURS[1:]))
     ]
     lines.append(line_of(((0, 0), (1, 1)), "chance", "#888888", width=1))
     caption = (

@@ -37,6 +37,7 @@ from feddg.report.blocks import (
 )
 from feddg.report.run_page import (
     METRICS_CAPTION,
+    TRAIN_LONGER,
     Cost,
     Step,
     command,
@@ -94,7 +95,7 @@ def comparison_page(results: Results) -> Page:
         steps_section(list(_steps(results))),
     ]
     verdict = tables.conclusion(results)
-    notices = [Prose(str(one), notice=is_fit) for one in tables.about_results(results)]
+    notices: list[Block] = [Prose(str(one), notice=is_fit) for one in tables.about_results(results)]
     if not is_fit:
         also = [Fold("Also to know", notices)] if notices else []
         notices = [Prose(verdict.advice, notice=True), *also]
@@ -295,7 +296,7 @@ def _steps(results: Results) -> Iterator[Step]:
     planned = {run.rounds_planned for run in results.runs()}
     if STILL_RISING in codes and len(planned) == 1 and (rounds := planned.pop()):
         longer = (*again[:3], f"{plan.parent}-longer", "--rounds", str(2 * rounds))
-        yield "Accuracy still rose in some runs: train twice as long:", command(*longer)
+        yield TRAIN_LONGER, command(*longer)
     best = tables.leader_of(results)
     if len(results.methods) > 1 and not (best and best.is_decided):
         seeds = max(2 * len(results.seeds), 3)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -50,6 +50,7 @@ from feddg.report.text import (
     AGGREGATE_WORDS,
     interval_words,
     metric_title,
+    one_model,
     spelled,
     split_heading,
     warning_words,
@@ -175,21 +176,15 @@ def model_sentence(run: RunRecord) -> str:
     if run.served_round is None:
         return ""
     server, rule = run.experiment.get("server") or {}, run.default_rule
-    asked = {name: str(server.get(name) or "none") for name in ("wise_ft", "averaging")}
-    setting = next(
-        (f"server.{name}: {value}" for name, value in asked.items() if value != "none"), ""
-    )
-    why = (
-        f"the experiment asks for it ({setting})"
-        if setting
-        else "the experiment asks for no averaging"
-    )
-    if setting and rule is FINAL:
+    asked = [f"server.{name}: {server.get(name) or 'none'}" for name in ("wise_ft", "averaging")]
+    setting = next((one for one in asked if not one.endswith(": none")), "")
+    if not setting:
+        why = "the experiment asks for no averaging"
+    elif rule is FINAL:
         why = f"what the experiment asks for ({setting}) is not measured yet"
-    return (
-        f"All numbers here are of one model, “{rule.name.lower()}” (round {run.served_round}): "
-        f"{why}. Numbers of other models say of which."
-    )
+    else:
+        why = f"the experiment asks for it ({setting})"
+    return one_model(f"one model, “{rule.name.lower()}” (round {run.served_round})", why)
 
 
 def result_sentence(run: RunRecord) -> str:
@@ -833,6 +828,7 @@ def _groups_table(run: RunRecord, setup: SetupRow) -> Table | None:
 
 Step = tuple[str, str]
 """Why, and the command."""
+TRAIN_LONGER: Final = "Accuracy still rose at the end: train twice as long:"
 
 
 def steps_section(steps: Sequence[Step]) -> Section | None:
@@ -860,7 +856,7 @@ def _steps(run: RunRecord) -> Iterator[Step]:
         yield from _after_nothing(run, file)
     if STILL_RISING in codes and not codes & LEARNED_NOTHING and run.rounds_planned:
         rounds = str(2 * run.rounds_planned)
-        yield "Accuracy still rose: train twice as long:", command("run", file, "--rounds", rounds)
+        yield TRAIN_LONGER, command("run", file, "--rounds", rounds)
     if run.status == "completed" and not codes & LEARNED_NOTHING:
         methods = ",".join(dict.fromkeys(["fedavg", run.method]))
         yield (
