@@ -188,7 +188,7 @@ def test_35_points_between_seen_and_unseen_domains_are_named(seen, is_named):
     ]
     assert bool(found) == is_named
     if found:
-        assert "right for 60.0% of the images, on domains of the training for 95.0%: 35" in str(
+        assert "right for 60.0% of the images, on domains of the training for 95.0%: 35.0 points" in str(
             found[0]
         )
 

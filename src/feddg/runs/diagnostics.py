@@ -309,7 +309,7 @@ def _gap(own: Evaluations, found: SplitAccuracy, split: str) -> Iterator[Diagnos
             FAR_BELOW_SEEN,
             "note",
             f"On unseen domains the model is right for {found.accuracy.share:.1%} of the images, "
-            f"on domains of the training for {seen:.1%}: {100 * gap:.0f} points more. What it "
+            f"on domains of the training for {seen:.1%}: {100 * gap:.1f} points more. What it "
             "learned there hardly carries over.",
             "Images of more, and more different, domains help most; then another method.",
         )
