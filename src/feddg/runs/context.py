@@ -11,6 +11,7 @@ from torch import nn
 
 from feddg.clients.client import Worker
 from feddg.data.fingerprint import ImagesFile
+from feddg.data.pixels import ArrayPixels
 from feddg.diagnostics import Diagnostic, emit
 from feddg.errors import ExperimentError
 from feddg.evaluation.accuracy import Evaluation, Score, mean_score
@@ -44,6 +45,7 @@ from feddg.runs.prepare import (
     clients_table,
     defences_for,
     load_images,
+    near_copy_diagnostics,
 )
 
 Elsewhere = Callable[[Server, Broadcast, Sequence[Score]], Sequence[Score]]
@@ -89,6 +91,8 @@ def in_process(
     """Prepares a run whose clients are trained in this process."""
     build_method(experiment.method.name, experiment.method.settings).read_files()
     images = load_images(experiment, cache, progress)
+    if isinstance(images.pixels, ArrayPixels):  # others would be decoded once more
+        emit(*near_copy_diagnostics(experiment, images))
     method, network = build(experiment, len(images.table.class_names))
     emit(*method.diagnostics(experiment))
     experiment = images.trained_by(experiment)
