@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from feddg.data.digit_drawing import render_digits
 from feddg.data.near_copies import near_copies, perceptual_hashes
 from feddg.data.pixels import ArrayPixels
-from feddg.data.digit_drawing import render_digits
 from feddg.diagnostics import collected
 from feddg.experiment import Experiment
 from feddg.runs.context import in_process
