@@ -11,7 +11,7 @@ import pytest
 from feddg.comparison.estimate import forecast
 from feddg.data.images import ImageTable, from_folder
 from feddg.data.inspection import about_clients, about_ignored, ignored_files, inspect
-from feddg.errors import DataError
+from feddg.errors import DataError, FeddgError
 from feddg.experiment import Experiment
 from feddg.runs.prepare import load_images
 from image_folders import make_folder, noise
@@ -219,6 +219,21 @@ def test_an_official_split_with_a_leak_is_warned_about(root, tmp_path, caplog):
     chosen = Experiment(data=data, clients=2, model={"backbone": "cnn", "weights": None})
     load_images(chosen, tmp_path / "cache", lambda *_: None)
     assert any("1 of test" in text for text in said(caplog))
+
+
+def test_a_folder_of_which_nothing_is_held_out_trains_on_all_and_says_so(root, tmp_path, caplog):
+    found = load(root, tmp_path, hold_out=())
+    assert not len(found.splits.test)
+    assert np.unique(found.table.domains[found.splits.train]).tolist() == [0, 1, 2]
+    (text,) = said(caplog)
+    assert text.startswith("No domain is held out: all train")
+    assert "--hold-out DOMAIN, one of a, b, c" in text
+
+
+def test_a_published_data_set_asks_which_domain_is_held_out(tmp_path):
+    digits = Experiment(data="digits", model={"weights": None})
+    with pytest.raises(FeddgError, match="--hold-out DOMAIN, one of ink, chalk, photo, sketch"):
+        load_images(digits, tmp_path, lambda *_: None)
 
 
 def test_what_is_ignored_is_counted_by_kind(root):
