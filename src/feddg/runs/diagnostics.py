@@ -114,6 +114,7 @@ STILL_RISING: Final = "still-rising"
 FAR_BELOW_SEEN: Final = "unseen-far-below-seen"
 LEAST_GAP: Final = 0.35
 """Accuracy on seen domains minus that on unseen ones, from which on the gap is named."""
+DOMAIN_AT_CHANCE: Final = "domain-at-chance"
 LEARNED_NOTHING: Final = frozenset({MAJORITY, ONE_CLASS, UNTRAINED})
 
 
@@ -333,6 +334,65 @@ def _rising(evaluations: Evaluations, found: SplitAccuracy, split: str) -> Itera
         f"{rounds} rounds.",
         "Train longer.",
     )
+
+
+def about_domains(rows: Sequence[EvaluationRow]) -> dict[str, Diagnostic]:
+    """Returns by domain a warning that it trains and is guessed at, while the others are learned.
+
+    A domain is when what always answering its largest class reaches lies within the interval of its
+    in-domain accuracy, and all of that below the middle between chance and the others; these have
+    been learned when theirs is a sixth of the way from chance to 1.
+
+    Args:
+        rows: of one round.
+    """
+    own: dict[str, list[EvaluationRow]] = {}
+    at_chance: dict[str, Diagnostic] = {}
+    for row in rows:
+        if row.split in (ID_VAL, ID_TEST) and row.weights == LAST and row.round > 0:
+            own.setdefault(row.domain, []).append(row)
+    for domain, parts in own.items():
+        rest = [row for name, others in own.items() if name != domain for row in others]
+        found, others, chance = _pooled(parts), _pooled(rest), _largest_share(parts)
+        if found is None or others is None or chance is None or found.low > chance:
+            continue
+        learned = others.low >= chance + (1 - chance) / 6
+        if learned and found.high < (chance + others.low) / 2:
+            at_chance[domain] = Diagnostic(
+                DOMAIN_AT_CHANCE,
+                "warning",
+                f"The training domain '{domain}' is not learned: after round {parts[0].round} the "
+                f"model is right for {found.share:.1%} of its images that were set aside, no more "
+                f"than chance, and for {others.share:.1%} of the other training domains'.",
+                "Look at its labels (exchanged classes?) and its images (inverted, dark, empty?).",
+            )
+    return at_chance
+
+
+def about_training(evaluations: Evaluations) -> list[Diagnostic]:
+    """Returns the first of these warnings of every domain, over all rounds."""
+    found: dict[str, Diagnostic] = {}
+    for round_ in evaluations.rounds:
+        rows = [*evaluations.at(round_, ID_VAL), *evaluations.at(round_, ID_TEST)]
+        found = about_domains(rows) | found
+    return list(found.values())
+
+
+def _pooled(rows: Sequence[EvaluationRow]) -> ShareInterval | None:
+    """Accuracy over all images of rows; None without any, or where one is no accuracy."""
+    images = sum(row.examples for row in rows)
+    if not images or not all(0 <= row.accuracy <= 1 for row in rows):
+        return None
+    return wilson(min(1.0, math.fsum(row.accuracy * row.examples for row in rows) / images), images)
+
+
+def _largest_share(rows: Sequence[EvaluationRow]) -> float | None:
+    """What always answering the largest class of each row reaches; None where one does not tell."""
+    shares = [measured(row, "largest_class_share") for row in rows]
+    if any(share is None for share in shares):
+        return None
+    parts = [(share or 0.0) * row.examples for share, row in zip(shares, rows)]
+    return math.fsum(parts) / sum(row.examples for row in rows)
 
 
 def fluctuation(evaluations: Evaluations, split: str = TEST) -> float | None:
