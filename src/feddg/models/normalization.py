@@ -202,7 +202,16 @@ def normalised_by(network: nn.Module, rule: Rule) -> Iterator[None]:
 
 
 def _following(rule: Rule, layer: _BatchNorm) -> Callable[[Tensor], Tensor]:
-    return lambda inputs: rule(layer, inputs)
+    return lambda inputs: activated(layer, rule(layer, inputs))
+
+
+def activated(layer: nn.Module, outputs: Tensor) -> Tensor:
+    """Does what some layers do beside normalising: timm's BatchNormAct2d holds its activation."""
+    for name in ("drop", "act"):
+        module = getattr(layer, name, None)
+        if module is not None:
+            outputs = module(outputs)
+    return outputs
 
 
 # Batch-instance normalisation: each channel mixes both statistics by a gate that it learns.
@@ -244,7 +253,7 @@ class BatchInstanceNorm2d(nn.BatchNorm2d):
         # Under mixed precision the maps are bfloat16 and the parameters are not.
         parts = (gate, self.weight, self.bias)
         gate, scale, shift = (part.to(batch)[:, None, None] for part in parts)
-        return torch.lerp(instance, batch, gate) * scale + shift
+        return activated(self, torch.lerp(instance, batch, gate) * scale + shift)
 
 
 @torch.no_grad()
@@ -285,16 +294,24 @@ def mix_instance_statistics(module: nn.Module, gate: float) -> list[BatchInstanc
     new: list[BatchInstanceNorm2d] = []
     for parent in list(module.modules()):
         for name, layer in list(parent.named_children()):
-            if type(layer) is nn.BatchNorm2d and layer.affine and layer.track_running_stats:
+            known = type(layer) is nn.BatchNorm2d or _has_activation(layer)
+            if known and layer.affine and layer.track_running_stats:
                 new.append(_like(layer, gate))
                 setattr(parent, name, new[-1])
     return new
+
+
+def _has_activation(layer: nn.Module) -> bool:
+    plain = isinstance(layer, nn.BatchNorm2d) and not isinstance(layer, BatchInstanceNorm2d)
+    return plain and hasattr(layer, "act")
 
 
 def _like(layer: nn.BatchNorm2d, gate: float) -> BatchInstanceNorm2d:
     options = {"eps": layer.eps, "momentum": layer.momentum}
     mixed = BatchInstanceNorm2d(layer.num_features, gate, **options).to(layer.weight)
     mixed.load_state_dict(layer.state_dict(), strict=False)
+    for name, module in layer.named_children():  # what follows inside it, see activated
+        mixed.add_module(name, module)
     return mixed
 
 

@@ -70,6 +70,9 @@ def load_trained(folder: Path | str, device: str = "cpu", which: str | None = No
     model = experiment.model.model_copy(update={"weights": None})
     bare = experiment.model_copy(update={"model": model})
     method, network = build(bare, len(clients.classes))
+    colours = read_run(path).environment.get("normalization")
+    if colours is not None:  # a later version of the backbone may expect others
+        network.normalize_by(colours["mean"], colours["std"])
     rule = rule or default_rule(path)
     weights, round = kept_weights(path, rule)
     load_weights(network, weights)

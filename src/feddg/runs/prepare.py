@@ -63,7 +63,7 @@ from feddg.privacy.noise import record_noise, style_multiplier
 from feddg.records import BadImageRow, ClientRow, ClientsTable
 from feddg.runs.provenance import named_files
 from feddg.settings import (
-    TORCHVISIONS,
+    IMAGENET,
     ExperimentSettings,
     ModelSettings,
     merge,
@@ -104,7 +104,7 @@ def with_weights_at_hand(experiment: Experiment) -> Experiment:
 
 
 def _can_be_had(model: ModelSettings) -> bool:
-    if model.weights != TORCHVISIONS:
+    if model.weights != IMAGENET:
         return True
     try:
         fetch_imagenet(model.backbone)
@@ -403,6 +403,7 @@ def build(experiment: ExperimentSettings, classes: int) -> tuple[Method, Network
         weights=model.weights,
         embedding=model.embedding,
         seed=experiment.seed,
+        image_size=experiment.data.image_size,
     )
     network = method.network(network)
     use_small_map_convolutions(network)
@@ -541,6 +542,7 @@ def environment(experiment: Experiment, worker: Worker) -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "torchvision": version("torchvision"),
+        "timm": version("timm"),
         "platform": platform.platform(),
         "processor": platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
@@ -551,6 +553,7 @@ def environment(experiment: Experiment, worker: Worker) -> dict[str, Any]:
             "name": experiment.model.weights,
             "sha256": weights_digest(experiment.model.weights),
         },
+        "normalization": {"mean": worker.network.mean, "std": worker.network.std},
     }
 
 
