@@ -35,8 +35,8 @@ from feddg.methods.base import Method
 from feddg.methods.composition import build_method, method_class
 from feddg.privacy.building import defence_of, resolved_choice
 from feddg.settings import (
-    SHORTHANDS,
     IMAGENET,
+    SHORTHANDS,
     ClientSettings,
     EvaluateSettings,
     ExperimentSettings,

