@@ -292,7 +292,7 @@ def test_weights_of_torchvision_expect_imagenets_colours_all_but_one():
     others = {
         name
         for name in models.list_models(module=models)
-        for weights in models.get_model_weights(name)
+        for weights in [*models.get_model_weights(name)][:1]
         if (tuple(weights.transforms().mean), tuple(weights.transforms().std))
         != (IMAGENET_MEAN, IMAGENET_STD)
     }

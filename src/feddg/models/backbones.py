@@ -5,7 +5,7 @@ import importlib.util
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.error import URLError
 
 import torch
@@ -183,7 +183,7 @@ class TimmTrunk(nn.Module):
         super().__init__()
         self.name, self.size = name, size
         self.model = _timm_model(name, size)
-        settings = self.model.pretrained_cfg
+        settings: dict[str, Any] = self.model.pretrained_cfg  # type: ignore[assignment]
         classifier = settings.get("classifier") or ()
         self.head = (classifier,) if isinstance(classifier, str) else tuple(classifier)
         self.mean, self.std = settings["mean"], settings["std"]
@@ -243,7 +243,12 @@ STEMS = ("act", "bn", "conv", "stem")
 def _timm_model(name: str, size: int | None, pretrained: bool = False) -> nn.Module:
     import timm  # seconds
 
-    options = {"drop_rate": 0.0, "drop_path_rate": 0.0, "dynamic_img_size": True, "img_size": size}
+    options: dict[str, Any] = {
+        "drop_rate": 0.0,
+        "drop_path_rate": 0.0,
+        "dynamic_img_size": True,
+        "img_size": size,
+    }
     while True:
         try:
             return timm.create_model(name, pretrained=pretrained, num_classes=0, **options)
@@ -261,7 +266,7 @@ def use_plain_attention(network: nn.Module) -> None:
     """
     for module in network.modules():
         if hasattr(module, "fused_attn"):
-            module.fused_attn = False
+            module.fused_attn = False  # type: ignore[assignment]
 
 
 class Whole(nn.Module):

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -294,16 +294,17 @@ def mix_instance_statistics(module: nn.Module, gate: float) -> list[BatchInstanc
     new: list[BatchInstanceNorm2d] = []
     for parent in list(module.modules()):
         for name, layer in list(parent.named_children()):
-            known = type(layer) is nn.BatchNorm2d or _has_activation(layer)
-            if known and layer.affine and layer.track_running_stats:
+            if _takes_a_gate(layer) and layer.affine and layer.track_running_stats:
                 new.append(_like(layer, gate))
                 setattr(parent, name, new[-1])
     return new
 
 
-def _has_activation(layer: nn.Module) -> bool:
-    plain = isinstance(layer, nn.BatchNorm2d) and not isinstance(layer, BatchInstanceNorm2d)
-    return plain and hasattr(layer, "act")
+def _takes_a_gate(layer: nn.Module) -> TypeGuard[nn.BatchNorm2d]:
+    """Whether it is PyTorch's own layer, or timm's that holds its activation."""
+    if isinstance(layer, BatchInstanceNorm2d) or not isinstance(layer, nn.BatchNorm2d):
+        return False
+    return type(layer) is nn.BatchNorm2d or hasattr(layer, "act")
 
 
 def _like(layer: nn.BatchNorm2d, gate: float) -> BatchInstanceNorm2d:
