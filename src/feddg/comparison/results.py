@@ -69,7 +69,7 @@ from feddg.runs.reading import (
     is_run,
     read_run,
 )
-from feddg.settings import TORCHVISIONS, OneLine
+from feddg.settings import IMAGENET, OneLine
 from feddg.storage import Stamp, alone, is_file, private_folder, read_text, replace_text, stamp, why
 
 if TYPE_CHECKING:
@@ -310,7 +310,7 @@ def hashes_now(experiment: Experiment, now: ImagesNow) -> dict[str, str]:
     with suppress(DataError):  # whoever runs something will say so
         found[_IMAGES] = now.fingerprint(experiment)
     weights = experiment.model.weights
-    if weights == TORCHVISIONS:
+    if weights == IMAGENET:
         found[_WEIGHTS] = weights
     elif weights is not None and (seen := stamp(Path(weights))) is not None:
         found[_WEIGHTS] = _digest(weights, seen)
