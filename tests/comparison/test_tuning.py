@@ -76,11 +76,11 @@ def test_the_best_on_in_domain_validation_is_picked_and_run(tmp_path):
         ]
         assert len(last) == 3  # the domains that are left
         value = (
-            f"{run.experiment['train']['lr']:g}"
+            f"{run.settings['train']['lr']:g}"
             if run.method == "fedavg"
-            else f"{run.experiment['method']['settings']['mu']:g}"
+            else f"{run.settings['method']['settings']['mu']:g}"
         )
-        (left_out,) = run.experiment["data"]["leave_out"]
+        (left_out,) = run.settings["data"]["leave_out"]
         assert left_out not in {row["domain"] for row in rows if row["kind"] == "evaluation"}
         by_hand[run.method, left_out, value] = sum(last) / 3
     assert set(by_hand) == set(tried)
@@ -95,7 +95,7 @@ def test_the_best_on_in_domain_validation_is_picked_and_run(tmp_path):
         for cell in done.work.cells:
             if (cell.method, cell.held_out) == (method, held_out):
                 run = done.work.folders[cell.experiment.id]
-                said = read_run(run).experiment
+                said = read_run(run).settings
                 found = said["train"]["lr"] if field == "lr" else said["method"]["settings"]["mu"]
                 assert f"{found:g}" == best[2]
                 assert said["train"]["rounds"] == 3
@@ -216,7 +216,7 @@ def test_what_chooses_rounds_picks_values_too(tmp_path):
             if (row.get("split"), row["round"]) == ("id_val", 2)
             and row.get("weights", "last") == "last"
         ]
-        value = f"{read_run(folder).experiment['train']['lr']:g}"
+        value = f"{read_run(folder).settings['train']['lr']:g}"
         by_hand[value] = max(row["metrics"]["calibration_error"] for row in last)
         accuracies[value] = sum(row["accuracy"] for row in last)
     rows = TuningFile.read(out / "tuning.json").tried

@@ -53,7 +53,7 @@ def test_a_finished_run_reads_back_as_written(folder_maker):
         *("pardon", "completed"),
         *(4, 4),
     )
-    assert run.experiment["model"]["backbone"] == "resnet18"
+    assert run.settings["model"]["backbone"] == "resnet18"
     assert run.held_out("test") == ["photo"]
     assert run.held_out("val") == ["art_painting"]
     assert run.environment["torch"] == "2.15.0"
@@ -149,7 +149,7 @@ def test_a_row_without_a_needed_field_is_named(folder_maker):
 def test_an_unreadable_experiment_is_named(tmp_path, content):
     (tmp_path / "experiment.yaml").write_text(content)
     with pytest.raises(RunError, match=r"experiment\.yaml is damaged"):
-        _ = read_run(tmp_path).experiment
+        _ = read_run(tmp_path).settings
 
 
 def test_rows_written_again_replace_the_earlier_ones(folder_maker):

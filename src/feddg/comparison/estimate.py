@@ -12,12 +12,10 @@ from feddg.diagnostics import Diagnostic
 from feddg.experiment import Experiment
 from feddg.records import ClientsTable
 from feddg.runs.prepare import build, clients_table, deal, defences_for
-from feddg.runs.reading import RunRecord
+from feddg.runs.reading import Run
 
 
-def seconds_left(
-    missing: Sequence[Experiment], finished: Iterable[RunRecord], jobs: int
-) -> float | None:
+def seconds_left(missing: Sequence[Experiment], finished: Iterable[Run], jobs: int) -> float | None:
     """Returns about how long experiments will take together: a round as long as others took.
 
     Args:

@@ -59,7 +59,7 @@ from feddg.runs.reading import (
     FINAL,
     SELECTION_RULES,
     Evaluations,
-    RunRecord,
+    Run,
     SelectionRule,
     common_rule,
     flatten,
@@ -191,7 +191,7 @@ RISING: Final = "rising"
 """Whether accuracy was still rising at the last round: 1, or 0."""
 
 
-def measured_numbers(run: RunRecord) -> dict[str, float]:
+def measured_numbers(run: Run) -> dict[str, float]:
     """Returns the numbers of a finished run that tables need.
 
     Returns:
@@ -242,7 +242,7 @@ def measured_numbers(run: RunRecord) -> dict[str, float]:
     return numbers
 
 
-def more_metrics(runs: Iterable[RunRecord]) -> list[str]:
+def more_metrics(runs: Iterable[Run]) -> list[str]:
     """Returns the names of all metrics that runs have, in the order of tables."""
     names = {name for run in runs for split in SPLITS for name in run.evaluations.metrics(split)}
     return [name for name in METRICS if name in names] + sorted(names - METRICS.keys())
@@ -298,7 +298,7 @@ def mean_step(evaluations: Evaluations, rounds: int, split: str = TEST) -> float
 _IMAGES, _WEIGHTS = "images", "model.weights"
 
 
-def hashes_of(run: RunRecord) -> dict[str, str]:
+def hashes_of(run: Run) -> dict[str, str]:
     """Returns the hashes that a finished run wrote down: of its images, and by field of files.
 
     Raises:
@@ -399,7 +399,7 @@ class ResultRow(BaseModel):
     hashes: dict[OneLine, OneLine] = Field(default_factory=dict)
     numbers: dict[str, float] = Field(default_factory=dict)
     folder: str = Field("", pattern=r"^[^/\\\x00]*$")
-    run: InstanceOf[RunRecord] | None = Field(None, exclude=True)
+    run: InstanceOf[Run] | None = Field(None, exclude=True)
 
     @field_validator("numbers")
     @classmethod
@@ -546,7 +546,7 @@ def changing(path: Path) -> Iterator[None]:
         raise RunError(f"Cannot write {path}: {why(error)}.") from None
 
 
-def row_of(cell: Cell, run: RunRecord) -> ResultRow:
+def row_of(cell: Cell, run: Run) -> ResultRow:
     """Returns the row of a finished run for a results file, its numbers as they are written."""
     found = run.environment
     parts = [found.get(name) for name in ("processor", "device", "precision")]
@@ -897,7 +897,7 @@ class Results:
         """Returns the rows of a method."""
         return [row for row in self.rows if row.method == method]
 
-    def runs(self, method: str | None = None) -> list[RunRecord]:
+    def runs(self, method: str | None = None) -> list[Run]:
         """Returns the runs whose folders are here, of a method or of all."""
         rows = self.rows if method is None else self.of(method)
         return [row.run for row in rows if row.run is not None]
@@ -912,7 +912,7 @@ def read_comparison(folder: Path) -> Results:
     content = ComparisonFile.read(folder / COMPARISON)
     if content is None:
         raise RunError(f"{folder} holds no comparison: there is no {COMPARISON} in it")
-    runs = {name: RunRecord(folder / name) for name in {cell.folder for cell in content.cells}}
+    runs = {name: Run(folder / name) for name in {cell.folder for cell in content.cells}}
     complete = {name for name, run in runs.items() if run.status == "completed"}
     filled = complete | {cell.folder for cell in content.cells if cell.numbers}
     return Results(
@@ -932,7 +932,7 @@ def read_comparison(folder: Path) -> Results:
     )
 
 
-def _state(run: RunRecord) -> str:
+def _state(run: Run) -> str:
     if not is_run(run.folder):
         return "not started"
     return f"{run.status}: {run.error}" if run.error else run.status
@@ -963,7 +963,7 @@ def results_of(folders: Sequence[Path], title: str | None = None) -> Results:
             method=plain_text(label),
             held_out=plain_text("+".join(run.held_out(TEST)) or "as split"),
             conditions={plain_text(axis): plain_text(v) for axis, v in condition.items()},
-            seed=int(run.experiment.get("seed") or 0),
+            seed=int(run.settings.get("seed") or 0),
             folder=run.folder.name,
             run=run,
         )
@@ -981,9 +981,9 @@ def results_of(folders: Sequence[Path], title: str | None = None) -> Results:
     return Results(name=name, title=name, rows=rows, open=incomplete)
 
 
-def _labels(runs: Sequence[RunRecord]) -> list[str]:
+def _labels(runs: Sequence[Run]) -> list[str]:
     settings = [
-        dict(flatten((run.experiment.get("method") or {}).get("settings") or {})) for run in runs
+        dict(flatten((run.settings.get("method") or {}).get("settings") or {})) for run in runs
     ]
     varying = {
         method: _varying([own for run, own in zip(runs, settings) if run.method == method])
@@ -995,9 +995,9 @@ def _labels(runs: Sequence[RunRecord]) -> list[str]:
     ]
 
 
-def _conditions(runs: Sequence[RunRecord], labels: Sequence[str]) -> list[dict[str, str]]:
+def _conditions(runs: Sequence[Run], labels: Sequence[str]) -> list[dict[str, str]]:
     flat = [
-        dict(flatten({k: v for k, v in run.experiment.items() if k not in _NOT_CONDITIONS}))
+        dict(flatten({k: v for k, v in run.settings.items() if k not in _NOT_CONDITIONS}))
         for run in runs
     ]
     axes: dict[str, None] = {}

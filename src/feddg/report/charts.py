@@ -27,7 +27,7 @@ from feddg.records import (
 )
 from feddg.report.blocks import Chart
 from feddg.report.text import SPLIT_WORDS, spelled
-from feddg.runs.reading import Alphas, Evaluations, RunRecord
+from feddg.runs.reading import Alphas, Evaluations, Run
 from feddg.text import number, readable, shortened
 
 HELD_OUT_COLOURS = ("#c8324b", "#d98a00", "#8c3f8f", "#e0653a")
@@ -346,7 +346,7 @@ def _group_title(members: Sequence[ClientRow]) -> str:
 # A run over its rounds: accuracy by domain, loss terms.
 
 
-def accuracy_curves(run: RunRecord) -> Chart:
+def accuracy_curves(run: Run) -> Chart:
     """Accuracy after every evaluated round: one line per domain and split."""
     evaluations = run.evaluations
     colours = _domain_colours(evaluations)
@@ -555,7 +555,7 @@ def roc_chart(rows: Sequence[MembershipRow]) -> Chart | None:
 
 
 ACCURACY: Final = "held-out test accuracy (%)"
-Cumulative = Callable[[RunRecord], dict[int, float]]
+Cumulative = Callable[[Run], dict[int, float]]
 
 
 def learning_curves(results: Results) -> Chart | None:
@@ -667,14 +667,14 @@ def _mean_curve(results: Results, method: str, cumulative: Cumulative | None = N
     return points
 
 
-def _bytes_so_far(run: RunRecord) -> dict[int, float]:
+def _bytes_so_far(run: Run) -> dict[int, float]:
     total = run.summary.bytes.get("total", 0.0) if run.summary else 0.0
     by_round = {row.round: row.bytes_up + row.bytes_down for row in run.metrics.rounds}
     # What was sent before round 1 is the rest of the ledger's total.
     return _summed(max(0.0, total - sum(by_round.values())), by_round)
 
 
-def _seconds_so_far(run: RunRecord) -> dict[int, float]:
+def _seconds_so_far(run: Run) -> dict[int, float]:
     setup = run.metrics.setup.seconds if run.metrics.setup else 0.0
     rows = run.metrics.rounds
     used = {r.round: sum(v for name, v in r.seconds.items() if name != "evaluate") for r in rows}

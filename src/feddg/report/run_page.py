@@ -69,7 +69,7 @@ from feddg.runs.reading import (
     EXPERIMENT_FILE,
     FINAL,
     Evaluations,
-    RunRecord,
+    Run,
     SelectionRule,
     final_round,
     find_rule,
@@ -97,7 +97,7 @@ MOST_LISTED = 50
 MOST_NAMED = 8
 
 
-def run_page(run: RunRecord) -> Page:
+def run_page(run: Run) -> Page:
     """Everything about one run; sections about things it did not record are left out."""
     sections = [
         _accuracy_section(run),
@@ -127,34 +127,34 @@ def run_page(run: RunRecord) -> Page:
 # The top of the page: the result in plain words, and the numbers a reader looks for first.
 
 
-def tested_on(run: RunRecord) -> str:
+def tested_on(run: Run) -> str:
     """``, tested on photo``: the end of a heading, empty when no domain is held out."""
     domains = _held_out_words(run)
     return f", tested on {domains}" if domains else ""
 
 
-def _held_out_words(run: RunRecord) -> str:
+def _held_out_words(run: Run) -> str:
     names = [readable(name) for name in run.held_out(TEST)]
     return listed(names) if len(names) <= 3 else f"{len(names)} held-out domains"
 
 
-def on_data(runs: Sequence[RunRecord]) -> str:
+def on_data(runs: Sequence[Run]) -> str:
     """`` on pacs``: the middle of a heading; empty where the runs' data differ or are unknown."""
     names = {_data_name(run) for run in runs}
     name = names.pop() if len(names) == 1 else ""
     return f" on {name}" if name else ""
 
 
-def _data_name(run: RunRecord) -> str:
+def _data_name(run: Run) -> str:
     """The data set, or the folder of images."""
-    data = run.experiment.get("data") or {}
+    data = run.settings.get("data") or {}
     source, root = str(data.get("source") or ""), data.get("root")
     return Path(str(root)).name if source == "folder" and root else readable(source)
 
 
-def data_tags(runs: Sequence[RunRecord]) -> list[str]:
+def data_tags(runs: Sequence[Run]) -> list[str]:
     """Size of the images and the day of the runs, as far as they are recorded."""
-    sizes = {(run.experiment.get("data") or {}).get("image_size") for run in runs} - {None}
+    sizes = {(run.settings.get("data") or {}).get("image_size") for run in runs} - {None}
     tags = [f"{sizes.pop()} pixels a side"] if len(sizes) == 1 else []
     days = sorted(day for run in runs if (day := _day(run)) is not None)
     if days:
@@ -163,20 +163,20 @@ def data_tags(runs: Sequence[RunRecord]) -> list[str]:
     return tags
 
 
-def _day(run: RunRecord) -> datetime | None:
+def _day(run: Run) -> datetime | None:
     try:
         return datetime.fromisoformat(str(run.environment.get("started")))
     except ValueError:
         return None
 
 
-def _default_accuracy(run: RunRecord) -> SplitAccuracy | None:
+def _default_accuracy(run: Run) -> SplitAccuracy | None:
     """The accuracy of the model that the run serves on the held-out test domains."""
     rule = run.default_rule
     return split_accuracy(run.evaluations.of(rule.weights), rule.choose(run.evaluations))
 
 
-def result_sentence(run: RunRecord) -> str:
+def result_sentence(run: Run) -> str:
     """The result in plain words, with the reference values of its accuracy."""
     rule = run.default_rule
     accuracy = rule.measure(run.evaluations, rule.choose(run.evaluations), TEST)
@@ -212,7 +212,7 @@ def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _status_text(run: RunRecord) -> str:
+def _status_text(run: Run) -> str:
     """The status in a few words."""
     if run.status == "completed":
         return f"completed, {counted(run.rounds_done, 'round')}"
@@ -221,7 +221,7 @@ def _status_text(run: RunRecord) -> str:
     return f"{run.status}, {rounds} rounds"
 
 
-def _key_facts(run: RunRecord) -> Facts:
+def _key_facts(run: Run) -> Facts:
     rule = run.default_rule
     chosen = rule.choose(run.evaluations)
     in_domain = {s: rule.measure(run.evaluations, chosen, s) for s in (ID_TEST, ID_VAL)}
@@ -244,7 +244,7 @@ def _key_facts(run: RunRecord) -> Facts:
     )
 
 
-def _accuracy_facts(run: RunRecord) -> Iterator[Fact]:
+def _accuracy_facts(run: Run) -> Iterator[Fact]:
     rule, at = run.default_rule, _default_accuracy(run)
     accuracy = rule.measure(run.evaluations, rule.choose(run.evaluations), TEST)
     note = f"95 % interval {interval_words(at.accuracy)}" if at else f"correct, {rule.name.lower()}"
@@ -265,26 +265,26 @@ def _accuracy_facts(run: RunRecord) -> Iterator[Fact]:
         yield Fact("Commonest prediction", percent_sign(share), note)
 
 
-def _federation_facts(run: RunRecord) -> Iterator[Fact]:
-    settings = run.experiment.get("clients") or {}
+def _federation_facts(run: Run) -> Iterator[Fact]:
+    settings = run.settings.get("clients") or {}
     total = len(run.clients.clients) if run.clients else settings.get("number")
     if total is not None:
         per_round = settings.get("per_round") or total
         yield Fact("Clients", number(total), f"{number(per_round)} in each round")
-    model = run.experiment.get("model") or {}
+    model = run.settings.get("model") or {}
     if model.get("backbone"):
         weights = Path(str(model.get("weights") or "none")).name
         yield Fact("Model", str(model["backbone"]), f"starting weights: {weights}")
 
 
-def _class_names(run: RunRecord) -> Sequence[str]:
+def _class_names(run: Run) -> Sequence[str]:
     return run.clients.classes if run.clients is not None else ()
 
 
 # Accuracy by round, and by split, domain and selection rule.
 
 
-def _accuracy_section(run: RunRecord) -> Section | None:
+def _accuracy_section(run: Run) -> Section | None:
     evaluations = run.evaluations
     if not evaluations.rounds:
         return None
@@ -337,7 +337,7 @@ PART_COLUMNS: Sequence[MadeColumn[_Part]] = (
 )
 
 
-def final_table(run: RunRecord, every_domain: bool = False) -> Table:
+def final_table(run: Run, every_domain: bool = False) -> Table:
     """Accuracy by split and domain under each selection rule.
 
     Args:
@@ -401,7 +401,7 @@ METRICS_CAPTION = (
 )
 
 
-def metrics_section(run: RunRecord) -> Section | None:
+def metrics_section(run: Run) -> Section | None:
     """Every metric of the final round's model; None where only accuracies were written."""
     evaluations, names, classes = run.evaluations, more_metrics([run]), _class_names(run)
     if len(names) < 2:
@@ -455,7 +455,7 @@ def _smallest(support: Sequence[int] | None, classes: Sequence[str]) -> str:
 # Which class was taken for which.
 
 
-def _mistakes_section(run: RunRecord) -> Section | None:
+def _mistakes_section(run: Run) -> Section | None:
     last, classes = final_round(run.evaluations), _class_names(run)
     rows = run.evaluations.at(last, TEST) if last is not None else []
     counts = {readable(row.domain): np.array(row.confusion, float) for row in rows if row.confusion}
@@ -514,7 +514,7 @@ def _class_table(counts: charts.Counts, classes: Sequence[str], name: str) -> Fo
     return Fold(title, [table_of(range(len(classes)), columns, caption)])
 
 
-def _pictures_section(run: RunRecord) -> Section | None:
+def _pictures_section(run: Run) -> Section | None:
     pictures = run.pictures()
     return Section("Pictures", [Gallery(pictures)]) if pictures else None
 
@@ -527,7 +527,7 @@ SHORT_SPLITS = dict(
 )
 
 
-def _adaptation_section(run: RunRecord) -> Section | None:
+def _adaptation_section(run: Run) -> Section | None:
     """How the model adapts to images as it predicts; None if nothing of it is known."""
     scores, alphas = read_adapted(run.folder), read_alphas(run.folder)
     return section_of(
@@ -577,7 +577,7 @@ def _adaptation_table(scores: Sequence[AdaptationRow]) -> Table:
 # What ``feddg report --analyses`` found.
 
 
-def _analyses_sections(run: RunRecord) -> list[Section]:
+def _analyses_sections(run: Run) -> list[Section]:
     found = run.analyses
     if found is None:
         return []
@@ -640,7 +640,7 @@ def overlap_gap(histograms: Sequence[Sequence[float]]) -> float | None:
 # Who holds what: pictures, and a number for each kind of skew.
 
 
-def _clients_section(run: RunRecord) -> Section | None:
+def _clients_section(run: Run) -> Section | None:
     clients = run.clients
     if clients is None or not clients.clients:
         return None
@@ -671,7 +671,7 @@ def _cut_note(total: int) -> str:
     return f"The first {MOST_LISTED} of {number(total)}." if total > MOST_LISTED else ""
 
 
-def _loss_section(run: RunRecord) -> Section | None:
+def _loss_section(run: Run) -> Section | None:
     refused = [(row.round, entry) for row in run.metrics.rounds for entry in row.refused]
     table = None
     if refused:
@@ -729,7 +729,7 @@ class Cost:
     bytes: Mapping[str, Any]
 
 
-def cost_of(run: RunRecord) -> Cost:
+def cost_of(run: Run) -> Cost:
     """The cost of a run so far."""
     setup, rounds = run.metrics.setup, run.metrics.rounds
     so_far = {"setup": setup.seconds} if setup else {}
@@ -752,7 +752,7 @@ def cost_of(run: RunRecord) -> Cost:
     )
 
 
-def _cost_section(run: RunRecord) -> Section | None:
+def _cost_section(run: Run) -> Section | None:
     cost = cost_of(run)
     if not cost.total_seconds:
         return None
@@ -782,7 +782,7 @@ def _cost_section(run: RunRecord) -> Section | None:
 # Groups of clients, environment, experiment.
 
 
-def _details_section(run: RunRecord) -> Section | None:
+def _details_section(run: Run) -> Section | None:
     groups = _groups_table(run, run.metrics.setup) if run.metrics.setup else None
     environment = table_of(
         flatten(run.environment),
@@ -796,7 +796,7 @@ def _details_section(run: RunRecord) -> Section | None:
     )
 
 
-def _groups_table(run: RunRecord, setup: SetupRow) -> Table | None:
+def _groups_table(run: Run, setup: SetupRow) -> Table | None:
     """How many clients each group has, and which; None where the method grouped nobody."""
     found = [
         (what, place, [run.client_name(id) for id in members])
@@ -836,12 +836,12 @@ def command(*words: str) -> str:
     return shlex.join(["feddg", *words])
 
 
-def run_steps(run: RunRecord) -> Section | None:
+def run_steps(run: Run) -> Section | None:
     """What to do after a run; None for one that was not even planned."""
-    return steps_section(list(_steps(run))) if run.experiment.get("data") else None
+    return steps_section(list(_steps(run))) if run.settings.get("data") else None
 
 
-def _steps(run: RunRecord) -> Iterator[Step]:
+def _steps(run: Run) -> Iterator[Step]:
     folder, file = str(run.folder), str(run.folder / EXPERIMENT_FILE)
     if run.status != "completed":
         yield "Go on from the last completed round:", command("resume", folder)
@@ -864,21 +864,21 @@ def _steps(run: RunRecord) -> Iterator[Step]:
         )
 
 
-def _after_nothing(run: RunRecord, file: str) -> Iterator[Step]:
-    data = run.experiment.get("data") or {}
+def _after_nothing(run: Run, file: str) -> Iterator[Step]:
+    data = run.settings.get("data") or {}
     if data.get("source") == "folder" and data.get("root"):
         yield (
             "Look at the images first: labels, sizes, ranges of values, duplicates:",
             command("data", "inspect", "--root", str(data["root"])),
         )
-    rate = float((run.experiment.get("train") or {}).get("lr") or 0)
+    rate = float((run.settings.get("train") or {}).get("lr") or 0)
     for words, factor in (("larger", 10.0), ("smaller", 0.1)) if rate else ():
         again = command("run", file, "--lr", f"{factor * rate:g}")
         yield f"Try a learning rate ten times {words} than {rate:g}:", again
 
 
-def _data_flags(run: RunRecord) -> list[str]:
-    data: dict[str, Any] = run.experiment.get("data") or {}
+def _data_flags(run: Run) -> list[str]:
+    data: dict[str, Any] = run.settings.get("data") or {}
     flags = ["--data", str(data.get("source"))]
     flags += ["--root", str(data["root"])] if data.get("root") else []
     test, val = (",".join(run.held_out(split)) for split in (TEST, VAL))

@@ -14,7 +14,7 @@ from feddg.diagnostics import Diagnostic, gravest_first
 from feddg.errors import RunError
 from feddg.evaluation.metrics import Predictions, measure
 from feddg.records import LAST, TEST, VAL, EvaluationRow
-from feddg.runs.reading import Evaluations, RunRecord, find_rule, read_run
+from feddg.runs.reading import Evaluations, Run, find_rule, read_run
 
 # Intervals for shares of counted things: what one run's accuracy leaves open.
 
@@ -352,7 +352,7 @@ def _end_steps(evaluations: Evaluations, split: str) -> list[float]:
 # What is shown wherever a run's result or its model is.
 
 
-def about_result(run: RunRecord) -> list[Diagnostic]:
+def about_result(run: Run) -> list[Diagnostic]:
     """Returns what must be known beside the accuracy of the model that the run serves."""
     rule = run.default_rule
     classes = run.clients.classes if run.clients else ()
@@ -360,7 +360,7 @@ def about_result(run: RunRecord) -> list[Diagnostic]:
     return about_accuracy(run.evaluations, chosen, weights=rule.weights, classes=classes)
 
 
-def about_run(run: RunRecord) -> list[Diagnostic]:
+def about_run(run: Run) -> list[Diagnostic]:
     """Returns all that is to be known of a run: how it ended, its result, what it said itself."""
     result = about_result(run)
     recorded = run.summary.diagnostics if run.summary else []
@@ -369,7 +369,7 @@ def about_run(run: RunRecord) -> list[Diagnostic]:
     return [*about_end(run), *gravest_first([*result, *others])]
 
 
-def about_end(run: RunRecord) -> Iterator[Diagnostic]:
+def about_end(run: Run) -> Iterator[Diagnostic]:
     """Says so where a run has not ended with its last round."""
     if run.status == "completed":
         return

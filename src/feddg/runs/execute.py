@@ -7,10 +7,8 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy
 import torch
@@ -80,16 +78,12 @@ from feddg.runs.reading import (
     AGGREGATES,
     SELECTION_RULES,
     Evaluations,
-    RunRecord,
+    Run,
     SelectionRule,
     read_run,
     require_run,
 )
 from feddg.storage import is_file
-from feddg.views import Shown
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 # What a completed round leaves on disk: its rows, then the checkpoint that makes it count.
 
@@ -207,7 +201,7 @@ def run_rounds(server: Server) -> None:
 
 
 def summarize(
-    record: RunRecord,
+    record: Run,
     status: str,
     error: str | None,
     took: Mapping[str, float],
@@ -241,7 +235,7 @@ def summarize(
     )
 
 
-def _chosen(record: RunRecord, rule: SelectionRule) -> dict[str, Any] | None:
+def _chosen(record: Run, rule: SelectionRule) -> dict[str, Any] | None:
     """The scores of every split after the round that a rule chooses; None when it finds none."""
     round = rule.choose(record.evaluations)
     if round is None:
@@ -357,67 +351,6 @@ def read_energy_threshold(folder: Path, model: nn.Module) -> EnergyThreshold | N
     return None if found is None else found.models.get(fingerprint(model))
 
 
-@dataclass(frozen=True)
-class Run(Shown):
-    """An experiment carried out.
-
-    Attributes:
-        folder: everything about it on disk.
-        experiment: the complete experiment.
-        was_complete: whether it was complete before, so that nothing was run.
-    """
-
-    folder: Path
-    experiment: Experiment
-    was_complete: bool = False
-
-    @property
-    def record(self) -> RunRecord:
-        """The run's records, read back from its folder."""
-        return read_run(self.folder)
-
-    @property
-    def report(self) -> Path:
-        """The HTML page."""
-        return self.folder / "report.html"
-
-    @property
-    def accuracy(self) -> float | None:
-        """The held-out accuracy that headlines speak of, in [0, 1]; None where none is held out.
-
-        The mean over the test domains, by the rule and weights of the model that the run serves.
-        """
-        record = self.record
-        rule, found = record.default_rule, record.evaluations
-        return rule.measure(found, rule.choose(found), "test")
-
-    def frame(self) -> "DataFrame":
-        """Returns all that was measured; see :meth:`RunRecord.frame`."""
-        return self.record.frame()
-
-    @property
-    def model(self) -> "nn.Module":
-        """The model that the run serves, see :func:`feddg.load_model`.
-
-        Its ``predict`` takes image files, folders and globs, as :func:`feddg.predict` does.
-        """
-        from feddg.runs.model import load_model
-
-        model = load_model(self.folder)
-        model.predict = partial(import_module(_PREDICT).predict, self.folder)  # type: ignore[assignment]
-        return model
-
-    def open(self) -> None:
-        """Opens the page in a browser; it is written where it is not there yet."""
-        import webbrowser
-
-        webbrowser.open(import_module(_REPORT).ensure_report(self.folder).resolve().as_uri())
-
-
-_PREDICT, _REPORT = "feddg.prediction.predict", "feddg.report"
-"""Above this package, and therefore known by their names, as in :mod:`feddg.views`."""
-
-
 def resume(
     folder: Path | str, *, observer: Observer | None = None, cache: Path | None = None
 ) -> Run:
@@ -462,7 +395,7 @@ def carry_out(
                 if not keep_unstarted:
                     folder.remove_unstarted()
                 raise
-    return Run(path, experiment, complete)
+    return Run(path, complete)
 
 
 def is_complete(folder: Path) -> bool:

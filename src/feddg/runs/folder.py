@@ -29,7 +29,6 @@ from feddg.runs.reading import (
     SELECTION_RULES,
     Evaluations,
     SelectionRule,
-    find_rule,
     read_rows,
     read_run,
 )
@@ -621,44 +620,57 @@ def drop_weights(folder: Path) -> None:
 # Finding a model again
 
 
-def default_rule(folder: Path) -> SelectionRule:
-    """Returns the rule whose model a run hands out: what ``server`` in its experiment says."""
-    if WISE_FT in read_index(folder).models:
-        return find_rule(WISE_FT)
-    averaging = load_stored(folder / EXPERIMENT).server.averaging
-    # Until a mean begins, the last weights stand in for it.
-    begun = averaging != "none" and checkpoint_weights(folder, f"extras/{prefix_of(averaging)}")
-    return find_rule(averaging) if begun else FINAL
+def kept_weights(folder: Path, *rules: SelectionRule) -> tuple[SelectionRule, Weights, int]:
+    """Returns the weights of the first of some rules whose model a run keeps; only reads.
 
+    Args:
+        folder: the run's.
+        rules: at least one.
 
-def kept_weights(folder: Path, rule: SelectionRule) -> tuple[Weights, int]:
-    """Returns the weights that a rule chooses of a run, and the round they are from; only reads.
+    Returns:
+        The rule, its weights, and the round they are from.
 
     Raises:
-        RunError: there is no checkpoint, or no model by this rule; says why.
+        RunError: there is no checkpoint, or no model by these rules; says why of the last.
     """
     index = read_index(folder)
-    if rule.model == FINAL.model:
-        return read_tensors(folder, index, index.state, "weights/"), index.round
+    for rule in rules:
+        weights = _weights_of(folder, index, rule)
+        if not weights:
+            continue
+        chosen = None
+        if rule.model != FINAL.model and rule.weights not in MEANS:
+            chosen = rule.choose(read_run(folder).evaluations)
+        return rule, weights, index.round if chosen is None else chosen
+    reason = _why_not_kept(folder, index, rules[-1])
+    raise RunError(f"{folder} has no {rules[-1].model!r} model: {reason}")
+
+
+def _weights_of(folder: Path, index: CheckpointIndex, rule: SelectionRule) -> Weights:
+    """The weights of a rule's model; none where the run does not keep it."""
     if rule.weights in MEANS:
+        # Until a mean begins there is none; of the entries that are not averaged the last count.
         mean = read_tensors(folder, index, index.state, f"extras/{prefix_of(rule.weights)}")
-        if mean:
-            return read_tensors(folder, index, index.state, "weights/") | mean, index.round
-        experiment, reason = load_stored(folder / EXPERIMENT), "its evaluate.averages is never"
-        if experiment.evaluate.averages != "never" or experiment.server.averaging == rule.weights:
-            reason = f"the mean has not begun by round {index.round} of {experiment.train.rounds}"
-        raise RunError(f"{folder} keeps no {rule.model!r} model: {reason}")
-    round = rule.choose(read_run(folder).evaluations)
-    if rule.model in index.models:
-        weights = read_tensors(folder, index, f"{MODELS}/{index.models[rule.model]}")
-        return weights, index.round if round is None else round
+        return mean and read_tensors(folder, index, index.state, "weights/") | mean
+    if rule.model == FINAL.model:
+        return read_tensors(folder, index, index.state, "weights/")
+    file = index.models.get(rule.model)
+    return {} if file is None else read_tensors(folder, index, f"{MODELS}/{file}")
+
+
+def _why_not_kept(folder: Path, index: CheckpointIndex, rule: SelectionRule) -> str:
+    run = read_run(folder)
+    if rule.weights in MEANS:
+        settings = run.experiment
+        if settings.evaluate.averages != "never" or settings.server.averaging == rule.weights:
+            return f"the mean has not begun by round {index.round} of {settings.train.rounds}"
+        return "its evaluate.averages is never"
     if rule.weights == WISE_FT:
-        reason = "that takes server.wise_ft, and the run's last round"
-    elif round is not None:
-        reason = f"the rule chooses round {round}, whose weights this run did not keep"
-    else:
-        reason = {
-            ID_VAL: "no in-domain validation images were measured (data.id_val sets some aside)",
-            VAL: "no held-out validation domain was measured (hold_out.val names one)",
-        }.get(rule.split or "", "the rule chooses no round yet")
-    raise RunError(f"{folder} has no {rule.model!r} model: {reason}")
+        return "that takes server.wise_ft, and the run's last round"
+    round = rule.choose(run.evaluations)
+    if round is not None:
+        return f"the rule chooses round {round}, whose weights this run did not keep"
+    return {
+        ID_VAL: "no in-domain validation images were measured (data.id_val sets some aside)",
+        VAL: "no held-out validation domain was measured (hold_out.val names one)",
+    }.get(rule.split or "", "the rule chooses no round yet")
