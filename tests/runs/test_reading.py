@@ -6,6 +6,7 @@ from typing import get_args
 
 import numpy
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn import metrics as theirs
@@ -150,6 +151,17 @@ def test_an_unreadable_experiment_is_named(tmp_path, content):
     (tmp_path / "experiment.yaml").write_text(content)
     with pytest.raises(RunError, match=r"experiment\.yaml is damaged"):
         _ = read_run(tmp_path).settings
+
+
+def test_a_run_serves_its_mean_until_wise_ft_has_mixed_it(folder_maker):
+    """What is spoken of is what ``load_model`` hands out: a run that is stopped has no mixture."""
+    folder = folder_maker(status=None).write()
+    settings = yaml.safe_load((folder / "experiment.yaml").read_text())
+    settings["server"] = {"wise_ft": "auto", "averaging": "ema"}
+    (folder / "experiment.yaml").write_text(yaml.safe_dump(settings))
+    run = read_run(folder)
+    assert [rule.model for rule in run.served_rules] == ["wise_ft", "ema", "final"]
+    assert run.default_rule.model == "ema"
 
 
 def test_rows_written_again_replace_the_earlier_ones(folder_maker):

@@ -455,7 +455,11 @@ class _Execution:
         self.diagnostics.extend(defences.diagnostics)
         for one in defences.diagnostics:
             self.observer.diagnostic(one)
-        self._listen(done)
+        from feddg.runs.tracking import TensorBoard, chosen_trackers
+
+        trackers = chosen_trackers(folder.path)
+        self.observer = Together([self.observer, TensorBoard(folder.path)], trackers)
+        self.observer.start(experiment, done + 1)
         wise_ft = None
         if experiment.server.wise_ft != "none":
             wise_ft = WiseFT(experiment, method, network, evaluation, folder, kept)
@@ -511,12 +515,6 @@ class _Execution:
         writer.keep(server.state, [row, *evaluations])
         with self.folder.writing(FIGURES) as figures:
             found.draw(figures, server.state)
-
-    def _listen(self, done: int) -> None:
-        from feddg.runs.tracking import trackers
-
-        self.observer = Together([self.observer, *trackers(self.folder.path)])
-        self.observer.start(self.experiment, done + 1)
 
     def _last_figures(
         self, server: Server, found: RunContext, kept: KeptModels, evaluation: Evaluation
