@@ -95,7 +95,7 @@ def test_a_model_that_names_one_class_is_no_better_than_always_answering_it():
     assert one_class.text.startswith("97.9% of the predictions are the class 'cat', to which 59.6%")
     at = split_accuracy(evaluations, 1)
     assert at.balanced == pytest.approx(np.mean([589 / 596, 6 / 204, 4 / 200]))
-    assert at.chance == pytest.approx(1 / 3)
+    assert at.guessing == pytest.approx(1 / 3)
 
 
 def test_a_model_that_learned_is_not_accused():

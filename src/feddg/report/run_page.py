@@ -203,8 +203,8 @@ def _reference_words(at: SplitAccuracy) -> str:
         share = percent_sign(at.constant)
         parts.append(f"always answering the most frequent class is right for {share}")
     if at.balanced is not None:
-        chance = f" (guessing: {percent_sign(at.chance)})" if at.chance is not None else ""
-        parts.append(f"balanced accuracy is {percent_sign(at.balanced)}{chance}")
+        guessing = "" if at.guessing is None else f" (guessing: {percent_sign(at.guessing)})"
+        parts.append(f"balanced accuracy is {percent_sign(at.balanced)}{guessing}")
     return f"{_capital('; '.join(parts))}." if parts else ""
 
 
@@ -252,8 +252,8 @@ def _accuracy_facts(run: Run) -> Iterator[Fact]:
     if at is None:
         return
     if at.balanced is not None:
-        chance = f"guessing: {percent_sign(at.chance)}" if at.chance else "mean over classes"
-        yield Fact("Balanced accuracy", percent_sign(at.balanced), chance)
+        note = f"guessing: {percent_sign(at.guessing)}" if at.guessing else "mean over classes"
+        yield Fact("Balanced accuracy", percent_sign(at.balanced), note)
     if at.constant is not None:
         note = "share of the images; what always naming it reaches"
         yield Fact("Largest class", percent_sign(at.constant), note)

@@ -125,7 +125,7 @@ class SplitAccuracy:
         constant: what always answering the most frequent class reaches.
         balanced: balanced accuracy.
         balanced_interval: its interval over images; needs the confusions.
-        chance: balanced accuracy of guessing: one over the classes that have images.
+        guessing: balanced accuracy of guessing: one over the classes that have images.
         predicted: share of each class among the predictions ``(classes,)``.
         true: share of each class among the images ``(classes,)``.
     """
@@ -135,7 +135,7 @@ class SplitAccuracy:
     constant: float | None = None
     balanced: float | None = None
     balanced_interval: ShareInterval | None = None
-    chance: float | None = None
+    guessing: float | None = None
     predicted: Sequence[float] | None = None
     true: Sequence[float] | None = None
 
@@ -193,7 +193,7 @@ def split_accuracy(
         constant=float(true.max()),
         balanced=balanced,
         balanced_interval=_balanced_interval(confusions),
-        chance=float(numpy.mean([1 / len(counts) for counts in seen])),
+        guessing=float(numpy.mean([1 / len(counts) for counts in seen])),
         predicted=predicted.tolist(),
         true=true.tolist(),
     )
@@ -250,7 +250,7 @@ def _majority(found: SplitAccuracy) -> Iterator[Diagnostic]:
         return
     by_images = found.accuracy.low <= found.constant
     by_classes = found.balanced_interval is not None and (
-        found.balanced_interval.low <= (found.chance or 0.0)
+        found.balanced_interval.low <= (found.guessing or 0.0)
     )
     if by_images or by_classes:
         yield Diagnostic(
@@ -364,8 +364,8 @@ def about_run(run: Run) -> list[Diagnostic]:
     """Returns all that is to be known of a run: how it ended, its result, what it said itself."""
     result = about_result(run)
     recorded = run.summary.diagnostics if run.summary else []
-    known = {one.code for one in result}
-    others = [one for one in recorded if one.code not in known]
+    codes = {one.code for one in result}
+    others = [one for one in recorded if one.code not in codes]
     return [*about_end(run), *gravest_first([*result, *others])]
 
 

@@ -440,13 +440,14 @@ class _Execution:
         method, defences, evaluation = found.method, found.defences, found.evaluation
         network, device = found.worker.network, found.worker.device
         layouts = folder.cut_records(done if checkpoint else -1, keep_ledger=found.remote)
-        kept = KeptModels(
+        models = KeptModels(
             folder,
             checkpoint.models if checkpoint else {},
             read_run(folder.path).metrics.evaluations,
             experiment.evaluate,
+            experiment.train.head_rounds if experiment.server.wise_ft != "none" else None,
         )
-        writer = Records(folder, found.transport, kept, self.snapshots)
+        writer = Records(folder, found.transport, models, self.snapshots)
         defences.charge_to(open_account(folder, defences, done))
         if evaluation is not None:
             thin = about_support(evaluation.support(), found.clients.classes)
@@ -462,7 +463,7 @@ class _Execution:
         self.observer.start(experiment, done + 1)
         wise_ft = None
         if experiment.server.wise_ft != "none":
-            wise_ft = WiseFT(experiment, method, network, evaluation, folder, kept)
+            wise_ft = WiseFT(experiment, method, network, evaluation, folder, models)
         measurer = Measurer(
             experiment, network, evaluation, found.elsewhere, wise_ft, self.observer
         )
@@ -480,23 +481,17 @@ class _Execution:
                 *means_of(experiment, method, network),
                 Progress(self.observer),
                 measurer,
-                *filter(None, [wise_ft]),
                 writer,
             ],
         )
         if checkpoint is None:
-            self._set_up(found, server, measurer, wise_ft, writer)
+            self._set_up(found, server, measurer, writer)
         run_rounds(server)
         if evaluation is not None:
-            self._last_figures(server, found, kept, evaluation)
+            self._last_figures(server, found, models, evaluation)
 
     def _set_up(
-        self,
-        found: RunContext,
-        server: Server,
-        measurer: Measurer,
-        wise_ft: WiseFT | None,
-        writer: Records,
+        self, found: RunContext, server: Server, measurer: Measurer, writer: Records
     ) -> None:
         """Says what is run on what, collects the clients' statistics, and measures round 0."""
         self.folder.write_json("environment.json", environment(self.experiment, found.worker))
@@ -509,21 +504,18 @@ class _Execution:
         if client_statistics:
             self.folder.write_tensors("setup.safetensors", client_statistics)
         row = SetupRow(seconds=self.seconds["setup"], groups=server.groups)
-        evaluations = measurer.rows(server.state)
-        if wise_ft is not None:
-            wise_ft.completed(server.state)
-        writer.keep(server.state, [row, *evaluations])
+        writer.keep(server.state, [row, *measurer.rows(server.state)])
         with self.folder.writing(FIGURES) as figures:
             found.draw(figures, server.state)
 
     def _last_figures(
-        self, server: Server, found: RunContext, kept: KeptModels, evaluation: Evaluation
+        self, server: Server, found: RunContext, models: KeptModels, evaluation: Evaluation
     ) -> None:
         """Writes what is said of the model that the run ends with."""
         method, network = found.method, found.worker.network
         weights = averaged(server.state, self.experiment.server.averaging)
-        if WISE_FT in kept.files:
-            weights = kept.read(WISE_FT)
+        if WISE_FT in models.files:
+            weights = models.read(WISE_FT)
         model, classes = predictor(method, network, weights), tuple(found.clients.classes)
         write_alphas(self.folder, method, network, evaluation)
         write_energy_threshold(self.folder, model, evaluation)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any
 
 from filelock import FileLock, Timeout
@@ -235,8 +236,8 @@ class RunFolder:
         not write.
         Folders above it that were made for it go, too.
         """
-        kept = [self.path / name for name in (f"{CHECKPOINTS}/{NEWEST}", PRIVACY, OPENED_SUMS)]
-        if not self._is_new or any(file.is_file() for file in kept):
+        lasting = (f"{CHECKPOINTS}/{NEWEST}", PRIVACY, OPENED_SUMS)
+        if not self._is_new or any((self.path / name).is_file() for name in lasting):
             return
         curves = (self.path / "events").glob("events.out.tfevents.*")
         files = {*self._written, *curves, self.path / ".lock"}
@@ -344,10 +345,10 @@ class RunFolder:
             # As they are: what another version of this program wrote is kept whole.
             last = math.inf if keep_ledger and name == LEDGER else last_round
             rows = read_rows(self.path / name) if last >= 0 else self._begun_again(name)
-            kept = [row for row in rows if _round_of(row, self.path / name) <= last]
-            layouts |= {str(row.get("id")) for row in kept if row.get("kind") == "layout"}
-            self._warn_of_missing(name, kept, last_round)
-            lines = (to_json(row, inf_nan_mode="null").decode() + "\n" for row in kept)
+            rows = [row for row in rows if _round_of(row, self.path / name) <= last]
+            layouts |= {str(row.get("id")) for row in rows if row.get("kind") == "layout"}
+            self._warn_of_missing(name, rows, last_round)
+            lines = (to_json(row, inf_nan_mode="null").decode() + "\n" for row in rows)
             self.replace(name, "".join(lines))
         return layouts
 
@@ -383,7 +384,7 @@ class RunFolder:
         state: State,
         memories: dict[int, Weights],
         changed: set[int],
-        models: Mapping[str, str] | None = None,
+        models: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """Writes the state after a round; the one before stays until this one is whole.
 
@@ -394,7 +395,7 @@ class RunFolder:
             models: files in ``models/`` that count now, by the rule that chose them; others are
                 removed.
         """
-        known = self._index.checksums if self._index else {}
+        checksums = self._index.checksums if self._index else {}
         context = (state.context or Message()).tensors
         parts = {"weights": state.weights, "extras": state.extras, "context": context}
         name = f"state-{state.round}.safetensors"
@@ -403,15 +404,14 @@ class RunFolder:
         for id in sorted(changed):
             files[id] = f"memory-{id}-{state.round}.safetensors"
             written[files[id]] = memories[id]
-        kept = dict(models or {})
         for file, tensors in written.items():
             order = {"order": json.dumps(list(tensors))}
             self.write_tensors(f"{CHECKPOINTS}/{file}", tensors, order)
-        names = {name, *files.values(), *(f"{MODELS}/{file}" for file in kept.values())}
+        names = {name, *files.values(), *(f"{MODELS}/{file}" for file in models.values())}
         with self.writing(f"{CHECKPOINTS}/{NEWEST}"):
             checksums = {
-                file: known[file]
-                if file in known and file not in written
+                file: checksums[file]
+                if file in checksums and file not in written
                 else checksum(_place(self.path, file))
                 for file in sorted(names)
             }
@@ -421,7 +421,7 @@ class RunFolder:
             state=name,
             context=None if state.context is None else state.context.scalars,
             memories=files,
-            models=kept,
+            models=dict(models),
             experiment=self._experiment,
             checksums=checksums,
         )
@@ -517,6 +517,8 @@ class KeptModels:
         files: by rule, the files that the checkpoint names.
         rows: the evaluations so far.
         chosen: by what a round is chosen.
+        start: the round after which training of the whole network starts, where WiSE-FT needs the
+            weights it starts from.
     """
 
     def __init__(
@@ -525,13 +527,15 @@ class KeptModels:
         files: Mapping[str, str],
         rows: Sequence[EvaluationRow],
         chosen: EvaluateSettings,
+        start: int | None = None,
     ) -> None:
         self._folder, self._rows, self._chosen = folder, list(rows), chosen
+        self._start = start
         self.files = dict(files)
         self._warned: set[str] = set()
 
     def take_in(self, state: State, rows: Sequence[MetricsRow]) -> Mapping[str, str]:
-        """Keeps the model of a completed round if a rule chooses it.
+        """Keeps the model of a completed round if a rule chooses it, or WiSE-FT starts from it.
 
         Args:
             state: that of the round.
@@ -540,6 +544,8 @@ class KeptModels:
         Returns:
             All files that are kept now, by rule; for the checkpoint.
         """
+        if state.round == self._start:
+            self.keep(START, f"round-{state.round}.safetensors", state.weights)
         new = [row for row in rows if isinstance(row, EvaluationRow)]
         if new:
             self._rows += new
@@ -596,8 +602,8 @@ class KeptModels:
 
 def means_of(experiment: ExperimentSettings, method: Method, network: Network) -> list[Means]:
     """Returns what keeps the means over rounds that an experiment serves or measures, if any."""
-    averaging, kept = experiment.server.averaging, experiment.evaluate.averages != "never"
-    wanted = [mean for mean in MEANS if kept or mean == averaging]
+    averaging, all_measured = experiment.server.averaging, experiment.evaluate.averages != "never"
+    wanted = [mean for mean in MEANS if all_measured or mean == averaging]
     return [Means(method, network, experiment.server, wanted)] if wanted else []
 
 

@@ -62,9 +62,8 @@ Aggregate = Callable[[Sequence[EvaluationRow], str], float | None]
 
 def _values(rows: Sequence[EvaluationRow], metric: str) -> list[float] | None:
     """A metric of each row, or None unless all have it."""
-    found = [row.metric(metric) for row in rows]
-    known = [value for value in found if value is not None]
-    return known if known and len(known) == len(found) else None
+    values = [value for row in rows if (value := row.metric(metric)) is not None]
+    return values if values and len(values) == len(rows) else None
 
 
 def _domain_mean(rows: Sequence[EvaluationRow], metric: str) -> float | None:
@@ -299,8 +298,8 @@ def find_rule(which: str) -> SelectionRule:
     for rule in SELECTION_RULES.values():
         if which in (rule.model, rule.key, rule.name):
             return rule
-    known = ", ".join(rule.model for rule in SELECTION_RULES.values())
-    raise RunError(f"no selection rule is called {which!r}; which= takes one of: {known}")
+    models = ", ".join(rule.model for rule in SELECTION_RULES.values())
+    raise RunError(f"no selection rule is called {which!r}; which= takes one of: {models}")
 
 
 def rules_for(runs: Iterable[Evaluations]) -> list[SelectionRule]:
@@ -330,9 +329,9 @@ def best_held_out(evaluations: Evaluations) -> int | None:
 
 def _best_round(evaluations: Evaluations, split: str) -> int | None:
     """The earliest of the best rounds; the untrained model stands only if nothing else does."""
-    scores = {r: evaluations.preference(r, split) for r in evaluations.rounds}
-    known = {r: score for r, score in scores.items() if score is not None}
-    trained = {r: score for r, score in known.items() if r > 0} or known
+    preferences = {r: evaluations.preference(r, split) for r in evaluations.rounds}
+    scores = {r: score for r, score in preferences.items() if score is not None}
+    trained = {r: score for r, score in scores.items() if r > 0} or scores
     return max(trained, key=lambda r: (trained[r], -r), default=None)
 
 
