@@ -15,6 +15,7 @@ from feddg import Experiment
 from feddg.comparison.plan import Published
 from feddg.errors import ExperimentError, RunError
 from feddg.evaluation.metrics import METRICS, Predictions, measure
+from feddg.methods.base import State
 from feddg.records import EvaluationRow
 from feddg.report import write_report
 from feddg.runs.execute import summarize
@@ -420,7 +421,7 @@ def test_a_metric_that_is_not_defined_chooses_nothing_and_says_so(caplog):
     def kept(rows, **chosen):
         models = KeptModels(None, {}, [], EvaluateSettings(**chosen))
         models._choose = lambda *_: None
-        models.take_in(None, rows)
+        models.take_in(State({}), rows)
 
     one_class = [row("a", [[3, 1], [0, 0]], 1, "id_val")]
     kept(one_class, select_by="accuracy")

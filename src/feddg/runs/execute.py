@@ -73,7 +73,7 @@ from feddg.runs.folder import (
 )
 from feddg.runs.observer import Observer, Progress, Together
 from feddg.runs.prepare import cache_folder, environment, give_memory_back, peak_memory
-from feddg.runs.provenance import IMAGES, ImagesNow, check_identity, check_images
+from feddg.runs.provenance import IMAGES, check_identity, check_images
 from feddg.runs.reading import (
     AGGREGATES,
     SELECTION_RULES,
@@ -89,7 +89,12 @@ from feddg.storage import is_file
 
 
 class Records(RoundHook):
-    """Writes a completed round: its rows first, then the checkpoint that makes it count."""
+    """Writes a completed round: its rows first, then the checkpoint that makes it count.
+
+    Attributes:
+        models: those that are kept.
+        ledger_rows: of the round under way, until it counts.
+    """
 
     def __init__(
         self,
@@ -100,11 +105,7 @@ class Records(RoundHook):
     ) -> None:
         self._folder, self._transport, self._snapshots = folder, transport, snapshots
         self.models = models
-        self._ledger_rows: list[LedgerRow] = []
-
-    def entered(self, row: LedgerRow) -> None:
-        """Keeps a row of the ledger until its round counts."""
-        self._ledger_rows.append(row)
+        self.ledger_rows: list[LedgerRow] = []
 
     def carried(self, row: LedgerRow) -> None:
         """Writes a row of the ledger at once: what has left for another machine has left."""
@@ -118,8 +119,8 @@ class Records(RoundHook):
     def keep(self, state: State, rows: Sequence[MetricsRow]) -> None:
         """Writes metrics, ledger and checkpoint of the round in ``state``."""
         self._folder.append(METRICS, rows)
-        self._folder.append(LEDGER, self._ledger_rows)
-        self._ledger_rows.clear()
+        self._folder.append(LEDGER, self.ledger_rows)
+        self.ledger_rows.clear()
         if state.round in self._snapshots:
             name = f"{SNAPSHOTS}/round-{state.round}.safetensors"
             self._folder.write_tensors(name, state.weights)
@@ -364,7 +365,7 @@ def resume(
     require_run(path)
     experiment = load_stored(path / EXPERIMENT)
     check_identity(path, experiment)
-    check_images(path, lambda: ImagesNow(cache or cache_folder())(experiment))
+    check_images(path, experiment, cache)
     return carry_out(path, experiment, observer=observer, cache=cache)
 
 
@@ -474,7 +475,7 @@ class _Execution:
             experiment,
             defences=defences,
             style_noise=found.worker.style_noise,
-            ledger=Ledger(writer.carried if found.remote else writer.entered, layouts),
+            ledger=Ledger(writer.carried if found.remote else writer.ledger_rows.append, layouts),
             state=checkpoint.state.to(device) if checkpoint else None,
             opened=opened_sums(folder) if defences.masking else None,
             hooks=[

@@ -18,7 +18,7 @@ from feddg.models.network import Network
 from feddg.models.precision import choose_device
 from feddg.runs.folder import EXPERIMENT, RunFolder, checkpoint_memories, kept_weights
 from feddg.runs.prepare import Images, Progress, build, build_worker, load_images
-from feddg.runs.provenance import ImagesNow, check_images
+from feddg.runs.provenance import check_images
 from feddg.runs.reading import find_rule, read_run, require_run
 
 
@@ -168,7 +168,7 @@ def load_finished_run(folder: Path, cache: Path, progress: Progress) -> LoadedRu
         checkpoint = opened.load_checkpoint()
     if checkpoint is None:
         raise RunError(f"{folder} has no completed round to look into")
-    check_images(folder, lambda: ImagesNow(cache)(experiment))
+    check_images(folder, experiment, cache)
     images = load_images(experiment, cache, progress)
     method, network = build(experiment, len(images.table.class_names))
     first = {name: tensor.detach().clone() for name, tensor in network.state_dict().items()}
