@@ -25,7 +25,7 @@ SAME = ", to the same weights"
 def continued(place: Place, path: Path | None = None) -> None:
     """Continues the run and compares its end with the original's."""
     done = resume(path or place.run, cache=place.cache)
-    assert done.record.status == "completed"
+    assert done.status == "completed"
     name = f"checkpoint/state-{ROUNDS}.safetensors"
     ours, theirs = load_file(done.folder / name), load_file(place.original.folder / name)
     assert all((ours[key] == tensor).all() for key, tensor in theirs.items())
@@ -260,7 +260,7 @@ CASES: list[Case] = [
 def read_all(path: Path) -> None:
     """Reads every part of a run folder."""
     run = read_run(path)
-    assert run.experiment
+    assert run.settings
     for part in ("environment", "clients", "metrics", "ledger", "analyses", "summary"):
         getattr(run, part)
     run.pictures()

@@ -58,8 +58,7 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 
 def test_a_run_of_fields_has_its_accuracy_table_model_and_page(monkeypatch, tmp_path):
     result = feddg.run(method="pardon", data="digits", hold_out="sketch", rounds=2, **SMALL)
-    record = result.record
-    assert result.accuracy == getattr(record.summary, record.default_rule.key)["test"]["accuracy"]
+    assert result.accuracy == getattr(result.summary, result.default_rule.key)["test"]["accuracy"]
     table = result.frame()
     row = table.query("round == 2 and split == 'test' and metric == 'accuracy' and weights=='last'")
     assert row["domain"].tolist() == ["sketch"]

@@ -74,7 +74,7 @@ def test_flower_gives_the_bits_of_the_in_process_transport(method, change, tmp_p
     if change == LONG:
         assert any(name.startswith("extras/averages/swa/") for name in tensors)
         assert any(name.startswith("wise_ft.safetensors/") for name in tensors)
-    found, plain = read_run(deployment.path), expected.record
+    found, plain = read_run(deployment.path), expected
     assert found.status == "completed"
     both = [record.evaluations.get(2, "test", "sketch") for record in (found, plain)]
     assert both[0] == both[1]

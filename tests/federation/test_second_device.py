@@ -86,11 +86,11 @@ def test_an_image_is_sent_once(device: str) -> None:
     images = numpy.arange(10 * 4 * 4 * 3, dtype=numpy.uint8).reshape(10, 4, 4, 3)
     store, there = ArrayPixels(images), torch.device(device)
     with torch.inference_mode(), traffic() as first:  # an evaluation may come first
-        store.gather_to([7, 1, 7], there)
+        store.gather([7, 1, 7], there)
     with traffic() as second:
-        again = store.gather_to([1, 8, 7, 8], there)
+        again = store.gather([1, 8, 7, 8], there)
     with traffic() as third:
-        store.gather_to([8, 7, 1], there)
+        store.gather([8, 7, 1], there)
     assert torch.equal(again.cpu(), store.gather([1, 8, 7, 8]))
     assert again.is_contiguous(memory_format=torch.channels_last)
     image, number = 4 * 4 * 3, 8
@@ -107,7 +107,7 @@ def test_images_that_do_not_fit_are_sent_each_time(
     store, there = ArrayPixels(images), torch.device(device)
     for _ in range(2):
         with traffic() as seen:
-            assert torch.equal(store.gather_to([3, 4], there).cpu(), store.gather([3, 4]))
+            assert torch.equal(store.gather([3, 4], there).cpu(), store.gather([3, 4]))
         assert sum(seen.sent) == 2 * 4 * 4 * 3
 
 

@@ -197,7 +197,7 @@ def test_a_domain_has_the_mean_over_all_clients_own_models(alone, cache):
             network.load_state_dict(memory)
             logits = evaluation.predict(network.eval(), rows)
             right.append(float((logits.argmax(1) == labels[rows]).double().mean()))
-        row = alone.record.evaluations.get(2, split, name)
+        row = alone.evaluations.get(2, split, name)
         assert row.accuracy == pytest.approx(numpy.mean(right), abs=1e-6)
         assert row.examples == len(rows)
         assert row.support == numpy.bincount(labels[rows], minlength=10).tolist()
@@ -217,8 +217,8 @@ def test_it_goes_on_where_it_stopped_with_the_same_numbers(alone, cache, tmp_pat
     with pytest.raises(KeyboardInterrupt):
         run(alone.experiment, tmp_path, cache=cache, observer=AfterOne())
     again = run(alone.experiment, tmp_path, cache=cache)
-    rows = [row for row in again.record.metrics.evaluations]
-    assert rows == alone.record.metrics.evaluations
+    rows = [row for row in again.metrics.evaluations]
+    assert rows == alone.metrics.evaluations
 
 
 def partitioned(**change):
@@ -268,8 +268,8 @@ def test_a_centralised_run_says_who_held_what_and_beats_chance(tmp_path, cache):
     )
     held = json.loads((done.folder / "clients.json").read_text())["clients"]
     assert [len(held), sum(held[0]["classes"])] == [1, sum(held[0]["domains"])]
-    assert done.record.evaluations.accuracy(3, "id_test") > 0.3
-    assert [row.clients for row in done.record.metrics.rounds] == [[0]] * 3
+    assert done.evaluations.accuracy(3, "id_test") > 0.3
+    assert [row.clients for row in done.metrics.rounds] == [[0]] * 3
 
 
 @pytest.mark.parametrize("name", ["local", "centralised", "mixstyle+local", "centralised+mixstyle"])

@@ -12,8 +12,7 @@ from feddg.comparison.compare import Comparison
 from feddg.comparison.plan import load_plan
 from feddg.prediction.predict import PredictedImages, Prediction
 from feddg.report.notebook import html_of
-from feddg.runs.execute import Run
-from feddg.runs.reading import read_run
+from feddg.runs.reading import Run, read_run
 
 
 def pictures(page):
@@ -22,7 +21,7 @@ def pictures(page):
 
 def test_a_run_shows_table_curves_and_what_speaks_against_it(folder_maker):
     folder = folder_maker(classes=["<b>dog", "a$b$", "horse"], test=["<i>photo"]).write()
-    page = Run(folder, None)._repr_html_()
+    page = Run(folder)._repr_html_()
     assert page == read_run(folder)._repr_html_()
     final = read_run(folder).evaluations.at(6, "test")[0].accuracy
     assert f"{100 * final:.1f}" in page
@@ -41,7 +40,7 @@ def test_a_run_that_has_measured_nothing_is_shown(folder_maker):
 
 
 def test_a_folder_that_is_gone_or_damaged_leaves_the_plain_text(folder_maker, tmp_path):
-    assert Run(tmp_path / "gone", None)._repr_html_() is None
+    assert Run(tmp_path / "gone")._repr_html_() is None
     folder = folder_maker().write()
     rows = (folder / "metrics.jsonl").read_text().splitlines()
     (folder / "metrics.jsonl").write_text("\n".join(["{", *rows]))

@@ -63,7 +63,7 @@ def moved(mean, model, share):
 
 
 def weights_of(folder, which):
-    return kept_weights(folder, find_rule(which))[0]
+    return kept_weights(folder, find_rule(which))[1]
 
 
 def rows_of(folder):

@@ -103,7 +103,7 @@ def test_a_model_that_names_one_class_is_no_better_than_always_answering_it():
     assert one_class.text.startswith("97.9% of the predictions are the class 'cat', to which 59.6%")
     at = split_accuracy(evaluations, 1)
     assert at.balanced == pytest.approx(np.mean([589 / 596, 6 / 204, 4 / 200]))
-    assert at.chance == pytest.approx(1 / 3)
+    assert at.guessing == pytest.approx(1 / 3)
 
 
 def test_a_model_that_learned_is_not_accused():
@@ -203,7 +203,7 @@ def causes(folder, weights="imagenet", images=1000, losses=(3, 2.9, 2.0, 1.9, 1.
     run = read_run(maker.write())
     rounds = [r.model_copy(update={"terms": {"l": v}}) for r, v in zip(run.metrics.rounds, losses)]
     run.metrics.rounds = rounds
-    run.experiment["model"]["weights"] = weights
+    run.settings["model"]["weights"] = weights
     only = run.clients.clients[0].model_copy(update={"classes": [images] * 3})
     vars(run)["clients"] = run.clients.model_copy(update={"clients": [only]})
     return [(cause.text.partition(" (")[0], cause.flags) for cause in causes_of_failure(run)]

@@ -90,7 +90,7 @@ def test_the_folder_holds_everything(undisturbed):
 
 
 def test_the_groups_of_similar_styles_are_kept_and_shown(undisturbed):
-    groups = undisturbed.record.metrics.setup.groups["style"]
+    groups = undisturbed.metrics.setup.groups["style"]
     assert sorted(id for group in groups for id in group) == list(range(6))
     styles = load_file(undisturbed.folder / "setup.safetensors")["style"].double().flatten(1)
     cosine = torch.nn.functional.normalize(styles) @ torch.nn.functional.normalize(styles).T
@@ -122,7 +122,7 @@ def test_which_rounds_are_evaluated(fields, measured):
 
 
 def test_every_round_is_evaluated_on_every_split(undisturbed):
-    evaluations = undisturbed.record.evaluations
+    evaluations = undisturbed.evaluations
     assert evaluations.rounds == list(range(ROUNDS + 1))
     assert evaluations.domains("test") == ["sketch"]
     assert evaluations.domains("val") == ["chalk"]
@@ -134,7 +134,7 @@ def test_every_round_is_evaluated_on_every_split(undisturbed):
 
 
 def test_the_summary_agrees_with_the_records(undisturbed):
-    record = undisturbed.record
+    record = undisturbed
     summary = json.loads((undisturbed.folder / "summary.json").read_text())
     assert summary["status"] == "completed"
     final = record.evaluations.get(ROUNDS, "test", "sketch").accuracy
@@ -166,7 +166,7 @@ def test_the_model_predicts_what_the_run_measured(undisturbed):
     with torch.inference_mode():
         predicted = model(images).argmax(1).numpy()
     accuracy = (predicted == table.labels[rows]).mean()
-    assert accuracy == pytest.approx(undisturbed.record.evaluations.accuracy(ROUNDS, "test"))
+    assert accuracy == pytest.approx(undisturbed.evaluations.accuracy(ROUNDS, "test"))
     assert model.class_names == tuple("0123456789")
 
 
@@ -191,9 +191,9 @@ def test_ctrl_c_and_resume_give_the_same_bits(method, tmp_path, cache):
     assert record.status == "interrupted"
     assert record.rounds_done == 1
     done = resume(tmp_path / chosen.label, cache=cache)
-    assert done.record.status == "completed"
+    assert done.status == "completed"
     assert final_state(done.folder) == final_state(whole.folder)
-    assert done.record.metrics.setup.groups == whole.record.metrics.setup.groups
+    assert done.metrics.setup.groups == whole.metrics.setup.groups
     clean = [_timeless(row) for row in read_rows(whole.folder / "metrics.jsonl")]
     assert [_timeless(row) for row in read_rows(done.folder / "metrics.jsonl")] == clean
     assert read_rows(done.folder / "ledger.jsonl") == read_rows(whole.folder / "ledger.jsonl")

@@ -119,7 +119,7 @@ def test_a_file_that_the_experiment_names_is_part_of_the_run(root, tmp_path):
     with pytest.raises(RunError, match=rf"{said}; --again"):
         run(chosen, tmp_path / "runs", cache=cache)
     write_decoder(decoder, 1)
-    assert resume(folder, cache=cache).record.status == "completed"
+    assert resume(folder, cache=cache).status == "completed"
     decoder.unlink()  # to measure the model nobody needs it
     assert evaluate_run(folder, cache=cache)
 
@@ -157,7 +157,7 @@ def test_again_starts_anew_beside_the_old_run_and_is_found_from_then_on(done, ro
     remove_half(root)
     second = done(again=True)
     assert second.folder == first.folder.with_name(f"{first.folder.name}.2")
-    assert second.record.clients != first.record.clients
+    assert second.clients != first.clients
     assert done().folder == done(again=True).folder == second.folder
     make_folder(root)  # the same images as in the beginning
     assert done().folder == done(again=True).folder == first.folder
@@ -177,7 +177,7 @@ def test_resume_does_not_carry_on_with_half_of_the_images(done, root, tmp_path):
     with pytest.raises(RunError, match=r"12 removed.*put them back"):
         resume(folder, cache=tmp_path / "cache")
     make_folder(root)
-    assert resume(folder, cache=tmp_path / "cache").record.status == "completed"
+    assert resume(folder, cache=tmp_path / "cache").status == "completed"
 
 
 def test_compare_stops_before_anything_is_run(root, tmp_path):

@@ -17,12 +17,10 @@ from feddg.runs.prepare import (
     load_undecoded,
     split_diagnostics,
 )
-from feddg.runs.reading import RunRecord
+from feddg.runs.reading import Run
 
 
-def seconds_left(
-    missing: Sequence[Experiment], finished: Iterable[RunRecord], jobs: int
-) -> float | None:
+def seconds_left(missing: Sequence[Experiment], finished: Iterable[Run], jobs: int) -> float | None:
     """Returns about how long experiments will take together: a round as long as others took.
 
     Args:

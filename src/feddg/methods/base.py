@@ -554,7 +554,7 @@ def title_of(name: str) -> str:
     Args:
         name: of a method or composition (aliases are left as they are written), or any text.
     """
-    titles = {_plain(known): method.title for known, method in METHODS.items()}
+    titles = {_plain(listed): method.title for listed, method in METHODS.items()}
     parts = [part.strip() for part in name.split("+")]
     if not any(_plain(part) in titles for part in parts):
         return name

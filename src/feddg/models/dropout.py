@@ -49,7 +49,7 @@ class Drawn(nn.Module):
         rate, axes = _rate(self), _drawn_axes(self, input)
         if not self.training or axes is None or not 0 < rate < 1:
             return super().forward(input)  # type: ignore[misc, no-any-return]
-        mask = _Mask.apply(input.detach(), self.source.generator, 1 - rate, axes)  # type: ignore[no-untyped-call]
+        mask: Tensor = _Mask.apply(input.detach(), self.source.generator, 1 - rate, axes)  # type: ignore[no-untyped-call]
         if getattr(self, "scale_by_keep", True):
             mask = mask / (1 - rate)
         return input * mask
@@ -90,7 +90,7 @@ def draw_dropout_from(network: nn.Module, generator: torch.Generator) -> None:
     source = Source(generator)
     for layer in network.modules():
         if (type(layer) in _AXES or type(layer).__name__ in _PATHS) and _rate(layer) > 0:
-            layer.__class__ = _drawn(type(layer))
+            layer.__class__ = _drawn(type(layer))  # type: ignore[arg-type]
         if isinstance(layer, Drawn):
             layer.source = source
 

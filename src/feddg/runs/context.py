@@ -130,8 +130,8 @@ SHARES = tuple(tenth / 10 for tenth in range(1, 11))
 """Shares of the averaged weights among which ``auto`` chooses."""
 
 
-class WiseFT(RoundHook):
-    """Makes the WiSE-FT weights of a run, and keeps them.
+class WiseFT:
+    """Makes the WiSE-FT weights of a run, and keeps them; the run has kept the start.
 
     Args:
         experiment: what is run.
@@ -154,7 +154,7 @@ class WiseFT(RoundHook):
         folder: RunFolder,
         models: KeptModels,
     ) -> None:
-        self._settings, self._first = experiment.server, experiment.train.head_rounds
+        self._settings = experiment.server
         self._method, self._network, self._evaluation = method, network, evaluation
         self._folder, self._models = folder, models
         if self._settings.wise_ft == "auto" and (
@@ -174,12 +174,6 @@ class WiseFT(RoundHook):
                     "Choose pretrained weights (model.weights), or leave server.wise_ft away.",
                 )
             )
-
-    def completed(self, state: State, round: Round | None = None) -> State:
-        """Keeps the weights that training of the whole network starts from, when it does."""
-        if state.round == self._first:
-            self._models.keep(START, f"round-{state.round}.safetensors", state.weights)
-        return state
 
     def finish(self, state: State) -> Weights:
         """Returns the mixed weights after the last round, which the run keeps from now."""

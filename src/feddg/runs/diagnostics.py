@@ -14,7 +14,7 @@ from feddg.diagnostics import Diagnostic, gravest_first
 from feddg.errors import RunError
 from feddg.evaluation.metrics import Predictions, measure
 from feddg.records import ID_TEST, ID_VAL, LAST, TEST, VAL, EvaluationRow
-from feddg.runs.reading import Evaluations, RunRecord, find_rule, read_run
+from feddg.runs.reading import Evaluations, Run, find_rule, read_run
 from feddg.settings import IMAGENET
 from feddg.text import counted
 
@@ -131,7 +131,7 @@ class SplitAccuracy:
         constant: what always answering the most frequent class reaches.
         balanced: balanced accuracy.
         balanced_interval: its interval over images; needs the confusions.
-        chance: balanced accuracy of guessing: one over the classes that have images.
+        guessing: balanced accuracy of guessing: one over the classes that have images.
         predicted: share of each class among the predictions ``(classes,)``.
         true: share of each class among the images ``(classes,)``.
     """
@@ -141,7 +141,7 @@ class SplitAccuracy:
     constant: float | None = None
     balanced: float | None = None
     balanced_interval: ShareInterval | None = None
-    chance: float | None = None
+    guessing: float | None = None
     predicted: Sequence[float] | None = None
     true: Sequence[float] | None = None
 
@@ -199,7 +199,7 @@ def split_accuracy(
         constant=float(true.max()),
         balanced=balanced,
         balanced_interval=_balanced_interval(confusions),
-        chance=float(numpy.mean([1 / len(counts) for counts in seen])),
+        guessing=float(numpy.mean([1 / len(counts) for counts in seen])),
         predicted=predicted.tolist(),
         true=true.tolist(),
     )
@@ -257,7 +257,7 @@ def _majority(found: SplitAccuracy) -> Iterator[Diagnostic]:
         return
     by_images = found.accuracy.low <= found.constant
     by_classes = found.balanced_interval is not None and (
-        found.balanced_interval.low <= (found.chance or 0.0)
+        found.balanced_interval.low <= (found.guessing or 0.0)
     )
     if by_images or by_classes:
         yield Diagnostic(
@@ -456,9 +456,9 @@ class Cause(NamedTuple):
     flags: tuple[str, ...]
 
 
-def causes_of_failure(run: RunRecord) -> list[Cause]:
+def causes_of_failure(run: Run) -> list[Cause]:
     """Returns why a run's model may have learned nothing, the likeliest first; never none."""
-    model = run.experiment.get("model") or {}
+    model = run.settings.get("model") or {}
     backbone, rounds = str(model.get("backbone") or ""), run.rounds_done
     own = backbone if backbone.startswith("resnet") else "resnet18"
     pretrained = ("--backbone", own, "--weights", IMAGENET)
@@ -475,7 +475,7 @@ def causes_of_failure(run: RunRecord) -> list[Cause]:
         found.append(Cause(text, pretrained if lacks_weights else ()))
     if lacks_weights:
         found.append(Cause("no pretrained weights", pretrained))
-    rate = float((run.experiment.get("train") or {}).get("lr") or 0.001)
+    rate = float((run.settings.get("train") or {}).get("lr") or 0.001)
     ends = len(losses) > 1 and losses[-1] < losses[0]
     word, factor = ("small", 10.0) if ends else ("large", 0.1)
     found.append(
@@ -496,7 +496,7 @@ def _still_falls(losses: Sequence[float]) -> bool:
 # What is shown wherever a run's result or its model is.
 
 
-def about_result(run: RunRecord) -> list[Diagnostic]:
+def about_result(run: Run) -> list[Diagnostic]:
     """Returns what must be known beside the accuracy of the model that the run serves."""
     rule = run.default_rule
     classes = run.clients.classes if run.clients else ()
@@ -504,7 +504,7 @@ def about_result(run: RunRecord) -> list[Diagnostic]:
     return about_accuracy(run.evaluations, chosen, weights=rule.weights, classes=classes)
 
 
-def about_run(run: RunRecord) -> list[Diagnostic]:
+def about_run(run: Run) -> list[Diagnostic]:
     """Returns all that is to be known of a run: how it ended, its result, what it said itself."""
     result = about_result(run)
     recorded = run.summary.diagnostics if run.summary else []
@@ -513,7 +513,7 @@ def about_run(run: RunRecord) -> list[Diagnostic]:
     return [*about_end(run), *gravest_first([*result, *others])]
 
 
-def about_end(run: RunRecord) -> Iterator[Diagnostic]:
+def about_end(run: Run) -> Iterator[Diagnostic]:
     """Says so where a run has not ended with its last round."""
     if run.status == "completed":
         return

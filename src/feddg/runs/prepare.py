@@ -23,8 +23,8 @@ from feddg.clients.sampling import Schedule
 from feddg.clients.threads import (
     clients_at_once,
     large_clients_at_once,
-    memory_of_turn,
     threads_for,
+    training_memory,
 )
 from feddg.data.data_set import DATA_SETS, SCRATCH, find_augmentation, load_images_of
 from feddg.data.decoding import Reading, whole_images
@@ -576,7 +576,7 @@ def build_workers(
         at_once = large_clients_at_once(
             first.device,
             _schedule(experiment).per_round or 1,
-            lambda: memory_of_turn(network, side, batch_size),
+            lambda: training_memory(network, side, batch_size),
         )
     others = [build_worker(experiment, another(), cache) for _ in range(at_once - 1)]
     return [first, *others]
