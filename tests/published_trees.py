@@ -4,6 +4,7 @@ import csv
 import gzip
 import json
 import struct
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import count
@@ -13,6 +14,7 @@ import numpy as np
 from PIL import Image
 
 from feddg.data.data_set import DATA_SETS
+from feddg.data.images import ImageTable
 
 SIDE = 8
 _fresh = count(1)
@@ -317,3 +319,26 @@ LAYOUTS = {
     "office_caltech": Layout("office_caltech", office_caltech),
     "office_31": Layout("office_caltech", office_31),
 }
+
+
+def rows(table: ImageTable) -> list[tuple[str, str, str]]:
+    """Path, class and domain of every row, in words."""
+    return [
+        (path, table.class_names[label], table.domain_names[domain])
+        for path, label, domain in zip(table.paths, table.labels, table.domains)
+    ]
+
+
+def by_split(table: ImageTable) -> dict[str, int]:
+    """How many rows each split has."""
+    return dict(Counter(table.split.tolist()))
+
+
+def write_tree(root: Path, domains: tuple[str, ...], classes: tuple[str, ...]) -> Path:
+    """Two empty files for each domain and class."""
+    for domain in domains:
+        for label in classes:
+            (root / domain / label).mkdir(parents=True)
+            for number in (1, 2):
+                (root / domain / label / f"{number}.jpg").write_bytes(b"")
+    return root

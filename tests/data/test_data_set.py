@@ -16,7 +16,7 @@ from feddg.data.images import ImageTable
 from feddg.data.splits import PROTOCOLS, scenarios
 from feddg.errors import DataError
 from feddg.runs.reading import read_run
-from published_trees import LAYOUTS, Layout, office_home
+from published_trees import LAYOUTS, Layout, office_home, write_tree
 
 TOY = '''
 """Toy: three classes of colours in four kinds of noise."""
@@ -128,19 +128,6 @@ def test_definitions_that_contradict_themselves(fields: dict, words: str) -> Non
     load = (lambda root: None) if fields else None
     with pytest.raises(DataError, match=f"data set 'bad'.*{words}"):
         DataSet(name="bad", summary="", load=load, **fields)
-
-
-PACS_DOMAINS = ("art_painting", "cartoon", "photo", "sketch")
-PACS_CLASSES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
-
-
-def write_tree(root: Path, domains: tuple[str, ...], classes: tuple[str, ...]) -> Path:
-    for domain in domains:
-        for label in classes:
-            (root / domain / label).mkdir(parents=True)
-            for number in (1, 2):
-                (root / domain / label / f"{number}.jpg").write_bytes(b"")
-    return root
 
 
 def one_image(root: Path | None, colour: int = 0) -> ImageTable:
@@ -279,108 +266,12 @@ def test_sources_of_other_packages(
             load_source(name)
 
 
-@pytest.mark.parametrize("around", ["", "PACS", "kfold", "PACS/kfold"])
-def test_pacs_has_the_benchmarks_order_wherever_it_lies(tmp_path: Path, around: str) -> None:
-    write_tree(tmp_path / around, PACS_DOMAINS, PACS_CLASSES)
-    table = load_source("pacs", tmp_path)
-    assert table.domain_names == ("photo", "art_painting", "cartoon", "sketch")
-    assert table.class_names == PACS_CLASSES
-    assert table.root == tmp_path / around
-    for path, label, domain in zip(table.paths, table.labels, table.domains):
-        name = f"{table.domain_names[domain]}/{table.class_names[label]}/"
-        assert path.startswith(name)
-    assert [table.domain_id(letter) for letter in "PACS"] == [0, 1, 2, 3]
-
-
-def test_pacs_folders_may_be_spelled_differently(tmp_path: Path) -> None:
-    write_tree(tmp_path, ("Art Painting", "Cartoon", "PHOTO", "sketch"), ("Dog", "House"))
-    table = load_source("pacs", tmp_path)
-    assert table.counts()[:, [0, 5]].tolist() == [[2, 2]] * 4
-    first_art = table.paths[int(np.flatnonzero(table.domains == 1)[0])]
-    assert first_art == "Art Painting/Dog/1.jpg"
-
-
-def test_pacs_of_another_size_is_a_warning_with_both_numbers(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING, logger="feddg"):
-        load_source("pacs", write_tree(tmp_path, PACS_DOMAINS, PACS_CLASSES))
-    assert "2344" in caplog.text
-    assert "14" in caplog.text
-
-
-def test_pacs_leaves_other_domains_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    write_tree(tmp_path, (*PACS_DOMAINS, "photo_backup"), PACS_CLASSES)
-    with caplog.at_level(logging.WARNING, logger="feddg"):
-        table = load_source("pacs", tmp_path)
-    assert len(table) == 4 * 7 * 2
-    assert not any("backup" in path for path in table.paths)
-    assert "photo_backup" in caplog.text
-
-
-def test_pacs_without_a_domain_lists_what_is_there(tmp_path: Path) -> None:
-    write_tree(tmp_path, ("cartoon", "photo", "sketch"), PACS_CLASSES)
-    with pytest.raises(DataError, match=r"lacks art_painting.*cartoon, photo, sketch"):
-        load_source("pacs", tmp_path)
-
-
-def test_pacs_with_a_strange_class(tmp_path: Path) -> None:
-    write_tree(tmp_path, PACS_DOMAINS, (*PACS_CLASSES, "zebra"))
-    with pytest.raises(DataError, match="unexpected class folders: zebra"):
-        load_source("pacs", tmp_path)
-
-
-def office_home_tree(root: Path, fourth: str, plain: bool = False, count: int = 65) -> Path:
-    classes = DATA_SETS["office_home"].classes[:count]
-    if plain:
-        classes = tuple(name.replace("_", " ").lower() for name in classes)
-    return write_tree(root, ("Art", "Clipart", "Product", fourth), classes)
-
-
-@pytest.mark.parametrize("fourth", ["Real World", "Real_World", "RealWorld", "real_world", "real"])
-@pytest.mark.parametrize("around", ["", "OfficeHomeDataset_10072016", "office_home"])
-def test_office_home_in_its_spellings(tmp_path: Path, fourth: str, around: str) -> None:
-    office_home_tree(tmp_path / around, fourth, plain=fourth == "real", count=5)
-    table = load_source("office_home", tmp_path)
-    assert table.domain_names == ("Art", "Clipart", "Product", "Real_World")
-    assert table.counts().tolist() == [[2] * 5 + [0] * 60] * 4
-    assert table.class_names[0] == "Alarm_Clock"
-    assert table.class_names == tuple(sorted(table.class_names))
-    assert table.root == tmp_path / around
-    for path, domain in zip(table.paths, table.domains):
-        assert (path.split("/")[0] == fourth) == (domain == 3)
-
-
-def test_office_home_of_another_size_is_a_warning_with_both_numbers(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING, logger="feddg"):
-        load_source("office_home", office_home_tree(tmp_path, "Real World"))
-    assert "Office-Home has 4357 images in Real_World" in caplog.text
-    assert "holds 130" in caplog.text
-
-
-def test_office_home_without_its_fourth_domain(tmp_path: Path) -> None:
-    write_tree(tmp_path, ("Art", "Clipart", "Product"), ("Bed", "Bike"))
-    with pytest.raises(DataError, match=r"lacks Real_World\. Found: Art, Clipart, Product"):
-        load_source("office_home", tmp_path)
-
-
 def test_published_sizes_add_up() -> None:
     """15,588 images (Office-Home's paper), 9,991 (PACS's), 203,029 (WILDS)."""
     home, pacs, wild = (DATA_SETS[name] for name in ("office_home", "pacs", "iwildcam"))
     assert (len(home.classes), sum(home.counts.values())) == (65, 15_588)
     assert (len(pacs.classes), sum(pacs.counts.values())) == (7, 9_991)
     assert sum(wild.split_counts.values()) == 203_029
-
-
-def test_real_pacs_has_the_published_counts(
-    shared_data: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING, logger="feddg"):
-        table = load_source("pacs", shared_data / "pacs")
-    assert table.counts().sum(axis=1).tolist() == [1670, 2048, 2344, 3929]
-    assert caplog.text == ""
 
 
 # Every published data set from its folder to accuracies, under every protocol that suits it.

@@ -23,9 +23,7 @@ from feddg.prediction.export import MODEL_CARD, as_input, ensure_card, example, 
 from feddg.runs.diagnostics import wilson
 from feddg.runs.model import load_model, load_trained
 from feddg.runs.reading import read_run
-from trained_runs import SETTINGS
-
-SHORT = {"train": {"rounds": 1, "local_steps": 15, "batch_size": 32, "augmentation": "none"}}
+from trained_runs import SETTINGS, SHORT
 
 
 @pytest.fixture

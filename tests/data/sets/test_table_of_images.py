@@ -24,11 +24,6 @@ SMALL = {
 }
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FEDDG_CACHE", str(tmp_path / "cache"))
-
-
 def write(file: Path, rows, names=NAMES) -> Path:
     with file.open("w", newline="", encoding="utf-8") as opened:
         writer = csv.writer(opened)
