@@ -76,7 +76,7 @@ def test_a_method_does_the_same_on_another_device_and_no_step_waits_for_it(
     with traffic() as short:
         found = small(case, 1, device).run()
     with traffic() as long:
-        small(case, 3, device).run()
+        small(case, 2, device).run()
     assert {n: t.device.type for n, t in found.items()} == dict.fromkeys(expected, device)
     assert all(torch.equal(t.cpu(), expected[n]) for n, t in found.items())
     assert long.waits - short.waits == {}
