@@ -17,7 +17,10 @@ SETTINGS = {
     "evaluate": {"every": 2},
     "precision": "float32",
 }
-SHORT = {"train": {"rounds": 1, "local_steps": 15, "batch_size": 32, "augmentation": "none"}}
+SHORT = {
+    "data": {**SETTINGS["data"], "image_size": 16},
+    "train": {"rounds": 1, "local_steps": 8, "batch_size": 32, "augmentation": "none"},
+}
 """What makes it shorter still."""
 
 

@@ -130,7 +130,10 @@ def test_a_run_can_be_looked_into_there(
 ) -> None:
     monkeypatch.setattr(analyses, "LANDSCAPE_IMAGES", 24)
     monkeypatch.setattr(analyses, "GRID", 3)
-    changes: dict[str, Any] = {"device": device, "train": SETTINGS["train"] | {"local_steps": 2}}
+    monkeypatch.setattr(analyses, "PER_DOMAIN", 12)
+    train = SETTINGS["train"] | {"local_steps": 2}
+    data = SETTINGS["data"] | {"image_size": 16}
+    changes: dict[str, Any] = {"device": device, "train": train, "data": data}
     folder = trained_run(tmp_path / "run", tmp_path / "cache", "fedig", **changes)
     analysed = json.loads(analyse(folder, cache=tmp_path / "cache").read_text())
     assert analysed.keys() == {"features", "landscape", "grey_levels"}

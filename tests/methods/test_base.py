@@ -220,7 +220,8 @@ from feddg.runs.prepare import build
 
 assert method_class("lazy").__module__ == "lazy_package.lazy"
 train = {"rounds": 1, "local_epochs": 1, "batch_size": 64}
-experiment = feddg.Experiment(data="digits", method="lazy", hold_out="sketch", train=train)
+data = {"source": "digits", "image_size": 16}
+experiment = feddg.Experiment(data=data, method="lazy", hold_out="sketch", train=train)
 run = feddg.run(experiment, sys.argv[1], report=False)
 weights, start = checkpoint_weights(run.folder), build(experiment, 10)[1].state_dict()
 parameters = [name for name in start if "running" not in name and "num_batches" not in name]

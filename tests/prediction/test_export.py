@@ -69,28 +69,28 @@ def test_onnx_answers_as_the_run_does(run_of, tmp_path, onnxruntime, method, ada
 
 
 def test_torch_programs_work_in_a_process_that_has_no_feddg(run_of, tmp_path):
-    methods = ("fedavg", "fedig-a")
-    for method in methods:
+    pixels = {}
+    for method in ("fedavg", "fedig-a"):
         done = export_run(run_of(method), tmp_path / f"{method}.pt2", "torch")
-    pixels = example(done.metadata["image_size"], 5, "uint8", seed=7)
-    numpy.save(tmp_path / "pixels.npy", pixels.numpy())
+        pixels[method] = example(done.metadata["image_size"], 5, "uint8", seed=7)
+        numpy.save(tmp_path / f"{method}_pixels.npy", pixels[method].numpy())
     script = (
         "import sys, numpy, torch\n"
         "sys.modules['feddg'] = None\n"
         "for method in sys.argv[1:]:\n"
         "    extra = {'feddg.json': ''}\n"
         "    model = torch.export.load(f'{method}.pt2', extra_files=extra).module()\n"
-        "    shares, labels, _ = model(torch.from_numpy(numpy.load('pixels.npy')))\n"
+        "    shares, labels, _ = model(torch.from_numpy(numpy.load(f'{method}_pixels.npy')))\n"
         "    numpy.save(f'{method}.npy', shares.detach().numpy())\n"
         "    open(f'{method}.json', 'w').write(extra['feddg.json'])\n"
     )
-    command = [sys.executable, "-W", "ignore", "-c", script, *methods]
+    command = [sys.executable, "-W", "ignore", "-c", script, *pixels]
     subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    for method in methods:
+    for method in pixels:
         run, said = run_of(method), json.loads((tmp_path / f"{method}.json").read_text())
         assert said["class_names"] == list(load_trained(run).class_names)
         shares = numpy.load(tmp_path / f"{method}.npy")
-        assert numpy.abs(shares - expected(run, pixels)[0]).max() < 1e-4
+        assert numpy.abs(shares - expected(run, pixels[method])[0]).max() < 1e-4
 
 
 def test_weights_are_the_runs_to_the_bit(run_of, tmp_path):
