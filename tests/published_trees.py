@@ -342,3 +342,30 @@ def write_tree(root: Path, domains: tuple[str, ...], classes: tuple[str, ...]) -
             for number in (1, 2):
                 (root / domain / label / f"{number}.jpg").write_bytes(b"")
     return root
+
+
+NAMES = ("path", "label", "domain", "client", "split")
+"""Columns of a table of images."""
+
+
+def write_table(file: Path, rows, names=NAMES) -> Path:
+    """Writes a table of images."""
+    with file.open("w", newline="", encoding="utf-8") as opened:
+        writer = csv.writer(opened)
+        writer.writerow(names)
+        writer.writerows(rows)
+    return file
+
+
+def hospital(root: Path, each: int = 2) -> list[list[str]]:
+    """Rows of images of three hospitals, two patients each; every patient has both classes."""
+    rows = []
+    for domain in ("north", "south", "west"):
+        for patient in ("1", "2"):
+            for label in ("healthy", "ill"):
+                for split in ("train", "val"):
+                    for number in range(each):
+                        path = f"scans/{domain}{patient}{label}{split}{number}.png"
+                        image(root / path)
+                        rows.append([path, label, domain, f"{domain}-{patient}", split])
+    return rows

@@ -89,12 +89,6 @@ def test_rows_are_kept_and_replaced_and_shown(attack, runs):
         assert words in page
 
 
-def test_the_page_of_a_run_nobody_attacked_says_how(finished, tmp_path):
-    page = write_report([finished], tmp_path / "report.html").read_text("utf-8")
-    assert "No attack on what was sent has been tried" in page
-    assert "feddg privacy attack" in page
-
-
 @pytest.mark.parametrize(
     ("method", "kind", "changes", "error", "words"),
     [
