@@ -20,6 +20,7 @@ from feddg.methods.base import Method, Round, RoundHook, State
 from feddg.methods.composition import build_method
 from feddg.models.backbones import build_network
 from feddg.models.normalization import batch_norms
+from feddg.models.trained import trained_by
 from feddg.privacy.building import Defences, build_defences
 from feddg.rng import numpy_stream
 from feddg.settings import DefenceChoice, PrivacySettings, ServerSettings, TrainSettings
@@ -126,7 +127,9 @@ class SmallFederation(Federation):
         )
         device = torch.device(self.device)
         return Worker(
-            self.method.network(network).to(device=device, memory_format=torch.channels_last),
+            trained_by(network, self.method.network, self.train, statistics=not self.freeze).to(
+                device=device, memory_format=torch.channels_last
+            ),
             self.train,
             self.augmentation,
             device,

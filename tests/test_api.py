@@ -44,12 +44,12 @@ def test_methods_are_compared_by_their_names_and_the_fields_of_a_plan():
     done = feddg.compare(
         ["fedavg", Pardon.name], data="digits", hold_out=["ink"], seeds=1, rounds=1, **SMALL
     )
-    assert {cell.method for cell in done.work.cells} == {"fedavg", "pardon"}
-    assert all(cell.experiment.train.rounds == 1 for cell in done.work.cells)
+    assert {cell.method for cell in done.cells} == {"fedavg", "pardon"}
+    assert all(cell.experiment.train.rounds == 1 for cell in done.cells)
     assert set(done.frame()["method"]) == {"fedavg", "pardon"}
     seventh = feddg.compare(["fedavg"], data="digits", hold_out="ink", seed=7, dry_run=True)
-    assert [cell.seed for cell in seventh.work.cells] == [7]
-    assert seventh.work.missing
+    assert [cell.seed for cell in seventh.cells] == [7]
+    assert seventh.missing
 
 
 def test_the_same_experiment_without_network_and_weights_is_the_same_run(monkeypatch, tmp_path):

@@ -237,6 +237,7 @@ class EntrySchema:
             function of the method and of what is known. None for a number.
         dtype: of a tensor.
         integer: whether a number is whole.
+        distinct: whether no number of a tensor may stand in it twice.
         low: smallest value.
         high: largest value, or the name of a known dimension, which is then one too large.
         within: returns the range instead, from the method, what is known and the entry's name.
@@ -250,6 +251,7 @@ class EntrySchema:
     shape: Shape | Callable[[Any, SchemaContext], Shape] | None = None
     dtype: torch.dtype = torch.float32
     integer: bool = False
+    distinct: bool = False
     low: float = -LARGEST
     high: float | str = LARGEST
     within: Callable[[Any, SchemaContext, str], Range] | None = None
@@ -284,6 +286,8 @@ class EntrySchema:
                 return f"has shape {_short(tensor.shape)}, expected {_short(shape)}"
         if tensor.numel() > MOST_NUMBERS:
             return f"has {tensor.numel()} numbers, more than {MOST_NUMBERS}"
+        if self.distinct and len(tensor.unique()) < tensor.numel():
+            return "holds a number twice"
         return _range_fault(tensor, *self._range(method, context, name))
 
     def number_fault(

@@ -40,6 +40,7 @@ def _one_line(text: str) -> str:
 OneLine = Annotated[str, AfterValidator(_one_line)]
 FixedPath = Annotated[Path, AfterValidator(_absolute)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+Trainable = Literal["all", "head", "norm+head", "lora"]
 Positive = Annotated[float, Field(gt=0), AfterValidator(_finite)]
 
 
@@ -291,6 +292,13 @@ class TrainSettings(Settings):
         description="how much an image's class counts: alike, or each class of a client as much as "
         "its others, by the client's own numbers (rare classes more)",
     )
+    trainable: Trainable = Field(
+        "all",
+        description="what of the network is trained, and sent each round: all; head, what comes "
+        "after the featurizer; norm+head, normalisation layers as well; lora, low-rank adapters "
+        "and the head (needs peft). The rest is sent once",
+    )
+    lora_rank: int = Field(8, ge=1, description="rank of the adapters that lora trains")
     head_rounds: int = Field(
         0,
         ge=0,

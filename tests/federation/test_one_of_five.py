@@ -33,7 +33,7 @@ def five(method="fedavg", **options):
     return small
 
 
-def lie(small, purpose, change):
+def lie(small, purpose, change, culprit=CULPRIT):
     """Has the culprit's messages of a kind changed on their way."""
     way = {"update": "train", "statistics": "client_statistics", "answer": "ask"}[purpose]
     honest = getattr(small.transport, way)
@@ -41,9 +41,9 @@ def lie(small, purpose, change):
     def said(*given):
         for reply in honest(*given):
             if purpose == "update":
-                yield changed(reply) if reply.client == CULPRIT else reply
+                yield changed(reply) if reply.client == culprit else reply
             else:
-                yield (reply[0], changed(reply[1])) if reply[0] == CULPRIT else reply
+                yield (reply[0], changed(reply[1])) if reply[0] == culprit else reply
 
     def changed(reply):
         return reply if isinstance(reply, Refusal) else change(reply.keep())
@@ -156,6 +156,7 @@ CASES = {
     ("fpl", "update"): {
         "prototypes of 3e38": extra("fpl/prototypes", filled(3e38)),
         "more prototypes than classes": more_prototypes,
+        "three prototypes of one class": extra("fpl/classes", filled(0)),
     },
     ("feddg-ga", "update"): {
         "a loss of 1e20": extra("feddg-ga/loss_own", filled(1e20)),
@@ -174,6 +175,7 @@ CASES = {
         "amplitudes of 2": extra("amplitudes", filled(2.0)),
         "amplitudes below 0": extra("amplitudes", filled(-0.5)),
         "more amplitudes than images": extra("amplitudes", many(5000)),
+        "amplitudes of all its images": extra("amplitudes", many(SIZES[CULPRIT])),
     },
     ("pardon", "statistics"): {
         "a style of 1e4": extra("style", filled(1e4)),
@@ -189,6 +191,7 @@ CASES = {
     ("ccst", "statistics"): {
         "styles of 1e4": extra("styles", filled(1e4)),
         "more styles than images": extra("styles", many(5000)),
+        "a style of every image in place of one": extra("styles", many(SIZES[CULPRIT])),
     },
 }
 """What the culprit sends, by method and kind of message."""
@@ -222,6 +225,18 @@ def test_one_of_five_is_named_and_the_others_go_on(method, purpose, name):
     resumed = five(method)
     resumed.resume(State(**vars(state)), small.transport.memories)
     assert not resumed.server.round().refused
+
+
+@pytest.mark.parametrize("count", [2**53, 2**53 - 1, 2**40])
+def test_a_counter_that_nobody_can_count_on_from_has_no_other_refused(count):
+    """The first site's: counters are no mean, the first update's are taken."""
+    small = five()
+    lie(small, "update", weight(COUNTER, count), culprit=0)
+    play(small)
+    assert {client for client, _ in refused(small)} == {0}
+    assert "more batches than there can have been" in refused(small)[0][1]
+    counters = [t for n, t in small.server.state.weights.items() if n.endswith(COUNTER)]
+    assert max(map(int, counters)) < 100
 
 
 @pytest.mark.parametrize("method", sorted({method for method, _ in CASES}))

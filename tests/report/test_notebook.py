@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 
 from feddg.comparison.compare import Comparison
+from feddg.comparison.plan import load_plan
 from feddg.prediction.predict import PredictedImages, Prediction
 from feddg.report.notebook import html_of
 from feddg.runs.execute import Run
@@ -61,14 +62,13 @@ def test_predictions_are_shown_and_still_there(tmp_path):
 
 def test_a_comparison_names_its_failures(tmp_path):
     outcome = types.SimpleNamespace(
-        status="failed", error="no <b> space", task=types.SimpleNamespace(folder=tmp_path / "one")
+        status="failed", error="no <b> space", cell=types.SimpleNamespace(folder=tmp_path / "one")
     )
-    work = types.SimpleNamespace(out=tmp_path)
     (tmp_path / "comparison.json").write_text(
         '{"name": "n", "title": null, "question": null, "differences": null, "paper": null,'
         ' "cells": []}'
     )
-    page = Comparison(work, [outcome])._repr_html_()
+    page = Comparison(load_plan({}), tmp_path, [], [], outcomes=[outcome])._repr_html_()
     assert "no &lt;b&gt; space" in page
 
 

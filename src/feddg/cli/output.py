@@ -11,7 +11,7 @@ from rich.table import Table
 
 from feddg.api import Preview
 from feddg.cli.progress import print_line
-from feddg.comparison.compare import Comparison, Work, why_hopeless
+from feddg.comparison.compare import Comparison, why_hopeless
 from feddg.comparison.estimate import Forecast, seconds_left
 from feddg.comparison.tuning import TRIALS
 from feddg.data.partition import in_words
@@ -109,9 +109,11 @@ def _share(row: EvaluationRow, name: str) -> str:
     return "-" if value is None else f"{value:.1%}"
 
 
-def print_work(console: Console, work: Work, jobs: int) -> None:
+def print_plan(console: Console, comparison: Comparison, jobs: int) -> None:
     """Prints what a comparison will do, and how long, where runs like its own are finished."""
-    plan, cells = work.plan, work.cells
+    plan, cells, missing = comparison.plan, comparison.cells, comparison.missing
+    folders, started = comparison.folders, comparison.started
+    complete = len(folders) - len(missing)
     table = Table(title=plan.title or plan.name, show_header=False, box=None)
     axes = {"methods": [cell.method for cell in cells], "held out": [c.held_out for c in cells]}
     for name in dict.fromkeys(name for cell in cells for name in cell.conditions):
@@ -121,17 +123,15 @@ def print_work(console: Console, work: Work, jobs: int) -> None:
         distinct = list(dict.fromkeys(values))
         table.add_row(name, str(len(distinct)), ", ".join(distinct))
     console.print(table)
-    complete = len(work.folders) - len(work.missing)
-    shared = f" ({len(cells)} cells share them)" if len(cells) > len(work.folders) else ""
+    shared = f" ({len(cells)} cells share them)" if len(cells) > len(folders) else ""
     print_line(
         console,
-        f"{counted(len(work.folders), 'run')}{shared}: {complete} complete, {work.started} to "
-        f"continue, {len(work.missing) - work.started} to start; in {work.out}",
+        f"{counted(len(folders), 'run')}{shared}: {complete} complete, {started} to "
+        f"continue, {len(missing) - started} to start; in {comparison.folder}",
     )
-    missing = {task.folder for task in work.missing}
-    there = [folder for folder in work.folders.values() if folder not in missing]
+    there = set(folders) - {cell.folder for cell in missing}
     finished = (read_run(folder) for folder in there if is_complete(folder))  # some are only rows
-    seconds = seconds_left([task.experiment for task in work.missing], finished, jobs)
+    seconds = seconds_left([cell.experiment for cell in missing], finished, jobs)
     if seconds:
         print_line(console, f"time: about {duration(seconds)}, at the pace of the complete runs")
 
@@ -168,7 +168,7 @@ def print_comparison(done: Comparison, *, explained: bool = False) -> None:
     for one in about_results(results):
         print_diagnostic(console, one)
     for outcome in done.failures:
-        name = outcome.task.folder.name
+        name = outcome.cell.folder.name
         print_line(console, f"{outcome.status}: {name}: {outcome.error or ''}")
     print_line(console, f"folder: {done.folder}")
     print_line(console, f"report: {done.report.resolve()}")
@@ -177,9 +177,9 @@ def print_comparison(done: Comparison, *, explained: bool = False) -> None:
 def print_missing(done: Comparison) -> None:
     """Prints of a comparison that was not run what speaks against it, and what would follow."""
     console = Console(stderr=True)
-    if (hopeless := why_hopeless(done.work)) is not None:
+    if (hopeless := why_hopeless(done)) is not None:
         print_line(console, f"as things are, no run could start: {hopeless}")
-    if done.work.missing and done.work.out.name == TRIALS:
+    if done.missing and done.folder.name == TRIALS:
         print_line(console, "the table's runs follow, with the values that are picked")
 
 

@@ -94,6 +94,8 @@ class Batch:
         views: other versions of the same images under the same augmentation draw, by name.
         targets: further labels of the same images, ``(B,)`` each, by name.
         known_labels: ``labels`` on the CPU, for what is decided there; see :attr:`labels_here`.
+        features: what the frozen featurizer makes of the images, ``(B, features)``, where that was
+            computed before; there are no images then.
     """
 
     images: Tensor
@@ -102,6 +104,7 @@ class Batch:
     views: dict[str, Tensor] = field(default_factory=dict)
     targets: dict[str, Tensor] = field(default_factory=dict)
     known_labels: Tensor | None = None
+    features: Tensor | None = None
 
     @property
     def labels_here(self) -> Tensor:
@@ -206,6 +209,8 @@ class Client:
         views: further versions of all it trains on, uint8 ``(n, H, W, 3)``, augmented together with
             the originals.
         augmentation: how its images are varied; the worker's unless the method changes it.
+        features: of all its images by the frozen featurizer, ``(n, d)``, where batches are of these
+            and of no images.
     """
 
     def __init__(
@@ -232,6 +237,7 @@ class Client:
         self.augmentation = worker.augmentation
         self.scratch: dict[str, Any] = {}
         self.views: dict[str, Tensor] = {}
+        self.features: Tensor | None = None
         self.optimizer: torch.optim.Optimizer | None = None
         self.steps = 0
         self.forwards = 0
@@ -306,7 +312,7 @@ class Client:
         alone = len(self.training) == 1 or self.worker.train.batch_size == 1
         if self.worker.freeze or alone:
             freeze_statistics(self.network)
-        if self.trains_heads_only:
+        if self.trains_heads_only or self.worker.train.trainable in ("head", "lora"):
             self.network.featurizer.eval()
 
     def batches(self) -> Iterator[Batch]:
@@ -329,14 +335,19 @@ class Client:
 
     def batch(self, positions: Tensor, generator: torch.Generator) -> Batch:
         """Returns the images at ``positions`` on the device, augmented by random draws."""
+        known = self.training.labels[positions]
+        labels = known.to(self.device)
+        if self.features is not None:
+            features = self.features[positions].to(self.device)
+            return Batch(
+                features.new_empty(0), labels, positions, known_labels=known, features=features
+            )
         raw = self.training.images(positions, self.device)
         drawn = draw(self.augmentation, len(positions), raw.shape[-1], generator).to(self.device)
         views = {
             name: apply(rows_of(view, positions.to(view.device)).to(self.device), drawn)
             for name, view in self.views.items()
         }
-        known = self.training.labels[positions]
-        labels = known.to(self.device)
         return Batch(apply(raw, drawn), labels, positions, views, known_labels=known)
 
     def plain_batches(
@@ -352,6 +363,13 @@ class Client:
         for positions in torch.split(torch.arange(len(chosen)), batch_size):
             images, known = as_unit(chosen.images(positions, self.device)), chosen.labels[positions]
             yield Batch(images, known.to(self.device), positions, known_labels=known)
+
+    def embeddings(self, batch: Batch) -> Tensor:
+        """Returns a batch's embeddings ``(B, d)``; of its features, where these are there."""
+        if batch.features is None:
+            return self.network.features(batch.images)
+        embeddings: Tensor = self.network.embedding(batch.features)
+        return embeddings
 
     def descend(self, terms: dict[str, Tensor]) -> None:
         """Takes one step of the client's optimizer down the sum of ``terms``, and logs them.

@@ -137,32 +137,27 @@ class TuningFile(JsonFile):
 
     def diagnostics(self) -> list[Diagnostic]:
         """Returns what to know about the choices: models that learned nothing, ends, and ties."""
-        groups: dict[tuple[str, str], list[TriedRow]] = {}
-        for row in self.tried:
-            groups.setdefault((row.method, row.held_out), []).append(row)
         found = []
-        for (method, held_out), rows in groups.items():
-            for row in (row for row in rows if row.picked):
-                where = f"{method}{f', {held_out} held out' if held_out else ''}"
-                if row.constant:
-                    found.append(
-                        Diagnostic(
-                            "tuned-on-nothing-learned",
-                            "warning",
-                            f"{where}: with the picked values the model is no better than always "
-                            f"answering the most frequent class in {row.constant} of {row.trials} "
-                            "trials, so that the choice says little.",
-                            "Give trials more rounds (tune.rounds), pretrained weights, or other "
-                            "values.",
-                        )
-                    )
-                for text, advice in _edges(row, rows):
-                    edge = f"{where}: {text}"
-                    found.append(Diagnostic("edge-of-the-grid", "warning", edge, advice))
-                equal = [other for other in rows if other.score == row.score]
-                if len(equal) > 1:
-                    text = f"{where}: {len(equal)} combinations do equally well; the first counts."
-                    found.append(Diagnostic("tuning-tie", "warning", text))
+        for row in (row for row in self.tried if row.picked):
+            group = (row.method, row.held_out)
+            rows = [other for other in self.tried if (other.method, other.held_out) == group]
+            where = f"{row.method}{f', {row.held_out} held out' if row.held_out else ''}"
+            if row.constant:
+                text = (
+                    f"{where}: with the picked values the model is no better than always answering "
+                    f"the most frequent class in {row.constant} of {row.trials} trials, so that "
+                    "the choice says little."
+                )
+                advice = (
+                    "Give trials more rounds (tune.rounds), pretrained weights, or other values."
+                )
+                found.append(Diagnostic("tuned-on-nothing-learned", "warning", text, advice))
+            for text, advice in _edges(row, rows):
+                found.append(Diagnostic("edge-of-the-grid", "warning", f"{where}: {text}", advice))
+            equal = sum(other.score == row.score for other in rows)
+            if equal > 1:
+                text = f"{where}: {equal} combinations do equally well; the first counts."
+                found.append(Diagnostic("tuning-tie", "warning", text))
         return found
 
 
@@ -223,7 +218,7 @@ def measured_numbers(run: RunRecord) -> dict[str, float]:
         at = split_accuracy(found.of(rule.weights), chosen, judged)
         if at is not None and at.constant is not None:
             codes = {one.code for one in about_accuracy(found, chosen, judged, rule.weights)}
-            numbers[constant_name(rule)] = float(MAJORITY in codes)
+            numbers[f"{CONSTANT}_{rule.key}"] = float(MAJORITY in codes)
             if rule is FINAL:
                 numbers[RISING] = float(STILL_RISING in codes)
     for weights in (LAST, SWA):
@@ -246,11 +241,6 @@ def more_metrics(runs: Iterable[RunRecord]) -> list[str]:
     """Returns the names of all metrics that runs have, in the order of tables."""
     names = {name for run in runs for split in SPLITS for name in run.evaluations.metrics(split)}
     return [name for name in METRICS if name in names] + sorted(names - METRICS.keys())
-
-
-def constant_name(rule: SelectionRule) -> str:
-    """Returns which number of a run says whether a rule's model is no better than a constant."""
-    return f"{CONSTANT}_{rule.key}"
 
 
 def score_name(rule: SelectionRule, select_by: str, select_over: str) -> str:
@@ -631,7 +621,7 @@ def find_rows(
     asked: dict[str, list[Cell]] = {}
     for cell in cells if rows else ():
         if cell.portable_id in rows:
-            asked.setdefault(cell.experiment.id, []).append(cell)
+            asked.setdefault(cell.id, []).append(cell)
     found: dict[str, ResultRow] = {}
     changed: list[tuple[ResultRow, list[str]]] = []
     silent = 0
@@ -684,6 +674,17 @@ class ComparisonFile(JsonFile):
     differences: list[str] | None = None
     paper: dict[str, Any] | None = None
     cells: list[ResultRow]
+
+    @classmethod
+    def of(cls, plan: Plan, cells: Sequence[ResultRow]) -> "ComparisonFile":
+        """Returns what a plan says beside its axes, and its cells."""
+        of_plan = {"name", "title", "question", "differences", "paper"}
+        return cls(**plan.model_dump(mode="json", include=of_plan), cells=list(cells))
+
+    def results(self, rows: Sequence[ResultRow], **more: Any) -> "Results":
+        """Returns these rows in its cells; ``more`` are further fields of the results."""
+        own = {name: value for name, value in self if value is not None and name != "cells"}
+        return Results(**{"title": self.name} | own | more, rows=rows, planned=self.cells)
 
 
 @dataclass(frozen=True)
@@ -745,19 +746,9 @@ class Results:
                 )
         if plan is None:
             return cls(name, name, rows)
-        planned = [ResultRow.of(cell) for cell in expand_plan(plan)]
-        placed = [found[cell.place] for cell in planned if cell.place in found]
-        return cls(
-            name=plan.name,
-            title=plan.title or plan.name,
-            rows=placed,
-            question=plan.question,
-            differences=plan.differences,
-            paper=None if plan.paper is None else plan.paper.model_dump(mode="json"),
-            planned=planned,
-            plan=plan,
-            strangers=len(found) - len(placed),
-        )
+        content = ComparisonFile.of(plan, [ResultRow.of(cell) for cell in expand_plan(plan)])
+        placed = [found[cell.place] for cell in content.cells if cell.place in found]
+        return content.results(placed, plan=plan, strangers=len(found) - len(placed))
 
     @property
     def exact(self) -> int:
@@ -915,19 +906,13 @@ def read_comparison(folder: Path) -> Results:
     runs = {name: RunRecord(folder / name) for name in {cell.folder for cell in content.cells}}
     complete = {name for name, run in runs.items() if run.status == "completed"}
     filled = complete | {cell.folder for cell in content.cells if cell.numbers}
-    return Results(
-        name=content.name,
-        title=content.title or content.name,
-        question=content.question or "",
-        rows=[
+    return content.results(
+        [
             cell.model_copy(update={"run": runs[cell.folder]}) if cell.folder in complete else cell
             for cell in content.cells
             if cell.folder in filled
         ],
         open=[(name, _state(runs[name])) for name in sorted(runs) if name not in filled],
-        differences=content.differences or (),
-        paper=content.paper,
-        planned=content.cells,
         tuning=TuningFile.read(folder / TUNING),
     )
 
@@ -950,8 +935,21 @@ def results_of(folders: Sequence[Path], title: str | None = None) -> Results:
     """
     runs = [read_run(folder) for folder in folders]
     complete = [run for run in runs if run.status == "completed"]
-    labels = _labels(complete)
-    conditions = _conditions(complete, labels)
+    settings = [
+        dict(flatten((run.experiment.get("method") or {}).get("settings") or {}))
+        for run in complete
+    ]
+    varying = _varying(settings, [run.method for run in complete])
+    labels = [
+        ", ".join([run.method, *(f"{k} {own[k]}" for k in varying[run.method] if k in own)])
+        for run, own in zip(complete, settings)
+    ]
+    others = [
+        dict(flatten({k: v for k, v in run.experiment.items() if k not in _NOT_CONDITIONS}))
+        for run in complete
+    ]
+    axes = dict.fromkeys(itertools.chain.from_iterable(_varying(others, labels).values()))
+    conditions = [{axis: own.get(axis, "") for axis in axes} for own in others]
     if len(set(labels)) == 1:
         labels = [
             ", ".join([label, *(f"{axis} {value}" for axis, value in own.items() if value)])
@@ -981,34 +979,14 @@ def results_of(folders: Sequence[Path], title: str | None = None) -> Results:
     return Results(name=name, title=name, rows=rows, open=incomplete)
 
 
-def _labels(runs: Sequence[RunRecord]) -> list[str]:
-    settings = [
-        dict(flatten((run.experiment.get("method") or {}).get("settings") or {})) for run in runs
-    ]
-    varying = {
-        method: _varying([own for run, own in zip(runs, settings) if run.method == method])
-        for method in {run.method for run in runs}
-    }
-    return [
-        ", ".join([run.method, *(f"{k} {own[k]}" for k in varying[run.method] if k in own)])
-        for run, own in zip(runs, settings)
-    ]
-
-
-def _conditions(runs: Sequence[RunRecord], labels: Sequence[str]) -> list[dict[str, str]]:
-    flat = [
-        dict(flatten({k: v for k, v in run.experiment.items() if k not in _NOT_CONDITIONS}))
-        for run in runs
-    ]
-    axes: dict[str, None] = {}
-    for label in dict.fromkeys(labels):
-        axes |= dict.fromkeys(_varying([own for own, of in zip(flat, labels) if of == label]))
-    return [{axis: own.get(axis, "") for axis in axes} for own in flat]
-
-
-def _varying(rows: Sequence[Mapping[str, str]]) -> list[str]:
-    keys = dict.fromkeys(key for row in rows for key in row)
-    return [key for key in keys if len({row.get(key) for row in rows}) > 1]
+def _varying(settings: Sequence[Mapping[str, str]], groups: Sequence[str]) -> dict[str, list[str]]:
+    """Which settings differ within each group."""
+    varying = {}
+    for group in dict.fromkeys(groups):
+        own = [one for one, of in zip(settings, groups) if of == group]
+        keys = dict.fromkeys(key for one in own for key in one)
+        varying[group] = [key for key in keys if len({one.get(key) for one in own}) > 1]
+    return varying
 
 
 # What must be read beside a method's accuracy in a comparison, gathered from its runs.
@@ -1034,7 +1012,7 @@ def _found_in(row: ResultRow, rule: SelectionRule) -> list[tuple[str, Severity]]
     """What was found in a run, or what its row says of it."""
     if row.run is None:
         diagnosed: dict[str, tuple[str, Severity]] = {
-            constant_name(rule): (MAJORITY, "warning"),
+            f"{CONSTANT}_{rule.key}": (MAJORITY, "warning"),
             RISING: (STILL_RISING, "note"),
         }
         return [found for name, found in diagnosed.items() if row.numbers.get(name)]

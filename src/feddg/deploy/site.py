@@ -38,6 +38,7 @@ from feddg.errors import (
 from feddg.evaluation.accuracy import Evaluation
 from feddg.experiment import Experiment
 from feddg.federation.local_training import answer, client_statistics, load_weights, train
+from feddg.federation.transport import without_frozen
 from feddg.messages import Message, Weights, on_device
 from feddg.methods.base import Method
 from feddg.privacy.building import Defences
@@ -397,6 +398,8 @@ class Site:
         request = Request.read(payload)
         memory = self._memory(request)
         method, worker = self._build(len(request.classes))
+        context, frozen = without_frozen(self._context(request.context, payload, memory))
+        load_weights(worker.network, frozen)
         extras = payload.part("extras")
         client = Client(
             request.client,
@@ -405,7 +408,7 @@ class Site:
             name=self.config.site,
             round=request.round,
             memory=on_device(memory.before(request.round + after_training), worker.device),
-            context=self._context(request.context, payload, memory),
+            context=context,
             received=payload.part("weights").tensors,
             extras=Message(on_device(extras.tensors, worker.device), extras.scalars),
             secrets=memory.secrets(request.round),

@@ -39,7 +39,8 @@ class Means(RoundHook):
         settings: ServerSettings,
         kept: Collection[str] = MEANS,
     ) -> None:
-        self._names = averaged_names(network.state_dict(), local_names(method, network))
+        local = local_names(method, network) | network.frozen
+        self._names = averaged_names(network.state_dict(), local)
         self._settings, self._kept = settings, kept
 
     def completed(self, state: State, round: Round) -> State:

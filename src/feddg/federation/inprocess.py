@@ -11,7 +11,7 @@ from feddg.clients.client import Client, Examples, Worker
 from feddg.clients.threads import share_of_client, share_of_process, side_by_side, threads
 from feddg.errors import ClientError
 from feddg.federation.local_training import answer, client_statistics, train
-from feddg.federation.transport import Ledger, Reply
+from feddg.federation.transport import Ledger, Reply, without_frozen
 from feddg.messages import Broadcast, Message, Refusal, Update, Weights, on_device
 from feddg.methods.base import Method
 from feddg.privacy.building import NO_DEFENCES, Defences
@@ -64,7 +64,7 @@ class InProcess:
         if context is not None and not again:
             for id in self.clients:
                 self.ledger.message(0, "down", id, "context", context)
-        self._context = context
+        self._context, _ = without_frozen(context)
 
     def client(self, id: int, broadcast: Broadcast, worker: Worker) -> Client:
         """Returns client ``id`` as it stands in a round, on a worker."""

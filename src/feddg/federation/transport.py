@@ -135,6 +135,22 @@ Reply = tuple[int, Message | Refusal]
 """A client's id with what it says, or with why it has nothing usable to say."""
 
 
+FROZEN = "frozen/"
+"""Prefix of weights that are never trained, among what every client is sent with the context."""
+
+
+def without_frozen(message: Message | None) -> tuple[Message | None, Weights]:
+    """Returns the shared context that a message holds, or None, and the frozen weights."""
+    if message is None:
+        return None, {}
+    cut = len(FROZEN)
+    frozen = {n[cut:]: t for n, t in message.tensors.items() if n.startswith(FROZEN)}
+    if not frozen:
+        return message, {}
+    rest = {n: t for n, t in message.tensors.items() if not n.startswith(FROZEN)}
+    return Message(rest, message.scalars), frozen
+
+
 class Transport(Protocol):
     """What carries messages between the server and its clients.
 

@@ -198,7 +198,7 @@ class Method:
         A method that changes or adds images overrides this; one that works on embeddings overrides
         :meth:`head_loss`. So the two kinds compose, and share one forward pass.
         """
-        return self.head_loss(client, batch, client.network.features(batch.images))
+        return self.head_loss(client, batch, client.embeddings(batch))
 
     def head_loss(self, client: Client, batch: Batch, embeddings: Tensor) -> dict[str, Tensor]:
         """Returns the loss terms of a batch whose embeddings ``(B, d)`` are known."""
@@ -492,13 +492,15 @@ def weighted_mean(items: Iterable[tuple[Weights, float]]) -> Weights:
         ValueError: there is no item.
     """
     mean: Weights = {}
+    first: Weights = {}
     total = 0.0
     for tensors, weight in items:
         total += weight
         if not mean:
             mean = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+            first = tensors
             continue
-        names = [name for name, tensor in tensors.items() if tensor.is_floating_point()]
+        names = [n for n, t in tensors.items() if t.is_floating_point() and t is not first[n]]
         entries = [tensors[name].detach().to(mean[name]) for name in names]
         torch._foreach_lerp_([mean[name] for name in names], entries, weight / total)
     if not mean:

@@ -71,7 +71,11 @@ class Elcfs(Method):
     sends: ClassVar[dict[str, EntrySchema]] = Method.sends | {
         "statistics/amplitudes": EntrySchema(
             "once, low-frequency amplitudes of 1/8 of its images",
-            lambda method, context: ("images", 3, *method.window_shape(context.image_size)),
+            lambda method, context: (
+                "images" if context.images is None else method.drawn_of(context.images),
+                3,
+                *method.window_shape(context.image_size),
+            ),
             low=0.0,
             high=1.0001,  # no more than the mean of the image, beyond rounding
         )
@@ -80,12 +84,15 @@ class Elcfs(Method):
     def client_statistics(self, client: Client) -> Message:
         """The low-frequency amplitudes of some of the client's images."""
         count = len(client.examples)
-        number = max(1, math.ceil(self.settings.bank_share * count))
         order = torch.randperm(count, generator=client.stream("elcfs"))
-        images = client.examples.images(order[:number]).float() / 255
+        images = client.examples.images(order[: self.drawn_of(count)]).float() / 255
         half_width = self._half_width(images.shape[-1])
         mine = Message({"amplitudes": low_frequencies(spectrum(images), half_width).abs()})
         return joined(super().client_statistics(client), mine)
+
+    def drawn_of(self, images: int) -> int:
+        """Returns of how many of its images a client sends the amplitudes."""
+        return max(1, math.ceil(self.settings.bank_share * images))
 
     def _half_width(self, size: int) -> int:
         return math.floor(self.settings.window * size)

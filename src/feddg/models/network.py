@@ -32,6 +32,7 @@ class Network(nn.Module):
 
     Attributes:
         heads: extra heads that a method adds, by name.
+        frozen: entries of its state that are never trained: see :mod:`feddg.models.trained`.
     """
 
     scale: Tensor
@@ -48,6 +49,7 @@ class Network(nn.Module):
         self.embedding, self.features_dimension = _embedding(embedding, features)
         self.classifier: nn.Module = nn.Linear(self.features_dimension, classes)
         self.heads = nn.ModuleDict()
+        self.frozen: frozenset[str] = frozenset()
         mean, std = (torch.tensor(m).view(3, 1, 1) for m in (IMAGENET_MEAN, IMAGENET_STD))
         self.register_buffer("scale", 1 / std, persistent=False)
         self.register_buffer("shift", -mean / std, persistent=False)

@@ -61,7 +61,7 @@ def _record(run: RunRecord) -> str:
 
 def _comparison(comparison: Comparison) -> str:
     results = comparison.results
-    failed = [f"{one.task.folder.name}: {one.error or one.status}" for one in comparison.failures]
+    failed = [f"{one.cell.folder.name}: {one.error or one.status}" for one in comparison.failures]
     tables = [accuracy_table(results, FINAL), margin_table(results)] if results.rows else []
     return _page(
         title=results.title,

@@ -58,6 +58,7 @@ from feddg.models.backbones import (
 )
 from feddg.models.network import Network
 from feddg.models.precision import autocast, choose_device, choose_precision
+from feddg.models.trained import trained_by
 from feddg.privacy.building import Defences, build_defences
 from feddg.privacy.noise import record_noise, style_multiplier
 from feddg.records import BadImageRow, ClientRow, ClientsTable
@@ -404,7 +405,8 @@ def build(experiment: ExperimentSettings, classes: int) -> tuple[Method, Network
         embedding=model.embedding,
         seed=experiment.seed,
     )
-    network = method.network(network)
+    statistics = model.normalization != "frozen"
+    network = trained_by(network, method.network, experiment.train, statistics=statistics)
     use_small_map_convolutions(network)
     return method, network
 
