@@ -219,7 +219,7 @@ def test_it_goes_on_where_it_stopped_with_the_same_numbers(alone, cache, tmp_pat
 def partitioned(**change):
     """The images of an experiment, partitioned."""
     experiment = Experiment(**{**SMALL, **change})
-    return experiment, deal(experiment, *load_table(experiment, None, lambda *_: None)[:3])
+    return experiment, deal(experiment, load_table(experiment, None, lambda *_: None))
 
 
 @pytest.mark.parametrize(

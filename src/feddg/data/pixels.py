@@ -57,7 +57,7 @@ from feddg.storage import (
 
 Progress = Callable[[int, int], None]
 
-_LAYOUT = 2
+_LAYOUT = 3
 """Raise when the cache's layout or the way images are decoded changes."""
 _WAVE, _WAVE_OF_TILES = 256, 4
 """Files decoded ahead of the one being written."""

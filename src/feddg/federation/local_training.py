@@ -13,6 +13,7 @@ from feddg.clients.threads import threads
 from feddg.errors import ClientError
 from feddg.messages import Message, Update, Weights, first_not_finite
 from feddg.methods.base import Method, local_names
+from feddg.models.dropout import draw_dropout_from
 from feddg.models.trained import frozen_digest
 from feddg.privacy.building import NO_DEFENCES, Defences
 from feddg.rng import add_noise
@@ -164,6 +165,7 @@ def train(client: Client, method: Method, defences: Defences = NO_DEFENCES) -> U
     with _turn(client), counted_forwards(client), client.held_still():
         local = _start(client, method)
         client.set_training()
+        draw_dropout_from(client.network, client.stream("dropout"))
         method.begin(client)
         client.optimizer = method.optimizer(client)
         images = 0

@@ -58,7 +58,7 @@ from feddg.runs.context import (
     in_process,
     predictor,
 )
-from feddg.runs.diagnostics import about_result
+from feddg.runs.diagnostics import about_result, about_training
 from feddg.runs.figures import draw_unseen, write_alphas
 from feddg.runs.folder import (
     EXPERIMENT,
@@ -236,7 +236,11 @@ def summarize(
         bytes=_bytes(record.ledger.messages),
         error=error,
         peak_memory_bytes=peak_memory(),
-        diagnostics=[*about_result(record), *dict.fromkeys(diagnostics)],
+        diagnostics=[
+            *about_result(record),
+            # A resumed run's own list begins where it went on.
+            *dict.fromkeys([*diagnostics, *about_training(record.evaluations)]),
+        ],
         **{rule.key: _chosen(record, rule) for rule in SELECTION_RULES.values()},
     )
 
