@@ -15,7 +15,7 @@ from feddg.errors import RunError
 from feddg.evaluation.metrics import Predictions, measure
 from feddg.records import ID_TEST, ID_VAL, LAST, TEST, VAL, EvaluationRow
 from feddg.runs.reading import Evaluations, RunRecord, find_rule, read_run
-from feddg.settings import TORCHVISIONS
+from feddg.settings import IMAGENET
 from feddg.text import counted
 
 # Intervals for shares of counted things: what one run's accuracy leaves open.
@@ -461,7 +461,7 @@ def causes_of_failure(run: RunRecord) -> list[Cause]:
     model = run.experiment.get("model") or {}
     backbone, rounds = str(model.get("backbone") or ""), run.rounds_done
     own = backbone if backbone.startswith("resnet") else "resnet18"
-    pretrained = ("--backbone", own, "--weights", TORCHVISIONS)
+    pretrained = ("--backbone", own, "--weights", IMAGENET)
     lacks_weights = not model.get("weights")
     losses = [math.fsum(row.terms.values()) for row in run.metrics.rounds if row.terms]
     found = []
