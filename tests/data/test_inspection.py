@@ -15,6 +15,7 @@ from feddg.errors import DataError, FeddgError
 from feddg.experiment import Experiment
 from feddg.runs.prepare import load_images
 from image_folders import make_folder, noise
+from odd_folders import CASES, try_out
 
 
 def test_summary_by_hand_and_ready_for_json() -> None:
@@ -290,3 +291,15 @@ def test_a_client_with_most_of_the_images_is_warned_about(sizes, said):
     if found:
         share = max(sizes) / sum(sizes)
         assert found[0].text.startswith(f"Client {said} of {len(sizes)} holds {share:.0%}")
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.group}: {case.what}")
+def test_an_odd_folder_leads_to_what_it_should(case, tmp_path):
+    outcome, lines = try_out(case, tmp_path)
+    assert outcome == case.outcome, lines
+    said = "\n".join(lines)
+    assert case.said in said
+    for line in lines:
+        assert line.count("\n") == 0
+        assert "Traceback" not in line
+        assert "Error(" not in line

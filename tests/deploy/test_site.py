@@ -165,19 +165,3 @@ def _without_data(sites):
 def test_names_that_do_not_work_are_refused(sites, address, words, tmp_path):
     with pytest.raises(ExperimentError, match=words):
         write_app(tmp_path / "app", Experiment(data="digits"), sites, address=address)
-
-
-def test_deploy_init_from_the_command_line(tmp_path):
-    from typer.testing import CliRunner
-
-    from feddg.cli import app
-
-    (tmp_path / "e.yaml").write_text("{data: digits, method: pardon, hold_out: sketch}")
-    arguments = ["--experiment", str(tmp_path / "e.yaml"), "--site", "ink", "--site", "photo"]
-    done = CliRunner().invoke(app, ["deploy", "init", str(tmp_path / "app"), *arguments])
-    assert done.exit_code == 0, done.output
-    project = tomllib.loads((tmp_path / "app/pyproject.toml").read_text())
-    experiment = read_experiment(project["tool"]["flwr"]["app"]["config"])
-    assert experiment.method.name == "pardon"
-    assert (experiment.clients.number, experiment.clients.partition) == (2, "domain")
-    assert experiment.data.id_val == experiment.data.id_test == 0

@@ -76,7 +76,7 @@ def test_a_method_does_the_same_on_another_device_and_no_step_waits_for_it(
     with traffic() as short:
         found = small(case, 1, device).run()
     with traffic() as long:
-        small(case, 3, device).run()
+        small(case, 2, device).run()
     assert {n: t.device.type for n, t in found.items()} == dict.fromkeys(expected, device)
     assert all(torch.equal(t.cpu(), expected[n]) for n, t in found.items())
     assert long.waits - short.waits == {}
@@ -130,7 +130,10 @@ def test_a_run_can_be_looked_into_there(
 ) -> None:
     monkeypatch.setattr(analyses, "LANDSCAPE_IMAGES", 24)
     monkeypatch.setattr(analyses, "GRID", 3)
-    changes: dict[str, Any] = {"device": device, "train": SETTINGS["train"] | {"local_steps": 2}}
+    monkeypatch.setattr(analyses, "PER_DOMAIN", 12)
+    train = SETTINGS["train"] | {"local_steps": 2}
+    data = SETTINGS["data"] | {"image_size": 16}
+    changes: dict[str, Any] = {"device": device, "train": train, "data": data}
     folder = trained_run(tmp_path / "run", tmp_path / "cache", "fedig", **changes)
     analysed = json.loads(analyse(folder, cache=tmp_path / "cache").read_text())
     assert analysed.keys() == {"features", "landscape", "grey_levels"}

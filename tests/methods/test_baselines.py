@@ -111,7 +111,7 @@ def test_an_unknown_setting_is_refused_with_the_nearest():
 
 TRAIN = TrainSettings(rounds=3, batch_size=4, optimizer="sgd", lr=0.05)
 SMALL = {
-    "data": {"source": "digits", "id_val": 0.1, "id_test": 0.1},
+    "data": {"source": "digits", "image_size": 16, "id_val": 0.1, "id_test": 0.1},
     "hold_out": {"val": "chalk", "test": "sketch"},
     "clients": {"number": 3},
     "train": {"rounds": 2, "batch_size": 64},
@@ -171,11 +171,6 @@ def test_no_weights_leave_a_client_and_the_starting_network_is_sent_while_it_is_
     down = {row["round"]: row["bytes"] for row in messages if row["direction"] == "down"}
     assert down[1] > 10_000
     assert down[2] == down[3] < 100
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
 
 
 @pytest.fixture(scope="module")
