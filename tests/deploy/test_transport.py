@@ -55,7 +55,14 @@ def saved(path):
 
 
 @pytest.mark.parametrize(
-    ("method", "change"), [("fedavg", {}), ("pardon", {"train": QUICK}), ("fedbn", LONG)]
+    ("method", "change"),
+    [
+        ("fedavg", {}),
+        ("pardon", {"train": QUICK}),
+        ("fedbn", LONG),
+        ("fedavg", {"train": {**QUICK, "trainable": "head"}}),
+        ("pardon", {"train": {**QUICK, "trainable": "norm+head"}}),
+    ],
 )
 def test_flower_gives_the_bits_of_the_in_process_transport(method, change, tmp_path):
     chosen = experiment(method=method, **change)

@@ -5,7 +5,7 @@ import torch
 
 from feddg.errors import ExperimentError
 from feddg.federation import local_training
-from feddg.methods.base import Method, methods
+from feddg.methods.base import methods
 from feddg.models.normalization import statistics_names
 from feddg.settings import ServerSettings, TrainSettings
 from federations import federation, same

@@ -23,7 +23,7 @@ from feddg.prediction.export import MODEL_CARD, as_input, ensure_card, example, 
 from feddg.runs.diagnostics import wilson
 from feddg.runs.model import load_model, load_trained
 from feddg.runs.reading import read_run
-from trained_runs import SETTINGS
+from trained_runs import SETTINGS, trained_run
 
 SHORT = {"train": {"rounds": 1, "local_steps": 15, "batch_size": 32, "augmentation": "none"}}
 
@@ -102,7 +102,25 @@ def test_weights_are_the_runs_to_the_bit(run_of, tmp_path):
     with safe_open(path, framework="pt") as file:
         assert set(file.keys()) == set(own)
         assert all(torch.equal(file.get_tensor(name), own[name]) for name in own)
-        assert json.loads(file.metadata()["feddg"])["image_size"] == 32
+        about = json.loads(file.metadata()["feddg"])
+    assert about["image_size"] == 32
+    assert about["input"].endswith("minus (0.485, 0.456, 0.406), divided by (0.229, 0.224, 0.225)")
+
+
+def test_a_model_keeps_the_normalisation_it_was_trained_with(tmp_path, cache):
+    run = trained_run(tmp_path, cache, model={"backbone": "test_resnet", "weights": None}, **SHORT)
+    written = json.loads((run / "environment.json").read_text())
+    assert written["normalization"] == {"mean": [0.5] * 3, "std": [0.5] * 3}
+    images = torch.rand(2, 3, 32, 32)
+    halves = load_model(run)
+    torch.testing.assert_close(halves.normalize(images), 2 * images - 1)
+    # Another version of timm may expect other colours of its default weights.
+    written["normalization"] = {"mean": [0.0] * 3, "std": [1.0] * 3}
+    (run / "environment.json").write_text(json.dumps(written))
+    assert torch.equal(load_model(run).normalize(images), images)
+    del written["normalization"]  # as in runs from before it was written
+    (run / "environment.json").write_text(json.dumps(written))
+    assert load_model(run).mean == (0.485, 0.456, 0.406)
 
 
 @pytest.mark.parametrize("adapt", ["tent", "tsmobn", "random", "mixnorm:tau=0.1"])

@@ -14,10 +14,11 @@ from sklearn.datasets import load_digits
 
 import feddg
 from feddg.diagnostics import Diagnostic
-from feddg.records import TEST, EvaluationRow
+from feddg.records import ID_TEST, TEST, EvaluationRow
 from feddg.report import write_report
 from feddg.runs.diagnostics import (
     DOMAIN_AT_CHANCE,
+    FAR_BELOW_SEEN,
     LEARNED_NOTHING,
     MAJORITY,
     ONE_CLASS,
@@ -26,12 +27,14 @@ from feddg.runs.diagnostics import (
     about_accuracy,
     about_domains,
     about_fluctuation,
+    causes_of_failure,
     fluctuation,
     mean_of_shares,
     split_accuracy,
     wilson,
 )
 from feddg.runs.reading import Evaluations, read_run
+from run_folders import FolderMaker
 from trained_runs import trained_run
 
 START = [[0, 0, 60], [0, 0, 20], [0, 0, 20]]
@@ -177,6 +180,52 @@ def test_fluctuation_is_held_against_the_margin():
     assert f"by {100 * moved:.1f} points on average, more than the 5.0 points" in found.text
     assert not list(about_fluctuation(moved, 0.2))
     assert not list(about_fluctuation(fluctuation(curve([0.5, 0.6])), 0.0))
+
+
+@pytest.mark.parametrize(("seen", "is_named"), [(0.95, True), (0.94, False)])
+def test_35_points_between_seen_and_unseen_domains_are_named(seen, is_named):
+    unseen = row(1, [[60, 40], [40, 60]])
+    inside = unseen.model_copy(update={"split": ID_TEST, "domain": "sketch", "accuracy": seen})
+    found = [
+        one
+        for one in about_accuracy(Evaluations([unseen, inside]), 1)
+        if one.code == FAR_BELOW_SEEN
+    ]
+    assert bool(found) == is_named
+    if found:
+        words = "60.0% of the images, on domains of the training for 95.0%: 35.0 points"
+        assert words in str(found[0])
+
+
+def causes(folder, weights="imagenet", images=1000, losses=(3, 2.9, 2.0, 1.9, 1.0, 0.9)):
+    """Why a run of three classes with this loss by round learned nothing."""
+    maker = FolderMaker(folder, rounds=len(losses), planned=len(losses))
+    run = read_run(maker.write())
+    rounds = [r.model_copy(update={"terms": {"l": v}}) for r, v in zip(run.metrics.rounds, losses)]
+    run.metrics.rounds = rounds
+    run.experiment["model"]["weights"] = weights
+    only = run.clients.clients[0].model_copy(update={"classes": [images] * 3})
+    vars(run)["clients"] = run.clients.model_copy(update={"clients": [only]})
+    return [(cause.text.partition(" (")[0], cause.flags) for cause in causes_of_failure(run)]
+
+
+def test_causes_of_a_failure_are_in_the_order_that_a_run_shows(tmp_path):
+    level = (3, 1.0, 1.0, 1.0, 1.0, 1.0)
+    pretrained = ("--backbone", "resnet18", "--weights", "imagenet")
+    small = ("too small a learning rate", ("--lr", "0.001"))
+    assert causes(tmp_path / "a") == [("too few rounds", ("--rounds", "24")), small]
+    assert causes(tmp_path / "b", weights=None, images=12)[:3] == [
+        ("too few rounds", ("--rounds", "24")),
+        ("too few images", pretrained),
+        ("no pretrained weights", pretrained),
+    ]
+    assert causes(tmp_path / "c", None, losses=level) == [
+        ("no pretrained weights", pretrained),
+        small,
+    ]
+    assert causes(tmp_path / "d", images=12, losses=level) == [("too few images", ()), small]
+    rising = causes(tmp_path / "e", losses=(1.0, 1.0, 1.0, 2.0, 2.0, 2.0))
+    assert rising == [("too large a learning rate", ("--lr", "1e-05"))]
 
 
 def test_before_any_training_nothing_is_claimed():

@@ -28,6 +28,7 @@ from feddg.report.tables import (
     accuracy_table,
     conclusion,
     margin_table,
+    model_sentence,
 )
 from feddg.report.text import SPLIT_WORDS, interval_words, warning_words
 from feddg.runs.diagnostics import about_result, accuracy_interval, measured
@@ -161,7 +162,8 @@ def print_comparison(done: Comparison, *, explained: bool = False) -> None:
         margins = margin_table(results, results.default_rule)
         if margins is not None:
             console.print(as_rich(margins))
-        print_line(console, conclusion(results).text)
+        print_line(console, str(conclusion(results)))
+        print_line(console, model_sentence(results))
         found = about_best(results) if explained else None
         if found is not None:
             print_line(console, f"{found[0]}: {found[1]}")

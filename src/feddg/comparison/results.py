@@ -5,6 +5,7 @@ import io
 import itertools
 import json
 import math
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -50,12 +51,14 @@ from feddg.runs.diagnostics import (
     STILL_RISING,
     about_accuracy,
     about_fluctuation,
+    causes_of_failure,
     fluctuation,
     split_accuracy,
 )
 from feddg.runs.provenance import IMAGES, ImagesNow, named_files
 from feddg.runs.reading import (
     AGGREGATES,
+    EXPERIMENT_FILE,
     FINAL,
     SELECTION_RULES,
     Evaluations,
@@ -66,7 +69,7 @@ from feddg.runs.reading import (
     is_run,
     read_run,
 )
-from feddg.settings import TORCHVISIONS, OneLine
+from feddg.settings import IMAGENET, OneLine
 from feddg.storage import Stamp, alone, is_file, private_folder, read_text, replace_text, stamp, why
 
 if TYPE_CHECKING:
@@ -307,7 +310,7 @@ def hashes_now(experiment: Experiment, now: ImagesNow) -> dict[str, str]:
     with suppress(DataError):  # whoever runs something will say so
         found[_IMAGES] = now.fingerprint(experiment)
     weights = experiment.model.weights
-    if weights == TORCHVISIONS:
+    if weights == IMAGENET:
         found[_WEIGHTS] = weights
     elif weights is not None and (seen := stamp(Path(weights))) is not None:
         found[_WEIGHTS] = _digest(weights, seen)
@@ -884,6 +887,11 @@ class Results:
         found = {method: {k for k, v in own.items() if v} for method, own in values.items()}
         return {method: places for method, places in found.items() if places}
 
+    @cached_property
+    def no_method_fit(self) -> Diagnostic | None:
+        """That no method beats a constant answer, why, and what to try; None where one does."""
+        return about_fitness(self)
+
     def of(self, method: str) -> list[ResultRow]:
         """Returns the rows of a method."""
         return [row for row in self.rows if row.method == method]
@@ -990,6 +998,49 @@ def _varying(settings: Sequence[Mapping[str, str]], groups: Sequence[str]) -> di
 
 
 # What must be read beside a method's accuracy in a comparison, gathered from its runs.
+
+
+def about_fitness(results: Results) -> Diagnostic | None:
+    """Returns that no method is fit to use, with why and the one command to try.
+
+    None where a method beats a constant answer in at least half of its runs.
+    """
+    rule = results.default_rule
+    for method in results.methods:
+        codes = [dict(_found_in(row, rule)) for row in results.of(method)]
+        if codes and 2 * sum(MAJORITY in found for found in codes) <= len(codes):
+            return None
+    accuracies = [value for own in results.accuracies(rule).values() for value in own.values()]
+    if not accuracies:
+        return None
+    names = (TEST, "domain_mean")
+    constants = [results.mean(m, "largest_class_share", rule.name, *names) for m in results.methods]
+    share = max((value for value in constants if value is not None), default=None)
+    right = f" ({100 * share:.1f} % right)" if share is not None else ""
+    text = (
+        f"No method here is fit to use: none of them beats always answering the most frequent "
+        f"class{right} by more than chance explains."
+    )
+    return Diagnostic("no-method-fit", "warning", text, _remedy(results.runs()))
+
+
+def _remedy(runs: Sequence[RunRecord]) -> str:
+    """The likeliest causes of a failure that most runs show, and a command against the first."""
+    if not runs:
+        return "Train longer, on more images, or from pretrained weights (--weights imagenet)."
+    causes = [causes_of_failure(run) for run in runs]
+    likeliest = Counter(own[0].text.partition(" (")[0] for own in causes).most_common(1)[0][0]
+    run, found = next((r, c) for r, c in zip(runs, causes) if c[0].text.startswith(likeliest))
+    first, *others = (cause.text for cause in found)
+    also = f" Next in line: {', then '.join(others)}." if others else ""
+    flags = next(cause.flags for cause in found if cause.flags)
+    plan, out = run.folder.parent / "plan.yaml", f"{run.folder.parent}-again"
+    again = (
+        ["compare", str(plan), "--out", out]
+        if is_file(plan)
+        else ["run", str(run.folder / EXPERIMENT_FILE)]
+    )
+    return f"Most likely: {first}.{also} Try `{shlex.join(['feddg', *again, *flags])}`."
 
 
 def about_method(results: Results, method: str) -> list[Diagnostic]:

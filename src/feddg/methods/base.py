@@ -502,7 +502,8 @@ def weighted_mean(items: Iterable[tuple[Weights, float]]) -> Weights:
             continue
         names = [n for n, t in tensors.items() if t.is_floating_point() and t is not first[n]]
         entries = [tensors[name].detach().to(mean[name]) for name in names]
-        torch._foreach_lerp_([mean[name] for name in names], entries, weight / total)
+        if names:
+            torch._foreach_lerp_([mean[name] for name in names], entries, weight / total)
     if not mean:
         raise ValueError("the mean of no updates is not defined")
     return mean

@@ -90,7 +90,7 @@ def leaks_section(run: RunRecord) -> Section | None:
         blocks.append(Prose("No attack has been tried on this run. To try one:"))
         blocks.append(Code(f"feddg privacy attack {run.folder} --kind {kind}"))
     blocks.append(Fold("Every message, tensor by tensor", [_ledger_table(run.ledger)]))
-    return Section("What left the sites, and what it gives away", blocks)
+    return Section("What left the sites, and what it gives away", blocks, folded=True)
 
 
 # What was sent, by what it holds.

@@ -19,7 +19,7 @@ from feddg.report.tables import about_results, accuracy_table, conclusion, margi
 from feddg.report.text import spelled
 from feddg.runs.diagnostics import about_run
 from feddg.runs.execute import Run
-from feddg.runs.reading import FINAL, RunRecord
+from feddg.runs.reading import RunRecord
 from feddg.text import percent_sign, readable, shortened
 
 MOST_SHOWN = 12
@@ -62,10 +62,11 @@ def _record(run: RunRecord) -> str:
 def _comparison(comparison: Comparison) -> str:
     results = comparison.results
     failed = [f"{one.cell.folder.name}: {one.error or one.status}" for one in comparison.failures]
-    tables = [accuracy_table(results, FINAL), margin_table(results)] if results.rows else []
+    rule = results.default_rule
+    tables = [accuracy_table(results, rule), margin_table(results, rule)] if results.rows else []
     return _page(
         title=results.title,
-        lead=conclusion(results).text,
+        lead=str(conclusion(results)),
         notices=[*failed, *map(str, about_results(results))],
         tables=[table for table in tables if table is not None],
         curves=learning_curves(results) if results.rows else None,

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -50,6 +50,7 @@ from feddg.report.text import (
     AGGREGATE_WORDS,
     interval_words,
     metric_title,
+    one_model,
     spelled,
     split_heading,
     warning_words,
@@ -61,6 +62,7 @@ from feddg.runs.diagnostics import (
     about_result,
     about_run,
     accuracy_interval,
+    causes_of_failure,
     mean_measured,
     split_accuracy,
 )
@@ -68,10 +70,8 @@ from feddg.runs.execute import summarize
 from feddg.runs.reading import (
     EXPERIMENT_FILE,
     FINAL,
-    Evaluations,
     RunRecord,
     SelectionRule,
-    final_round,
     find_rule,
     flatten,
     read_adapted,
@@ -115,11 +115,12 @@ def run_page(run: RunRecord) -> Page:
     ]
     # Of few images the metrics' own section speaks.
     notices = [Prose(str(o), notice=True) for o in about_run(run) if o.code != FEW_IMAGES]
+    model = model_sentence(run)
     return Page(
         title=f"{spelled(run.method)}{on_data([run])}{tested_on(run)}",
         lead=result_sentence(run),
         tags=[run.name, _status_text(run), *data_tags([run])],
-        opening=[*notices, _key_facts(run)],
+        opening=[*([Prose(model)] if model else []), *notices, _key_facts(run)],
         sections=[section for section in sections if section is not None],
     )
 
@@ -170,24 +171,34 @@ def _day(run: RunRecord) -> datetime | None:
         return None
 
 
-def _default_accuracy(run: RunRecord) -> SplitAccuracy | None:
-    """The accuracy of the model that the run serves on the held-out test domains."""
-    rule = run.default_rule
-    return split_accuracy(run.evaluations.of(rule.weights), rule.choose(run.evaluations))
+def model_sentence(run: RunRecord) -> str:
+    """Which model the numbers of a page are of, and why that one; empty before any evaluation."""
+    if run.served_round is None:
+        return ""
+    server, rule = run.experiment.get("server") or {}, run.default_rule
+    asked = [f"server.{name}: {server.get(name) or 'none'}" for name in ("wise_ft", "averaging")]
+    setting = next((one for one in asked if not one.endswith(": none")), "")
+    if not setting:
+        why = "the experiment asks for no averaging"
+    elif rule is FINAL:
+        why = f"what the experiment asks for ({setting}) is not measured yet"
+    else:
+        why = f"the experiment asks for it ({setting})"
+    return one_model(f"one model, “{rule.name.lower()}” (round {run.served_round})", why)
 
 
 def result_sentence(run: RunRecord) -> str:
     """The result in plain words, with the reference values of its accuracy."""
-    rule = run.default_rule
-    accuracy = rule.measure(run.evaluations, rule.choose(run.evaluations), TEST)
+    accuracy = run.served_evaluations.accuracy(run.served_round, TEST)
     if accuracy is None:
         return "The held-out test domain has not been evaluated yet."
-    round_ = final_round(run.evaluations)
-    when = "before any training" if round_ == 0 else f"after {counted(round_ or 0, 'round')}"
-    at = _default_accuracy(run)
+    rounds = run.served_round or 0
+    when = f"after {counted(rounds, 'round')}" if rounds else "before any training"
+    at = split_accuracy(run.served_evaluations, run.served_round)
     interval = f" (95 % interval {interval_words(at.accuracy)})" if at else ""
     warnings = warning_words(about_result(run))
     start = f"{warnings}: {when}" if warnings else when
+    rule = run.default_rule
     model = "the shared model" + ("" if rule is FINAL else f" ({rule.name.lower()})")
     sentence = (
         f"{_capital(start)}, {model} recognised {percent_sign(accuracy)}{interval} of the images "
@@ -222,19 +233,13 @@ def _status_text(run: RunRecord) -> str:
 
 
 def _key_facts(run: RunRecord) -> Facts:
-    rule = run.default_rule
-    chosen = rule.choose(run.evaluations)
-    in_domain = {s: rule.measure(run.evaluations, chosen, s) for s in (ID_TEST, ID_VAL)}
+    in_domain = {s: run.served_evaluations.accuracy(run.served_round, s) for s in (ID_TEST, ID_VAL)}
     split = ID_VAL if in_domain[ID_TEST] is None else ID_TEST
     cost = cost_of(run)
     return Facts(
         [
             *_accuracy_facts(run),
-            Fact(
-                split_heading(split),
-                percent_sign(in_domain[split]),
-                f"correct, {rule.name.lower()}",
-            ),
+            Fact(split_heading(split), percent_sign(in_domain[split]), "correct"),
             *_federation_facts(run),
             Fact(
                 "Time", duration(cost.total_seconds), f"{number(cost.images_per_second)} images/s"
@@ -245,9 +250,9 @@ def _key_facts(run: RunRecord) -> Facts:
 
 
 def _accuracy_facts(run: RunRecord) -> Iterator[Fact]:
-    rule, at = run.default_rule, _default_accuracy(run)
-    accuracy = rule.measure(run.evaluations, rule.choose(run.evaluations), TEST)
-    note = f"95 % interval {interval_words(at.accuracy)}" if at else f"correct, {rule.name.lower()}"
+    at = split_accuracy(run.served_evaluations, run.served_round)
+    accuracy = run.served_evaluations.accuracy(run.served_round, TEST)
+    note = f"95 % interval {interval_words(at.accuracy)}" if at else "correct"
     yield Fact("Held-out test", percent_sign(accuracy), note, accent=True)
     if at is None:
         return
@@ -299,35 +304,35 @@ class _Part(NamedTuple):
 
     split: str
     label: str
-    last: Sequence[EvaluationRow]
-    """Of the final round."""
+    rows: Sequence[EvaluationRow]
+    """Of the page's model."""
     domain: str | None
     aggregate: str = "domain_mean"
 
     @property
     def images(self) -> int:
-        return sum(row.examples for row in self.last)
+        return sum(row.examples for row in self.rows)
 
 
 def _parts(
-    evaluations: Evaluations, aggregates: Sequence[str], every_domain: bool = False
+    run: RunRecord, aggregates: Sequence[str], every_domain: bool = False
 ) -> Iterator[_Part]:
     """The rows of each split: its domains together, where there are several, and each by itself.
 
     Of very many domains only the ones with the lowest and the highest accuracy stand by themselves.
     """
     for split in SPLITS:
-        last = {row.domain: row for row in evaluations.at(evaluations.rounds[-1], split)}
-        names = {domain: readable(domain) for domain in evaluations.domains(split)}
+        rows = {row.domain: row for row in run.served_rows(split)}
+        names = {domain: readable(domain) for domain in run.evaluations.domains(split)}
         for aggregate in aggregates if len(names) > 1 else ():
             label = f"{AGGREGATE_WORDS[aggregate]} ({len(names)})"
-            yield _Part(split, label, list(last.values()), None, aggregate)
+            yield _Part(split, label, list(rows.values()), None, aggregate)
         if len(names) > MOST_DOMAINS and not every_domain:
-            order = sorted(last, key=lambda domain: last[domain].accuracy)
+            order = sorted(rows, key=lambda domain: rows[domain].accuracy)
             lowest, highest = order[0], order[-1]
             names = {lowest: f"lowest: {names[lowest]}", highest: f"highest: {names[highest]}"}
         for domain, name in names.items():
-            yield _Part(split, name, [last[domain]] if domain in last else [], domain)
+            yield _Part(split, name, [rows[domain]] if domain in rows else [], domain)
 
 
 PART_COLUMNS: Sequence[MadeColumn[_Part]] = (
@@ -347,48 +352,50 @@ def final_table(run: RunRecord, every_domain: bool = False) -> Table:
     """
 
     def interval(part: _Part) -> str:
-        return interval_words(accuracy_interval(part.last)) or MISSING
+        return interval_words(accuracy_interval(part.rows)) or MISSING
 
     def measured(name: str) -> Callable[[_Part], str]:
-        return lambda part: percent(mean_measured(part.last, name))
+        return lambda part: percent(mean_measured(part.rows, name))
 
-    evaluations = run.evaluations
+    others = [rule for rule in rules_for([run.evaluations]) if rule != run.default_rule]
     columns = [
         *PART_COLUMNS,
-        *(_rule_column(evaluations, rule) for rule in rules_for([evaluations])),
-        column("95 % interval", interval, "final round"),
-        column("Balanced", measured("balanced_accuracy"), "final round"),
+        _rule_column(run, run.default_rule),
+        column("95 % interval", interval),
+        column("Balanced", measured("balanced_accuracy")),
         column("Largest class", measured("largest_class_share"), "of the images"),
+        *(_rule_column(run, rule) for rule in others),
     ]
     caption = (
-        "Accuracy in percent. Each column named after a rule shows one and the same model, chosen "
-        "by that rule; the underlined number made the choice. The test split never chooses. The "
-        "interval is that of the final round's accuracy (Wilson), the balanced accuracy is the "
-        "mean over classes, and the share of the largest class is what always answering it reaches."
+        "Accuracy in percent, first of the page's model with its interval (Wilson), balanced "
+        "accuracy (mean over classes) and the share of the largest class, which always answering "
+        "it reaches. Each further column shows one other model, chosen by the rule it is named "
+        "after; the underlined number made the choice. The test split never chooses."
     )
-    parts = _parts(evaluations, ["domain_mean"], every_domain)
-    return table_of(parts, columns, caption, grouped=True)
+    return table_of(_parts(run, ["domain_mean"], every_domain), columns, caption, grouped=True)
 
 
-def _rule_column(evaluations: Evaluations, rule: SelectionRule) -> MadeColumn[_Part]:
-    chosen = rule.choose(evaluations)
+def _rule_column(run: RunRecord, rule: SelectionRule) -> MadeColumn[_Part]:
+    evaluations, chosen = run.evaluations, rule.choose(run.evaluations)
+    own, is_served = evaluations.of(rule.weights), rule == run.default_rule
     note = "no validation domain" if rule.split == VAL else "not evaluated"
+    if chosen is not None:
+        note = f"this page's model, round {chosen}" if is_served else f"round {chosen}"
 
     def accuracy(part: _Part) -> Cell:
         if part.domain is None:
             value = rule.measure(evaluations, chosen, part.split)
         else:
-            found = evaluations.of(rule.weights)
-            row = found.get(chosen, part.split, part.domain) if chosen is not None else None
+            row = own.get(chosen, part.split, part.domain) if chosen is not None else None
             value = row.accuracy if row else None
         is_whole = part.domain is None or len(evaluations.domains(part.split)) == 1
         return Cell(
             percent(value),
-            strong=is_whole and part.split == TEST,
+            strong=is_whole and is_served and part.split == TEST,
             chose=is_whole and part.split == rule.split,
         )
 
-    return column(rule.name, accuracy, note if chosen is None else f"round {chosen}")
+    return column(rule.name, accuracy, note)
 
 
 # Every metric by domain, with the images behind it; and over domains, counted in three ways.
@@ -402,17 +409,16 @@ METRICS_CAPTION = (
 
 
 def metrics_section(run: RunRecord) -> Section | None:
-    """Every metric of the final round's model; None where only accuracies were written."""
-    evaluations, names, classes = run.evaluations, more_metrics([run]), _class_names(run)
+    """Every metric of the page's model; None where only accuracies were written."""
+    evaluations, names, classes = run.served_evaluations, more_metrics([run]), _class_names(run)
     if len(names) < 2:
         return None
-    last = evaluations.rounds[-1]
 
     def metric(name: str) -> MadeColumn[_Part]:
         def cell(part: _Part) -> Cell:
             if part.domain is not None:
-                return Cell(percent(part.last[0].metric(name) if part.last else None))
-            value = evaluations.value(last, part.split, name, part.aggregate)
+                return Cell(percent(part.rows[0].metric(name) if part.rows else None))
+            value = evaluations.value(run.served_round, part.split, name, part.aggregate)
             return Cell(percent(value), strong=part.split == TEST)
 
         return column(metric_title(name), cell)
@@ -427,13 +433,11 @@ def metrics_section(run: RunRecord) -> Section | None:
         *map(metric, names),
         text_column("Smallest class", smallest, "images"),
     ]
-    tested = [row.domain for row in evaluations.at(last, TEST)]
+    tested = [row.domain for row in run.served_rows(TEST)]
     support = [(TEST, name, evaluations.support(TEST, name) or []) for name in tested]
     notices = [Prose(str(one), notice=True) for one in about_support(support, classes)]
-    table = table_of(
-        _parts(evaluations, list(AGGREGATE_WORDS)), columns, METRICS_CAPTION, grouped=True
-    )
-    return Section("Metrics", [*notices, table])
+    table = table_of(_parts(run, list(AGGREGATE_WORDS)), columns, METRICS_CAPTION, grouped=True)
+    return Section("Metrics", [*notices, table], folded=True)
 
 
 def _smallest(support: Sequence[int] | None, classes: Sequence[str]) -> str:
@@ -456,8 +460,7 @@ def _smallest(support: Sequence[int] | None, classes: Sequence[str]) -> str:
 
 
 def _mistakes_section(run: RunRecord) -> Section | None:
-    last, classes = final_round(run.evaluations), _class_names(run)
-    rows = run.evaluations.at(last, TEST) if last is not None else []
+    classes, rows = _class_names(run), run.served_rows(TEST)
     counts = {readable(row.domain): np.array(row.confusion, float) for row in rows if row.confusion}
     if not counts or not classes:
         return None
@@ -534,6 +537,7 @@ def _adaptation_section(run: RunRecord) -> Section | None:
         "Test-time adaptation",
         _adaptation_table(scores) if scores else None,
         charts.alpha_boxes(alphas) if alphas is not None and len(alphas.values) else None,
+        folded=True,
     )
 
 
@@ -565,9 +569,9 @@ def _adaptation_table(scores: Sequence[AdaptationRow]) -> Table:
         ),
         *map(accuracy, places),
     ]
-    model = "" if newest.which == FINAL.model else f"“{find_rule(newest.which).name}” "
     caption = (
-        f"Accuracy (%) of the {model}model after round {newest.round} under test-time adaptations "
+        f"Accuracy (%) of the model “{find_rule(newest.which).name.lower()}”, round "
+        f"{newest.round}, under test-time adaptations "
         "(feddg evaluate). “Global” is no adaptation; “own statistics” serves each client's domain "
         "by the statistics the client keeps, the mean where several clients share a domain."
     )
@@ -582,9 +586,9 @@ def _analyses_sections(run: RunRecord) -> list[Section]:
     if found is None:
         return []
     return [
-        Section("Features", _feature_maps(found["features"])),
-        Section("Loss landscape", _landscapes(found["landscape"])),
-        Section("Grey levels of clients", _grey_levels(found["grey_levels"])),
+        Section("Features", _feature_maps(found["features"]), folded=True),
+        Section("Loss landscape", _landscapes(found["landscape"]), folded=True),
+        Section("Grey levels of clients", _grey_levels(found["grey_levels"]), folded=True),
     ]
 
 
@@ -663,7 +667,7 @@ def _clients_section(run: RunRecord) -> Section | None:
         ]
         table = table_of(bad[:MOST_LISTED], columns, _cut_note(len(bad)))
         blocks.append(Fold(f"{counted(len(bad), 'image')} could not be used", [table]))
-    return Section("Who holds what", blocks)
+    return Section("Who holds what", blocks, folded=True)
 
 
 def _cut_note(total: int) -> str:
@@ -683,7 +687,7 @@ def _loss_section(run: RunRecord) -> Section | None:
         title = f"{counted(len(refused), 'update')} refused by the server"
         note = _cut_note(len(refused))
         table = Fold(title, [table_of(refused[:MOST_LISTED], columns, note)])
-    return section_of("Loss", charts.loss_curves(run.metrics.rounds), table)
+    return section_of("Loss", charts.loss_curves(run.metrics.rounds), table, folded=True)
 
 
 # What a run took: time, memory, bytes.
@@ -776,7 +780,7 @@ def _cost_section(run: RunRecord) -> Section | None:
         column("This run", lambda text: rows[text]),
     ]
     shares = Shares(bar, f"Where the time went: {total} in all.")
-    return Section("Cost", [shares, table_of(rows, columns)])
+    return Section("Cost", [shares, table_of(rows, columns)], folded=True)
 
 
 # Groups of clients, environment, experiment.
@@ -793,6 +797,7 @@ def _details_section(run: RunRecord) -> Section | None:
         Fold("Groups of clients before training", [groups]) if groups else None,
         Fold("Environment", [environment]) if run.environment else None,
         Fold("Experiment (experiment.yaml)", [Code(run.experiment_text)]),
+        folded=True,
     )
 
 
@@ -823,6 +828,7 @@ def _groups_table(run: RunRecord, setup: SetupRow) -> Table | None:
 
 Step = tuple[str, str]
 """Why, and the command."""
+TRAIN_LONGER: Final = "Accuracy still rose at the end: train twice as long:"
 
 
 def steps_section(steps: Sequence[Step]) -> Section | None:
@@ -848,9 +854,9 @@ def _steps(run: RunRecord) -> Iterator[Step]:
     codes = {one.code for one in about_result(run)}
     if codes & LEARNED_NOTHING:
         yield from _after_nothing(run, file)
-    if STILL_RISING in codes and run.rounds_planned:
+    if STILL_RISING in codes and not codes & LEARNED_NOTHING and run.rounds_planned:
         rounds = str(2 * run.rounds_planned)
-        yield "Accuracy still rose: train twice as long:", command("run", file, "--rounds", rounds)
+        yield TRAIN_LONGER, command("run", file, "--rounds", rounds)
     if run.status == "completed" and not codes & LEARNED_NOTHING:
         methods = ",".join(dict.fromkeys(["fedavg", run.method]))
         yield (
@@ -871,10 +877,9 @@ def _after_nothing(run: RunRecord, file: str) -> Iterator[Step]:
             "Look at the images first: labels, sizes, ranges of values, duplicates:",
             command("data", "inspect", "--root", str(data["root"])),
         )
-    rate = float((run.experiment.get("train") or {}).get("lr") or 0)
-    for words, factor in (("larger", 10.0), ("smaller", 0.1)) if rate else ():
-        again = command("run", file, "--lr", f"{factor * rate:g}")
-        yield f"Try a learning rate ten times {words} than {rate:g}:", again
+    for cause in causes_of_failure(run):
+        if cause.flags:
+            yield f"If it is {cause.text}:", command("run", file, *cause.flags)
 
 
 def _data_flags(run: RunRecord) -> list[str]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import NormalDist
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy
 
@@ -15,6 +15,8 @@ from feddg.errors import RunError
 from feddg.evaluation.metrics import Predictions, measure
 from feddg.records import ID_TEST, ID_VAL, LAST, TEST, VAL, EvaluationRow
 from feddg.runs.reading import Evaluations, RunRecord, find_rule, read_run
+from feddg.settings import IMAGENET
+from feddg.text import counted
 
 # Intervals for shares of counted things: what one run's accuracy leaves open.
 
@@ -109,6 +111,9 @@ MAJORITY: Final = "no-better-than-majority-class"
 ONE_CLASS: Final = "nearly-always-one-class"
 UNTRAINED: Final = "worse-than-untrained"
 STILL_RISING: Final = "still-rising"
+FAR_BELOW_SEEN: Final = "unseen-far-below-seen"
+LEAST_GAP: Final = 0.35
+"""Accuracy on seen domains minus that on unseen ones, from which on the gap is named."""
 DOMAIN_AT_CHANCE: Final = "domain-at-chance"
 LEARNED_NOTHING: Final = frozenset({MAJORITY, ONE_CLASS, UNTRAINED})
 
@@ -242,7 +247,8 @@ def about_accuracy(
             *_untrained(evaluations, found, split),
         )
     )
-    return gravest_first([*trained, *_rising(evaluations, found, split)])
+    gap = _gap(evaluations.of(weights), found, split)
+    return gravest_first([*trained, *gap, *_rising(evaluations, found, split)])
 
 
 def _majority(found: SplitAccuracy) -> Iterator[Diagnostic]:
@@ -289,6 +295,24 @@ def _untrained(evaluations: Evaluations, found: SplitAccuracy, split: str) -> It
             f"The model is worse than before its training: then it was right for {start:.1%} of "
             f"the held-out images, now for {found.accuracy.share:.1%}.",
             "Its labels mean nothing: try another learning rate.",
+        )
+
+
+def _gap(own: Evaluations, found: SplitAccuracy, split: str) -> Iterator[Diagnostic]:
+    """Far better where clients trained than where nobody did."""
+    if split not in (TEST, VAL):
+        return
+    accuracies = (own.accuracy(found.round, part) for part in (ID_TEST, ID_VAL))
+    seen = next((value for value in accuracies if value is not None), 0.0)
+    gap = seen - found.accuracy.share
+    if round(gap, 6) >= LEAST_GAP:
+        yield Diagnostic(
+            FAR_BELOW_SEEN,
+            "note",
+            f"On unseen domains the model is right for {found.accuracy.share:.1%} of the images, "
+            f"on domains of the training for {seen:.1%}: {100 * gap:.1f} points more. What it "
+            "learned there hardly carries over.",
+            "Images of more, and more different, domains help most; then another method.",
         )
 
 
@@ -409,6 +433,66 @@ def _end_steps(evaluations: Evaluations, split: str) -> list[float]:
     return steps[-max(WINDOW, len(steps) // 3) :]
 
 
+# Why a model may have learned nothing, from what its run shows.
+
+
+FEW_ROUNDS: Final = 50
+"""So many rounds, or fewer, are too few while the training loss still falls."""
+STILL_FALLS: Final = 0.02
+"""It does when its last third is lower, by this part of it, than the third before."""
+FEW_TO_LEARN_FROM: Final = 100
+"""Fewer training images of a class than this, all clients together, are few."""
+
+
+class Cause(NamedTuple):
+    """What may have kept a model from learning.
+
+    Attributes:
+        text: the cause with its evidence, in a few words.
+        flags: of the command line, that try to remove it; none where only other images can.
+    """
+
+    text: str
+    flags: tuple[str, ...]
+
+
+def causes_of_failure(run: RunRecord) -> list[Cause]:
+    """Returns why a run's model may have learned nothing, the likeliest first; never none."""
+    model = run.experiment.get("model") or {}
+    backbone, rounds = str(model.get("backbone") or ""), run.rounds_done
+    own = backbone if backbone.startswith("resnet") else "resnet18"
+    pretrained = ("--backbone", own, "--weights", IMAGENET)
+    lacks_weights = not model.get("weights")
+    losses = [math.fsum(row.terms.values()) for row in run.metrics.rounds if row.terms]
+    found = []
+    if rounds <= FEW_ROUNDS and _still_falls(losses):
+        text = f"too few rounds (the training loss still fell after {counted(rounds, 'round')})"
+        found.append(Cause(text, ("--rounds", str(max(10, 4 * rounds)))))
+    counts = [client.classes for client in run.clients.clients] if run.clients else []
+    images = float(numpy.median(numpy.sum(counts, axis=0))) if counts else math.inf
+    if images < FEW_TO_LEARN_FROM:
+        text = f"too few images ({images:.0f} of a class to train on, all clients together)"
+        found.append(Cause(text, pretrained if lacks_weights else ()))
+    if lacks_weights:
+        found.append(Cause("no pretrained weights", pretrained))
+    rate = float((run.experiment.get("train") or {}).get("lr") or 0.001)
+    ends = len(losses) > 1 and losses[-1] < losses[0]
+    word, factor = ("small", 10.0) if ends else ("large", 0.1)
+    found.append(
+        Cause(f"too {word} a learning rate ({rate:g})", ("--lr", f"{factor * rate:g}")),
+    )
+    return found
+
+
+def _still_falls(losses: Sequence[float]) -> bool:
+    """Whether the last third lies below the one before; of too few rounds, taken to be so."""
+    third = len(losses) // 3
+    if third == 0:
+        return True
+    before, last = (math.fsum(part) for part in (losses[-2 * third : -third], losses[-third:]))
+    return last < before - STILL_FALLS * abs(before)
+
+
 # What is shown wherever a run's result or its model is.
 
 
@@ -424,8 +508,8 @@ def about_run(run: RunRecord) -> list[Diagnostic]:
     """Returns all that is to be known of a run: how it ended, its result, what it said itself."""
     result = about_result(run)
     recorded = run.summary.diagnostics if run.summary else []
-    known = {one.code for one in result}
-    others = [one for one in recorded if one.code not in known]
+    codes = {one.code for one in result}
+    others = [one for one in recorded if one.code not in codes]
     return [*about_end(run), *gravest_first([*result, *others])]
 
 

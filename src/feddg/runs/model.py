@@ -14,7 +14,7 @@ from feddg.experiment import Experiment, load_stored
 from feddg.federation.local_training import load_weights
 from feddg.messages import Weights, on_device
 from feddg.methods.base import Method, State, has_global_model, local_names
-from feddg.models.network import Network
+from feddg.models.network import IMAGENET_MEAN, IMAGENET_STD, Network
 from feddg.models.precision import choose_device
 from feddg.runs.folder import EXPERIMENT, RunFolder, checkpoint_memories, default_rule, kept_weights
 from feddg.runs.prepare import Images, Progress, build, build_worker, load_images
@@ -70,6 +70,10 @@ def load_trained(folder: Path | str, device: str = "cpu", which: str | None = No
     model = experiment.model.model_copy(update={"weights": None})
     bare = experiment.model_copy(update={"model": model})
     method, network = build(bare, len(clients.classes))
+    environment = read_run(path).environment
+    if environment:  # today's version of the backbone may expect other colours
+        earlier = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD}  # of all, before it was written
+        network.normalize_by(**environment.get("normalization", earlier))
     rule = rule or default_rule(path)
     weights, round = kept_weights(path, rule)
     load_weights(network, weights)

@@ -67,7 +67,7 @@ from feddg.privacy.noise import record_noise, style_multiplier
 from feddg.records import BadImageRow, ClientRow, ClientsTable
 from feddg.runs.provenance import named_files
 from feddg.settings import (
-    TORCHVISIONS,
+    IMAGENET,
     DataSettings,
     ExperimentSettings,
     ModelSettings,
@@ -109,7 +109,7 @@ def with_weights_at_hand(experiment: Experiment) -> Experiment:
 
 
 def _can_be_had(model: ModelSettings) -> bool:
-    if model.weights != TORCHVISIONS:
+    if model.weights != IMAGENET:
         return True
     try:
         fetch_imagenet(model.backbone)
@@ -471,6 +471,7 @@ def build(experiment: ExperimentSettings, classes: int) -> tuple[Method, Network
         weights=model.weights,
         embedding=model.embedding,
         seed=experiment.seed,
+        image_size=experiment.data.image_size,
     )
     statistics = model.normalization != "frozen"
     network = trained_by(network, method.network, experiment.train, statistics=statistics)
@@ -610,6 +611,7 @@ def environment(experiment: Experiment, worker: Worker) -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "torchvision": version("torchvision"),
+        "timm": version("timm"),
         "platform": platform.platform(),
         "processor": platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
@@ -620,6 +622,7 @@ def environment(experiment: Experiment, worker: Worker) -> dict[str, Any]:
             "name": experiment.model.weights,
             "sha256": weights_digest(experiment.model.weights),
         },
+        "normalization": {"mean": worker.network.mean, "std": worker.network.std},
     }
 
 

@@ -512,6 +512,21 @@ class RunRecord(Shown):
         """The rule of the model that the run serves, which headlines speak of."""
         return default_rule(self.experiment, self.evaluations)
 
+    @cached_property
+    def served_evaluations(self) -> Evaluations:
+        """The evaluations of the weights that the run serves."""
+        return self.evaluations.of(self.default_rule.weights)
+
+    @cached_property
+    def served_round(self) -> int | None:
+        """The round whose model the run serves; None before any evaluation."""
+        return self.default_rule.choose(self.evaluations)
+
+    def served_rows(self, split: str) -> list[EvaluationRow]:
+        """The evaluations of the model that the run serves on a split, one per domain."""
+        at = self.served_round
+        return self.served_evaluations.at(at, split) if at is not None else []
+
     def frame(self) -> "DataFrame":
         """Returns all that was measured, a row each: round, split, domain, weights, metric, value.
 
