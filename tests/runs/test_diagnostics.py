@@ -329,6 +329,6 @@ def test_a_place_with_exchanged_labels_or_other_greys_is_named(places, tmp_path,
         cache=tmp_path / "cache",
         report=False,
     )
-    found = [one for one in done.record.summary.diagnostics if one.code == DOMAIN_AT_CHANCE]
+    found = [one for one in done.summary.diagnostics if one.code == DOMAIN_AT_CHANCE]
     assert len(found) == (fault != "none")
     assert all("domain 'c'" in one.text and "labels" in one.advice for one in found)

@@ -5,7 +5,6 @@ experiment would train other weights each time. Layers are found by type; a netw
 stays as it is.
 """
 
-import functools
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -48,7 +47,8 @@ class Drawn(nn.Module):
         """Sets random parts of the input to zero and scales the others, in training."""
         rate, axes = _rate(self), _drawn_axes(self, input)
         if not self.training or axes is None or not 0 < rate < 1:
-            return super().forward(input)  # type: ignore[misc, no-any-return]
+            plain: Tensor = super().forward(input)  # type: ignore[misc]
+            return plain
         mask: Tensor = _Mask.apply(input.detach(), self.source.generator, 1 - rate, axes)  # type: ignore[no-untyped-call]
         if getattr(self, "scale_by_keep", True):
             mask = mask / (1 - rate)
@@ -90,14 +90,18 @@ def draw_dropout_from(network: nn.Module, generator: torch.Generator) -> None:
     source = Source(generator)
     for layer in network.modules():
         if (type(layer) in _AXES or type(layer).__name__ in _PATHS) and _rate(layer) > 0:
-            layer.__class__ = _drawn(type(layer))  # type: ignore[arg-type]
+            layer.__class__ = _drawn_class(type(layer))
         if isinstance(layer, Drawn):
             layer.source = source
 
 
-@functools.cache
-def _drawn(kind: type[nn.Module]) -> type[nn.Module]:
-    return type(f"Drawn{kind.__name__}", (Drawn, kind), {"__module__": __name__})
+_drawn: dict[type[nn.Module], type[nn.Module]] = {}
+"""By a layer's own class, the one with ``Drawn`` before it."""
+
+
+def _drawn_class(kind: type[nn.Module]) -> type[nn.Module]:
+    name = f"Drawn{kind.__name__}"
+    return _drawn.setdefault(kind, type(name, (Drawn, kind), {"__module__": __name__}))
 
 
 def _rate(layer: nn.Module) -> float:
