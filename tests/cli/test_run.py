@@ -10,7 +10,7 @@ TINY += ["--image-size", "16", "-q"]
 
 
 def test_the_demo_compares_explains_the_best_and_ends_with_its_page(feddg, runs_here):
-    command = ["demo", "--methods", "fedavg,mixstyle", "--hold-out", "sketch", "--rounds", "1"]
+    command = ["demo", "--methods", "fedavg,mixstyle", "--hold-out", "sketch", "--rounds", "4"]
     code, shown, _ = feddg(*command, "--seeds", "1")
     assert code == 0
     *_, last = (line for line in shown.splitlines() if line.strip())

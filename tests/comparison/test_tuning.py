@@ -94,7 +94,7 @@ def test_the_best_on_in_domain_validation_is_picked_and_run(tmp_path):
         field = "lr" if method == "fedavg" else "mu"
         for cell in done.cells:
             if (cell.method, cell.held_out) == (method, held_out):
-                ran = read_run(cell.folder).experiment
+                ran = read_run(cell.folder).settings
                 found = ran["train"]["lr"] if field == "lr" else ran["method"]["settings"]["mu"]
                 assert f"{found:g}" == best[2]
                 assert ran["train"]["rounds"] == 3

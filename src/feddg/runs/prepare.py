@@ -403,9 +403,9 @@ def _splits(experiment: Experiment, table: ImageTable, loaded: Loaded) -> Splits
         return from_csv(table, data.split_file, [image.path for image in loaded.bad])
     if not held_out and table.split is not None and is_split(experiment, table):
         return from_roles(table.split)
-    if not held_out:
+    if not held_out and not data.leave_out:
         ask = f"--hold-out DOMAIN, one of {first_names(table.domain_names, 12)}"
-        if DATA_SETS.find(data.source).domains and not data.leave_out:
+        if DATA_SETS.find(data.source).domains:
             raise ExperimentError(f"name the domain nobody trains on: {ask}")
         emit(
             Diagnostic(
