@@ -490,7 +490,15 @@ def goes_through(backbone, out, cache):
     export_run(run, out / "model.onnx", "onnx")
 
 
-@pytest.mark.parametrize("backbone", SIX)
+@pytest.mark.parametrize(
+    "backbone",
+    [
+        name
+        if name in ("efficientnet_lite0", "test_vit")
+        else pytest.param(name, marks=pytest.mark.slow)
+        for name in SIX
+    ],
+)
 def test_a_backbone_is_trained_predicts_and_becomes_onnx(backbone, tmp_path):
     pytest.importorskip("onnxscript", reason="needs the extra `export`")
     goes_through(backbone, tmp_path, tmp_path / "cache")
