@@ -218,7 +218,7 @@ def measured(kind: str, out: Path) -> None:
     rows: list[dict[str, Any]] = []
     for row, fields in {"updates": updates, "styles": styles}[kind]():
         done = run(Experiment(**SETTINGS | fields, seed=row["seed"]), out, report=False)
-        evaluations = done.record.evaluations
+        evaluations = done.evaluations
         last = evaluations.rounds[-1]
         for column, split in (("unseen", "test"), ("seen", "id_test")):
             accuracies = [found.accuracy for found in evaluations.at(last, split)]

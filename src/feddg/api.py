@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from feddg.prediction.predict import PredictedFiles
     from feddg.prediction.validation import ValidationFile
     from feddg.records import AttackRow
-    from feddg.runs.execute import Run
     from feddg.runs.observer import Observer
+    from feddg.runs.reading import Run
 
 log = logging.getLogger("feddg")
 Progress = Callable[[str, int, int], None]

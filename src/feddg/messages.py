@@ -201,7 +201,7 @@ class SchemaContext:
         shapes: shapes of the network's entries by name.
         images: how many images the sender has; None where it did not register.
         noise: how styles are noised before they leave a client, if they are.
-        kept: what the server keeps beside the weights, in an update's round.
+        server_extras: what the server keeps beside the weights, in an update's round.
         gradients: of an update: returns by how much the sender moved an entry of the network, for
             each step of its learning rate, at most; None where that is not known.
     """
@@ -213,7 +213,7 @@ class SchemaContext:
     shapes: Mapping[str, torch.Size] | None = None
     images: int | None = None
     noise: Any = None
-    kept: Mapping[str, Tensor] = field(default_factory=dict)
+    server_extras: Mapping[str, Tensor] = field(default_factory=dict)
     gradients: Callable[[str], Tensor] | None = None
 
     def dimension(self, name: str) -> int | None:

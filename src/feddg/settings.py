@@ -209,8 +209,8 @@ class ClientSettings(Settings):
     )
 
 
-TORCHVISIONS: Final = "imagenet"
-"""As ``model.weights``: those of torchvision, downloaded."""
+IMAGENET: Final = "imagenet"
+"""As ``model.weights``: a package's, or timm's or torchvision's, downloaded."""
 
 
 class ModelSettings(Settings):
@@ -218,7 +218,8 @@ class ModelSettings(Settings):
 
     backbone: str = Field(
         "resnet18",
-        description="cnn, cnn_gn (tiny, GroupNorm), or any torchvision classification model",
+        description="cnn, cnn_gn (tiny, GroupNorm), or a classification network of torchvision or "
+        "timm (timm:NAME where both have it)",
     )
     weights: str | None = Field(None, description="none, imagenet, or a .safetensors/.pth file")
     embedding: Literal["none", "linear", "bottleneck"] = Field(

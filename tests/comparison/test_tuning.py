@@ -76,11 +76,11 @@ def test_the_best_on_in_domain_validation_is_picked_and_run(tmp_path):
         ]
         assert len(last) == 3  # the domains that are left
         value = (
-            f"{run.experiment['train']['lr']:g}"
+            f"{run.settings['train']['lr']:g}"
             if run.method == "fedavg"
-            else f"{run.experiment['method']['settings']['mu']:g}"
+            else f"{run.settings['method']['settings']['mu']:g}"
         )
-        (left_out,) = run.experiment["data"]["leave_out"]
+        (left_out,) = run.settings["data"]["leave_out"]
         assert left_out not in {row["domain"] for row in rows if row["kind"] == "evaluation"}
         by_hand[run.method, left_out, value] = sum(last) / 3
     assert set(by_hand) == set(tried)
@@ -94,7 +94,7 @@ def test_the_best_on_in_domain_validation_is_picked_and_run(tmp_path):
         field = "lr" if method == "fedavg" else "mu"
         for cell in done.cells:
             if (cell.method, cell.held_out) == (method, held_out):
-                ran = read_run(cell.folder).experiment
+                ran = read_run(cell.folder).settings
                 found = ran["train"]["lr"] if field == "lr" else ran["method"]["settings"]["mu"]
                 assert f"{found:g}" == best[2]
                 assert ran["train"]["rounds"] == 3
@@ -259,7 +259,7 @@ def test_what_chooses_rounds_picks_values_too_and_no_trial_is_run_again(
 
     last = {}
     for folder in (out / "tuning").glob("*-*"):
-        last[f"{read_run(folder).experiment['train']['lr']:g}"] = [
+        last[f"{read_run(folder).settings['train']['lr']:g}"] = [
             row
             for row in read_rows(folder / "metrics.jsonl")
             if (row.get("split"), row["round"]) == ("id_val", 2)

@@ -6,6 +6,7 @@ from typing import get_args
 
 import numpy
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn import metrics as theirs
@@ -14,6 +15,7 @@ from feddg import Experiment
 from feddg.comparison.plan import Published
 from feddg.errors import ExperimentError, RunError
 from feddg.evaluation.metrics import METRICS, Predictions, measure
+from feddg.methods.base import State
 from feddg.records import EvaluationRow
 from feddg.report import write_report
 from feddg.runs.execute import summarize
@@ -53,7 +55,7 @@ def test_a_finished_run_reads_back_as_written(folder_maker):
         *("pardon", "completed"),
         *(4, 4),
     )
-    assert run.experiment["model"]["backbone"] == "resnet18"
+    assert run.settings["model"]["backbone"] == "resnet18"
     assert run.held_out("test") == ["photo"]
     assert run.held_out("val") == ["art_painting"]
     assert run.environment["torch"] == "2.15.0"
@@ -149,7 +151,18 @@ def test_a_row_without_a_needed_field_is_named(folder_maker):
 def test_an_unreadable_experiment_is_named(tmp_path, content):
     (tmp_path / "experiment.yaml").write_text(content)
     with pytest.raises(RunError, match=r"experiment\.yaml is damaged"):
-        _ = read_run(tmp_path).experiment
+        _ = read_run(tmp_path).settings
+
+
+def test_a_run_serves_its_mean_until_wise_ft_has_mixed_it(folder_maker):
+    """What is spoken of is what ``load_model`` hands out: a run that is stopped has no mixture."""
+    folder = folder_maker(status=None).write()
+    settings = yaml.safe_load((folder / "experiment.yaml").read_text())
+    settings["server"] = {"wise_ft": "auto", "averaging": "ema"}
+    (folder / "experiment.yaml").write_text(yaml.safe_dump(settings))
+    run = read_run(folder)
+    assert [rule.model for rule in run.served_rules] == ["wise_ft", "ema", "final"]
+    assert run.default_rule.model == "ema"
 
 
 def test_rows_written_again_replace_the_earlier_ones(folder_maker):
@@ -408,7 +421,7 @@ def test_a_metric_that_is_not_defined_chooses_nothing_and_says_so(caplog):
     def kept(rows, **chosen):
         models = KeptModels(None, {}, [], EvaluateSettings(**chosen))
         models._choose = lambda *_: None
-        models.take_in(None, rows)
+        models.take_in(State({}), rows)
 
     one_class = [row("a", [[3, 1], [0, 0]], 1, "id_val")]
     kept(one_class, select_by="accuracy")

@@ -190,7 +190,8 @@ def _is_attackable(key: str, schema: EntrySchema, method: Method, context: Schem
 def _has_rows(schema: EntrySchema, method: Method, context: SchemaContext) -> bool:
     shape = _shape(schema, method, context)
     first = shape[0] if shape else 0
-    return isinstance(first, str) and context.dimension(first) is None
+    of_sender = isinstance(first, str) and context.dimension(first) is None
+    return of_sender or (first == 1 and len(shape) > 1)
 
 
 def _shape(schema: EntrySchema, method: Method, context: SchemaContext) -> tuple[int | str, ...]:
@@ -334,9 +335,9 @@ class ImageStack:
     def __len__(self) -> int:
         return len(self.images)
 
-    def gather(self, rows: Tensor) -> Tensor:
-        """Returns the images of ``rows``."""
-        return self.images[rows].contiguous(memory_format=torch.channels_last)
+    def gather(self, rows: Tensor, device: torch.device | None = None) -> Tensor:
+        """Returns the images of ``rows``, on a device."""
+        return self.images[rows].contiguous(memory_format=torch.channels_last).to(device)
 
 
 class Senders:

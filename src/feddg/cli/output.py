@@ -34,7 +34,7 @@ from feddg.report.text import SPLIT_WORDS, interval_words, warning_words
 from feddg.runs.diagnostics import about_result, accuracy_interval, measured
 from feddg.runs.execute import is_complete
 from feddg.runs.inspection import STYLES, client_data_table, print_diagnostic, skew_between
-from feddg.runs.reading import RunRecord, read_run
+from feddg.runs.reading import Run, read_run
 from feddg.text import counted, duration
 
 SHORT_SPLIT_WORDS = {"test": "test", "val": "val", "id_val": "seen, val", "id_test": "seen, test"}
@@ -86,12 +86,12 @@ def _mean_accuracy(found: Adaptations, name: str, split: str, domain: str) -> st
     return f"{sum(own) / len(own):.1%}" if own else "-"
 
 
-def _rows(records: Sequence[RunRecord]) -> list[tuple[str, str]]:
+def _rows(records: Sequence[Run]) -> list[tuple[str, str]]:
     pairs = [(s, d) for s in SPLITS for record in records for d in record.evaluations.domains(s)]
     return list(dict.fromkeys(pairs))
 
 
-def _last_row(record: RunRecord, split: str, domain: str) -> EvaluationRow | None:
+def _last_row(record: Run, split: str, domain: str) -> EvaluationRow | None:
     evaluations = record.evaluations.of(record.default_rule.weights)
     round_ = record.default_rule.choose(record.evaluations)
     return evaluations.get(round_, split, domain) if round_ is not None else None

@@ -30,7 +30,7 @@ from feddg.runs.folder import EXPERIMENT, drop_weights
 from feddg.runs.prepare import Progress, cache_folder, load_table
 from feddg.runs.provenance import ImagesNow, find_folder, has_begun
 from feddg.runs.reading import read_run
-from feddg.settings import TORCHVISIONS
+from feddg.settings import IMAGENET
 from feddg.storage import entries, is_file, replace_text, why
 from feddg.views import Shown
 
@@ -241,7 +241,7 @@ def why_hopeless(comparison: Comparison) -> FeddgError | None:
             forecast(one)
         except FeddgError as error:
             reasons[kind] = error
-            if weights not in ("", TORCHVISIONS) and not is_file(Path(weights)):
+            if weights not in ("", IMAGENET) and not is_file(Path(weights)):
                 gone.add(weights)  # nothing else about a run would help: hundreds need no look
         else:
             return None

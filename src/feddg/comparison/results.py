@@ -62,14 +62,14 @@ from feddg.runs.reading import (
     FINAL,
     SELECTION_RULES,
     Evaluations,
-    RunRecord,
+    Run,
     SelectionRule,
     common_rule,
     flatten,
     is_run,
     read_run,
 )
-from feddg.settings import TORCHVISIONS, OneLine
+from feddg.settings import IMAGENET, OneLine
 from feddg.storage import Stamp, alone, is_file, private_folder, read_text, replace_text, stamp, why
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ RISING: Final = "rising"
 """Whether accuracy was still rising at the last round: 1, or 0."""
 
 
-def measured_numbers(run: RunRecord) -> dict[str, float]:
+def measured_numbers(run: Run) -> dict[str, float]:
     """Returns the numbers of a finished run that tables need.
 
     Returns:
@@ -240,7 +240,7 @@ def measured_numbers(run: RunRecord) -> dict[str, float]:
     return numbers
 
 
-def more_metrics(runs: Iterable[RunRecord]) -> list[str]:
+def more_metrics(runs: Iterable[Run]) -> list[str]:
     """Returns the names of all metrics that runs have, in the order of tables."""
     names = {name for run in runs for split in SPLITS for name in run.evaluations.metrics(split)}
     return [name for name in METRICS if name in names] + sorted(names - METRICS.keys())
@@ -291,7 +291,7 @@ def mean_step(evaluations: Evaluations, rounds: int, split: str = TEST) -> float
 _IMAGES, _WEIGHTS = "images", "model.weights"
 
 
-def hashes_of(run: RunRecord) -> dict[str, str]:
+def hashes_of(run: Run) -> dict[str, str]:
     """Returns the hashes that a finished run wrote down: of its images, and by field of files.
 
     Raises:
@@ -310,7 +310,7 @@ def hashes_now(experiment: Experiment, now: ImagesNow) -> dict[str, str]:
     with suppress(DataError):  # whoever runs something will say so
         found[_IMAGES] = now.fingerprint(experiment)
     weights = experiment.model.weights
-    if weights == TORCHVISIONS:
+    if weights == IMAGENET:
         found[_WEIGHTS] = weights
     elif weights is not None and (seen := stamp(Path(weights))) is not None:
         found[_WEIGHTS] = _digest(weights, seen)
@@ -392,7 +392,7 @@ class ResultRow(BaseModel):
     hashes: dict[OneLine, OneLine] = Field(default_factory=dict)
     numbers: dict[str, float] = Field(default_factory=dict)
     folder: str = Field("", pattern=r"^[^/\\\x00]*$")
-    run: InstanceOf[RunRecord] | None = Field(None, exclude=True)
+    run: InstanceOf[Run] | None = Field(None, exclude=True)
 
     @field_validator("numbers")
     @classmethod
@@ -539,7 +539,7 @@ def changing(path: Path) -> Iterator[None]:
         raise RunError(f"Cannot write {path}: {why(error)}.") from None
 
 
-def row_of(cell: Cell, run: RunRecord) -> ResultRow:
+def row_of(cell: Cell, run: Run) -> ResultRow:
     """Returns the row of a finished run for a results file, its numbers as they are written."""
     found = run.environment
     parts = [found.get(name) for name in ("processor", "device", "precision")]
@@ -896,7 +896,7 @@ class Results:
         """Returns the rows of a method."""
         return [row for row in self.rows if row.method == method]
 
-    def runs(self, method: str | None = None) -> list[RunRecord]:
+    def runs(self, method: str | None = None) -> list[Run]:
         """Returns the runs whose folders are here, of a method or of all."""
         rows = self.rows if method is None else self.of(method)
         return [row.run for row in rows if row.run is not None]
@@ -911,7 +911,7 @@ def read_comparison(folder: Path) -> Results:
     content = ComparisonFile.read(folder / COMPARISON)
     if content is None:
         raise RunError(f"{folder} holds no comparison: there is no {COMPARISON} in it")
-    runs = {name: RunRecord(folder / name) for name in {cell.folder for cell in content.cells}}
+    runs = {name: Run(folder / name) for name in {cell.folder for cell in content.cells}}
     complete = {name for name, run in runs.items() if run.status == "completed"}
     filled = complete | {cell.folder for cell in content.cells if cell.numbers}
     return content.results(
@@ -925,7 +925,7 @@ def read_comparison(folder: Path) -> Results:
     )
 
 
-def _state(run: RunRecord) -> str:
+def _state(run: Run) -> str:
     if not is_run(run.folder):
         return "not started"
     return f"{run.status}: {run.error}" if run.error else run.status
@@ -944,8 +944,7 @@ def results_of(folders: Sequence[Path], title: str | None = None) -> Results:
     runs = [read_run(folder) for folder in folders]
     complete = [run for run in runs if run.status == "completed"]
     settings = [
-        dict(flatten((run.experiment.get("method") or {}).get("settings") or {}))
-        for run in complete
+        dict(flatten((run.settings.get("method") or {}).get("settings") or {})) for run in complete
     ]
     varying = _varying(settings, [run.method for run in complete])
     labels = [
@@ -953,7 +952,7 @@ def results_of(folders: Sequence[Path], title: str | None = None) -> Results:
         for run, own in zip(complete, settings)
     ]
     others = [
-        dict(flatten({k: v for k, v in run.experiment.items() if k not in _NOT_CONDITIONS}))
+        dict(flatten({k: v for k, v in run.settings.items() if k not in _NOT_CONDITIONS}))
         for run in complete
     ]
     axes = dict.fromkeys(itertools.chain.from_iterable(_varying(others, labels).values()))
@@ -969,7 +968,7 @@ def results_of(folders: Sequence[Path], title: str | None = None) -> Results:
             method=plain_text(label),
             held_out=plain_text("+".join(run.held_out(TEST)) or "as split"),
             conditions={plain_text(axis): plain_text(v) for axis, v in condition.items()},
-            seed=int(run.experiment.get("seed") or 0),
+            seed=int(run.settings.get("seed") or 0),
             folder=run.folder.name,
             run=run,
         )
@@ -1024,7 +1023,7 @@ def about_fitness(results: Results) -> Diagnostic | None:
     return Diagnostic("no-method-fit", "warning", text, _remedy(results.runs()))
 
 
-def _remedy(runs: Sequence[RunRecord]) -> str:
+def _remedy(runs: Sequence[Run]) -> str:
     """The likeliest causes of a failure that most runs show, and a command against the first."""
     if not runs:
         return "Train longer, on more images, or from pretrained weights (--weights imagenet)."

@@ -13,6 +13,7 @@ from feddg.clients.threads import threads
 from feddg.errors import ClientError
 from feddg.messages import Message, Update, Weights, first_not_finite
 from feddg.methods.base import Method, local_names
+from feddg.models.dropout import draw_dropout_from
 from feddg.models.trained import frozen_digest
 from feddg.privacy.building import NO_DEFENCES, Defences
 from feddg.rng import add_noise
@@ -142,10 +143,10 @@ def load_weights(network: nn.Module, weights: Weights) -> None:
             state[name].copy_(tensor)
 
 
-def client_statistics(client: Client, method: Method, weights: Weights) -> Message:
+def client_statistics(client: Client, method: Method) -> Message:
     """Runs the method's setup at one client; the network is in eval mode."""
-    with _turn(client), torch.no_grad(), client.worker.autocast():
-        load_weights(client.network, weights)
+    with _local_work(client), torch.no_grad(), client.worker.autocast():
+        load_weights(client.network, client.received)
         client.network.eval()
         return method.client_statistics(client) or Message()
 
@@ -161,9 +162,10 @@ def train(client: Client, method: Method, defences: Defences = NO_DEFENCES) -> U
         ClientError: the client cannot train, or its loss or what it remembers is not finite.
     """
     started = time.perf_counter()
-    with _turn(client), counted_forwards(client), client.held_still():
+    with _local_work(client), counted_forwards(client), client.held_still():
         local = _start(client, method)
         client.set_training()
+        draw_dropout_from(client.network, client.stream("dropout"))
         method.begin(client)
         client.optimizer = method.optimizer(client)
         images = 0
@@ -246,14 +248,14 @@ def answer(
     own = defences.answer(client.id, client.round, name, question, client.secrets)
     if own is not None:
         return own
-    with _turn(client), torch.no_grad(), client.worker.autocast():
+    with _local_work(client), torch.no_grad(), client.worker.autocast():
         _start(client, method)
         client.network.eval()
         return method.answer(client, name, question)
 
 
 @contextmanager
-def _turn(client: Client) -> Iterator[None]:
+def _local_work(client: Client) -> Iterator[None]:
     """Checks that the client has images, and gives its block the worker's share of the cores."""
     if not len(client.examples):
         raise ClientError("it holds no images; give it some or lower clients.number")

@@ -238,7 +238,7 @@ class MessageChecks(RoundHook):
         context = replace(self._context, images=self._registered.get(update.client))
         if state is None:
             return context
-        context = replace(context, kept=state.extras)
+        context = replace(context, server_extras=state.extras)
         if self._train is None:
             return context
         train = in_round(self._train, state.round + 1)

@@ -240,7 +240,7 @@ class Method:
         yields it.
         """
         items = ((update.weights, self.share(state, update)) for update in updates)
-        state.weights = weighted_mean(items)
+        state.weights = weighted_mean(items, state.weights)
         return state
 
     def after_round(self, state: State, ask: Ask) -> State:
@@ -478,7 +478,7 @@ def shared_parameters(method: Method, network: nn.Module) -> dict[str, nn.Parame
     }
 
 
-def weighted_mean(items: Iterable[tuple[Weights, float]]) -> Weights:
+def weighted_mean(items: Iterable[tuple[Weights, float]], before: Weights | None = None) -> Weights:
     """Returns the weighted mean of named tensors, as a stream: memory is one running mean.
 
     Float entries are averaged in float32 or their own wider type; others are copied from the first
@@ -487,22 +487,25 @@ def weighted_mean(items: Iterable[tuple[Weights, float]]) -> Weights:
 
     Args:
         items: pairs of named tensors and a positive weight, in a fixed order.
+        before: an entry that is this very tensor in every item, since it is not trained, stays.
 
     Raises:
         ValueError: there is no item.
     """
     mean: Weights = {}
-    first: Weights = {}
+    still: set[str] = set()
     total = 0.0
     for tensors, weight in items:
         total += weight
+        same = {n for n, old in (before or {}).items() if tensors.get(n) is old}
         if not mean:
-            mean = {name: tensor.detach().clone() for name, tensor in tensors.items()}
-            first = tensors
+            mean, still = {n: tensor.detach().clone() for n, tensor in tensors.items()}, same
             continue
-        names = [n for n, t in tensors.items() if t.is_floating_point() and t is not first[n]]
+        still &= same
+        names = [n for n, t in tensors.items() if t.is_floating_point() and n not in still]
         entries = [tensors[name].detach().to(mean[name]) for name in names]
-        torch._foreach_lerp_([mean[name] for name in names], entries, weight / total)
+        if names:
+            torch._foreach_lerp_([mean[name] for name in names], entries, weight / total)
     if not mean:
         raise ValueError("the mean of no updates is not defined")
     return mean
@@ -553,7 +556,7 @@ def title_of(name: str) -> str:
     Args:
         name: of a method or composition (aliases are left as they are written), or any text.
     """
-    titles = {_plain(known): method.title for known, method in METHODS.items()}
+    titles = {_plain(listed): method.title for listed, method in METHODS.items()}
     parts = [part.strip() for part in name.split("+")]
     if not any(_plain(part) in titles for part in parts):
         return name

@@ -91,11 +91,11 @@ class Versions:
 
     views: list[Tensor]
 
-    def gather(self, rows: Tensor) -> Tensor:
-        """Returns the images of ``rows``, ``(B, 3, H, W)``."""
+    def gather(self, rows: Tensor, device: torch.device | None = None) -> Tensor:
+        """Returns the images of ``rows``, ``(B, 3, H, W)``, on a device."""
         count = len(self.views[0])
         images = [self.views[row // count][row % count] for row in rows.tolist()]
-        return torch.stack(images).permute(0, 3, 1, 2)
+        return torch.stack(images).permute(0, 3, 1, 2).to(device)
 
 
 @register

@@ -40,8 +40,11 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from feddg.clients.client import Batch, Client
+from feddg.errors import ExperimentError
 from feddg.messages import EntrySchema, Message, joined
 from feddg.methods.base import Method, MethodSettings, register
+from feddg.models.backbones import use_plain_attention
+from feddg.models.network import Network
 from feddg.settings import Fraction, Positive
 
 
@@ -93,6 +96,17 @@ class Elcfs(Method):
     def drawn_of(self, images: int) -> int:
         """Returns of how many of its images a client sends the amplitudes."""
         return max(1, math.ceil(self.settings.bank_share * images))
+
+    def network(self, network: Network) -> Network:
+        """Makes it differentiable twice, as the trial step asks for, or refuses it."""
+        if self.settings.meta_order == "second":
+            use_plain_attention(network)
+            if any(type(layer).__name__.lower() == "hardsigmoid" for layer in network.modules()):
+                raise ExperimentError(
+                    "elcfs takes second derivatives, and PyTorch has none of this backbone's "
+                    "hard sigmoids; set method.meta_order to first or choose another backbone"
+                )
+        return super().network(network)
 
     def _half_width(self, size: int) -> int:
         return math.floor(self.settings.window * size)

@@ -25,7 +25,7 @@ from feddg.records import (
 )
 from feddg.report.blocks import Chart
 from feddg.report.text import SPLIT_WORDS, spelled
-from feddg.runs.reading import FINAL, Alphas, Evaluations, RunRecord, SelectionRule
+from feddg.runs.reading import FINAL, Alphas, Evaluations, Run, SelectionRule
 from feddg.text import number, readable, shortened
 
 COLOURS: Final = (
@@ -347,7 +347,7 @@ def client_groups(domain_counts: NDArray[Any]) -> list[NDArray[np.intp]]:
 ROUNDS_OWN_MODELS: Final = "Of each round's own model, so the last point is the last round's."
 
 
-def accuracy_curves(run: RunRecord) -> Chart:
+def accuracy_curves(run: Run) -> Chart:
     """Accuracy after every evaluated round: one line per domain and split."""
     evaluations = run.evaluations
     colours = _domain_colours(evaluations)
@@ -556,7 +556,7 @@ def roc_chart(rows: Sequence[MembershipRow]) -> Chart | None:
 
 
 ACCURACY: Final = "held-out test accuracy (%)"
-Cumulative = Callable[[RunRecord], dict[int, float]]
+Cumulative = Callable[[Run], dict[int, float]]
 
 
 def learning_curves(results: Results) -> Chart | None:
@@ -669,14 +669,14 @@ def _mean_curve(results: Results, method: str, cumulative: Cumulative | None = N
     return points
 
 
-def _bytes_so_far(run: RunRecord) -> dict[int, float]:
+def _bytes_so_far(run: Run) -> dict[int, float]:
     total = run.summary.bytes.get("total", 0.0) if run.summary else 0.0
     by_round = {row.round: row.bytes_up + row.bytes_down for row in run.metrics.rounds}
     # What was sent before round 1 is the rest of the ledger's total.
     return _summed(max(0.0, total - sum(by_round.values())), by_round)
 
 
-def _seconds_so_far(run: RunRecord) -> dict[int, float]:
+def _seconds_so_far(run: Run) -> dict[int, float]:
     setup = run.metrics.setup.seconds if run.metrics.setup else 0.0
     rows = run.metrics.rounds
     used = {r.round: sum(v for name, v in r.seconds.items() if name != "evaluate") for r in rows}

@@ -48,7 +48,7 @@ from feddg.report.run_page import (
 )
 from feddg.report.text import AGGREGATE_WORDS, metric_title, spelled, split_heading
 from feddg.runs.diagnostics import STILL_RISING
-from feddg.runs.reading import SELECTION_RULES, RunRecord, flatten
+from feddg.runs.reading import SELECTION_RULES, Run, flatten
 from feddg.storage import is_file
 from feddg.text import MISSING, counted, duration, listed, number, percent, readable, size
 
@@ -201,7 +201,7 @@ def _differing_settings(results: Results) -> Block | None:
     labels, runs = zip(*found.values())
     if len(set(labels)) < len(labels):
         labels = tuple(run.folder.name for run in runs)
-    flat = [dict(flatten(run.experiment)) for run in runs]
+    flat = [dict(flatten(run.settings)) for run in runs]
     keys = dict.fromkeys(key for settings in flat for key in settings if key != "name")
     differing = [key for key in keys if len({settings.get(key) for settings in flat}) > 1]
     if not differing:
@@ -417,7 +417,7 @@ def _paired_section(results: Results) -> Section | None:
     )
 
 
-def _runs_in_pairs(results: Results) -> Iterator[tuple[ResultRow, RunRecord, RunRecord]]:
+def _runs_in_pairs(results: Results) -> Iterator[tuple[ResultRow, Run, Run]]:
     """A run of another method with its row, and the first's in the same column and seed."""
     with_images = [
         (row, row.run) for row in results.rows if row.run and is_file(results_file(row.run.folder))

@@ -18,8 +18,7 @@ from feddg.report.run_page import final_table, result_sentence, tested_on
 from feddg.report.tables import about_results, accuracy_table, conclusion, margin_table
 from feddg.report.text import spelled
 from feddg.runs.diagnostics import about_run
-from feddg.runs.execute import Run
-from feddg.runs.reading import RunRecord
+from feddg.runs.reading import Run
 from feddg.text import percent_sign, readable, shortened
 
 MOST_SHOWN = 12
@@ -31,7 +30,7 @@ def html_of(thing: Any) -> str:
     """Returns what a notebook shows.
 
     Args:
-        thing: a run, a run's record, a comparison or predictions.
+        thing: a run, a comparison or predictions.
 
     Raises:
         TypeError: it is none of these.
@@ -44,10 +43,6 @@ def html_of(thing: Any) -> str:
 
 
 def _run(run: Run) -> str:
-    return _record(run.record)
-
-
-def _record(run: RunRecord) -> str:
     evaluated = bool(run.evaluations.rounds)
     return _page(
         title=f"{spelled(run.method)}{tested_on(run)}",
@@ -89,7 +84,6 @@ def _predictions(predictions: PredictedImages) -> str:
 
 _DRAWN: dict[type, Callable[[Any], str]] = {
     Run: _run,
-    RunRecord: _record,
     Comparison: _comparison,
     PredictedImages: _predictions,
 }

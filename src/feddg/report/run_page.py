@@ -70,7 +70,7 @@ from feddg.runs.execute import summarize
 from feddg.runs.reading import (
     EXPERIMENT_FILE,
     FINAL,
-    RunRecord,
+    Run,
     SelectionRule,
     find_rule,
     flatten,
@@ -97,7 +97,7 @@ MOST_LISTED = 50
 MOST_NAMED = 8
 
 
-def run_page(run: RunRecord) -> Page:
+def run_page(run: Run) -> Page:
     """Everything about one run; sections about things it did not record are left out."""
     sections = [
         _accuracy_section(run),
@@ -128,34 +128,34 @@ def run_page(run: RunRecord) -> Page:
 # The top of the page: the result in plain words, and the numbers a reader looks for first.
 
 
-def tested_on(run: RunRecord) -> str:
+def tested_on(run: Run) -> str:
     """``, tested on photo``: the end of a heading, empty when no domain is held out."""
     domains = _held_out_words(run)
     return f", tested on {domains}" if domains else ""
 
 
-def _held_out_words(run: RunRecord) -> str:
+def _held_out_words(run: Run) -> str:
     names = [readable(name) for name in run.held_out(TEST)]
     return listed(names) if len(names) <= 3 else f"{len(names)} held-out domains"
 
 
-def on_data(runs: Sequence[RunRecord]) -> str:
+def on_data(runs: Sequence[Run]) -> str:
     """`` on pacs``: the middle of a heading; empty where the runs' data differ or are unknown."""
     names = {_data_name(run) for run in runs}
     name = names.pop() if len(names) == 1 else ""
     return f" on {name}" if name else ""
 
 
-def _data_name(run: RunRecord) -> str:
+def _data_name(run: Run) -> str:
     """The data set, or the folder of images."""
-    data = run.experiment.get("data") or {}
+    data = run.settings.get("data") or {}
     source, root = str(data.get("source") or ""), data.get("root")
     return Path(str(root)).name if source == "folder" and root else readable(source)
 
 
-def data_tags(runs: Sequence[RunRecord]) -> list[str]:
+def data_tags(runs: Sequence[Run]) -> list[str]:
     """Size of the images and the day of the runs, as far as they are recorded."""
-    sizes = {(run.experiment.get("data") or {}).get("image_size") for run in runs} - {None}
+    sizes = {(run.settings.get("data") or {}).get("image_size") for run in runs} - {None}
     tags = [f"{sizes.pop()} pixels a side"] if len(sizes) == 1 else []
     days = sorted(day for run in runs if (day := _day(run)) is not None)
     if days:
@@ -164,18 +164,18 @@ def data_tags(runs: Sequence[RunRecord]) -> list[str]:
     return tags
 
 
-def _day(run: RunRecord) -> datetime | None:
+def _day(run: Run) -> datetime | None:
     try:
         return datetime.fromisoformat(str(run.environment.get("started")))
     except ValueError:
         return None
 
 
-def model_sentence(run: RunRecord) -> str:
+def model_sentence(run: Run) -> str:
     """Which model the numbers of a page are of, and why that one; empty before any evaluation."""
     if run.served_round is None:
         return ""
-    server, rule = run.experiment.get("server") or {}, run.default_rule
+    server, rule = run.settings.get("server") or {}, run.default_rule
     asked = [f"server.{name}: {server.get(name) or 'none'}" for name in ("wise_ft", "averaging")]
     setting = next((one for one in asked if not one.endswith(": none")), "")
     if not setting:
@@ -187,7 +187,7 @@ def model_sentence(run: RunRecord) -> str:
     return one_model(f"one model, “{rule.name.lower()}” (round {run.served_round})", why)
 
 
-def result_sentence(run: RunRecord) -> str:
+def result_sentence(run: Run) -> str:
     """The result in plain words, with the reference values of its accuracy."""
     accuracy = run.served_evaluations.accuracy(run.served_round, TEST)
     if accuracy is None:
@@ -214,8 +214,8 @@ def _reference_words(at: SplitAccuracy) -> str:
         share = percent_sign(at.constant)
         parts.append(f"always answering the most frequent class is right for {share}")
     if at.balanced is not None:
-        chance = f" (guessing: {percent_sign(at.chance)})" if at.chance is not None else ""
-        parts.append(f"balanced accuracy is {percent_sign(at.balanced)}{chance}")
+        guessing = "" if at.guessing is None else f" (guessing: {percent_sign(at.guessing)})"
+        parts.append(f"balanced accuracy is {percent_sign(at.balanced)}{guessing}")
     return f"{_capital('; '.join(parts))}." if parts else ""
 
 
@@ -223,7 +223,7 @@ def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _status_text(run: RunRecord) -> str:
+def _status_text(run: Run) -> str:
     """The status in a few words."""
     if run.status == "completed":
         return f"completed, {counted(run.rounds_done, 'round')}"
@@ -232,7 +232,7 @@ def _status_text(run: RunRecord) -> str:
     return f"{run.status}, {rounds} rounds"
 
 
-def _key_facts(run: RunRecord) -> Facts:
+def _key_facts(run: Run) -> Facts:
     in_domain = {s: run.served_evaluations.accuracy(run.served_round, s) for s in (ID_TEST, ID_VAL)}
     split = ID_VAL if in_domain[ID_TEST] is None else ID_TEST
     cost = cost_of(run)
@@ -249,7 +249,7 @@ def _key_facts(run: RunRecord) -> Facts:
     )
 
 
-def _accuracy_facts(run: RunRecord) -> Iterator[Fact]:
+def _accuracy_facts(run: Run) -> Iterator[Fact]:
     at = split_accuracy(run.served_evaluations, run.served_round)
     accuracy = run.served_evaluations.accuracy(run.served_round, TEST)
     note = f"95 % interval {interval_words(at.accuracy)}" if at else "correct"
@@ -257,8 +257,8 @@ def _accuracy_facts(run: RunRecord) -> Iterator[Fact]:
     if at is None:
         return
     if at.balanced is not None:
-        chance = f"guessing: {percent_sign(at.chance)}" if at.chance else "mean over classes"
-        yield Fact("Balanced accuracy", percent_sign(at.balanced), chance)
+        note = f"guessing: {percent_sign(at.guessing)}" if at.guessing else "mean over classes"
+        yield Fact("Balanced accuracy", percent_sign(at.balanced), note)
     if at.constant is not None:
         note = "share of the images; what always naming it reaches"
         yield Fact("Largest class", percent_sign(at.constant), note)
@@ -270,26 +270,26 @@ def _accuracy_facts(run: RunRecord) -> Iterator[Fact]:
         yield Fact("Commonest prediction", percent_sign(share), note)
 
 
-def _federation_facts(run: RunRecord) -> Iterator[Fact]:
-    settings = run.experiment.get("clients") or {}
+def _federation_facts(run: Run) -> Iterator[Fact]:
+    settings = run.settings.get("clients") or {}
     total = len(run.clients.clients) if run.clients else settings.get("number")
     if total is not None:
         per_round = settings.get("per_round") or total
         yield Fact("Clients", number(total), f"{number(per_round)} in each round")
-    model = run.experiment.get("model") or {}
+    model = run.settings.get("model") or {}
     if model.get("backbone"):
         weights = Path(str(model.get("weights") or "none")).name
         yield Fact("Model", str(model["backbone"]), f"starting weights: {weights}")
 
 
-def _class_names(run: RunRecord) -> Sequence[str]:
+def _class_names(run: Run) -> Sequence[str]:
     return run.clients.classes if run.clients is not None else ()
 
 
 # Accuracy by round, and by split, domain and selection rule.
 
 
-def _accuracy_section(run: RunRecord) -> Section | None:
+def _accuracy_section(run: Run) -> Section | None:
     evaluations = run.evaluations
     if not evaluations.rounds:
         return None
@@ -314,9 +314,7 @@ class _Part(NamedTuple):
         return sum(row.examples for row in self.rows)
 
 
-def _parts(
-    run: RunRecord, aggregates: Sequence[str], every_domain: bool = False
-) -> Iterator[_Part]:
+def _parts(run: Run, aggregates: Sequence[str], every_domain: bool = False) -> Iterator[_Part]:
     """The rows of each split: its domains together, where there are several, and each by itself.
 
     Of very many domains only the ones with the lowest and the highest accuracy stand by themselves.
@@ -342,7 +340,7 @@ PART_COLUMNS: Sequence[MadeColumn[_Part]] = (
 )
 
 
-def final_table(run: RunRecord, every_domain: bool = False) -> Table:
+def final_table(run: Run, every_domain: bool = False) -> Table:
     """Accuracy by split and domain under each selection rule.
 
     Args:
@@ -375,7 +373,7 @@ def final_table(run: RunRecord, every_domain: bool = False) -> Table:
     return table_of(_parts(run, ["domain_mean"], every_domain), columns, caption, grouped=True)
 
 
-def _rule_column(run: RunRecord, rule: SelectionRule) -> MadeColumn[_Part]:
+def _rule_column(run: Run, rule: SelectionRule) -> MadeColumn[_Part]:
     evaluations, chosen = run.evaluations, rule.choose(run.evaluations)
     own, is_served = evaluations.of(rule.weights), rule == run.default_rule
     note = "no validation domain" if rule.split == VAL else "not evaluated"
@@ -408,7 +406,7 @@ METRICS_CAPTION = (
 )
 
 
-def metrics_section(run: RunRecord) -> Section | None:
+def metrics_section(run: Run) -> Section | None:
     """Every metric of the page's model; None where only accuracies were written."""
     evaluations, names, classes = run.served_evaluations, more_metrics([run]), _class_names(run)
     if len(names) < 2:
@@ -459,7 +457,7 @@ def _smallest(support: Sequence[int] | None, classes: Sequence[str]) -> str:
 # Which class was taken for which.
 
 
-def _mistakes_section(run: RunRecord) -> Section | None:
+def _mistakes_section(run: Run) -> Section | None:
     classes, rows = _class_names(run), run.served_rows(TEST)
     counts = {readable(row.domain): np.array(row.confusion, float) for row in rows if row.confusion}
     if not counts or not classes:
@@ -517,7 +515,7 @@ def _class_table(counts: charts.Counts, classes: Sequence[str], name: str) -> Fo
     return Fold(title, [table_of(range(len(classes)), columns, caption)])
 
 
-def _pictures_section(run: RunRecord) -> Section | None:
+def _pictures_section(run: Run) -> Section | None:
     pictures = run.pictures()
     return Section("Pictures", [Gallery(pictures)]) if pictures else None
 
@@ -530,7 +528,7 @@ SHORT_SPLITS = dict(
 )
 
 
-def _adaptation_section(run: RunRecord) -> Section | None:
+def _adaptation_section(run: Run) -> Section | None:
     """How the model adapts to images as it predicts; None if nothing of it is known."""
     scores, alphas = read_adapted(run.folder), read_alphas(run.folder)
     return section_of(
@@ -581,7 +579,7 @@ def _adaptation_table(scores: Sequence[AdaptationRow]) -> Table:
 # What ``feddg report --analyses`` found.
 
 
-def _analyses_sections(run: RunRecord) -> list[Section]:
+def _analyses_sections(run: Run) -> list[Section]:
     found = run.analyses
     if found is None:
         return []
@@ -644,7 +642,7 @@ def overlap_gap(histograms: Sequence[Sequence[float]]) -> float | None:
 # Who holds what: pictures, and a number for each kind of skew.
 
 
-def _clients_section(run: RunRecord) -> Section | None:
+def _clients_section(run: Run) -> Section | None:
     clients = run.clients
     if clients is None or not clients.clients:
         return None
@@ -675,7 +673,7 @@ def _cut_note(total: int) -> str:
     return f"The first {MOST_LISTED} of {number(total)}." if total > MOST_LISTED else ""
 
 
-def _loss_section(run: RunRecord) -> Section | None:
+def _loss_section(run: Run) -> Section | None:
     refused = [(row.round, entry) for row in run.metrics.rounds for entry in row.refused]
     table = None
     if refused:
@@ -733,7 +731,7 @@ class Cost:
     bytes: Mapping[str, Any]
 
 
-def cost_of(run: RunRecord) -> Cost:
+def cost_of(run: Run) -> Cost:
     """The cost of a run so far."""
     setup, rounds = run.metrics.setup, run.metrics.rounds
     so_far = {"setup": setup.seconds} if setup else {}
@@ -756,7 +754,7 @@ def cost_of(run: RunRecord) -> Cost:
     )
 
 
-def _cost_section(run: RunRecord) -> Section | None:
+def _cost_section(run: Run) -> Section | None:
     cost = cost_of(run)
     if not cost.total_seconds:
         return None
@@ -786,7 +784,7 @@ def _cost_section(run: RunRecord) -> Section | None:
 # Groups of clients, environment, experiment.
 
 
-def _details_section(run: RunRecord) -> Section | None:
+def _details_section(run: Run) -> Section | None:
     groups = _groups_table(run, run.metrics.setup) if run.metrics.setup else None
     environment = table_of(
         flatten(run.environment),
@@ -801,7 +799,7 @@ def _details_section(run: RunRecord) -> Section | None:
     )
 
 
-def _groups_table(run: RunRecord, setup: SetupRow) -> Table | None:
+def _groups_table(run: Run, setup: SetupRow) -> Table | None:
     """How many clients each group has, and which; None where the method grouped nobody."""
     found = [
         (what, place, [run.client_name(id) for id in members])
@@ -842,12 +840,12 @@ def command(*words: str) -> str:
     return shlex.join(["feddg", *words])
 
 
-def run_steps(run: RunRecord) -> Section | None:
+def run_steps(run: Run) -> Section | None:
     """What to do after a run; None for one that was not even planned."""
-    return steps_section(list(_steps(run))) if run.experiment.get("data") else None
+    return steps_section(list(_steps(run))) if run.settings.get("data") else None
 
 
-def _steps(run: RunRecord) -> Iterator[Step]:
+def _steps(run: Run) -> Iterator[Step]:
     folder, file = str(run.folder), str(run.folder / EXPERIMENT_FILE)
     if run.status != "completed":
         yield "Go on from the last completed round:", command("resume", folder)
@@ -870,8 +868,8 @@ def _steps(run: RunRecord) -> Iterator[Step]:
         )
 
 
-def _after_nothing(run: RunRecord, file: str) -> Iterator[Step]:
-    data = run.experiment.get("data") or {}
+def _after_nothing(run: Run, file: str) -> Iterator[Step]:
+    data = run.settings.get("data") or {}
     if data.get("source") == "folder" and data.get("root"):
         yield (
             "Look at the images first: labels, sizes, ranges of values, duplicates:",
@@ -882,8 +880,8 @@ def _after_nothing(run: RunRecord, file: str) -> Iterator[Step]:
             yield f"If it is {cause.text}:", command("run", file, *cause.flags)
 
 
-def _data_flags(run: RunRecord) -> list[str]:
-    data: dict[str, Any] = run.experiment.get("data") or {}
+def _data_flags(run: Run) -> list[str]:
+    data: dict[str, Any] = run.settings.get("data") or {}
     flags = ["--data", str(data.get("source"))]
     flags += ["--root", str(data["root"])] if data.get("root") else []
     test, val = (",".join(run.held_out(split)) for split in (TEST, VAL))

@@ -14,8 +14,8 @@ from feddg.diagnostics import Diagnostic, gravest_first
 from feddg.errors import RunError
 from feddg.evaluation.metrics import Predictions, measure
 from feddg.records import ID_TEST, ID_VAL, LAST, TEST, VAL, EvaluationRow
-from feddg.runs.reading import Evaluations, RunRecord, find_rule, read_run
-from feddg.settings import TORCHVISIONS
+from feddg.runs.reading import Evaluations, Run, find_rule, read_run
+from feddg.settings import IMAGENET
 from feddg.text import counted
 
 # Intervals for shares of counted things: what one run's accuracy leaves open.
@@ -114,6 +114,7 @@ STILL_RISING: Final = "still-rising"
 FAR_BELOW_SEEN: Final = "unseen-far-below-seen"
 LEAST_GAP: Final = 0.35
 """Accuracy on seen domains minus that on unseen ones, from which on the gap is named."""
+DOMAIN_AT_CHANCE: Final = "domain-at-chance"
 LEARNED_NOTHING: Final = frozenset({MAJORITY, ONE_CLASS, UNTRAINED})
 
 
@@ -130,7 +131,7 @@ class SplitAccuracy:
         constant: what always answering the most frequent class reaches.
         balanced: balanced accuracy.
         balanced_interval: its interval over images; needs the confusions.
-        chance: balanced accuracy of guessing: one over the classes that have images.
+        guessing: balanced accuracy of guessing: one over the classes that have images.
         predicted: share of each class among the predictions ``(classes,)``.
         true: share of each class among the images ``(classes,)``.
     """
@@ -140,7 +141,7 @@ class SplitAccuracy:
     constant: float | None = None
     balanced: float | None = None
     balanced_interval: ShareInterval | None = None
-    chance: float | None = None
+    guessing: float | None = None
     predicted: Sequence[float] | None = None
     true: Sequence[float] | None = None
 
@@ -198,7 +199,7 @@ def split_accuracy(
         constant=float(true.max()),
         balanced=balanced,
         balanced_interval=_balanced_interval(confusions),
-        chance=float(numpy.mean([1 / len(counts) for counts in seen])),
+        guessing=float(numpy.mean([1 / len(counts) for counts in seen])),
         predicted=predicted.tolist(),
         true=true.tolist(),
     )
@@ -256,7 +257,7 @@ def _majority(found: SplitAccuracy) -> Iterator[Diagnostic]:
         return
     by_images = found.accuracy.low <= found.constant
     by_classes = found.balanced_interval is not None and (
-        found.balanced_interval.low <= (found.chance or 0.0)
+        found.balanced_interval.low <= (found.guessing or 0.0)
     )
     if by_images or by_classes:
         yield Diagnostic(
@@ -335,6 +336,65 @@ def _rising(evaluations: Evaluations, found: SplitAccuracy, split: str) -> Itera
     )
 
 
+def about_domains(rows: Sequence[EvaluationRow]) -> dict[str, Diagnostic]:
+    """Returns by domain a warning that it trains and is guessed at, while the others are learned.
+
+    A domain is when what always answering its largest class reaches lies within the interval of its
+    in-domain accuracy, and all of that below the middle between chance and the others; these have
+    been learned when theirs is a sixth of the way from chance to 1.
+
+    Args:
+        rows: of one round.
+    """
+    own: dict[str, list[EvaluationRow]] = {}
+    at_chance: dict[str, Diagnostic] = {}
+    for row in rows:
+        if row.split in (ID_VAL, ID_TEST) and row.weights == LAST and row.round > 0:
+            own.setdefault(row.domain, []).append(row)
+    for domain, parts in own.items():
+        rest = [row for name, others in own.items() if name != domain for row in others]
+        found, others, chance = _pooled(parts), _pooled(rest), _largest_share(parts)
+        if found is None or others is None or chance is None or found.low > chance:
+            continue
+        learned = others.low >= chance + (1 - chance) / 6
+        if learned and found.high < (chance + others.low) / 2:
+            at_chance[domain] = Diagnostic(
+                DOMAIN_AT_CHANCE,
+                "warning",
+                f"The training domain '{domain}' is not learned: after round {parts[0].round} the "
+                f"model is right for {found.share:.1%} of its images that were set aside, no more "
+                f"than chance, and for {others.share:.1%} of the other training domains'.",
+                "Look at its labels (exchanged classes?) and its images (inverted, dark, empty?).",
+            )
+    return at_chance
+
+
+def about_training(evaluations: Evaluations) -> list[Diagnostic]:
+    """Returns the first of these warnings of every domain, over all rounds."""
+    found: dict[str, Diagnostic] = {}
+    for round_ in evaluations.rounds:
+        rows = [*evaluations.at(round_, ID_VAL), *evaluations.at(round_, ID_TEST)]
+        found = about_domains(rows) | found
+    return list(found.values())
+
+
+def _pooled(rows: Sequence[EvaluationRow]) -> ShareInterval | None:
+    """Accuracy over all images of rows; None without any, or where one is no accuracy."""
+    images = sum(row.examples for row in rows)
+    if not images or not all(0 <= row.accuracy <= 1 for row in rows):
+        return None
+    return wilson(min(1.0, math.fsum(row.accuracy * row.examples for row in rows) / images), images)
+
+
+def _largest_share(rows: Sequence[EvaluationRow]) -> float | None:
+    """What always answering the largest class of each row reaches; None where one does not tell."""
+    shares = [measured(row, "largest_class_share") for row in rows]
+    if any(share is None for share in shares):
+        return None
+    parts = [(share or 0.0) * row.examples for share, row in zip(shares, rows)]
+    return math.fsum(parts) / sum(row.examples for row in rows)
+
+
 def fluctuation(evaluations: Evaluations, split: str = TEST) -> float | None:
     """Returns how far accuracy moves from one evaluation to the next at the end of a run.
 
@@ -396,12 +456,12 @@ class Cause(NamedTuple):
     flags: tuple[str, ...]
 
 
-def causes_of_failure(run: RunRecord) -> list[Cause]:
+def causes_of_failure(run: Run) -> list[Cause]:
     """Returns why a run's model may have learned nothing, the likeliest first; never none."""
-    model = run.experiment.get("model") or {}
+    model = run.settings.get("model") or {}
     backbone, rounds = str(model.get("backbone") or ""), run.rounds_done
     own = backbone if backbone.startswith("resnet") else "resnet18"
-    pretrained = ("--backbone", own, "--weights", TORCHVISIONS)
+    pretrained = ("--backbone", own, "--weights", IMAGENET)
     lacks_weights = not model.get("weights")
     losses = [math.fsum(row.terms.values()) for row in run.metrics.rounds if row.terms]
     found = []
@@ -415,7 +475,7 @@ def causes_of_failure(run: RunRecord) -> list[Cause]:
         found.append(Cause(text, pretrained if lacks_weights else ()))
     if lacks_weights:
         found.append(Cause("no pretrained weights", pretrained))
-    rate = float((run.experiment.get("train") or {}).get("lr") or 0.001)
+    rate = float((run.settings.get("train") or {}).get("lr") or 0.001)
     ends = len(losses) > 1 and losses[-1] < losses[0]
     word, factor = ("small", 10.0) if ends else ("large", 0.1)
     found.append(
@@ -436,7 +496,7 @@ def _still_falls(losses: Sequence[float]) -> bool:
 # What is shown wherever a run's result or its model is.
 
 
-def about_result(run: RunRecord) -> list[Diagnostic]:
+def about_result(run: Run) -> list[Diagnostic]:
     """Returns what must be known beside the accuracy of the model that the run serves."""
     rule = run.default_rule
     classes = run.clients.classes if run.clients else ()
@@ -444,7 +504,7 @@ def about_result(run: RunRecord) -> list[Diagnostic]:
     return about_accuracy(run.evaluations, chosen, weights=rule.weights, classes=classes)
 
 
-def about_run(run: RunRecord) -> list[Diagnostic]:
+def about_run(run: Run) -> list[Diagnostic]:
     """Returns all that is to be known of a run: how it ended, its result, what it said itself."""
     result = about_result(run)
     recorded = run.summary.diagnostics if run.summary else []
@@ -453,7 +513,7 @@ def about_run(run: RunRecord) -> list[Diagnostic]:
     return [*about_end(run), *gravest_first([*result, *others])]
 
 
-def about_end(run: RunRecord) -> Iterator[Diagnostic]:
+def about_end(run: Run) -> Iterator[Diagnostic]:
     """Says so where a run has not ended with its last round."""
     if run.status == "completed":
         return
