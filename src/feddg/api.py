@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from feddg.diagnostics import Diagnostic, collected, emit
 from feddg.errors import ExperimentError, RunError
+from feddg.text import command
 from feddg.views import notebook_observer, notebook_watcher
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ def _resumable(folder: Path | str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        how = f"`feddg resume {folder}` goes on from the last completed round"
+        how = f"`{command('resume', str(folder))}` goes on from the last completed round"
         raise KeyboardInterrupt(how) from None
 
 

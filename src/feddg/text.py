@@ -1,6 +1,7 @@
 """Numbers and names as text: rounded, with units, never misleadingly exact."""
 
 import math
+import shlex
 from collections.abc import Sequence
 
 MISSING = "–"
@@ -78,3 +79,8 @@ def readable(name: str) -> str:
 def shortened(name: str, length: int = 24) -> str:
     """A name cut to a length that fits an axis."""
     return name if len(name) <= length else f"{name[: length - 1]}…"
+
+
+def command(*words: str) -> str:
+    """A command line of feddg, quoted for a shell."""
+    return shlex.join(["feddg", *words])

@@ -4,6 +4,7 @@ import csv
 import io
 import itertools
 import json
+import shlex
 
 import numpy as np
 import pandas
@@ -21,7 +22,7 @@ from feddg.comparison.statistics import paired_margin
 from feddg.errors import RunError
 from feddg.records import TEST, VAL
 from feddg.report import write_comparison, write_report
-from feddg.report.blocks import Facts
+from feddg.report.blocks import Code, Facts
 from feddg.report.comparison_page import comparison_page
 from feddg.report.tables import (
     about_results,
@@ -437,3 +438,31 @@ def test_report_of_a_comparison_folder_is_its_page(comparison, tmp_path):
     folder, _ = comparison()
     first = write_comparison(folder).read_text("utf-8")
     assert write_report([folder], tmp_path / "again.html").read_text("utf-8") == first
+
+
+class Rising(FolderMaker):
+    def accuracy(self, split, domain, round_, weights="last"):
+        return 0.4 + 0.07 * round_
+
+
+def test_what_is_proposed_keeps_the_plan_and_its_seeds_and_was_not_done(tmp_path):
+    folder, cells = tmp_path / "c d", []
+    for method, seed in itertools.product(("fedavg", "pardon"), (7, 8)):
+        Rising(folder / f"{method}-{seed}", method=method, seed=seed).write()
+        place = {"method": method, "held_out": "photo", "seed": seed}
+        cells.append(place | {"folder": f"{method}-{seed}"})
+    (folder / "comparison.json").write_text(json.dumps({"name": "plan", "cells": cells}))
+    (folder / "plan.yaml").touch()
+
+    def proposed():
+        page = comparison_page(read_comparison(folder))
+        (next_,) = (one for one in page.sections if one.title == "What to do next")
+        lines = [shlex.split(block.text) for block in next_.blocks if isinstance(block, Code)]
+        assert all(line[:3] == ["feddg", "compare", str(folder / "plan.yaml")] for line in lines)
+        return [line[3:] for line in lines]
+
+    seeds = ["--out", str(folder), "--seeds", "7,8,9,10"]
+    longer = ["--out", f"{folder}-longer", "--rounds", "12"]
+    assert proposed() == [longer, seeds]
+    (tmp_path / "c d-longer").mkdir()
+    assert proposed() == [seeds]

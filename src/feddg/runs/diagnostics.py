@@ -15,6 +15,7 @@ from feddg.errors import RunError
 from feddg.evaluation.metrics import Predictions, measure
 from feddg.records import LAST, TEST, VAL, EvaluationRow
 from feddg.runs.reading import Evaluations, RunRecord, find_rule, read_run
+from feddg.text import command
 
 # Intervals for shares of counted things: what one run's accuracy leaves open.
 
@@ -384,7 +385,7 @@ def about_end(run: RunRecord) -> Iterator[Diagnostic]:
         "warning",
         f"The run {how.rstrip('.')}. This is round {run.rounds_done}{of}, not the model that it "
         "will serve.",
-        f"`feddg resume {run.folder}` goes on.",
+        f"`{command('resume', str(run.folder))}` goes on.",
     )
 
 
