@@ -156,7 +156,7 @@ def preview(
         FeddgError: it could not be run.
     """
     from feddg.comparison.estimate import forecast
-    from feddg.experiment import expand, explain, load_experiment, read_fields
+    from feddg.experiment import Origin, expand, explain, load_experiment, read_fields
     from feddg.runs.execute import is_complete
     from feddg.runs.prepare import with_weights_at_hand
     from feddg.settings import merge
@@ -167,6 +167,8 @@ def preview(
     if chosen is not asked:
         given = merge(given, {"model": {"weights": None}})
     settings = explain(given, read_fields(experiment, given), str(experiment))
+    if chosen is not asked:
+        settings["model.weights"] = Origin(None, "ImageNet's cannot be had here")
     folder = Path(out) / chosen.label
     state = "complete" if is_complete(folder) else "begun" if folder.is_dir() else "new"
     return Preview(chosen, settings, folder, state, forecast(chosen))

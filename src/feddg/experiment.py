@@ -491,7 +491,8 @@ def explain(
     source, wanted = {}, {}
     for name, layer in [*presets, (file_name, below), (you, above)]:
         for path, value in leaves(layer).items():
-            source[path], wanted[path] = name, value
+            if value != [] or path in wanted:  # an empty list of what nobody spoke of is no word
+                source[path], wanted[path] = name, value
     settings = leaves(Experiment(**fields).model_dump(mode="json"))
     return {
         path: Origin(value, _source(path, value, source.get(path, DEFAULT), wanted.get(path)))

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from feddg import cli
 from feddg.cli import app
+from feddg.errors import WeightsError
 from feddg.runs.folder import RunFolder
 
 TINY = ["--rounds", "1", "--local-epochs", "1", "--batch-size", "64", "--clients", "3", "-q"]
@@ -213,6 +214,7 @@ def test_a_dry_run_says_where_every_setting_comes_from_and_runs_nothing(feddg, t
     rows = {line.split()[0]: line.split() for line in shown.splitlines() if line.strip()}
     assert rows["seed"][1:] == ["7", "e.yaml"]
     assert rows["clients.number"][1:] == ["4", "you", "said"]
+    assert rows["hold_out.val"][1:] == ["none", "default"]
     assert rows["train.lr"][1:] == ["0.001", "preset", "digits"]
     assert rows["method.settings.gamma1"][1:] == ["0.75", "default"]
     clients = [line.split("│") for line in shown.splitlines() if "│ client-" in line]
@@ -222,6 +224,23 @@ def test_a_dry_run_says_where_every_setting_comes_from_and_runs_nothing(feddg, t
     assert sum(map(int, counts)) == train
     assert len(counts) == 4
     assert not (tmp_path / "runs").exists()
+    flags = ["--hold-out", "chalk", "--backbone", "resnet18", "--dry-run"]
+    _, shown, _ = feddg("run", "e.yaml", *flags)
+    rows = {line.split()[0]: line.split() for line in shown.splitlines() if line.strip()}
+    assert rows["hold_out.test"][1:] == ["chalk", "you", "said"]
+
+
+def test_a_dry_run_does_not_lay_missing_weights_on_the_user(feddg, image_folder, monkeypatch):
+    def absent(backbone):
+        raise WeightsError("no network")
+
+    monkeypatch.setattr("feddg.runs.prepare.fetch_imagenet", absent)
+    where = ["--root", image_folder, "--hold-out", "red", "--clients", "2"]
+    code, shown, said = feddg("run", *where, "--dry-run")
+    assert code == 0, said
+    rows = {line.split()[0]: line.split() for line in shown.splitlines() if line.strip()}
+    assert rows["model.weights"][1:] == ["none", "ImageNet's", "cannot", "be", "had", "here"]
+    assert rows["train.lr"][2:4] == ["preset", "scratch,"]
 
 
 def test_a_run_that_cannot_begin_leaves_no_folder(feddg, tmp_path):

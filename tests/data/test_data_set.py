@@ -189,7 +189,7 @@ def test_folder_accepts_a_string_and_the_home_sign(
     sorted({"folder", *(name for name, one in DATA_SETS.items() if one.layouts)} - {"huggingface"}),
 )
 def test_sources_on_disk_need_a_root(source: str) -> None:
-    with pytest.raises(DataError, match=f"'{source}' needs the folder"):
+    with pytest.raises(DataError, match=f"'{source}' needs the folder.* --root FOLDER"):
         load_source(source)
 
 

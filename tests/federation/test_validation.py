@@ -235,6 +235,17 @@ def test_in_the_first_round_it_must_not_be_absurd():
     assert "more than training can (1e+04)" in refusal(10.0, state, moved(0, 5.1e3))
 
 
+def test_what_is_absurd_at_first_names_the_learning_rate():
+    def refused(state, update):
+        with pytest.raises(ClientError) as error:
+            ChangeSizes(10.0, lr=100.0).received(update, Round(state.round + 1, [], state))
+        return str(error.value)
+
+    assert refused(known(), moved(0, 5.1e3)).endswith("(1e+04); lower train.lr (now 100)")
+    assert refused(known(), moved(0, math.nan)).endswith("infinite); lower train.lr (now 100)")
+    assert "train.lr" not in refused(known(4.0), moved(0, 5.1e3))
+
+
 def found_out(before, *lengths):
     """Whom a round of such changes is done again without."""
     sizes, round = ChangeSizes(10.0), Round(1, [], before)

@@ -14,7 +14,7 @@ from feddg.comparison.plan import expand_plan, load_plan
 from feddg.errors import RunError
 from feddg.evaluation.metrics import Predictions, measure
 from feddg.experiment import Experiment, load_experiment
-from feddg.records import AdaptationRow
+from feddg.records import AdaptationRow, SummaryFile
 from feddg.report.blocks import Code, Prose, Table
 from feddg.report.run_page import metrics_section, run_steps
 from feddg.runs.reading import read_run
@@ -95,7 +95,7 @@ class Told(FolderMaker):
             clients={"number": 7, "per_round": 3, "partition": "dirichlet", "alpha": 0.3},
             method={"name": "pardon", "gamma1": 0.25},
             model={"backbone": "resnet18", "weights": f"{images}/w 1e5.safetensors"},
-            train={"rounds": 6, "lr": 3e-5, "momentum": 0.8},
+            train={"rounds": 6, "lr": said.pop("lr", 2e-5), "momentum": 0.8},
             defences=[{"name": "trimmed_mean", "bad_clients": 1}],
             **{"seed": 4, "name": "mine", **said},
         )
@@ -183,7 +183,7 @@ def test_a_comparison_proposed_next_has_the_runs_settings(tmp_path, parsed, said
     assert [experiment.seed for experiment in own] == [first, first + 1, first + 2]
     assert _settings(own[0], "name") == _settings(maker.whole, "name")
     plain = next(cell.experiment for cell in cells if cell.method == "fedavg")
-    assert _settings(plain)["train.lr"] == 3e-5  # the user's, though the setting of PARDON is not
+    assert _settings(plain)["train.lr"] == 2e-5  # the user's, though the setting of PARDON is not
     assert "method.settings.gamma1" not in _settings(plain)
 
 
@@ -220,3 +220,15 @@ def test_of_an_experiment_that_cannot_be_read_no_other_is_proposed(tmp_path):
     text = (folder / "experiment.yaml").read_text().replace("pardon", "somebody_elses")
     (folder / "experiment.yaml").write_text(text)
     assert run_steps(read_run(folder)) is None
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_after_too_large_a_rate_a_smaller_one_is_proposed(tmp_path, parsed, failed):
+    maker = Told(tmp_path, tmp_path / "pictures", "nothing", lr=100.0)
+    folder = maker.write()
+    if failed:
+        summary = SummaryFile(status="failed", error="client 0: nan; lower train.lr (now 100)")
+        (folder / "summary.json").write_text(summary.to_text())
+    calls = [parsed(line) for line in _commands(folder)]
+    assert [call[0] for call in calls] == ["inspect_data", "run"]
+    assert _experiment_of(calls[1])[0].train.lr == 3e-5

@@ -18,15 +18,19 @@ from feddg.runs.diagnostics import (
     MAJORITY,
     ONE_CLASS,
     STILL_RISING,
+    TOO_LARGE,
     UNTRAINED,
     about_accuracy,
     about_fluctuation,
+    about_rate,
+    about_result,
     fluctuation,
     mean_of_shares,
     split_accuracy,
     wilson,
 )
 from feddg.runs.reading import Evaluations, read_run
+from run_folders import FolderMaker
 from trained_runs import trained_run
 
 START = [[0, 0, 60], [0, 0, 20], [0, 0, 20]]
@@ -192,3 +196,46 @@ def test_one_sentence_is_in_the_log_in_the_summary_and_on_the_page(tmp_path, cap
         assert one["code"] == "few-images-of-a-class" or one["text"] in page
         assert one["code"] in LEARNED_NOTHING or one["text"] in caplog.text
     assert read_run(folder).summary.diagnostics == [Diagnostic(**one) for one in told]
+
+
+class Astray(FolderMaker):
+    rate, loss, level = 100.0, 2.0, 0.0
+
+    def experiment(self):
+        return super().experiment() | {"train": {"rounds": self.planned, "lr": self.rate}}
+
+    def accuracy(self, split, domain, round_, weights="last"):
+        return self.level
+
+    def round_row(self, round_):
+        return super().round_row(round_).model_copy(update={"terms": {"cross_entropy": self.loss}})
+
+
+@pytest.mark.parametrize(
+    ("rate", "loss", "said"),
+    [
+        (100.0, math.log(3), "it is 100, where the preset has 3e-05."),  # of dead units: at chance
+        (100.0, math.nan, "the preset has 3e-05 and the training loss is not finite."),
+        (3e-5, 1e9, "the training loss ended at 1e+09, where guessing has 1.1."),
+        (3e-5, math.log(3), None),
+    ],
+)
+def test_a_learning_rate_that_is_too_large_is_named(tmp_path, rate, loss, said):
+    maker = Astray(tmp_path / "run")
+    maker.rate, maker.loss = rate, loss
+    found = about_result(read_run(maker.write()))
+    assert {one.code for one in found} & LEARNED_NOTHING
+    if said is None:
+        assert found[0].code != TOO_LARGE
+        return
+    assert found[0].code == TOO_LARGE
+    assert found[0].text.endswith(said)
+    assert found[0].advice == f"Lower train.lr: --lr {3e-5 if rate > 1 else 3e-6:g}."
+
+
+def test_of_a_model_that_learned_no_rate_is_named(tmp_path):
+    maker = Astray(tmp_path / "run")
+    maker.level = 0.9
+    record = read_run(maker.write())
+    assert TOO_LARGE not in {one.code for one in about_result(record)}
+    assert [one.code for one in about_rate(record, 3)] == [TOO_LARGE]

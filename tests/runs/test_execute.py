@@ -221,6 +221,18 @@ def test_kill_9_at_any_moment_and_resume_give_the_same_bits(wait, undisturbed, t
     assert final_state(done.folder) == final_state(undisturbed.folder)
 
 
+@pytest.mark.parametrize("fault", [errno.ENOSPC, errno.EROFS])
+def test_before_the_first_checkpoint_no_resume_is_recommended(tmp_path, cache, monkeypatch, fault):
+    def full(path, content):
+        raise OSError(fault, os.strerror(fault))
+
+    monkeypatch.setattr(folder_module, "replace_bytes", full)
+    with pytest.raises(RunError, match=r"then the same command begins the run$"):
+        run(experiment(), tmp_path, cache=cache)
+    monkeypatch.undo()
+    run(experiment(), tmp_path, cache=cache, report=False)
+
+
 def test_a_full_disk_keeps_the_last_checkpoint_and_says_so(tmp_path, cache, monkeypatch):
     chosen = experiment()
     real = folder_module.save_file

@@ -178,7 +178,8 @@ class Server:
         # A secret draw may be of nobody, and nobody may know.
         self._fewest = 0 if self._secret_rate is not None else settings.min_updates
         self._refusals = Refusals(ledger)
-        changes = ChangeSizes(None if defences.sees_all else settings.largest_change, checks.heads)
+        times = None if defences.sees_all else settings.largest_change
+        changes = ChangeSizes(times, checks.heads, checks.lr)
         chain: list[RoundHook] = [self._refusals, checks, changes, *reversed(defences.defences)]
         if settings.optimizer != "none":
             chain.append(averages.ServerOptimizer(settings))

@@ -58,12 +58,14 @@ from feddg.report.text import (
 from feddg.runs.diagnostics import (
     LEARNED_NOTHING,
     STILL_RISING,
+    TOO_LARGE,
     SplitAccuracy,
     about_result,
     about_run,
     accuracy_interval,
     mean_measured,
     split_accuracy,
+    usual_rate,
 )
 from feddg.runs.execute import summarize
 from feddg.runs.reading import (
@@ -841,15 +843,16 @@ def run_steps(run: RunRecord) -> Section | None:
 
 
 def _steps(run: RunRecord) -> Iterator[Step]:
-    if run.status != "completed":
+    again = run.status == "failed" and "lower train.lr" in (run.error or "")
+    if run.status != "completed" and not again:  # a rate that failed would fail again
         yield "Go on from the last completed round:", command("resume", str(run.folder))
     try:
         experiment = load_experiment(run.folder / EXPERIMENT_FILE)
     except FeddgError:
         return  # of another version, or of a package that is not here: it cannot be changed
     codes = {one.code for one in about_result(run)}
-    if codes & LEARNED_NOTHING:
-        yield from _after_nothing(run, experiment)
+    if again or codes & LEARNED_NOTHING:
+        yield from _after_nothing(run, experiment, too_large=again or TOO_LARGE in codes)
     if STILL_RISING in codes:
         longer = str(2 * experiment.train.rounds)
         yield from _again(run, "Accuracy still rose: train twice as long:", rounds=longer)
@@ -893,7 +896,7 @@ def _in_comparison(experiment: Experiment) -> Step:
     )
 
 
-def _after_nothing(run: RunRecord, experiment: Experiment) -> Iterator[Step]:
+def _after_nothing(run: RunRecord, experiment: Experiment, *, too_large: bool) -> Iterator[Step]:
     if experiment.data.source == "folder" and experiment.data.root:
         fields = fewest_fields(experiment)
         looked_at = {
@@ -903,7 +906,11 @@ def _after_nothing(run: RunRecord, experiment: Experiment) -> Iterator[Step]:
             "Look at the images first: labels, sizes, ranges of values, duplicates:",
             command("data", "inspect", *command_words(looked_at)),
         )
-    rate = experiment.train.lr
-    for words, factor in (("larger", 10.0), ("smaller", 0.1)):
-        why = f"Try a learning rate ten times {words} than {rate:g}:"
-        yield from _again(run, why, lr=f"{factor * rate:g}")
+    rate, usual = experiment.train.lr, usual_rate(run)
+    tries = {"ten times smaller": rate / 10}
+    if not too_large:
+        tries = {"ten times larger": rate * 10, **tries}
+    elif usual is not None and usual < rate:
+        tries = {"as the preset has it, smaller": usual}
+    for words, tried in tries.items():
+        yield from _again(run, f"Try a learning rate {words} than {rate:g}:", lr=f"{tried:g}")

@@ -11,8 +11,9 @@ from typing import Final
 import numpy
 
 from feddg.diagnostics import Diagnostic, gravest_first
-from feddg.errors import RunError
+from feddg.errors import FeddgError, RunError
 from feddg.evaluation.metrics import Predictions, measure
+from feddg.experiment import Experiment, fewest_fields
 from feddg.records import LAST, TEST, VAL, EvaluationRow
 from feddg.runs.reading import Evaluations, RunRecord, find_rule, read_run
 from feddg.text import command
@@ -104,12 +105,17 @@ LEAST_RISE: Final = 0.01
 """... and a point of accuracy at least ..."""
 NOT_LEVELLED: Final = 0.25
 """... and its last third went on at this part, or more, of its mean pace."""
+FAR_ABOVE: Final = 10
+"""So many times the preset's learning rate, and one is named where nothing was learned."""
+ABOVE_GUESSING: Final = 1.2
+"""So many times the cross-entropy of guessing, and training went astray."""
 
 
 MAJORITY: Final = "no-better-than-majority-class"
 ONE_CLASS: Final = "nearly-always-one-class"
 UNTRAINED: Final = "worse-than-untrained"
 STILL_RISING: Final = "still-rising"
+TOO_LARGE: Final = "learning-rate-too-large"
 LEARNED_NOTHING: Final = frozenset({MAJORITY, ONE_CLASS, UNTRAINED})
 
 
@@ -358,7 +364,48 @@ def about_result(run: RunRecord) -> list[Diagnostic]:
     rule = run.default_rule
     classes = run.clients.classes if run.clients else ()
     chosen = rule.choose(run.evaluations)
-    return about_accuracy(run.evaluations, chosen, weights=rule.weights, classes=classes)
+    found = about_accuracy(run.evaluations, chosen, weights=rule.weights, classes=classes)
+    astray = LEARNED_NOTHING & {one.code for one in found}
+    return [*(about_rate(run, len(classes)) if astray else ()), *found]
+
+
+def usual_rate(run: RunRecord) -> float | None:
+    """Returns the learning rate that presets would fill in; None where they are not known."""
+    try:
+        fields = fewest_fields(Experiment(**run.experiment))
+        train = {k: v for k, v in fields.get("train", {}).items() if k != "lr"}
+        return Experiment(**{**fields, "train": train}).train.lr
+    except FeddgError:
+        return None  # another version's, or of a package that is not here
+
+
+def about_rate(run: RunRecord, classes: int) -> Iterator[Diagnostic]:
+    """Names the learning rate of a run that learned nothing, where that is the likely reason.
+
+    Args:
+        run: the run.
+        classes: how many there are; 0 where that is not known.
+    """
+    rate, usual = float((run.experiment.get("train") or {}).get("lr") or 0), usual_rate(run)
+    terms = run.metrics.rounds[-1].terms if run.metrics.rounds else {}
+    loss, guessing = terms.get("cross_entropy"), math.log(classes) if classes > 1 else math.inf
+    signs = []
+    if usual is not None and rate >= FAR_ABOVE * usual:
+        signs.append(f"it is {rate:g}, where the preset has {usual:g}")
+    if loss is not None and not loss <= ABOVE_GUESSING * guessing:
+        signs.append(
+            f"the training loss ended at {loss:.3g}, where guessing has {guessing:.3g}"
+            if math.isfinite(loss)
+            else "the training loss is not finite"
+        )
+    if rate and signs:
+        lower = usual if usual is not None and usual < rate else rate / 10
+        yield Diagnostic(
+            TOO_LARGE,
+            "warning",
+            f"Training went astray, probably by too large a learning rate: {' and '.join(signs)}.",
+            f"Lower train.lr: --lr {lower:g}.",
+        )
 
 
 def about_run(run: RunRecord) -> list[Diagnostic]:

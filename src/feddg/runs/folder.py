@@ -44,6 +44,7 @@ from feddg.storage import (
     sweep_asides,
     why,
 )
+from feddg.text import command
 
 EXPERIMENT, SUMMARY = "experiment.yaml", "summary.json"
 SNAPSHOTS, FIGURES, MODELS = "snapshots", "figures", "models"
@@ -470,10 +471,12 @@ class RunFolder:
         full = full or "No space left" in str(error)
         remedy = "free some space" if full else "check the path and its permissions"
         what = "the disk is full" if full else why(error)
-        return RunError(
-            f"cannot write {path}: {what}; {remedy}, then `feddg resume {self.path}` goes on "
-            "from the last completed round"
-        )
+        then = "the same command begins the run"
+        with suppress(RunError):  # what cannot be read cannot be gone on with
+            if is_file(self.path / CHECKPOINTS / NEWEST):
+                resume = command("resume", str(self.path))
+                then = f"`{resume}` goes on from the last completed round"
+        return RunError(f"cannot write {path}: {what}; {remedy}, then {then}")
 
 
 def _round_of(row: dict[str, Any], path: Path) -> int:
