@@ -230,6 +230,13 @@ def test_a_dry_run_says_where_every_setting_comes_from_and_runs_nothing(feddg, t
     assert rows["hold_out.test"][1:] == ["chalk", "you", "said"]
 
 
+def test_no_control_code_of_an_error_reaches_the_terminal(feddg):
+    code, _, shown = feddg("data", "inspect", "--root", "no\x1b[2J")
+    assert code == 1
+    assert "\x1b" not in shown
+    assert r"no\x1b[2J does not exist" in shown
+
+
 def test_a_dry_run_does_not_lay_missing_weights_on_the_user(feddg, image_folder, monkeypatch):
     def absent(backbone):
         raise WeightsError("no network")

@@ -292,6 +292,20 @@ def test_a_crash_at_any_write_of_a_checkpoint_leaves_a_whole_one(tmp_path, monke
         assert names == {"checkpoint.json", "state-2.safetensors", "memory-0-2.safetensors"}
 
 
+def test_what_no_checkpoint_names_is_swept_out_of_the_models(tmp_path):
+    weights = {"w": torch.ones(3)}
+    with RunFolder(tmp_path) as folder:
+        folder.write_tensors("models/kept.safetensors", weights)
+        kept = {"best_held_out": "kept.safetensors"}
+        folder.save_checkpoint(State(weights, {}, None, 2, ROUNDS), {}, set(), kept)
+        folder.write_tensors("models/unlisted.safetensors", weights)
+        (tmp_path / "models/.kept.safetensors.4194305.1").write_text("half")
+    with RunFolder(tmp_path) as folder:
+        assert not list((tmp_path / "models").glob(".*"))
+        folder.load_checkpoint()
+        assert [path.name for path in (tmp_path / "models").iterdir()] == ["kept.safetensors"]
+
+
 def test_a_folder_with_a_different_experiment_is_left_alone(tmp_path, cache):
     chosen = experiment()
     folder = tmp_path / chosen.label

@@ -119,7 +119,14 @@ class ChangeSizes(RoundHook):
             raise FoundOut(found)
 
     def completed(self, state: State, round: Round) -> State:
-        """Remembers the median of the changes that were used."""
+        """Remembers the median of the changes that were used.
+
+        Not where nothing is held against it: under noise it would be a number without any, in a
+        checkpoint that may be read.
+        """
+        if self._times is None:
+            state.extras.pop(CHANGES, None)
+            return state
         moved = [length for length in round.scratch[self].values() if length > 0]
         medians = _medians(round.state) + ([statistics.median(moved)] if moved else [])
         state.extras[CHANGES] = torch.tensor(medians[-REMEMBERED:], dtype=torch.float64)

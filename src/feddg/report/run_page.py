@@ -843,8 +843,9 @@ def run_steps(run: RunRecord) -> Section | None:
 
 
 def _steps(run: RunRecord) -> Iterator[Step]:
+    # A rate that failed would fail again.
     again = run.status == "failed" and "lower train.lr" in (run.error or "")
-    if run.status != "completed" and not again:  # a rate that failed would fail again
+    if run.status not in ("completed", "damaged") and not again:
         yield "Go on from the last completed round:", command("resume", str(run.folder))
     try:
         experiment = load_experiment(run.folder / EXPERIMENT_FILE)

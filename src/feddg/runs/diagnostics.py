@@ -418,8 +418,16 @@ def about_run(run: RunRecord) -> list[Diagnostic]:
 
 
 def about_end(run: RunRecord) -> Iterator[Diagnostic]:
-    """Says so where a run has not ended with its last round."""
+    """Says so where a run has not ended with its last round, or is not whole any more."""
     if run.status == "completed":
+        return
+    if run.damage:
+        yield Diagnostic(
+            "run-damaged",
+            "warning",
+            f"The run folder {run.folder} is damaged: {run.damage}.",
+            "Put the file back from a copy, or delete the folder to run it again.",
+        )
         return
     how = {
         "unfinished": "has not ended: it is still going on, or it was cut off",
